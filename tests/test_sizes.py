@@ -1,0 +1,68 @@
+"""The shape of the source as a test: file length, line width, docstrings, forgotten notes.
+
+A file that outgrows its limit holds more than one idea; a reader holds one at a time.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("spmd", "launch", "tests", "examples", "benchmarks", "docs")
+SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+LIBRARY = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in ("spmd", "launch")]
+
+MOST_LINES = 800
+MOST_COLUMNS = 100
+# The style asks for functions of about 40 lines; past this they are split, not discussed.
+MOST_FUNCTION_LINES = 100
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_file_is_short_and_narrow(path):
+    lines = path.read_text(encoding="utf-8").splitlines()
+    wide = [i for i, line in enumerate(lines, 1) if len(line) > MOST_COLUMNS]
+    assert len(lines) <= MOST_LINES, f"{len(lines)} lines; split it at its ideas"
+    assert not wide, f"lines {wide} are wider than {MOST_COLUMNS} columns"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_module_says_what_it_is(path):
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert docstring, "a module starts with a docstring: what it is, and the one idea to know"
+    first = docstring.partition("\n\n")[0].replace("\n", " ")
+    assert first.endswith((".", ":", "!", "?")), f"not a sentence: {first!r}"
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=_name)
+def test_functions_are_short(path):
+    long = [
+        f"line {node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES
+    ]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=_name)
+def test_no_note_without_an_issue(path):
+    text = path.read_text(encoding="utf-8")
+    notes = re.findall(r"^.*\b(?:TODO|FIXME|XXX|HACK)\b(?!\(#\d+\)).*$", text, flags=re.M)
+    assert not notes, "\n".join(notes)
+
+
+def test_top_level_is_the_house():
+    documents = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"}
+    folders = {"spmd", "launch", "tests", "docs", "examples", "benchmarks"}
+    scratch = {"shared", "build", "dist", "runs", "__pycache__"}
+    seen = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
+    assert seen - scratch == documents | folders | {"pyproject.toml"}
