@@ -1,0 +1,1 @@
+"""The tracer, the IR and the transformations. Knows no operation, no kernel and no MPI."""

@@ -1,0 +1,158 @@
+"""Abstract values: what a traced value is known to be before it has any data.
+
+`ShapedArray`s are interned: equal ones are the same object, so the compiler and the dispatcher
+compare them by identity.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.config import config
+from spmd.core.errors import ArgumentError
+from spmd.core.util import product
+
+NO_AXES: frozenset[str] = frozenset()
+
+
+class ShapedArray:
+    """Shape, dtype, weak type, and the mesh axes over which the value varies (`vma`).
+
+    `vma` is empty outside `shard_map`. Inside, it names the manual axes along which the devices may
+    hold different values; a value with empty `vma` is equal on all devices.
+    """
+
+    __slots__ = ("_hash", "dtype", "ndim", "shape", "size", "vma", "weak_type")
+    _interned: dict[Any, ShapedArray] = {}
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    weak_type: bool
+    vma: frozenset[str]
+
+    def __new__(cls, shape, dtype, weak_type: bool = False, vma: frozenset[str] = NO_AXES):
+        key = (shape, dtype, weak_type, vma)
+        try:
+            return cls._interned[key]
+        except (KeyError, TypeError):
+            pass
+        shape = tuple(int(d) for d in shape)
+        dtype = np.dtype(dtype)
+        vma = frozenset(vma)
+        exact = (shape, dtype, weak_type, vma)
+        found = cls._interned.get(exact)
+        if found is None:
+            found = object.__new__(cls)
+            found.shape = shape
+            found.dtype = dtype
+            found.weak_type = bool(weak_type)
+            found.vma = vma
+            found.ndim = len(shape)
+            found.size = product(shape)
+            found._hash = hash(exact)
+            cls._interned[exact] = found
+        return found
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self):
+        return ShapedArray, (self.shape, self.dtype, self.weak_type, self.vma)
+
+    def update(self, **changes: Any) -> ShapedArray:
+        """The same aval with some fields changed."""
+        return ShapedArray(
+            changes.get("shape", self.shape),
+            changes.get("dtype", self.dtype),
+            changes.get("weak_type", self.weak_type),
+            changes.get("vma", self.vma),
+        )
+
+    def strip_weak(self) -> ShapedArray:
+        return self.update(weak_type=False) if self.weak_type else self
+
+    def tangent(self) -> ShapedArray:
+        """The aval of this value's tangents."""
+        return ShapedArray(self.shape, dtypes.tangent_dtype(self.dtype), self.weak_type, self.vma)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def short(self) -> str:
+        """`f32[3,4]`, as jaxprs print it; `f32[3]{i}` varies over axis i."""
+        dims = ",".join(map(str, self.shape))
+        vma = "{" + ",".join(sorted(self.vma)) + "}" if self.vma else ""
+        return f"{dtypes.short_name(self.dtype)}[{dims}]{vma}"
+
+    def __str__(self) -> str:
+        dims = ",".join(map(str, self.shape))
+        weak = ", weak_type=True" if self.weak_type else ""
+        vma = "{" + ",".join(sorted(self.vma)) + "}" if self.vma else ""
+        return f"{dtypes.long_name(self.dtype)}[{dims}]{vma}{weak}"
+
+    def __repr__(self) -> str:
+        return f"ShapedArray({self})"
+
+
+# ---- from values to avals ----------------------------------------------------------------------
+
+_aval_of_type: dict[type, Callable[[Any], ShapedArray]] = {}
+
+
+def register_array_type(kind: type, aval_of: Callable[[Any], ShapedArray]) -> None:
+    """Declare that values of class `kind` are arrays, and how to read their aval."""
+    _aval_of_type[kind] = aval_of
+
+
+def is_arraylike(x: Any) -> bool:
+    """Whether `x` can be an operand: a number, a NumPy array, an `Array` or a tracer."""
+    if type(x) in _aval_of_type:
+        return True
+    return isinstance(x, (np.ndarray, np.generic, numbers.Number)) or hasattr(x, "__spmd_array__")
+
+
+def typeof(x: Any) -> ShapedArray:
+    """The abstract value of a number, NumPy array, `Array` or tracer.
+
+    >>> typeof(1.0)
+    ShapedArray(float32[], weak_type=True)
+    """
+    handler = _aval_of_type.get(type(x))
+    if handler is not None:
+        return handler(x)
+    for kind in type(x).__mro__[1:]:
+        handler = _aval_of_type.get(kind)
+        if handler is not None:
+            _aval_of_type[type(x)] = handler
+            return handler(x)
+    convert = getattr(x, "__spmd_array__", None)
+    if convert is not None:
+        return typeof(convert())
+    raise ArgumentError(
+        f"{x!r} of type {type(x).__name__} is not an array or a number. "
+        "Arrays are NumPy arrays, spmd arrays and Python numbers; "
+        "mark other arguments static (jit's static_argnums), or close over them."
+    )
+
+
+def _scalar_aval(kind: type) -> Callable[[Any], ShapedArray]:
+    def aval(_: Any) -> ShapedArray:
+        return ShapedArray((), dtypes.canonical(kind), kind is not bool)
+
+    return aval
+
+
+def _numpy_aval(x: Any) -> ShapedArray:
+    return ShapedArray(x.shape, dtypes._canonical(x.dtype, config.enable_x64))
+
+
+for _kind in (bool, int, float, complex):
+    register_array_type(_kind, _scalar_aval(_kind))
+register_array_type(np.ndarray, _numpy_aval)
+register_array_type(np.generic, _numpy_aval)

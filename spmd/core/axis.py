@@ -1,0 +1,78 @@
+"""Axis names in scope: those of `vmap(axis_name=...)`, `pmap` and `shard_map`.
+
+A frame is either a *vmap* axis (collectives over it become reductions over a batched dim) or a
+*manual* mesh axis (collectives over it become communication).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.core.context import state
+from spmd.core.errors import AxisError
+from spmd.core.util import product
+
+
+@dataclass(frozen=True, slots=True)
+class AxisFrame:
+    """One axis name in scope. `kind` is "vmap" or "manual"."""
+
+    name: Any
+    size: int
+    kind: str
+
+
+@contextmanager
+def extend_axes(frames: Sequence[AxisFrame]) -> Iterator[None]:
+    """Bring axis names into scope for the length of a `with` block."""
+    before = state.axes
+    state.axes = (*before, *frames)
+    try:
+        yield
+    finally:
+        state.axes = before
+
+
+@contextmanager
+def replace_axes(frames: Sequence[AxisFrame]) -> Iterator[None]:
+    """Make `frames` the only axis names in scope: used when a stored jaxpr is traced again."""
+    before = state.axes
+    state.axes = tuple(frames)
+    try:
+        yield
+    finally:
+        state.axes = before
+
+
+def axis_frame(name: Any) -> AxisFrame:
+    """The innermost frame called `name`; an AxisError says which names there are."""
+    for frame in reversed(state.axes):
+        if frame.name == name:
+            return frame
+    bound = ", ".join(repr(f.name) for f in state.axes) or "none"
+    raise AxisError(
+        f"unbound axis name {name!r}. Axis names in scope here: {bound}. "
+        f"Call this inside pmap(..., axis_name={name!r}), vmap(..., axis_name={name!r}) "
+        f"or a shard_map over a mesh that has this axis."
+    )
+
+
+def axis_names(name: Any) -> tuple[Any, ...]:
+    """One axis name or a sequence of them, as a tuple; each must be in scope."""
+    names = tuple(name) if isinstance(name, (tuple, list)) else (name,)
+    for n in names:
+        axis_frame(n)
+    return names
+
+
+def size_of(name: Any) -> int:
+    """The size of an axis, or the product of the sizes of several."""
+    return product(axis_frame(n).size for n in axis_names(name))
+
+
+def manual_axes() -> tuple[Any, ...]:
+    """The manual mesh axes in scope, outermost first."""
+    return tuple(f.name for f in state.axes if f.kind == "manual")

@@ -1,0 +1,115 @@
+"""All settings in one table: name, environment variable, default, one line of meaning.
+
+`config.name` reads, `config.update(name, value)` writes; unknown names are errors. The environment
+is read once, at import. `docs/env_vars.md` is generated from `SETTINGS`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spmd.core.errors import ArgumentError
+
+
+def _bool(text: str) -> bool:
+    return text.strip().lower() in ("1", "true", "yes", "on")
+
+
+def _optional_int(text: str) -> int | None:
+    return int(text) if text.strip() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    env: str
+    default: Any
+    parse: Callable[[str], Any]
+    help: str
+
+
+SETTINGS = (
+    Setting("num_cpu_devices", "SPMD_NUM_CPU_DEVICES", 1, int, "virtual CPU devices in a process"),
+    Setting("enable_x64", "SPMD_ENABLE_X64", False, _bool, "keep 64-bit dtypes instead of 32-bit"),
+    Setting("disable_jit", "SPMD_DISABLE_JIT", False, _bool, "run jitted code op by op"),
+    Setting("platform", "SPMD_PLATFORM", "cpu", str, "default platform: cpu or cuda"),
+    Setting("debug", "SPMD_DEBUG", "", str, "1 compiles, 2 collectives, 3 jaxprs, 4 kernels"),
+    Setting("log_compiles", "SPMD_LOG_COMPILES", False, _bool, "print each compile and its cause"),
+    Setting("check", "SPMD_CHECK", False, _bool, "check the IR after every pass"),
+    Setting("check_leaks", "SPMD_CHECK_LEAKS", False, _bool, "look for tracers that outlive a trace"),
+    Setting("debug_nans", "SPMD_DEBUG_NANS", False, _bool, "raise where a NaN is first produced"),
+    Setting("num_threads", "SPMD_NUM_THREADS", None, _optional_int, "compute threads a process"),
+    Setting(
+        "cache_dir",
+        "SPMD_CACHE_DIR",
+        str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "spmd"),
+        str,
+        "folder of the compile cache; empty switches it off",
+    ),
+    Setting(
+        "collective_timeout",
+        "SPMD_COLLECTIVE_TIMEOUT",
+        600.0,
+        float,
+        "seconds a collective waits for a rank before it raises",
+    ),
+    Setting(
+        "default_matmul_precision",
+        "SPMD_MATMUL_PRECISION",
+        "highest",
+        str,
+        "precision of matrix products; the CPU backend always computes at full precision",
+    ),
+)
+
+
+class Config:
+    """The values of all settings in this process."""
+
+    def __init__(self, environ: Any = os.environ):
+        self._listeners: dict[str, list[Callable[[Any], None]]] = {}
+        self._known = {s.name: s for s in SETTINGS}
+        for s in SETTINGS:
+            text = environ.get(s.env)
+            try:
+                value = s.default if text is None else s.parse(text)
+            except ValueError as error:
+                raise ArgumentError(f"environment variable {s.env}={text!r}: {error}") from None
+            self.__dict__[s.name] = value
+
+    def update(self, name: str, value: Any) -> None:
+        """Set `name` to `value` from now on, in this process."""
+        name = name.removeprefix("jax_").removeprefix("spmd_")
+        if name not in self._known:
+            known = ", ".join(self._known)
+            raise ArgumentError(f"config.update: unknown setting {name!r}. Known: {known}")
+        self.__dict__[name] = value
+        for listener in self._listeners.get(name, ()):
+            listener(value)
+
+    def on_update(self, name: str, listener: Callable[[Any], None]) -> None:
+        """Call `listener(value)` whenever the setting `name` is updated."""
+        self._listeners.setdefault(name, []).append(listener)
+
+    @contextmanager
+    def override(self, name: str, value: Any) -> Iterator[None]:
+        """Set a value for the length of a `with` block."""
+        before = getattr(self, name)
+        self.update(name, value)
+        try:
+            yield
+        finally:
+            self.update(name, before)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"config has no setting {name!r}")
+
+
+config = Config()

@@ -1,0 +1,293 @@
+"""dtypes: which exist, how they promote, and what a Python scalar becomes.
+
+Promotion follows JAX's documented lattice. A *weak* type is what a bare Python number has: it takes
+part in promotion as `int`, `float` or `complex` without a width and so never widens an array.
+
+Typed PRNG keys are 8-byte elements (a NumPy structured dtype of two uint32 words), so that every
+structural operation (reshape, gather, concatenate, ...) moves them like any other element.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from spmd.core.config import config
+from spmd.core.errors import DtypeError
+
+bfloat16 = np.dtype(ml_dtypes.bfloat16)
+bool_ = np.dtype(np.bool_)
+int32 = np.dtype(np.int32)
+uint32 = np.dtype(np.uint32)
+float32 = np.dtype(np.float32)
+
+# A typed PRNG key. Two words, as threefry2x32 wants them.
+key_dtype = np.dtype([("k0", "<u4"), ("k1", "<u4")])
+
+# The tangent dtype of integers and booleans: carries no information (and one byte a element, as
+# NumPy's void types may have no size at all, which breaks indexing).
+float0 = np.dtype([("float0", np.void, 0)])
+
+SIGNED = tuple(np.dtype(t) for t in (np.int8, np.int16, np.int32, np.int64))
+UNSIGNED = tuple(np.dtype(t) for t in (np.uint8, np.uint16, np.uint32, np.uint64))
+FLOATING = (bfloat16, *(np.dtype(t) for t in (np.float16, np.float32, np.float64)))
+COMPLEX = tuple(np.dtype(t) for t in (np.complex64, np.complex128))
+BOOL = (bool_,)
+INTEGER = SIGNED + UNSIGNED
+INEXACT = FLOATING + COMPLEX
+NUMERIC = INTEGER + INEXACT
+ANY = BOOL + NUMERIC
+ORDERED = BOOL + INTEGER + FLOATING
+
+_KNOWN = frozenset((*ANY, key_dtype, float0))
+
+_NARROW = {
+    np.dtype(np.int64): np.dtype(np.int32),
+    np.dtype(np.uint64): np.dtype(np.uint32),
+    np.dtype(np.float64): np.dtype(np.float32),
+    np.dtype(np.complex128): np.dtype(np.complex64),
+}
+
+_SHORT = {
+    bool_: "bool",
+    bfloat16: "bf16",
+    key_dtype: "key<fry>",
+    float0: "float0",
+    **{d: f"i{8 * d.itemsize}" for d in SIGNED},
+    **{d: f"u{8 * d.itemsize}" for d in UNSIGNED},
+    **{d: f"f{8 * d.itemsize}" for d in FLOATING if d != bfloat16},
+    **{d: f"c{8 * d.itemsize}" for d in COMPLEX},
+}
+
+python_scalar_dtypes = {bool: bool_, int: np.dtype(np.int64), float: np.dtype(np.float64)}
+python_scalar_dtypes[complex] = np.dtype(np.complex128)
+
+
+def short_name(dtype: np.dtype) -> str:
+    """`f32` for float32, as jaxprs print it."""
+    return _SHORT.get(dtype, str(dtype))
+
+
+def long_name(dtype: np.dtype) -> str:
+    """`float32`; `key<fry>` for typed keys."""
+    if dtype == key_dtype or dtype == float0:
+        return _SHORT[dtype]
+    return dtype.name
+
+
+def canonical(dtype: Any) -> np.dtype:
+    """The dtype that arrays of `dtype` have here: 64-bit ones are halved unless x64 is on."""
+    return _canonical(dtype, config.enable_x64)
+
+
+@functools.lru_cache(maxsize=512)
+def _canonical(dtype: Any, x64: bool) -> np.dtype:
+    try:
+        d = python_scalar_dtypes.get(dtype) or np.dtype(dtype)
+    except TypeError as error:
+        raise DtypeError(f"{dtype!r} is not a dtype: {error}") from None
+    d = d.newbyteorder("=") if d.byteorder == ">" else d
+    if d not in _KNOWN:
+        raise DtypeError(
+            f"dtype {d} is not supported; use bool, (u)int8-64, bfloat16, float16-64, complex64/128"
+        )
+    return d if x64 else _NARROW.get(d, d)
+
+
+def is_key(dtype: np.dtype) -> bool:
+    return dtype == key_dtype
+
+
+def is_float(dtype: np.dtype) -> bool:
+    return dtype in _FLOATING_SET
+
+
+def is_complex(dtype: np.dtype) -> bool:
+    return dtype.kind == "c"
+
+
+def is_inexact(dtype: np.dtype) -> bool:
+    return dtype.kind == "c" or dtype in _FLOATING_SET
+
+
+def is_integer(dtype: np.dtype) -> bool:
+    return dtype.kind in "iu"
+
+
+def is_bool(dtype: np.dtype) -> bool:
+    return dtype.kind == "b"
+
+
+_FLOATING_SET = frozenset(FLOATING)
+
+# ---- abstract classes, as in issubdtype --------------------------------------------------------
+
+
+class _KeyClass(np.generic):
+    """The abstract class of typed PRNG keys: `issubdtype(key.dtype, dtypes.prng_key)`."""
+
+
+extended = prng_key = _KeyClass
+
+
+def issubdtype(a: Any, b: Any) -> bool:
+    """Like `numpy.issubdtype`, and it knows bfloat16 and typed keys."""
+    if b is prng_key:
+        return isinstance(a, np.dtype) and a == key_dtype
+    a_dtype = a if isinstance(a, type) and issubclass(a, np.generic) else np.dtype(a)
+    if a_dtype == bfloat16:
+        if isinstance(b, type) and issubclass(b, np.generic):
+            return b is ml_dtypes.bfloat16 or issubclass(np.floating, b)
+        return np.dtype(b) == bfloat16
+    if isinstance(b, type) and issubclass(b, np.generic):
+        return np.issubdtype(a_dtype, b)
+    return np.issubdtype(a_dtype, b)
+
+
+def finfo(dtype: Any) -> Any:
+    """Limits of a floating dtype, as `numpy.finfo`; bfloat16 too."""
+    return ml_dtypes.finfo(np.dtype(dtype))
+
+
+def iinfo(dtype: Any) -> Any:
+    """Limits of an integer dtype, as `numpy.iinfo`."""
+    return np.iinfo(dtype)
+
+
+def max_value(dtype: np.dtype) -> Any:
+    """The largest value of an ordered dtype (infinity for floats): the identity of `min`."""
+    if is_bool(dtype):
+        return np.array(True)
+    if is_integer(dtype):
+        return np.array(np.iinfo(dtype).max, dtype)
+    return np.array(np.inf, dtype)
+
+
+def min_value(dtype: np.dtype) -> Any:
+    """The smallest value of an ordered dtype (minus infinity for floats): the identity of `max`."""
+    if is_bool(dtype):
+        return np.array(False)
+    if is_integer(dtype):
+        return np.array(np.iinfo(dtype).min, dtype)
+    return np.array(-np.inf, dtype)
+
+
+def real_of(dtype: np.dtype) -> np.dtype:
+    """The dtype of the real part: float32 for complex64, itself for real dtypes."""
+    return np.dtype(f"f{dtype.itemsize // 2}") if is_complex(dtype) else dtype
+
+
+def complex_of(dtype: np.dtype) -> np.dtype:
+    """The complex dtype whose parts hold `dtype`."""
+    return np.dtype(np.complex128 if dtype == np.float64 else np.complex64)
+
+
+def to_inexact(dtype: np.dtype) -> np.dtype:
+    """What `sin` of this dtype has: itself if inexact, else the default float."""
+    return dtype if is_inexact(dtype) else canonical(np.float64)
+
+
+def tangent_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of tangents: the same for floats, `float0` for what has no derivative."""
+    return dtype if is_inexact(dtype) else float0
+
+
+# ---- promotion ---------------------------------------------------------------------------------
+
+_INT, _FLOAT, _COMPLEX = "int*", "float*", "complex*"  # the weak types, as lattice nodes
+
+
+def _lattice() -> dict[Any, tuple[Any, ...]]:
+    i1, i2, i4, i8 = SIGNED
+    u1, u2, u4, u8 = UNSIGNED
+    bf, f2, f4, f8 = FLOATING
+    c4, c8 = COMPLEX
+    return {
+        bool_: (_INT,),
+        _INT: (u1, i1),
+        u1: (i2, u2),
+        u2: (i4, u4),
+        u4: (i8, u8),
+        u8: (_FLOAT,),
+        i1: (i2,),
+        i2: (i4,),
+        i4: (i8,),
+        i8: (_FLOAT,),
+        _FLOAT: (bf, f2, _COMPLEX),
+        bf: (f4,),
+        f2: (f4,),
+        f4: (f8, c4),
+        f8: (c8,),
+        _COMPLEX: (c4,),
+        c4: (c8,),
+        c8: (),
+    }
+
+
+def _upper_bounds() -> dict[Any, frozenset[Any]]:
+    edges = _lattice()
+    bounds = {node: {node} for node in edges}
+    changed = True
+    while changed:
+        changed = False
+        for node, above in edges.items():
+            for other in above:
+                if not bounds[other] <= bounds[node]:
+                    bounds[node] |= bounds[other]
+                    changed = True
+    return {node: frozenset(above) for node, above in bounds.items()}
+
+
+_UPPER = _upper_bounds()
+_WEAK_NODE = {"i": _INT, "u": _INT, "f": _FLOAT, "c": _COMPLEX}
+_WEAK_DTYPE = {_INT: np.int64, _FLOAT: np.float64, _COMPLEX: np.complex128}
+
+
+@functools.lru_cache(maxsize=4096)
+def _least_upper_bound(nodes: frozenset[Any]) -> Any:
+    common = frozenset.intersection(*(_UPPER[n] for n in nodes))
+    best = [n for n in common if common <= _UPPER[n]]
+    if len(best) != 1:
+        names = ", ".join(sorted(str(n) for n in nodes))
+        raise DtypeError(f"dtypes {names} have no common type; convert one with .astype(...)")
+    return best[0]
+
+
+def promote(pairs: tuple[tuple[np.dtype, bool], ...]) -> tuple[np.dtype, bool]:
+    """The common type of (dtype, weak) pairs: again a pair.
+
+    >>> promote(((np.dtype("float16"), False), (np.dtype("float32"), True)))
+    (dtype('float16'), False)
+    """
+    return _promote(pairs, config.enable_x64)
+
+
+@functools.lru_cache(maxsize=4096)
+def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dtype, bool]:
+    first = pairs[0][0]
+    if is_key(first) or first == float0:
+        if all(d == first for d, _ in pairs):
+            return first, False
+        names = ", ".join(long_name(d) for d, _ in pairs)
+        raise DtypeError(f"dtypes {names} have no common type: keys and numbers do not mix")
+    if all(p == pairs[0] for p in pairs):
+        return pairs[0]
+    for d, _ in pairs:
+        if d not in _UPPER:
+            raise DtypeError(f"dtype {long_name(d)} takes no part in promotion")
+    nodes = frozenset(_WEAK_NODE.get(d.kind, d) if weak else d for d, weak in pairs)
+    node = _least_upper_bound(nodes)
+    if isinstance(node, str):
+        # Only weak types (and bools) met: keep the widest dtype of that kind.
+        same = [d for d, weak in pairs if weak and _WEAK_NODE.get(d.kind) == node]
+        widest = max(same, key=lambda d: d.itemsize) if same else np.dtype(_WEAK_DTYPE[node])
+        return _canonical(widest, x64), True
+    return _canonical(node, x64), False
+
+
+def promote_types(a: Any, b: Any) -> np.dtype:
+    """The common dtype of two dtypes (neither weak)."""
+    return promote(((canonical(a), False), (canonical(b), False)))[0]

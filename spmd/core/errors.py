@@ -1,0 +1,108 @@
+"""Every exception a user can cause, in one place.
+
+An error names the user's argument, measures what was seen against what was needed, and advises.
+Each class also derives from the built-in exception that Python programmers would expect to catch.
+`SpmdError` messages are extended by `core.source` with the user's file and line.
+"""
+
+from __future__ import annotations
+
+
+class SpmdError(Exception):
+    """The base of everything spmd raises on purpose."""
+
+
+# ---- arguments ---------------------------------------------------------------------------------
+
+
+class ShapeError(SpmdError, TypeError, ValueError):
+    """Shapes do not fit the operation."""
+
+
+class DtypeError(SpmdError, TypeError):
+    """An operation does not accept a dtype."""
+
+
+class ArgumentError(SpmdError, TypeError, ValueError):
+    """An argument is of the wrong kind: not an array, not hashable, out of range."""
+
+
+class PytreeError(SpmdError, ValueError, TypeError):
+    """Two pytrees that must match do not."""
+
+
+class AxisError(SpmdError, NameError, ValueError):
+    """An axis name is unbound, bound twice, or of the wrong size."""
+
+
+class ShardingError(SpmdError, ValueError):
+    """A sharding, mesh or partition spec does not fit the array or the devices."""
+
+
+class DeviceError(SpmdError, RuntimeError, ValueError):
+    """Too few devices, or values committed to devices that do not agree."""
+
+
+class MutationError(SpmdError, TypeError):
+    """An array was assigned to in place; arrays are immutable."""
+
+
+# ---- tracing -----------------------------------------------------------------------------------
+
+
+class ConcretizationError(SpmdError, TypeError):
+    """A traced value was used where Python needs its concrete value."""
+
+
+class TracerBoolConversionError(ConcretizationError):
+    """A traced value was used as a Python `bool`."""
+
+
+class TracerIntegerConversionError(ConcretizationError):
+    """A traced value was used as a Python index."""
+
+
+class TracerArrayConversionError(ConcretizationError):
+    """A traced value was converted to a NumPy array."""
+
+
+class NonConcreteBooleanIndexError(ConcretizationError, IndexError):
+    """A traced boolean mask was used as an index; the result's shape would depend on data."""
+
+
+class UnexpectedTracerError(SpmdError):
+    """A tracer outlived the transformation that made it (a leak)."""
+
+
+# ---- transformations ---------------------------------------------------------------------------
+
+
+class RefusedError(SpmdError, TypeError, NotImplementedError, ValueError):
+    """A primitive has no such rule, and says why."""
+
+
+class GradError(SpmdError, TypeError):
+    """A function or argument cannot be differentiated as asked."""
+
+
+# ---- running -----------------------------------------------------------------------------------
+
+
+class CollectiveError(SpmdError, RuntimeError):
+    """Devices or ranks disagree about a collective."""
+
+
+class PeerError(SpmdError, RuntimeError):
+    """Another rank failed; the message names it."""
+
+
+class LaunchError(SpmdError, RuntimeError):
+    """The processes of a job were not started as they should be."""
+
+
+class DeletedError(SpmdError, RuntimeError):
+    """A donated or deleted array was used."""
+
+
+class InternalError(SpmdError, AssertionError):
+    """An invariant of ours does not hold; never the user's mistake."""

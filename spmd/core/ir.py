@@ -1,0 +1,240 @@
+"""Jaxprs: the frozen, typed, single-assignment form of a traced program.
+
+A `Jaxpr` is a list of equations over variables, each of which has an aval. A `ClosedJaxpr` adds the
+values of its constants. Both are never changed after they are made; passes build new ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from spmd.core.aval import ShapedArray
+from spmd.core.primitive import Primitive
+from spmd.core.source import UNKNOWN, Source
+
+
+class Var:
+    """A variable of a jaxpr. Variables are told apart by identity."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        return f"Var({self.aval.short()})"
+
+
+class Literal:
+    """A scalar constant written where it is used."""
+
+    __slots__ = ("aval", "val")
+
+    def __init__(self, val: Any, aval: ShapedArray):
+        self.val = val
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        value = self.val.item() if isinstance(self.val, (np.ndarray, np.generic)) else self.val
+        return f"{value}:{self.aval.short()}"
+
+
+Atom: TypeAlias = Var | Literal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Eqn:
+    """One application of a primitive: `outvars = prim[params] invars`, made at `source`."""
+
+    prim: Primitive
+    invars: tuple[Atom, ...]
+    outvars: tuple[Var, ...]
+    params: dict[str, Any]
+    effects: frozenset[str] = frozenset()
+    source: Source = UNKNOWN
+
+    def replace(self, **changes: Any) -> Eqn:
+        """The same equation with some fields changed."""
+        fields = {name: getattr(self, name) for name in Eqn.__slots__}
+        return Eqn(**(fields | changes))
+
+    @property
+    def primitive(self) -> Primitive:
+        return self.prim
+
+    def __str__(self) -> str:
+        from_here = Names()
+        return format_eqn(self, from_here)
+
+
+class Jaxpr:
+    """Equations in order, with the variables that come in and the atoms that go out."""
+
+    __slots__ = ("constvars", "effects", "eqns", "invars", "name", "outvars")
+
+    def __init__(
+        self,
+        constvars: Sequence[Var],
+        invars: Sequence[Var],
+        eqns: Sequence[Eqn],
+        outvars: Sequence[Atom],
+        name: str = "",
+    ):
+        self.constvars = tuple(constvars)
+        self.invars = tuple(invars)
+        self.eqns = tuple(eqns)
+        self.outvars = tuple(outvars)
+        self.effects = frozenset().union(*(e.effects for e in eqns))
+        self.name = name
+
+    def replace(self, **changes: Any) -> Jaxpr:
+        """The same jaxpr with some fields changed."""
+        names = ("constvars", "invars", "eqns", "outvars", "name")
+        return Jaxpr(**({n: getattr(self, n) for n in names} | changes))
+
+    @property
+    def in_avals(self) -> list[ShapedArray]:
+        return [v.aval for v in self.invars]
+
+    @property
+    def out_avals(self) -> list[ShapedArray]:
+        return [v.aval for v in self.outvars]
+
+    def __str__(self) -> str:
+        return format_jaxpr(self, Names())
+
+    __repr__ = __str__
+
+
+class ClosedJaxpr:
+    """A jaxpr together with the values of its constants."""
+
+    __slots__ = ("__weakref__", "consts", "jaxpr")
+
+    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any] = ()):
+        assert len(jaxpr.constvars) == len(consts), (len(jaxpr.constvars), len(consts))
+        self.jaxpr = jaxpr
+        self.consts = tuple(consts)
+
+    @property
+    def in_avals(self) -> list[ShapedArray]:
+        return self.jaxpr.in_avals
+
+    @property
+    def out_avals(self) -> list[ShapedArray]:
+        return self.jaxpr.out_avals
+
+    @property
+    def eqns(self) -> tuple[Eqn, ...]:
+        return self.jaxpr.eqns
+
+    @property
+    def effects(self) -> frozenset[str]:
+        return self.jaxpr.effects
+
+    def __str__(self) -> str:
+        return str(self.jaxpr)
+
+    __repr__ = __str__
+
+
+def subjaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The jaxprs inside an equation's parameters, with the parameter's name."""
+    for name, value in params.items():
+        if isinstance(value, (Jaxpr, ClosedJaxpr)):
+            yield name, value
+        elif isinstance(value, tuple):
+            for item in value:
+                if isinstance(item, (Jaxpr, ClosedJaxpr)):
+                    yield name, item
+
+
+def all_eqns(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Eqn]:
+    """Every equation of a jaxpr and of the jaxprs nested in it, outer before inner."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for _, inner in subjaxprs(eqn.params):
+            yield from all_eqns(inner)
+
+
+# ---- printing ----------------------------------------------------------------------------------
+
+
+class Names:
+    """Gives variables their letters, in order of first appearance."""
+
+    def __init__(self) -> None:
+        self._names: dict[Var, str] = {}
+
+    def __call__(self, var: Atom) -> str:
+        if isinstance(var, Literal):
+            return repr(var)
+        if var not in self._names:
+            self._names[var] = letters(len(self._names))
+        return self._names[var]
+
+    def typed(self, var: Atom) -> str:
+        return f"{self(var)}:{var.aval.short()}"
+
+
+def letters(n: int) -> str:
+    """a, b, ..., z, ba, bb, ...: the number n in base 26."""
+    text = chr(ord("a") + n % 26)
+    while n >= 26:
+        n //= 26
+        text = chr(ord("a") + n % 26) + text
+    return text
+
+
+def _format_param(value: Any, names: Names) -> str:
+    if isinstance(value, ClosedJaxpr):
+        return format_jaxpr(value.jaxpr, names)
+    if isinstance(value, Jaxpr):
+        return format_jaxpr(value, names)
+    if isinstance(value, tuple) and any(isinstance(v, (Jaxpr, ClosedJaxpr)) for v in value):
+        return "(\n" + "\n".join(_indent(_format_param(v, names), 2) for v in value) + "\n)"
+    if isinstance(value, np.dtype):
+        return str(value) if value.names is None else "key<fry>"
+    if callable(value) and hasattr(value, "__name__"):
+        return value.__name__
+    return str(value)
+
+
+def _indent(text: str, by: int) -> str:
+    return "\n".join(" " * by + line for line in text.split("\n"))
+
+
+def format_eqn(eqn: Eqn, names: Names, used: set[Any] | None = None) -> str:
+    """One equation, `b:f32[3] = sin a`."""
+    params = {k: v for k, v in sorted(eqn.params.items()) if not k.startswith("_")}
+    text = eqn.prim.name
+    if params:
+        parts = [f"{k}={_format_param(v, names)}" for k, v in params.items()]
+        if sum(map(len, parts)) > 70 or any("\n" in p for p in parts):
+            text += "[\n" + "\n".join(_indent(p, 2) for p in parts) + "\n]"
+        else:
+            text += "[" + " ".join(parts) + "]"
+    ins = " ".join(names(v) for v in eqn.invars)
+    outs = " ".join(
+        names.typed(v) if used is None or v in used else f"_:{v.aval.short()}" for v in eqn.outvars
+    )
+    return f"{outs} = {text} {ins}".rstrip()
+
+
+def format_jaxpr(jaxpr: Jaxpr, names: Names) -> str:
+    """A whole jaxpr, as `make_jaxpr` users know it."""
+    consts = " ".join(names.typed(v) for v in jaxpr.constvars)
+    ins = " ".join(names.typed(v) for v in jaxpr.invars)
+    used: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
+    used.update(v for e in jaxpr.eqns for v in e.invars if isinstance(v, Var))
+    eqns = [format_eqn(e, names, used) for e in jaxpr.eqns]
+    outs = ", ".join(names(v) for v in jaxpr.outvars)
+    outs = f"({outs},)" if len(jaxpr.outvars) == 1 else f"({outs})"
+    head = f"{{ lambda {consts + ' ' if consts else ''}; {ins}{'.' if ins else ''} let"
+    if len(eqns) <= 1 and not any("\n" in e for e in eqns):
+        return f"{head} {eqns[0] + ' ' if eqns else ''}in {outs} }}"
+    return head + "\n" + "\n".join(_indent(e, 4) for e in eqns) + f"\n  in {outs} }}"

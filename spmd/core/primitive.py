@@ -1,0 +1,170 @@
+"""Primitives: one object holds everything the system knows about one operation.
+
+Every rule is a required constructor argument: given, or `Refused("the sentence the user reads")`.
+
+================ =============================================================================
+slot             meaning
+================ =============================================================================
+``abstract``     ``(*avals, **params) -> aval`` (a list of avals if ``multiple``); raises the
+                 user's shape and dtype errors. `vma` is filled in by the tracer.
+``impl``         ``(xp, *arrays, **params) -> array(s)``: the meaning, over NumPy-like ``xp``.
+``jvp``          ``(primals, tangents, **params) -> (out, tangent)``; a tangent may be a `Zero`.
+                 The sentinel `linear` says: apply the primitive to the tangents.
+``transpose``    ``(ct, *operands, **params) -> [cotangent or None, ...]``, where an operand with
+                 respect to which it is transposed is a `Linear(aval)`.
+``batch``        ``(axis, operands, dims, **params) -> (out, dim)``: ``dims[k]`` is the batched dim
+                 of operand k or None; ``axis`` has ``name`` and ``size``. Lists if ``multiple``.
+``dims``         ``(*avals, **params) -> Dims``: which operand dims become which result dims.
+================ =============================================================================
+
+Optional slots, for structural primitives (calls, control flow, collectives): ``linearize``,
+``axes`` (the axis names a collective uses), ``vma`` (how it changes the varying axes), ``effects``,
+``subjaxprs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import spmd.core.context as context
+from spmd.core.aval import ShapedArray
+from spmd.core.errors import InternalError, RefusedError
+
+# ---- what a slot can hold ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A rule that deliberately does not exist; `why` is the sentence that the user reads."""
+
+    why: str
+
+
+class _LinearRule:
+    """The type of `linear`, the jvp rule of primitives that are linear in all their operands."""
+
+    def __repr__(self) -> str:
+        return "linear"
+
+
+linear = _LinearRule()
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Stands for an operand with respect to which a primitive is being transposed."""
+
+    aval: ShapedArray
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """A tangent or cotangent known to be zero, without an array of zeros."""
+
+    aval: ShapedArray
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """How dims correspond: equal labels mean the same dim, split alike on all devices.
+
+    `operands[k][d]` labels dim d of operand k, `results[k][d]` dim d of result k. A label that is
+    in operands only is summed (or otherwise combined) over: `reduces` says with which operator
+    ("add", "max", ...), None meaning that it must not be split. Labels in `whole` must not be
+    split; a negative label is a dim that no other shares.
+    """
+
+    operands: tuple[tuple[int, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+    reduces: str | None = None
+    whole: frozenset[int] = frozenset()
+
+
+def dims(
+    operands: Sequence[Sequence[int]],
+    results: Sequence[Sequence[int]],
+    reduces: str | None = None,
+    whole: Sequence[int] = (),
+) -> Dims:
+    """Build a `Dims` from any sequences."""
+    return Dims(
+        tuple(tuple(o) for o in operands),
+        tuple(tuple(r) for r in results),
+        reduces,
+        frozenset(whole),
+    )
+
+
+# ---- the primitive -----------------------------------------------------------------------------
+
+_registry: dict[str, Primitive] = {}
+
+
+def all_primitives() -> tuple[Primitive, ...]:
+    """Every primitive that has been made, in order of creation."""
+    return tuple(_registry.values())
+
+
+def _no_axes(params: dict[str, Any]) -> tuple[str, ...]:
+    return ()
+
+
+def _no_effects(params: dict[str, Any]) -> frozenset[str]:
+    return frozenset()
+
+
+class Primitive:
+    """One operation with all its rules; see the module's table."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        abstract: Callable[..., Any],
+        impl: Callable[..., Any] | Refused,
+        jvp: Callable[..., Any] | _LinearRule | Refused,
+        transpose: Callable[..., Any] | Refused,
+        batch: Callable[..., Any] | Refused,
+        dims: Callable[..., Dims] | Refused,
+        multiple: bool = False,
+        linearize: Callable[..., Any] | None = None,
+        axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
+        vma: Callable[..., Any] | str = "union",
+        effects: Callable[[dict[str, Any]], frozenset[str]] = _no_effects,
+    ):
+        if name in _registry:
+            raise InternalError(f"primitive {name!r} is defined twice")
+        self.name = name
+        self.abstract = abstract
+        self.impl = impl
+        self.jvp = jvp
+        self.transpose = transpose
+        self.batch = batch
+        self.dims = dims
+        self.multiple = multiple
+        self.linearize = linearize
+        self.axes = axes
+        self.vma = vma
+        self.effects = effects
+        _registry[name] = self
+
+    def bind(self, *operands: Any, **params: Any) -> Any:
+        """Apply the primitive under the current trace."""
+        return context.state.trace.process(self, operands, params)
+
+    def rule(self, slot: str) -> Callable[..., Any]:
+        """The rule in `slot`; raises a `RefusedError` with its sentence if there is none."""
+        found = getattr(self, slot)
+        if isinstance(found, Refused):
+            raise RefusedError(f"{self.name}: {found.why}")
+        return found
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def is_refused(rule: Any) -> bool:
+    """Whether a slot holds a refusal."""
+    return isinstance(rule, Refused)

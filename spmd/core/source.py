@@ -1,0 +1,59 @@
+"""The user's source lines: which file and line of the *user's* program made this equation or error.
+
+Frames inside the spmd package (and a few standard-library go-betweens) are skipped, so that errors,
+debug output and collective reports never name a line of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+SKIPPED_FILES = {functools.__file__, "<frozen runpy>", "<string>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A place in the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+    @property
+    def short(self) -> str:
+        """`file:line`, without folders."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+UNKNOWN = Source("<unknown>", 0, "<unknown>")
+
+
+@functools.lru_cache(maxsize=None)
+def _is_ours(code: CodeType) -> bool:
+    file = code.co_filename
+    return file.startswith(PACKAGE_DIR) or file in SKIPPED_FILES or "contextlib" in file
+
+
+@functools.lru_cache(maxsize=4096)
+def _interned(file: str, line: int, function: str) -> Source:
+    return Source(file, line, function)
+
+
+def current_source() -> Source:
+    """The innermost frame of the calling stack that is not inside spmd."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not _is_ours(code):
+            return _interned(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
+    return UNKNOWN

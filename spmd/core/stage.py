@@ -1,0 +1,202 @@
+"""Staging: run a Python function on tracers and write down what it does, as a jaxpr.
+
+Everything that happens while a `JaxprTrace` is current is staged, operations on constants too
+(omnistaging). Values of outer traces become constants of the jaxpr.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import spmd.core.context as context
+from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
+from spmd.core.config import config
+from spmd.core.context import current_trace
+from spmd.core.errors import ArgumentError, UnexpectedTracerError
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Primitive
+from spmd.core.source import UNKNOWN, Source, current_source
+from spmd.core.trace import Trace, Tracer, check_usable
+
+PYTHON_SCALARS = (bool, int, float, complex)
+
+
+@dataclass(frozen=True, slots=True)
+class Debug:
+    """What is being traced, for names and errors: the function and its flat arguments' names."""
+
+    name: str = "<function>"
+    arg_names: tuple[str, ...] = ()
+    source: Source = UNKNOWN
+
+
+class JaxprTracer(Tracer):
+    """Stands for a variable of the jaxpr being written."""
+
+    __slots__ = ("aval", "source", "var")
+
+    def __init__(self, trace: JaxprTrace, aval: ShapedArray, var: Var, source: Source):
+        self.trace = trace
+        self.aval = aval
+        self.var = var
+        self.source = source
+
+    def where_from(self) -> str:
+        trace: JaxprTrace = self.trace  # type: ignore[assignment]
+        return trace.where_from(self)
+
+
+class JaxprTrace(Trace):
+    """Writes equations instead of computing."""
+
+    # Set by core/structural.py: casts operands of one equation to the same varying axes.
+    align_vma: Callable[[JaxprTrace, Primitive, list[Any], list[ShapedArray]], Any] | None = None
+
+    def __init__(self, debug: Debug = Debug(), parent: Trace | None = None):  # noqa: B008
+        self.parent = context.state.trace if parent is None else parent
+        self.debug = debug
+        self.eqns: list[Eqn] = []
+        self.invars: list[Var] = []
+        self.consts: dict[int, tuple[Any, JaxprTracer]] = {}
+
+    # -- values --
+
+    def new_arg(self, aval: ShapedArray) -> JaxprTracer:
+        """A tracer for one more input."""
+        var = Var(aval)
+        self.invars.append(var)
+        return JaxprTracer(self, aval, var, self.debug.source)
+
+    def atom(self, x: Any) -> Atom:
+        """The variable or literal that stands for any value in this jaxpr."""
+        if isinstance(x, JaxprTracer) and x.trace is self:
+            return x.var
+        if isinstance(x, PYTHON_SCALARS):
+            return Literal(x, typeof(x))
+        return self.const(x)
+
+    def const(self, x: Any) -> Atom:
+        """A literal or constant variable for a value from outside."""
+        if isinstance(x, Tracer):
+            check_usable(x)
+        elif isinstance(x, (np.generic, np.ndarray)) and x.ndim == 0 and not x.dtype.names:
+            aval = typeof(x)
+            return Literal(np.asarray(x, aval.dtype)[()], aval)
+        found = self.consts.get(id(x))
+        if found is None:
+            aval = typeof(x)
+            tracer = JaxprTracer(self, aval, Var(aval), UNKNOWN)
+            found = self.consts[id(x)] = (x, tracer)
+        return found[1].var
+
+    # -- the work --
+
+    def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        avals = [typeof(x) for x in operands]
+        if prim.vma == "union" and any(a.vma for a in avals):
+            if JaxprTrace.align_vma is not None:
+                operands, avals = JaxprTrace.align_vma(self, prim, list(operands), avals)
+        source = current_source()
+        out = prim.abstract(*avals, **params)
+        out_avals = list(out) if prim.multiple else [out]
+        if prim.vma != "given":
+            out_avals = self._with_vma(prim, avals, out_avals, params)
+        tracers = self.emit(prim, operands, params, out_avals, source)
+        return tracers if prim.multiple else tracers[0]
+
+    def _with_vma(
+        self, prim: Primitive, avals: list[ShapedArray], outs: list[ShapedArray], params: Any
+    ) -> list[ShapedArray]:
+        if callable(prim.vma):
+            return [a.update(vma=frozenset(prim.vma(avals, params))) for a in outs]
+        union = NO_AXES.union(*(a.vma for a in avals)) if avals else NO_AXES
+        return [a.update(vma=union) for a in outs] if union else outs
+
+    def emit(
+        self,
+        prim: Primitive,
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        out_avals: Sequence[ShapedArray],
+        source: Source,
+    ) -> list[JaxprTracer]:
+        """Write one equation whose results have the given avals."""
+        invars = tuple([self.atom(x) for x in operands])
+        outvars = tuple([Var(a) for a in out_avals])
+        effects = prim.effects(params)
+        self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
+        return [JaxprTracer(self, v.aval, v, source) for v in outvars]
+
+    def to_jaxpr(self, outs: Sequence[Any]) -> ClosedJaxpr:
+        """Close the trace: the jaxpr whose outputs are `outs`."""
+        outvars = [self.atom(x) for x in outs]
+        used: set[Any] = {v for v in outvars}
+        for eqn in self.eqns:
+            used.update(eqn.invars)
+        consts = [(v, t.var) for v, t in self.consts.values() if t.var in used]
+        jaxpr = Jaxpr([v for _, v in consts], self.invars, self.eqns, outvars, self.debug.name)
+        return ClosedJaxpr(jaxpr, [c for c, _ in consts])
+
+    # -- errors --
+
+    def where_from(self, tracer: JaxprTracer) -> str:
+        """A sentence on what a tracer stands for."""
+        name = self.debug.name
+        if tracer.var in self.invars:
+            k = self.invars.index(tracer.var)
+            arg = self.debug.arg_names[k] if k < len(self.debug.arg_names) else f"number {k}"
+            return f"It is argument {arg} of {name}, traced at {self.debug.source}.\n"
+        for eqn in self.eqns:
+            if tracer.var in eqn.outvars:
+                return f"It was computed by {eqn.prim.name} at {eqn.source}, in {name}.\n"
+        return f"It was made while tracing {name}.\n"
+
+
+def check_outputs(outs: Sequence[Any], debug: Debug) -> None:
+    """Raise an ArgumentError for a traced function's output that is no array."""
+    for x in outs:
+        if not is_arraylike(x):
+            raise ArgumentError(
+                f"{debug.name} (at {debug.source}) returned {x!r} of type {type(x).__name__}; "
+                "a transformed function must return arrays, numbers, or pytrees of them"
+            )
+
+
+def trace_to_jaxpr(
+    f: Callable[..., Sequence[Any]], in_avals: Sequence[ShapedArray], debug: Debug | None = None
+) -> ClosedJaxpr:
+    """Trace a function of flat arguments that returns a flat list, at the given avals."""
+    debug = debug or Debug(getattr(f, "__name__", "<function>"))
+    trace = JaxprTrace(debug)
+    try:
+        with current_trace(trace):
+            args = [trace.new_arg(a) for a in in_avals]
+            outs = list(f(*args))
+            check_outputs(outs, debug)
+            closed = trace.to_jaxpr(outs)
+    finally:
+        trace.finish()
+    del args, outs
+    if config.check_leaks:
+        check_no_leak(trace)
+    return closed
+
+
+def check_no_leak(trace: JaxprTrace) -> None:
+    """Raise an UnexpectedTracerError if a tracer of a finished trace is still referenced."""
+    gc.collect()
+    leaked = [
+        x for x in gc.get_objects() if type(x) is JaxprTracer and x.trace is trace
+    ]
+    kept = {id(t) for _, t in trace.consts.values()}
+    leaked = [x for x in leaked if id(x) not in kept]
+    if leaked:
+        raise UnexpectedTracerError(
+            f"{trace.debug.name} leaked {len(leaked)} traced value(s), the first {leaked[0]!r}. "
+            f"{leaked[0].where_from()}Something outside the function keeps them."
+        )

@@ -1,0 +1,242 @@
+"""Traces and tracers: how a primitive finds the transformation that handles it.
+
+Tracing is stackless. One trace is current; it processes every primitive, and lifts operands that
+are not its own tracers to constants. A transformation's rule runs with the parent trace current.
+Outside any transformation the current trace is `EvalTrace`, which computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+
+import spmd.core.context as context
+from spmd.core.aval import ShapedArray, register_array_type, typeof
+from spmd.core.context import current_trace
+from spmd.core.errors import (
+    ConcretizationError,
+    MutationError,
+    TracerArrayConversionError,
+    TracerBoolConversionError,
+    TracerIntegerConversionError,
+    UnexpectedTracerError,
+)
+from spmd.core.primitive import Primitive
+from spmd.core.source import UNKNOWN, Source, current_source
+
+__all__ = ["EvalTrace", "Trace", "Tracer", "current_trace", "full_lower", "set_eager"]
+
+
+class Trace:
+    """The interpreter of one transformation. `parent` is the trace its rules run under."""
+
+    parent: Any = None
+    alive: bool = True
+
+    def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Apply `prim` to operands, some of which may be this trace's tracers."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Declare that no tracer of this trace may be used any more."""
+        self.alive = False
+
+
+class Tracer:
+    """A value under transformation: it has an aval and behaves like an array of it."""
+
+    __slots__ = ("__weakref__", "trace")
+    __array_priority__ = 1000
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
+
+    aval: ShapedArray
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.aval.ndim
+
+    @property
+    def size(self) -> int:
+        return self.aval.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.aval.nbytes
+
+    @property
+    def weak_type(self) -> bool:
+        return self.aval.weak_type
+
+    @property
+    def vma(self) -> frozenset[str]:
+        return self.aval.vma
+
+    def concrete(self) -> Any:
+        """The concrete value, where this transformation knows it; else None."""
+        return None
+
+    def where_from(self) -> str:
+        """A sentence on where this value comes from, for errors."""
+        return ""
+
+    def describe(self) -> str:
+        """What comes after `Traced<...>` in the repr."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"Traced<{self.aval!r}>with<{type(self.trace).__name__}>{self.describe()}"
+
+    # -- where Python wants a concrete value --
+
+    def _need(self, error: type[ConcretizationError], what: str, advice: str) -> Any:
+        value = self.concrete()
+        if value is None:
+            raise error(_concretization_message(self, what, advice))
+        return value
+
+    def __bool__(self) -> bool:
+        return bool(self._need(TracerBoolConversionError, "a Python bool", _BOOL_ADVICE))
+
+    def __int__(self) -> int:
+        return int(self._need(ConcretizationError, "a Python int", _STATIC_ADVICE))
+
+    def __float__(self) -> float:
+        return float(self._need(ConcretizationError, "a Python float", _STATIC_ADVICE))
+
+    def __complex__(self) -> complex:
+        return complex(self._need(ConcretizationError, "a Python complex", _STATIC_ADVICE))
+
+    def __index__(self) -> int:
+        return self._need(TracerIntegerConversionError, "a Python index", _INDEX_ADVICE).__index__()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        value = self._need(TracerArrayConversionError, "a NumPy array", _ARRAY_ADVICE)
+        return np.asarray(value, *args, **kwargs)
+
+    def item(self, *args: Any) -> Any:
+        return self._need(ConcretizationError, "a Python scalar", _STATIC_ADVICE).item(*args)
+
+    def tolist(self) -> Any:
+        return self._need(ConcretizationError, "a Python list", _STATIC_ADVICE).tolist()
+
+    def __len__(self) -> int:
+        if not self.aval.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.aval.shape[0]
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise MutationError(in_place_message("x"))
+
+    def block_until_ready(self) -> Tracer:
+        return self
+
+    def __copy__(self) -> Tracer:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        return self
+
+
+register_array_type(Tracer, lambda t: t.aval)
+
+_BOOL_ADVICE = (
+    "Python's if, while, and, or, not and assert need a concrete value. Use spmd.numpy.where or "
+    "lax.cond to choose, lax.while_loop to repeat, & | ~ for logic; or mark the argument static "
+    "(jit's static_argnums)."
+)
+_STATIC_ADVICE = "Keep it an array, or mark the argument it comes from static (static_argnums)."
+_INDEX_ADVICE = (
+    "Shapes, range() and list indices need concrete integers: mark the argument static "
+    "(jit's static_argnums), or use lax.fori_loop, lax.dynamic_slice or jnp.take."
+)
+_ARRAY_ADVICE = (
+    "NumPy functions cannot be traced: use the function of the same name in spmd.numpy, "
+    "or move the call outside the transformed function."
+)
+
+
+def in_place_message(name: str) -> str:
+    """The text of a MutationError."""
+    return (
+        f"{current_source()}: arrays are immutable; in-place assignment '{name}[i] = v' is not "
+        f"possible. Write '{name} = {name}.at[i].set(v)' (or .add, .multiply, .min, .max) instead."
+    )
+
+
+def _concretization_message(tracer: Tracer, what: str, advice: str) -> str:
+    origin = tracer.where_from()
+    return (
+        f"{current_source()}: this needs the value of a traced array as {what}, but only its shape "
+        f"and dtype are known: {tracer!r}.\n{origin}{advice}"
+    )
+
+
+# ---- evaluation --------------------------------------------------------------------------------
+
+
+def _no_eager(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Evaluate with the primitive's `impl` over NumPy: what there is below compile/dispatch."""
+    arrays = [to_numpy(x) for x in operands]
+    return prim.rule("impl")(np, *arrays, **params)
+
+
+def to_numpy(x: Any) -> np.ndarray:
+    """A number or array as NumPy array of its aval's dtype."""
+    aval = typeof(x)
+    return np.asarray(x) if aval.dtype.names else np.asarray(x, dtype=aval.dtype)
+
+
+class EvalTrace(Trace):
+    """The bottom trace: it computes. Its work is done by the hook set by compile/dispatch."""
+
+    eager: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any] = staticmethod(_no_eager)
+
+    def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        for x in operands:
+            if isinstance(x, Tracer):
+                raise UnexpectedTracerError(leak_message(x))
+        return self.eager(prim, operands, params)
+
+
+def set_eager(hook: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> None:
+    """Name the function that evaluates primitives outside any transformation."""
+    EvalTrace.eager = staticmethod(hook)
+
+
+EVAL = EvalTrace()
+context.evaluation[0] = EVAL
+context.state.trace = EVAL
+
+
+def full_lower(x: Any) -> Any:
+    """The simplest value that means the same: a tracer that carries nothing gives its primal."""
+    return x
+
+
+def leak_message(tracer: Tracer) -> str:
+    """The text of an UnexpectedTracerError."""
+    return (
+        f"{current_source()}: a tracer was used after the transformation that made it had ended: "
+        f"{tracer!r}.\n{tracer.where_from()}"
+        "A traced function must not save intermediate values in globals, attributes, lists or "
+        "closures; return them as outputs instead. SPMD_CHECK_LEAKS=1 finds where it was kept."
+    )
+
+
+def check_usable(x: Tracer, source: Source = UNKNOWN) -> None:
+    """Raise an UnexpectedTracerError if `x`'s trace has ended."""
+    if not x.trace.alive:
+        raise UnexpectedTracerError(leak_message(x))

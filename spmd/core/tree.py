@@ -1,0 +1,532 @@
+"""Pytrees: nested containers seen as a list of leaves and a structure.
+
+Tuples, lists, dicts, named tuples, `None`, `OrderedDict`, `defaultdict` and registered classes are
+containers; everything else is a leaf. Dict children are in sorted key order, so that every process
+walks the same tree in the same order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.core.errors import ArgumentError, PytreeError
+
+# ---- key paths ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceKey:
+    """The path step into a list or tuple."""
+
+    idx: int
+
+    def __str__(self) -> str:
+        return f"[{self.idx}]"
+
+
+@dataclass(frozen=True, slots=True)
+class DictKey:
+    """The path step into a dict."""
+
+    key: Any
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class GetAttrKey:
+    """The path step into a named tuple, dataclass or registered class."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f".{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class FlattenedIndexKey:
+    """The path step into a registered class that names no keys."""
+
+    key: int
+
+    def __str__(self) -> str:
+        return f"[<flat index {self.key}>]"
+
+
+def keystr(path: Iterable[Any], *, simple: bool = False, separator: str = "") -> str:
+    """A path as text: `['w'][0].bias`."""
+    if not simple:
+        return separator.join(str(k) for k in path)
+    names = ("idx", "key", "name")
+    values = (next(getattr(k, n) for n in names if hasattr(k, n)) for k in path)
+    return separator.join(str(v) for v in values)
+
+
+# ---- the registry of containers ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """How one class of container is taken apart and put together."""
+
+    flatten: Callable[[Any], tuple[Sequence[Any], Any]]
+    unflatten: Callable[[Any, Sequence[Any]], Any]
+    keys: Callable[[Any, int], Sequence[Any]]
+
+
+def _index_keys(_: Any, n: int) -> list[SequenceKey]:
+    return [SequenceKey(k) for k in range(n)]
+
+
+def _dict_keys(aux: Any, _: int) -> list[DictKey]:
+    return [DictKey(k) for k in aux]
+
+
+def _sorted_keys(d: dict[Any, Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(sorted(d))
+    except TypeError:
+        names = ", ".join(f"{k!r} ({type(k).__name__})" for k in d)
+        raise PytreeError(
+            f"a dict in a pytree needs keys that can be sorted with each other; got {names}"
+        ) from None
+
+
+def _flatten_dict(d: dict[Any, Any]) -> tuple[Sequence[Any], Any]:
+    keys = _sorted_keys(d)
+    return [d[k] for k in keys], keys
+
+
+def _flatten_defaultdict(d: defaultdict[Any, Any]) -> tuple[Sequence[Any], Any]:
+    keys = _sorted_keys(d)
+    return [d[k] for k in keys], (d.default_factory, keys)
+
+
+def _unflatten_defaultdict(aux: Any, children: Sequence[Any]) -> Any:
+    return defaultdict(aux[0], zip(aux[1], children, strict=True))
+
+
+_containers: dict[type, Container] = {
+    tuple: Container(lambda t: (t, None), lambda _, c: tuple(c), _index_keys),
+    list: Container(lambda t: (t, None), lambda _, c: list(c), _index_keys),
+    dict: Container(_flatten_dict, lambda keys, c: dict(zip(keys, c, strict=True)), _dict_keys),
+    type(None): Container(lambda _: ((), None), lambda _, c: None, lambda _, n: ()),
+    OrderedDict: Container(
+        lambda d: (list(d.values()), tuple(d)),
+        lambda keys, c: OrderedDict(zip(keys, c, strict=True)),
+        _dict_keys,
+    ),
+    defaultdict: Container(
+        _flatten_defaultdict, _unflatten_defaultdict, lambda aux, n: _dict_keys(aux[1], n)
+    ),
+}
+
+
+def _named_tuple_container(kind: type) -> Container:
+    fields = kind._fields  # type: ignore[attr-defined]
+    return Container(
+        lambda t: (t, None),
+        lambda _, c: kind(*c),
+        lambda _, n: [GetAttrKey(f) for f in fields],
+    )
+
+
+def _container_of(kind: type) -> Container | None:
+    found = _containers.get(kind)
+    if found is None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        found = _containers[kind] = _named_tuple_container(kind)
+    return found
+
+
+def register_pytree_node(
+    nodetype: type,
+    flatten_func: Callable[[Any], tuple[Iterable[Any], Any]],
+    unflatten_func: Callable[[Any, Any], Any],
+    flatten_with_keys_func: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Any]] | None = None,
+) -> None:
+    """Make `nodetype` a container: `flatten(x) -> (children, aux)`, `unflatten(aux, children)`."""
+    if nodetype in _containers:
+        raise PytreeError(f"{nodetype.__name__} is already registered as a pytree node")
+
+    def keys(_: Any, n: int) -> Sequence[Any]:
+        return [FlattenedIndexKey(k) for k in range(n)]
+
+    def flatten(x: Any) -> tuple[Sequence[Any], Any]:
+        children, aux = flatten_func(x)
+        return tuple(children), aux
+
+    container = Container(flatten, unflatten_func, keys)
+    if flatten_with_keys_func is not None:
+        _paths_of[nodetype] = lambda x: [k for k, _ in flatten_with_keys_func(x)[0]]
+    _containers[nodetype] = container
+
+
+# Registered classes whose keys depend on the object itself rather than on its structure.
+_paths_of: dict[type, Callable[[Any], list[Any]]] = {}
+
+
+def register_pytree_with_keys(
+    nodetype: type,
+    flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Any]],
+    unflatten_func: Callable[[Any, Any], Any],
+    flatten_func: Callable[[Any], tuple[Iterable[Any], Any]] | None = None,
+) -> None:
+    """Like `register_pytree_node`, with the children's path keys given too."""
+
+    def flatten(x: Any) -> tuple[Iterable[Any], Any]:
+        pairs, aux = flatten_with_keys(x)
+        return [c for _, c in pairs], aux
+
+    register_pytree_node(nodetype, flatten_func or flatten, unflatten_func, flatten_with_keys)
+
+
+def register_pytree_node_class(cls: type) -> type:
+    """Class decorator: the class has methods `tree_flatten` and `tree_unflatten`."""
+    register_pytree_node(cls, lambda x: x.tree_flatten(), cls.tree_unflatten)  # type: ignore
+    return cls
+
+
+def register_pytree_with_keys_class(cls: type) -> type:
+    """Class decorator: the class has `tree_flatten_with_keys` and `tree_unflatten`."""
+    flatten = getattr(cls, "tree_flatten", None)
+    register_pytree_with_keys(
+        cls,
+        lambda x: x.tree_flatten_with_keys(),
+        cls.tree_unflatten,  # type: ignore[attr-defined]
+        None if flatten is None else lambda x: x.tree_flatten(),
+    )
+    return cls
+
+
+def register_dataclass(
+    nodetype: type,
+    data_fields: Sequence[str] | None = None,
+    meta_fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] = (),
+) -> type:
+    """Make a dataclass a container: `data_fields` are children, `meta_fields` its structure."""
+    if data_fields is None or meta_fields is None:
+        if not dataclasses.is_dataclass(nodetype):
+            raise PytreeError(
+                f"register_dataclass: {nodetype.__name__} is no dataclass; "
+                "give data_fields and meta_fields"
+            )
+        fields = [f for f in dataclasses.fields(nodetype) if f.init and f.name not in drop_fields]
+        meta_fields = [f.name for f in fields if f.metadata.get("static", False)]
+        data_fields = [f.name for f in fields if f.name not in meta_fields]
+    data, meta = tuple(data_fields), tuple(meta_fields)
+
+    def flatten_with_keys(x: Any) -> tuple[list[tuple[Any, Any]], Any]:
+        children = [(GetAttrKey(n), getattr(x, n)) for n in data]
+        return children, tuple(getattr(x, n) for n in meta)
+
+    def unflatten(aux: Any, children: Sequence[Any]) -> Any:
+        values = dict(zip(data, children, strict=True)) | dict(zip(meta, aux, strict=True))
+        return nodetype(**values)
+
+    register_pytree_with_keys(nodetype, flatten_with_keys, unflatten)
+    return nodetype
+
+
+# ---- structures --------------------------------------------------------------------------------
+
+
+class TreeDef:
+    """The structure of a pytree: hashable, comparable, and able to rebuild the tree."""
+
+    __slots__ = ("_hash", "aux", "children", "kind", "num_leaves")
+
+    def __init__(self, kind: type | None, aux: Any, children: tuple[TreeDef, ...]):
+        self.kind = kind
+        self.aux = aux
+        self.children = children
+        self.num_leaves = 1 if kind is None else sum(c.num_leaves for c in children)
+        self._hash: int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return (
+            isinstance(other, TreeDef)
+            and self.kind is other.kind
+            and self.num_leaves == other.num_leaves
+            and self.aux == other.aux
+            and self.children == other.children
+        )
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash((self.kind, self.aux, self.children))
+        return self._hash
+
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        """Build a tree of this structure."""
+        leaves = list(leaves)
+        if len(leaves) != self.num_leaves:
+            raise PytreeError(f"{self} has {self.num_leaves} leaves, but got {len(leaves)}")
+        return self._build(iter(leaves))
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.kind is None:
+            return next(leaves)
+        children = [c._build(leaves) for c in self.children]
+        return _containers[self.kind].unflatten(self.aux, children)
+
+    def flatten_up_to(self, tree: Any, what: str = "tree") -> list[Any]:
+        """The subtrees of `tree` at this structure's leaves; a PytreeError names the difference."""
+        out: list[Any] = []
+        self._flatten_up_to(tree, out, what, ())
+        return out
+
+    def _flatten_up_to(self, tree: Any, out: list[Any], what: str, path: tuple[Any, ...]) -> None:
+        if self.kind is None:
+            out.append(tree)
+            return
+        container = _container_of(type(tree))
+        here = f"{what}{keystr(path)}"
+        if container is None or type(tree) is not self.kind:
+            raise PytreeError(
+                f"{here} must be a {self.kind.__name__} with {len(self.children)} children, "
+                f"got {type(tree).__name__}: {_brief(tree)}"
+            )
+        children, aux = container.flatten(tree)
+        if len(children) != len(self.children) or aux != self.aux:
+            raise PytreeError(
+                f"{here} must be a {self.kind.__name__} of {_describe(self.aux, self.children)}, "
+                f"got one of {_describe(aux, children)}"
+            )
+        keys = container.keys(aux, len(children))
+        for key, spec, child in zip(keys, self.children, children, strict=True):
+            spec._flatten_up_to(child, out, what, (*path, key))
+
+    def __str__(self) -> str:
+        return f"PyTreeDef({self._text()})"
+
+    __repr__ = __str__
+
+    def _text(self) -> str:
+        if self.kind is None:
+            return "*"
+        parts = [c._text() for c in self.children]
+        if self.kind is type(None):
+            return "None"
+        if self.kind is tuple:
+            return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        if self.kind is list:
+            return f"[{', '.join(parts)}]"
+        if self.kind is dict:
+            items = zip(self.aux, parts, strict=True)
+            return "{" + ", ".join(f"{k!r}: {v}" for k, v in items) + "}"
+        return f"{self.kind.__name__}[{self.aux}]({', '.join(parts)})"
+
+
+LEAF = TreeDef(None, None, ())
+NONE = TreeDef(type(None), None, ())
+
+
+def _describe(aux: Any, children: Sequence[Any]) -> str:
+    if isinstance(aux, tuple) and aux:
+        return "keys " + ", ".join(repr(k) for k in aux)
+    return f"{len(children)} children"
+
+
+def _brief(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+# ---- flatten, unflatten, map -------------------------------------------------------------------
+
+
+def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
+    """Leaves and structure of a pytree.
+
+    >>> tree_flatten({"b": (1, 2), "a": None})
+    ([1, 2], PyTreeDef({'a': None, 'b': (*, *)}))
+    """
+    leaves: list[Any] = []
+    return leaves, _flatten(tree, leaves, is_leaf)
+
+
+def _flatten(x: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -> TreeDef:
+    if is_leaf is not None and is_leaf(x):
+        leaves.append(x)
+        return LEAF
+    if x is None:
+        return NONE
+    kind = type(x)
+    container = _containers.get(kind) or _container_of(kind)
+    if container is None:
+        leaves.append(x)
+        return LEAF
+    children, aux = container.flatten(x)
+    return TreeDef(kind, aux, tuple([_flatten(c, leaves, is_leaf) for c in children]))
+
+
+def tree_unflatten(treedef: TreeDef, leaves: Iterable[Any]) -> Any:
+    """Put leaves back into a structure."""
+    return treedef.unflatten(leaves)
+
+
+def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a pytree, in order."""
+    return tree_flatten(tree, is_leaf)[0]
+
+
+def tree_structure(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> TreeDef:
+    """The structure of a pytree."""
+    return tree_flatten(tree, is_leaf)[1]
+
+
+def tree_map(
+    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Apply `f` to the leaves of one or several trees of the same structure.
+
+    >>> tree_map(lambda x, y: x + y, {"a": 1}, {"a": 10})
+    {'a': 11}
+    """
+    leaves, treedef = tree_flatten(tree, is_leaf)
+    columns = [leaves]
+    for k, other in enumerate(rest, 1):
+        columns.append(treedef.flatten_up_to(other, f"tree_map: tree number {k + 1}"))
+    return treedef.unflatten([f(*xs) for xs in zip(*columns, strict=True)])
+
+
+def tree_flatten_with_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
+    """Like `tree_flatten`, with (path, leaf) pairs instead of leaves."""
+    pairs: list[tuple[tuple[Any, ...], Any]] = []
+
+    def walk(x: Any, path: tuple[Any, ...]) -> TreeDef:
+        container = None
+        if not (is_leaf is not None and is_leaf(x)):
+            container = _container_of(type(x))
+        if container is None:
+            pairs.append((path, x))
+            return LEAF
+        children, aux = container.flatten(x)
+        own_keys = _paths_of.get(type(x))
+        keys = own_keys(x) if own_keys else container.keys(aux, len(children))
+        subtrees = [walk(c, (*path, k)) for k, c in zip(keys, children, strict=True)]
+        return TreeDef(type(x), aux, tuple(subtrees))
+
+    treedef = walk(tree, ())
+    return pairs, treedef
+
+
+def tree_leaves_with_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
+    """(path, leaf) pairs of a pytree."""
+    return tree_flatten_with_path(tree, is_leaf)[0]
+
+
+def tree_map_with_path(
+    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """Like `tree_map`, and `f` gets the path as first argument."""
+    pairs, treedef = tree_flatten_with_path(tree, is_leaf)
+    columns = [treedef.flatten_up_to(other, "tree_map_with_path: a later tree") for other in rest]
+    rows = zip(pairs, *columns, strict=True)
+    return treedef.unflatten([f(path, x, *others) for (path, x), *others in rows])
+
+
+def tree_all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool:
+    """Whether all leaves are true."""
+    return all(tree_leaves(tree, is_leaf))
+
+
+def tree_reduce(f: Callable[[Any, Any], Any], tree: Any, *initial: Any, is_leaf: Any = None) -> Any:
+    """Fold `f` over the leaves from left to right."""
+    return functools.reduce(f, tree_leaves(tree, is_leaf), *initial)
+
+
+def tree_transpose(outer: TreeDef, inner: TreeDef | None, tree: Any) -> Any:
+    """Turn a tree of trees inside out: `outer` of `inner` becomes `inner` of `outer`."""
+    subtrees = outer.flatten_up_to(tree, "tree_transpose: tree")
+    if inner is None:
+        inner = tree_structure(subtrees[0])
+    rows = [inner.flatten_up_to(s, "tree_transpose: inner tree") for s in subtrees]
+    return inner.unflatten([outer.unflatten(column) for column in zip(*rows, strict=True)])
+
+
+def treedef_tuple(treedefs: Iterable[TreeDef]) -> TreeDef:
+    """The structure of a tuple of trees."""
+    return TreeDef(tuple, None, tuple(treedefs))
+
+
+def all_leaves(items: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> bool:
+    """Whether no element of `items` is a container."""
+    return all(
+        (is_leaf is not None and is_leaf(x)) or _container_of(type(x)) is None for x in items
+    )
+
+
+def broadcast_prefix(prefix: Any, tree: Any, what: str, is_leaf: Any = None) -> list[Any]:
+    """Spread a prefix tree over the leaves of `tree`: one entry of `prefix` for each leaf.
+
+    `None` in `prefix` is a leaf. `what` names the argument in the PytreeError raised when `prefix`
+    is not a prefix of `tree`.
+
+    >>> broadcast_prefix((0, None), ({"a": 1, "b": 2}, 3), "in_axes")
+    [0, 0, None]
+    """
+    out: list[Any] = []
+
+    def leaf(x: Any) -> bool:
+        return x is None or (is_leaf is not None and is_leaf(x))
+
+    def walk(p: Any, t: Any, path: tuple[Any, ...]) -> None:
+        container = None if leaf(p) else _container_of(type(p))
+        if container is None:
+            out.extend([p] * tree_structure(t).num_leaves)
+            return
+        t_container = _container_of(type(t))
+        here = f"{what}{keystr(path)}"
+        if t_container is None or not _same_kind(type(p), type(t)):
+            raise PytreeError(
+                f"{here} is a {type(p).__name__} ({_brief(p)}), but the value there is "
+                f"a {type(t).__name__}: give one entry for it, or a matching container"
+            )
+        p_children, p_aux = container.flatten(p)
+        t_children, t_aux = t_container.flatten(t)
+        if len(p_children) != len(t_children) or p_aux != t_aux:
+            raise PytreeError(
+                f"{here} has {_describe(p_aux, p_children)}, but the value there has "
+                f"{_describe(t_aux, t_children)}; they must correspond one to one"
+            )
+        for k, a, b in zip(t_container.keys(t_aux, len(t_children)), p_children, t_children,
+                           strict=True):
+            walk(a, b, (*path, k))
+
+    walk(prefix, tree, ())
+    return out
+
+
+def _same_kind(a: type, b: type) -> bool:
+    return a is b or (a in (list, tuple) and b in (list, tuple))
+
+
+class Partial:
+    """`functools.partial` whose bound arguments are pytree children (so it can cross `jit`)."""
+
+    def __init__(self, func: Callable[..., Any], *args: Any, **kwargs: Any):
+        if not callable(func):
+            raise ArgumentError(f"Partial: {func!r} is not callable")
+        self.func = func
+        self.args = args
+        self.keywords = kwargs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.func(*self.args, *args, **{**self.keywords, **kwargs})
+
+
+register_pytree_node(
+    Partial,
+    lambda p: ((p.args, p.keywords), p.func),
+    lambda func, children: Partial(func, *children[0], **children[1]),
+)

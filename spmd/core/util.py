@@ -1,0 +1,100 @@
+"""Small helpers that know nothing about arrays. The only `util` module of the project."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+def unzip2(pairs: Iterable[tuple[T, U]]) -> tuple[list[T], list[U]]:
+    """Turn a sequence of pairs into a pair of lists."""
+    first: list[T] = []
+    second: list[U] = []
+    for a, b in pairs:
+        first.append(a)
+        second.append(b)
+    return first, second
+
+
+def split_list(items: Sequence[T], sizes: Sequence[int]) -> list[list[T]]:
+    """Split `items` into consecutive lists of the given sizes, and one with the rest."""
+    out = []
+    at = 0
+    for size in sizes:
+        out.append(list(items[at : at + size]))
+        at += size
+    out.append(list(items[at:]))
+    return out
+
+
+def partition_list(which: Sequence[bool], items: Sequence[T]) -> tuple[list[T], list[T]]:
+    """Split `items` into those where `which` is false and those where it is true."""
+    assert len(which) == len(items), (len(which), len(items))
+    lists: tuple[list[T], list[T]] = ([], [])
+    for flag, item in zip(which, items, strict=True):
+        lists[bool(flag)].append(item)
+    return lists
+
+
+def merge_lists(which: Sequence[bool], if_false: Sequence[T], if_true: Sequence[T]) -> list[T]:
+    """Undo `partition_list`."""
+    sources = (iter(if_false), iter(if_true))
+    return [next(sources[bool(flag)]) for flag in which]
+
+
+def product(sizes: Iterable[int]) -> int:
+    """The product of integers; 1 for none."""
+    out = 1
+    for size in sizes:
+        out *= size
+    return out
+
+
+def inverse_permutation(perm: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes `perm`."""
+    out = [0] * len(perm)
+    for k, p in enumerate(perm):
+        out[p] = k
+    return tuple(out)
+
+
+def canonical_dim(dim: int, ndim: int, what: str = "axis") -> int:
+    """Turn a possibly negative dim into one in `range(ndim)`; raise an IndexError otherwise."""
+    if not -ndim <= dim < ndim:
+        raise ValueError(f"{what} {dim} is out of bounds for an array of {ndim} dimensions")
+    return dim + ndim if dim < 0 else dim
+
+
+class WeakCache:
+    """A cache per function object: entries die with the function they belong to.
+
+    Functions that cannot be weakly referenced are cached by identity for the life of the process.
+    """
+
+    def __init__(self) -> None:
+        self._weak: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+        self._strong: dict[int, tuple[Any, dict[Any, Any]]] = {}
+
+    def of(self, function: Callable[..., Any]) -> dict[Any, Any]:
+        """The dictionary of one function's entries."""
+        try:
+            return self._weak.setdefault(function, {})
+        except TypeError:
+            return self._strong.setdefault(id(function), (function, {}))[1]
+
+    def clear(self) -> None:
+        self._weak.clear()
+        self._strong.clear()
+
+
+def function_name(f: Any) -> str:
+    """A readable name for any callable, for error messages and jaxprs."""
+    name = getattr(f, "__name__", None)
+    if name is None:
+        inner = getattr(f, "func", None)
+        name = function_name(inner) if inner is not None else type(f).__name__
+    return name
