@@ -1,0 +1,169 @@
+"""Object code on disk: what one process compiled, the next one loads.
+
+Entries are addressed by content (a hash of everything that determines the object code), so they
+are never stale and concurrent writers can only write the same thing. A file is written beside its
+place and renamed into it; it carries a checksum, and whatever fails the check is thrown away and
+built again. The cache is an accelerator: no failure in here may ever reach the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from spmd.core.config import config
+
+# Bump when the meaning of an entry changes: what is hashed, how it is stored, the native ABI.
+FORMAT_VERSION = 1
+
+LIMIT_BYTES = 256 * 2**20
+# A full folder is trimmed to this share, so that trimming stays rare.
+KEPT_SHARE = 0.75
+# Using an entry renews its age, but not more often than this: reads stay reads.
+RENEW_AFTER_S = 24 * 3600
+
+_MAGIC = b"spmdobj1"
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def entry_key(*parts: str) -> str:
+    """The name of the entry that is determined by `parts`."""
+    digest = hashlib.sha256(str(FORMAT_VERSION).encode())
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+class ObjectCache:
+    """A folder of checked, content-addressed entries, bounded in size.
+
+    `folder` gives the folder at each use (None: no cache). A folder that others than this user
+    may write to is not used: its entries are run as machine code.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None], limit_bytes: int = LIMIT_BYTES):
+        self._folder = folder
+        self._limit = limit_bytes
+        self._checked: dict[Path, bool] = {}
+        self._written = 0
+        self._writable = True
+
+    def load(self, key: str) -> bytes | None:
+        """The payload stored under `key`, or None if there is no sound entry."""
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        payload = _unseal(data)
+        if payload is None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            return None
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > RENEW_AFTER_S:
+                os.utime(path)
+        return payload
+
+    def store(self, key: str, payload: bytes) -> None:
+        """Keep `payload` under `key`; the first failure to write ends writing for this process."""
+        path = self._path(key)
+        if path is None or not self._writable:
+            return
+        try:
+            _write_atomically(path, _seal(payload))
+        except OSError:
+            self._writable = False
+            return
+        # The folder may be large and on a slow disk: look at its size at the first write, which
+        # catches what earlier processes left, and then once per eighth of the limit.
+        first = self._written == 0
+        self._written += len(payload)
+        if first or self._written > self._limit // 8:
+            self._written = 1
+            self.trim()
+
+    def trim(self) -> None:
+        """Remove the entries that were not used for longest, if the folder is over its limit."""
+        folder = self._usable_folder()
+        if folder is None:
+            return
+        entries = []
+        for path in folder.glob("??/*.o"):
+            with contextlib.suppress(OSError):
+                stat = path.stat()
+                entries.append((stat.st_mtime, stat.st_size, path))
+        total = sum(size for _, size, _ in entries)
+        if total <= self._limit:
+            return
+        for _, size, path in sorted(entries):
+            if total <= self._limit * KEPT_SHARE:
+                break
+            with contextlib.suppress(OSError):
+                path.unlink()
+            total -= size
+
+    def _path(self, key: str) -> Path | None:
+        folder = self._usable_folder()
+        return None if folder is None else folder / key[:2] / f"{key[2:]}.o"
+
+    def _usable_folder(self) -> Path | None:
+        folder = self._folder()
+        if folder is None:
+            return None
+        if folder not in self._checked:
+            self._checked[folder] = _is_private(folder)
+        return folder if self._checked[folder] else None
+
+
+def _is_private(folder: Path) -> bool:
+    """Make `folder` if need be, and say whether only this user can write to it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stat = folder.stat()
+    except OSError:
+        return False
+    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
+
+
+def _seal(payload: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(payload).digest() + payload
+
+
+def _unseal(data: bytes) -> bytes | None:
+    body = len(_MAGIC) + _DIGEST_BYTES
+    payload = data[body:]
+    if data[: len(_MAGIC)] != _MAGIC or len(data) <= body:
+        return None
+    if hashlib.sha256(payload).digest() != data[len(_MAGIC) : body]:
+        return None
+    return payload
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _configured_folder() -> Path | None:
+    return Path(config.cache_dir).expanduser() / "objects" if config.cache_dir else None
+
+
+object_cache = ObjectCache(_configured_folder)

@@ -1,0 +1,241 @@
+"""From LLVM IR text to callable addresses: the only door to llvmlite.
+
+The one idea: code is content. A text is compiled once per process and, through the object cache,
+once per machine; loaded code is never unloaded, so an address stays good for the life of the
+process. No mid-level passes run unless asked for: kernel texts are written as they should be
+compiled, and the passes would cost more than they gain.
+
+llvmlite is imported at the first compile, because its import takes longer than that of all spmd.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+from spmd.compile.cpu.cache import entry_key, object_cache
+
+# Functions and variables that others may look up: all definitions that are not private to the text.
+_DEFINITION = re.compile(
+    r"^(?:define (?!internal |private )[^@\n]*@|@(?=[\w.$]+ = (?:global|constant) ))([\w.$]+)",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The processor that code is generated for."""
+
+    cpu: str
+    features: str
+    llvm_version: str
+
+    def has(self, feature: str) -> bool:
+        """Whether the processor has an LLVM target feature, such as "avx512f" or "fma"."""
+        return f"+{feature}" in self.features.split(",")
+
+    @property
+    def vector_bytes(self) -> int:
+        """The width of the widest vector registers that are worth using."""
+        if self.has("avx512f") and self.has("avx512vl"):
+            return 64
+        return 32 if self.has("avx2") else 16
+
+
+class Loader:
+    """Compiles and loads texts; one per process. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[str, bool], dict[str, int]] = {}
+        self._emitters: list[_Emitter] = []
+
+    @cached_property
+    def _llvm(self) -> ModuleType:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        return llvm
+
+    @cached_property
+    def host(self) -> Host:
+        """The processor of this machine."""
+        version = ".".join(map(str, self._llvm.llvm_version_info))
+        features = self._llvm.get_host_cpu_features().flatten()
+        return Host(self._llvm.get_host_cpu_name(), features, version)
+
+    @cached_property
+    def _jit(self) -> Any:
+        # JITLink puts each object into one contiguous mapping, which makes the small code model
+        # safe. `_owned` tells llvmlite that
+        # somebody else disposes of the JIT; nobody does: threads may be inside its code at exit.
+        jit = self._llvm.create_lljit_compiler(self._target_machine(), use_jit_link=True)
+        jit._owned = True
+        return jit
+
+    def compile_texts(self, texts: Sequence[str], *, optimize: bool = False) -> dict[str, int]:
+        """Compile and load LLVM IR texts; give the address of every symbol they define.
+
+        Equal texts are compiled once. `optimize` runs LLVM's O2 passes, for code written with
+        stack variables. A text that does not parse or verify is a RuntimeError (ours, not the
+        user's); different texts that define one symbol in the same call are a ValueError.
+        """
+        with self._lock:
+            new = [t for t in dict.fromkeys(texts) if (t, optimize) not in self._loaded]
+            keys = {t: self._key(t, optimize) for t in new}
+            objects = {t: object_cache.load(keys[t]) for t in new}
+            missing = [t for t, code in objects.items() if code is None]
+            for text, code in zip(missing, self._emit_all(missing, optimize), strict=True):
+                objects[text] = code
+                object_cache.store(keys[text], code)
+            for text, code in objects.items():
+                self._loaded[text, optimize] = self._link(text, code)
+            return _merge([self._loaded[t, optimize] for t in dict.fromkeys(texts)])
+
+    def emit_assembly(self, text: str, *, optimize: bool = False) -> str:
+        """The assembly that a text compiles to, to be read by people."""
+        with self._lock:
+            emitter = _Emitter(self._llvm, self._target_machine())
+            return emitter.emit(text, optimize, assembly=True).decode()
+
+    def _key(self, text: str, optimize: bool) -> str:
+        host = self.host
+        return entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
+
+    def _target_machine(self) -> Any:
+        # Never opt=0: with AVX-512 masks its fast instruction selector aborts the process.
+        target = self._llvm.Target.from_default_triple()
+        return target.create_target_machine(
+            cpu=self.host.cpu,
+            features=self.host.features,
+            opt=2,
+            reloc="pic",
+            codemodel="small",
+        )
+
+    def _emit_all(self, texts: list[str], optimize: bool) -> list[bytes]:
+        if not texts:
+            return []
+        workers = min(len(texts), available_cores())
+        while len(self._emitters) < workers:
+            self._emitters.append(_Emitter(self._llvm, self._target_machine()))
+        if workers == 1:
+            return [self._emitters[0].emit(text, optimize) for text in texts]
+        free = list(self._emitters)
+
+        def emit(text: str) -> bytes:
+            emitter = free.pop()
+            try:
+                return emitter.emit(text, optimize)
+            finally:
+                free.append(emitter)
+
+        # Long texts first, so that no thread is left with a long one at the end.
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        with ThreadPoolExecutor(workers) as executor:
+            done = dict(zip(order, executor.map(emit, [texts[i] for i in order]), strict=True))
+        return [done[i] for i in range(len(texts))]
+
+    def _link(self, text: str, code: bytes) -> dict[str, int]:
+        symbols = _DEFINITION.findall(text)
+        builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for symbol in symbols:
+            builder.export_symbol(symbol)
+        tracker = builder.link(self._jit, f"text{len(self._loaded)}")
+        tracker.detach()
+        return {symbol: tracker[symbol] for symbol in symbols}
+
+
+class _Emitter:
+    """One LLVM context and target machine: what a thread needs to compile on its own."""
+
+    def __init__(self, llvm: ModuleType, machine: Any):
+        self._llvm = llvm
+        self._machine = machine
+        self._context = llvm.create_context()
+        self._lib = _unlocked_library(llvm)
+
+    def emit(self, text: str, optimize: bool, assembly: bool = False) -> bytes:
+        """Object code (or assembly) of a text."""
+        lib, message = self._lib, ctypes.c_char_p()
+        pointer = lib.LLVMPY_ParseAssembly(self._context, text.encode(), ctypes.byref(message))
+        if message.value:
+            raise RuntimeError(f"LLVM IR does not parse: {message.value.decode()}\n{text}")
+        module = self._llvm.ModuleRef(pointer, self._context)
+        with module:
+            if lib.LLVMPY_VerifyModule(module, ctypes.byref(message)):
+                raise RuntimeError(f"LLVM IR is not valid: {message.value.decode()}\n{text}")
+            if optimize:
+                self._optimize(module)
+            buffer = lib.LLVMPY_TargetMachineEmitToMemory(
+                self._machine, module, int(not assembly), ctypes.byref(message)
+            )
+            if not buffer:
+                raise RuntimeError(f"LLVM cannot compile: {message.value.decode()}\n{text}")
+        try:
+            return ctypes.string_at(
+                lib.LLVMPY_GetBufferStart(buffer), lib.LLVMPY_GetBufferSize(buffer)
+            )
+        finally:
+            lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+    def _optimize(self, module: Any) -> None:
+        options = self._llvm.create_pipeline_tuning_options(speed_level=2)
+        builder = self._llvm.create_pass_builder(self._machine, options)
+        builder.getModulePassManager().run(module, builder)
+
+
+def _unlocked_library(llvm: ModuleType) -> Any:
+    """A handle of LLVM's library whose calls do not take llvmlite's global lock.
+
+    llvmlite holds one lock around every call, which lets two threads compile no faster than one.
+    LLVM itself only asks that a context stays with one thread at a time, which `_Emitter` ensures.
+    """
+    locked = llvm.ffi.lib
+    library = ctypes.CDLL(locked._name)
+    for name in (
+        "LLVMPY_ParseAssembly",
+        "LLVMPY_VerifyModule",
+        "LLVMPY_TargetMachineEmitToMemory",
+        "LLVMPY_GetBufferStart",
+        "LLVMPY_GetBufferSize",
+        "LLVMPY_DisposeMemoryBuffer",
+    ):
+        function = getattr(library, name)
+        function.argtypes = getattr(locked, name).argtypes
+        function.restype = getattr(locked, name).restype
+    return library
+
+
+def _merge(tables: list[dict[str, int]]) -> dict[str, int]:
+    merged: dict[str, int] = {}
+    for table in tables:
+        for symbol, address in table.items():
+            if merged.setdefault(symbol, address) != address:
+                raise ValueError(f"two different texts define the symbol {symbol!r}")
+    return merged
+
+
+def available_cores() -> int:
+    """How many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+loader = Loader()
+compile_texts = loader.compile_texts
+
+
+def host() -> Host:
+    """The processor that code is generated for."""
+    return loader.host
