@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+import spmd.core.trace  # noqa: F401  (to bind anything, there must be a current trace)
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import DtypeError, InternalError, ShapeError
