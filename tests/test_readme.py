@@ -1,4 +1,4 @@
-"""README and docs are programs: every python block runs, and prints what the text block after it says.
+"""README and docs are programs: each python block runs and prints what the next text block says.
 
 All blocks of one document share a namespace, as a reader would type them into one session. A block
 that is meant to raise is followed by a text block that ends in `ExceptionName: message`.
