@@ -1,0 +1,188 @@
+"""The front that all transports share: look at the arguments, then hand over flat arrays.
+
+`CheckedCommunicator` turns every public call into a `Call` (what the ranks compare) and one hook
+`_kind(call, ...)` on one-dimensional arrays, so a transport holds nothing but movement of data.
+"""
+
+from __future__ import annotations
+
+import abc
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.transport.base import ReduceOp
+from spmd.collectives.transport.call import Call, Kind, check_buffer, make_call, pairs_detail
+from spmd.collectives.transport.reduction import check_op
+from spmd.core.errors import CollectiveError
+
+
+class CheckedCommunicator(abc.ABC):
+    """Implements `Communicator` on top of hooks that move flat arrays."""
+
+    def __init__(self, rank: int, size: int, name: str):
+        self.rank = rank
+        self.size = size
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}, rank {self.rank} of {self.size})"
+
+    # ---- the public calls ----------------------------------------------------------------------
+
+    def all_reduce(self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
+        """Reduce `buf` over all ranks, in place."""
+        check_buffer(Kind.ALL_REDUCE, "buf", buf, writable=True)
+        check_op(op, buf.dtype)
+        call = make_call(Kind.ALL_REDUCE, op, buf.dtype.name, buf.size)
+        self._all_reduce(call, buf.reshape(-1), op)
+
+    def all_gather(self, buf: np.ndarray, out: np.ndarray) -> None:
+        """Collect the `buf` of every rank in `out`, in rank order."""
+        self._check_pair(Kind.ALL_GATHER, buf, out, 1, self.size)
+        call = make_call(Kind.ALL_GATHER, None, buf.dtype.name, buf.size)
+        self._all_gather(call, buf.reshape(-1), out.reshape(-1))
+
+    def reduce_scatter(self, buf: np.ndarray, out: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
+        """Reduce `buf` over all ranks and keep this rank's block of the result in `out`."""
+        self._check_pair(Kind.REDUCE_SCATTER, buf, out, self.size, 1)
+        check_op(op, buf.dtype)
+        call = make_call(Kind.REDUCE_SCATTER, op, buf.dtype.name, buf.size)
+        self._reduce_scatter(call, buf.reshape(-1), out.reshape(-1), op)
+
+    def all_to_all(self, buf: np.ndarray, out: np.ndarray) -> None:
+        """Send block `r` of `buf` to rank `r`; `out` holds the blocks sent here, in rank order."""
+        self._check_pair(Kind.ALL_TO_ALL, buf, out, 1, 1)
+        if buf.size % self.size:
+            raise CollectiveError(
+                f"all_to_all: buf has {buf.size} elements, which do not divide into "
+                f"{self.size} equal blocks, one a rank"
+            )
+        call = make_call(Kind.ALL_TO_ALL, None, buf.dtype.name, buf.size)
+        self._all_to_all(call, buf.reshape(-1), out.reshape(-1))
+
+    def permute(self, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]) -> None:
+        """Send `buf` along each `(source, target)` pair; `out` is zeros where nothing arrives."""
+        self._check_pair(Kind.PERMUTE, buf, out, 1, 1)
+        detail = pairs_detail(pairs, self.size)
+        call = make_call(Kind.PERMUTE, None, buf.dtype.name, buf.size, detail)
+        self._permute(call, buf.reshape(-1), out.reshape(-1), pairs)
+
+    def broadcast(self, buf: np.ndarray, root: int = 0) -> None:
+        """Copy the `buf` of rank `root` into the `buf` of every rank."""
+        check_buffer(Kind.BROADCAST, "buf", buf, writable=True)
+        if not 0 <= root < self.size:
+            raise CollectiveError(
+                f"broadcast: root={root}; this group has ranks 0 to {self.size - 1}"
+            )
+        call = make_call(Kind.BROADCAST, None, buf.dtype.name, buf.size, f"root={root}")
+        self._broadcast(call, buf.reshape(-1), root)
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """The objects of all ranks, in rank order. Pickled: for small things, not for arrays."""
+        return self._gather_objects(Kind.ALL_GATHER_OBJECT, obj)
+
+    def barrier(self) -> None:
+        """Return when every rank of the group has called it."""
+        self._barrier(make_call(Kind.BARRIER))
+
+    def split(self, color: int | None, key: int = 0) -> CheckedCommunicator | None:
+        """Divide the group by colour; ranks order by `key`, then by rank in this group."""
+        wishes = self._gather_objects(Kind.SPLIT, (color, key))
+        colors = sorted({c for c, _ in wishes if c is not None})
+        groups = [
+            [rank for _, rank in sorted((k, r) for r, (c, k) in enumerate(wishes) if c == wanted)]
+            for wanted in colors
+        ]
+        return self._subgroup(groups)
+
+    def abort(self, reason: str) -> None:
+        """End the whole job and give `reason` to the other ranks."""
+        self.announce_failure(f"rank {self.rank}: {reason}")
+        self._end_job()
+
+    def announce_failure(self, text: str) -> None:  # noqa: B027
+        """Make ranks that wait for this one raise `PeerError(text)`, where the transport can."""
+
+    def announce_exit(self, code: int) -> None:  # noqa: B027
+        """Say that this rank left the program and will make no more calls."""
+
+    # ---- what a transport implements -----------------------------------------------------------
+
+    @abc.abstractmethod
+    def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None: ...
+
+    @abc.abstractmethod
+    def _all_gather(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None: ...
+
+    @abc.abstractmethod
+    def _reduce_scatter(
+        self, call: Call, buf: np.ndarray, out: np.ndarray, op: ReduceOp
+    ) -> None: ...
+
+    @abc.abstractmethod
+    def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None: ...
+
+    @abc.abstractmethod
+    def _permute(
+        self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
+    ) -> None: ...
+
+    @abc.abstractmethod
+    def _broadcast(self, call: Call, buf: np.ndarray, root: int) -> None: ...
+
+    @abc.abstractmethod
+    def _barrier(self, call: Call) -> None: ...
+
+    @abc.abstractmethod
+    def _subgroup(self, groups: list[list[int]]) -> CheckedCommunicator | None:
+        """The communicator of the group that holds this rank; the same `groups` on all ranks."""
+
+    @abc.abstractmethod
+    def _end_job(self) -> None: ...
+
+    # ---- helpers -------------------------------------------------------------------------------
+
+    def _check_pair(
+        self, kind: Kind, buf: np.ndarray, out: np.ndarray, buf_blocks: int, out_blocks: int
+    ) -> None:
+        check_buffer(kind, "buf", buf, writable=False)
+        check_buffer(kind, "out", out, writable=True)
+        if buf.dtype != out.dtype:
+            raise CollectiveError(
+                f"{kind.name.lower()}: buf is {buf.dtype.name} and out is {out.dtype.name}"
+            )
+        if buf.size * out_blocks != out.size * buf_blocks:
+            wanted = buf.size * out_blocks / buf_blocks
+            raise CollectiveError(
+                f"{kind.name.lower()}: buf has {buf.size} elements and out has {out.size}; "
+                f"over {self.size} ranks out needs {wanted:g}"
+            )
+
+    def _gather_objects(self, kind: Kind, obj: Any) -> list[Any]:
+        payload = np.frombuffer(pickle.dumps(obj), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        self._all_gather(make_call(kind), np.array([payload.size], np.int64), sizes)
+        longest = int(sizes.max())
+        padded = np.zeros(longest, np.uint8)
+        padded[: payload.size] = payload
+        out = np.empty(longest * self.size, np.uint8)
+        self._all_gather(make_call(kind, None, "uint8", longest), padded, out)
+        rows = out.reshape(self.size, longest)
+        return [
+            pickle.loads(row[:length].tobytes()) for row, length in zip(rows, sizes, strict=True)
+        ]
+
+    def _place(self, groups: list[list[int]]) -> tuple[int, list[int]] | None:
+        """Which group holds this rank, and its members; None where the rank gave no colour."""
+        for index, members in enumerate(groups):
+            if self.rank in members:
+                return index, members
+        return None
+
+
+def zero(out: np.ndarray) -> None:
+    """What a rank receives when no rank sends to it."""
+    out.view(np.uint8)[...] = 0  # by bytes: not every extension dtype can be assigned an int

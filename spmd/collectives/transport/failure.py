@@ -1,0 +1,28 @@
+"""One line about a rank's failure, for the ranks that were waiting for it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+from spmd.core.source import PACKAGE_DIR
+
+
+def failure_text(rank: int, error: BaseException) -> str:
+    """`rank 2: ZeroDivisionError at train.py:41: division by zero`."""
+    message = str(error).strip().splitlines()
+    said = f": {message[0]}" if message else ""
+    where = user_line(error)
+    return f"rank {rank}: {type(error).__name__}{' at ' + where if where else ''}{said}"
+
+
+def user_line(error: BaseException) -> str:
+    """`file:line` of the innermost frame that is not ours, or nothing."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{os.path.basename(error.filename)}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE_DIR)]
+    if not frames:
+        return ""
+    frame = (theirs or frames)[-1]
+    return f"{os.path.basename(frame.filename)}:{frame.lineno}"

@@ -1,0 +1,332 @@
+"""Ranks of one host: collectives through memory that the processes share.
+
+Every collective is a sequence of steps. In a step each rank copies a chunk into its slot, says so,
+waits for the others, and reads what it needs from their slots (`shm_pages` says why that is safe).
+A reduction reads the slots in rank order. MPI is not used, only what `gather` at the start needs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.transport import shm_pages, shm_segment
+from spmd.collectives.transport.base import ReduceOp
+from spmd.collectives.transport.call import Call, mismatch, ranks_text
+from spmd.collectives.transport.checked import CheckedCommunicator, zero
+from spmd.collectives.transport.reduction import combine
+from spmd.collectives.transport.shm_pages import FAILED, LEFT, RAISED, Pages
+from spmd.collectives.transport.shm_wait import (
+    FIRST_PARK_SECONDS,
+    LONGEST_PARK_SECONDS,
+    Patience,
+    cores_of,
+    fence,
+    own_cores,
+    park,
+)
+from spmd.collectives.transport.single import SingleCommunicator
+from spmd.core.config import config
+from spmd.core.errors import CollectiveError, LaunchError, PeerError
+
+# Below this every rank reduces the whole array for itself, in one step. From there on each reduces
+# its part and a second step shares the parts: n times less arithmetic for one more meeting.
+REDUCE_PARTS_FROM_BYTES = 32 << 10
+
+Gather = Callable[[Any], list[Any]]
+
+
+class OpenGroups:
+    """All shared-memory groups of this process: whom to tell when this rank fails or leaves."""
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[ShmCommunicator] = weakref.WeakSet()
+
+    def add(self, group: ShmCommunicator) -> None:
+        self._groups.add(group)
+
+    def __iter__(self):
+        return iter(list(self._groups))
+
+
+OPEN_GROUPS = OpenGroups()
+
+
+def connect(
+    rank: int, size: int, gather: Gather, end_job: Callable[[], None], name: str = "world"
+) -> ShmCommunicator | None:
+    """Join `size` processes of one host; None on every rank if they turn out not to share memory.
+
+    `gather(obj)` returns the list of all ranks' objects. It is called `CONNECT_GATHERS` times,
+    whatever happens, so that several groups can connect through one larger group at once.
+    """
+    segment, problem = None, ""
+    if rank == 0:
+        try:
+            segment = shm_segment.create(shm_pages.segment_bytes(size))
+        except LaunchError as error:
+            problem = str(error)
+    path, problem = gather((segment.path if segment else "", problem))[0]
+    if segment is None and not problem:
+        try:
+            segment = shm_segment.attach(path, shm_pages.segment_bytes(size))
+        except (OSError, ValueError):
+            segment = None  # a host of another name, or a container with a /dev/shm of its own
+    pages = Pages(segment.memory, rank, size) if segment else None
+    joined = gather((segment is not None, own_cores()))
+    if rank == 0 and segment is not None:
+        segment.unlink()
+    sees_all = all(gather(pages is not None and all(is_running(pages, r) for r in range(size))))
+    if problem:
+        raise LaunchError(problem)
+    if pages is None or not all(attached for attached, _ in joined):
+        return None
+    patience = Patience.for_load(size, cores_of([cores for _, cores in joined]))
+    return ShmCommunicator(pages, patience, sees_all, end_job, name)
+
+
+CONNECT_GATHERS = 3
+
+
+class ShmCommunicator(CheckedCommunicator):
+    """One of several ranks that are processes of one host."""
+
+    def __init__(
+        self,
+        pages: Pages,
+        patience: Patience,
+        sees_processes: bool,
+        end_job: Callable[[], None],
+        name: str,
+    ):
+        super().__init__(pages.rank, pages.size, name)
+        self._pages = pages
+        self._patience = patience
+        # False where ranks live in process namespaces of their own: then a process id says nothing.
+        self._sees_processes = sees_processes
+        self._end = end_job
+        self._slots = pages.slots
+        self._slot_bytes = pages.slots[0][0].size
+        self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
+        self._step = 0
+        self._sequence = 0
+        self._views: dict[tuple[np.dtype, int], tuple[list[np.ndarray], ...]] = {}
+        OPEN_GROUPS.add(self)
+
+    def announce_failure(self, text: str) -> None:
+        """See `CheckedCommunicator`; waiting ranks notice within a few milliseconds."""
+        self._pages.set_text(RAISED, text)
+
+    def announce_exit(self, code: int) -> None:
+        """See `CheckedCommunicator`."""
+        self._pages.set_text(LEFT, f"left the program (exit code {code})", code)
+
+    # ---- steps ---------------------------------------------------------------------------------
+
+    def _next_slots(self, dtype: np.dtype, count: int) -> list[np.ndarray]:
+        """All ranks' slots of the coming step, as arrays of `count` elements."""
+        views = self._views.get((dtype, count))
+        if views is None:
+            if len(self._views) >= 256:
+                self._views.clear()
+            nbytes = dtype.itemsize * count
+            views = tuple([slot[:nbytes].view(dtype) for slot in slots] for slots in self._slots)
+            self._views[dtype, count] = views
+        return views[(self._step + 1) & 1]
+
+    def _enter(self, call: Call) -> None:
+        self._pages.enter(self._sequence, call.packed)
+
+    def _meet(self, call: Call, first: bool) -> None:
+        """Say that this rank's slot is filled, and wait until all are.
+
+        In the `first` step of a call the ranks compare what they called: before any of them reads
+        data that may not be what it thinks.
+        """
+        pages, words = self._pages, self._pages.words
+        step = self._step = self._step + 1
+        pages.post(step)
+        for peer in self._peers:
+            if words[peer] < step:
+                for _ in range(self._patience.spins):
+                    if words[peer] >= step:
+                        break
+                else:
+                    self._wait(call, step)
+                    break
+        fence()
+        if first:
+            sequence, self._sequence = self._sequence, self._sequence + 1
+            calls = [pages.call(r, sequence) for r in range(self.size)]
+            if any(packed != call.packed for packed in calls):
+                raise mismatch(sequence, calls)
+
+    def _wait(self, call: Call, step: int) -> None:
+        """Wait for all ranks beyond the first spin: yield, then park, then look for the reason."""
+        pages = self._pages
+        for _ in range(self._patience.yields):
+            if not pages.missing(step):
+                return
+            os.sched_yield()
+        began = time.monotonic()
+        seconds = FIRST_PARK_SECONDS
+        while missing := pages.missing(step):
+            self._park(missing[0], step, seconds)
+            seconds = min(2 * seconds, LONGEST_PARK_SECONDS)
+            still = pages.missing(step)
+            if still:
+                self._look_for_failure(call, step, still, began)
+
+    def _park(self, awaited: int, step: int, seconds: float) -> None:
+        pages = self._pages
+        pages.words[pages.word(awaited, shm_pages.WAITED_FOR)] = 1
+        fence()
+        seen = pages.words[pages.arrived[awaited]]
+        if seen < step:
+            park(pages.address_of(awaited), seen, seconds)
+
+    def _look_for_failure(self, call: Call, step: int, missing: list[int], began: float) -> None:
+        pages = self._pages
+        waiting = f"while rank {self.rank} waited for it in {call}"
+        failed = pages.words[FAILED]
+        if failed:
+            raise PeerError(pages.text(failed - 1) or f"rank {failed - 1} failed")
+        for r in missing:
+            # Read the state first: a rank that left cannot arrive any more after that.
+            left = pages.state(r) == LEFT
+            fence()
+            if left and r in pages.missing(step):
+                raise PeerError(f"rank {r} {pages.text(r)} {waiting}; {pages.whereabouts(r)}")
+            if self._sees_processes and not is_running(pages, r):
+                raise PeerError(
+                    f"rank {r} (process {pages.process(r)}) ended without a word (killed, or out "
+                    f"of memory) {waiting}; {pages.whereabouts(r)}"
+                )
+        waited = time.monotonic() - began
+        if waited > config.collective_timeout:
+            last = "\n".join(f"  rank {r}: {pages.whereabouts(r)}" for r in missing[:8])
+            raise CollectiveError(
+                f"rank {self.rank} | {call} (#{self._sequence - 1} of {self.name}) waited "
+                f"{waited:.1f} s for {ranks_text(missing)}:\n{last}\n"
+                "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
+            )
+
+    # ---- collectives ---------------------------------------------------------------------------
+
+    def _chunks(self, count: int, itemsize: int, blocks: int = 1):
+        """Slices of at most a slot; one empty slice for nothing, so that ranks still meet."""
+        most = max(1, self._slot_bytes // (itemsize * blocks))
+        for at in range(0, max(count, 1), most):
+            yield at, min(count - at, most)
+
+    def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
+        self._enter(call)
+        in_parts = buf.nbytes >= REDUCE_PARTS_FROM_BYTES
+        for at, count in self._chunks(buf.size, buf.itemsize):
+            chunk = buf[at : at + count]
+            slots = self._next_slots(buf.dtype, count)
+            np.copyto(slots[self.rank], chunk)
+            self._meet(call, first=at == 0)
+            if not in_parts:
+                combine(op, slots, chunk)
+                continue
+            bounds = [count * r // self.size for r in range(self.size + 1)]
+            mine = slice(bounds[self.rank], bounds[self.rank + 1])
+            reduced = self._next_slots(buf.dtype, count)
+            combine(op, [slot[mine] for slot in slots], reduced[self.rank][mine])
+            self._meet(call, first=False)
+            for r, slot in enumerate(reduced):
+                part = slice(bounds[r], bounds[r + 1])
+                np.copyto(chunk[part], slot[part])
+
+    def _all_gather(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
+        self._enter(call)
+        for at, count in self._chunks(buf.size, buf.itemsize):
+            slots = self._next_slots(buf.dtype, count)
+            np.copyto(slots[self.rank], buf[at : at + count])
+            self._meet(call, first=at == 0)
+            for r, slot in enumerate(slots):
+                begin = r * buf.size + at
+                np.copyto(out[begin : begin + count], slot)
+
+    def _blocks(self, call: Call, buf: np.ndarray, block: int):
+        """Send block `r` of `buf` to rank `r`, chunk by chunk; yields what arrived here."""
+        self._enter(call)
+        for at, count in self._chunks(block, buf.itemsize, blocks=self.size):
+            slots = self._next_slots(buf.dtype, count * self.size)
+            for r in range(self.size):
+                begin = r * block + at
+                np.copyto(slots[self.rank][r * count : (r + 1) * count], buf[begin : begin + count])
+            self._meet(call, first=at == 0)
+            mine = slice(self.rank * count, (self.rank + 1) * count)
+            yield at, count, [slot[mine] for slot in slots]
+
+    def _reduce_scatter(self, call: Call, buf: np.ndarray, out: np.ndarray, op: ReduceOp) -> None:
+        for at, count, parts in self._blocks(call, buf, out.size):
+            combine(op, parts, out[at : at + count])
+
+    def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
+        block = buf.size // self.size
+        for at, count, parts in self._blocks(call, buf, block):
+            for r, part in enumerate(parts):
+                begin = r * block + at
+                np.copyto(out[begin : begin + count], part)
+
+    def _permute(
+        self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
+    ) -> None:
+        source = {target: source for source, target in pairs}.get(self.rank)
+        sends = any(source == self.rank for source, _ in pairs)
+        if source is None:
+            zero(out)
+        self._enter(call)
+        for at, count in self._chunks(buf.size, buf.itemsize):
+            slots = self._next_slots(buf.dtype, count)
+            if sends:
+                np.copyto(slots[self.rank], buf[at : at + count])
+            self._meet(call, first=at == 0)
+            if source is not None:
+                np.copyto(out[at : at + count], slots[source])
+
+    def _broadcast(self, call: Call, buf: np.ndarray, root: int) -> None:
+        self._enter(call)
+        for at, count in self._chunks(buf.size, buf.itemsize):
+            slots = self._next_slots(buf.dtype, count)
+            if self.rank == root:
+                np.copyto(slots[root], buf[at : at + count])
+            self._meet(call, first=at == 0)
+            if self.rank != root:
+                np.copyto(buf[at : at + count], slots[root])
+
+    def _barrier(self, call: Call) -> None:
+        self._enter(call)
+        self._meet(call, first=True)
+
+    def _subgroup(self, groups: list[list[int]]) -> CheckedCommunicator | None:
+        """Connect all groups at once, through this group, which all their ranks are in."""
+        place = self._place(groups)
+        if place is None or len(place[1]) == 1:
+            for _ in range(CONNECT_GATHERS):
+                self.all_gather_object(None)
+            return SingleCommunicator(f"{self.name}/{place[0]}") if place else None
+        index, members = place
+
+        def gather(obj: Any) -> list[Any]:
+            everyone = self.all_gather_object(obj)
+            return [everyone[r] for r in members]
+
+        name = f"{self.name}/{index}"
+        return connect(members.index(self.rank), len(members), gather, self._end, name)
+
+    def _end_job(self) -> None:
+        self._end()
+
+
+def is_running(pages: Pages, rank: int) -> bool:
+    """Whether the process of a rank still exists."""
+    return shm_pages.is_alive(pages.process(rank))

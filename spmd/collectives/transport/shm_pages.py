@@ -1,0 +1,170 @@
+"""The layout of the shared segment: a page a rank that says where it is, then two slots a rank.
+
+    | control page | page of rank 0 | page of rank 1 | ... | slot 0 even | slot 0 odd | slot 1 ...
+
+A rank writes only its own page and slots. Its `arrived` word counts *steps*: it goes up when the
+rank has put its data for the step into its slot. A step's data goes to the slot of the step's
+parity, and a rank leaves a step only when all have arrived in it, so a slot is written again only
+two steps later, when everyone has certainly read it: one meeting a step is enough.
+
+The rest of the page is readable by the others, and by a supervisor, without the rank's help: the
+call it entered, how many it completed, whether it failed and with what words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+
+from spmd.collectives.transport.call import CALL_BYTES, read_call
+from spmd.collectives.transport.shm_wait import fence, wake
+
+PAGE = 4096
+_WORD = 8
+
+# Words of a rank's page. `ARRIVED` has its own cache line: it is what the others poll.
+ARRIVED = 0
+WAITED_FOR = 8
+STATE = 16
+EXIT_CODE = 17
+PROCESS = 18
+ENTERED = 24
+# Bytes of a rank's page.
+_CALLS = 1024
+_TEXT = 2048
+_TEXT_BYTES = PAGE - _TEXT
+
+# The one word of the control page: 1 + the rank that failed first, 0 while none has.
+FAILED = 0
+
+RUNNING, RAISED, LEFT = 0, 1, 2
+
+SLOT_BYTES = 1 << 20
+LEAST_SLOT_BYTES = 64 << 10
+# All slots of a group together: what a container's default /dev/shm (64 MiB) can hold.
+BUDGET_BYTES = 48 << 20
+
+
+def slot_bytes(size: int) -> int:
+    """The size of one slot in a group of `size` ranks: a multiple of the page."""
+    share = BUDGET_BYTES // (2 * size) // PAGE * PAGE
+    return max(LEAST_SLOT_BYTES, min(SLOT_BYTES, share))
+
+
+def segment_bytes(size: int) -> int:
+    """The size of the whole segment."""
+    return PAGE * (1 + size) + 2 * size * slot_bytes(size)
+
+
+class Pages:
+    """One process's view of the pages and slots of its group."""
+
+    def __init__(self, memory: mmap.mmap, rank: int, size: int):
+        self.rank = rank
+        self.size = size
+        self.bytes = memoryview(memory)
+        self.words = self.bytes[: PAGE * (1 + size)].cast("q")
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.arrived = [self.word(r, ARRIVED) for r in range(size)]
+        start = PAGE * (1 + size)
+        width = slot_bytes(size)
+        whole = np.frombuffer(memory, np.uint8)
+        # slots[parity][rank]
+        self.slots = [
+            [whole[at : at + width] for at in range(start + odd * width, whole.size, 2 * width)]
+            for odd in (0, 1)
+        ]
+        self.words[self.word(rank, PROCESS)] = os.getpid()
+
+    def word(self, rank: int, which: int) -> int:
+        """The index in `words` of one word of a rank's page."""
+        return (PAGE * (1 + rank)) // _WORD + which
+
+    # ---- arriving ------------------------------------------------------------------------------
+
+    def post(self, step: int) -> None:
+        """Make this rank's data of `step` visible, and wake those who wait for it."""
+        fence()
+        self.words[self.arrived[self.rank]] = step
+        fence()  # the count must be out before we look whether someone went to sleep over it
+        waited_for = self.word(self.rank, WAITED_FOR)
+        if self.words[waited_for]:
+            self.words[waited_for] = 0
+            wake(self.address_of(self.rank))
+
+    def address_of(self, rank: int) -> int:
+        """Where in this process's memory a rank's `arrived` word lies."""
+        return self.address + _WORD * self.arrived[rank]
+
+    def missing(self, step: int) -> list[int]:
+        """The ranks that have not arrived in `step`."""
+        return [r for r, word in enumerate(self.arrived) if self.words[word] < step]
+
+    # ---- calls ---------------------------------------------------------------------------------
+
+    def enter(self, sequence: int, packed: bytes) -> None:
+        """Show the call this rank enters, its `sequence`-th."""
+        at = self._call_at(self.rank, sequence)
+        self.bytes[at : at + CALL_BYTES] = packed
+        self.words[self.word(self.rank, ENTERED)] = sequence + 1
+
+    def call(self, rank: int, sequence: int) -> bytes:
+        """The packed call of a rank."""
+        at = self._call_at(rank, sequence)
+        return bytes(self.bytes[at : at + CALL_BYTES])
+
+    def _call_at(self, rank: int, sequence: int) -> int:
+        return PAGE * (1 + rank) + _CALLS + CALL_BYTES * (sequence & 1)
+
+    def whereabouts(self, rank: int) -> str:
+        """What a rank did last, in words."""
+        entered = self.words[self.word(rank, ENTERED)]
+        if not entered:
+            return "it has entered no collective of this group"
+        return f"its last was {read_call(self.call(rank, entered - 1))} (#{entered - 1})"
+
+    # ---- failure -------------------------------------------------------------------------------
+
+    def set_text(self, state: int, text: str, code: int = 1) -> None:
+        """Say how this rank ended."""
+        encoded = text.encode()[: _TEXT_BYTES - 1]
+        at = PAGE * (1 + self.rank) + _TEXT
+        self.bytes[at : at + len(encoded) + 1] = encoded + b"\0"
+        self.words[self.word(self.rank, EXIT_CODE)] = code
+        fence()
+        self.words[self.word(self.rank, STATE)] = state
+        if state == RAISED and not self.words[FAILED]:
+            self.words[FAILED] = self.rank + 1
+        wake(self.address_of(self.rank))
+
+    def text(self, rank: int) -> str:
+        """How a rank said that it ended."""
+        at = PAGE * (1 + rank) + _TEXT
+        return bytes(self.bytes[at : at + _TEXT_BYTES]).split(b"\0", 1)[0].decode(errors="replace")
+
+    def state(self, rank: int) -> int:
+        """Whether a rank runs, raised or left."""
+        return self.words[self.word(rank, STATE)]
+
+    def process(self, rank: int) -> int:
+        """A rank's process id."""
+        return self.words[self.word(rank, PROCESS)]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this host still runs; a dead one waiting for its parent does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        # The state follows the name, which is in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return os.path.exists(f"/proc/{pid}") or not os.path.exists("/proc/self")

@@ -1,0 +1,119 @@
+"""How a process waits for a word of shared memory to change: spin briefly, yield, then park.
+
+Ranks often outnumber cores, so a waiter must give its core away. Parking is a futex on Linux and a
+short sleep elsewhere. Every park has a time limit: a lost wake-up costs a millisecond, never a
+hang, and between parks the waiter looks for ranks that failed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Reads of the word before the first yield, while every rank has a core: about 10 µs, which covers
+# the skew of ranks that run the same program. With more ranks than cores a spin only keeps the
+# awaited rank from running.
+SPINS = 200
+YIELDS = 100
+FIRST_PARK_SECONDS = 0.001
+LONGEST_PARK_SECONDS = 0.05
+
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_EVERYONE = 2**31 - 1
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def _find_futex() -> Callable[[int, int, int, _Timespec | None], int] | None:
+    number = _SYSCALL_NUMBERS.get(platform.machine())
+    if not sys.platform.startswith("linux") or number is None or sys.byteorder != "little":
+        return None
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+
+    def futex(address: int, operation: int, value: int, timeout: _Timespec | None) -> int:
+        limit = ctypes.byref(timeout) if timeout is not None else None
+        # Not FUTEX_PRIVATE: the waiters are other processes.
+        return syscall(
+            ctypes.c_long(number),
+            ctypes.c_void_p(address),
+            ctypes.c_int(operation),
+            ctypes.c_uint32(value & 0xFFFFFFFF),
+            limit,
+            None,
+            ctypes.c_int(0),
+        )
+
+    return futex
+
+
+_futex = _find_futex()
+_fence_a, _fence_b = threading.Lock(), threading.Lock()
+
+
+def fence() -> None:
+    """A full memory fence, from what Python has.
+
+    Releasing one lock and acquiring another keeps loads and stores on their side, also on ARM,
+    where plain stores to shared memory may otherwise become visible out of order. On x86 a single
+    locked instruction does it.
+    """
+    _fence_a.acquire()
+    _fence_a.release()
+    if not _ORDERED_STORES:
+        _fence_b.acquire()
+        _fence_b.release()
+
+
+_ORDERED_STORES = platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to spin and to yield before parking."""
+
+    spins: int
+    yields: int
+
+    @staticmethod
+    def for_load(ranks: int, cores: int) -> Patience:
+        """Spin only while every rank can have a core of its own."""
+        return Patience(SPINS if ranks <= cores else 0, YIELDS if ranks <= cores else YIELDS // 5)
+
+
+def park(address: int, seen: int, seconds: float) -> None:
+    """Sleep until the 64-bit word at `address` no longer is `seen`, or for `seconds`."""
+    if _futex is None:
+        time.sleep(min(seconds, FIRST_PARK_SECONDS))
+        return
+    whole = int(seconds)
+    limit = _Timespec(whole, int((seconds - whole) * 1e9))
+    # The futex compares the low half, which a counter changes at every step.
+    _futex(address, _FUTEX_WAIT, seen, limit)
+
+
+def wake(address: int) -> None:
+    """Wake every process that parks on the word at `address`."""
+    if _futex is not None:
+        _futex(address, _FUTEX_WAKE, _EVERYONE, None)
+
+
+def cores_of(affinities: list[list[int]]) -> int:
+    """How many cores a set of processes may use together, from each one's list."""
+    return len({core for cores in affinities for core in cores}) or os.cpu_count() or 1
+
+
+def own_cores() -> list[int]:
+    """The cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
