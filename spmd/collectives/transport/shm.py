@@ -114,7 +114,7 @@ class ShmCommunicator(CheckedCommunicator):
         self._slot_bytes = pages.slots[0][0].size
         self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
         self._step = 0
-        self._sequence = 0
+        self._sequence = -1
         self._views: dict[tuple[np.dtype, int], tuple[list[np.ndarray], ...]] = {}
         OPEN_GROUPS.add(self)
 
@@ -140,6 +140,7 @@ class ShmCommunicator(CheckedCommunicator):
         return views[(self._step + 1) & 1]
 
     def _enter(self, call: Call) -> None:
+        self._sequence += 1
         self._pages.enter(self._sequence, call.packed)
 
     def _meet(self, call: Call, first: bool) -> None:
@@ -161,10 +162,9 @@ class ShmCommunicator(CheckedCommunicator):
                     break
         fence()
         if first:
-            sequence, self._sequence = self._sequence, self._sequence + 1
-            calls = [pages.call(r, sequence) for r in range(self.size)]
+            calls = [pages.call(r, self._sequence) for r in range(self.size)]
             if any(packed != call.packed for packed in calls):
-                raise mismatch(sequence, calls)
+                raise mismatch(self._sequence, calls)
 
     def _wait(self, call: Call, step: int) -> None:
         """Wait for all ranks beyond the first spin: yield, then park, then look for the reason."""
@@ -211,7 +211,7 @@ class ShmCommunicator(CheckedCommunicator):
         if waited > config.collective_timeout:
             last = "\n".join(f"  rank {r}: {pages.whereabouts(r)}" for r in missing[:8])
             raise CollectiveError(
-                f"rank {self.rank} | {call} (#{self._sequence - 1} of {self.name}) waited "
+                f"rank {self.rank} | {call} (#{self._sequence} of {self.name}) waited "
                 f"{waited:.1f} s for {ranks_text(missing)}:\n{last}\n"
                 "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
             )

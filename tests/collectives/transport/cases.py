@@ -125,7 +125,7 @@ def reduce_in_order(op: ReduceOp | None, parts: list[np.ndarray]) -> np.ndarray:
     assert op is not None
     dtype = parts[0].dtype
     step = STEP[op]
-    if op in BITWISE and dtype != bool:
+    if op in BITWISE and dtype.kind != "b":
         step = getattr(np, f"bitwise_{op.value}")
     narrow = dtype.name in ("float16", "bfloat16") and op in (ReduceOp.SUM, ReduceOp.PROD)
     total = parts[0].astype(np.float32 if narrow else dtype)

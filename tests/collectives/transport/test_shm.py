@@ -1,0 +1,236 @@
+"""Ranks as forked processes that share memory: no MPI is needed to test this transport."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spmd.collectives.transport import shm, shm_pages, shm_segment, shm_wait
+from spmd.core.config import config
+from spmd.core.errors import CollectiveError, LaunchError, PeerError
+from tests.collectives.transport.cases import all_cases, check_all
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="forked ranks are only tested on Linux"
+)
+FORK = multiprocessing.get_context("fork")
+
+
+class Ranks:
+    """Forks N ranks that run `body(comm)` and collects what each returned or raised."""
+
+    def __init__(self, size: int, body: Callable[[Any], Any]):
+        self.size = size
+        boxes = FORK.Manager()
+        self.meeting = FORK.Barrier(size)
+        self.shared = boxes.dict()
+        self.results = boxes.dict()
+        self.processes = [
+            FORK.Process(target=self.rank_main, args=(rank, body)) for rank in range(size)
+        ]
+
+    def gather_for(self, rank: int) -> shm.Gather:
+        calls = iter(range(1_000))
+
+        def gather(obj: Any) -> list[Any]:
+            call = next(calls)
+            self.shared[call, rank] = obj
+            self.meeting.wait(10)
+            return [self.shared[call, r] for r in range(self.size)]
+
+        return gather
+
+    def rank_main(self, rank: int, body: Callable[[Any], Any]) -> None:
+        comm = shm.connect(rank, self.size, self.gather_for(rank), lambda: os._exit(1))
+        try:
+            result = body(comm)
+            assert comm is not None
+            comm.announce_exit(0)
+        except Exception as error:
+            result = error
+        self.results[rank] = result
+
+    def run(self, timeout: float = 30) -> list[Any]:
+        for process in self.processes:
+            process.start()
+        deadline = time.monotonic() + timeout
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        stuck = [r for r, process in enumerate(self.processes) if process.is_alive()]
+        for r in stuck:
+            self.processes[r].kill()
+        assert not stuck, f"ranks {stuck} still ran after {timeout} s"
+        return [self.results.get(r) for r in range(self.size)]
+
+
+def raised(results: list[Any]) -> list[Any]:
+    return [f"{type(r).__name__}: {r}" if isinstance(r, Exception) else r for r in results]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_cases(size: int):
+    assert raised(Ranks(size, check_all).run(timeout=60)) == [len(all_cases())] * size
+
+
+def test_no_name_is_left_behind():
+    before = set(Path("/dev/shm").glob(f"{shm_segment.PREFIX}*"))
+
+    def body(comm):
+        comm.barrier()
+        return sorted(set(Path("/dev/shm").glob(f"{shm_segment.PREFIX}*-{os.getppid()}-*")))
+
+    assert raised(Ranks(2, body).run()) == [[], []]
+    assert set(Path("/dev/shm").glob(f"{shm_segment.PREFIX}*")) <= before
+
+
+def test_large_arrays_pass_in_chunks(size=2):
+    def body(comm):
+        count = 3 * shm_pages.slot_bytes(comm.size) // 4 + 5
+        x = np.full(count, comm.rank + 1.0, np.float32)
+        gathered = np.empty(2 * count, np.float32)
+        comm.all_gather(x, gathered)
+        comm.all_reduce(x)
+        return bool(np.all(x == 3)), float(gathered[0]), float(gathered[-1])
+
+    assert raised(Ranks(size, body).run()) == [(True, 1.0, 2.0)] * 2
+
+
+# ---- failures ----------------------------------------------------------------------------------
+
+
+def test_a_killed_rank_is_named():
+    def body(comm):
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        comm.all_reduce(np.zeros(3))
+
+    began = time.monotonic()
+    results = Ranks(3, body).run(timeout=10)
+    assert time.monotonic() - began < 5
+    for rank in (0, 2):
+        assert isinstance(results[rank], PeerError), results
+        assert "rank 1 (process" in str(results[rank])
+        assert "ended without a word" in str(results[rank])
+        assert "its last was barrier (#0)" in str(results[rank])
+
+
+def test_a_rank_that_announces_its_failure_is_quoted():
+    def body(comm):
+        if comm.rank == 2:
+            comm.announce_failure("rank 2: ZeroDivisionError at train.py:41")
+            time.sleep(1)
+        else:
+            comm.barrier()
+
+    results = Ranks(3, body).run(timeout=10)
+    wanted = "PeerError: rank 2: ZeroDivisionError at train.py:41"
+    assert raised(results) == [wanted, wanted, None]
+
+
+def test_a_rank_that_leaves_is_named():
+    def body(comm):
+        if comm.rank == 0:
+            comm.barrier()
+        time.sleep(0.2)
+
+    results = Ranks(2, body).run(timeout=10)
+    assert "rank 1 left the program (exit code 0) while rank 0 waited for it in barrier" in str(
+        results[0]
+    )
+
+
+def test_different_collectives_are_reported_on_every_rank_and_leave_the_group_usable():
+    def body(comm):
+        x = np.zeros(4, np.float32)
+        try:
+            if comm.rank == 1:
+                comm.broadcast(x, 0)
+            else:
+                comm.all_reduce(x)
+        except CollectiveError as error:
+            comm.barrier()
+            return str(error)
+
+    texts = Ranks(3, body).run(timeout=10)
+    assert len(set(texts)) == 1
+    assert "collective #0 differs between ranks" in texts[0]
+    assert "ranks 0, 2: all_reduce(sum) of float32[4]" in texts[0]
+    assert "rank 1: broadcast of float32[4] with root=0" in texts[0]
+
+
+def test_a_late_rank_is_named_with_its_last_call():
+    def body(comm):
+        comm.all_gather_object("once")
+        if comm.rank == 1:
+            time.sleep(1.0)
+            return None
+        with config.override("collective_timeout", 0.2):
+            comm.all_reduce(np.zeros(3))
+
+    error = Ranks(2, body).run(timeout=10)[0]
+    assert isinstance(error, CollectiveError)
+    assert "all_reduce(sum) of float64[3] (#2 of world) waited 0." in str(error)
+    assert "for rank 1:\n  rank 1: its last was all_gather_object of uint8[" in str(error)
+    assert "SPMD_COLLECTIVE_TIMEOUT" in str(error)
+
+
+# ---- pieces ------------------------------------------------------------------------------------
+
+
+def test_a_wake_ends_a_park():
+    segment = shm_segment.create(shm_pages.segment_bytes(2))
+    segment.unlink()
+    waiter = shm_pages.Pages(segment.memory, 0, 2)
+    pid = os.fork()
+    if pid == 0:
+        poster = shm_pages.Pages(segment.memory, 1, 2)
+        time.sleep(0.2)
+        poster.post(1)
+        os._exit(0)
+    waiter.words[waiter.word(1, shm_pages.WAITED_FOR)] = 1
+    began = time.monotonic()
+    while waiter.missing(1) == [0, 1]:
+        shm_wait.park(waiter.address_of(1), 0, 5.0)
+    assert 0.1 < time.monotonic() - began < 2.0
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_sweep_removes_only_what_crashed_jobs_left():
+    mine = shm_segment.create(4096)
+    dead = Path(f"/dev/shm/{shm_segment.PREFIX}{os.getuid()}-999999999-abc")
+    dead.write_bytes(b"")
+    later = time.time() + 2 * shm_segment.STALE_SECONDS
+    try:
+        assert str(dead) not in shm_segment.sweep()  # too young to judge
+        removed = shm_segment.sweep(later)
+        assert str(dead) in removed
+        assert mine.path not in removed  # its creator lives
+    finally:
+        mine.unlink()
+        dead.unlink(missing_ok=True)
+
+
+def test_no_room_is_an_error_that_says_what_to_do(monkeypatch, tmp_path):
+    def full(fd, nbytes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shm_segment, "_reserve", full)
+    with pytest.raises(LaunchError, match=r"(?s)no folder has room for 1 MiB.*--shm-size"):
+        shm_segment.create(1 << 20)
+
+
+def test_slots_fit_their_budget():
+    for size in (2, 3, 4, 8, 24, 100):
+        assert shm_pages.slot_bytes(size) % shm_pages.PAGE == 0
+        assert shm_pages.LEAST_SLOT_BYTES <= shm_pages.slot_bytes(size) <= shm_pages.SLOT_BYTES
+    assert 2 * 24 * shm_pages.slot_bytes(24) <= shm_pages.BUDGET_BYTES
