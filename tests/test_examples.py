@@ -27,7 +27,7 @@ TOY = {
 SAYS = {
     "train_digits": r"4 devices: loss \d+\.\d+ -> \d+\.\d+, test accuracy \d+\.\d+%",
     "random_matrices": r"4 devices: mean radius [01]\.\d+, spread \d",
-    "ring_all_reduce": r"4 devices: ring and psum differ by at most (\S+), their gradients by (\S+)",
+    "ring_all_reduce": r"ring and psum differ by at most (\S+), their gradients by (\S+)",
     "batched_predict": r"differ from single ones by (\S+)",
 }
 

@@ -1,0 +1,106 @@
+"""One side in a process of its own: prepares a case, then times blocks of calls on request.
+
+The process reads commands from standard input, one JSON object a line, and answers each with one.
+Between commands it blocks in a read, so that the other side has the machine to itself; two
+frameworks in one process would compete with their thread pools.
+
+    {"prepare": case, "save": path} -> {"seconds": one call's time after warming up}
+    {"samples": n, "inner": m}      -> {"seconds": [n averages over m calls each]}
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from benchmarks.cases import find_case
+from benchmarks.sides import Side, load_side
+
+WARM_UP_CALLS = 20
+WARM_UP_SECONDS = 0.3
+
+
+def waiter(side: Side, result: Any) -> Callable[[Any], Any]:
+    """The cheapest way to wait for a result on this side."""
+    if side.name == "numpy":
+        return lambda out: None
+    if hasattr(result, "block_until_ready"):
+        return lambda out: out.block_until_ready()
+    return side.ready
+
+
+def leaves(result: Any) -> list[numpy.ndarray]:
+    """The arrays of a result, in an order that all sides share."""
+    if isinstance(result, dict):
+        return [leaf for name in sorted(result) for leaf in leaves(result[name])]
+    if isinstance(result, tuple | list):
+        return [leaf for item in result for leaf in leaves(item)]
+    return [numpy.asarray(result)]
+
+
+class Bench:
+    """The case in hand, ready to be timed."""
+
+    def __init__(self, side: Side):
+        self.side = side
+
+    def prepare(self, case_name: str, save: str) -> float:
+        """Build the case, write its first result, warm up, and return the time of a call."""
+        self.case = find_case(case_name)
+        self.run = self.case.make(self.side)
+        result = self.run()
+        self.wait = waiter(self.side, result)
+        self.wait(result)
+        numpy.savez(save, *leaves(result))
+        del result
+        start, calls = time.perf_counter(), 0
+        while calls < WARM_UP_CALLS or time.perf_counter() - start < WARM_UP_SECONDS:
+            self.wait(self.run())
+            calls += 1
+        return min(self.samples(5, 1))
+
+    def samples(self, count: int, inner: int) -> list[float]:
+        """Average seconds per call, `count` times, over `inner` calls each."""
+        run, wait, now = self.run, self.wait, time.perf_counter
+        seconds = []
+        gc.collect()
+        gc.disable()
+        for _ in range(count):
+            if self.case.wait:
+                start = now()
+                for _ in range(inner):
+                    wait(run())
+                seconds.append((now() - start) / inner)
+            else:
+                start = now()
+                for _ in range(inner):
+                    out = run()
+                seconds.append((now() - start) / inner)
+                wait(out)
+        gc.enable()
+        return seconds
+
+
+def main() -> None:
+    """Serve commands until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever a framework prints must not look like an answer
+    bench = Bench(load_side(sys.argv[1]))
+    for line in sys.stdin:
+        command = json.loads(line)
+        if "prepare" in command:
+            answer: Any = bench.prepare(command["prepare"], command["save"])
+        else:
+            answer = bench.samples(command["samples"], command["inner"])
+        print(json.dumps({"seconds": answer}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
