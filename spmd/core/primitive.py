@@ -17,9 +17,10 @@ slot             meaning
 ``dims``         ``(*avals, **params) -> Dims``: which operand dims become which result dims.
 ================ =============================================================================
 
-Optional slots, for structural primitives (calls, control flow, collectives): ``linearize``,
-``axes`` (the axis names a collective uses), ``vma`` (how it changes the varying axes), ``effects``,
-``subjaxprs``.
+Optional slots, for structural primitives (calls, control flow, collectives): ``linearize``
+(``(trace, primals, tangents, **params) -> (outs, tangents)``, instead of jvp when linearizing),
+``axes`` (the axis names a collective uses), ``vma`` (how it changes the varying axes; "given" when
+``abstract`` already says so), ``effects``, ``inline`` (the closed jaxpr that a call stands for).
 """
 
 from __future__ import annotations
@@ -130,6 +131,7 @@ class Primitive:
         dims: Callable[..., Dims] | Refused,
         multiple: bool = False,
         linearize: Callable[..., Any] | None = None,
+        inline: Callable[[dict[str, Any]], Any] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
         vma: Callable[..., Any] | str = "union",
         effects: Callable[[dict[str, Any]], frozenset[str]] = _no_effects,
@@ -145,6 +147,7 @@ class Primitive:
         self.dims = dims
         self.multiple = multiple
         self.linearize = linearize
+        self.inline = inline
         self.axes = axes
         self.vma = vma
         self.effects = effects

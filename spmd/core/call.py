@@ -1,0 +1,135 @@
+"""Calls of jaxprs: `jit_p`, and what every call-like primitive shares.
+
+A call's rules are those of its jaxpr: differentiate, batch or transpose the jaxpr, and call that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.context import state
+from spmd.core.ir import ClosedJaxpr, Literal
+from spmd.core.jvp import JVPTrace, jvp_jaxpr
+from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
+from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.transpose import transpose_jaxpr
+from spmd.core.util import split_list
+from spmd.core.vmap import batch_jaxpr, fronts
+
+# ---- derived jaxprs, kept as long as the jaxpr they come from ----------------------------------
+
+_derived: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def derived(closed: ClosedJaxpr, kind: Any, make: Callable[[], Any]) -> Any:
+    """`make()`, remembered for this jaxpr, this kind and the axis names in scope."""
+    entries = _derived.setdefault(closed, {})
+    key = (kind, state.axes)
+    if key not in entries:
+        entries[key] = make()
+    return entries[key]
+
+
+def nonzero(values: Sequence[Any]) -> list[bool]:
+    """Which tangents or cotangents are not `Zero`."""
+    return [not isinstance(t, Zero) for t in values]
+
+
+def spread(flags: Sequence[bool], values: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
+    """Values where the flag is set, `Zero`s elsewhere."""
+    given = iter(values)
+    return [next(given) if f else Zero(a) for f, a in zip(flags, avals, strict=True)]
+
+
+def impl_jaxpr(xp: Any, closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """Evaluate a jaxpr with every primitive's `impl`: the oracle of all compiled programs."""
+    jaxpr = closed.jaxpr
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [
+            xp.asarray(a.val if isinstance(a, Literal) else env[a], dtype=a.aval.dtype)
+            for a in eqn.invars
+        ]
+        outs = eqn.prim.rule("impl")(xp, *operands, **eqn.params)
+        env.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
+    return [
+        xp.asarray(a.val if isinstance(a, Literal) else env[a], dtype=a.aval.dtype)
+        for a in jaxpr.outvars
+    ]
+
+
+# ---- jit ---------------------------------------------------------------------------------------
+
+
+def _jit_jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str) -> Any:
+    flags = nonzero(tangents)
+    make = lambda: jvp_jaxpr(jaxpr, flags)  # noqa: E731
+    jvp, out_flags = derived(jaxpr, ("jvp", tuple(flags)), make)
+    given = [t for t in tangents if not isinstance(t, Zero)]
+    outs = jit_p.bind(*primals, *given, jaxpr=jvp, name=f"jvp_{name}")
+    outs, out_tangents = split_list(outs, [len(jaxpr.out_avals)])
+    return outs, spread(out_flags, out_tangents, [a.tangent() for a in jaxpr.out_avals])
+
+
+def _jit_linearize(
+    trace: LinearizeTrace, primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str
+) -> Any:
+    cut = linearize_jaxpr(jaxpr, nonzero(tangents))
+    outs = jit_p.bind(*primals, jaxpr=cut.primal, name=name)
+    outs, residuals = split_list(outs, [len(jaxpr.out_avals)])
+    given = [t for t in tangents if not isinstance(t, Zero)]
+    params = {"jaxpr": cut.linear, "name": f"linear_{name}"}
+    out_tangents = trace.bind_linear(jit_p, [*residuals, *given], params)
+    return outs, spread(cut.out_nonzero, out_tangents, [a.tangent() for a in jaxpr.out_avals])
+
+
+def _jit_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, name: str) -> Any:
+    linear = [isinstance(x, Linear) for x in operands]
+    flags = nonzero(cts)
+    make = lambda: transpose_jaxpr(jaxpr, linear, flags)  # noqa: E731
+    backward, in_flags = derived(jaxpr, ("transpose", tuple(linear), tuple(flags)), make)
+    residuals = [x for x in operands if not isinstance(x, Linear)]
+    given = [ct for ct in cts if not isinstance(ct, Zero)]
+    outs = jit_p.bind(*residuals, *given, jaxpr=backward, name=f"transpose_{name}")
+    avals = [x.aval for x in operands if isinstance(x, Linear)]
+    found = iter(spread(in_flags, outs, avals))
+    return [next(found) if lin else None for lin in linear]
+
+
+def _jit_batch(axis: Any, operands: Any, at: Any, *, jaxpr: ClosedJaxpr, name: str) -> Any:
+    flags = [d is not None for d in at]
+    make = lambda: batch_jaxpr(jaxpr, axis, flags)  # noqa: E731
+    batched, out_flags = derived(jaxpr, ("batch", axis, tuple(flags)), make)
+    outs = jit_p.bind(*fronts(axis, operands, at), jaxpr=batched, name=name)
+    return outs, [0 if b else None for b in out_flags]
+
+
+def jaxpr_axes(params: dict[str, Any]) -> tuple[Any, ...]:
+    """The axis names used by collectives inside a call's jaxpr."""
+    jaxpr: ClosedJaxpr = params["jaxpr"]
+    found: dict[Any, None] = {}
+    for eqn in jaxpr.eqns:
+        found.update(dict.fromkeys(eqn.prim.axes(eqn.params)))
+    return tuple(found)
+
+
+jit_p = Primitive(
+    "jit",
+    abstract=lambda *avals, jaxpr, name: jaxpr.out_avals,
+    impl=lambda xp, *args, jaxpr, name: impl_jaxpr(xp, jaxpr, *args),
+    jvp=_jit_jvp,
+    linearize=_jit_linearize,
+    transpose=_jit_transpose,
+    batch=_jit_batch,
+    dims=Refused("a call is inlined before it is partitioned"),
+    multiple=True,
+    vma="given",
+    axes=jaxpr_axes,
+    effects=lambda params: params["jaxpr"].effects,
+    inline=lambda params: params["jaxpr"],
+)
+
+__all__ = ["JVPTrace", "derived", "impl_jaxpr", "jaxpr_axes", "jit_p", "nonzero", "spread"]

@@ -1,0 +1,161 @@
+"""Forward mode: a value travels together with its tangent.
+
+Knows no operation: it asks each primitive for its `jvp` rule and runs it one trace further out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.context import current_trace, state
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.primitive import Primitive, Zero, linear
+from spmd.core.rewrite import close, eval_closed
+from spmd.core.structural import zeros_like_aval
+from spmd.core.trace import Trace, Tracer, check_usable
+from spmd.core.util import unzip2
+
+# ---- tangents ----------------------------------------------------------------------------------
+
+
+def zero_tangent(x: Any) -> Zero:
+    """The zero tangent of a value."""
+    return Zero(typeof(x).tangent())
+
+
+def instantiate(t: Any) -> Any:
+    """A tangent as an array: zeros for a `Zero`."""
+    return zeros_like_aval(t.aval) if isinstance(t, Zero) else t
+
+
+def is_float0(t: Any) -> bool:
+    """Whether a tangent carries no information, as those of integers do."""
+    return not isinstance(t, Zero) and typeof(t).dtype == dtypes.float0
+
+
+def apply_jvp(
+    prim: Primitive, primals: Sequence[Any], tangents: Sequence[Any], params: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Run a primitive's jvp rule; `linear` primitives are applied to the tangents."""
+    rule = prim.rule("jvp")
+    if rule is not linear:
+        return rule(primals, tangents, **params)
+    out = prim.bind(*primals, **params)
+    return out, prim.bind(*[instantiate(t) for t in tangents], **params)
+
+
+# ---- the trace ---------------------------------------------------------------------------------
+
+
+class JVPTracer(Tracer):
+    """A primal with its tangent."""
+
+    __slots__ = ("primal", "tangent")
+
+    def __init__(self, trace: Trace, primal: Any, tangent: Any):
+        self.trace = trace
+        self.primal = primal
+        self.tangent = tangent
+
+    @property
+    def aval(self) -> ShapedArray:  # type: ignore[override]
+        return typeof(self.primal)
+
+    def concrete(self) -> Any:
+        primal = self.primal
+        return primal.concrete() if isinstance(primal, Tracer) else primal
+
+    def where_from(self) -> str:
+        return self.primal.where_from() if isinstance(self.primal, Tracer) else ""
+
+    def describe(self) -> str:
+        return f" with primal={self.primal!r} tangent={self.tangent!r}"
+
+
+class JVPTrace(Trace):
+    """Pushes tangents through every primitive."""
+
+    tracer: Callable[..., Any] = JVPTracer
+
+    def __init__(self, parent: Trace):
+        self.parent = parent
+
+    def split(self, x: Any) -> tuple[Any, Any]:
+        """A value as primal and tangent under this trace."""
+        if isinstance(x, Tracer):
+            if x.trace is self:
+                return x.primal, x.tangent  # type: ignore[attr-defined]
+            check_usable(x)
+        return x, zero_tangent(x)
+
+    def join(self, out: Any, tangent: Any) -> Any:
+        """One value out of a primal and a tangent; just the primal where the tangent is zero."""
+        if isinstance(tangent, Zero) or is_float0(tangent):
+            return out
+        return self.tracer(self, out, tangent)
+
+    def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        primals, tangents = unzip2(self.split(x) for x in operands)
+        with current_trace(self.parent):
+            if all(isinstance(t, Zero) for t in tangents):
+                return prim.bind(*primals, **params)
+            out, tangent = self.differentiate(prim, primals, tangents, params)
+        if prim.multiple:
+            return [self.join(o, t) for o, t in zip(out, tangent, strict=True)]
+        return self.join(out, tangent)
+
+    def differentiate(
+        self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Outputs and tangents of one primitive."""
+        return apply_jvp(prim, primals, tangents, params)
+
+
+# ---- flat jvp, and jvp of a jaxpr --------------------------------------------------------------
+
+
+def jvp_flat(
+    f: Callable[..., Sequence[Any]], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Outputs and tangents of a function of flat arguments (tangents may be `Zero`)."""
+    trace = JVPTrace(state.trace)
+    args = [trace.join(p, t) for p, t in zip(primals, tangents, strict=True)]
+    try:
+        with current_trace(trace):
+            outs = f(*args)
+        return unzip2(trace.split(x) for x in outs)
+    finally:
+        trace.finish()
+
+
+def jvp_jaxpr(
+    closed: ClosedJaxpr, nonzero: Sequence[bool], instantiate_outs: bool | Sequence[bool] = False
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """The jaxpr of (primals, nonzero tangents) -> (outs, nonzero tangents), and which are."""
+    avals = closed.in_avals
+    n = len(avals)
+    tangent_avals = [a.tangent() for a, nz in zip(avals, nonzero, strict=True) if nz]
+    out_nonzero: list[bool] = []
+    force = (
+        [instantiate_outs] * len(closed.out_avals)
+        if isinstance(instantiate_outs, bool)
+        else list(instantiate_outs)
+    )
+
+    def f(*args: Any) -> list[Any]:
+        given = iter(args[n:])
+        tangents = [
+            next(given) if nz else Zero(a.tangent()) for a, nz in zip(avals, nonzero, strict=True)
+        ]
+        outs, out_tangents = jvp_flat(lambda *xs: eval_closed(closed, *xs), args[:n], tangents)
+        out_nonzero.extend(
+            must or not isinstance(t, Zero) for t, must in zip(out_tangents, force, strict=True)
+        )
+        kept = [instantiate(t) for t, nz in zip(out_tangents, out_nonzero, strict=True) if nz]
+        return [*outs, *kept]
+
+    out = close(f, [*avals, *tangent_avals], f"jvp_{closed.jaxpr.name}")
+    return out, out_nonzero

@@ -1,0 +1,174 @@
+"""Reverse mode's first half: run a function once, keeping what its derivative needs.
+
+A `LinearizeTrace` pairs each value with a tangent that is only *written down*: primal work happens
+in the parent trace, tangent work is staged into a linear jaxpr whose constants are the residuals.
+The jvp rules are the same as in forward mode; `_Mixed` sends each bind of a rule to the right side.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.context import current_trace, state
+from spmd.core.ir import ClosedJaxpr, Var
+from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
+from spmd.core.primitive import Primitive, Zero
+from spmd.core.rewrite import eval_closed, hoist_consts, prune_consts
+from spmd.core.stage import Debug, JaxprTrace
+from spmd.core.trace import Trace, Tracer
+
+
+class _Mixed(Trace):
+    """Current while a jvp rule runs: what touches a tangent is staged, the rest is computed."""
+
+    def __init__(self, parent: Trace, tangent_trace: JaxprTrace):
+        self.parent = parent
+        self.tangent_trace = tangent_trace
+
+    def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        staged = [isinstance(x, Tracer) and x.trace is self.tangent_trace for x in operands]
+        if not any(staged):
+            with current_trace(self.parent):
+                return prim.bind(*operands, **params)
+        if prim.inline is not None and not all(staged):
+            # A call of both primals and tangents: look inside, so that primal work stays primal.
+            return eval_closed(prim.inline(params), *operands)
+        with current_trace(self.tangent_trace):
+            return prim.bind(*operands, **params)
+
+
+class LinearizeTrace(JVPTrace):
+    """A JVP trace whose tangents are staged into `tangent_trace`."""
+
+    tracer = JVPTracer
+
+    def __init__(self, parent: Trace, tangent_trace: JaxprTrace):
+        super().__init__(parent)
+        self.tangent_trace = tangent_trace
+        self.mixed = _Mixed(parent, tangent_trace)
+
+    def differentiate(
+        self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        if prim.linearize is not None:
+            return prim.linearize(self, primals, tangents, **params)
+        with current_trace(self.mixed):
+            return apply_jvp(prim, primals, tangents, params)
+
+    def bind_linear(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Stage one equation of the linear jaxpr; for `linearize` rules."""
+        with current_trace(self.tangent_trace):
+            return prim.bind(*operands, **params)
+
+
+def linearize_flat(
+    f: Callable[..., Sequence[Any]], primals: Sequence[Any], nonzero: Sequence[bool] | None = None
+) -> tuple[list[Any], ClosedJaxpr, list[bool]]:
+    """Outputs of `f`, its linear part as a jaxpr closed over residuals, and the nonzero outputs.
+
+    The linear jaxpr maps the tangents of the inputs marked `nonzero` (default all) to the tangents
+    of the outputs marked in the result.
+    """
+    nonzero = [True] * len(primals) if nonzero is None else nonzero
+    parent = state.trace
+    tangent_trace = JaxprTrace(Debug("linear"))
+    trace = LinearizeTrace(parent, tangent_trace)
+    args = []
+    for x, nz in zip(primals, nonzero, strict=True):
+        aval = typeof(x).tangent()
+        args.append(trace.tracer(trace, x, tangent_trace.new_arg(aval)) if nz else x)
+    try:
+        with current_trace(trace):
+            outs = list(f(*args))
+        pairs = [trace.split(x) for x in outs]
+        out_nonzero = [not isinstance(t, Zero) for _, t in pairs]
+        with current_trace(tangent_trace):
+            linear = tangent_trace.to_jaxpr([t for _, t in pairs if not isinstance(t, Zero)])
+    finally:
+        trace.finish()
+        tangent_trace.finish()
+    return [p for p, _ in pairs], prune_consts(linear), out_nonzero
+
+
+_cache: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+class Linearized:
+    """A jaxpr cut in two: `primal` gives (outs, residuals), `linear` maps (residuals, tangents).
+
+    `out_nonzero` marks the outputs that have a tangent; `residual_avals` types what is handed on.
+    """
+
+    __slots__ = ("linear", "num_residuals", "out_nonzero", "primal", "residual_avals")
+
+    def __init__(
+        self,
+        primal: ClosedJaxpr,
+        linear: ClosedJaxpr,
+        out_nonzero: list[bool],
+        residual_avals: list[ShapedArray],
+    ):
+        self.primal = primal
+        self.linear = linear
+        self.out_nonzero = out_nonzero
+        self.residual_avals = residual_avals
+        self.num_residuals = len(residual_avals)
+
+
+def linearize_jaxpr(
+    closed: ClosedJaxpr, nonzero: Sequence[bool], force: Sequence[bool] | None = None
+) -> Linearized:
+    """Cut a jaxpr into its primal and its linear part, for inputs with `nonzero` tangents.
+
+    Outputs marked in `force` get a tangent even if it is zero (loops need fixed types).
+    """
+    key = (tuple(nonzero), None if force is None else tuple(force), state.axes)
+    entries = _cache.setdefault(closed, {})
+    if key not in entries:
+        entries[key] = _linearize_jaxpr(closed, nonzero, force)
+    return entries[key]
+
+
+def _linearize_jaxpr(
+    closed: ClosedJaxpr, nonzero: Sequence[bool], force: Sequence[bool] | None
+) -> Linearized:
+    name = closed.jaxpr.name
+    primal_trace = JaxprTrace(Debug(name))
+    tangent_trace = JaxprTrace(Debug(f"linear_{name}"))
+    trace = LinearizeTrace(primal_trace, tangent_trace)
+    args: list[Any] = []
+    for aval, nz in zip(closed.in_avals, nonzero, strict=True):
+        x = primal_trace.new_arg(aval)
+        args.append(trace.tracer(trace, x, tangent_trace.new_arg(aval.tangent())) if nz else x)
+    with current_trace(trace):
+        outs = eval_closed(closed, *args)
+    pairs = [trace.split(x) for x in outs]
+    force = [False] * len(pairs) if force is None else force
+    out_nonzero = [
+        must or not isinstance(t, Zero) for (_, t), must in zip(pairs, force, strict=True)
+    ]
+    with current_trace(tangent_trace):
+        tangents = [instantiate(t) for (_, t), nz in zip(pairs, out_nonzero, strict=True) if nz]
+        linear = tangent_trace.to_jaxpr(tangents)
+    linear, residuals = hoist_consts(_dead_code_gone(linear))
+    with current_trace(primal_trace):
+        primal = primal_trace.to_jaxpr([*(p for p, _ in pairs), *residuals])
+    trace.finish()
+    primal_trace.finish()
+    tangent_trace.finish()
+    return Linearized(primal, linear, out_nonzero, linear.in_avals[: len(residuals)])
+
+
+def _dead_code_gone(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Without equations that no output needs, so that they keep no residuals alive."""
+    jaxpr = closed.jaxpr
+    live: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(v in live for v in eqn.outvars):
+            kept.append(eqn)
+            live.update(eqn.invars)
+    return prune_consts(ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts))

@@ -1,0 +1,114 @@
+"""Jaxpr to jaxpr: evaluate, remove dead code, hoist constants. What several transformations share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.aval import ShapedArray
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.stage import Debug, trace_to_jaxpr
+from spmd.core.trace import Tracer
+
+
+def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Run a jaxpr by binding its equations one by one under the current trace."""
+    env: dict[Var, Any] = {}
+
+    def read(atom: Atom) -> Any:
+        return atom.val if isinstance(atom, Literal) else env[atom]
+
+    env.update(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    last_use = last_uses(jaxpr)
+    for k, eqn in enumerate(jaxpr.eqns):
+        outs = eqn.prim.bind(*[read(a) for a in eqn.invars], **eqn.params)
+        env.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
+        for var in last_use[k]:
+            del env[var]
+    return [read(a) for a in jaxpr.outvars]
+
+
+def eval_closed(closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """`eval_jaxpr` of a closed jaxpr."""
+    return eval_jaxpr(closed.jaxpr, closed.consts, *args)
+
+
+def last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
+    """For each equation, the variables that nothing after it reads."""
+    seen: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
+    out: list[list[Var]] = []
+    for eqn in reversed(jaxpr.eqns):
+        dead: list[Var] = []
+        for v in (*eqn.outvars, *eqn.invars):
+            if isinstance(v, Var) and v not in seen:
+                seen.add(v)
+                dead.append(v)
+        out.append(dead)
+    return out[::-1]
+
+
+def close(f: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray], name: str) -> ClosedJaxpr:
+    """Trace `f` of flat arguments to a closed jaxpr called `name`."""
+    return trace_to_jaxpr(f, avals, Debug(name))
+
+
+def hoist_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """Turn all constants into leading inputs; give them back."""
+    jaxpr = closed.jaxpr
+    if not closed.consts:
+        return closed, []
+    hoisted = jaxpr.replace(constvars=(), invars=(*jaxpr.constvars, *jaxpr.invars))
+    return ClosedJaxpr(hoisted, ()), list(closed.consts)
+
+
+def hoist_tracers(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
+    """Turn those constants that are tracers into leading inputs; give them back.
+
+    A jaxpr inside an equation may not hold tracers: they would outlive their trace.
+    """
+    if not any(isinstance(c, Tracer) for c in closed.consts):
+        return closed, []
+    jaxpr = closed.jaxpr
+    pairs = list(zip(jaxpr.constvars, closed.consts, strict=True))
+    moved = [(v, c) for v, c in pairs if isinstance(c, Tracer)]
+    kept = [(v, c) for v, c in pairs if not isinstance(c, Tracer)]
+    hoisted = jaxpr.replace(
+        constvars=[v for v, _ in kept], invars=(*(v for v, _ in moved), *jaxpr.invars)
+    )
+    return ClosedJaxpr(hoisted, [c for _, c in kept]), [c for _, c in moved]
+
+
+def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
+    """Keep only what the used outputs and the effects need.
+
+    Returns the smaller jaxpr, with unused outputs gone but all inputs kept, and which inputs it
+    still uses.
+    """
+    outvars = [v for v, used in zip(jaxpr.outvars, used_outs, strict=True) if used]
+    live: set[Any] = {v for v in outvars if isinstance(v, Var)}
+    kept: list[Eqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(v in live for v in eqn.outvars):
+            kept.append(eqn)
+            live.update(v for v in eqn.invars if isinstance(v, Var))
+    smaller = jaxpr.replace(eqns=kept[::-1], outvars=outvars)
+    return smaller, [v in live for v in jaxpr.invars]
+
+
+def prune_consts(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Drop constants that no equation and no output reads."""
+    jaxpr = closed.jaxpr
+    used: set[Any] = {v for e in jaxpr.eqns for v in e.invars}
+    used.update(jaxpr.outvars)
+    pairs = [p for p in zip(jaxpr.constvars, closed.consts, strict=True) if p[0] in used]
+    if len(pairs) == len(closed.consts):
+        return closed
+    return ClosedJaxpr(jaxpr.replace(constvars=[v for v, _ in pairs]), [c for _, c in pairs])
+
+
+def drop_inputs(closed: ClosedJaxpr, keep: Sequence[bool]) -> ClosedJaxpr:
+    """Remove inputs that nothing reads."""
+    jaxpr = closed.jaxpr
+    invars = [v for v, k in zip(jaxpr.invars, keep, strict=True) if k]
+    return ClosedJaxpr(jaxpr.replace(invars=invars), closed.consts)

@@ -1,0 +1,128 @@
+"""Reverse mode's second half: run a linear jaxpr backwards, turning cotangents of its outputs into
+cotangents of its inputs.
+
+Equations that depend on no linear input (they recompute residuals, as in `checkpoint`) run forward
+first. Knows no operation: it asks each primitive for its `transpose` rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Linear, Zero
+from spmd.core.rewrite import close
+from spmd.core.structural import add_any
+
+
+def add_cotangents(x: Any, y: Any) -> Any:
+    """The sum of two cotangents, either of which may be a `Zero`."""
+    if isinstance(x, Zero):
+        return y
+    if isinstance(y, Zero):
+        return x
+    return add_any(x, y)
+
+
+class _Cotangents:
+    """The cotangent collected so far for each linear variable."""
+
+    def __init__(self) -> None:
+        self._of: dict[Var, Any] = {}
+
+    def add(self, var: Atom, ct: Any) -> None:
+        if ct is None or isinstance(ct, Zero) or isinstance(var, Literal):
+            return
+        if typeof(ct).dtype == dtypes.float0:
+            return
+        before = self._of.get(var)
+        self._of[var] = ct if before is None else add_any(before, ct)
+
+    def take(self, var: Var) -> Any:
+        return self._of.pop(var, None) if var in self._of else Zero(var.aval)
+
+
+def backward_pass(
+    jaxpr: Jaxpr, consts: Sequence[Any], operands: Sequence[Any], cts: Sequence[Any]
+) -> list[Any]:
+    """Cotangents of the `Linear` operands of a jaxpr (None for the others).
+
+    `operands[k]` is a `Linear(aval)` where the jaxpr is linear in input k, else that input's value.
+    """
+    values: dict[Var, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    for var, x in zip(jaxpr.invars, operands, strict=True):
+        if not isinstance(x, Linear):
+            values[var] = x
+    backwards = _run_nonlinear(jaxpr, values)
+    found = _Cotangents()
+    for var, ct in zip(jaxpr.outvars, cts, strict=True):
+        if isinstance(var, Var) and var not in values:
+            found.add(var, ct)
+    for eqn in reversed(backwards):
+        _transpose_eqn(eqn, values, found)
+    return [
+        found.take(var) if isinstance(x, Linear) else None
+        for var, x in zip(jaxpr.invars, operands, strict=True)
+    ]
+
+
+def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any]) -> list[Eqn]:
+    """Evaluate the equations without linear operands; return the others."""
+    linear_eqns = []
+    for eqn in jaxpr.eqns:
+        if all(isinstance(a, Literal) or a in values for a in eqn.invars):
+            args = [a.val if isinstance(a, Literal) else values[a] for a in eqn.invars]
+            outs = eqn.prim.bind(*args, **eqn.params)
+            values.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
+        else:
+            linear_eqns.append(eqn)
+    return linear_eqns
+
+
+def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None:
+    cts = [found.take(v) for v in eqn.outvars]
+    if all(isinstance(ct, Zero) for ct in cts):
+        return
+    operands = [
+        a.val if isinstance(a, Literal) else values[a] if a in values else Linear(a.aval)
+        for a in eqn.invars
+    ]
+    rule = eqn.prim.rule("transpose")
+    in_cts = rule(cts if eqn.prim.multiple else cts[0], *operands, **eqn.params)
+    for atom, ct in zip(eqn.invars, in_cts, strict=True):
+        if isinstance(atom, Var) and atom not in values:
+            found.add(atom, ct)
+
+
+def transpose_jaxpr(
+    closed: ClosedJaxpr, linear: Sequence[bool], ct_nonzero: Sequence[bool]
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """The jaxpr of (non-linear inputs, nonzero output cotangents) -> nonzero input cotangents.
+
+    Returns it with the list that says which of the linear inputs have a nonzero cotangent.
+    """
+    residual_avals = [a for a, lin in zip(closed.in_avals, linear, strict=True) if not lin]
+    ct_avals = [a for a, nz in zip(closed.out_avals, ct_nonzero, strict=True) if nz]
+    nonzero: list[bool] = []
+
+    def f(*args: Any) -> list[Any]:
+        residuals = iter(args[: len(residual_avals)])
+        given = iter(args[len(residual_avals) :])
+        operands = [
+            Linear(a) if lin else next(residuals)
+            for a, lin in zip(closed.in_avals, linear, strict=True)
+        ]
+        cts = [
+            next(given) if nz else Zero(a)
+            for a, nz in zip(closed.out_avals, ct_nonzero, strict=True)
+        ]
+        outs = backward_pass(closed.jaxpr, closed.consts, operands, cts)
+        found = [ct for ct in outs if ct is not None]
+        nonzero.extend(not isinstance(ct, Zero) for ct in found)
+        return [ct for ct in found if not isinstance(ct, Zero)]
+
+    out = close(f, [*residual_avals, *ct_avals], f"transpose_{closed.jaxpr.name}")
+    return out, nonzero
