@@ -61,6 +61,13 @@ SETTINGS = (
         "seconds a collective waits for a rank before it raises",
     ),
     Setting(
+        "shared_memory",
+        "SPMD_SHARED_MEMORY",
+        True,
+        _bool,
+        "ranks of one host exchange data through shared memory instead of MPI messages",
+    ),
+    Setting(
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
         "highest",

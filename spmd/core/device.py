@@ -1,0 +1,160 @@
+"""Devices: what programs run on. Platforms register how their devices are made.
+
+Ids are global and the same on every process; the devices of one process are consecutive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spmd.core.config import config
+from spmd.core.errors import DeviceError
+
+
+class Device:
+    """One CPU device or GPU of some process."""
+
+    __slots__ = ("device_kind", "id", "local_hardware_id", "platform", "process_index")
+
+    def __init__(self, id: int, platform: str, process_index: int, local_id: int, kind: str):
+        self.id = id
+        self.platform = platform
+        self.process_index = process_index
+        self.local_hardware_id = local_id
+        self.device_kind = kind
+
+    @property
+    def client(self) -> str:
+        """The platform's name; JAX has an object here."""
+        return self.platform
+
+    def __repr__(self) -> str:
+        return f"{self.platform.capitalize()}Device(id={self.id})"
+
+    def __str__(self) -> str:
+        return f"{self.platform.upper()}_{self.id}"
+
+
+class Platform:
+    """How one kind of device is found: `make(count) -> devices` and this process's place."""
+
+    def __init__(
+        self,
+        name: str,
+        local_count: Callable[[], int],
+        process: Callable[[], tuple[int, int]],
+        kind: str,
+    ):
+        self.name = name
+        self._local_count = local_count
+        self._process = process
+        self._kind = kind
+        self._known: dict[int, Device] = {}
+        self._lists: dict[tuple[int, int, int], list[Device]] = {}
+
+    def devices(self) -> list[Device]:
+        """All devices of all processes; every process has as many as this one."""
+        count = self._local_count()
+        index, processes = self._process()
+        key = (count, index, processes)
+        if key not in self._lists:
+            self._lists[key] = [
+                self._device(p * count + k, p, k) for p in range(processes) for k in range(count)
+            ]
+        return self._lists[key]
+
+    def _device(self, id: int, process: int, local: int) -> Device:
+        found = self._known.get(id)
+        if found is None or found.process_index != process:
+            found = self._known[id] = Device(id, self.name, process, local, self._kind)
+        return found
+
+    def process(self) -> tuple[int, int]:
+        """This process's index, and how many there are."""
+        return self._process()
+
+
+platforms: dict[str, Platform] = {}
+
+
+def register_platform(platform: Platform) -> None:
+    """Make a platform's devices known."""
+    platforms[platform.name] = platform
+
+
+def _platform(backend: str | None) -> Platform:
+    name = backend or config.platform
+    found = platforms.get(name)
+    if found is None:
+        known = ", ".join(sorted(platforms)) or "none"
+        raise DeviceError(
+            f"platform {name!r} is not available here; there are: {known}. "
+            "Set SPMD_PLATFORM to one of them."
+        )
+    return found
+
+
+def devices(backend: str | None = None) -> list[Device]:
+    """All devices of all processes, in the order of their ids.
+
+    >>> devices()[0]
+    CpuDevice(id=0)
+    """
+    return list(_platform(backend).devices())
+
+
+def local_devices(
+    process_index: int | None = None, backend: str | None = None, host_id: int | None = None
+) -> list[Device]:
+    """The devices of one process, by default this one."""
+    platform = _platform(backend)
+    wanted = process_index if process_index is not None else host_id
+    mine = platform.process()[0] if wanted is None else wanted
+    return [d for d in platform.devices() if d.process_index == mine]
+
+
+def device_count(backend: str | None = None) -> int:
+    """How many devices all processes have together."""
+    return len(_platform(backend).devices())
+
+
+def local_device_count(backend: str | None = None) -> int:
+    """How many devices this process has."""
+    return len(local_devices(backend=backend))
+
+
+def process_index(backend: str | None = None) -> int:
+    """The number of this process: its rank."""
+    return _platform(backend).process()[0]
+
+
+def process_count(backend: str | None = None) -> int:
+    """How many processes the job has."""
+    return _platform(backend).process()[1]
+
+
+def default_backend() -> str:
+    """The platform in use: "cpu" or "cuda"."""
+    return config.platform
+
+
+def too_few_devices(what: str, wanted: int, have: int) -> DeviceError:
+    """The error for asking for more devices than there are; it says what to set."""
+    return DeviceError(
+        f"{what} needs {wanted} devices, but there are {have}. On CPU set "
+        f'spmd.config.update("num_cpu_devices", {wanted}) or SPMD_NUM_CPU_DEVICES={wanted} for '
+        f"virtual devices in this process, or start more ranks: spmdrun -n {wanted} ..."
+    )
+
+
+def default_device() -> Device:
+    """The device that arrays are put on when nothing else is said: the first local one."""
+    return local_devices()[0]
+
+
+def as_device(x: Any) -> Device:
+    """Check that `x` is a device."""
+    if not isinstance(x, Device):
+        raise DeviceError(f"{x!r} is not a device; spmd.devices() lists them")
+    return x

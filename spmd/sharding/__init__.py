@@ -1,0 +1,1 @@
+"""Arrays over devices: meshes, partition specs, shardings, `shard_map` and `pmap`."""

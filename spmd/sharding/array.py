@@ -1,0 +1,368 @@
+"""`Array`: an immutable value of global shape, held in pieces by one or several devices.
+
+A single-device array is a raw pointer with the object that owns the memory; its NumPy view is made
+when somebody asks. An array over several devices holds one single-device array per local device.
+Nothing here communicates: `repr` of an array that other processes hold pieces of shows the pieces
+that are here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, register_array_type, typeof
+from spmd.core.device import Device, default_device
+from spmd.core.errors import DeletedError, MutationError, ShardingError
+from spmd.core.trace import in_place_message
+from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One device's piece: which slices of the global array, and their values."""
+
+    device: Device
+    index: Index
+    data: Any
+    replica_id: int = 0
+
+
+class Array:
+    """An immutable n-dimensional array.
+
+    Made by `spmd.numpy` functions, `device_put`, and every transformed function. Operators and
+    methods are those of NumPy arrays; `x.at[i].set(v)` stands for in-place updates.
+    """
+
+    __slots__ = ("__weakref__", "_numpy", "_sharding", "aval", "owner", "ptr", "shards")
+    __array_priority__ = 100
+    __hash__ = None  # type: ignore[assignment]
+
+    aval: ShapedArray
+    ptr: int  # address of a single-device array's first element; 0 for several devices
+    owner: Any  # keeps the memory alive; None when there are several devices, or deleted
+    shards: tuple[Array, ...] | None  # the local pieces, where there are several devices
+    _numpy: np.ndarray | None
+    _sharding: Sharding | None
+
+    @property
+    def sharding(self) -> Sharding:
+        """Which device holds what."""
+        if self._sharding is None:
+            return SingleDeviceSharding(default_device())
+        return self._sharding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.aval.ndim
+
+    @property
+    def size(self) -> int:
+        return self.aval.size
+
+    @property
+    def nbytes(self) -> int:
+        return self.aval.nbytes
+
+    @property
+    def itemsize(self) -> int:
+        return self.aval.dtype.itemsize
+
+    @property
+    def weak_type(self) -> bool:
+        return self.aval.weak_type
+
+    # -- devices and shards --
+
+    def devices(self) -> set[Device]:
+        """The devices that hold a piece."""
+        return self.sharding.device_set
+
+    @property
+    def device(self) -> Any:
+        """The device of a single-device array, else the sharding."""
+        s = self.sharding
+        return s.device if isinstance(s, SingleDeviceSharding) else s
+
+    @property
+    def committed(self) -> bool:
+        return self._sharding is not None
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all pieces are on this process's devices."""
+        return self.sharding.is_fully_addressable
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return self.sharding.is_fully_replicated
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """This process's pieces."""
+        if self.shards is None:
+            index = tuple(slice(None) for _ in self.shape)
+            return [Shard(self.device, index, self)]
+        where = self.sharding.devices_indices_map(self.shape)
+        counts: dict[Any, int] = {}
+        replica = {}
+        for device, index in where.items():
+            key = tuple((s.start, s.stop) for s in index)
+            replica[device] = counts.get(key, 0)
+            counts[key] = replica[device] + 1
+        return [
+            Shard(piece.device, where[piece.device], piece, replica[piece.device])
+            for piece in self.shards
+        ]
+
+    def addressable_data(self, index: int) -> Array:
+        """The values on one of this process's devices."""
+        return self if self.shards is None else self.shards[index]
+
+    # -- values --
+
+    def _value(self) -> np.ndarray:
+        """A read-only NumPy view (or, of several pieces, an assembled copy, kept)."""
+        if self._numpy is None:
+            if self.shards is None:
+                if self.owner is None:
+                    raise DeletedError(
+                        f"this array ({self.aval}) was deleted or donated to a jitted function "
+                        "(donate_argnums); use that function's result instead"
+                    )
+                self._numpy = _view(self.ptr, self.aval, self.owner)
+            else:
+                self._numpy = self._assembled()
+        return self._numpy
+
+    def _assembled(self) -> np.ndarray:
+        assert self.shards is not None
+        if not self.shards or any(s.is_deleted() for s in self.shards):
+            raise DeletedError(f"this array ({self.aval}) was deleted or donated")
+        if self.is_fully_replicated:
+            return self.shards[0]._value()
+        if not self.is_fully_addressable:
+            raise ShardingError(
+                f"this array of shape {self.shape} has pieces on other processes; its whole value "
+                "is not here. Read .addressable_shards, or gather it with lax.all_gather."
+            )
+        out = np.empty(self.shape, self.dtype)
+        for shard in self.addressable_shards:
+            out[shard.index] = shard.data._value()
+        out.flags.writeable = False
+        return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = self._value()
+        if dtype is not None and np.dtype(dtype) != value.dtype:
+            return value.astype(dtype)
+        return value.copy() if copy else value
+
+    def __bool__(self) -> bool:
+        return bool(self._value())
+
+    def __int__(self) -> int:
+        return int(self._value())
+
+    def __float__(self) -> float:
+        return float(self._value())
+
+    def __complex__(self) -> complex:
+        return complex(self._value())
+
+    def __index__(self) -> int:
+        if self.ndim or not dtypes.is_integer(self.dtype):
+            raise TypeError(f"only integer scalars can be used as an index, got {self.aval}")
+        return int(self._value())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without dimensions")
+        return self.shape[0]
+
+    def item(self, *args: Any) -> Any:
+        """The value of one element as a Python number."""
+        return self._value().item(*args)
+
+    def tolist(self) -> Any:
+        """The values as nested Python lists."""
+        return self._value().tolist()
+
+    def tobytes(self, order: Any = "C") -> bytes:
+        return self._value().tobytes(order)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value()[()], spec) if not self.shape else str(self)
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise MutationError(in_place_message("x"))
+
+    def __copy__(self) -> Array:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return from_numpy(self._value(), self.aval)
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (np.array(self._value()), self.aval)
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self._value().__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    # -- life --
+
+    def block_until_ready(self) -> Array:
+        """Wait until the value is there. The CPU backend computes before it returns."""
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """Start copying to the host: nothing to do for CPU arrays."""
+
+    def is_ready(self) -> bool:
+        return True
+
+    def delete(self) -> None:
+        """Free the memory now; using the array afterwards is an error."""
+        for s in self.shards or ():
+            s.delete()
+        self.owner = None
+        self._numpy = None
+
+    def is_deleted(self) -> bool:
+        if self.shards is None:
+            return self.owner is None
+        return any(s.is_deleted() for s in self.shards)
+
+    # -- text --
+
+    def __repr__(self) -> str:
+        if self.is_deleted():
+            return f"Array(deleted, {self.aval})"
+        weak = ", weak_type=True" if self.weak_type else ""
+        dtype = f"dtype={dtypes.long_name(self.dtype)}{weak}"
+        if not self.is_fully_addressable and not self.is_fully_replicated:
+            pieces = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
+            return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {pieces})"
+        if dtypes.is_key(self.dtype):
+            words = _text(self._value().view(np.uint32), "")
+            return f"Array({self.shape}, dtype=key<fry>) overlaying:\n{words}"
+        if self.size == 0:
+            return f"Array([], shape={self.shape}, {dtype})"
+        return f"Array({_text(self, 'Array(')}, {dtype})"
+
+    def __str__(self) -> str:
+        if self.is_deleted() or not (self.is_fully_addressable or self.is_fully_replicated):
+            return repr(self)
+        return str(self._value())
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.shape:
+            raise TypeError("iteration over an array without dimensions")
+        value = self._value()
+        return (from_numpy(value[k], None) for k in range(self.shape[0]))
+
+
+register_array_type(Array, lambda x: x.aval)
+
+
+def _text(x: Any, prefix: str) -> str:
+    return np.array2string(np.asarray(x), separator=", ", prefix=prefix, threshold=1000)
+
+
+def _view(ptr: int, aval: ShapedArray, owner: Any) -> np.ndarray:
+    if isinstance(owner, np.ndarray):
+        return owner
+    if aval.nbytes == 0:
+        out = np.empty(aval.shape, aval.dtype)
+    else:
+        buffer = (ctypes.c_char * aval.nbytes).from_address(ptr)
+        buffer._owner = owner  # the view keeps the memory through its base
+        out = np.frombuffer(buffer, dtype=aval.dtype).reshape(aval.shape)
+    out.flags.writeable = False
+    return out
+
+
+def _unpickle(value: np.ndarray, aval: ShapedArray) -> Array:
+    return from_numpy(value, aval)
+
+
+# ---- making arrays -----------------------------------------------------------------------------
+
+
+def from_numpy(
+    x: Any, aval: ShapedArray | None = None, device: Device | None = None, copy: bool = True
+) -> Array:
+    """A single-device array with the values of a NumPy array or number (copied by default)."""
+    if aval is None:
+        aval = typeof(x)
+    value = np.asarray(x)
+    fresh = value.dtype != aval.dtype
+    if fresh:
+        value = value.astype(aval.dtype)
+    if not value.flags.c_contiguous:
+        value, fresh = np.ascontiguousarray(value).reshape(aval.shape), True
+    if copy and not fresh:
+        value = value.copy()
+    value = value.view()
+    value.flags.writeable = False
+    out = Array()
+    out.aval = aval
+    out.ptr = value.__array_interface__["data"][0]
+    out.owner = value
+    out.shards = None
+    out._numpy = value
+    out._sharding = None if device is None else SingleDeviceSharding(device)
+    return out
+
+
+def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | None = None) -> Array:
+    """A single-device array over memory that `owner` keeps alive."""
+    out = Array()
+    out.aval = aval
+    out.ptr = ptr
+    out.owner = owner
+    out.shards = None
+    out._numpy = None
+    out._sharding = sharding
+    return out
+
+
+def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) -> Array:
+    """A global array of this process's pieces, in the order of the sharding's devices."""
+    out = Array()
+    out.aval = aval
+    out.ptr = 0
+    out.owner = None
+    out.shards = tuple(shards)
+    out._numpy = None
+    out._sharding = sharding
+    return out
+
+
+def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: int) -> Array:
+    """Cut a whole NumPy value over a sharding; only the pieces of process `mine` are made."""
+    if isinstance(sharding, NamedSharding):
+        sharding.check(aval.shape, "device_put: x")
+    pieces = []
+    for device, index in sharding.devices_indices_map(aval.shape).items():
+        if device.process_index == mine:
+            piece = np.ascontiguousarray(value[index]).reshape(sharding.shard_shape(aval.shape))
+            pieces.append(from_numpy(piece, aval.update(shape=piece.shape), device))
+    return from_shards(aval, sharding, pieces)

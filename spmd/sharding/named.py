@@ -1,0 +1,192 @@
+"""Shardings: which slice of a global array each device holds.
+
+`NamedSharding` says it with a mesh and a spec; `SingleDeviceSharding` and `PmapSharding` are the
+two special cases that results of `device_put` and `pmap` have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.core.device import Device
+from spmd.core.errors import ShardingError
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+Index = tuple[slice, ...]
+
+
+class Sharding:
+    """How a global array is cut over devices."""
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
+        """For each device, the slices of the global array that it holds."""
+        raise NotImplementedError
+
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one device's piece."""
+        first = next(iter(self.devices_indices_map(global_shape).values()))
+        pairs = zip(first, global_shape, strict=True)
+        return tuple(len(range(*s.indices(size))) for s, size in pairs)
+
+    @property
+    def device_set(self) -> set[Device]:
+        raise NotImplementedError
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return False
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        return True
+
+    def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
+        """`devices_indices_map` of this process's devices."""
+        return self.devices_indices_map(global_shape)
+
+
+class SingleDeviceSharding(Sharding):
+    """The whole array on one device."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: Device):
+        self.device = device
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
+        return {self.device: tuple(slice(None) for _ in global_shape)}
+
+    @property
+    def device_set(self) -> set[Device]:
+        return {self.device}
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SingleDeviceSharding) and self.device is other.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+    def __repr__(self) -> str:
+        return f"SingleDeviceSharding(device={self.device!r})"
+
+
+class NamedSharding(Sharding):
+    """A mesh, and a spec that lays dims on its axes."""
+
+    __slots__ = ("mesh", "spec")
+
+    def __init__(self, mesh: Mesh, spec: PartitionSpec):
+        spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+        named = spec.all_axes()
+        mesh.axis_size(named)
+        if len(set(named)) != len(named):
+            raise ShardingError(f"NamedSharding: {spec} uses a mesh axis more than once")
+        self.mesh = mesh
+        self.spec = spec
+
+    def check(self, shape: Sequence[int], what: str) -> None:
+        """Raise a ShardingError if an array of `shape` cannot be cut like this."""
+        if len(self.spec) > len(shape):
+            raise ShardingError(
+                f"{what} has shape {tuple(shape)} ({len(shape)} dims), but {self.spec} has "
+                f"{len(self.spec)} entries; it may have at most one for each dim"
+            )
+        for d, size in enumerate(shape):
+            axes = self.spec.axes_of(d)
+            parts = self.mesh.axis_size(axes)
+            if size % parts:
+                up = -(-size // parts) * parts
+                raise ShardingError(
+                    f"{what} has shape {tuple(shape)}, and {self.spec} splits dim {d} (size "
+                    f"{size}) over mesh axis {_axes_text(axes)} (size {parts}); {size} is not a "
+                    f"multiple of {parts}.\nPad dim {d} to {up}, or leave it whole with None."
+                )
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
+        self.check(global_shape, "the array")
+        out = {}
+        sizes = self.mesh.shape
+        for device, position in self.mesh.coordinates():
+            index = []
+            for d, size in enumerate(global_shape):
+                place, parts = 0, 1
+                for a in self.spec.axes_of(d):
+                    place = place * sizes[a] + position[a]
+                    parts *= sizes[a]
+                step = size // parts
+                whole = parts == 1
+                index.append(slice(None) if whole else slice(place * step, (place + 1) * step))
+            out[device] = tuple(index)
+        return out
+
+    @property
+    def device_set(self) -> set[Device]:
+        return set(self.mesh.flat_devices())
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return self.mesh.axis_size(self.spec.all_axes()) == 1
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        return len({d.process_index for d in self.mesh.flat_devices()}) == 1
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, NamedSharding) and self.mesh == other.mesh and self.spec == other.spec
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.mesh, self.spec))
+
+    def __repr__(self) -> str:
+        return f"NamedSharding(mesh={self.mesh}, spec={self.spec})"
+
+
+class PmapSharding(Sharding):
+    """One leading row a device: what `pmap` takes and returns."""
+
+    __slots__ = ("devices", "sharded_dim")
+
+    def __init__(self, devices: Sequence[Device], sharded_dim: int | None = 0):
+        self.devices = tuple(devices)
+        self.sharded_dim = sharded_dim
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
+        out = {}
+        for k, device in enumerate(self.devices):
+            index = [slice(None) for _ in global_shape]
+            if self.sharded_dim is not None:
+                index[self.sharded_dim] = slice(k, k + 1)
+            out[device] = tuple(index)
+        return out
+
+    @property
+    def device_set(self) -> set[Device]:
+        return set(self.devices)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        return self.sharded_dim is None
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, PmapSharding)
+            and self.devices == other.devices
+            and self.sharded_dim == other.sharded_dim
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.devices, self.sharded_dim))
+
+    def __repr__(self) -> str:
+        return f"PmapSharding(devices={list(self.devices)}, sharded_dim={self.sharded_dim})"
+
+
+def _axes_text(axes: Sequence[Any]) -> str:
+    return " and ".join(repr(a) for a in axes)
