@@ -118,10 +118,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden(name, text)` compares with tests/golden/name, or rewrites it with --update-golden."""
+def golden(request: pytest.FixtureRequest) -> Callable[[str | Path, str], None]:
+    """`golden(name, text)` compares with tests/golden/name (or any path), or rewrites it."""
 
-    def compare(name: str, text: str) -> None:
+    def compare(name: str | Path, text: str) -> None:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
             path.parent.mkdir(parents=True, exist_ok=True)
