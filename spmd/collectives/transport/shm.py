@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy as np
 from spmd.collectives.transport import shm_pages, shm_segment
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call, mismatch, ranks_text
-from spmd.collectives.transport.checked import CheckedCommunicator, zero
+from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
 from spmd.collectives.transport.reduction import combine
 from spmd.collectives.transport.shm_pages import FAILED, LEFT, RAISED, Pages
 from spmd.collectives.transport.shm_wait import (
@@ -39,22 +38,6 @@ from spmd.core.errors import CollectiveError, LaunchError, PeerError
 REDUCE_PARTS_FROM_BYTES = 32 << 10
 
 Gather = Callable[[Any], list[Any]]
-
-
-class OpenGroups:
-    """All shared-memory groups of this process: whom to tell when this rank fails or leaves."""
-
-    def __init__(self) -> None:
-        self._groups: weakref.WeakSet[ShmCommunicator] = weakref.WeakSet()
-
-    def add(self, group: ShmCommunicator) -> None:
-        self._groups.add(group)
-
-    def __iter__(self):
-        return iter(list(self._groups))
-
-
-OPEN_GROUPS = OpenGroups()
 
 
 def connect(
@@ -125,6 +108,10 @@ class ShmCommunicator(CheckedCommunicator):
     def announce_exit(self, code: int) -> None:
         """See `CheckedCommunicator`."""
         self._pages.set_text(LEFT, f"left the program (exit code {code})", code)
+
+    def everyone_left(self) -> bool:
+        """See `CheckedCommunicator`."""
+        return all(self._pages.state(r) == LEFT for r in range(self.size))
 
     # ---- steps ---------------------------------------------------------------------------------
 

@@ -1,0 +1,140 @@
+"""The world of this process: found out once, at the first question.
+
+`world()` is the communicator of all ranks of the job. A process that was started alone gets a world
+of one without mpi4py being imported; one that was started as a rank gets MPI's, with hooks that end
+the job when it fails (`exits`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import dataclass
+
+from spmd.collectives.transport import mpi as mpi_transport
+from spmd.collectives.transport import shm_segment
+from spmd.collectives.transport.checked import CheckedCommunicator
+from spmd.collectives.transport.environment import OWNER, Environment, detect
+from spmd.collectives.transport.exits import ExitHooks
+from spmd.collectives.transport.single import SingleCommunicator
+from spmd.core.config import config
+from spmd.core.errors import LaunchError
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """This process's place in its job."""
+
+    environment: Environment
+    world: CheckedCommunicator
+    local_rank: int
+    local_size: int
+
+
+class _CurrentJob:
+    """The one job of this process, and the lock under which it is made."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.job: Job | None = None
+
+
+_current = _CurrentJob()
+
+
+def job() -> Job:
+    """This process's job, joined at the first call."""
+    return _current.job or initialize()
+
+
+def world() -> CheckedCommunicator:
+    """The communicator of all ranks of this job."""
+    return job().world
+
+
+def process_index() -> int:
+    """This process's rank."""
+    return job().world.rank
+
+
+def process_count() -> int:
+    """How many ranks the job has."""
+    return job().world.size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its host."""
+    return job().local_rank
+
+
+def local_size() -> int:
+    """How many ranks of the job this host has."""
+    return job().local_size
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined its job."""
+    return _current.job is not None
+
+
+def initialize(process_index: int | None = None, process_count: int | None = None) -> Job:
+    """Join the job. Without arguments it is found in the environment, as `environment` describes.
+
+    The arguments say what the caller expects; MPI connects the ranks in any case. Calling again
+    is fine, and changes nothing.
+    """
+    with _current.lock:
+        if _current.job is None:
+            found = detect(os.environ, process_index, process_count)
+            _current.job = _join(found)
+        joined = _current.job
+    if process_count not in (None, joined.world.size) or process_index not in (
+        None,
+        joined.world.rank,
+    ):
+        raise LaunchError(
+            f"initialize(process_index={process_index}, process_count={process_count}): this "
+            f"process is rank {joined.world.rank} of {joined.world.size} already "
+            f"(from {joined.environment.source})"
+        )
+    return joined
+
+
+def _join(found: Environment) -> Job:
+    if found.is_single and (found.source != "single" or not mpi_transport.is_loaded()):
+        if found.note:
+            sys.stderr.write(f"spmd: running as a single process: {found.note}\n")
+        return Job(found, SingleCommunicator(), 0, 1)
+    mpi = mpi_transport.load_mpi()
+    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+    _check_agreement(found, rank, size, mpi.Get_library_version())
+    if size == 1:
+        return Job(found, SingleCommunicator(), 0, 1)
+    if rank == 0:
+        shm_segment.sweep()
+    comm = mpi_transport.connect_world(mpi, config.shared_memory)
+    ExitHooks(comm, mpi.COMM_WORLD.Abort).install()
+    os.environ[OWNER] = str(os.getpid())
+    return Job(found, comm, *mpi_transport.local_ranks(mpi))
+
+
+def _check_agreement(found: Environment, rank: int, size: int, library: str) -> None:
+    if found.source == "single" or found.size in (None, size):
+        if found.source == "arguments" and found.rank != rank:
+            raise LaunchError(f"initialize(process_index={found.rank}): MPI says rank {rank}")
+        return
+    library = library.splitlines()[0].split(", package")[0].strip("\0 ")
+    if size == 1:
+        raise LaunchError(
+            f"the environment says rank {found.rank} of {found.size} ({found.source}), and MPI "
+            f"says that this process is alone.\nThe mpirun that started it and mpi4py belong to "
+            f"different MPIs; mpi4py uses {library}. Start with that one's mpirun: spmdrun finds "
+            f"it by itself.\nUnder Slurm, srun needs a plug-in that this MPI knows: "
+            f"srun --mpi=pmix (see srun --mpi=list)."
+        )
+    raise LaunchError(
+        f"the environment says {found.size} ranks ({found.source}), and MPI says {size} "
+        f"({library}). Unset the variables that a former launcher left, or set "
+        f"SPMD_PROCESS_COUNT={size} and SPMD_PROCESS_INDEX={rank}."
+    )

@@ -1,0 +1,181 @@
+"""How a rank ends, so that the others never wait for it.
+
+A rank that raises prints its traceback, tells the ranks that wait for it, gives them a moment to
+raise `PeerError` and to run their own clean-up, and then ends the whole job through MPI. A rank that
+leaves in good order says so too: a rank that still waits for it then knows that it waits in vain.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
+from spmd.collectives.transport.failure import failure_text, user_line
+from spmd.core.errors import PeerError
+
+# For ranks in a wait to raise and report: they look every 50 ms at the latest.
+MOMENT_FOR_PEERS = 0.25
+# A rank stopped by another's failure leaves the end of the job to that one, but not forever.
+MOMENT_FOR_CAUSE = 2.0
+INTERRUPTED = 130
+
+# Set by spmdrun: it prefixes all lines itself, and reads the report from this file.
+REPORT_FILE = "SPMD_FAILURE_REPORT"
+
+
+class ExitHooks:
+    """Watches the ways out of this process on behalf of its rank."""
+
+    def __init__(self, comm: CheckedCommunicator, end_job: Callable[[int], None]):
+        self._rank = comm.rank
+        self._comm = comm
+        self._end_job = end_job
+        self._process = os.getpid()
+        self._exit: NotedExit | None = None
+        self._handling = threading.Lock()
+
+    def install(self) -> None:
+        """Take over the hooks of `sys`, `threading` and `atexit`."""
+        self._previous = sys.excepthook
+        self._previous_thread = threading.excepthook
+        sys.excepthook = self._on_exception
+        threading.excepthook = self._on_thread_exception
+        # Python shows the code of SystemExit to no hook, so it is noted where it is raised.
+        sys.exit = self._on_sys_exit
+        atexit.register(self._on_exit)
+
+    # ---- exceptions ----------------------------------------------------------------------------
+
+    def _on_exception(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() != self._process:  # a forked child is no rank
+            self._previous(kind, error, trace)
+            return
+        if not self._handling.acquire(blocking=False):
+            return  # another thread is ending the job already
+        self._show(kind, error, trace)
+        self._write_report(error)
+        if isinstance(error, PeerError):
+            time.sleep(MOMENT_FOR_CAUSE)
+        else:
+            text = failure_text(self._rank, error)
+            for group in OPEN_GROUPS:
+                group.announce_failure(text)
+            time.sleep(MOMENT_FOR_PEERS)
+        self._end_job(INTERRUPTED if kind is KeyboardInterrupt else 1)
+
+    def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
+        if args.exc_type is SystemExit or args.exc_value is None:
+            return
+        self._on_exception(args.exc_type, args.exc_value, args.exc_traceback)
+
+    def _show(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        sys.stdout.flush()
+        if isinstance(error, PeerError):
+            where = user_line(error)
+            text = f"stopped{' at ' + where if where else ''}: {error}\n"
+        elif self._previous is not sys.__excepthook__:
+            self._previous(kind, error, trace)  # a debugger's or a prettier one
+            return
+        else:
+            text = "".join(traceback.format_exception(kind, error, trace))
+        if REPORT_FILE not in os.environ:
+            mark = f"spmd rank {self._rank} | "
+            text = "".join(mark + line for line in text.splitlines(keepends=True))
+        sys.stderr.write(text)  # at once, so that other ranks' lines stay outside
+        sys.stderr.flush()
+
+    def _write_report(self, error: BaseException) -> None:
+        path = os.environ.get(REPORT_FILE)
+        if not path:
+            return
+        report = {
+            "rank": self._rank,
+            "time": time.time(),
+            "secondary": isinstance(error, PeerError),
+            "exception": type(error).__name__,
+            "message": str(error),
+            "line": user_line(error),
+            "traceback": "".join(traceback.format_exception(error)),
+        }
+        try:
+            Path(path).write_text(json.dumps(report), encoding="utf-8")
+        except OSError:
+            pass  # the traceback is on stderr already
+
+    # ---- leaving -------------------------------------------------------------------------------
+
+    def _on_sys_exit(self, status: Any = None, /) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._exit = NotedExit.here(status)
+        raise SystemExit(status)
+
+    def _on_exit(self) -> None:
+        if os.getpid() != self._process or self._handling.locked():
+            return
+        code = self._exit.code if self._exit and self._exit.was_uncaught() else 0
+        for group in OPEN_GROUPS:
+            group.announce_exit(code)
+        if code and not self._everyone_left():
+            # MPI's own end would wait for the others, and they may be waiting for us.
+            self._end_job(code)
+
+    def _everyone_left(self) -> bool:
+        deadline = time.monotonic() + MOMENT_FOR_PEERS
+        while not self._comm.everyone_left():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class NotedExit:
+    """A call of `sys.exit`: its code, and where the program's outermost frame was."""
+
+    code: int
+    outermost: FrameType
+    instruction: int
+
+    @staticmethod
+    def here(status: Any) -> NotedExit:
+        """Note an exit that the caller's caller asks for."""
+        frame = sys._getframe(2)
+        while frame.f_back is not None:
+            frame = frame.f_back
+        return NotedExit(_exit_code(status), frame, frame.f_lasti)
+
+    def was_uncaught(self) -> bool:
+        """Whether the exception left the program.
+
+        A frame that only let it pass (also through `with` and `finally`) still stands at the
+        instruction that raised; one in which the program went on has moved.
+        """
+        return self.outermost.f_lasti == self.instruction
+
+
+def _exit_code(status: Any) -> int:
+    """The process's exit code, as Python derives it from the argument of `sys.exit`."""
+    if status is None:
+        return 0
+    return status & 0xFF if isinstance(status, int) else 1
