@@ -1,0 +1,277 @@
+"""`JitFunction`: what `jit(f)` returns.
+
+The one idea: a call is looked up, not done. Its key is the structure of the arguments, the avals of
+their leaves, the static values and what surrounds the call (axis names in scope, x64). A key met
+for the first time is traced; evaluated for the first time, it is compiled. Under a transformation
+the traced jaxpr becomes one `jit` equation instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+from spmd.compile.executable import Executable
+from spmd.compile.fastcall import FastPath
+from spmd.compile.pipeline import compile_jaxpr
+from spmd.compile.signature import Signature, Split
+from spmd.compile.stages import Lowered, Traced
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.call import jit_p
+from spmd.core.config import config
+from spmd.core.context import state
+from spmd.core.errors import ArgumentError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.rewrite import hoist_tracers
+from spmd.core.stage import Debug, trace_to_jaxpr
+from spmd.core.trace import EVAL, Tracer
+from spmd.core.tree import TreeDef, tree_flatten
+from spmd.core.util import WeakCache
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known for one key: the traced function and, once evaluated, its executable."""
+
+    closed: ClosedJaxpr
+    out_tree: TreeDef
+    donated: tuple[bool, ...]
+    executable: Executable | None = None
+
+
+# All jits of one function with the same options share their entries, so that `jit(f)(x)` in a loop
+# compiles once. An entry never refers to the function, or neither would ever be freed.
+_entries = WeakCache()
+_instances: weakref.WeakSet[JitFunction] = weakref.WeakSet()
+
+
+class JitFunction:
+    """A function that is traced once per signature and runs compiled; see `spmd.jit`."""
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        *,
+        static_argnums: int | Sequence[int] | None = None,
+        static_argnames: str | Iterable[str] | None = None,
+        donate_argnums: int | Sequence[int] | None = None,
+        donate_argnames: str | Iterable[str] | None = None,
+        keep_unused: bool = False,
+        device: Any = None,
+        inline: bool = False,
+    ):
+        if not callable(fun):
+            raise ArgumentError(f"jit: {fun!r} of type {type(fun).__name__} is not callable")
+        # First of all: it copies the attributes of `fun`, which may itself be a JitFunction.
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._signature = Signature(
+            fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames
+        )
+        self._inline = inline
+        s = self._signature
+        options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names)
+        self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
+        self._fast = FastPath()
+        _instances.add(self)
+
+    # ---- calling ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if state.trace is EVAL:
+            for match in self._fast.matchers:
+                out = match(args, kwargs)
+                if out is not FastPath.MISS:
+                    return out
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The general path: any arguments, any transformation."""
+        if config.disable_jit:
+            return self._fun(*args, **kwargs)
+        split, avals = self._read(args, kwargs)
+        if state.trace is not EVAL or any(isinstance(x, Tracer) for x in split.leaves):
+            closed, out_tree, hoisted = self._traced(split, avals, args, kwargs)
+            return self._bind(closed, out_tree, hoisted, split.leaves)
+        key = self._key(split, avals)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._new_entry(key, split, avals, args, kwargs)
+        if entry.executable is None:
+            entry.executable = compile_jaxpr(entry.closed, entry.donated)
+        outs = entry.executable(split.leaves)
+        if not split.static_args and not split.static_kwargs:
+            self._fast.add(args, kwargs, avals, entry.executable, entry.out_tree)
+        return entry.out_tree.unflatten(outs)
+
+    def _bind(
+        self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]
+    ) -> Any:
+        outs = jit_p.bind(*hoisted, *leaves, jaxpr=closed, name=self._signature.name)
+        return out_tree.unflatten(outs)
+
+    def _read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Split, list[ShapedArray]]:
+        """Split a call and read the avals of its leaves; raises the user's errors."""
+        split = self._signature.split(args, kwargs)
+        try:
+            return split, [typeof(x) for x in split.leaves]
+        except ArgumentError:
+            self._signature.check_arity(args, kwargs)
+            raise self._not_an_array(split, args, kwargs) from None
+
+    def _not_an_array(
+        self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ArgumentError:
+        names = self._signature.leaf_names(args, kwargs)
+        name, bad = next(p for p in zip(names, split.leaves, strict=True) if not is_arraylike(p[1]))
+        root = name.split("[")[0].split(".")[0]
+        return ArgumentError(
+            f"{self._signature.what}: argument {name} is {bad!r} of type {type(bad).__name__}, "
+            "which is not an array.\n"
+            f"If it belongs to the program rather than to its data, mark it static: "
+            f"jit({self._signature.name}, static_argnames={root!r}); or close over it."
+        )
+
+    # ---- entries ----
+
+    def _key(self, split: Split, avals: Sequence[ShapedArray]) -> Any:
+        return split.tree, tuple(avals), split.static_key, state.axes, config.enable_x64
+
+    def _traced(
+        self,
+        split: Split,
+        avals: Sequence[ShapedArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[ClosedJaxpr, TreeDef, list[Any]]:
+        """The jaxpr of a call, and the tracers it closes over as extra leading operands."""
+        key = self._key(split, avals)
+        entry = self._entries.get(key)
+        if entry is not None:
+            return entry.closed, entry.out_tree, []
+        closed, out_tree = self._trace(split, avals, args, kwargs)
+        without, hoisted = hoist_tracers(closed)
+        if not hoisted:
+            donated = self._signature.donated(args, kwargs)
+            self._entries[key] = Entry(closed, out_tree, donated)
+        return without, out_tree, hoisted
+
+    def _new_entry(
+        self,
+        key: Any,
+        split: Split,
+        avals: Sequence[ShapedArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Entry:
+        if config.log_compiles or "1" in config.debug:
+            self._explain(split, avals, args, kwargs)
+        closed, out_tree = self._trace(split, avals, args, kwargs)
+        entry = Entry(closed, out_tree, self._signature.donated(args, kwargs))
+        self._entries[key] = entry
+        return entry
+
+    def _trace(
+        self,
+        split: Split,
+        avals: Sequence[ShapedArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[ClosedJaxpr, TreeDef]:
+        signature, fun = self._signature, self._fun
+        signature.check_arity(args, kwargs)
+        trees: list[TreeDef] = []
+
+        def flat(*tracers: Any) -> list[Any]:
+            given, named = signature.join(split, tracers)
+            leaves, tree = tree_flatten(fun(*given, **named))
+            trees.append(tree)
+            return leaves
+
+        names = tuple(signature.leaf_names(args, kwargs))
+        debug = Debug(signature.name, names, signature.source)
+        return trace_to_jaxpr(flat, avals, debug), trees[0]
+
+    def _explain(
+        self,
+        split: Split,
+        avals: Sequence[ShapedArray],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Say on stderr why this call is compiled."""
+        names = self._signature.leaf_names(args, kwargs)
+        reason = "its first call"
+        for tree, before, static, axes, x64 in reversed(self._entries):
+            if tree != split.tree:
+                reason = f"the arguments' structure changed from {tree} to {split.tree}"
+                continue
+            changed = [
+                f"{name} was {old}, is {new}"
+                for name, old, new in zip(names, before, avals, strict=True)
+                if old is not new
+            ]
+            if static != split.static_key:
+                changed.append("a static value changed")
+            if axes != state.axes or x64 != config.enable_x64:
+                changed.append("the axis names in scope or enable_x64 changed")
+            reason = "; ".join(changed)
+            break
+        inputs = ", ".join(map(str, avals))
+        print(f"spmd: compiling {self._signature.name} for ({inputs}): {reason}", file=sys.stderr)
+
+    # ---- jax's names ----
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+        """Trace a call with these arguments, or `ShapeDtypeStruct`s, without running it."""
+        split, avals = self._read(args, kwargs)
+        key = self._key(split, avals)
+        entry = self._entries.get(key) or self._new_entry(key, split, avals, args, kwargs)
+        return Traced(
+            entry.closed, split.tree, entry.out_tree, entry.donated, self._signature, split
+        )
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """Trace a call and run the compiler's passes; `.compile()` makes it callable."""
+        return self.trace(*args, **kwargs).lower()
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the results, without computing them."""
+        return self.trace(*args, **kwargs).out_info
+
+    def clear_cache(self) -> None:
+        """Forget everything that was traced and compiled."""
+        self._entries.clear()
+        self._fast.clear()
+
+    def _cache_size(self) -> int:
+        return len(self._entries)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<jitted function {self._signature.name} at {self._signature.source}>"
+
+
+def clear_caches() -> None:
+    """Forget everything that any jitted function has traced and compiled."""
+    for function in list(_instances):
+        function.clear_cache()
+
+
+def _forget_fast_paths(_: Any) -> None:
+    for function in list(_instances):
+        function._fast.clear()
+
+
+# The fast path's guards do not look at settings: a change of one that matters forgets it.
+for _name in ("enable_x64", "disable_jit", "debug_nans", "num_cpu_devices", "platform", "check"):
+    config.on_update(_name, _forget_fast_paths)

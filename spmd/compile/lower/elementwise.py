@@ -1,0 +1,172 @@
+"""The table of elementwise primitives: what each computes for one element, in kernel IR.
+
+An entry is a function (builder, values, params, out) of the operands' kernel values that makes the
+result's value; `out` is the kernel dtype of the result. An entry serves all dtypes for which its
+kernel operations exist; `can_lower` asks whether they do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.dtypes import DTYPES, kernel_dtype, kind
+from spmd.compile.kernel.ops import OPS, result_dtype
+from spmd.core.ir import Eqn
+
+Entry = Callable[[Builder, Sequence[int], dict[str, Any], str], int]
+
+
+class NoKernelError(Exception):
+    """There is no kernel for these dtypes or parameters; the step falls back to `impl`."""
+
+
+def apply(b: Builder, op: str, *operands: int) -> int:
+    """A kernel operation; a NoKernelError if it does not take the operands' dtypes."""
+    given = tuple(b.dtype(v) for v in operands)
+    if result_dtype(op, given, "") is None:
+        raise NoKernelError(f"{op} of {given}")
+    return b.op(op, *operands)
+
+
+# ---- one operation each ------------------------------------------------------------------------
+
+
+def _op(name: str) -> Entry:
+    return lambda b, xs, params, out: apply(b, name, *xs)
+
+
+_SAME_NAME = (
+    "add sub mul div rem max min neg abs floor ceil sign exp exp2 expm1 log log1p sin cos tan asin "
+    "acos atan atan2 sinh cosh tanh asinh acosh atanh logistic sqrt rsqrt cbrt erf erfc erf_inv "
+    "lgamma digamma real imag conj complex pow nextafter and or xor not clz is_finite "
+    "eq ne lt le gt ge"
+).split()
+
+_RENAMED = {
+    "add_any": "add",
+    "population_count": "popcount",
+    "shift_left": "shl",
+    "shift_right_logical": "shr_logical",
+    "shift_right_arithmetic": "shr_arith",
+}
+
+
+# ---- the others --------------------------------------------------------------------------------
+
+
+def _integer_pow(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    exponent = params["y"]
+    x = xs[0]
+    if exponent == 2:
+        return apply(b, "mul", x, x)
+    if kind(b.dtype(x)) not in OPS["integer_pow"].kinds:
+        raise NoKernelError(f"integer_pow of {b.dtype(x)}")
+    return b.op("integer_pow", x, attr=exponent)
+
+
+def _square(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    return apply(b, "mul", xs[0], xs[0])
+
+
+def _reciprocal(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    return apply(b, "div", b.const(1, b.dtype(xs[0])), xs[0])
+
+
+def _round(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    method = params["rounding_method"]
+    return apply(b, "round_even" if int(getattr(method, "value", method)) else "round", xs[0])
+
+
+def _pow(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    if b.dtype(xs[0]) != b.dtype(xs[1]):
+        raise NoKernelError("pow with an integer exponent")
+    return apply(b, "pow", *xs)
+
+
+def _select_n(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    which, *cases = xs
+    if b.dtype(which) == "bool":
+        return apply(b, "select", which, cases[1], cases[0]) if len(cases) == 2 else cases[0]
+    result = cases[-1]
+    for k in range(len(cases) - 2, -1, -1):
+        below = apply(b, "le", which, b.const(k, b.dtype(which)))
+        result = apply(b, "select", below, cases[k], result)
+    return result
+
+
+def _clamp(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    low, x, high = xs
+    return apply(b, "min", apply(b, "max", x, low), high)
+
+
+def _convert(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    return b.convert(xs[0], out)
+
+
+def _bitcast(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    if result_dtype("bitcast", (b.dtype(xs[0]),), out) is None:
+        raise NoKernelError(f"bitcast of {b.dtype(xs[0])} to {out}")
+    return b.bitcast(xs[0], out)
+
+
+def _identity(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
+    return xs[0]
+
+
+ENTRIES: dict[str, Entry] = {
+    **{name: _op(name) for name in _SAME_NAME},
+    **{name: _op(op) for name, op in _RENAMED.items()},
+    "integer_pow": _integer_pow,
+    "square": _square,
+    "reciprocal": _reciprocal,
+    "round": _round,
+    "pow": _pow,
+    "select_n": _select_n,
+    "clamp": _clamp,
+    "convert_element_type": _convert,
+    "bitcast_convert_type": _bitcast,
+    "copy": _identity,
+    "copy_p": _identity,
+    "stop_gradient": _identity,
+}
+
+# Work that is worth a row buffer, or a kernel of its own, rather than being done again.
+EXPENSIVE = frozenset(
+    "div rem sqrt rsqrt cbrt pow exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh "
+    "cosh tanh asinh acosh atanh logistic erf erfc erf_inv lgamma digamma".split()
+)
+
+
+def is_elementwise(name: str) -> bool:
+    """Whether a primitive computes each result element from the operands' elements there."""
+    return name in ENTRIES
+
+
+def can_lower(eqn: Eqn) -> bool:
+    """Whether an elementwise equation has kernel operations for its dtypes and parameters."""
+    if eqn.prim.name not in ENTRIES:
+        return False
+    shapes = {v.aval.shape for v in eqn.invars if v.aval.shape}
+    if len(shapes) > 1 or len(eqn.outvars) != 1:
+        return False
+    given = tuple(kernel_dtype(v.aval.dtype) for v in eqn.invars)
+    out = kernel_dtype(eqn.outvars[0].aval.dtype)
+    if out is None or None in given:
+        return False
+    params = tuple(sorted((k, v) for k, v in eqn.params.items() if not k.startswith("_")))
+    return _can_lower(eqn.prim.name, given, params, out)
+
+
+@functools.lru_cache(maxsize=4096)
+def _can_lower(name: str, given: tuple[str, ...], params: tuple[Any, ...], out: str) -> bool:
+    b = Builder((1,), ())
+    with b.row():
+        values = [b.const(0, dtype) for dtype in given]
+        try:
+            made = ENTRIES[name](b, values, dict(params), out)
+        except NoKernelError:
+            return False
+        return b.dtype(made) == out and out in DTYPES

@@ -1,0 +1,233 @@
+"""Algebraic rules of `simplify`: when an equation is equal to something cheaper.
+
+A rule takes (writer, eqn, operands) and returns the atom that the equation's one result is equal
+to, or None. It holds for every value: signed zeros, infinities, NaNs and overflow included, so
+`x + 0.0` stays (it turns -0.0 into 0.0) while `x - 0.0` and `x * 1.0` go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.passes.substitute import Writer
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray
+from spmd.core.ir import Atom, Eqn, Literal, Var
+from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
+
+Rule = Callable[[Writer, Eqn, Sequence[Atom]], Atom | None]
+
+
+def same_type(a: ShapedArray, b: ShapedArray) -> bool:
+    """Whether a value of one aval can take the place of the other in a compiled program."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.vma == b.vma
+
+
+# ---- asking about operands ---------------------------------------------------------------------
+
+
+def is_literal(atom: Atom, value: float) -> bool:
+    """Whether an atom is a literal equal to `value`; the sign of a zero counts."""
+    if not isinstance(atom, Literal) or atom.aval.dtype.names:
+        return False
+    found = atom.val
+    if isinstance(found, complex) or np.iscomplexobj(found):
+        return False
+    same_sign = found != 0 or np.signbit(np.float64(found)) == np.signbit(np.float64(value))
+    return bool(found == value and same_sign)
+
+
+class Producers:
+    """Which new equation made a variable: what rules about pairs of equations look at."""
+
+    def __init__(self, writer: Writer):
+        self._writer = writer
+        self._seen = 0
+        self._made: dict[Atom, Eqn] = {}
+
+    def of(self, atom: Atom, name: str) -> Eqn | None:
+        """The equation that made `atom`, if it is one of primitive `name`."""
+        eqns = self._writer.eqns
+        while self._seen < len(eqns):
+            eqn = eqns[self._seen]
+            self._made.update((v, eqn) for v in eqn.outvars)
+            self._seen += 1
+        found = self._made.get(atom) if isinstance(atom, Var) else None
+        return found if found is not None and found.prim.name == name else None
+
+
+# ---- identities --------------------------------------------------------------------------------
+
+
+def _full(operand: Atom, eqn: Eqn) -> Atom | None:
+    """`operand` as the result of `eqn`, if it has the result's type."""
+    return operand if same_type(operand.aval, eqn.outvars[0].aval) else None
+
+
+def _mul(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    for k in (0, 1):
+        if is_literal(ins[k], 1):
+            return _full(ins[1 - k], eqn)
+    return None
+
+
+def _add(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    neutral = -0.0 if dtypes.is_inexact(eqn.outvars[0].aval.dtype) else 0
+    for k in (0, 1):
+        if is_literal(ins[k], neutral):
+            return _full(ins[1 - k], eqn)
+    return None
+
+
+def _right(neutral: float) -> Rule:
+    def rule(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        return _full(ins[0], eqn) if is_literal(ins[1], neutral) else None
+
+    return rule
+
+
+def _integer_pow(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    return _full(ins[0], eqn) if eqn.params["y"] == 1 else None
+
+
+def _same_operands(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    return _full(ins[0], eqn) if ins[0] is ins[1] else None
+
+
+def _select(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    which, *cases = ins
+    if all(case is cases[0] for case in cases):
+        return _full(cases[0], eqn)
+    if isinstance(which, Literal):
+        return _full(cases[min(max(int(which.val), 0), len(cases) - 1)], eqn)
+    return None
+
+
+def _identity(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    return _full(ins[0], eqn)
+
+
+def _reduction(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    """A reduction over dims of size 1 only drops them."""
+    aval, axes = ins[0].aval, eqn.params["axes"]
+    if any(aval.shape[d] != 1 for d in axes):
+        return None
+    return reshaped(writer, ins[0], eqn.outvars[0].aval.shape, eqn)
+
+
+# ---- pairs -------------------------------------------------------------------------------------
+
+
+def reshaped(writer: Writer, operand: Atom, shape: Any, eqn: Eqn) -> Atom:
+    """`operand` with another shape, writing an equation only if it has another one now."""
+    if operand.aval.shape == shape:
+        return operand
+    return writer.emit(reshape_p, [operand], {"new_sizes": tuple(shape)}, eqn.source)
+
+
+def pair_rules(producers: Producers) -> dict[str, Rule]:
+    """Rules that look at the equation that made an operand."""
+
+    def involution(name: str) -> Rule:
+        def rule(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+            inner = producers.of(ins[0], name)
+            return inner.invars[0] if inner is not None else None
+
+        return rule
+
+    def permute(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        perm = eqn.params["permutation"]
+        inner = producers.of(ins[0], "permute_dims")
+        operand = ins[0]
+        if inner is not None:
+            operand = inner.invars[0]
+            perm = tuple(inner.params["permutation"][k] for k in perm)
+        shape = operand.aval.shape
+        long = [k for k in perm if shape[k] != 1]
+        if perm == tuple(range(len(perm))):
+            return operand
+        if long == sorted(long):
+            return reshaped(writer, operand, eqn.outvars[0].aval.shape, eqn)
+        if inner is None:
+            return None
+        return writer.emit(permute_dims_p, [operand], {"permutation": perm}, eqn.source)
+
+    def reshape(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        inner = producers.of(ins[0], "reshape")
+        operand = ins[0] if inner is None else inner.invars[0]
+        shape = eqn.outvars[0].aval.shape
+        if inner is None and operand.aval.shape != shape:
+            return None
+        return reshaped(writer, operand, shape, eqn)
+
+    def broadcast(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        operand, shape = ins[0], eqn.params["shape"]
+        where = eqn.params["broadcast_dimensions"]
+        inner = producers.of(operand, "broadcast_in_dim")
+        if operand.aval.shape == shape and where == tuple(range(len(shape))):
+            return operand
+        if operand.aval.size == eqn.outvars[0].aval.size and operand.aval.size:
+            return reshaped(writer, operand, shape, eqn)
+        if inner is None:
+            return None
+        through = tuple(where[d] for d in inner.params["broadcast_dimensions"])
+        params = {"shape": shape, "broadcast_dimensions": through}
+        return writer.emit(broadcast_in_dim_p, [inner.invars[0]], params, eqn.source)
+
+    def convert(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        operand, out = ins[0], eqn.outvars[0].aval
+        if operand.aval.dtype == out.dtype:
+            return operand
+        inner = producers.of(operand, "convert_element_type")
+        if inner is None or inner.invars[0].aval.dtype != out.dtype:
+            return None
+        return inner.invars[0] if _is_widening(out.dtype, operand.aval.dtype) else None
+
+    return {
+        "neg": involution("neg"),
+        "not": involution("not"),
+        "conj": involution("conj"),
+        "permute_dims": permute,
+        "reshape": reshape,
+        "broadcast_in_dim": broadcast,
+        "convert_element_type": convert,
+    }
+
+
+def _is_widening(narrow: np.dtype, wide: np.dtype) -> bool:
+    """Whether every value of `narrow` survives a journey through `wide`."""
+    if dtypes.is_bool(narrow):
+        return True
+    if dtypes.is_integer(narrow) and dtypes.is_integer(wide):
+        grows = wide.itemsize > narrow.itemsize
+        return grows if narrow.kind != wide.kind else wide.itemsize >= narrow.itemsize
+    if dtypes.is_inexact(narrow) and dtypes.is_inexact(wide):
+        return dtypes.promote_types(narrow, wide) == wide
+    return False
+
+
+RULES: dict[str, Rule] = {
+    "mul": _mul,
+    "add": _add,
+    "add_any": _add,
+    "sub": _right(0),
+    "div": _right(1),
+    "pow": _right(1),
+    "integer_pow": _integer_pow,
+    "and": _same_operands,
+    "or": _same_operands,
+    "max": _same_operands,
+    "min": _same_operands,
+    "select_n": _select,
+    "copy": _identity,
+    "copy_p": _identity,
+    "stop_gradient": _identity,
+    "name": _identity,
+    "reduce_sum": _reduction,
+    "reduce_max": _reduction,
+    "reduce_min": _reduction,
+    "reduce_prod": _reduction,
+}

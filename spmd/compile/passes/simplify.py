@@ -1,0 +1,140 @@
+"""Simplify: constant folding, identities, common subexpressions and dead code, in one walk.
+
+Equations are read in order; each is folded, replaced by a rule of `algebra`, found to be equal to
+an earlier one, or copied. What nothing needs any more is removed at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.lower.elementwise import is_elementwise
+from spmd.compile.passes.algebra import RULES, Producers, pair_rules, same_type
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
+from spmd.core.primitive import is_refused
+from spmd.core.rewrite import dce, prune_consts
+from spmd.core.structural import broadcast_in_dim_p
+
+
+def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """An equal jaxpr with less to do."""
+    writer, invars = start(closed)
+    _Simplifier(writer).run(closed)
+    return remove_dead_code(finish(writer, closed, invars))
+
+
+def remove_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Drop equations and constants that neither outputs nor effects need."""
+    smaller, _ = dce(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+    return prune_consts(ClosedJaxpr(smaller, closed.consts))
+
+
+class _Simplifier:
+    """One walk over a jaxpr."""
+
+    def __init__(self, writer: Writer):
+        self.writer = writer
+        self.producers = Producers(writer)
+        self.rules = RULES | pair_rules(self.producers)
+        self.known: dict[Any, tuple[Var, ...]] = {}
+
+    def run(self, closed: ClosedJaxpr) -> None:
+        for eqn in closed.eqns:
+            ins = [self.writer.read(v) for v in eqn.invars]
+            if len(eqn.outvars) == 1 and not eqn.effects:
+                found = self.fold(eqn, ins) or self.rewrite(eqn, ins)
+                if found is not None:
+                    self.writer.define(eqn.outvars[0], found)
+                    continue
+            self.copy(eqn, ins)
+
+    def rewrite(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        """What a rule says that the equation is equal to."""
+        rule = self.rules.get(eqn.prim.name)
+        found = rule(self.writer, eqn, ins) if rule is not None else None
+        if found is None and is_elementwise(eqn.prim.name):
+            found = self.strip_broadcasts(eqn, ins)
+        if found is None or not same_type(found.aval, eqn.outvars[0].aval):
+            return None
+        return found
+
+    def fold(self, eqn: Eqn, ins: Sequence[Atom]) -> Literal | None:
+        """The literal that a scalar equation of literals computes."""
+        out = eqn.outvars[0].aval
+        literals = [a for a in ins if isinstance(a, Literal)]
+        if out.shape or len(literals) != len(ins) or not ins or out.dtype.names or out.vma:
+            return None
+        if not is_elementwise(eqn.prim.name) or is_refused(eqn.prim.impl):
+            return None
+        arrays = [np.asarray(a.val, a.aval.dtype) for a in literals]
+        with np.errstate(all="ignore"):
+            value = eqn.prim.rule("impl")(np, *arrays, **eqn.params)
+        return Literal(np.asarray(value, out.dtype)[()], out)
+
+    def strip_broadcasts(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        """Let an elementwise equation read scalars directly instead of their broadcasts."""
+        bare = [self.scalar_behind(a) for a in ins]
+        if all(b is None for b in bare):
+            return None
+        out = eqn.outvars[0].aval
+        operands = [a if b is None else b for a, b in zip(ins, bare, strict=True)]
+        result = self.write(eqn, operands)
+        if result.aval.shape == out.shape:
+            return result
+        params = {"shape": out.shape, "broadcast_dimensions": ()}
+        return self.writer.emit(broadcast_in_dim_p, [result], params, eqn.source)
+
+    def scalar_behind(self, atom: Atom) -> Atom | None:
+        """The scalar of which `atom` is a broadcast."""
+        made = self.producers.of(atom, "broadcast_in_dim")
+        if made is None or made.invars[0].aval.shape:
+            return None
+        return made.invars[0]
+
+    def write(self, eqn: Eqn, operands: Sequence[Atom]) -> Atom:
+        """An equation of the same primitive on other operands, itself simplified."""
+        avals = [a.aval for a in operands]
+        out = Var(
+            eqn.prim.rule("abstract")(*avals, **eqn.params).update(vma=eqn.outvars[0].aval.vma)
+        )
+        again = eqn.replace(invars=tuple(operands), outvars=(out,))
+        found = self.fold(again, operands) or self.rewrite(again, operands)
+        if found is not None:
+            return found
+        return self.emit(again)[0]
+
+    def copy(self, eqn: Eqn, ins: Sequence[Atom]) -> None:
+        """Write the equation, unless an equal one is there already."""
+        outs = tuple([Var(v.aval) for v in eqn.outvars])
+        params = map_subjaxprs(eqn, simplify)
+        written = self.emit(eqn.replace(invars=tuple(ins), outvars=outs, params=params))
+        for old, new in zip(eqn.outvars, written, strict=True):
+            self.writer.define(old, new)
+
+    def emit(self, eqn: Eqn) -> tuple[Var, ...]:
+        """Append an equation; give the results of an earlier equal one if there is one."""
+        if eqn.effects:
+            self.writer.eqns.append(eqn)
+            return eqn.outvars
+        key = _key(eqn)
+        found = self.known.get(key)
+        if found is None:
+            self.writer.eqns.append(eqn)
+            self.known[key] = found = eqn.outvars
+        return found
+
+
+def _key(eqn: Eqn) -> Any:
+    """Equal for equations that compute equal results."""
+    return eqn.prim, tuple([_atom_key(a) for a in eqn.invars]), tuple(sorted(eqn.params.items()))
+
+
+def _atom_key(atom: Atom) -> Any:
+    if isinstance(atom, Literal):
+        stored = np.asarray(atom.val, atom.aval.dtype)
+        return atom.aval.dtype, stored.tobytes()
+    return atom

@@ -1,0 +1,56 @@
+"""The compiler on one screen: a closed jaxpr goes through `PASSES`, then becomes a program.
+
+Each pass is a pure function from closed jaxpr to closed jaxpr. With `SPMD_CHECK=1` the result of
+each is checked; with `SPMD_DEBUG` containing 3 it is printed under the pass's name.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from spmd.compile.executable import Executable
+from spmd.compile.passes.inline import inline_calls
+from spmd.compile.passes.simplify import simplify
+from spmd.compile.passes.substitute import Pass
+from spmd.core.config import config
+from spmd.core.ir import ClosedJaxpr
+
+# Partitioning over a mesh and the combination of collectives have their place between `simplify`
+# and `fuse`: they need to see single operations, and what they add should be fused.
+PASSES: tuple[Pass, ...] = (
+    inline_calls,  # nothing below needs to look inside a call
+    simplify,  # constants, identities, equal equations, dead code
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How long each pass took, in seconds, and the jaxpr that it left."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    jaxprs: dict[str, ClosedJaxpr] = field(default_factory=dict)
+
+
+def run_passes(closed: ClosedJaxpr, report: Report | None = None) -> ClosedJaxpr:
+    """Apply all passes to a closed jaxpr."""
+    for step in PASSES:
+        started = time.perf_counter()
+        closed = step(closed)
+        _look(closed, step.__name__)
+        if report is not None:
+            report.seconds[step.__name__] = time.perf_counter() - started
+            report.jaxprs[step.__name__] = closed
+    return closed
+
+
+def _look(closed: ClosedJaxpr, name: str) -> None:
+    if "3" in config.debug:
+        print(f"spmd: after {name}:\n{closed}", file=sys.stderr)
+
+
+def compile_jaxpr(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable:
+    """The executable of a closed jaxpr; `donated` says which inputs it may overwrite."""
+    return Executable(run_passes(closed), donated)
