@@ -70,17 +70,17 @@ Found = Environment | str | None  # a rank, a note on why not, or nothing to see
 def _pair(
     environ: Mapping[str, str], source: str, rank: str, size: str, local: tuple[str, str]
 ) -> Found:
-    given = {name: _int(environ.get(name)) for name in (rank, size)}
-    if given[rank] is None and given[size] is None:
+    index, count = _int(environ.get(rank)), _int(environ.get(size))
+    if index is None and count is None:
         return None
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
-        present = rank if missing == [size] else size
-        return f"{present} is set without {missing[0]}"
-    if not 0 <= given[rank] < given[size]:
-        return f"{rank}={given[rank]} is not below {size}={given[size]}"
-    places = [_int(environ.get(name)) for name in local]
-    return Environment(source, given[rank], given[size], *places)
+    if index is None:
+        return f"{size} is set without {rank}"
+    if count is None:
+        return f"{rank} is set without {size}"
+    if not 0 <= index < count:
+        return f"{rank}={index} is not below {size}={count}"
+    local_rank, local_size = (_int(environ.get(name)) for name in local)
+    return Environment(source, index, count, local_rank, local_size)
 
 
 def _own(environ: Mapping[str, str]) -> Found:

@@ -1,13 +1,15 @@
 """How a rank ends, so that the others never wait for it.
 
 A rank that raises prints its traceback, tells the ranks that wait for it, gives them a moment to
-raise `PeerError` and to run their own clean-up, and then ends the whole job through MPI. A rank that
-leaves in good order says so too: a rank that still waits for it then knows that it waits in vain.
+raise `PeerError` and to run their own clean-up, and then ends the whole job through MPI. A rank
+that leaves in good order says so too: one that still waits for it then knows that it does so in
+vain.
 """
 
 from __future__ import annotations
 
 import atexit
+import opcode
 import json
 import os
 import sys
@@ -151,11 +153,10 @@ class ExitHooks:
 
 @dataclass(frozen=True, slots=True)
 class NotedExit:
-    """A call of `sys.exit`: its code, and where the program's outermost frame was."""
+    """A call of `sys.exit`: its code, and the outermost frame of the program that made it."""
 
     code: int
     outermost: FrameType
-    instruction: int
 
     @staticmethod
     def here(status: Any) -> NotedExit:
@@ -163,15 +164,16 @@ class NotedExit:
         frame = sys._getframe(2)
         while frame.f_back is not None:
             frame = frame.f_back
-        return NotedExit(_exit_code(status), frame, frame.f_lasti)
+        return NotedExit(_exit_code(status), frame)
 
     def was_uncaught(self) -> bool:
-        """Whether the exception left the program.
+        """Whether the exception left the program, now that the program has ended.
 
-        A frame that only let it pass (also through `with` and `finally`) still stands at the
-        instruction that raised; one in which the program went on has moved.
+        A program that caught it came to its end, so its outermost frame returned; one that it left
+        stands where it raised, or where a `finally` raised it again.
         """
-        return self.outermost.f_lasti == self.instruction
+        code = self.outermost.f_code.co_code
+        return not opcode.opname[code[self.outermost.f_lasti]].startswith("RETURN")
 
 
 def _exit_code(status: Any) -> int:

@@ -12,8 +12,6 @@ import contextlib
 import errno
 import mmap
 import os
-import secrets
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +41,7 @@ def create(nbytes: int) -> Segment:
     """Make a zeroed segment of `nbytes` in the first folder that has room for it."""
     tried = []
     for folder in _folders():
-        path = str(folder / f"{PREFIX}{os.getuid()}-{os.getpid()}-{secrets.token_hex(6)}")
+        path = str(folder / f"{PREFIX}{os.getuid()}-{os.getpid()}-{os.urandom(6).hex()}")
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -89,7 +87,7 @@ def sweep(now: float | None = None) -> list[str]:
 
 
 def _folders() -> list[Path]:
-    folders = [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    folders = [Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp"))]
     return [folder for folder in folders if folder.is_dir()]
 
 
