@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class ShapedArray:
     """
 
     __slots__ = ("_hash", "dtype", "ndim", "shape", "size", "vma", "weak_type")
-    _interned: dict[Any, ShapedArray] = {}
+    _interned: ClassVar[dict[Any, ShapedArray]] = {}
 
     shape: tuple[int, ...]
     dtype: np.dtype

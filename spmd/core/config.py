@@ -43,7 +43,7 @@ SETTINGS = (
     Setting("debug", "SPMD_DEBUG", "", str, "1 compiles, 2 collectives, 3 jaxprs, 4 kernels"),
     Setting("log_compiles", "SPMD_LOG_COMPILES", False, _bool, "print each compile and its cause"),
     Setting("check", "SPMD_CHECK", False, _bool, "check the IR after every pass"),
-    Setting("check_leaks", "SPMD_CHECK_LEAKS", False, _bool, "look for tracers that outlive a trace"),
+    Setting("check_leaks", "SPMD_CHECK_LEAKS", False, _bool, "find tracers that outlive a trace"),
     Setting("debug_nans", "SPMD_DEBUG_NANS", False, _bool, "raise where a NaN is first produced"),
     Setting("num_threads", "SPMD_NUM_THREADS", None, _optional_int, "compute threads a process"),
     Setting(

@@ -112,7 +112,7 @@ def _inline_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, **_: Any) ->
 # ---- custom_jvp --------------------------------------------------------------------------------
 
 
-class custom_jvp:  # noqa: N801
+class custom_jvp:
     """Give a function its own forward derivative.
 
     >>> @custom_jvp
@@ -145,9 +145,7 @@ class custom_jvp:  # noqa: N801
 
         def jvp(primals: Any, tangents: Any) -> Any:
             out = self(*primals)
-            terms = [
-                rule(t, out, *primals) for rule, t in zip(jvps, tangents, strict=True) if rule
-            ]
+            terms = [rule(t, out, *primals) for rule, t in zip(jvps, tangents, strict=True) if rule]
             total = terms[0] if terms else instantiate(Zero(typeof(out).tangent()))
             for term in terms[1:]:
                 total = total + term
@@ -193,7 +191,9 @@ class custom_jvp:  # noqa: N801
         return rule
 
 
-def _custom_jvp_jvp(primals: Any, tangents: Any, *, num_consts: int, _jvp: Any, name: str, **_: Any):
+def _custom_jvp_jvp(
+    primals: Any, tangents: Any, *, num_consts: int, _jvp: Any, name: str, **_: Any
+):
     _check_closure(name, tangents[:num_consts])
     return _jvp(primals[num_consts:], [instantiate(t) for t in tangents[num_consts:]])
 
@@ -242,7 +242,7 @@ custom_jvp_call_p = Primitive(
 # ---- custom_vjp --------------------------------------------------------------------------------
 
 
-class custom_vjp:  # noqa: N801
+class custom_vjp:
     """Give a function its own reverse derivative: `fwd` returns (out, residuals), `bwd` cotangents.
 
     >>> @custom_vjp
@@ -400,9 +400,7 @@ def _custom_vjp_batch(
             missing.extend(ct is None for ct in found)
             return [ct for ct in found if ct is not None]
 
-        outs, dims = batch_flat(
-            flat, axis, [*residuals, *cts], [0] * (len(residuals) + len(cts))
-        )
+        outs, dims = batch_flat(flat, axis, [*residuals, *cts], [0] * (len(residuals) + len(cts)))
         pairs = iter(zip(outs, dims, strict=True))
         return [
             None if gone else _unbatch_ct(*next(pairs), batched_arg, axis)

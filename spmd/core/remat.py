@@ -15,7 +15,7 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import derived, impl_jaxpr, jaxpr_axes, nonzero, spread
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
 from spmd.core.jvp import jvp_jaxpr
-from spmd.core.linearize import LinearizeTrace, Linearized, linearize_jaxpr
+from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -29,7 +29,7 @@ Policy = Callable[..., bool]
 # ---- policies ----------------------------------------------------------------------------------
 
 
-class checkpoint_policies:  # noqa: N801
+class checkpoint_policies:
     """Which intermediate values `checkpoint` keeps: `policy(prim, *avals, **params) -> bool`."""
 
     @staticmethod

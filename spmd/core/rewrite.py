@@ -1,4 +1,4 @@
-"""Jaxpr to jaxpr: evaluate, remove dead code, hoist constants. What several transformations share."""
+"""Jaxpr to jaxpr: evaluate, remove dead code, hoist constants; shared by the transformations."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Source:
 UNKNOWN = Source("<unknown>", 0, "<unknown>")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_ours(code: CodeType) -> bool:
     file = code.co_filename
     return file.startswith(PACKAGE_DIR) or file in SKIPPED_FILES or "contextlib" in file

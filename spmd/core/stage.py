@@ -57,7 +57,7 @@ class JaxprTrace(Trace):
     # Set by core/structural.py: casts operands of one equation to the same varying axes.
     align_vma: Callable[[JaxprTrace, Primitive, list[Any], list[ShapedArray]], Any] | None = None
 
-    def __init__(self, debug: Debug = Debug(), parent: Trace | None = None):  # noqa: B008
+    def __init__(self, debug: Debug = Debug(), parent: Trace | None = None):
         self.parent = context.state.trace if parent is None else parent
         self.debug = debug
         self.eqns: list[Eqn] = []
@@ -84,9 +84,10 @@ class JaxprTrace(Trace):
         """A literal or constant variable for a value from outside."""
         if isinstance(x, Tracer):
             check_usable(x)
-        elif isinstance(x, (np.generic, np.ndarray)) and x.ndim == 0 and not x.dtype.names:
-            aval = typeof(x)
-            return Literal(np.asarray(x, aval.dtype)[()], aval)
+        else:
+            scalar = _literal(x)
+            if scalar is not None:
+                return scalar
         found = self.consts.get(id(x))
         if found is None:
             aval = typeof(x)
@@ -157,6 +158,18 @@ class JaxprTrace(Trace):
         return f"It was made while tracing {name}.\n"
 
 
+def _literal(x: Any) -> Literal | None:
+    """A literal for a concrete scalar; None where it needs a constant variable."""
+    aval = typeof(x)
+    if aval.shape or aval.dtype.names:
+        return None
+    value = np.asarray(x).astype(aval.dtype)[()]
+    if aval.weak_type:
+        value = value.item()
+        return Literal(value, aval) if typeof(value) is aval else None
+    return Literal(value, aval)
+
+
 def check_outputs(outs: Sequence[Any], debug: Debug) -> None:
     """Raise an ArgumentError for a traced function's output that is no array."""
     for x in outs:
@@ -190,9 +203,7 @@ def trace_to_jaxpr(
 def check_no_leak(trace: JaxprTrace) -> None:
     """Raise an UnexpectedTracerError if a tracer of a finished trace is still referenced."""
     gc.collect()
-    leaked = [
-        x for x in gc.get_objects() if type(x) is JaxprTracer and x.trace is trace
-    ]
+    leaked = [x for x in gc.get_objects() if type(x) is JaxprTracer and x.trace is trace]
     kept = {id(t) for _, t in trace.consts.values()}
     leaked = [x for x in leaked if id(x) not in kept]
     if leaked:

@@ -499,8 +499,9 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str, is_leaf: Any = None) -> 
                 f"{here} has {_describe(p_aux, p_children)}, but the value there has "
                 f"{_describe(t_aux, t_children)}; they must correspond one to one"
             )
-        for k, a, b in zip(t_container.keys(t_aux, len(t_children)), p_children, t_children,
-                           strict=True):
+        for k, a, b in zip(
+            t_container.keys(t_aux, len(t_children)), p_children, t_children, strict=True
+        ):
             walk(a, b, (*path, k))
 
     walk(prefix, tree, ())

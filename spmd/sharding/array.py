@@ -105,11 +105,11 @@ class Array:
     @property
     def is_fully_addressable(self) -> bool:
         """Whether all pieces are on this process's devices."""
-        return self.sharding.is_fully_addressable
+        return self.shards is None or self.sharding.is_fully_addressable
 
     @property
     def is_fully_replicated(self) -> bool:
-        return self.sharding.is_fully_replicated
+        return self.shards is None or self.sharding.is_fully_replicated
 
     @property
     def addressable_shards(self) -> list[Shard]:

@@ -1,0 +1,37 @@
+"""The transformations as users call them, over pytrees, with argnums, checks and clear errors.
+
+`jit` is in `compile/jit.py`, `pmap` and `shard_map` in `sharding/`; what is here differentiates,
+vectorises and inspects.
+"""
+
+from spmd.api.forward import jvp, linearize
+from spmd.api.inspect import (
+    ShapeDtypeStruct,
+    block_until_ready,
+    device_get,
+    eval_shape,
+    linear_transpose,
+    make_jaxpr,
+)
+from spmd.api.jacobian import hessian, jacfwd, jacobian, jacrev
+from spmd.api.reverse import grad, value_and_grad, vjp
+from spmd.api.vectorize import vmap
+
+__all__ = [
+    "ShapeDtypeStruct",
+    "block_until_ready",
+    "device_get",
+    "eval_shape",
+    "grad",
+    "hessian",
+    "jacfwd",
+    "jacobian",
+    "jacrev",
+    "jvp",
+    "linear_transpose",
+    "linearize",
+    "make_jaxpr",
+    "value_and_grad",
+    "vjp",
+    "vmap",
+]

@@ -1,0 +1,104 @@
+"""Functions of pytrees as functions of flat lists; what all transformations of the API share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, GradError
+from spmd.core.source import current_source
+from spmd.core.tree import (
+    TreeDef,
+    tree_flatten,
+    tree_unflatten,
+)
+from spmd.core.util import function_name
+from spmd.sharding.array import from_numpy
+
+
+class FlatFunction:
+    """A function of pytrees as a function of flat lists; remembers its output's structure."""
+
+    def __init__(self, f: Callable[..., Any], in_tree: TreeDef, has_aux: bool = False):
+        self.f = f
+        self.in_tree = in_tree
+        self.has_aux = has_aux
+        self.out_tree: TreeDef | None = None
+        self.aux_tree: TreeDef | None = None
+        self.num_out = 0
+
+    def __call__(self, *flat: Any) -> list[Any]:
+        args, kwargs = tree_unflatten(self.in_tree, flat)
+        out = self.f(*args, **kwargs)
+        if self.has_aux:
+            if not (isinstance(out, (tuple, list)) and len(out) == 2):
+                raise GradError(
+                    f"{function_name(self.f)}: has_aux=True needs a pair (value, aux), "
+                    f"got {type(out).__name__}"
+                )
+            out, aux = out
+            extra, self.aux_tree = tree_flatten(aux)
+        else:
+            extra = []
+        leaves, self.out_tree = tree_flatten(out)
+        check_outputs_are_arrays(self.f, [*leaves, *extra])
+        self.num_out = len(leaves)
+        return [*leaves, *extra]
+
+    def value(self, outs: Sequence[Any]) -> Any:
+        assert self.out_tree is not None
+        return tree_unflatten(self.out_tree, outs[: self.num_out])
+
+    def aux(self, outs: Sequence[Any]) -> Any:
+        assert self.aux_tree is not None
+        return tree_unflatten(self.aux_tree, outs[self.num_out :])
+
+
+def check_outputs_are_arrays(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
+    """Raise an ArgumentError if a transformed function returned something that is no array."""
+    names = [f"output {k}" for k in range(len(leaves))]
+    for name, x in zip(names, leaves, strict=True):
+        try:
+            typeof(x)
+        except ArgumentError:
+            raise ArgumentError(
+                f"{function_name(f)} returned {x!r} of type {type(x).__name__} as {name}; "
+                "a transformed function must return arrays, numbers or pytrees of them"
+            ) from None
+
+
+def as_array(x: Any) -> Any:
+    """NumPy arrays and numbers as `Array`; arrays and tracers as they are."""
+    if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
+        return from_numpy(x)
+    return x
+
+
+def normal_argnums(f: Any, argnums: Any, count: int) -> tuple[int, ...]:
+    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    out = []
+    for k in given:
+        if not isinstance(k, int) or not -count <= k < count:
+            raise ArgumentError(
+                f"{current_source()}: grad({function_name(f)}): argnums={argnums} names positional "
+                f"argument {k}, but the call has {count}"
+            )
+        out.append(k % count)
+    return tuple(out)
+
+
+def partial_of(f: Callable[..., Any], argnums: tuple[int, ...], args: Sequence[Any], kwargs: Any):
+    """`f` as a function of the arguments in `argnums` only."""
+
+    @functools.wraps(f)
+    def rest(*some: Any) -> Any:
+        full = list(args)
+        for k, x in zip(argnums, some, strict=True):
+            full[k] = x
+        return f(*full, **kwargs)
+
+    return rest

@@ -1,0 +1,109 @@
+"""Forward mode for users: `jvp` and `linearize`, over pytrees, with checks and clear errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.api.flat import FlatFunction, as_array
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.core.jvp import instantiate, jvp_flat
+from spmd.core.linearize import linearize_flat
+from spmd.core.names import (
+    check_arrays,
+    leaf_names,
+)
+from spmd.core.primitive import Zero
+from spmd.core.rewrite import eval_closed
+from spmd.core.source import current_source
+from spmd.core.tree import (
+    tree_flatten,
+)
+from spmd.core.util import function_name
+
+
+def jvp(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
+) -> Any:
+    """Push tangents forward: `(f(x), df(x) t)`.
+
+    >>> jvp(lambda x: x * x, (3.0,), (1.0,))
+    (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
+    """
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise ArgumentError(
+            f"{current_source()}: jvp({function_name(fun)}): primals and tangents must be tuples, "
+            f"got {type(primals).__name__} and {type(tangents).__name__}"
+        )
+    flat, in_tree = tree_flatten((tuple(primals), {}))
+    flat_tangents, tangent_tree = tree_flatten((tuple(tangents), {}))
+    if in_tree != tangent_tree:
+        raise PytreeError(
+            f"{current_source()}: jvp({function_name(fun)}): primals and tangents must have the "
+            f"same structure, got {in_tree} and {tangent_tree}"
+        )
+    names = leaf_names(fun, primals)
+    check_arrays(f"jvp({function_name(fun)})", names, flat)
+    pushed = [
+        _check_tangent(fun, n, x, t) for n, x, t in zip(names, flat, flat_tangents, strict=True)
+    ]
+    flat_f = FlatFunction(fun, in_tree, has_aux)
+    outs, out_tangents = jvp_flat(flat_f, flat, pushed)
+    outs = [as_array(x) for x in outs]
+    moved = [as_array(instantiate(t)) for t in out_tangents]
+    value, tangent = flat_f.value(outs), flat_f.value(moved)
+    return (value, tangent, flat_f.aux(outs)) if has_aux else (value, tangent)
+
+
+def _check_tangent(fun: Any, name: str, x: Any, t: Any) -> Any:
+    want, got = typeof(x).tangent(), typeof(t)
+    if want.dtype == dtypes.float0:
+        if got.dtype != dtypes.float0:
+            raise GradError(
+                f"{current_source()}: jvp({function_name(fun)}): {name} has dtype "
+                f"{typeof(x).dtype}, so its tangent must have dtype float0, got {got}"
+            )
+        return Zero(want)
+    if want.shape != got.shape or (want.dtype != got.dtype and not got.weak_type):
+        raise ShapeError(
+            f"{current_source()}: jvp({function_name(fun)}): the tangent of {name} must be "
+            f"{want.dtype}{list(want.shape)} like its primal, got {got.dtype}{list(got.shape)}"
+        )
+    return t
+
+
+def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Evaluate `fun` and return the linear function that maps tangents in to tangents out.
+
+    >>> y, f_jvp = linearize(lambda x: x * x, 3.0)
+    >>> f_jvp(1.0)
+    Array(6., dtype=float32, weak_type=True)
+    """
+    flat, in_tree = tree_flatten((primals, {}))
+    names = leaf_names(fun, primals)
+    check_arrays(f"linearize({function_name(fun)})", names, flat)
+    flat_f = FlatFunction(fun, in_tree, has_aux)
+    nonzero = [dtypes.is_inexact(typeof(x).dtype) for x in flat]
+    outs, linear, out_nonzero = linearize_flat(flat_f, flat, nonzero)
+    outs = [as_array(x) for x in outs]
+
+    def pushforward(*tangents: Any) -> Any:
+        given, tree = tree_flatten((tangents, {}))
+        if tree != in_tree:
+            raise PytreeError(
+                f"{current_source()}: the linearized {function_name(fun)} takes tangents of "
+                f"structure {in_tree}, got {tree}"
+            )
+        moved = [_check_tangent(fun, n, x, t) for n, x, t in zip(names, flat, given, strict=True)]
+        found = iter(eval_closed(linear, *[t for t, nz in zip(moved, nonzero, strict=True) if nz]))
+        avals = [typeof(x).tangent() for x in outs]
+        full = [
+            next(found) if nz else instantiate(Zero(a))
+            for nz, a in zip(out_nonzero, avals, strict=True)
+        ]
+        return flat_f.value([as_array(t) for t in full])
+
+    value = flat_f.value(outs)
+    return (value, pushforward, flat_f.aux(outs)) if has_aux else (value, pushforward)

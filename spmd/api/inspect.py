@@ -1,0 +1,137 @@
+"""Looking at programs without running them (`make_jaxpr`, `eval_shape`), and at arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.api.flat import FlatFunction, as_array, partial_of
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.jvp import instantiate
+from spmd.core.names import (
+    debug_info,
+)
+from spmd.core.primitive import Linear
+from spmd.core.stage import trace_to_jaxpr
+from spmd.core.transpose import backward_pass
+from spmd.core.tree import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+from spmd.sharding.array import Array
+
+
+def _aval_like(x: Any) -> ShapedArray:
+    if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, (np.ndarray, np.generic)):
+        return ShapedArray(x.shape, x.dtype, getattr(x, "weak_type", False))
+    return typeof(x)
+
+
+def make_jaxpr(
+    fun: Callable[..., Any],
+    static_argnums: int | Sequence[int] = (),
+    axis_env: Any = None,
+    return_shape: bool = False,
+) -> Callable[..., Any]:
+    """A function that returns the jaxpr of `fun` at the given arguments.
+
+    >>> make_jaxpr(lambda x: x * 2.0)(1.0)
+    { lambda ; a:f32[]. let b:f32[] = mul a 2.0:f32[] in (b,) }
+    """
+    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+
+    @functools.wraps(fun)
+    def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
+        fixed = {k % len(args) for k in static}
+        dynamic = tuple(k for k in range(len(args)) if k not in fixed)
+        f = partial_of(fun, dynamic, args, kwargs) if fixed else fun
+        given = tuple(args[k] for k in dynamic)
+        flat, in_tree = tree_flatten((given, {} if fixed else kwargs))
+        flat_f = FlatFunction(f, in_tree)
+        debug = debug_info(fun, given, {} if fixed else kwargs)
+        closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug)
+        if not return_shape:
+            return closed
+        shapes = [ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals]
+        return closed, flat_f.value(shapes)
+
+    return jaxpr_of
+
+
+class ShapeDtypeStruct:
+    """A shape and dtype without data: what `eval_shape` takes and returns."""
+
+    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+
+    def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
+        self.shape = tuple(shape)
+        self.dtype = np.dtype(dtype)
+        self.sharding = sharding
+        self.weak_type = weak_type
+
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShapeDtypeStruct)
+            and (self.shape, self.dtype) == (other.shape, other.dtype)
+            and self.weak_type == other.weak_type
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.weak_type))
+
+    def __repr__(self) -> str:
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.long_name(self.dtype)})"
+
+
+def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The shapes and dtypes of `fun(*args)` without computing it.
+
+    >>> eval_shape(lambda x: x + 1, ShapeDtypeStruct((3,), "float32"))
+    ShapeDtypeStruct(shape=(3,), dtype=float32)
+    """
+    flat, in_tree = tree_flatten((args, kwargs))
+    flat_f = FlatFunction(fun, in_tree)
+    closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug_info(fun, args, kwargs))
+    avals = closed.out_avals
+    return flat_f.value([ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
+
+
+def block_until_ready(x: Any) -> Any:
+    """Wait until every array of a pytree is computed, and return the pytree."""
+    for leaf in tree_leaves(x):
+        if isinstance(leaf, Array):
+            leaf.block_until_ready()
+    return x
+
+
+def device_get(x: Any) -> Any:
+    """A pytree of NumPy arrays with the values of a pytree of arrays."""
+    return tree_map(lambda leaf: np.asarray(leaf), x)
+
+
+def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
+    """The transpose of a function that is linear in its arguments.
+
+    `primals` give shapes and dtypes only (arrays, or anything with `.shape` and `.dtype`).
+    """
+    flat, in_tree = tree_flatten((primals, {}))
+    avals = [_aval_like(x) for x in flat]
+    flat_f = FlatFunction(fun, in_tree)
+    closed = trace_to_jaxpr(flat_f, avals, debug_info(fun, primals))
+
+    def transposed(ct: Any) -> Any:
+        cts = tree_leaves(ct)
+        found = backward_pass(closed.jaxpr, closed.consts, [Linear(a) for a in avals], cts)
+        args, _ = tree_unflatten(in_tree, [as_array(instantiate(x)) for x in found])
+        return args
+
+    return transposed

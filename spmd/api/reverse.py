@@ -1,0 +1,205 @@
+"""Reverse mode for users: `vjp`, `grad`, `value_and_grad`, over pytrees, with clear errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.api.flat import FlatFunction, as_array, normal_argnums, partial_of
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import instantiate
+from spmd.core.linearize import linearize_flat
+from spmd.core.names import (
+    check_arrays,
+    leaf_names,
+    parameter_names,
+)
+from spmd.core.primitive import Linear, Zero
+from spmd.core.source import current_source
+from spmd.core.transpose import backward_pass
+from spmd.core.tree import (
+    tree_flatten,
+    tree_leaves,
+    tree_structure,
+    tree_unflatten,
+)
+from spmd.core.util import function_name
+from spmd.sharding.array import from_numpy
+
+
+class _Pullback:
+    """The function `vjp` returns: cotangents of the outputs to cotangents of the inputs."""
+
+    def __init__(self, flat_f: FlatFunction, linear: ClosedJaxpr, avals: Any, nonzero: Any):
+        self.flat_f = flat_f
+        self.linear = linear
+        self.in_avals, self.out_avals = avals
+        self.in_nonzero, self.out_nonzero = nonzero
+
+    def flat(self, cts: Sequence[Any]) -> list[Any]:
+        """Cotangents of the flat inputs, from cotangents of the flat outputs."""
+        given = [ct for ct, nz in zip(cts, self.out_nonzero, strict=False) if nz]
+        given += [Zero(a) for a in self.linear.out_avals[len(given) :]]
+        operands = [Linear(a) for a in self.linear.in_avals]
+        found = iter(backward_pass(self.linear.jaxpr, self.linear.consts, operands, given))
+        return [
+            instantiate(next(found)) if nz else instantiate(Zero(a.tangent()))
+            for a, nz in zip(self.in_avals, self.in_nonzero, strict=True)
+        ]
+
+    def __call__(self, ct: Any) -> Any:
+        tree = self.flat_f.out_tree
+        assert tree is not None
+        cts, got = tree_flatten(ct)
+        name = function_name(self.flat_f.f)
+        if got != tree:
+            raise PytreeError(
+                f"{current_source()}: vjp({name}): the cotangent must have the structure of the "
+                f"output, {tree}, got {got}"
+            )
+        for k, (x, aval) in enumerate(zip(cts, self.out_avals, strict=False)):
+            want, have = aval.tangent(), typeof(x)
+            if want.dtype != dtypes.float0 and (
+                want.shape != have.shape or (want.dtype != have.dtype and not have.weak_type)
+            ):
+                raise ShapeError(
+                    f"{current_source()}: vjp({name}): cotangent leaf {k} must be "
+                    f"{want.dtype}{list(want.shape)} like the output, "
+                    f"got {have.dtype}{list(have.shape)}"
+                )
+        args, _ = tree_unflatten(self.flat_f.in_tree, [as_array(x) for x in self.flat(cts)])
+        return args
+
+
+def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Evaluate `fun` and return the function that pulls cotangents back.
+
+    >>> y, pullback = vjp(lambda x: x * x, 3.0)
+    >>> pullback(1.0)
+    (Array(6., dtype=float32, weak_type=True),)
+    """
+    outs, flat_f, pullback = vjp_flat(fun, primals, has_aux)
+    value = flat_f.value(outs)
+    return (value, pullback, flat_f.aux(outs)) if has_aux else (value, pullback)
+
+
+def vjp_flat(
+    fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool
+) -> tuple[list[Any], FlatFunction, _Pullback]:
+    flat, in_tree = tree_flatten((tuple(primals), {}))
+    check_arrays(f"vjp({function_name(fun)})", leaf_names(fun, primals), flat)
+    flat_f = FlatFunction(fun, in_tree, has_aux)
+    nonzero = [dtypes.is_inexact(typeof(x).dtype) for x in flat]
+    outs, linear, out_nonzero = linearize_flat(flat_f, flat, nonzero)
+    outs = [as_array(x) for x in outs]
+    avals = ([typeof(x) for x in flat], [typeof(x) for x in outs[: flat_f.num_out]])
+    return outs, flat_f, _Pullback(flat_f, linear, avals, (nonzero, out_nonzero))
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """The gradient of a scalar function.
+
+    The gradient has the structure and shapes of the argument (a tuple of them if `argnums` is a
+    sequence). Raises a `GradError` if the function's value is not a real scalar, or an argument is
+    not of a floating dtype (unless `allow_int`).
+
+    >>> grad(lambda x: x * x)(3.0)
+    Array(6., dtype=float32, weak_type=True)
+    """
+    both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
+
+    @functools.wraps(fun)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, found = both(*args, **kwargs)
+        return (found, value[1]) if has_aux else found
+
+    return gradient
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable[..., Any]:
+    """The value of a scalar function and its gradient; see `grad`.
+
+    >>> value_and_grad(lambda x: x * x)(3.0)
+    (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
+    """
+    if not callable(fun):
+        raise ArgumentError(f"{current_source()}: grad: {fun!r} is not a function")
+
+    @functools.wraps(fun)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        nums = normal_argnums(fun, argnums, len(args))
+        some = [args[k] for k in nums]
+        check_differentiable(fun, nums, args, holomorphic, allow_int)
+        outs, flat_f, pullback = vjp_flat(partial_of(fun, nums, args, kwargs), some, has_aux)
+        _check_scalar(fun, flat_f, outs, holomorphic)
+        one = from_numpy(np.ones((), typeof(outs[0]).dtype), typeof(outs[0]).update(vma=()))
+        found, _ = tree_unflatten(flat_f.in_tree, [as_array(x) for x in pullback.flat([one])])
+        gradient = found[0] if isinstance(argnums, int) else tuple(found)
+        value = flat_f.value(outs)
+        return ((value, flat_f.aux(outs)) if has_aux else value), gradient
+
+    return both
+
+
+def check_differentiable(
+    fun: Any, nums: tuple[int, ...], args: Any, holomorphic: bool, allow_int: bool
+) -> None:
+    parameters = parameter_names(fun, len(args))
+    for k in nums:
+        leaves = tree_leaves(args[k])
+        names = leaf_names(lambda x: x, [args[k]])
+        named = [parameters[k] + n.removeprefix("x") for n in names]
+        check_arrays(f"grad({function_name(fun)})", named, leaves)
+        for name, x in zip(named, leaves, strict=True):
+            dtype = typeof(x).dtype
+            wanted = "a complex" if holomorphic else "a floating"
+            good = dtypes.is_complex(dtype) if holomorphic else dtypes.is_inexact(dtype)
+            if not good and not (allow_int and not dtypes.is_inexact(dtype)):
+                raise GradError(
+                    f"{current_source()}: grad({function_name(fun)}): argument {name} has dtype "
+                    f"{dtypes.long_name(dtype)}, and only {wanted} dtype can be differentiated. "
+                    f"Convert it ({name}.astype(float)), choose other argnums, or allow_int=True."
+                )
+
+
+def _check_scalar(fun: Any, flat_f: FlatFunction, outs: list[Any], holomorphic: bool) -> None:
+    name = f"{current_source()}: grad({function_name(fun)})"
+    if flat_f.num_out != 1 or flat_f.out_tree != tree_structure(0):
+        raise GradError(
+            f"{name}: the function must return one scalar, got a pytree {flat_f.out_tree}; "
+            "use has_aux=True for extra outputs, or jacrev"
+        )
+    aval = typeof(outs[0])
+    if aval.shape:
+        raise GradError(
+            f"{name}: the function must return a scalar, got shape {aval.shape}; "
+            "reduce it (.sum() or .mean()), or use jacrev"
+        )
+    if dtypes.is_complex(aval.dtype) and not holomorphic:
+        raise GradError(
+            f"{name}: the function returned {aval.dtype}; take the real part, "
+            "or use holomorphic=True"
+        )
+    if not dtypes.is_inexact(aval.dtype):
+        raise GradError(
+            f"{name}: the function returned dtype {aval.dtype}, which has no gradient; "
+            "it must return a floating scalar"
+        )

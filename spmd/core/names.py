@@ -1,0 +1,145 @@
+"""The user's names for things: parameters and pytree paths of a function's flat arguments.
+
+Shared by jit, vmap, pmap, shard_map and grad, so that every error about an argument names it the
+same way: `params['w'][0]`, not "argument 7".
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.aval import ShapedArray, is_arraylike
+from spmd.core.errors import ArgumentError, AxisError, ShapeError
+from spmd.core.source import UNKNOWN, Source, current_source
+from spmd.core.stage import Debug
+from spmd.core.tree import keystr, tree_leaves_with_path
+from spmd.core.util import function_name
+
+SHOWN = 5  # how many offending leaves an error lists
+
+
+def parameter_names(f: Callable[..., Any], count: int) -> list[str]:
+    """The names of the first `count` positional parameters."""
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        return [f"args[{k}]" for k in range(count)]
+    names: list[str] = []
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            names += [f"{p.name}[{k}]" for k in range(count - len(names))]
+            break
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            names.append(p.name)
+    names += [f"args[{k}]" for k in range(len(names), count)]
+    return names[:count]
+
+
+def leaf_names(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None
+) -> list[str]:
+    """One name for each leaf of (args, kwargs), as the user would write it."""
+    out: list[str] = []
+    for name, arg in zip(parameter_names(f, len(args)), args, strict=True):
+        out += [name + keystr(path) for path, _ in tree_leaves_with_path(arg)]
+    for name in sorted(kwargs or ()):
+        out += [name + keystr(path) for path, _ in tree_leaves_with_path((kwargs or {})[name])]
+    return out
+
+
+def function_source(f: Callable[..., Any]) -> Source:
+    """Where a function is defined."""
+    code = getattr(inspect.unwrap(f) if callable(f) else f, "__code__", None)
+    if code is None:
+        return UNKNOWN
+    return Source(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def debug_info(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None
+) -> Debug:
+    """What errors inside a traced function say about it and its arguments."""
+    names = tuple(leaf_names(f, args, kwargs))
+    return Debug(function_name(f), names, function_source(f))
+
+
+def check_arrays(what: str, names: Sequence[str], leaves: Sequence[Any]) -> None:
+    """Raise an ArgumentError that names the first leaf that is no array."""
+    for name, x in zip(names, leaves, strict=True):
+        if not is_arraylike(x):
+            raise ArgumentError(
+                f"{current_source()}: {what}: argument {name} is {_brief(x)} of type "
+                f"{type(x).__name__}, which is not an array or number. Mark the argument static "
+                "(jit's static_argnums or static_argnames), or close over it."
+            )
+
+
+def _brief(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) < 60 else text[:57] + "..."
+
+
+def mapped_size(
+    what: str,
+    names: Sequence[str],
+    avals: Sequence[ShapedArray],
+    axes: Sequence[Any],
+    given: int | None = None,
+) -> int:
+    """The size of the axis mapped over; an error names the arguments that disagree.
+
+    `axes[k]` is the dim of leaf k that is mapped, or None.
+    """
+    sizes: dict[int, list[str]] = {}
+    for name, aval, axis in zip(names, avals, axes, strict=True):
+        if axis is None:
+            continue
+        if not isinstance(axis, int):
+            raise ArgumentError(
+                f"{current_source()}: {what}: in_axes for {name} is {axis!r}; each entry must be "
+                "an integer dim or None"
+            )
+        if not -aval.ndim <= axis < aval.ndim:
+            dims = "no dims" if aval.ndim == 0 else f"{aval.ndim} dims (shape {aval.shape})"
+            raise ShapeError(
+                f"{current_source()}: {what}: in_axes asks to map dim {axis} of argument {name}, "
+                f"which has {dims}. Give in_axes=None for arguments that are not mapped."
+            )
+        size = aval.shape[axis]
+        sizes.setdefault(size, []).append(f"{name} has shape {aval.shape}, dim {axis} is {size}")
+    if given is not None:
+        sizes.setdefault(given, []).append(f"axis_size is {given}")
+    if not sizes:
+        raise ArgumentError(
+            f"{current_source()}: {what}: no argument is mapped (every in_axes entry is None) and "
+            "axis_size is not given; map at least one argument or pass axis_size"
+        )
+    if len(sizes) > 1:
+        raise ShapeError(f"{current_source()}: {_disagreement(what, sizes)}")
+    return next(iter(sizes))
+
+
+def _disagreement(what: str, sizes: dict[int, list[str]]) -> str:
+    lines = []
+    for size, who in sorted(sizes.items(), key=lambda item: -len(item[1])):
+        shown = [f"  {line}" for line in who[:SHOWN]]
+        if len(who) > SHOWN:
+            shown.append(f"  ... and {len(who) - SHOWN} more of size {size}")
+        lines += shown
+    common = max(sizes, key=lambda s: len(sizes[s]))
+    text = "\n".join(lines)
+    return (
+        f"{what}: mapped arguments must agree about the size of the mapped dim:\n{text}\n"
+        f"Make them all {common}, or give in_axes=None for those that are shared."
+    )
+
+
+def check_axis_name_free(what: str, name: Any, bound: Sequence[Any]) -> None:
+    """Raise an AxisError if an axis of that name is already in scope."""
+    if name is not None and name in bound:
+        raise AxisError(
+            f"{current_source()}: {what}: axis name {name!r} is already in use by an enclosing "
+            "map; choose another"
+        )
