@@ -26,17 +26,24 @@ generated from `spmd/core/config.py`.
 
 # Variables that are no settings: the launcher or a scheduler sets them for each rank.
 TAIL = """
-`spmdrun` and the environment of a job say who a process is; these variables are read by
-`spmd/collectives/transport/bootstrap.py`, the first group that is complete wins:
+Who a process is comes from the environment too; `spmd/collectives/transport/environment.py` reads
+it, and the first complete group wins:
 
 | variables | set by |
 |---|---|
 """
 IDENTITY = (
-    ("SPMD_RANK, SPMD_SIZE, SPMD_LOCAL_RANK, SPMD_LOCAL_SIZE", "you, or a launcher of your own"),
-    ("OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, ...", "Open MPI's mpirun"),
-    ("PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS", "MPICH's and Intel MPI's mpiexec"),
+    (
+        "SPMD_PROCESS_INDEX, SPMD_PROCESS_COUNT, SPMD_LOCAL_PROCESS_INDEX, "
+        "SPMD_LOCAL_PROCESS_COUNT",
+        "you; SPMD_PROCESS_COUNT=1 alone makes any process run by itself",
+    ),
+    ("OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE", "the mpirun of Open MPI"),
+    ("PMIX_RANK, PMIX_NAMESPACE", "launchers that speak PMIx"),
+    ("PMI_RANK, PMI_SIZE", "the mpiexec of MPICH, Intel MPI and Cray MPICH"),
     ("SLURM_PROCID, SLURM_NTASKS", "srun, within a job step"),
+    ("SPMD_RANK_PROCESS", "a rank, for its child processes: they are no ranks"),
+    ("SPMD_FAILURE_REPORT", "spmdrun; the file in which a failing rank leaves its report"),
 )
 
 

@@ -65,7 +65,12 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path) for path in (*SOURCES, *LAUNCH_SOURCES)}
+def with_packages(names: set[str]) -> set[str]:
+    """The names and those of all packages they lie in."""
+    return {".".join(n.split(".")[:k]) for n in names for k in range(1, n.count(".") + 2)}
+
+
+MODULES = with_packages({module_name(path) for path in (*SOURCES, *LAUNCH_SOURCES)})
 
 
 def floor(module: str) -> int:
