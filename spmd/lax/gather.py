@@ -1,0 +1,304 @@
+"""Gather and scatter-add: read windows of an array, add windows to it; each other's transpose.
+
+`spmd.lax.windows` defines which element of the operand each element of the stack of windows is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import ShapeError
+from spmd.core.primitive import Linear, Primitive, dims
+from spmd.core.structural import move_dim, zeros_like_aval
+from spmd.lax.families import fail
+from spmd.lax.scatter_rules import (
+    bind_scatter,
+    linear_in_operand_and_updates,
+    scatter_abstract,
+    scatter_batch,
+    scatter_dims,
+    scatter_impl,
+)
+from spmd.lax.windows import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    ScatterDimensionNumbers,
+    as_gather,
+    as_scatter,
+    check_numbers,
+    normalized,
+    positions,
+    stack_shape,
+    window_labels,
+    window_sizes,
+    with_batch_dim,
+    with_indices_dim,
+    with_window_dim,
+)
+
+# ---- gather ------------------------------------------------------------------------------------
+
+
+def gather(
+    operand: Any,
+    start_indices: Any,
+    dimension_numbers: GatherDimensionNumbers,
+    slice_sizes: Sequence[int],
+    *,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    mode: str | GatherScatterMode | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """Stack the windows of `operand` of size `slice_sizes` that start at `start_indices`.
+
+    The last dim of `start_indices` holds index vectors; `dimension_numbers` says which operand dim
+    each of their components addresses and where the windows' dims are in the result. `mode=None` is
+    "promise_in_bounds"; in mode "fill", a window that does not fit is filled with `fill_value`
+    (default: NaN, the smallest signed integer, the largest unsigned one, True).
+    **Prefer `x[i]`, `jnp.take` and `x.at[i].get()`, which write these numbers for you.**
+    """
+    parsed = GatherScatterMode.PROMISE_IN_BOUNDS if mode is None else mode
+    parsed = GatherScatterMode.from_any(parsed)
+    if parsed is not GatherScatterMode.FILL_OR_DROP:
+        fill_value = None
+    elif fill_value is None:
+        fill_value = default_fill(typeof(operand).dtype)
+    else:
+        fill_value = np.asarray(fill_value).item()
+    return gather_p.bind(
+        operand,
+        start_indices,
+        dimension_numbers=normalized(dimension_numbers),
+        slice_sizes=tuple(s.__index__() for s in slice_sizes),
+        unique_indices=bool(unique_indices),
+        indices_are_sorted=bool(indices_are_sorted),
+        mode=parsed,
+        fill_value=fill_value,
+    )
+
+
+def default_fill(dtype: np.dtype) -> Any:
+    """What a gather in mode "fill" puts where nothing was read, as a Python scalar."""
+    if dtypes.is_inexact(dtype):
+        return np.nan
+    if dtypes.is_bool(dtype):
+        return True
+    if dtypes.is_key(dtype):
+        return int(np.iinfo(np.uint32).max)
+    info = np.iinfo(dtype)
+    return int(info.max if dtype.kind == "u" else info.min)
+
+
+def _fill_array(dtype: np.dtype, fill_value: Any) -> np.ndarray:
+    value = (fill_value,) * len(dtype.names) if dtype.names else fill_value
+    return np.array(value, dtype)
+
+
+def _gather_abstract(
+    operand: ShapedArray,
+    indices: ShapedArray,
+    *,
+    dimension_numbers: GatherDimensionNumbers,
+    slice_sizes: tuple[int, ...],
+    **_: Any,
+) -> ShapedArray:
+    numbers = dimension_numbers
+    ndim = max(indices.ndim, 1) - 1 + len(numbers.offset_dims)
+    check_numbers("gather", numbers, operand, indices, ndim)
+    if len(slice_sizes) != operand.ndim:
+        fail(
+            ShapeError,
+            f"gather: slice_sizes={slice_sizes} needs one size for each dim of the operand, "
+            f"{operand}",
+        )
+    limits = list(operand.shape)
+    for d in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims):
+        limits[d] = min(1, limits[d])
+    for d, (size, limit) in enumerate(zip(slice_sizes, limits, strict=True)):
+        if not 0 <= size <= limit and 0 not in indices.shape:
+            fail(
+                ShapeError,
+                f"gather: slice_sizes[{d}]={size} is out of range; dim {d} of the operand "
+                f"{operand} allows 0 to {limit} with {numbers}",
+            )
+        if d in numbers.collapsed_slice_dims and size != 1:
+            fail(ShapeError, f"gather: slice_sizes[{d}]={size} must be 1, as dim {d} is collapsed")
+    return operand.update(shape=stack_shape(numbers, indices.shape, slice_sizes))
+
+
+def _gather_impl(
+    xp: Any,
+    operand: Any,
+    indices: Any,
+    *,
+    dimension_numbers: GatherDimensionNumbers,
+    slice_sizes: tuple[int, ...],
+    mode: GatherScatterMode,
+    fill_value: Any,
+    **_: Any,
+) -> Any:
+    shape = stack_shape(dimension_numbers, indices.shape, slice_sizes)
+    if 0 in shape:
+        return xp.empty(shape, operand.dtype)
+    where, fits = positions(xp, indices, operand.shape, shape, dimension_numbers)
+    out = xp.broadcast_to(operand[tuple(where)], shape)
+    if mode is not GatherScatterMode.FILL_OR_DROP:
+        return out
+    return xp.where(fits, out, _fill_array(operand.dtype, fill_value))
+
+
+def _gather_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    operand, indices = primals
+    out = gather_p.bind(operand, indices, **params)
+    fill = None if params["fill_value"] is None else 0
+    return out, gather_p.bind(tangents[0], indices, **{**params, "fill_value": fill})
+
+
+def _gather_transpose(
+    ct: Any,
+    operand: Linear,
+    indices: Any,
+    *,
+    dimension_numbers: GatherDimensionNumbers,
+    unique_indices: bool,
+    indices_are_sorted: bool,
+    mode: GatherScatterMode,
+    **_: Any,
+) -> list[Any]:
+    out = scatter_add(
+        zeros_like_aval(operand.aval),
+        indices,
+        ct,
+        as_scatter(dimension_numbers),
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+    )
+    return [out, None]
+
+
+def _gather_batch(
+    axis: Any, operands: Any, at: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
+) -> Any:
+    (operand, indices), (d, indices_dim) = operands, at
+    if indices_dim is None:
+        operand = move_dim(operand, d, 0)
+        numbers, sizes = with_window_dim(dimension_numbers), (axis.size, *slice_sizes)
+    elif d is None:
+        indices = move_dim(indices, indices_dim, 0)
+        numbers, sizes = with_indices_dim(dimension_numbers), slice_sizes
+        # Several examples read the same array: together they need not be unique or in order.
+        params |= {"unique_indices": False, "indices_are_sorted": False}
+    else:
+        operand, indices = move_dim(operand, d, 0), move_dim(indices, indices_dim, 0)
+        numbers, sizes = with_batch_dim(dimension_numbers), (min(1, axis.size), *slice_sizes)
+    out = gather_p.bind(operand, indices, dimension_numbers=numbers, slice_sizes=sizes, **params)
+    return out, 0
+
+
+def _gather_dims(
+    operand: ShapedArray,
+    indices: ShapedArray,
+    *,
+    dimension_numbers: GatherDimensionNumbers,
+    slice_sizes: tuple[int, ...],
+    **_: Any,
+) -> Any:
+    stack = stack_shape(dimension_numbers, indices.shape, slice_sizes)
+    labels = window_labels(dimension_numbers, operand.shape, indices.ndim, stack)
+    return dims(labels[:2], labels[2:])
+
+
+gather_p = Primitive(
+    "gather",
+    abstract=_gather_abstract,
+    impl=_gather_impl,
+    jvp=_gather_jvp,
+    transpose=_gather_transpose,
+    batch=_gather_batch,
+    dims=_gather_dims,
+)
+
+
+def gather_like_scatter(
+    operand: Any,
+    indices: Any,
+    updates: ShapedArray,
+    *,
+    dimension_numbers: ScatterDimensionNumbers,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+    mode: GatherScatterMode,
+) -> Any:
+    """Read what a scatter of updates of this aval writes over; zero where it writes nothing."""
+    numbers = as_gather(dimension_numbers)
+    return gather(
+        operand,
+        indices,
+        numbers,
+        window_sizes(numbers, typeof(operand).shape, updates.shape),
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+        fill_value=0,
+    )
+
+
+# ---- scatter_add -------------------------------------------------------------------------------
+
+
+def scatter_add(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """Add windows of `updates` to `operand` where `scatter_indices` says.
+
+    Several updates of one element are all added. `mode=None` is "drop": windows that do not fit are
+    left out. **Prefer `x.at[i].add(v)`, which writes the dimension numbers for you.**
+    """
+    return bind_scatter(
+        scatter_add_p,
+        operand,
+        scatter_indices,
+        updates,
+        dimension_numbers,
+        indices_are_sorted,
+        unique_indices,
+        mode,
+    )
+
+
+def _scatter_add_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    return linear_in_operand_and_updates(scatter_add_p, primals, tangents, params)
+
+
+def _scatter_add_transpose(
+    ct: Any, operand: Any, indices: Any, updates: Any, **params: Any
+) -> list[Any]:
+    ct_updates = None
+    if isinstance(updates, Linear):
+        ct_updates = gather_like_scatter(ct, indices, updates.aval, **params)
+    return [ct if isinstance(operand, Linear) else None, None, ct_updates]
+
+
+scatter_add_p = Primitive(
+    "scatter_add",
+    abstract=scatter_abstract("scatter_add", dtypes.NUMERIC),
+    impl=scatter_impl(lambda xp, out, index, v: xp.add.at(out, index, v), in_float32=True),
+    jvp=_scatter_add_jvp,
+    transpose=_scatter_add_transpose,
+    batch=scatter_batch(lambda: scatter_add_p),
+    dims=scatter_dims,
+)

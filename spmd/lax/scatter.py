@@ -1,0 +1,298 @@
+"""Scatters that replace, multiply, or keep the smallest or largest; scatter_add is in `gather`.
+
+A scatter is defined to work through its updates in row-major order. So where several updates meet
+in one element of `scatter`, the last one wins, on every backend; its gradient can rely on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import RefusedError
+from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.structural import add_any, broadcast_in_dim, reshape, zeros_like_aval
+from spmd.lax.arithmetic import div, mul, neg
+from spmd.lax.array import iota
+from spmd.lax.convert import convert_element_type
+from spmd.lax.families import fail
+from spmd.lax.gather import gather_like_scatter, scatter_add, scatter_add_p
+from spmd.lax.logic import eq, select
+from spmd.lax.scatter_rules import (
+    bind_scatter,
+    linear_in_operand_and_updates,
+    scatter_abstract,
+    scatter_batch,
+    scatter_dims,
+    scatter_impl,
+)
+from spmd.lax.windows import GatherScatterMode, ScatterDimensionNumbers
+
+# ---- scatter -----------------------------------------------------------------------------------
+
+
+def scatter(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """Write windows of `updates` over `operand` where `scatter_indices` says.
+
+    Of several updates of one element the last wins. `mode=None` is "drop": windows that do not fit
+    are left out. **Prefer `x.at[i].set(v)`, which writes the dimension numbers for you.**
+    """
+    return bind_scatter(
+        scatter_p,
+        operand,
+        scatter_indices,
+        updates,
+        dimension_numbers,
+        indices_are_sorted,
+        unique_indices,
+        mode,
+    )
+
+
+def _assign(xp: Any, out: Any, index: Any, values: Any) -> None:
+    out[index] = values
+
+
+def _scatter_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    # The same updates win for the tangents as for the primals: the indices decide it alone.
+    return linear_in_operand_and_updates(scatter_p, primals, tangents, params)
+
+
+def _scatter_transpose(
+    ct: Any, operand: Any, indices: Any, updates: Any, **params: Any
+) -> list[Any]:
+    aval = updates.aval if isinstance(updates, Linear) else typeof(updates)
+    ct_operand = ct_updates = None
+    if isinstance(operand, Linear):
+        zeros = zeros_like_aval(aval)
+        ct_operand = scatter_p.bind(ct, indices, zeros, **params)
+    if isinstance(updates, Linear):
+        ct_updates = gather_like_scatter(ct, indices, aval, **params)
+        if not params["unique_indices"]:
+            survives = _survivors(typeof(ct), indices, aval, params)
+            ct_updates = select(survives, ct_updates, zeros_like_aval(aval))
+    return [ct_operand, None, ct_updates]
+
+
+def _survivors(
+    operand: ShapedArray, indices: Any, updates: ShapedArray, params: dict[str, Any]
+) -> Any:
+    """Which elements of the updates are not overwritten by a later one.
+
+    Every update writes its own number; those that find it again have survived.
+    """
+    numbers = broadcast_in_dim(np.int32(0), operand.shape, ())
+    own = reshape(iota(np.int32, updates.size), updates.shape)
+    written = scatter_p.bind(numbers, indices, own, **params)
+    return eq(gather_like_scatter(written, indices, updates, **params), own)
+
+
+scatter_p = Primitive(
+    "scatter",
+    abstract=scatter_abstract("scatter", None),
+    impl=scatter_impl(_assign),
+    jvp=_scatter_jvp,
+    transpose=_scatter_transpose,
+    batch=scatter_batch(lambda: scatter_p),
+    dims=scatter_dims,
+)
+
+
+def scatter_sub(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """Subtract windows of `updates` from `operand`: `scatter_add` of their negatives."""
+    return scatter_add(
+        operand,
+        scatter_indices,
+        neg(updates),
+        dimension_numbers,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+    )
+
+
+# ---- scatter_mul -------------------------------------------------------------------------------
+
+
+def scatter_mul(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """Multiply `operand` by windows of `updates` where `scatter_indices` says.
+
+    Several updates of one element are all multiplied. The derivative with respect to `updates`
+    needs `unique_indices=True`.
+    """
+    return bind_scatter(
+        scatter_mul_p,
+        operand,
+        scatter_indices,
+        updates,
+        dimension_numbers,
+        indices_are_sorted,
+        unique_indices,
+        mode,
+    )
+
+
+def _scatter_mul_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    operand, indices, updates = primals
+    t_operand, _, t_updates = tangents
+    out = scatter_mul_p.bind(operand, indices, updates, **params)
+    terms = []
+    if not isinstance(t_operand, Zero):
+        terms.append(scatter_mul_p.bind(t_operand, indices, updates, **params))
+    if not isinstance(t_updates, Zero):
+        if not params["unique_indices"]:
+            fail(
+                RefusedError,
+                "scatter_mul: the derivative with respect to the updates needs to know that no "
+                "element is multiplied twice; pass unique_indices=True if that is so",
+            )
+        read = gather_like_scatter(operand, indices, typeof(updates), **params)
+        zeros = zeros_like_aval(typeof(operand))
+        terms.append(scatter_add_p.bind(zeros, indices, mul(read, t_updates), **params))
+    return out, terms[0] if len(terms) == 1 else add_any(*terms)
+
+
+def _scatter_mul_transpose(
+    ct: Any, operand: Any, indices: Any, updates: Any, **params: Any
+) -> list[Any]:
+    return [scatter_mul_p.bind(ct, indices, updates, **params), None, None]
+
+
+scatter_mul_p = Primitive(
+    "scatter_mul",
+    abstract=scatter_abstract("scatter_mul", dtypes.NUMERIC),
+    impl=scatter_impl(lambda xp, out, index, v: xp.multiply.at(out, index, v), in_float32=True),
+    jvp=_scatter_mul_jvp,
+    transpose=_scatter_mul_transpose,
+    batch=scatter_batch(lambda: scatter_mul_p),
+    dims=scatter_dims,
+)
+
+# ---- scatter_min, scatter_max ------------------------------------------------------------------
+
+
+def scatter_min(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """Lower `operand` to windows of `updates` where `scatter_indices` says; NaN propagates.
+
+    Where several values are the smallest, the derivative is their average.
+    """
+    return bind_scatter(
+        scatter_min_p,
+        operand,
+        scatter_indices,
+        updates,
+        dimension_numbers,
+        indices_are_sorted,
+        unique_indices,
+        mode,
+    )
+
+
+def scatter_max(
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: ScatterDimensionNumbers,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: str | GatherScatterMode | None = None,
+) -> Any:
+    """Raise `operand` to windows of `updates` where `scatter_indices` says; NaN propagates.
+
+    Where several values are the largest, the derivative is their average.
+    """
+    return bind_scatter(
+        scatter_max_p,
+        operand,
+        scatter_indices,
+        updates,
+        dimension_numbers,
+        indices_are_sorted,
+        unique_indices,
+        mode,
+    )
+
+
+def _extremal_jvp(get_prim: Callable[[], Primitive]) -> Callable[..., Any]:
+    """The average of the tangents of all values that equal the result, the operand's included."""
+
+    def rule(primals: Any, tangents: Any, **params: Any) -> Any:
+        operand, indices, updates = primals
+        t_operand, _, t_updates = tangents
+        out = get_prim().bind(operand, indices, updates, **params)
+        aval = typeof(updates)
+        kept = convert_element_type(eq(operand, out), aval.dtype)
+        reached = gather_like_scatter(out, indices, aval, **params)
+        won = convert_element_type(eq(updates, reached), aval.dtype)
+        total = zeros_like_aval(typeof(operand))
+        if not isinstance(t_operand, Zero):
+            total = mul(kept, t_operand)
+        if not isinstance(t_updates, Zero):
+            total = scatter_add_p.bind(total, indices, mul(won, t_updates), **params)
+        return out, div(total, scatter_add_p.bind(kept, indices, won, **params))
+
+    return rule
+
+
+_NOT_LINEAR = Refused("is not linear; differentiate it with grad, which uses its jvp")
+
+scatter_min_p = Primitive(
+    "scatter_min",
+    abstract=scatter_abstract("scatter_min", dtypes.ORDERED),
+    impl=scatter_impl(lambda xp, out, index, v: xp.minimum.at(out, index, v), in_float32=True),
+    jvp=_extremal_jvp(lambda: scatter_min_p),
+    transpose=_NOT_LINEAR,
+    batch=scatter_batch(lambda: scatter_min_p),
+    dims=scatter_dims,
+)
+
+scatter_max_p = Primitive(
+    "scatter_max",
+    abstract=scatter_abstract("scatter_max", dtypes.ORDERED),
+    impl=scatter_impl(lambda xp, out, index, v: xp.maximum.at(out, index, v), in_float32=True),
+    jvp=_extremal_jvp(lambda: scatter_max_p),
+    transpose=_NOT_LINEAR,
+    batch=scatter_batch(lambda: scatter_max_p),
+    dims=scatter_dims,
+)

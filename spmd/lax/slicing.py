@@ -1,0 +1,295 @@
+"""Static slices and padding: the two primitives that cut dims and grow them.
+
+They are each other's transpose: the cotangent of a strided slice is padded back with interior
+zeros, that of a padded array is cut out with a strided slice.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.primitive import Linear, Primitive, dims, linear
+from spmd.core.structural import (
+    broadcast_in_dim,
+    reduce_sum,
+    reshape,
+    to_front,
+    zeros_like_aval,
+)
+from spmd.core.util import canonical_dim
+from spmd.lax.families import fail
+from spmd.lax.logic import select
+
+# ---- slice -------------------------------------------------------------------------------------
+
+
+def slice(
+    operand: Any,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None = None,
+) -> Any:
+    """Cut out `operand[start:limit:stride]` along every dim; all of them are static.
+
+    Unlike Python's slices, negative numbers do not count from the end, and limits beyond the
+    shape are errors.
+    """
+    starts, limits = _integers(start_indices), _integers(limit_indices)
+    steps = None if strides is None else _integers(strides)
+    if steps is not None and all(s == 1 for s in steps):
+        steps = None
+    shape = typeof(operand).shape
+    if steps is None and limits == shape and not any(starts) and len(starts) == len(shape):
+        return operand
+    return slice_p.bind(operand, start_indices=starts, limit_indices=limits, strides=steps)
+
+
+def _integers(xs: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(x.__index__() for x in xs)
+
+
+def _slice_abstract(
+    x: ShapedArray, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> ShapedArray:
+    steps = strides or (1,) * x.ndim
+    if not len(start_indices) == len(limit_indices) == len(steps) == x.ndim:
+        fail(
+            ShapeError,
+            f"slice: needs one start, limit and stride for each of the {x.ndim} dims of {x}; got "
+            f"start_indices={start_indices}, limit_indices={limit_indices}, strides={strides}",
+        )
+    for k, (start, limit, step) in enumerate(zip(start_indices, limit_indices, steps, strict=True)):
+        if not 0 <= start <= limit <= x.shape[k]:
+            fail(
+                ShapeError,
+                f"slice: dim {k} of {x} is cut from start_indices[{k}]={start} to "
+                f"limit_indices[{k}]={limit}; needed is 0 <= start <= limit <= {x.shape[k]}",
+            )
+        if step < 1:
+            fail(ShapeError, f"slice: strides[{k}]={step} must be positive; reverse with lax.rev")
+    sizes = zip(start_indices, limit_indices, steps, strict=True)
+    return x.update(shape=tuple(len(range(a, b, s)) for a, b, s in sizes))
+
+
+def _slice_impl(xp: Any, x: Any, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    steps = strides or (1,) * x.ndim
+    return x[tuple(map(builtins.slice, start_indices, limit_indices, steps))]
+
+
+def _slice_transpose(
+    ct: Any, x: Linear, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> list[Any]:
+    steps = strides or (1,) * x.aval.ndim
+    config = []
+    for size, kept, start, step in zip(
+        x.aval.shape, typeof(ct).shape, start_indices, steps, strict=True
+    ):
+        spread = (kept - 1) * step + 1 if kept else 0
+        config.append((start, size - start - spread, step - 1))
+    return [pad(ct, _zero_of(ct), config)]
+
+
+def _slice_batch(
+    axis: Any, operands: Any, at: Any, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> Any:
+    (x,), (d,) = operands, at
+    starts, limits = list(start_indices), list(limit_indices)
+    starts.insert(d, 0)
+    limits.insert(d, axis.size)
+    steps = None
+    if strides is not None:
+        steps = list(strides)
+        steps.insert(d, 1)
+    return slice(x, starts, limits, steps), d
+
+
+def _slice_dims(x: ShapedArray, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    steps = strides or (1,) * x.ndim
+    whole = [
+        start == 0 and limit == size and step == 1
+        for size, start, limit, step in zip(
+            x.shape, start_indices, limit_indices, steps, strict=True
+        )
+    ]
+    return untouched_dims([range(x.ndim)], whole)
+
+
+def untouched_dims(operands: Sequence[Sequence[int]], untouched: Sequence[bool]) -> Any:
+    """`Dims` where result dim k equals dim k of the first operand if `untouched[k]`.
+
+    Further operands in `operands` keep the labels they are given.
+    """
+    n = len(untouched)
+    first = [k if same else -1 - k for k, same in enumerate(untouched)]
+    result = [k if same else -1 - n - k for k, same in enumerate(untouched)]
+    return dims([first, *operands[1:]], [result])
+
+
+slice_p = Primitive(
+    "slice",
+    abstract=_slice_abstract,
+    impl=_slice_impl,
+    jvp=linear,
+    transpose=_slice_transpose,
+    batch=_slice_batch,
+    dims=_slice_dims,
+)
+
+
+def slice_in_dim(
+    operand: Any,
+    start_index: int | None,
+    limit_index: int | None,
+    stride: int = 1,
+    axis: int = 0,
+) -> Any:
+    """Slice one dim; None and negative numbers mean what they mean in Python's slices."""
+    aval = typeof(operand)
+    axis = canonical_dim(axis, aval.ndim)
+    size = aval.shape[axis]
+    start = 0 if start_index is None else start_index.__index__()
+    limit = size if limit_index is None else limit_index.__index__()
+    starts, limits, strides = [0] * aval.ndim, list(aval.shape), [1] * aval.ndim
+    starts[axis] = start + size if start < 0 else start
+    limits[axis] = limit + size if limit < 0 else limit
+    strides[axis] = stride.__index__()
+    return slice(operand, starts, limits, strides)
+
+
+def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
+    """The entry at a static `index` of one dim, which stays with size 1 if `keepdims`."""
+    aval = typeof(operand)
+    axis = canonical_dim(axis, aval.ndim)
+    size, index = aval.shape[axis], index.__index__()
+    wrapped = index + size if index < 0 else index
+    if not 0 <= wrapped < size:
+        fail(
+            ArgumentError,
+            f"index_in_dim: index {index} is out of bounds for dim {axis} of {aval} (size {size})",
+        )
+    out = slice_in_dim(operand, wrapped, wrapped + 1, 1, axis)
+    return out if keepdims else reshape(out, aval.shape[:axis] + aval.shape[axis + 1 :])
+
+
+# ---- pad ---------------------------------------------------------------------------------------
+
+
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
+    """Put `padding_value` before, after and between the elements of `operand`.
+
+    `padding_config[k]` is `(low, high, interior)` for dim k; negative `low` and `high` cut elements
+    off instead, after the interior padding has been put in.
+    """
+    aval = typeof(operand)
+    config = tuple(_integers(entry) for entry in padding_config)
+    if len(config) == aval.ndim and not any(map(any, config)):
+        return operand
+    if isinstance(padding_value, (bool, int, float, complex)):
+        padding_value = np.asarray(padding_value, aval.dtype)
+    return pad_p.bind(operand, padding_value, padding_config=config)
+
+
+def _zero_of(x: Any) -> Any:
+    return np.zeros((), typeof(x).dtype)
+
+
+def _padded_size(size: int, low: int, high: int, interior: int) -> int:
+    return low + high + size + max(size - 1, 0) * interior
+
+
+def _pad_abstract(x: ShapedArray, value: ShapedArray, *, padding_config: Any) -> ShapedArray:
+    if value.shape:
+        fail(ShapeError, f"pad: padding_value must be a scalar, got {value}")
+    if value.dtype != x.dtype:
+        fail(
+            DtypeError,
+            f"pad: operand and padding_value must have one dtype, got {x} and {value}; "
+            "convert one with lax.convert_element_type",
+        )
+    if len(padding_config) != x.ndim or any(len(entry) != 3 for entry in padding_config):
+        fail(
+            ShapeError,
+            f"pad: padding_config={padding_config} must hold (low, high, interior) for each of "
+            f"the {x.ndim} dims of {x}",
+        )
+    shape = []
+    for k, (low, high, interior) in enumerate(padding_config):
+        size = _padded_size(x.shape[k], low, high, interior)
+        if interior < 0 or size < 0:
+            fail(
+                ShapeError,
+                f"pad: padding_config[{k}]={(low, high, interior)} gives dim {k} of {x} size "
+                f"{size}; interior padding and the size must not be negative",
+            )
+        shape.append(size)
+    return x.update(shape=tuple(shape), weak_type=x.weak_type and value.weak_type)
+
+
+def _pad_impl(xp: Any, x: Any, value: Any, *, padding_config: Any) -> Any:
+    """Element i of a dim lands at `low + i * (interior + 1)`, if that is inside."""
+    shape, source, target = [], [], []
+    for size, (low, high, interior) in zip(x.shape, padding_config, strict=True):
+        step, padded = interior + 1, _padded_size(size, low, high, interior)
+        first = max(0, -(low // step))
+        behind = max(first, min(size, -((low - padded) // step)))
+        shape.append(padded)
+        source.append(builtins.slice(first, behind))
+        stop = low + (behind - 1) * step + 1 if behind > first else low + first * step
+        target.append(builtins.slice(low + first * step, stop, step))
+    out = xp.empty(tuple(shape), x.dtype)
+    out[...] = value
+    out[tuple(target)] = x[tuple(source)]
+    return out
+
+
+def _pad_transpose(ct: Any, x: Any, value: Any, *, padding_config: Any) -> list[Any]:
+    ct_x = ct_value = None
+    if isinstance(x, Linear):
+        grown = pad(ct, _zero_of(ct), [(-low, -high, 0) for low, high, _ in padding_config])
+        shape = typeof(grown).shape
+        ct_x = slice(grown, [0] * len(shape), shape, [k + 1 for *_, k in padding_config])
+    if isinstance(value, Linear):
+        shape = x.aval.shape if isinstance(x, Linear) else typeof(x).shape
+        kept = select(_is_padding(shape, padding_config), ct, zeros_like_aval(typeof(ct)))
+        ct_value = reduce_sum(kept, tuple(range(typeof(ct).ndim)))
+    return [ct_x, ct_value]
+
+
+def _is_padding(shape: Sequence[int], padding_config: Any) -> Any:
+    inside = broadcast_in_dim(np.bool_(False), shape, ())
+    return pad(inside, np.bool_(True), padding_config)
+
+
+def _pad_batch(axis: Any, operands: Any, at: Any, *, padding_config: Any) -> Any:
+    (x, value), (d, value_dim) = operands, at
+    if value_dim is None:
+        config = list(padding_config)
+        config.insert(d, (0, 0, 0))
+        return pad(x, value, config), d
+    # Each example has its own padding value: pad with zeros, then choose by a mask.
+    x = to_front(x, d, axis.size)
+    config = [(0, 0, 0), *padding_config]
+    padded = pad(x, _zero_of(x), config)
+    values = broadcast_in_dim(value, typeof(padded).shape, (0,))
+    return select(_is_padding(typeof(x).shape, config), values, padded), 0
+
+
+def _pad_dims(x: ShapedArray, value: ShapedArray, *, padding_config: Any) -> Any:
+    return untouched_dims([range(x.ndim), ()], [not any(entry) for entry in padding_config])
+
+
+pad_p = Primitive(
+    "pad",
+    abstract=_pad_abstract,
+    impl=_pad_impl,
+    jvp=linear,
+    transpose=_pad_transpose,
+    batch=_pad_batch,
+    dims=_pad_dims,
+)
