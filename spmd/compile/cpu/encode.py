@@ -1,0 +1,342 @@
+"""A Program as native words: the table that the executor walks.
+
+The one idea: a step is a run of 64-bit words, [opcode, words, id, ...], and nested blocks follow
+their step in line, so the executor needs nothing but a pointer that moves forward. This file is
+the only place that knows the layout together with `runtime_ir_execute`, which reads the same
+constants. Everything that can be checked before running is checked here: this is the last stop
+before unsafe code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spmd.compile.cpu.program import (
+    ASSUMED_TRIPS,
+    CallbackStep,
+    CollectiveStep,
+    CondStep,
+    CopyStep,
+    ForStep,
+    KernelStep,
+    Program,
+    Slot,
+    Step,
+    WhileStep,
+    walk,
+)
+
+# ---- the layout, shared with the executor --------------------------------------------------------
+
+# Opcodes.
+KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT = range(1, 9)
+
+# Words at the start of every step; the fields of each kind come next, then its slots, then the
+# blocks. A slot is [base, offset, number of strides, (level, stride)...].
+HEAD = 3
+KERNEL_FIELDS = 6  # function, units, cost_ps, slots, scratch, word at which the sizes stand
+COPY_FIELDS = 1  # bytes
+CALLBACK_FIELDS = 2  # slots, together
+FOR_FIELDS = (
+    6  # level, trips (-1: in the slot), bytes of the count, most trips, reverse, body words
+)
+WHILE_FIELDS = 3  # level, test words, body words
+COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: its words
+# kind, bytes of a block, rows, group size, groups, reduce kernel, elements, root, cost_ps,
+# word at which the members stand, word at which the sources of a permute stand
+COLLECTIVE_FIELDS = 11
+SEGMENT_FIELDS = 1  # cost_ps of one device
+
+KINDS = ("all_reduce", "reduce_scatter", "broadcast", "permute", "all_gather", "all_to_all")
+
+# Memory traffic per byte of a collective, in picoseconds: one core streams about 20 GB/s.
+_TRAFFIC_PS = 50
+# What a step costs apart from its work, and what a call into Python costs.
+STEP_PS = 20_000
+CALLBACK_PS = 5_000_000
+# A run of steps shorter than this is not worth a marker of its own.
+_SEGMENT_STEPS = 2
+
+_INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The words of a program and what the runner must know about it."""
+
+    words: np.ndarray
+    steps: tuple[Step, ...]  # by id
+    levels: int
+    max_args: int
+    cost_ps: int
+
+
+class Encoder:
+    """Turns the steps of one program into words, checking them on the way."""
+
+    def __init__(self, program: Program, reduce_kernels: dict[tuple[str, str], int]):
+        """`reduce_kernels` gives the address of the kernel for each (op, dtype name)."""
+        self._program = program
+        self._reduce_kernels = reduce_kernels
+        self._steps: list[Step] = []
+        # Trip counts of the loops around the present step; None where only run time knows.
+        self._trips: list[int | None] = []
+        self._levels = 0
+        self._max_args = 1
+
+    def encode(self) -> Encoded:
+        """All words of the program."""
+        for nbytes in self._program.bases:
+            if nbytes is not None and nbytes < 0:
+                raise ValueError(f"a base of {nbytes} bytes")
+        words, cost = self._block(self._program.steps)
+        array = np.array(words, dtype=np.int64)
+        return Encoded(array, tuple(self._steps), self._levels, self._max_args, cost)
+
+    # ---- blocks ------------------------------------------------------------------------------
+
+    def _block(self, steps: Sequence[Step]) -> tuple[list[int], int]:
+        """Words and cost (one device, in ps) of a step list."""
+        words: list[int] = []
+        total = 0
+        for run, together in _segments(steps, self._program.devices):
+            inner: list[int] = []
+            cost = 0
+            for step in run:
+                step_words, step_cost = self._step(step)
+                inner += step_words
+                cost += step_cost
+            if together:
+                length = HEAD + SEGMENT_FIELDS + len(inner)
+                words += [SEGMENT, length, 0, cost]
+            words += inner
+            total += cost
+        return words, total
+
+    def _step(self, step: Step) -> tuple[list[int], int]:
+        number = len(self._steps)
+        self._steps.append(step)
+        match step:
+            case KernelStep():
+                opcode, (words, cost) = KERNEL, self._kernel(step)
+            case CopyStep():
+                opcode, (words, cost) = COPY, self._copy(step)
+            case CallbackStep():
+                opcode, (words, cost) = CALLBACK, self._callback(step)
+            case ForStep():
+                opcode, (words, cost) = FOR, self._for(step)
+            case WhileStep():
+                opcode, (words, cost) = WHILE, self._while(step)
+            case CondStep():
+                opcode, (words, cost) = COND, self._cond(step)
+            case CollectiveStep():
+                opcode, (words, cost) = COLLECTIVE, self._collective(step)
+            case _:
+                raise TypeError(f"not a step: {step!r}")
+        return [opcode, HEAD + len(words), number, *words], cost + STEP_PS
+
+    # ---- steps -------------------------------------------------------------------------------
+
+    def _kernel(self, step: KernelStep) -> tuple[list[int], int]:
+        if not step.address:
+            raise ValueError(f"{step.name}: the address is null")
+        if step.units < 0 or step.scratch < 0 or step.cost_ns < 0:
+            raise ValueError(f"{step.name}: units, cost and scratch must not be negative: {step}")
+        extents = step.extents or (0,) * len(step.slots)
+        if len(extents) != len(step.slots):
+            raise ValueError(
+                f"{step.name}: {len(step.slots)} slots, but extents for {len(extents)}"
+            )
+        # One place more than the slots: the scratch pointer stands behind them.
+        self._max_args = max(self._max_args, len(step.slots) + 1)
+        slots: list[int] = []
+        for slot, extent in zip(step.slots, extents, strict=True):
+            slots += self._slot(slot, extent, step.name)
+        cost_ps = max(1, round(step.cost_ns * 1000))
+        sizes_at = HEAD + KERNEL_FIELDS + len(slots)
+        fields = [step.address, step.units, cost_ps, len(step.slots), step.scratch, sizes_at]
+        return [*fields, *slots, *step.sizes], cost_ps * step.units
+
+    def _copy(self, step: CopyStep) -> tuple[list[int], int]:
+        if step.nbytes < 0:
+            raise ValueError(f"copy of {step.nbytes} bytes")
+        target = self._slot(step.target, step.nbytes, "copy target")
+        source = self._slot(step.source, step.nbytes, "copy source")
+        return [step.nbytes, *target, *source], step.nbytes * _TRAFFIC_PS
+
+    def _callback(self, step: CallbackStep) -> tuple[list[int], int]:
+        views = (*step.inputs, *step.outputs)
+        self._max_args = max(self._max_args, len(views))
+        slots: list[int] = []
+        for view in views:
+            slots += self._slot(view.slot, view.nbytes, step.name)
+        return [len(views), int(step.together), *slots], CALLBACK_PS
+
+    def _for(self, step: ForStep) -> tuple[list[int], int]:
+        dynamic = isinstance(step.trips, Slot)
+        most = step.max_trips if dynamic else step.trips
+        if most is not None and most < 0:
+            raise ValueError(f"a loop of {most} trips")
+        slot, width = [], 0
+        if isinstance(step.trips, Slot):
+            width = _integer_bytes(step.trips_dtype)
+            slot = self._slot(step.trips, width, "trip count")
+        level = len(self._trips)
+        body, cost = self._nested(step.body, most)
+        trips = -1 if isinstance(step.trips, Slot) else step.trips
+        bound = -1 if most is None else most
+        fields = [level, trips, width, bound, int(step.reverse), len(body)]
+        assumed = ASSUMED_TRIPS if dynamic else step.trips
+        return [*fields, *slot, *body], cost * assumed
+
+    def _while(self, step: WhileStep) -> tuple[list[int], int]:
+        level = len(self._trips)
+        test, test_cost = self._nested(step.test, None)
+        body, body_cost = self._nested(step.body, None)
+        self._trips.append(None)
+        predicate = self._slot(step.predicate, 1, "loop predicate")
+        self._trips.pop()
+        fields = [level, len(test), len(body)]
+        return [*fields, *predicate, *test, *body], (test_cost + body_cost) * ASSUMED_TRIPS
+
+    def _nested(self, steps: Sequence[Step], trips: int | None) -> tuple[list[int], int]:
+        self._trips.append(trips)
+        self._levels = max(self._levels, len(self._trips))
+        words, cost = self._block(steps)
+        self._trips.pop()
+        return words, cost
+
+    def _cond(self, step: CondStep) -> tuple[list[int], int]:
+        if not step.branches:
+            raise ValueError("a conditional without branches")
+        width = _integer_bytes(step.index_dtype)
+        slot = self._slot(step.index, width, "branch index")
+        blocks = [self._block(branch) for branch in step.branches]
+        lengths = [len(words) for words, _ in blocks]
+        body = [word for words, _ in blocks for word in words]
+        fields = [width, len(blocks)]
+        return [*fields, *slot, *lengths, *body], max(cost for _, cost in blocks)
+
+    def _collective(self, step: CollectiveStep) -> tuple[list[int], int]:
+        size = _check_collective(step, self._program.devices)
+        gathers = step.kind in ("all_gather", "all_to_all")
+        scatters = step.kind in ("reduce_scatter", "all_to_all")
+        block = step.count * step.dtype.itemsize
+        whole = block * step.rows
+        source = self._slot(step.input, whole * (size if scatters else 1), step.name)
+        target = self._slot(step.output, whole * (size if gathers else 1), step.name)
+        reduces = step.kind in ("all_reduce", "reduce_scatter")
+        kernel = self._reduce_kernels[step.op or "", step.dtype.name] if reduces else 0
+        members = [device for group in step.groups for device in group]
+        sources = [-1] * size
+        for origin, goal in step.pairs:
+            sources[goal] = origin
+        members_at = HEAD + COLLECTIVE_FIELDS + len(source) + len(target)
+        sources_at = members_at + len(members)
+        passes = 2 if step.kind in ("permute", "broadcast") else size + 1
+        cost = whole * passes * _TRAFFIC_PS
+        fields = [KINDS.index(step.kind), block, step.rows, size, len(step.groups), kernel]
+        fields += [step.count, step.root, cost, members_at, sources_at]
+        return [*fields, *source, *target, *members, *sources], cost
+
+    # ---- slots -------------------------------------------------------------------------------
+
+    def _slot(self, slot: Slot, extent: int, owner: str) -> list[int]:
+        if not 0 <= slot.base < len(self._program.bases):
+            raise ValueError(
+                f"{owner}: base {slot.base} of a frame with {len(self._program.bases)} bases"
+            )
+        low, high, certain = slot.offset, slot.offset + extent, True
+        strides: list[int] = []
+        for level, stride in slot.strides:
+            if not 0 <= level < len(self._trips):
+                raise ValueError(
+                    f"{owner}: strides over loop level {level} inside {len(self._trips)} loops"
+                )
+            strides += [level, stride]
+            trips = self._trips[level]
+            if trips is None:
+                certain = False
+            else:
+                # A loop of no trips never reads the slot; its span is that of one trip.
+                span = max(trips - 1, 0) * stride
+                low += min(span, 0)
+                high += max(span, 0)
+        size = self._program.bases[slot.base]
+        if low < 0 or (certain and size is not None and high > size):
+            raise ValueError(
+                f"{owner}: bytes [{low}, {high}) of base {slot.base}, which holds {size}"
+            )
+        return [slot.base, slot.offset, len(slot.strides), *strides]
+
+
+# ---- helpers ---------------------------------------------------------------------------------
+
+
+def _segments(steps: Sequence[Step], devices: int) -> list[tuple[list[Step], bool]]:
+    """Cut a step list into runs that every device can do on its own, and the steps between.
+
+    The bool says whether the run may be done by each device as a whole, on a thread of its own.
+    """
+    runs: list[tuple[list[Step], bool]] = []
+    for step in steps:
+        alone = all(not isinstance(s, CollectiveStep | CallbackStep) for s in walk([step]))
+        if runs and runs[-1][1] == alone:
+            runs[-1][0].append(step)
+        else:
+            runs.append(([step], alone))
+
+    def worth_it(run: list[Step], alone: bool) -> bool:
+        many = sum(1 for _ in walk(run)) >= _SEGMENT_STEPS
+        return alone and devices > 1 and many
+
+    return [(run, worth_it(run, alone)) for run, alone in runs]
+
+
+def _integer_bytes(dtype: np.dtype) -> int:
+    try:
+        return _INTEGER_BYTES[np.dtype(dtype).name]
+    except KeyError:
+        known = ", ".join(_INTEGER_BYTES)
+        raise ValueError(f"a count or an index is one of {known}, not {dtype}") from None
+
+
+def _check_collective(step: CollectiveStep, devices: int) -> int:
+    """Check groups and parameters; give the group size."""
+    sizes = {len(group) for group in step.groups}
+    members = [device for group in step.groups for device in group]
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"{step.name}: groups must be equally large, not {step.groups}")
+    if len(set(members)) != len(members) or not set(members) <= set(range(devices)):
+        raise ValueError(
+            f"{step.name}: groups must be disjoint sets of the {devices} devices: {step.groups}"
+        )
+    size = sizes.pop()
+    if step.kind not in KINDS:
+        raise ValueError(f"{step.name}: unknown kind {step.kind!r}; one of {', '.join(KINDS)}")
+    if step.count < 0 or step.rows < 0 or not 0 <= step.root < size:
+        raise ValueError(f"{step.name}: count, rows or root out of range: {step}")
+    goals = [goal for _, goal in step.pairs]
+    inside = all(0 <= end < size for pair in step.pairs for end in pair)
+    if len(set(goals)) != len(goals) or not inside:
+        raise ValueError(f"{step.name}: pairs must name each goal in [0, {size}) at most once")
+    if step.kind != "all_reduce" and step.input == step.output:
+        raise ValueError(f"{step.name}: a {step.kind} cannot work in place")
+    return size
+
+
+def needed_reductions(program: Program) -> list[tuple[str, str]]:
+    """The (op, dtype name) pairs for which the program needs reduce kernels."""
+    found = {}
+    for step in walk(program.steps):
+        if isinstance(step, CollectiveStep) and step.kind in ("all_reduce", "reduce_scatter"):
+            found[step.op or "", step.dtype.name] = None
+    return list(found)
+
+
+def has_callbacks(program: Program) -> bool:
+    """Whether the program calls Python."""
+    return any(isinstance(step, CallbackStep) for step in walk(program.steps))

@@ -1,0 +1,197 @@
+"""The arithmetic of collective reductions: one native kernel per (operator, dtype), made on demand.
+
+The one idea: `out[e] = ((in_0[e] op in_1[e]) op in_2[e]) ...` in the order of the group, for a
+range of elements. The inputs meet in registers, so the outputs may be the inputs.
+
+ABI: args = inputs then outputs, sizes = [number of inputs, number of outputs], units = elements.
+f16 and bf16 accumulate in f32 and round once. Sums of bools are `or`, products `and`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from spmd.compile.cpu.loader import compile_texts, host
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.core.errors import DtypeError
+
+OPERATORS = ("sum", "prod", "max", "min", "and", "or", "xor")
+
+# Registers that one input fills at a time: enough loads in flight to hide their latency.
+_VECTORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Element:
+    """How a dtype lies in memory (`stored`) and in registers (`carried`)."""
+
+    stored: str
+    carried: str
+    nbytes: int
+    kind: str  # float, signed, unsigned, bool, complex
+
+
+_ELEMENTS = {
+    "bool": _Element("i8", "i8", 1, "bool"),
+    "float16": _Element("half", "float", 2, "float"),
+    "bfloat16": _Element("i16", "float", 2, "float"),
+    "float32": _Element("float", "float", 4, "float"),
+    "float64": _Element("double", "double", 8, "float"),
+    "complex64": _Element("float", "float", 4, "complex"),
+    "complex128": _Element("double", "double", 8, "complex"),
+    **{f"int{b}": _Element(f"i{b}", f"i{b}", b // 8, "signed") for b in (8, 16, 32, 64)},
+    **{f"uint{b}": _Element(f"i{b}", f"i{b}", b // 8, "unsigned") for b in (8, 16, 32, 64)},
+}
+
+# The operator of each kind, as an LLVM instruction or (with a dot) an intrinsic.
+_COMBINE = {
+    "float": {"sum": "fadd", "prod": "fmul", "max": "llvm.maximum", "min": "llvm.minimum"},
+    "complex": {"sum": "fadd", "prod": "complex"},
+    "bool": {"sum": "or", "prod": "and", "max": "or", "min": "and"},
+    "signed": {"sum": "add", "prod": "mul", "max": "llvm.smax", "min": "llvm.smin"},
+    "unsigned": {"sum": "add", "prod": "mul", "max": "llvm.umax", "min": "llvm.umin"},
+}
+_BITWISE = {"and": "and", "or": "or", "xor": "xor"}
+
+
+def supports(op: str, dtype: str) -> bool:
+    """Whether there is a reduction with this operator for a dtype (by its NumPy name)."""
+    return dtype in _ELEMENTS and _combiner(op, _ELEMENTS[dtype].kind) is not None
+
+
+def reduce_kernels(wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    """The addresses of the kernels for (operator, dtype name) pairs."""
+    for op, dtype in wanted:
+        if not supports(op, dtype):
+            raise DtypeError(
+                f"a {op or 'nameless'} over devices is not defined for {dtype}; "
+                f"operators: {', '.join(OPERATORS)}; max, min and bitwise ones are not for complex."
+            )
+    texts = {pair: reduce_text(*pair) for pair in wanted}
+    symbols = compile_texts(list(texts.values()), optimize=True)
+    return {pair: symbols[_symbol(*pair)] for pair in texts}
+
+
+def reduce_text(op: str, dtype: str) -> str:
+    """The module that reduces `dtype` with `op`."""
+    element = _ELEMENTS[dtype]
+    lanes = _VECTORS * host().vector_bytes // max(element.nbytes, 4)
+    intrinsics: dict[str, None] = {}
+    f = Function(_symbol(op, dtype), "void", ["ptr", "ptr", "i64", "i64"])
+    begin, end = f.params[2:]
+    if element.kind == "complex" and op == "prod":
+        _elements(f, element, op, 1, begin, end, intrinsics)
+    else:
+        # A complex sum is a sum of twice as many reals.
+        scale = 2 if element.kind == "complex" else 1
+        first, last = begin * scale, end * scale
+        middle = last - (last - first) % lanes
+        _elements(f, element, op, lanes, first, middle, intrinsics)
+        _elements(f, element, op, 1, middle, last, intrinsics)
+    return "\n".join([*intrinsics, f.text()])
+
+
+def _symbol(op: str, dtype: str) -> str:
+    return f"reduce_{op}_{dtype}"
+
+
+def _combiner(op: str, kind: str) -> str | None:
+    found = _COMBINE[kind].get(op)
+    if found is None and kind not in ("float", "complex"):
+        found = _BITWISE.get(op)
+    return found
+
+
+def _elements(
+    f: Function,
+    element: _Element,
+    op: str,
+    lanes: int,
+    begin: Value,
+    end: Value,
+    intrinsics: dict[str, None],
+) -> None:
+    """Reduce the elements [begin, end), `lanes` at a time."""
+    args, sizes = f.params[:2]
+    inputs, outputs = f.load("i64", sizes), f.load("i64", sizes, 8)
+    reals = 2 if element.kind == "complex" and op == "prod" else 1
+    combine = _make_combiner(f, element, op, lanes, intrinsics)
+    with f.range(begin, end, lanes) as index:
+        offset = index * (element.nbytes * reals)
+
+        def read(source: Value, at: Value = offset) -> list[Value]:
+            address = f.at(source, at)
+            return [_read(f, element, lanes, address, r * element.nbytes) for r in range(reals)]
+
+        start = read(f.load("ptr", args))
+        total = [f.var(part.type, part) for part in start]
+        with f.range(1, inputs) as i:
+            other = read(f.load("ptr", args, i * 8))
+            combined = combine([part.get() for part in total], other)
+            for variable, part in zip(total, combined, strict=True):
+                variable.set(part)
+        with f.range(inputs, inputs + outputs) as i:
+            address = f.at(f.load("ptr", args, i * 8), offset)
+            for r, variable in enumerate(total):
+                _write(f, element, lanes, variable.get(), address, r * element.nbytes)
+
+
+def _make_combiner(
+    f: Function, element: _Element, op: str, lanes: int, intrinsics: dict[str, None]
+) -> Callable[[list[Value], list[Value]], list[Value]]:
+    name = _combiner(op, element.kind)
+    type = _vector(element.carried, lanes)
+    if name == "complex":
+
+        def multiply(a: list[Value], b: list[Value]) -> list[Value]:
+            return [a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]]
+
+        return multiply
+    if name is not None and "." in name:
+        suffix = {"float": "f32", "double": "f64"}.get(element.carried, element.carried)
+        intrinsic = f"{name}.v{lanes}{suffix}" if lanes > 1 else f"{name}.{suffix}"
+        intrinsics[f"declare {type} @{intrinsic}({type}, {type})"] = None
+        return lambda a, b: [f.call(intrinsic, type, a[0], b[0])]
+    return lambda a, b: [f.emit(type, f"{name} {type} {a[0].text}, {b[0].text}")]
+
+
+def _vector(element: str, lanes: int) -> str:
+    return f"<{lanes} x {element}>" if lanes > 1 else element
+
+
+def _read(f: Function, element: _Element, lanes: int, address: Value, offset: int) -> Value:
+    stored, carried = _vector(element.stored, lanes), _vector(element.carried, lanes)
+    value = f.load(stored, address, offset, align=element.nbytes)
+    if element.stored == "half":
+        return f.convert("fpext", value, carried)
+    if element.stored == "i16" and element.carried == "float":
+        wide = f.convert("zext", value, _vector("i32", lanes)) << 16
+        return f.convert("bitcast", wide, carried)
+    return value
+
+
+def _write(
+    f: Function, element: _Element, lanes: int, value: Value, address: Value, offset: int
+) -> None:
+    if element.stored == "half":
+        value = f.convert("fptrunc", value, _vector("half", lanes))
+    elif element.stored == "i16" and element.carried == "float":
+        value = round_to_bfloat(f, value, lanes)
+    f.store(value, address, offset, align=element.nbytes)
+
+
+def round_to_bfloat(f: Function, value: Value, lanes: int) -> Value:
+    """The 16 bits of f32 lanes rounded to bfloat16, to nearest even; NaNs stay NaNs.
+
+    By integer arithmetic: LLVM's own conversion flushes denormals where the processor has an
+    instruction for it, and calls a library that may not be there where it has none.
+    """
+    words = _vector("i32", lanes)
+    bits = f.convert("bitcast", value, words)
+    high = f.emit(words, f"lshr {words} {bits.text}, {f.value(words, 16).text}")
+    rounded = bits + ((high & 1) + 0x7FFF)
+    quiet = bits | 0x00400000
+    kept = f.select(value.differs(value), quiet, rounded)
+    shifted = f.emit(words, f"lshr {words} {kept.text}, {f.value(words, 16).text}")
+    return f.convert("trunc", shifted, _vector("i16", lanes))

@@ -1,0 +1,227 @@
+"""Build and run programs: the Python side of the executor.
+
+The one idea: `build_program` checks and encodes a `Program` once; after that a run is one foreign
+call with two addresses. The program owns its words; the caller owns the frames, one buffer per
+concurrent call, so that a program may run in several threads at once.
+
+    native = build_program(Program(bases=(nbytes, ...), steps=(...), devices=n))
+    frames = native.new_frames()           # i64 words: frames[device * bases + base] = address
+    frames[:] = ...
+    native.run(frames)
+
+`native.run_address(frames_address)` is the same for dispatchers that keep the address of a frame.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.cpu import runtime_ir_execute as native
+from spmd.compile.cpu.encode import Encoder, has_callbacks, needed_reductions
+from spmd.compile.cpu.program import (
+    ASSUMED_TRIPS,
+    CallbackStep,
+    CollectiveStep,
+    CondStep,
+    CopyStep,
+    ForStep,
+    KernelStep,
+    Program,
+    Slot,
+    Step,
+    View,
+    WhileStep,
+)
+from spmd.compile.cpu.reduce import reduce_kernels
+from spmd.compile.cpu.runtime import runtime
+from spmd.core.errors import CollectiveError, SpmdError
+
+__all__ = [
+    "ASSUMED_TRIPS",
+    "CallbackStep",
+    "CollectiveStep",
+    "CondStep",
+    "CopyStep",
+    "ForStep",
+    "KernelStep",
+    "NativeProgram",
+    "Program",
+    "Slot",
+    "Step",
+    "View",
+    "WhileStep",
+    "build_program",
+]
+
+# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
+# another thread could do meanwhile.
+SHORT_PS = 20_000_000
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
+
+
+def build_program(program: Program) -> NativeProgram:
+    """Check a program, compile what it needs, and make it ready to run.
+
+    A malformed program (a slot outside its base, overlapping groups, ...) is a ValueError.
+    """
+    return NativeProgram(program)
+
+
+class NativeProgram:
+    """A program ready to run. Immutable; may run in several threads at once."""
+
+    def __init__(self, program: Program):
+        kernels = reduce_kernels(needed_reductions(program))
+        encoded = Encoder(program, kernels).encode()
+        self.program = program
+        self.cost_ns = encoded.cost_ps * program.devices / 1000
+        self._steps = encoded.steps
+        self._words = encoded.words
+        self._everyone = np.arange(program.devices, dtype=np.int32)
+        self._callbacks = (
+            _Callbacks(encoded.steps, program.devices) if has_callbacks(program) else None
+        )
+        self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
+        self._header[:] = [
+            _address(self._words),
+            len(self._words),
+            program.devices,
+            len(program.bases),
+            encoded.levels,
+            encoded.max_args,
+            self._callbacks.address if self._callbacks else 0,
+            _address(self._everyone),
+        ]
+        loaded = runtime()
+        short = encoded.cost_ps * program.devices < SHORT_PS
+        # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
+        # when it is not 0.
+        self.entry: Callable[[int, int], int] = loaded.run_short if short else loaded.run_long
+        self.header_address = _address(self._header)
+        self.frame_words = program.devices * len(program.bases)
+        # The report of a failed run follows the frames: the step, and a word per device.
+        self.words_needed = self.frame_words + 1 + program.devices
+
+    def new_frames(self) -> np.ndarray:
+        """A zeroed buffer for the frames of one call: int64 words, device after device.
+
+        Word `device * len(bases) + base` is the address of a base; the words behind
+        `frame_words` belong to the runtime.
+        """
+        return np.zeros(self.words_needed, dtype=np.int64)
+
+    def run(self, frames: np.ndarray) -> None:
+        """Run the program over `frames` (from `new_frames`, all addresses filled in)."""
+        if frames.dtype != np.int64 or frames.size < self.words_needed:
+            raise ValueError(
+                f"frames of {frames.size} words of {frames.dtype}; "
+                f"needed are {self.words_needed} of int64, see new_frames"
+            )
+        self.run_address(_address(frames))
+
+    def run_address(self, frames: int) -> None:
+        """Run the program over frames at an address; `words_needed` words must be there."""
+        status = self.entry(self.header_address, frames)
+        if status:
+            self.fail(status, frames)
+
+    def fail(self, status: int, frames: int) -> None:
+        """Raise the exception that belongs to the status of a run."""
+        report = (ctypes.c_int64 * (1 + self.program.devices)).from_address(
+            frames + 8 * self.frame_words
+        )
+        step = self._steps[report[native.REPORT_STEP]]
+        if status == native.RAISED and self._callbacks:
+            raise self._callbacks.take()
+        if status == native.MISMATCH:
+            raise CollectiveError(_mismatch(step, report[native.REPORT_REACHED :]))
+        if status == native.TOO_MANY_TRIPS and isinstance(step, ForStep):
+            raise SpmdError(
+                f"a loop was told at run time to make more than its {step.max_trips} trips"
+            )
+        if status == native.NO_MEMORY:
+            raise MemoryError("no memory for the scratch space of a kernel")
+        raise AssertionError(f"status {status} of step {step}")
+
+    @property
+    def keeps_gil(self) -> bool:
+        """Whether a run holds the GIL from begin to end."""
+        return self.entry is runtime().run_short
+
+
+class _Callbacks:
+    """The Python functions of a program behind one native function pointer.
+
+    An exception cannot pass through native code: it is kept for the thread it happened in, the
+    executor stops with `RAISED`, and `take` hands it out.
+    """
+
+    def __init__(self, steps: Sequence[Step], devices: int):
+        self._steps = steps
+        self._devices = tuple(range(devices))
+        self._raised: dict[int, BaseException] = {}
+        self._native = _CALLBACK(self._call)
+        self.address = ctypes.cast(self._native, ctypes.c_void_p).value or 0
+
+    def take(self) -> BaseException:
+        """The exception that stopped the run of this thread."""
+        return self._raised.pop(threading.get_ident())
+
+    def _call(self, number: int, device: int, args: int) -> int:
+        try:
+            step = self._steps[number]
+            assert isinstance(step, CallbackStep)
+            if step.together:
+                self._call_together(step, args)
+            else:
+                inputs, outputs = _views(step, args)
+                step.function(device, inputs, outputs)
+        except BaseException as error:
+            self._raised[threading.get_ident()] = error
+            return 1
+        return 0
+
+    def _call_together(self, step: CallbackStep, args: int) -> None:
+        width = 8 * (len(step.inputs) + len(step.outputs))
+        views = [_views(step, args + width * device) for device in self._devices]
+        step.function(self._devices, [v[0] for v in views], [v[1] for v in views])
+
+
+def _views(step: CallbackStep, args: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """NumPy arrays over the operands of one device, whose addresses stand at `args`."""
+    count = len(step.inputs) + len(step.outputs)
+    addresses = (ctypes.c_int64 * count).from_address(args)
+    views = [
+        _array(address, view)
+        for address, view in zip(addresses, (*step.inputs, *step.outputs), strict=True)
+    ]
+    inputs = views[: len(step.inputs)]
+    for array in inputs:
+        array.flags.writeable = False
+    return inputs, views[len(step.inputs) :]
+
+
+def _array(address: int, view: View) -> np.ndarray:
+    memory: Any = (ctypes.c_char * view.nbytes).from_address(address) if view.nbytes else b""
+    return np.ndarray(view.shape, view.dtype, memory)
+
+
+def _mismatch(step: Step, reached: Sequence[int]) -> str:
+    name = getattr(step, "name", "collective")
+    here = [device for device, there in enumerate(reached) if there]
+    missing = [device for device, there in enumerate(reached) if not there]
+    return (
+        f"{name}: devices {here} reached it, devices {missing} did not: their loops or branches "
+        f"took another way.\nEvery device of a group must reach a collective; move it out of the "
+        f"branch or loop, or make the condition equal on all devices of the group."
+    )
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]

@@ -1,0 +1,413 @@
+"""A small structured assembler: native functions written in Python, rendered as LLVM IR text.
+
+The one idea: control flow is a `with` block and a variable is a stack slot (`var`), so runtime
+code reads like the C it stands for. LLVM's O2 passes (`compile_texts(..., optimize=True)`) turn
+the slots into registers. It serves the runtime: pool, executor, matrix products. Kernels have
+their own emitter, which needs no passes.
+
+    f = Function("sum", "i64", ["ptr", "i64"])
+    data, count = f.params
+    total = f.var("i64", 0)
+    with f.range(0, count) as i:
+        total.set(total.get() + f.load("i64", data, i * 8))
+    f.ret(total.get())
+
+All integer arithmetic is signed and wraps. Addresses are plain `ptr` with byte offsets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+_FLOATS = ("half", "bfloat", "float", "double")
+
+
+class Value:
+    """A typed operand: a register or a constant, with the operators of its type."""
+
+    __slots__ = ("function", "text", "type")
+
+    def __init__(self, function: Function, type: str, text: str):
+        self.function = function
+        self.type = type
+        self.text = text
+
+    def _binary(self, integer: str, floating: str, other: Operand, swap: bool = False) -> Value:
+        f = self.function
+        left, right = self, f.value(self.type, other)
+        if swap:
+            left, right = right, left
+        operation = floating if is_float(self.type) else integer
+        return f.emit(self.type, f"{operation} {self.type} {left.text}, {right.text}")
+
+    def _compare(self, integer: str, floating: str, other: Operand) -> Value:
+        f = self.function
+        right = f.value(self.type, other)
+        kind = f"fcmp {floating}" if is_float(self.type) else f"icmp {integer}"
+        result = "i1" if "<" not in self.type else self.type.split(" x ")[0] + " x i1>"
+        return f.emit(result, f"{kind} {self.type} {self.text}, {right.text}")
+
+    def __add__(self, other: Operand) -> Value:
+        return self._binary("add", "fadd", other)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self._binary("sub", "fsub", other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self._binary("sub", "fsub", other, swap=True)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self._binary("mul", "fmul", other)
+
+    def __floordiv__(self, other: Operand) -> Value:
+        """Division that truncates toward zero."""
+        return self._binary("sdiv", "fdiv", other)
+
+    def __mod__(self, other: Operand) -> Value:
+        return self._binary("srem", "frem", other)
+
+    def __and__(self, other: Operand) -> Value:
+        return self._binary("and", "and", other)
+
+    def __or__(self, other: Operand) -> Value:
+        return self._binary("or", "or", other)
+
+    def __xor__(self, other: Operand) -> Value:
+        return self._binary("xor", "xor", other)
+
+    def __lshift__(self, other: Operand) -> Value:
+        return self._binary("shl", "shl", other)
+
+    def __rshift__(self, other: Operand) -> Value:
+        """Shift to the right, keeping the sign."""
+        return self._binary("ashr", "ashr", other)
+
+    def __lt__(self, other: Operand) -> Value:
+        return self._compare("slt", "olt", other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self._compare("sle", "ole", other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self._compare("sgt", "ogt", other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self._compare("sge", "oge", other)
+
+    def equals(self, other: Operand) -> Value:
+        """Whether two values are equal (as an i1)."""
+        return self._compare("eq", "oeq", other)
+
+    def differs(self, other: Operand) -> Value:
+        """Whether two values differ (as an i1)."""
+        return self._compare("ne", "une", other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+
+Operand = Value | int | float
+
+
+class Variable:
+    """A stack slot that can be set again and again."""
+
+    __slots__ = ("function", "pointer", "type")
+
+    def __init__(self, function: Function, type: str, pointer: Value):
+        self.function = function
+        self.type = type
+        self.pointer = pointer
+
+    def get(self) -> Value:
+        """The present value."""
+        return self.function.load(self.type, self.pointer)
+
+    def set(self, value: Operand) -> None:
+        """Assign."""
+        self.function.store(self.function.value(self.type, value), self.pointer)
+
+
+class Function:
+    """A function under construction. `text()` renders it; a module is a list of such texts."""
+
+    def __init__(
+        self,
+        name: str,
+        returns: str,
+        params: Sequence[str],
+        *,
+        internal: bool = False,
+        attributes: str = "nounwind",
+    ):
+        self.name = name
+        self._returns = returns
+        self.params = tuple(Value(self, t, f"%a{i}") for i, t in enumerate(params))
+        self._linkage = "internal " if internal else ""
+        self._attributes = attributes
+        self._entry: list[str] = []
+        self._body: list[str] = []
+        self._names = 0
+        self._open = True
+        self._breaks: list[str] = []
+
+    # ---- values ------------------------------------------------------------------------------
+
+    def value(self, type: str, operand: Operand) -> Value:
+        """`operand` as a value of `type`; Python numbers become constants."""
+        if isinstance(operand, Value):
+            if operand.type != type:
+                raise TypeError(f"{self.name}: {operand.type} {operand.text} used as {type}")
+            return operand
+        if "<" in type:
+            element = type.split(" x ")[1].rstrip(">")
+            text = f"splat ({element} {_constant(element, operand)})"
+            return Value(self, type, text if operand else "zeroinitializer")
+        return Value(self, type, _constant(type, operand))
+
+    def null(self) -> Value:
+        """The null pointer."""
+        return Value(self, "ptr", "null")
+
+    def symbol(self, name: str) -> Value:
+        """The address of a function or global of this module, or of an external one."""
+        return Value(self, "ptr", f"@{name}")
+
+    def emit(self, type: str, instruction: str) -> Value:
+        """Append an instruction with a result."""
+        register = f"%v{self._fresh()}"
+        self._append(f"{register} = {instruction}")
+        return Value(self, type, register)
+
+    def do(self, instruction: str) -> None:
+        """Append an instruction without a result."""
+        self._append(instruction)
+
+    def var(self, type: str, initial: Operand | None = None) -> Variable:
+        """A new variable, set to `initial` at this point of the code."""
+        variable = Variable(self, type, self.stack(type))
+        if initial is not None:
+            variable.set(initial)
+        return variable
+
+    def stack(self, type: str, count: int = 1, align: int | None = None) -> Value:
+        """Stack memory of a fixed size, the same for every pass through this point."""
+        register = f"%s{self._fresh()}"
+        alignment = f", align {align}" if align else ""
+        self._entry.append(f"{register} = alloca {type}, i64 {count}{alignment}")
+        return Value(self, "ptr", register)
+
+    def stack_bytes(self, count: Value) -> Value:
+        """Stack memory of a size known at run time. Never in a loop: it lives until the return."""
+        return self.emit("ptr", f"alloca i8, i64 {count.text}, align 16")
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def at(self, pointer: Value, offset: Operand) -> Value:
+        """The address `offset` bytes behind `pointer`."""
+        if isinstance(offset, int) and offset == 0:
+            return pointer
+        text = self.value("i64", offset).text
+        return self.emit("ptr", f"getelementptr i8, ptr {pointer.text}, i64 {text}")
+
+    def load(self, type: str, pointer: Value, offset: Operand = 0, align: int = 0) -> Value:
+        """Read a value; `align` (bytes) where the natural alignment is not certain."""
+        suffix = f", align {align}" if align else ""
+        address = self.at(pointer, offset)
+        return self.emit(type, f"load {type}, ptr {address.text}{suffix}")
+
+    def store(self, value: Value, pointer: Value, offset: Operand = 0, align: int = 0) -> None:
+        """Write a value."""
+        suffix = f", align {align}" if align else ""
+        address = self.at(pointer, offset)
+        self.do(f"store {value.type} {value.text}, ptr {address.text}{suffix}")
+
+    def atomic_load(self, type: str, pointer: Value, offset: int, order: str = "acquire") -> Value:
+        """Read a value that other threads write."""
+        address = self.at(pointer, offset)
+        width = int(type[1:]) // 8
+        return self.emit(type, f"load atomic {type}, ptr {address.text} {order}, align {width}")
+
+    def atomic_store(self, value: Value, pointer: Value, offset: int) -> None:
+        """Write a value that other threads read."""
+        address = self.at(pointer, offset)
+        width = int(value.type[1:]) // 8
+        text = f"{value.type} {value.text}, ptr {address.text}"
+        self.do(f"store atomic {text} seq_cst, align {width}")
+
+    def atomic(self, operation: str, pointer: Value, offset: int, value: Value) -> Value:
+        """An atomic read-modify-write (add, and, or, xchg); gives the value before it."""
+        address = self.at(pointer, offset)
+        text = f"{operation} ptr {address.text}, {value.type} {value.text}"
+        return self.emit(value.type, f"atomicrmw {text} seq_cst")
+
+    # ---- conversions and choices -------------------------------------------------------------
+
+    def convert(self, operation: str, value: Value, type: str) -> Value:
+        """An LLVM conversion: sext, zext, trunc, sitofp, fpext, fptrunc, bitcast, ptrtoint, ..."""
+        return self.emit(type, f"{operation} {value.type} {value.text} to {type}")
+
+    def select(self, condition: Value, left: Operand, right: Operand) -> Value:
+        """`left` where the condition holds, else `right`; one of them must be a Value."""
+        type = left.type if isinstance(left, Value) else right.type  # type: ignore[union-attr]
+        a, b = self.value(type, left), self.value(type, right)
+        test = f"{condition.type} {condition.text}"
+        return self.emit(type, f"select {test}, {type} {a.text}, {type} {b.text}")
+
+    def smaller(self, left: Value, right: Operand) -> Value:
+        """The smaller of two numbers."""
+        right = self.value(left.type, right)
+        return self.select(left < right, left, right)
+
+    def larger(self, left: Value, right: Operand) -> Value:
+        """The larger of two numbers."""
+        right = self.value(left.type, right)
+        return self.select(left > right, left, right)
+
+    # ---- calls and control flow --------------------------------------------------------------
+
+    def call(self, target: str | Value, returns: str, *operands: Value, type: str = "") -> Value:
+        """Call a function by name or through a pointer; `type` spells a variadic signature."""
+        callee = target.text if isinstance(target, Value) else f"@{target}"
+        text = ", ".join(f"{v.type} {v.text}" for v in operands)
+        instruction = f"call {type or returns} {callee}({text})"
+        if returns == "void":
+            self.do(instruction)
+            return Value(self, "void", "")
+        return self.emit(returns, instruction)
+
+    def ret(self, value: Operand | None = None) -> None:
+        """Return from the function."""
+        if value is None:
+            self.do("ret void")
+        else:
+            self.do(f"ret {self._returns} {self.value(self._returns, value).text}")
+        self._open = False
+
+    @contextmanager
+    def if_(self, condition: Value) -> Iterator[None]:
+        """Run the block when the condition holds."""
+        then, after = self._label(), self._label()
+        self._branch(condition, then, after)
+        self._start(then)
+        yield
+        self._goto(after)
+        self._start(after)
+
+    @contextmanager
+    def if_else(self, condition: Value) -> Iterator[Else]:
+        """Run the block when the condition holds, up to `it.otherwise()`; if not, the rest.
+
+        with f.if_else(x < 0) as it:
+            ...
+            it.otherwise()
+            ...
+        """
+        then, otherwise, after = self._label(), self._label(), self._label()
+        self._branch(condition, then, otherwise)
+        self._start(then)
+        yield Else(self, otherwise, after)
+        self._goto(after)
+        self._start(after)
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """Repeat the block until `break_if` or a return."""
+        head, after = self._label(), self._label()
+        self._goto(head)
+        self._start(head)
+        self._breaks.append(after)
+        yield
+        self._breaks.pop()
+        self._goto(head)
+        self._start(after)
+
+    def break_if(self, condition: Value) -> None:
+        """Leave the innermost loop when the condition holds."""
+        stay = self._label()
+        self._branch(condition, self._breaks[-1], stay)
+        self._start(stay)
+
+    @contextmanager
+    def range(self, begin: Operand, end: Operand, step: Operand = 1) -> Iterator[Value]:
+        """Count from `begin` below `end`."""
+        index = self.var("i64", begin)
+        bound = self.value("i64", end)
+        with self.loop():
+            i = index.get()
+            self.break_if(i >= bound)
+            yield i
+            index.set(i + step)
+
+    # ---- rendering ---------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The definition as LLVM IR."""
+        if self._open:
+            if self._returns != "void":
+                raise ValueError(f"{self.name} ends without returning a value")
+            self.ret()
+        params = ", ".join(f"{v.type} {v.text}" for v in self.params)
+        head = f"define {self._linkage}{self._returns} @{self.name}({params}) {self._attributes} {{"
+        return "\n".join([head, "entry:", *self._entry, *self._body, "}"])
+
+    def _append(self, line: str) -> None:
+        if not self._open:
+            # Code behind a return still needs a block to stand in; LLVM removes it.
+            self._start(self._label())
+        self._body.append(line)
+
+    def _fresh(self) -> int:
+        self._names += 1
+        return self._names
+
+    def _label(self) -> str:
+        return f"b{self._fresh()}"
+
+    def _start(self, label: str) -> None:
+        self._body.append(f"{label}:")
+        self._open = True
+
+    def _goto(self, label: str) -> None:
+        if self._open:
+            self._body.append(f"br label %{label}")
+            self._open = False
+
+    def _branch(self, condition: Value, then: str, otherwise: str) -> None:
+        self._append(f"br i1 {condition.text}, label %{then}, label %{otherwise}")
+        self._open = False
+
+
+class Else:
+    """The second half of an `if_else` block."""
+
+    __slots__ = ("_after", "_function", "_label")
+
+    def __init__(self, function: Function, label: str, after: str):
+        self._function = function
+        self._label = label
+        self._after = after
+
+    def otherwise(self) -> None:
+        """End the first half; what follows runs when the condition does not hold."""
+        self._function._goto(self._after)
+        self._function._start(self._label)
+
+
+def is_float(type: str) -> bool:
+    """Whether a type is a floating-point number or a vector of them."""
+    return any(name in type for name in _FLOATS)
+
+
+def _constant(type: str, number: Operand) -> str:
+    if type == "i1":
+        return "true" if number else "false"
+    if type == "ptr" and number == 0:
+        return "null"
+    if type in ("float", "double"):
+        # LLVM takes the bits of a double for both types; they must be exact in the type meant.
+        double = struct.unpack("f", struct.pack("f", number))[0] if type == "float" else number
+        return f"0x{struct.unpack('Q', struct.pack('d', double))[0]:016X}"
+    return str(int(number))

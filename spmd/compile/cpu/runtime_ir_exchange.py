@@ -1,0 +1,207 @@
+"""Collectives between the local devices as native code: memory operations over their frames.
+
+The one idea: when the executor reaches a collective, every device of a group has its operand in
+memory, so nobody waits for anybody. First it checks that each group is there as a whole, then it
+cuts the result into independent units for the pool. The order of a reduction is that of the group,
+whatever thread does it.
+"""
+
+from __future__ import annotations
+
+from spmd.compile.cpu import encode as layout
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_execute import (
+    DEVICE_COUNT,
+    MISMATCH,
+    OK,
+    STEP_SIGNATURE,
+    device_at,
+    field,
+    next_slot,
+    report_reached,
+)
+
+# A unit of work: small enough to balance, and to stay in a cache between its reads and writes.
+PIECE_ELEMENTS = 8192
+PIECE_BYTES = 64 * 1024
+
+# The job handed to the unit bodies: the step, the table of operand addresses, pieces per member.
+JOB_STEP, JOB_TABLE, JOB_PIECES = range(0, 24, 8)
+
+_ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _PERMUTE, _ALL_GATHER, _ALL_TO_ALL = range(6)
+
+
+def exchange_texts() -> list[str]:
+    """The functions of the collectives."""
+    functions = (_gather_groups(), _reduce_units(), _scatter_units(), _copy_units(), _collective())
+    return [f.text() for f in functions]
+
+
+def _fields(f: Function, step: Value) -> dict[str, Value]:
+    names = "kind block rows size groups kernel elements root cost_ps members_at sources_at".split()
+    return {name: field(f, step, i) for i, name in enumerate(names)}
+
+
+def _gather_groups() -> Function:
+    """gather_groups(context, step, active, count, flags, table): the addresses of whole groups.
+
+    A row of the table belongs to a group: the input addresses of its members, then their output
+    addresses. Groups of which nobody arrived are left out. Gives the number of rows, or -1 if a
+    group is only partly there.
+    """
+    params = ["ptr", "ptr", "ptr", "i64", "ptr", "ptr"]
+    f = Function("gather_groups", "i64", params, internal=True)
+    context, step, active, count, flags, table = f.params
+    of = _fields(f, step)
+    size, members = of["size"], f.at(step, of["members_at"] * 8)
+    with f.range(0, count) as position:
+        f.store(f.value("i8", 1), flags, device_at(f, active, position))
+    cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.COLLECTIVE_FIELDS)))
+    source = cursor.get()
+    next_slot(f, cursor)
+    target = cursor.get()
+    rows = f.var("i64", 0)
+    with f.range(0, of["groups"]) as group:
+        present = f.var("i64", 0)
+        own = f.at(members, group * size * 8)
+        with f.range(0, size) as i:
+            flag = f.load("i8", flags, f.load("i64", own, i * 8))
+            present.set(present.get() + f.convert("zext", flag, "i64"))
+        with f.if_((present.get() > 0) & (present.get() < size)):
+            f.ret(-1)
+        with f.if_(present.get().equals(size)):
+            row = f.at(table, rows.get() * size * 16)
+            with f.range(0, size) as i:
+                device = f.load("i64", own, i * 8)
+                f.store(f.call("resolve", "ptr", context, source, device), row, i * 8)
+                result = f.call("resolve", "ptr", context, target, device)
+                f.store(result, row, (i + size) * 8)
+            rows.set(rows.get() + 1)
+    f.ret(rows.get())
+    return f
+
+
+def _unit_job(f: Function) -> tuple[Value, Value, dict[str, Value], Value, Value, Value]:
+    job, begin, end = f.params
+    step, table = f.load("ptr", job, JOB_STEP), f.load("ptr", job, JOB_TABLE)
+    return step, table, _fields(f, step), f.load("i64", job, JOB_PIECES), begin, end
+
+
+def _reduce_units() -> Function:
+    """Pool body of all_reduce: unit = (group, piece)."""
+    f = Function("reduce_units", "void", ["ptr", "i64", "i64"], internal=True)
+    _, table, of, pieces, begin, end = _unit_job(f)
+    size = of["size"]
+    kernel = f.convert("inttoptr", of["kernel"], "ptr")
+    elements = of["rows"] * of["elements"]
+    counts = f.stack("i64", 2)
+    f.store(size, counts)
+    f.store(size, counts, 8)
+    now = f.var("i64", begin)
+    with f.loop():
+        unit = now.get()
+        f.break_if(unit >= end)
+        group = unit // pieces
+        piece = unit - group * pieces
+        last = f.smaller(piece + (end - unit), pieces)
+        finish = f.smaller(last * PIECE_ELEMENTS, elements)
+        row = f.at(table, group * size * 16)
+        f.call(kernel, "void", row, counts, piece * PIECE_ELEMENTS, finish)
+        now.set(unit + (last - piece))
+    return f
+
+
+def _scatter_units() -> Function:
+    """Pool body of reduce_scatter: unit = (group, member, piece)."""
+    f = Function("scatter_units", "void", ["ptr", "i64", "i64"], internal=True)
+    _, table, of, pieces, begin, end = _unit_job(f)
+    size, block = of["size"], of["block"]
+    kernel = f.convert("inttoptr", of["kernel"], "ptr")
+    counts = f.stack("i64", 2)
+    f.store(size, counts)
+    f.store(f.value("i64", 1), counts, 8)
+    args = f.stack_bytes((size + 1) * 8)
+    with f.range(begin, end) as unit:
+        owner = unit // pieces
+        piece = unit - owner * pieces
+        group = owner // size
+        member = owner - group * size
+        row = f.at(table, group * size * 16)
+        finish = f.smaller((piece + 1) * PIECE_ELEMENTS, of["elements"])
+        with f.range(0, of["rows"]) as r:
+            with f.range(0, size) as i:
+                origin = f.load("ptr", row, i * 8)
+                f.store(f.at(origin, (r * size + member) * block), args, i * 8)
+            target = f.load("ptr", row, (size + member) * 8)
+            f.store(f.at(target, r * block), args, size * 8)
+            f.call(kernel, "void", args, counts, piece * PIECE_ELEMENTS, finish)
+    return f
+
+
+def _copy_units() -> Function:
+    """Pool body of the collectives that only move data: unit = (group, receiving member, piece)."""
+    f = Function("copy_units", "void", ["ptr", "i64", "i64"], internal=True)
+    step, table, of, pieces, begin, end = _unit_job(f)
+    size, block, kind = of["size"], of["block"], of["kind"]
+    gathers = kind >= _ALL_GATHER
+    columns = f.select(gathers, size, 1)
+    with f.range(begin, end) as unit:
+        owner = unit // pieces
+        offset = (unit - owner * pieces) * PIECE_BYTES
+        length = f.smaller(block - offset, PIECE_BYTES)
+        group = owner // size
+        member = owner - group * size
+        row = f.at(table, group * size * 16)
+        target = f.load("ptr", row, (size + member) * 8)
+        with f.range(0, of["rows"]) as r, f.range(0, columns) as column:
+            to = f.at(target, (r * columns + column) * block + offset)
+            sender = f.var("i64", column)
+            with f.if_(kind.equals(_BROADCAST)):
+                sender.set(of["root"])
+            with f.if_(kind.equals(_PERMUTE)):
+                sender.set(f.load("i64", f.at(step, of["sources_at"] * 8), member * 8))
+            with f.if_else(sender.get() < 0) as it:
+                f.call("memset", "ptr", to, f.value("i32", 0), length)
+                it.otherwise()
+                origin = f.load("ptr", row, sender.get() * 8)
+                place = f.select(kind.equals(_ALL_TO_ALL), r * size + member, r)
+                f.call("memmove", "ptr", to, f.at(origin, place * block + offset), length)
+    return f
+
+
+def _collective() -> Function:
+    """Run a collective step for the groups whose devices are all active."""
+    f = Function("run_collective", "i64", STEP_SIGNATURE, internal=True)
+    context, step, _, active, count, _ = f.params
+    of = _fields(f, step)
+    devices = f.load("i64", context, DEVICE_COUNT)
+    flags = f.stack_bytes(devices)
+    f.call("memset", "ptr", flags, f.value("i32", 0), devices)
+    table = f.stack_bytes(of["groups"] * of["size"] * 16)
+    rows = f.call("gather_groups", "i64", context, step, active, count, flags, table)
+    with f.if_(rows < 0):
+        report_reached(f, context, step, active, count)
+        f.ret(MISMATCH)
+    with f.if_(of["block"].equals(0) | of["rows"].equals(0) | rows.equals(0)):
+        f.ret(OK)
+    job = f.stack("i64", 3)
+    f.store(step, job, JOB_STEP)
+    f.store(table, job, JOB_TABLE)
+    members = rows * of["size"]
+    work = members * of["cost_ps"]
+
+    def share(body: str, owners: Value, pieces: Value) -> None:
+        f.store(pieces, job, JOB_PIECES)
+        units = owners * pieces
+        f.call("share", "void", context, f.symbol(body), job, units, work // units)
+        f.ret(OK)
+
+    with f.if_(of["kind"].equals(_ALL_REDUCE)):
+        elements = of["rows"] * of["elements"]
+        share("reduce_units", rows, (elements + (PIECE_ELEMENTS - 1)) // PIECE_ELEMENTS)
+    with f.if_(of["kind"].equals(_REDUCE_SCATTER)):
+        pieces = (of["elements"] + (PIECE_ELEMENTS - 1)) // PIECE_ELEMENTS
+        share("scatter_units", members, pieces)
+    share("copy_units", members, (of["block"] + (PIECE_BYTES - 1)) // PIECE_BYTES)
+    f.ret(OK)
+    return f

@@ -1,0 +1,529 @@
+"""The executor as native code: walks the words of `encode` for all devices in lockstep.
+
+The one idea: a block of steps runs for a list of *active* devices. Loops and branches on which
+devices disagree only shorten that list, so control flow needs no threads per device and a
+collective is a memory operation between two steps. With one device the list has one entry and
+costs nothing.
+
+Work goes to the pool in three ways: the units of a kernel over all active devices, the pieces of
+a collective, or whole collective-free segments, a device per unit, when there are at least as many
+devices as threads.
+"""
+
+from __future__ import annotations
+
+from spmd.compile.cpu import encode as layout
+from spmd.compile.cpu import runtime_ir_pool as pool_layout
+from spmd.compile.cpu.runtime_ir import Function, Value, Variable
+
+# ---- the program header and the report, as the runner writes and reads them ----------------------
+
+# i64 words of the program header.
+CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, EVERYONE = range(8)
+HEADER_WORDS = 8
+
+# Results of a run.
+OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY = range(5)
+
+# The report stands behind the frames: the id of the step that failed, then a word per device, 1
+# where the device had reached it.
+REPORT_STEP, REPORT_REACHED = 0, 1
+
+# ---- the run context, on the stack of `spmd_run` (byte offsets) ----------------------------------
+
+FRAMES, FRAME_BYTES, COUNTERS, COUNTER_BYTES, REPORT, CALL, ARGS, THREADS = range(0, 64, 8)
+DEVICE_COUNT = 64
+CONTEXT_BYTES = 72
+
+# Work is shared from this much on (notes on the pool: an awake one costs about 1 us to fork and
+# join, waking it 10 to 50 us). In picoseconds.
+PARALLEL_PS = 3_000_000
+WAKE_PS = 30_000_000
+# Up to here one chunk a thread, beyond it several, so that a slow thread can be helped out.
+COARSE_PS = 50_000_000
+FINE_CHUNKS = 4
+LEAST_CHUNK_PS = 1_000_000
+
+
+def execute_texts() -> list[str]:
+    """The functions of the executor."""
+    functions = (
+        _resolve(),
+        _load_integer(),
+        _share(),
+        _kernel_units(),
+        _segment_units(),
+        _kernel(),
+        _copy(),
+        _callback(),
+        _for(),
+        _while(),
+        _cond(),
+        _segment(),
+        _block(),
+        _run(),
+    )
+    return [f.text() for f in functions]
+
+
+# Every step function and `block` take these: context, step (or begin of a block), end of the
+# block, list of active devices (i32), their number, room for the arguments of one call.
+STEP_SIGNATURE = ["ptr", "ptr", "ptr", "ptr", "i64", "ptr"]
+
+
+def field(f: Function, step: Value, index: int) -> Value:
+    """The field `index` of a step, behind its head."""
+    return f.load("i64", step, 8 * (layout.HEAD + index))
+
+
+def device_at(f: Function, active: Value, position: Value) -> Value:
+    """The device number at a position of an active list."""
+    return f.convert("sext", f.load("i32", active, position * 4), "i64")
+
+
+def next_slot(f: Function, cursor: Variable) -> None:
+    """Move a cursor behind the slot it points to."""
+    strides = f.load("i64", cursor.get(), 16)
+    cursor.set(f.at(cursor.get(), strides * 16 + 24))
+
+
+def _resolve() -> Function:
+    """resolve(context, slot, device): the address of a slot in a device's frame."""
+    f = Function("resolve", "ptr", ["ptr", "ptr", "i64"], internal=True)
+    context, slot, device = f.params
+    frames = f.load("ptr", context, FRAMES)
+    frame = f.at(frames, f.load("i64", context, FRAME_BYTES) * device)
+    base = f.load("ptr", frame, f.load("i64", slot) * 8)
+    address = f.var("ptr", f.at(base, f.load("i64", slot, 8)))
+    strides = f.load("i64", slot, 16)
+    with f.if_(strides > 0):
+        counters = f.load("ptr", context, COUNTERS)
+        row = f.load("i64", context, COUNTER_BYTES)
+        with f.range(0, strides) as i:
+            level = f.load("i64", slot, i * 16 + 24)
+            stride = f.load("i64", slot, i * 16 + 32)
+            index = f.load("i64", f.at(counters, level * row), device * 8)
+            address.set(f.at(address.get(), index * stride))
+    f.ret(address.get())
+    return f
+
+
+def _load_integer() -> Function:
+    """load_integer(address, bytes): a trip count or branch index; one byte is unsigned."""
+    f = Function("load_integer", "i64", ["ptr", "i64"], internal=True)
+    address, width = f.params
+    with f.if_(width.equals(1)):
+        f.ret(f.convert("zext", f.load("i8", address), "i64"))
+    with f.if_(width.equals(4)):
+        f.ret(f.convert("sext", f.load("i32", address, align=1), "i64"))
+    f.ret(f.load("i64", address, align=1))
+    return f
+
+
+# ---- sharing work --------------------------------------------------------------------------------
+
+
+def _share() -> Function:
+    """share(context, body, job, units, unit_ps): run a body over units, on the pool if it pays."""
+    f = Function("share", "void", ["ptr", "ptr", "ptr", "i64", "i64"], internal=True)
+    context, body, job, units, unit_ps = f.params
+    threads = f.load("i64", context, THREADS)
+    total = units * unit_ps
+    pays = _both(f, threads > 1, units > 1, total >= PARALLEL_PS)
+    with f.if_(pays):
+        pool = f.symbol("spmd_pool")
+        # A pool that was never started counts as asleep.
+        awake = f.load("i64", pool, pool_layout.STARTED) - f.atomic_load(
+            "i64", pool, pool_layout.SLEEPERS
+        )
+        with f.if_(_either(f, awake > 0, total >= WAKE_PS)):
+            pieces = f.select(total < COARSE_PS, threads, threads * FINE_CHUNKS)
+            chunk = (units + pieces - 1) // pieces
+            least = f.value("i64", LEAST_CHUNK_PS) // f.larger(unit_ps, 1)
+            f.call("parallel_for", "void", body, job, units, f.larger(f.larger(chunk, least), 1))
+            f.ret()
+    f.call(body, "void", job, f.value("i64", 0), units)
+    return f
+
+
+def _both(f: Function, *conditions: Value) -> Value:
+    result = conditions[0]
+    for condition in conditions[1:]:
+        result = result & condition
+    return result
+
+
+def _either(f: Function, left: Value, right: Value) -> Value:
+    return left | right
+
+
+# ---- kernels -------------------------------------------------------------------------------------
+
+# A job over devices: context, step or begin, end, active list, units per device, failure flag.
+JOB_CONTEXT, JOB_STEP, JOB_END, JOB_ACTIVE, JOB_UNITS, JOB_FAILED = range(0, 48, 8)
+JOB_BYTES = 48
+
+
+def _fill_args(f: Function, context: Value, step: Value, device: Value, args: Value) -> Variable:
+    """Write the addresses of a kernel's slots to `args`; the cursor ends behind the last slot."""
+    cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.KERNEL_FIELDS)))
+    with f.range(0, field(f, step, 3)) as i:
+        address = f.call("resolve", "ptr", context, cursor.get(), device)
+        f.store(address, args, i * 8)
+        next_slot(f, cursor)
+    return cursor
+
+
+def _add_scratch(f: Function, step: Value, args: Value) -> Value:
+    """Put the scratch pointer behind the args if the kernel wants one; 1 if there is no memory."""
+    wanted = field(f, step, 4)
+    failed = f.var("i64", 0)
+    with f.if_(wanted > 0):
+        memory = f.call("scratch", "ptr", wanted)
+        f.store(memory, args, field(f, step, 3) * 8)
+        failed.set(f.convert("zext", memory.equals(0), "i64"))
+    return failed.get()
+
+
+def _kernel_units() -> Function:
+    """Pool body: units [begin, end) of a kernel step, counted over all active devices."""
+    f = Function("kernel_units", "void", ["ptr", "i64", "i64"], internal=True)
+    job, begin, end = f.params
+    context, step = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
+    active, units = f.load("ptr", job, JOB_ACTIVE), f.load("i64", job, JOB_UNITS)
+    # A body may run on any thread, so the arguments need room of its own.
+    args = f.stack_bytes((field(f, step, 3) + 1) * 8)
+    sizes = f.at(step, field(f, step, 5) * 8)
+    function = f.load("ptr", step, 8 * layout.HEAD)
+    now = f.var("i64", begin)
+    with f.loop():
+        unit = now.get()
+        f.break_if(unit >= end)
+        position = unit // units
+        first = unit - position * units
+        last = f.smaller(first + (end - unit), units)
+        _fill_args(f, context, step, device_at(f, active, position), args)
+        with f.if_else(_add_scratch(f, step, args).equals(0)) as it:
+            f.call(function, "void", args, sizes, first, last)
+            it.otherwise()
+            f.atomic_store(f.value("i64", 1), job, JOB_FAILED)
+        now.set(unit + (last - first))
+    return f
+
+
+def _write_job(f: Function, *values: Value) -> Value:
+    job = f.stack("i64", JOB_BYTES // 8)
+    for i, value in enumerate(values):
+        f.store(value, job, 8 * i)
+    f.store(f.value("i64", 0), job, JOB_FAILED)
+    return job
+
+
+def _kernel() -> Function:
+    """Run a kernel step: in place for short work, else on the pool."""
+    f = Function("run_kernel", "i64", STEP_SIGNATURE, internal=True)
+    context, step, end, active, count, args = f.params
+    units, unit_ps = field(f, step, 1), field(f, step, 2)
+    threads = f.load("i64", context, THREADS)
+    with f.if_(_both(f, threads > 1, units * unit_ps * count >= PARALLEL_PS)):
+        job = _write_job(f, context, step, end, active, units)
+        f.call("share", "void", context, f.symbol("kernel_units"), job, units * count, unit_ps)
+        failed = f.load("i64", job, JOB_FAILED)
+        f.ret(f.select(failed.equals(0), f.value("i64", OK), NO_MEMORY))
+    function = f.load("ptr", step, 8 * layout.HEAD)
+    sizes = f.at(step, field(f, step, 5) * 8)
+    with f.range(0, count) as position:
+        _fill_args(f, context, step, device_at(f, active, position), args)
+        with f.if_(_add_scratch(f, step, args).differs(0)):
+            f.ret(NO_MEMORY)
+        f.call(function, "void", args, sizes, f.value("i64", 0), units)
+    f.ret(OK)
+    return f
+
+
+def _copy() -> Function:
+    """Run a copy step for each active device."""
+    f = Function("run_copy", "i64", STEP_SIGNATURE, internal=True)
+    context, step, _, active, count, _ = f.params
+    cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.COPY_FIELDS)))
+    target = cursor.get()
+    next_slot(f, cursor)
+    source = cursor.get()
+    with f.range(0, count) as position:
+        device = device_at(f, active, position)
+        to = f.call("resolve", "ptr", context, target, device)
+        origin = f.call("resolve", "ptr", context, source, device)
+        f.call("memmove", "ptr", to, origin, field(f, step, 0))
+    f.ret(OK)
+    return f
+
+
+# ---- Python --------------------------------------------------------------------------------------
+
+
+def report_step(f: Function, context: Value, step: Value) -> Value:
+    """Note which step failed; gives the report, for the devices that reached it."""
+    report = f.load("ptr", context, REPORT)
+    f.store(f.load("i64", step, 16), report, 8 * REPORT_STEP)
+    return report
+
+
+def report_reached(f: Function, context: Value, step: Value, active: Value, count: Value) -> None:
+    """Note which step failed and that only the active devices had reached it."""
+    report = report_step(f, context, step)
+    with f.range(0, f.load("i64", context, DEVICE_COUNT)) as device:
+        f.store(f.value("i64", 0), report, device * 8 + 8 * REPORT_REACHED)
+    with f.range(0, count) as position:
+        device = device_at(f, active, position)
+        f.store(f.value("i64", 1), report, device * 8 + 8 * REPORT_REACHED)
+
+
+def _callback() -> Function:
+    """Call Python, `callback(step id, device, args)`: for each device, or for all as device -1."""
+    f = Function("run_callback", "i64", STEP_SIGNATURE, internal=True)
+    context, step, _, active, count, args = f.params
+    devices = f.load("i64", context, DEVICE_COUNT)
+    views, together = field(f, step, 0), field(f, step, 1).differs(0)
+    with f.if_(together & (count < devices)):
+        report_reached(f, context, step, active, count)
+        f.ret(MISMATCH)
+    width = f.select(together, count, 1)
+    table = f.var("ptr", args)
+    with f.if_(together):
+        table.set(f.stack_bytes(width * views * 8 + 8))
+    call, number = f.load("ptr", context, CALL), f.load("i64", step, 16)
+    first = f.at(step, 8 * (layout.HEAD + layout.CALLBACK_FIELDS))
+    with f.range(0, count) as position:
+        device = device_at(f, active, position)
+        row = f.at(table.get(), f.select(together, position, 0) * views * 8)
+        cursor = f.var("ptr", first)
+        with f.range(0, views) as i:
+            f.store(f.call("resolve", "ptr", context, cursor.get(), device), row, i * 8)
+            next_slot(f, cursor)
+        last = position.equals(count - 1)
+        with f.if_(last | together.equals(0)):
+            who = f.select(together, -1, device)
+            status = f.call(call, "i64", number, who, table.get())
+            with f.if_(status.differs(0)):
+                report_step(f, context, step)
+                f.ret(RAISED)
+    f.ret(OK)
+    return f
+
+
+# ---- control flow --------------------------------------------------------------------------------
+
+
+def _set_counters(
+    f: Function, context: Value, level: Value, active: Value, count: Value, index: Value
+) -> None:
+    row = f.at(f.load("ptr", context, COUNTERS), level * f.load("i64", context, COUNTER_BYTES))
+    with f.range(0, count) as position:
+        f.store(index, row, device_at(f, active, position) * 8)
+
+
+def _run_block(
+    f: Function, context: Value, begin: Value, end: Value, active: Value, count: Value, args: Value
+) -> None:
+    """Run a nested block, and return from this function if it failed."""
+    status = f.call("block", "i64", context, begin, end, active, count, args)
+    with f.if_(status.differs(OK)):
+        f.ret(status)
+
+
+def _for() -> Function:
+    """Run a counted loop; devices whose own count is reached drop out."""
+    f = Function("run_for", "i64", STEP_SIGNATURE, internal=True)
+    context, step, end, active, count, args = f.params
+    level, fixed, width, most, reverse, words = (field(f, step, i) for i in range(6))
+    body = f.at(end, words * -8)  # the body ends where the step ends
+    with f.if_(fixed >= 0):
+        with f.range(0, fixed) as trip:
+            index = f.select(reverse.differs(0), fixed - 1 - trip, trip)
+            _set_counters(f, context, level, active, count, index)
+            _run_block(f, context, body, end, active, count, args)
+        f.ret(OK)
+    slot = f.at(step, 8 * (layout.HEAD + layout.FOR_FIELDS))
+    trips, live = f.stack_bytes(count * 8), f.stack_bytes(count * 4)
+    longest = f.var("i64", 0)
+    with f.range(0, count) as position:
+        device = device_at(f, active, position)
+        address = f.call("resolve", "ptr", context, slot, device)
+        own = f.call("load_integer", "i64", address, width)
+        f.store(own, trips, position * 8)
+        longest.set(f.larger(longest.get(), own))
+    with f.if_((most >= 0) & (longest.get() > most)):
+        report_step(f, context, step)
+        f.ret(TOO_MANY_TRIPS)
+    row = f.at(f.load("ptr", context, COUNTERS), level * f.load("i64", context, COUNTER_BYTES))
+    with f.range(0, longest.get()) as trip:
+        alive = f.var("i64", 0)
+        with f.range(0, count) as position:
+            own = f.load("i64", trips, position * 8)
+            with f.if_(trip < own):
+                device = f.load("i32", active, position * 4)
+                f.store(device, live, alive.get() * 4)
+                alive.set(alive.get() + 1)
+                index = f.select(reverse.differs(0), own - 1 - trip, trip)
+                f.store(index, row, f.convert("sext", device, "i64") * 8)
+        _run_block(f, context, body, end, live, alive.get(), args)
+    f.ret(OK)
+    return f
+
+
+def _while() -> Function:
+    """Run a while loop; devices whose predicate is false drop out."""
+    f = Function("run_while", "i64", STEP_SIGNATURE, internal=True)
+    context, step, end, active, count, args = f.params
+    level, test_words, body_words = (field(f, step, i) for i in range(3))
+    body = f.at(end, body_words * -8)
+    test = f.at(body, test_words * -8)
+    slot = f.at(step, 8 * (layout.HEAD + layout.WHILE_FIELDS))
+    live = f.stack_bytes(count * 4)
+    f.call("memcpy", "ptr", live, active, count * 4)
+    alive, trip = f.var("i64", count), f.var("i64", 0)
+    with f.loop():
+        _set_counters(f, context, level, live, alive.get(), trip.get())
+        _run_block(f, context, test, body, live, alive.get(), args)
+        kept = f.var("i64", 0)
+        with f.range(0, alive.get()) as position:
+            device = f.load("i32", live, position * 4)
+            wide = f.convert("sext", device, "i64")
+            predicate = f.load("i8", f.call("resolve", "ptr", context, slot, wide))
+            with f.if_(predicate.differs(0)):
+                f.store(device, live, kept.get() * 4)
+                kept.set(kept.get() + 1)
+        alive.set(kept.get())
+        f.break_if(alive.get().equals(0))
+        _run_block(f, context, body, end, live, alive.get(), args)
+        trip.set(trip.get() + 1)
+    f.ret(OK)
+    return f
+
+
+def _cond() -> Function:
+    """Run the chosen branch of each device; the branches run in order, each for its devices."""
+    f = Function("run_cond", "i64", STEP_SIGNATURE, internal=True)
+    context, step, _, active, count, args = f.params
+    width, branches = field(f, step, 0), field(f, step, 1)
+    slot = f.at(step, 8 * (layout.HEAD + layout.COND_FIELDS))
+    cursor = f.var("ptr", slot)
+    next_slot(f, cursor)
+    lengths = cursor.get()
+    # All choices are read before any branch runs: a branch may overwrite the index.
+    choices, live = f.stack_bytes(count * 8), f.stack_bytes(count * 4)
+    with f.range(0, count) as position:
+        device = device_at(f, active, position)
+        index = f.call(
+            "load_integer", "i64", f.call("resolve", "ptr", context, slot, device), width
+        )
+        f.store(f.smaller(f.larger(index, 0), branches - 1), choices, position * 8)
+    begin = f.var("ptr", f.at(lengths, branches * 8))
+    with f.range(0, branches) as branch:
+        finish = f.at(begin.get(), f.load("i64", lengths, branch * 8) * 8)
+        alive = f.var("i64", 0)
+        with f.range(0, count) as position:
+            with f.if_(f.load("i64", choices, position * 8).equals(branch)):
+                f.store(f.load("i32", active, position * 4), live, alive.get() * 4)
+                alive.set(alive.get() + 1)
+        with f.if_(alive.get() > 0):
+            _run_block(f, context, begin.get(), finish, live, alive.get(), args)
+        begin.set(finish)
+    f.ret(OK)
+    return f
+
+
+def _segment_units() -> Function:
+    """Pool body: a whole segment for the active devices at positions [begin, end)."""
+    f = Function("segment_units", "void", ["ptr", "i64", "i64"], internal=True)
+    job, begin, end = f.params
+    outer = f.load("ptr", job, JOB_CONTEXT)
+    # One device a thread: a copy of the context says that there is nobody to share with.
+    context = f.stack("i64", CONTEXT_BYTES // 8)
+    f.call("memcpy", "ptr", context, outer, f.value("i64", CONTEXT_BYTES))
+    f.store(f.value("i64", 1), context, THREADS)
+    args = f.stack_bytes(f.load("i64", outer, ARGS) * 8)
+    active = f.load("ptr", job, JOB_ACTIVE)
+    first, last = f.load("ptr", job, JOB_STEP), f.load("ptr", job, JOB_END)
+    with f.range(begin, end) as position:
+        own = f.at(active, position * 4)
+        status = f.call("block", "i64", context, first, last, own, f.value("i64", 1), args)
+        with f.if_(status.differs(OK)):
+            f.atomic_store(status, job, JOB_FAILED)
+    return f
+
+
+def _segment() -> Function:
+    """Run a collective-free segment: a device per thread, or all devices in lockstep."""
+    f = Function("run_segment", "i64", STEP_SIGNATURE, internal=True)
+    context, step, end, active, count, args = f.params
+    first = f.at(step, 8 * (layout.HEAD + layout.SEGMENT_FIELDS))
+    cost = field(f, step, 0)
+    threads = f.load("i64", context, THREADS)
+    with f.if_(_both(f, threads > 1, count >= threads, cost * count >= PARALLEL_PS)):
+        job = _write_job(f, context, first, end, active, count)
+        f.call("share", "void", context, f.symbol("segment_units"), job, count, cost)
+        f.ret(f.load("i64", job, JOB_FAILED))
+    f.ret(f.call("block", "i64", context, first, end, active, count, args))
+    return f
+
+
+_STEPS = (
+    (layout.KERNEL, "run_kernel"),
+    (layout.COPY, "run_copy"),
+    (layout.COLLECTIVE, "run_collective"),
+    (layout.CALLBACK, "run_callback"),
+    (layout.SEGMENT, "run_segment"),
+    (layout.FOR, "run_for"),
+    (layout.WHILE, "run_while"),
+    (layout.COND, "run_cond"),
+)
+
+
+def _block() -> Function:
+    """Run the steps from begin to end for the active devices."""
+    f = Function("block", "i64", STEP_SIGNATURE, internal=True)
+    context, begin, end, active, count, args = f.params
+    now = f.var("ptr", begin)
+    with f.loop():
+        step = now.get()
+        f.break_if(step.equals(end))
+        opcode = f.load("i64", step)
+        after = f.at(step, f.load("i64", step, 8) * 8)
+        status = f.var("i64", OK)
+        for number, name in _STEPS:
+            with f.if_(opcode.equals(number)):
+                status.set(f.call(name, "i64", context, step, after, active, count, args))
+        with f.if_(status.get().differs(OK)):
+            f.ret(status.get())
+        now.set(after)
+    f.ret(OK)
+    return f
+
+
+def _run() -> Function:
+    """spmd_run(header, frames): run a program; the frames are followed by the report."""
+    f = Function("spmd_run", "i64", ["ptr", "ptr"])
+    header, frames = f.params
+    code, words, devices, bases, levels, most = (f.load("i64", header, 8 * i) for i in range(6))
+    context = f.stack("i64", CONTEXT_BYTES // 8)
+    args = f.stack_bytes(most * 8)
+    counters = f.stack_bytes(levels * devices * 8)
+    workers = f.load("i64", f.symbol("spmd_pool"), pool_layout.WORKERS)
+    for offset, value in (
+        (FRAMES, frames),
+        (FRAME_BYTES, bases * 8),
+        (COUNTERS, counters),
+        (COUNTER_BYTES, devices * 8),
+        (REPORT, f.at(frames, bases * devices * 8)),
+        (CALL, f.load("ptr", header, 8 * CALLBACK)),
+        (ARGS, most),
+        (THREADS, workers + 1),
+        (DEVICE_COUNT, devices),
+    ):
+        f.store(value, context, offset)
+    begin = f.convert("inttoptr", code, "ptr")
+    end = f.at(begin, words * 8)
+    everyone = f.load("ptr", header, 8 * EVERYONE)
+    f.ret(f.call("block", "i64", context, begin, end, everyone, devices, args))
+    return f

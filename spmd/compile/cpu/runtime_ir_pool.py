@@ -1,0 +1,339 @@
+"""The worker pool as native code: parked threads, one job at a time, chunks by atomic ticket.
+
+The one idea: the caller can finish any job alone. Workers that arrive in time take chunks, those
+that arrive late find the gate closed, and the caller only ever waits for workers that are inside.
+So a busy neighbour or a descheduled worker slows nobody down.
+
+The gate is one word: the number of workers inside, plus OPEN while there is a job. A worker enters
+by adding one and looks at the value before; without OPEN it leaves again without having read the
+job. The caller closes the gate before it waits for the number to fall to zero, so the fields of a
+job are never rewritten while somebody reads them.
+
+Everything lives in one global; a forked child resets it (`spmd_pool_reset`), since its copy
+describes threads that it does not have.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+
+from spmd.compile.cpu.runtime_ir import Function, Value
+
+# Byte offsets in @spmd_pool. Words that are written while others spin have a cache line each.
+EPOCH = 0  # i64: number of the present job
+GATE = 64  # i64: OPEN + workers inside
+TICKET = 128  # i64: first unit that nobody took
+SLEEPERS = 192  # i64: workers parked or about to park
+CALLER_PARKED = 256  # i64: the caller waits for the workers inside
+BUSY = 320  # i64: somebody has a job
+STOPPING = 328  # i64
+WORKERS = 336  # i64: workers wanted
+STARTED = 344  # i64: workers running
+BODY, CONTEXT, UNITS, CHUNK = 384, 392, 400, 408
+MUTEX, WORK, DONE = 448, 576, 704  # pthread_mutex_t and two pthread_cond_t
+SIGNALS = 832  # sigset_t, twice
+THREADS = 1152  # pthread_t of each worker
+MOST_WORKERS = 255
+POOL_BYTES = THREADS + 8 * (MOST_WORKERS + 1)
+
+OPEN = 1 << 40
+
+# Spinning costs a pause each, 15 to 40 ns. A worker that has waited this long parks: waking it
+# takes 10 to 50 us, so a program's next step should find it awake, and an idle process no load.
+WORKER_SPINS = 1500
+CALLER_SPINS = 500
+
+_MACHINE = platform.machine().lower()
+_PAUSE = {
+    "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "amd64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
+    "aarch64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+    "arm64": ("declare void @llvm.aarch64.hint(i32)", "call void @llvm.aarch64.hint(i32 1)"),
+}
+_PAUSE_DECLARATION, _PAUSE_CALL = _PAUSE.get(_MACHINE, ("", "fence seq_cst"))
+
+_DECLARATIONS = f"""
+@spmd_pool = global [{POOL_BYTES} x i8] zeroinitializer, align 64
+@scratch_key = internal global i64 0
+{_PAUSE_DECLARATION}
+declare i32 @pthread_create(ptr, ptr, ptr, ptr)
+declare i32 @pthread_join(i64, ptr)
+declare i32 @pthread_mutex_init(ptr, ptr)
+declare i32 @pthread_mutex_lock(ptr)
+declare i32 @pthread_mutex_unlock(ptr)
+declare i32 @pthread_cond_init(ptr, ptr)
+declare i32 @pthread_cond_wait(ptr, ptr)
+declare i32 @pthread_cond_signal(ptr)
+declare i32 @pthread_cond_broadcast(ptr)
+declare i32 @pthread_sigmask(i32, ptr, ptr)
+declare i32 @sigfillset(ptr)
+declare i32 @pthread_key_create(ptr, ptr)
+declare ptr @pthread_getspecific(i64)
+declare i32 @pthread_setspecific(i64, ptr)
+declare i32 @posix_memalign(ptr, i64, i64)
+declare void @free(ptr)
+declare ptr @memcpy(ptr, ptr, i64)
+declare ptr @memmove(ptr, ptr, i64)
+declare ptr @memset(ptr, i32, i64)
+"""
+
+
+def pool_texts() -> list[str]:
+    """The declarations and functions of the pool."""
+    functions = (
+        _take_chunks(),
+        _leave(),
+        _worker(),
+        _start(),
+        _wait_for_workers(),
+        _parallel_for(),
+        _stop(),
+        _reset(),
+        _initialize(),
+        _scratch(),
+        _call_kernel(),
+        _parallel_kernel(),
+    )
+    return [_DECLARATIONS, *(f.text() for f in functions)]
+
+
+def _relax(f: Function) -> None:
+    f.do(_PAUSE_CALL)
+
+
+def _one(f: Function, number: int = 1) -> Value:
+    return f.value("i64", number)
+
+
+def _take_chunks() -> Function:
+    """Run chunks of the present job until none is left."""
+    f = Function("take_chunks", "void", [], internal=True)
+    pool = f.symbol("spmd_pool")
+    body, context = f.load("ptr", pool, BODY), f.load("ptr", pool, CONTEXT)
+    units, chunk = f.load("i64", pool, UNITS), f.load("i64", pool, CHUNK)
+    with f.loop():
+        begin = f.atomic("add", pool, TICKET, chunk)
+        f.break_if(begin >= units)
+        f.call(body, "void", context, begin, f.smaller(begin + chunk, units))
+    return f
+
+
+def _leave() -> Function:
+    """Leave the gate, and wake the caller if it waits for the last one to leave."""
+    f = Function("leave", "void", [], internal=True)
+    pool = f.symbol("spmd_pool")
+    before = f.atomic("sub", pool, GATE, _one(f))
+    with f.if_(before.equals(1)):  # the gate was closed, and nobody is inside any more
+        with f.if_(f.atomic_load("i64", pool, CALLER_PARKED, "seq_cst").differs(0)):
+            f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
+            f.call("pthread_cond_signal", "i32", f.at(pool, DONE))
+            f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
+    return f
+
+
+def _worker() -> Function:
+    """The life of a worker: wait for a job, enter if the gate is open, take chunks, leave."""
+    f = Function("worker", "ptr", ["ptr"], internal=True)
+    pool = f.symbol("spmd_pool")
+    seen = f.var("i64", f.convert("ptrtoint", f.params[0], "i64"))
+    with f.loop():
+        spins = f.var("i64", WORKER_SPINS)
+        with f.loop():
+            f.break_if(f.atomic_load("i64", pool, EPOCH).differs(seen.get()))
+            f.break_if(spins.get() <= 0)
+            spins.set(spins.get() - 1)
+            _relax(f)
+        with f.if_(f.atomic_load("i64", pool, EPOCH).equals(seen.get())):
+            _park(f, pool, seen.get())
+        seen.set(f.atomic_load("i64", pool, EPOCH))
+        with f.if_(f.atomic_load("i64", pool, STOPPING).differs(0)):
+            f.ret(f.null())
+        before = f.atomic("add", pool, GATE, _one(f))
+        with f.if_((before & OPEN).differs(0)):
+            f.call("take_chunks", "void")
+        f.call("leave", "void")
+    f.ret(f.null())
+    return f
+
+
+def _park(f: Function, pool: Value, seen: Value) -> None:
+    """Sleep until the epoch moves on.
+
+    The sleeper counts itself before it looks at the epoch, the caller moves the epoch before it
+    looks at the count (both sequentially consistent): one of them sees the other.
+    """
+    f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
+    f.atomic("add", pool, SLEEPERS, _one(f))
+    with f.loop():
+        f.break_if(f.atomic_load("i64", pool, EPOCH, "seq_cst").differs(seen))
+        f.call("pthread_cond_wait", "i32", f.at(pool, WORK), f.at(pool, MUTEX))
+    f.atomic("sub", pool, SLEEPERS, _one(f))
+    f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
+
+
+def _start() -> Function:
+    """Create the workers, with all signals blocked: those belong to the Python threads."""
+    f = Function("start", "void", [], internal=True)
+    pool = f.symbol("spmd_pool")
+    f.call("pthread_mutex_init", "i32", f.at(pool, MUTEX), f.null())
+    f.call("pthread_cond_init", "i32", f.at(pool, WORK), f.null())
+    f.call("pthread_cond_init", "i32", f.at(pool, DONE), f.null())
+    blocked, before = f.at(pool, SIGNALS), f.at(pool, SIGNALS + 128)
+    mask = f.value("i32", int(signal.SIG_SETMASK))
+    f.call("sigfillset", "i32", blocked)
+    f.call("pthread_sigmask", "i32", mask, blocked, before)
+    epoch = f.convert("inttoptr", f.atomic_load("i64", pool, EPOCH), "ptr")
+    started = f.var("i64", 0)
+    with f.range(0, f.load("i64", pool, WORKERS)):
+        thread = f.at(pool, started.get() * 8 + THREADS)
+        failed = f.call(
+            "pthread_create", "i32", thread, f.null(), f.symbol("worker"), epoch
+        ).differs(0)
+        f.break_if(failed)
+        started.set(started.get() + 1)
+    f.call("pthread_sigmask", "i32", mask, before, f.null())
+    f.atomic_store(started.get(), pool, STARTED)
+    # Where no thread can be made, do not try again at each job.
+    f.store(started.get(), pool, WORKERS)
+    return f
+
+
+def _wait_for_workers() -> Function:
+    """Close the gate and wait until nobody is inside."""
+    f = Function("wait_for_workers", "void", [], internal=True)
+    pool = f.symbol("spmd_pool")
+    f.atomic("and", pool, GATE, _one(f, ~OPEN))
+    spins = f.var("i64", CALLER_SPINS)
+    with f.loop():
+        with f.if_(f.atomic_load("i64", pool, GATE).equals(0)):
+            f.ret()
+        f.break_if(spins.get() <= 0)
+        spins.set(spins.get() - 1)
+        _relax(f)
+    f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
+    f.atomic_store(_one(f), pool, CALLER_PARKED)
+    with f.loop():
+        f.break_if(f.atomic_load("i64", pool, GATE, "seq_cst").equals(0))
+        f.call("pthread_cond_wait", "i32", f.at(pool, DONE), f.at(pool, MUTEX))
+    f.atomic_store(_one(f, 0), pool, CALLER_PARKED)
+    f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
+    return f
+
+
+def _parallel_for() -> Function:
+    """parallel_for(body, context, units, chunk): `body(context, begin, end)` over all units.
+
+    A job inside a job, and a second job beside one, run on their caller alone.
+    """
+    f = Function("parallel_for", "void", ["ptr", "ptr", "i64", "i64"], internal=True)
+    body, context, units, chunk = f.params
+    pool = f.symbol("spmd_pool")
+    with f.if_(f.atomic("xchg", pool, BUSY, _one(f)).differs(0)):
+        f.call(body, "void", context, _one(f, 0), units)
+        f.ret()
+    with f.if_(f.load("i64", pool, STARTED).equals(0)):
+        f.call("start", "void")
+    f.store(body, pool, BODY)
+    f.store(context, pool, CONTEXT)
+    f.store(units, pool, UNITS)
+    f.store(chunk, pool, CHUNK)
+    f.atomic_store(_one(f, 0), pool, TICKET)
+    # Not a plain store: a worker that came late may just be adding and taking back its one.
+    f.atomic("or", pool, GATE, _one(f, OPEN))
+    f.atomic("add", pool, EPOCH, _one(f))
+    asleep = f.atomic_load("i64", pool, SLEEPERS, "seq_cst")
+    with f.if_(asleep > 0):
+        chunks = (units + chunk - 1) // chunk
+        f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
+        with f.range(0, f.smaller(chunks - 1, asleep)):
+            f.call("pthread_cond_signal", "i32", f.at(pool, WORK))
+        f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
+    f.call("take_chunks", "void")
+    f.call("wait_for_workers", "void")
+    f.atomic_store(_one(f, 0), pool, BUSY)
+    return f
+
+
+def _stop() -> Function:
+    """End all workers and wait for them; give 0 if a job is running, else 1."""
+    f = Function("spmd_pool_stop", "i64", [])
+    pool = f.symbol("spmd_pool")
+    with f.if_(f.atomic("xchg", pool, BUSY, _one(f)).differs(0)):
+        f.ret(0)
+    started = f.load("i64", pool, STARTED)
+    with f.if_(started > 0):
+        f.atomic_store(_one(f), pool, STOPPING)
+        f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
+        f.atomic("add", pool, EPOCH, _one(f))
+        f.call("pthread_cond_broadcast", "i32", f.at(pool, WORK))
+        f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
+        with f.range(0, started) as i:
+            thread = f.load("i64", pool, i * 8 + THREADS)
+            f.call("pthread_join", "i32", thread, f.null())
+        f.atomic_store(_one(f, 0), pool, STARTED)
+        f.atomic_store(_one(f, 0), pool, STOPPING)
+    f.atomic_store(_one(f, 0), pool, BUSY)
+    f.ret(1)
+    return f
+
+
+def _reset() -> Function:
+    """Forget all threads and jobs, in a forked child: it has neither."""
+    f = Function("spmd_pool_reset", "void", ["i64"])
+    pool = f.symbol("spmd_pool")
+    f.call("memset", "ptr", pool, f.value("i32", 0), f.value("i64", POOL_BYTES))
+    f.store(f.params[0], pool, WORKERS)
+    return f
+
+
+def _initialize() -> Function:
+    """Prepare the runtime, once per process; give 0, or the error of pthread_key_create."""
+    f = Function("spmd_initialize", "i32", [])
+    f.ret(f.call("pthread_key_create", "i32", f.symbol("scratch_key"), f.symbol("free")))
+    return f
+
+
+def _scratch() -> Function:
+    """scratch(bytes): memory of the calling thread, kept until it ends or asks for more.
+
+    The block starts with its size, in a cache line of its own. Null if there is no memory.
+    """
+    f = Function("scratch", "ptr", ["i64"], internal=True)
+    needed = f.params[0]
+    key = f.load("i64", f.symbol("scratch_key"))
+    block = f.call("pthread_getspecific", "ptr", key)
+    with f.if_(block.differs(0)):
+        with f.if_(f.load("i64", block) >= needed):
+            f.ret(f.at(block, 64))
+        f.call("free", "void", block)
+        f.call("pthread_setspecific", "i32", key, f.null())
+    place = f.stack("ptr")
+    failed = f.call("posix_memalign", "i32", place, f.value("i64", 64), needed + 64)
+    with f.if_(failed.differs(0)):
+        f.ret(f.null())
+    fresh = f.load("ptr", place)
+    f.store(needed, fresh)
+    f.call("pthread_setspecific", "i32", key, fresh)
+    f.ret(f.at(fresh, 64))
+    return f
+
+
+def _call_kernel() -> Function:
+    """A job body: the kernel call described by context = [function, args, sizes]."""
+    f = Function("call_kernel", "void", ["ptr", "i64", "i64"], internal=True)
+    context, begin, end = f.params
+    function, args, sizes = (f.load("ptr", context, 8 * i) for i in range(3))
+    f.call(function, "void", args, sizes, begin, end)
+    return f
+
+
+def _parallel_kernel() -> Function:
+    """spmd_parallel_kernel(function, args, sizes, units, chunk): one kernel call on the pool."""
+    f = Function("spmd_parallel_kernel", "void", ["ptr", "ptr", "ptr", "i64", "i64"])
+    function, args, sizes, units, chunk = f.params
+    context = f.stack("ptr", 3)
+    for i, value in enumerate((function, args, sizes)):
+        f.store(value, context, 8 * i)
+    f.call("parallel_for", "void", f.symbol("call_kernel"), context, units, chunk)
+    return f
