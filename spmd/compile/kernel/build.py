@@ -9,8 +9,8 @@
         b.store(out, (1,), b.op("div", total, b.const(columns, "f32")))
     kernel = b.build()
 
-Every method that makes a value returns its number. Constants may be made in any pass; each pass makes
-the constants it uses anew, since values of a ROW pass end with it. `build` checks the kernel.
+Every method that makes a value returns its number. Constants may be made in any pass; each pass
+makes the constants it uses anew, since values of a ROW pass end with it. `build` checks the kernel.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The law of kernel IR: `check_kernel` raises `KernelError` for a kernel that breaks it.
 
-Every renderer may rely on what is checked here: types agree with `ops.py`, each value is defined once
-and before it is used, in a pass that may see it, affine addresses lie inside their argument, and plain
-stores never write one element twice. Addresses that contain gathered or guarded parts are run-time
-values; the interpreter checks those.
+Every renderer may rely on what is checked here: types agree with `ops.py`, each value is defined
+once and before it is used, in a pass that may see it, affine addresses lie inside their argument,
+and plain stores never write one element twice. Addresses that contain gathered or guarded parts are
+run-time values; the interpreter checks those.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The dtypes of kernels: short names, their NumPy twins, and constants as bit patterns.
 
 Kernel IR names dtypes by short strings ("f32", "bf16", "bool"): they hash fast, print well, and are
-the same in every process. Values of f16 and bf16 are *carried* in f32: they are rounded when they are
-stored or converted to that dtype, not after each operation. Bools are stored as bytes 0 and 1.
+the same in every process. Values of f16 and bf16 are *carried* in f32: they are rounded when they
+are stored or converted to that dtype, not after each operation. Bools are stored as bytes 0 and 1.
 """
 
 from __future__ import annotations

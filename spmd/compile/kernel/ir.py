@@ -1,8 +1,8 @@
 """Kernel IR: what one compiled loop nest computes, with no word about how a machine runs it.
 
 A kernel is an iteration space, some flat arrays, and a list of passes. The space has *outer* dims
-(their points are independent of each other and may run in parallel) and *inner* dims, which together
-are "the row" of an outer point:
+(their points are independent of each other and may run in parallel) and *inner* dims, which
+together are "the row" of an outer point:
 
     for point in outer:                    # parallel
         for pass in passes:                # in order
@@ -11,15 +11,16 @@ are "the row" of an outer point:
 
 An elementwise kernel is one ROW pass. Softmax is ROW (max), ROW (exp, kept in a row buffer, and its
 sum), ROW (divide). A row sum is ROW (reduce), POINT (store). A sum over columns has the same shape:
-the summed dim is inner even though it is not the contiguous one; `Kernel.vector_dim` says along which
-dim a backend should put its lanes.
+the summed dim is inner even though it is not the contiguous one; `Kernel.vector_dim` says along
+which dim a backend should put its lanes.
 
-The one idea: every value is a scalar with a number. Values made in a ROW pass live in that pass only;
-to reach a later pass they go through a row buffer (`StoreRow`/`LoadRow`) or are reduced. Values made in
-a POINT pass, and results of reductions, belong to the outer point and may be used in every later pass.
+The one idea: every value is a scalar with a number. Values made in a ROW pass live in that pass
+only; to reach a later pass they go through a row buffer (`StoreRow`/`LoadRow`) or are reduced.
+Values made in a POINT pass, and results of reductions, belong to the outer point and may be used in
+every later pass.
 
-The law of the IR is `check.py`, its meaning is `interpret.py`, its operations are listed in `ops.py`,
-and `build.py` helps to write kernels without counting values.
+The law of the IR is `check.py`, its meaning is `interpret.py`, its operations are listed in
+`ops.py`, and `build.py` helps to write kernels without counting values.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Arg:
     """One flat array the kernel is given: `size` elements of `dtype`, read and/or written.
 
     `dtype` is a name of `dtypes.DTYPES` ("f32", "bool", ...). `role` is "in", "out" or "inout"
-    (a scatter updates an array whose old contents count). An "in" and an "out" may be the same memory
-    only if each element is read at no other point of the space than the one that writes it.
+    (a scatter updates an array whose old contents count). An "in" and an "out" may be the same
+    memory only if each element is read at no other point of the space than the one that writes it.
     """
 
     dtype: str
@@ -103,9 +104,9 @@ class Op:
 class Load:
     """Read argument `arg` at `map`.
 
-    With a `guard` (a bool value) nothing is read where it is false and the result is the value `fill`
-    there (zero without one); this is how pad, concatenate and out-of-bounds fills are written. A
-    guarded load may have addresses outside the argument where its guard is false.
+    With a `guard` (a bool value) nothing is read where it is false and the result is the value
+    `fill` there (zero without one); this is how pad, concatenate and out-of-bounds fills are
+    written. A guarded load may have addresses outside the argument where its guard is false.
     """
 
     out: int
@@ -178,9 +179,9 @@ class Reduce:
     """Combine `operand` over the row of a ROW pass into `out`, a value of the outer point.
 
     `op` is add, mul, max, min, and, or, xor (starting from its identity), or argmax/argmin: then
-    `out` is the row-major position of the first largest/smallest element (NaN counts as the largest and
-    the smallest, as in NumPy) in the integer type `dtype`. The order of a float sum is the backend's,
-    but fixed: it never depends on threads or on how the units are divided.
+    `out` is the row-major position of the first largest/smallest element (NaN counts as the largest
+    and the smallest, as in NumPy) in the integer type `dtype`. The order of a float sum is the
+    backend's, but fixed: it never depends on threads or on how the units are divided.
     """
 
     out: int
@@ -206,10 +207,10 @@ class Pass:
 class Kernel:
     """A loop nest over `outer` x `inner` points; see the module's docstring.
 
-    `args` in the order in which a native call passes their pointers. `buffers` are the dtypes of the
-    row buffers, each as long as the row. `vector_dim` numbers the dim (outer, then inner) along which
-    lanes run; None leaves it to `space.normalise`, which every renderer applies first. Each value
-    number is defined once, before its uses. Rendered code does not depend on the numbers, so
+    `args` in the order in which a native call passes their pointers. `buffers` are the dtypes of
+    the row buffers, each as long as the row. `vector_dim` numbers the dim (outer, then inner) along
+    which lanes run; None leaves it to `space.normalise`, which every renderer applies first. Each
+    value number is defined once, before its uses. Rendered code does not depend on the numbers, so
     kernels that differ only in them share their compiled code.
     """
 

@@ -6,7 +6,8 @@ Meaning where Python, C and NumPy differ (the rules of XLA, which JAX users know
   `lowest div -1` is lowest; integer div truncates, `rem` has the sign of the dividend
   (floats too: C's fmod);
 * a shift by the bit width or more, or by a negative amount, gives 0, or the sign for shr_arith;
-* float to integer truncates and saturates, NaN becomes 0; anything to bool asks whether it is not 0;
+* float to integer truncates and saturates, NaN becomes 0; anything to bool asks whether it is not
+  0;
 * `max` and `min` give NaN if either side is NaN; `sign` keeps NaN and signed zeros;
 * `round` is half away from zero, `round_even` half to even; `select` is (predicate, then, else);
 * `complex` is (real, imaginary); a complex converts to a real by dropping the imaginary part;

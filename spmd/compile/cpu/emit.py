@@ -1,0 +1,276 @@
+"""An emitter of LLVM IR text: numbered values, vectors that turn into scalars at width 1, loops.
+
+Text is written line by line, because building LLVM's objects from Python costs eleven times as
+much. All code of a kernel is written against *virtual vectors*: `width` lanes of an element type.
+LLVM splits a `<64 x float>` into as many registers as the machine needs, which interleaves
+independent work for free. At width 1 the same calls write plain scalar code.
+
+Names depend only on the order of emission, so equal kernels give equal text.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What rendering needs to know of the CPU: register width in bits, and whether it has FMA."""
+
+    vector_bits: int = 128
+    fma: bool = False
+
+    @staticmethod
+    def from_features(features: Mapping[str, bool]) -> Target:
+        """Choose by LLVM's feature names, as `llvmlite.binding.get_host_cpu_features` gives."""
+        if all(features.get(name) for name in ("avx512f", "avx512bw", "avx512vl", "avx512dq")):
+            return Target(512, True)
+        if features.get("avx2"):
+            return Target(256, bool(features.get("fma")))
+        return Target(128, bool(features.get("fma") or features.get("neon")))
+
+
+def float_literal(value: float, element: str) -> str:
+    """Write a float constant exactly: LLVM wants the bits of the double, also for `float`."""
+    if element == "float":
+        value = struct.unpack("<f", struct.pack("<f", value))[0]
+    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+class Module:
+    """The declarations and helper functions that one kernel's text needs besides its own."""
+
+    def __init__(self, target: Target, shares_math: bool = False):
+        self.target = target
+        self.shares_math = shares_math
+        self.declared: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
+
+    def declare(self, name: str, signature: str) -> None:
+        """Declare an external function or intrinsic once."""
+        self.declared.setdefault(name, signature)
+
+    def text(self) -> str:
+        """Return helpers, then declarations."""
+        return "\n".join((*self.functions.values(), *self.declared.values()))
+
+
+class Emitter:
+    """Writes the body of one function."""
+
+    def __init__(self, module: Module, width: int):
+        self.module = module
+        self.width = width
+        self.lines: list[str] = []
+        self.prologue: list[str] = []
+        self.block = "entry"
+        self._count = 0
+        self._blocks = 0
+
+    @contextmanager
+    def at_width(self, width: int) -> Iterator[None]:
+        """Write for another number of lanes inside the block."""
+        before, self.width = self.width, width
+        yield
+        self.width = before
+
+    # ---- names, types, constants ----
+
+    def name(self) -> str:
+        """Return a fresh value name."""
+        self._count += 1
+        return f"%v{self._count}"
+
+    def label(self) -> str:
+        """Return a fresh block name."""
+        self._blocks += 1
+        return f"b{self._blocks}"
+
+    def type(self, element: str, width: int | None = None) -> str:
+        """Write the type of `width` lanes (the emitter's own unless given) of an element type."""
+        width = self.width if width is None else width
+        return element if width == 1 else f"<{width} x {element}>"
+
+    def suffix(self, element: str, width: int | None = None) -> str:
+        """Write the suffix of an overloaded intrinsic's name."""
+        width = self.width if width is None else width
+        short = {"float": "f32", "double": "f64", "half": "f16"}.get(element, element)
+        return short if width == 1 else f"v{width}{short}"
+
+    def splat_literal(self, element: str, literal: str) -> str:
+        """Write a constant in all lanes."""
+        return literal if self.width == 1 else f"splat ({element} {literal})"
+
+    def float(self, value: float, element: str) -> str:
+        """Write a float constant in all lanes."""
+        return self.splat_literal(element, float_literal(value, element))
+
+    def int(self, value: int, element: str) -> str:
+        """Write an integer constant in all lanes (`i1` too)."""
+        bits = int(element[1:])
+        value &= (1 << bits) - 1
+        if value >> (bits - 1) and bits > 1:
+            value -= 1 << bits
+        literal = str(value) if bits > 1 else ("true" if value else "false")
+        return self.splat_literal(element, literal)
+
+    def lanes(self, values: Sequence[int], element: str) -> str:
+        """Write a constant with one integer per lane."""
+        if self.width == 1:
+            return str(values[0])
+        return "<" + ", ".join(f"{element} {value}" for value in values) + ">"
+
+    # ---- instructions ----
+
+    def put(self, line: str) -> None:
+        """Append a line that defines no value."""
+        self.lines.append("  " + line)
+
+    def set(self, text: str) -> str:
+        """Append an instruction and return the name of its value."""
+        name = self.name()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def binary(self, opcode: str, element: str, x: str, y: str) -> str:
+        """Apply a two-operand instruction lane by lane."""
+        return self.set(f"{opcode} {self.type(element)} {x}, {y}")
+
+    def compare(self, predicate: str, element: str, x: str, y: str) -> str:
+        """Compare lane by lane; integer predicates are LLVM's (slt), float ones too (olt)."""
+        opcode = "fcmp" if element in ("float", "double", "half") else "icmp"
+        return self.set(f"{opcode} {predicate} {self.type(element)} {x}, {y}")
+
+    def select(self, condition: str, element: str, x: str, y: str) -> str:
+        """Choose x where the condition holds, else y."""
+        kind, bools = self.type(element), self.type("i1")
+        return self.set(f"select {bools} {condition}, {kind} {x}, {kind} {y}")
+
+    def cast(self, opcode: str, source: str, target: str, x: str) -> str:
+        """Apply a conversion instruction lane by lane."""
+        return self.set(f"{opcode} {self.type(source)} {x} to {self.type(target)}")
+
+    def intrinsic(self, name: str, element: str, *operands: str, extra: str = "") -> str:
+        """Call `@llvm.<name>` overloaded on one type; `extra` holds trailing immediates."""
+        kind = self.type(element)
+        full = f"@llvm.{name}.{self.suffix(element)}"
+        params = [kind] * len(operands) + (["i1"] if extra else [])
+        self.module.declare(full, f"declare {kind} {full}({', '.join(params)})")
+        given = [f"{kind} {operand}" for operand in operands] + ([extra] if extra else [])
+        return self.set(f"call {kind} {full}({', '.join(given)})")
+
+    def call_lanes(self, symbol: str, element: str, *operands: str) -> str:
+        """Call an external scalar function (of libm) for each lane."""
+        params = ", ".join([element] * len(operands))
+        self.module.declare(f"@{symbol}", f"declare {element} @{symbol}({params})")
+        if self.width == 1:
+            given = ", ".join(f"{element} {operand}" for operand in operands)
+            return self.set(f"call {element} @{symbol}({given})")
+        result, kind = "poison", self.type(element)
+        for lane in range(self.width):
+            scalars = [self.extract(element, operand, lane) for operand in operands]
+            given = ", ".join(f"{element} {scalar}" for scalar in scalars)
+            value = self.set(f"call {element} @{symbol}({given})")
+            result = self.set(f"insertelement {kind} {result}, {element} {value}, i32 {lane}")
+        return result
+
+    def extract(self, element: str, vector: str, lane: int) -> str:
+        """Take one lane out of a vector."""
+        if self.width == 1:
+            return vector
+        return self.set(f"extractelement {self.type(element)} {vector}, i32 {lane}")
+
+    def splat(self, element: str, scalar: str) -> str:
+        """Copy a scalar value into all lanes."""
+        if self.width == 1:
+            return scalar
+        kind = self.type(element)
+        first = self.set(f"insertelement {kind} poison, {element} {scalar}, i32 0")
+        zeros = f"<{self.width} x i32> zeroinitializer"
+        return self.set(f"shufflevector {kind} {first}, {kind} poison, {zeros}")
+
+    def alloca(self, size_bytes: int) -> str:
+        """Reserve 64-byte aligned stack memory in the entry block."""
+        name = self.name()
+        self.prologue.append(f"  {name} = alloca [{max(size_bytes, 1)} x i8], align 64")
+        return name
+
+    def at(self, element: str, pointer: str, index: str) -> str:
+        """Address element `index` behind a pointer."""
+        if index == "0":
+            return pointer
+        return self.set(f"getelementptr {element}, ptr {pointer}, i64 {index}")
+
+    # ---- scalar index arithmetic on i64, folding constants ----
+
+    def add_index(self, x: str, y: str) -> str:
+        """Add two i64 scalars."""
+        if x == "0":
+            return y
+        if y == "0":
+            return x
+        return self.set(f"add i64 {x}, {y}")
+
+    def mul_index(self, x: str, factor: int) -> str:
+        """Multiply an i64 scalar by a constant."""
+        if factor == 0 or x == "0":
+            return "0"
+        return x if factor == 1 else self.set(f"mul i64 {x}, {factor}")
+
+    # ---- control flow ----
+
+    def start(self, label: str) -> None:
+        """Begin a new block."""
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def branch(self, label: str) -> None:
+        """Jump."""
+        self.put(f"br label %{label}")
+
+    def when(self, condition: str, body: Callable[[], None]) -> None:
+        """Run `body` only if the scalar i1 holds; it defines nothing used after."""
+        inside, after = self.label(), self.label()
+        self.put(f"br i1 {condition}, label %{inside}, label %{after}")
+        self.start(inside)
+        body()
+        self.branch(after)
+        self.start(after)
+
+    def loop(
+        self,
+        first: str,
+        end: str,
+        carried: Sequence[tuple[str, str]],
+        body: Callable[[str, list[str]], list[str]],
+        step: int = 1,
+    ) -> list[str]:
+        """Run `body(index, carried)` for first <= index < end; **at least once**.
+
+        `carried` holds (type text, initial operand); the body returns the next operands.
+        Returns the last ones. The caller knows that the range is not empty.
+        """
+        head, after, before = self.label(), self.label(), self.block
+        self.branch(head)
+        self.start(head)
+        index = self.name()
+        names = [self.name() for _ in carried]
+        place = len(self.lines)
+        results = body(index, names)
+        following = self.set(f"add i64 {index}, {step}")
+        again = self.set(f"icmp slt i64 {following}, {end}")
+        last = self.block
+        self.put(f"br i1 {again}, label %{head}, label %{after}")
+        phis = [f"  {index} = phi i64 [ {first}, %{before} ], [ {following}, %{last} ]"]
+        for name, (kind, initial), result in zip(names, carried, results, strict=True):
+            phis.append(f"  {name} = phi {kind} [ {initial}, %{before} ], [ {result}, %{last} ]")
+        self.lines[place:place] = phis
+        self.start(after)
+        return results
+
+    def body_text(self) -> str:
+        """Return the whole body, entry block first."""
+        return "\n".join(("entry:", *self.prologue, *self.lines))

@@ -1,0 +1,137 @@
+"""Float arithmetic on an emitter, in one element type: the language vector math is written in.
+
+Only the `contract` flag is given (a product and a sum may become one FMA), and only by `mul`, `add`
+and `sub`. Nothing may assume that NaNs, infinities or signed zeros do not occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .emit import Emitter
+
+
+class Floats:
+    """Lane-wise operations on `float` or `double` operands of one emitter."""
+
+    def __init__(self, emitter: Emitter, element: str):
+        self.emitter = emitter
+        self.element = element
+        self.bits = 32 if element == "float" else 64
+        self.mantissa = 23 if element == "float" else 52
+        self.bias = 127 if element == "float" else 1023
+        self.integer = f"i{self.bits}"
+        self.has_fma = emitter.module.target.fma
+
+    def const(self, value: float) -> str:
+        """Write a constant."""
+        return self.emitter.float(value, self.element)
+
+    def int(self, value: int) -> str:
+        """Write an integer constant as wide as the element."""
+        return self.emitter.int(value, self.integer)
+
+    # ---- arithmetic ----
+
+    def add(self, x: str, y: str) -> str:
+        return self.emitter.binary("fadd contract", self.element, x, y)
+
+    def sub(self, x: str, y: str) -> str:
+        return self.emitter.binary("fsub contract", self.element, x, y)
+
+    def mul(self, x: str, y: str) -> str:
+        return self.emitter.binary("fmul contract", self.element, x, y)
+
+    def exact_mul(self, x: str, y: str) -> str:
+        """Multiply and round: never part of an FMA."""
+        return self.emitter.binary("fmul", self.element, x, y)
+
+    def exact_add(self, x: str, y: str) -> str:
+        """Add and round: never part of an FMA."""
+        return self.emitter.binary("fadd", self.element, x, y)
+
+    def exact_sub(self, x: str, y: str) -> str:
+        """Subtract and round: never part of an FMA."""
+        return self.emitter.binary("fsub", self.element, x, y)
+
+    def div(self, x: str, y: str) -> str:
+        return self.emitter.binary("fdiv", self.element, x, y)
+
+    def fma(self, x: str, y: str, z: str) -> str:
+        """x * y + z, in one rounding where the machine has FMA, else in two."""
+        return self.emitter.intrinsic("fma" if self.has_fma else "fmuladd", self.element, x, y, z)
+
+    def poly(self, x: str, coefficients: Sequence[float]) -> str:
+        """Evaluate a polynomial by Horner's rule, highest coefficient first."""
+        result = self.const(coefficients[0])
+        for coefficient in coefficients[1:]:
+            result = self.fma(result, x, self.const(coefficient))
+        return result
+
+    def neg(self, x: str) -> str:
+        kind = self.emitter.type(self.element)
+        return self.emitter.set(f"fneg {kind} {x}")
+
+    def abs(self, x: str) -> str:
+        return self.emitter.intrinsic("fabs", self.element, x)
+
+    def copysign(self, magnitude: str, sign: str) -> str:
+        return self.emitter.intrinsic("copysign", self.element, magnitude, sign)
+
+    def sqrt(self, x: str) -> str:
+        return self.emitter.intrinsic("sqrt", self.element, x)
+
+    # ---- comparing and choosing ----
+
+    def is_(self, predicate: str, x: str, y: str) -> str:
+        """Compare with one of LLVM's float predicates: olt, oeq, une, uno, ..."""
+        return self.emitter.compare(predicate, self.element, x, y)
+
+    def select(self, condition: str, x: str, y: str) -> str:
+        return self.emitter.select(condition, self.element, x, y)
+
+    def clamp(self, x: str, low: float, high: float) -> str:
+        """Bring x into [low, high]; a NaN stays a NaN."""
+        least, most = self.const(low), self.const(high)
+        x = self.select(self.is_("olt", x, least), least, x)
+        return self.select(self.is_("ogt", x, most), most, x)
+
+    # ---- bits ----
+
+    def to_bits(self, x: str) -> str:
+        return self.emitter.cast("bitcast", self.element, self.integer, x)
+
+    def of_bits(self, x: str) -> str:
+        return self.emitter.cast("bitcast", self.integer, self.element, x)
+
+    def int_op(self, opcode: str, x: str, y: str) -> str:
+        """Apply an integer instruction to operands as wide as the element."""
+        return self.emitter.binary(opcode, self.integer, x, y)
+
+    def of_int(self, x: str) -> str:
+        """Convert a signed integer as wide as the element."""
+        return self.emitter.cast("sitofp", self.integer, self.element, x)
+
+    def nearest(self, x: str, factor: float) -> tuple[str, str]:
+        """Round x * factor to an integer: (as float, as int). Garbage, but no trap, for NaN.
+
+        Adding 1.5 * 2**mantissa leaves the integer in the low bits: no conversion instruction,
+        which would be undefined for NaN. |x * factor| must be less than 2**(mantissa - 1).
+        """
+        magic = 1.5 * 2.0**self.mantissa
+        shifted = self.fma(x, self.const(factor), self.const(magic))
+        whole = self.exact_sub(shifted, self.const(magic))
+        bits = self.to_bits(shifted)
+        offset = self.to_bits(self.const(magic))
+        return whole, self.int_op("sub", bits, offset)
+
+    def power_of_two(self, exponent: str) -> str:
+        """Make 2**exponent of an integer exponent in the normal range."""
+        biased = self.int_op("add", exponent, self.int(self.bias))
+        return self.of_bits(self.int_op("shl", biased, self.int(self.mantissa)))
+
+    def scale(self, x: str, exponent: str) -> str:
+        """x * 2**exponent, right also where 2**exponent alone is denormal or too large."""
+        half = self.int_op("ashr", exponent, self.int(1))
+        rest = self.int_op("sub", exponent, half)
+        return self.exact_mul(self.exact_mul(x, self.power_of_two(half)), self.power_of_two(rest))

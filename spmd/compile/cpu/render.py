@@ -1,0 +1,177 @@
+"""Kernel IR to LLVM IR text for CPUs.
+
+    rendered = render(kernel, target)
+    # void symbol(ptr args, ptr sizes, i64 begin, i64 end): does work units begin <= u < end
+
+A unit is what may run apart from all others: a block of an elementwise kernel, a row, or a block of
+lanes when these run along an outer dim. Sequential kernels (scatters) are one unit. The text is a
+whole module; its symbol is a hash of the text, so equal kernels share compiled code.
+
+This file decides the shape (lanes, units, cost); `render_nest.py` writes the loops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+from ..kernel.check import check_kernel
+from ..kernel.dtypes import DTYPES, REAL_OF
+from ..kernel.ir import Const, Iota, Kernel, Load, Op, Scan, Store, is_sequential
+from ..kernel.space import HEAVY_OPS, is_elementwise, normalise
+from .emit import Module, Target
+from .render_nest import Nest, Plan
+from .vectormath import LIBM_FUNCTIONS
+
+# Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
+# threads share 10 000 elements, large enough that starting a unit costs nothing.
+UNIT_ELEMENTS = 4096
+
+# Above this many calls of vector functions their code is shared instead of repeated (notes: the
+# compile time of 40 calls falls by a factor of 3 to 4, the run time stays).
+INLINE_FUNCTIONS = 3
+
+# Units of work (one instruction on 16 lanes) from which wider virtual vectors pay.
+WIDE_FROM, WIDEST_FROM = 4.0, 32.0
+
+NS_PER_WORK = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A kernel as LLVM text: `units` independent units of about `cost_ns` nanoseconds each."""
+
+    symbol: str
+    text: str
+    units: int
+    cost_ns: float
+
+
+def render(kernel: Kernel, target: Target) -> Rendered:
+    """Render `kernel`; its address, once compiled, is a function of the ABI above."""
+    check_kernel(kernel)
+    kernel = normalise(kernel)
+    plan = make_plan(kernel, target)
+    heavy = sum(
+        isinstance(instr, Op) and instr.op in HEAVY_OPS
+        for step in kernel.passes
+        for instr in step.instrs
+    )
+    module = Module(target, shares_math=heavy > INLINE_FUNCTIONS)
+    text = _module_text(module, Nest(plan, module).function() if plan.units else _EMPTY)
+    symbol = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:32]
+    cost = _unit_cost(plan)
+    return Rendered(symbol, text.replace("@SYMBOL", f"@{symbol}"), plan.units, cost)
+
+
+_EMPTY = "entry:\n  ret void"
+
+
+def _module_text(module: Module, body: str) -> str:
+    bits = module.target.vector_bits
+    function = f"define void @SYMBOL(ptr %args, ptr %sizes, i64 %begin, i64 %end) #0 {{\n{body}\n}}"
+    attributes = (
+        f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" '
+        f'"min-legal-vector-width"="{bits}" }}'
+    )
+    return "\n".join((function, module.text(), attributes, ""))
+
+
+# ---- the plan -------------------------------------------------------------------------------
+
+
+def make_plan(kernel: Kernel, target: Target) -> Plan:
+    """Choose lanes and units of a normalised kernel."""
+    dim = kernel.vector_dim
+    if 0 in kernel.outer or not kernel.passes:
+        return Plan(kernel, 1, 0, 0)
+    if is_elementwise(kernel) and 0 in kernel.sizes:
+        return Plan(kernel, 1, 0, 0)
+    width = 1 if dim is None else _width(kernel, target, kernel.sizes[dim])
+    points = math.prod(kernel.outer)
+    if is_sequential(kernel):
+        return Plan(kernel, width, 0, 1)
+    if dim is not None and dim < len(kernel.outer):
+        size = kernel.outer[dim]
+        return Plan(kernel, width, 0, points // size * -(-size // width))
+    if is_elementwise(kernel) and kernel.inner and kernel.inner[-1] > UNIT_ELEMENTS:
+        blocks = -(-kernel.inner[-1] // UNIT_ELEMENTS)
+        return Plan(kernel, width, UNIT_ELEMENTS, points * blocks)
+    return Plan(kernel, width, 0, points)
+
+
+def _work(kernel: Kernel) -> float:
+    """Count instructions per element, heavy ones as what they expand to."""
+    weights = {"div": 3.0, "sqrt": 4.0, "rsqrt": 5.0}
+    total = 0.0
+    for step in kernel.passes:
+        for instr in step.instrs:
+            if isinstance(instr, Op):
+                heavy = instr.op in HEAVY_OPS
+                total += weights.get(instr.op, 15.0 if heavy else 1.0)
+            elif not isinstance(instr, Const | Iota):
+                total += 1.0
+    return total
+
+
+def _element_bits(kernel: Kernel) -> int:
+    """Return the width of the widest values that are computed with (bools do not count)."""
+    bits = [8]
+    for step in kernel.passes:
+        for item in (*step.instrs, *step.reductions):
+            dtype = REAL_OF.get(item.dtype, item.dtype)
+            bits.append(DTYPES[DTYPES[dtype].carrier].bits)
+    return max(bits)
+
+
+def _needs_single_lanes(kernel: Kernel) -> bool:
+    """Say whether some work is done lane by lane, so that wide vectors only make long code."""
+    dim = kernel.vector_dim or 0
+    libm = set(LIBM_FUNCTIONS)
+    for step in kernel.passes:
+        for item in (*step.instrs, *step.stores):
+            if isinstance(item, Load | Store):
+                strides = item.map.strides
+                if item.map.gathered or (dim < len(strides) and strides[dim] not in (0, 1)):
+                    return True
+            elif isinstance(item, Op):
+                wide = item.op in ("erf", "pow") and item.dtype == "f64"
+                integer = item.op in ("div", "rem") and item.dtype[0] in "iu"
+                if item.op in libm or wide or integer:
+                    return True
+    return False
+
+
+def _width(kernel: Kernel, target: Target, size: int) -> int:
+    """Choose the lanes: one register for short kernels, more for long chains and reductions."""
+    lanes = max(target.vector_bits // _element_bits(kernel), 2)
+    if _needs_single_lanes(kernel):
+        return min(lanes, 16, _power_of_two_from(size))
+    work = _work(kernel)
+    factor = 1 if work < WIDE_FROM else 2 if work < WIDEST_FROM else 4
+    if any(step.reductions or _scans(step.instrs) for step in kernel.passes):
+        factor = 4
+    while factor > 1 and lanes * factor > size:
+        factor //= 2
+    return min(lanes * factor, 64, _power_of_two_from(size))
+
+
+def _scans(instrs: tuple[object, ...]) -> bool:
+    return any(isinstance(instr, Scan) for instr in instrs)
+
+
+def _power_of_two_from(size: int) -> int:
+    """Return the least power of two that is not less than `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _unit_cost(plan: Plan) -> float:
+    """Estimate the nanoseconds of one unit."""
+    kernel = plan.kernel
+    if plan.units == 0:
+        return 0.0
+    elements = math.prod(kernel.sizes) / plan.units
+    slow = 10.0 if _needs_single_lanes(kernel) else 1.0
+    lanes = min(plan.width, 16)
+    return round(5.0 + elements * _work(kernel) * NS_PER_WORK * slow / lanes, 2)

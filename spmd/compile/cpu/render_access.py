@@ -1,0 +1,285 @@
+"""Loads and stores of virtual vectors: contiguous, strided, gathered, guarded, and their tails.
+
+The last block of a row may be shorter than a vector. The code of a block is not written twice for
+that: a short block reads from and writes to a small buffer on the stack, and only the elements that
+exist are copied between it and the arguments ("one body"). Where lanes run along an outer dim, the
+block is as short for all its rows, and masked instructions are used instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..kernel.dtypes import REAL_OF, itemsize, kind
+from .emit import Emitter
+from .render_convert import element_of, from_memory, memory_element, to_memory
+
+Parts: TypeAlias = tuple[str, ...]
+Update: TypeAlias = Callable[[Parts, Parts], Parts]
+
+
+@dataclass(slots=True)
+class Tail:
+    """How the current block of lanes may be short.
+
+    `live` lanes exist when `is_short` (an i1 operand; "true" in code for the short block only).
+    `masked` asks for masked instructions, otherwise contiguous accesses go through stack buffers.
+    `copies` are the (argument pointer, buffer, bytes) to write back after the block.
+    """
+
+    live: int
+    is_short: str
+    masked: bool
+    mask: str
+    copies: list[tuple[str, str, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The address of one access: a base pointer's argument and element index, and the lanes' way.
+
+    `base` is a scalar i64 operand (of lane 0). `stride` is the distance between lanes; `gathered`
+    an i64 vector operand to add to each lane's index, or None.
+    """
+
+    pointer: str
+    base: str
+    stride: int
+    dtype: str
+    gathered: str | None = None
+
+    @property
+    def contiguous(self) -> bool:
+        """Lanes are neighbours in memory."""
+        return self.stride == 1 and self.gathered is None
+
+
+def _unit(dtype: str) -> tuple[str, int]:
+    """Return memory element and how many of them one element of `dtype` has."""
+    return memory_element(dtype), 2 if kind(dtype) == "c" else 1
+
+
+# ---- scalars --------------------------------------------------------------------------------
+
+
+def load_scalar(e: Emitter, pointer: str, dtype: str, index: str) -> tuple[str, ...]:
+    """Read one element at width 1."""
+    element, count = _unit(dtype)
+    where = e.at(element, pointer, e.mul_index(index, count))
+    size = itemsize(REAL_OF.get(dtype, dtype))
+    parts = []
+    for part in range(count):
+        raw = e.set(f"load {element}, ptr {e.at(element, where, str(part))}, align {size}")
+        parts.append(from_memory(e, raw, dtype))
+    return tuple(parts)
+
+
+def store_scalar(e: Emitter, pointer: str, dtype: str, index: str, parts: Sequence[str]) -> None:
+    """Write one element at width 1."""
+    element, count = _unit(dtype)
+    where = e.at(element, pointer, e.mul_index(index, count))
+    size = itemsize(REAL_OF.get(dtype, dtype))
+    for part, value in enumerate(parts):
+        raw = to_memory(e, value, dtype)
+        e.put(f"store {element} {raw}, ptr {e.at(element, where, str(part))}, align {size}")
+
+
+# ---- contiguous lanes -------------------------------------------------------------------------
+
+
+def load_contiguous(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, ...]:
+    """Read neighbouring elements into lanes."""
+    if tail is not None and tail.masked:
+        return load_masked(e, place, tail.mask, None)
+    where = _through_buffer(e, place, tail, read=True, write=False)
+    return read_lanes(e, where, place.dtype)
+
+
+def read_lanes(e: Emitter, pointer: str, dtype: str) -> tuple[str, ...]:
+    """Read a whole vector from a pointer."""
+    element, count = _unit(dtype)
+    size = itemsize(REAL_OF.get(dtype, dtype))
+    wide = e.type(element, e.width * count)
+    raw = e.set(f"load {wide}, ptr {pointer}, align {size}")
+    if count == 1:
+        return (from_memory(e, raw, dtype),)
+    return tuple(
+        e.set(f"shufflevector {wide} {raw}, {wide} poison, {_picks(range(part, 2 * e.width, 2))}")
+        for part in range(2)
+    )
+
+
+def write_lanes(e: Emitter, pointer: str, dtype: str, parts: Sequence[str]) -> None:
+    """Write a whole vector to a pointer."""
+    element, count = _unit(dtype)
+    size = itemsize(REAL_OF.get(dtype, dtype))
+    raw, kind_text = to_memory(e, parts[0], dtype), e.type(element, e.width * count)
+    if count == 2:
+        half = e.type(element)
+        order = [lane + part * e.width for lane in range(e.width) for part in range(2)]
+        raw = e.set(f"shufflevector {half} {parts[0]}, {half} {parts[1]}, {_picks(order)}")
+    e.put(f"store {kind_text} {raw}, ptr {pointer}, align {size}")
+
+
+def store_contiguous(
+    e: Emitter, place: Place, tail: Tail | None, parts: Parts, update: Update | None
+) -> None:
+    """Write lanes to neighbouring elements; `update` combines them with the old contents."""
+    where = _through_buffer(e, place, tail, read=update is not None, write=True)
+    if update is not None:
+        parts = update(read_lanes(e, where, place.dtype), parts)
+    write_lanes(e, where, place.dtype, parts)
+
+
+def _picks(lanes: Sequence[int]) -> str:
+    return f"<{len(lanes)} x i32> <" + ", ".join(f"i32 {lane}" for lane in lanes) + ">"
+
+
+def _through_buffer(e: Emitter, place: Place, tail: Tail | None, read: bool, write: bool) -> str:
+    """Return the pointer of a block: the argument's own, or a buffer's if the block is short."""
+    element, count = _unit(place.dtype)
+    real = e.at(element, place.pointer, e.mul_index(place.base, count))
+    if tail is None:
+        return real
+    bytes_live = tail.live * itemsize(place.dtype)
+    buffer = e.alloca(e.width * itemsize(place.dtype))
+
+    def fill() -> None:
+        wide = e.type(element, e.width * count)
+        e.put(f"store {wide} zeroinitializer, ptr {buffer}, align 64")
+        copy(e, buffer, real, bytes_live)
+
+    if write:
+        tail.copies.append((real, buffer, bytes_live))
+    if tail.is_short == "true":
+        if read:
+            fill()
+        return buffer
+    if read:
+        e.when(tail.is_short, fill)
+    return e.set(f"select i1 {tail.is_short}, ptr {buffer}, ptr {real}")
+
+
+def copy(e: Emitter, target: str, source: str, count: int) -> None:
+    """Copy a constant number of bytes."""
+    name = "@llvm.memcpy.p0.p0.i64"
+    e.module.declare(name, f"declare void {name}(ptr, ptr, i64, i1)")
+    e.put(f"call void {name}(ptr {target}, ptr {source}, i64 {count}, i1 false)")
+
+
+def write_back(e: Emitter, tail: Tail | None) -> None:
+    """Copy the elements of a short block from the buffers to the arguments."""
+    if tail is None or not tail.copies:
+        return
+
+    def body() -> None:
+        for real, buffer, count in tail.copies:
+            copy(e, real, buffer, count)
+
+    if tail.is_short == "true":
+        body()
+    else:
+        e.when(tail.is_short, body)
+
+
+# ---- masks ------------------------------------------------------------------------------------
+
+
+def load_masked(e: Emitter, place: Place, mask: str, fill: Sequence[str] | None) -> tuple[str, ...]:
+    """Read neighbouring elements where the mask holds, `fill` elsewhere (zero without one)."""
+    element, count = _unit(place.dtype)
+    if count == 2:
+        return load_each(e, place, mask, fill)
+    where = e.at(element, place.pointer, place.base)
+    wide, bools = e.type(element), e.type("i1")
+    name = f"@llvm.masked.load.{e.suffix(element)}.p0"
+    e.module.declare(name, f"declare {wide} {name}(ptr, i32 immarg, {bools}, {wide})")
+    default = "zeroinitializer" if fill is None else to_memory(e, fill[0], place.dtype)
+    size = itemsize(place.dtype)
+    given = f"ptr {where}, i32 {size}, {bools} {mask}, {wide} {default}"
+    return (from_memory(e, e.set(f"call {wide} {name}({given})"), place.dtype),)
+
+
+def store_masked(e: Emitter, place: Place, mask: str, parts: Sequence[str]) -> None:
+    """Write lanes to neighbouring elements where the mask holds."""
+    element, count = _unit(place.dtype)
+    if count == 2:
+        store_each(e, place, mask, parts)
+        return
+    where = e.at(element, place.pointer, place.base)
+    wide, bools = e.type(element), e.type("i1")
+    name = f"@llvm.masked.store.{e.suffix(element)}.p0"
+    e.module.declare(name, f"declare void {name}({wide}, ptr, i32 immarg, {bools})")
+    raw = to_memory(e, parts[0], place.dtype)
+    size = itemsize(place.dtype)
+    e.put(f"call void {name}({wide} {raw}, ptr {where}, i32 {size}, {bools} {mask})")
+
+
+# ---- lane by lane -----------------------------------------------------------------------------
+
+
+def lane_indices(e: Emitter, place: Place, mask: str | None) -> list[str]:
+    """Return each lane's element index as an i64 scalar; 0 where the mask does not hold."""
+    lanes = range(e.width)
+    if place.gathered is None and mask is None:
+        return [_shift_index(e, place.base, lane * place.stride) for lane in lanes]
+    steps = e.lanes([lane * place.stride for lane in lanes], "i64")
+    index = e.binary("add", "i64", e.splat("i64", place.base), steps)
+    if place.gathered is not None:
+        index = e.binary("add", "i64", index, place.gathered)
+    if mask is not None:
+        index = e.select(mask, "i64", index, e.int(0, "i64"))
+    return [e.extract("i64", index, lane) for lane in lanes]
+
+
+def _shift_index(e: Emitter, base: str, by: int) -> str:
+    return base if by == 0 else e.set(f"add i64 {base}, {by}")
+
+
+def load_each(
+    e: Emitter, place: Place, mask: str | None, fill: Sequence[str] | None
+) -> tuple[str, ...]:
+    """Read each lane by itself; where the mask does not hold the result is `fill`, or anything."""
+    element = memory_element(place.dtype)
+    count = 2 if kind(place.dtype) == "c" else 1
+    size = itemsize(REAL_OF.get(place.dtype, place.dtype))
+    wide, vectors = e.type(element), ["poison"] * count
+    for lane, index in enumerate(lane_indices(e, place, mask)):
+        with e.at_width(1):
+            where = e.at(element, place.pointer, e.mul_index(index, count))
+            raw = [
+                e.set(f"load {element}, ptr {e.at(element, where, str(part))}, align {size}")
+                for part in range(count)
+            ]
+        for part in range(count):
+            given = f"{wide} {vectors[part]}, {element} {raw[part]}, i32 {lane}"
+            vectors[part] = e.set(f"insertelement {given}") if e.width > 1 else raw[part]
+    parts = [from_memory(e, vector, place.dtype) for vector in vectors]
+    if mask is None or fill is None:
+        return tuple(parts)
+    carried = element_of(place.dtype)
+    return tuple(e.select(mask, carried, x, y) for x, y in zip(parts, fill, strict=True))
+
+
+def store_each(
+    e: Emitter, place: Place, mask: str | None, parts: Parts, update: Update | None
+) -> None:
+    """Write the lanes one after the other, to a scratch element where the mask does not hold.
+
+    Lanes that `update` one element in memory see each other's results in order.
+    """
+    element, count = _unit(place.dtype)
+    carried = element_of(place.dtype)
+    scratch = e.alloca(itemsize(place.dtype)) if mask is not None else ""
+    for lane, index in enumerate(lane_indices(e, place, mask)):
+        bit = None if mask is None else e.extract("i1", mask, lane)
+        scalars = tuple(e.extract(carried, part, lane) for part in parts)
+        with e.at_width(1):
+            where = e.at(element, place.pointer, e.mul_index(index, count))
+            if bit is not None:
+                where = e.set(f"select i1 {bit}, ptr {where}, ptr {scratch}")
+            if update is not None:
+                scalars = update(load_scalar(e, where, place.dtype, "0"), scalars)
+            store_scalar(e, where, place.dtype, "0", scalars)

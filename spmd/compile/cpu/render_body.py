@@ -1,0 +1,273 @@
+"""What happens at one point of the nest: instructions and stores, with the values known so far.
+
+`Body` holds the state of the point that is being written: indices, base addresses, tail, values.
+The loops that move the point are in `render_nest.py`.
+"""
+
+from __future__ import annotations
+
+from ..kernel.dtypes import DTYPES, from_bits, kind
+from ..kernel.ir import (
+    ROW,
+    Const,
+    Instr,
+    Iota,
+    Kernel,
+    Load,
+    LoadRow,
+    Op,
+    Pass,
+    Scan,
+    Store,
+    StoreRow,
+    definitions,
+    operands_of,
+)
+from . import render_access as access
+from .emit import Emitter
+from .render_access import Place, Tail
+from .render_convert import constant_parts, element_of
+from .render_ops import Value, combine, render_op
+
+
+class Body:
+    """Writes instructions and stores of one kernel at the current point."""
+
+    def __init__(self, e: Emitter, kernel: Kernel, width: int):
+        self.e = e
+        self.kernel = kernel
+        self.width = width
+        lanes = kernel.vector_dim if width > 1 else None
+        self.lane_dim = lanes
+        self.lanes_inner = lanes is not None and lanes >= len(kernel.outer)
+        self.lanes_outer = lanes is not None and lanes < len(kernel.outer)
+        self.defined = definitions(kernel)
+        self.depth: dict[int, int] = {}
+        self.varying: dict[int, bool] = {}
+        self.values: dict[int, Value] = {}
+        self.running: dict[int, tuple[str, ...]] = {}
+        self.index: list[str] = ["0"] * len(kernel.sizes)
+        self.bases: dict[Load | Store, str] = {}
+        self.row_position = "0"
+        self.tail: Tail | None = None
+        self.pointers: list[str] = []
+        self.buffers: list[str] = []
+
+    # ---- where values belong ----
+
+    def place_values(self, step: Pass) -> None:
+        """Find for each value of a pass the loop it belongs to, and whether lanes differ in it."""
+        deepest = len(self.kernel.inner) if step.level == ROW else 0
+        for instr in step.instrs:
+            read = operands_of(instr)
+            depth = max((self.depth[value] for value in read), default=0)
+            varying = any(self.varying[value] for value in read)
+            match instr:
+                case Iota(dim=dim):
+                    depth, varying = self.dim_depth(dim), dim == self.lane_dim
+                case Load(map=where, arg=arg):
+                    dims = [dim for dim, stride in enumerate(where.strides) if stride]
+                    depth = max([depth, *(self.dim_depth(dim) for dim in dims)])
+                    varying = varying or self.lane_dim in dims
+                    if self.kernel.args[arg].role == "inout":
+                        depth = deepest
+                case LoadRow() | Scan():
+                    depth, varying = deepest, self.lane_dim is not None
+            self.depth[instr.out], self.varying[instr.out] = depth, varying
+
+    def define(self, value: int, dtype: str, parts: tuple[str, ...], width: int) -> None:
+        """Make a result of a reduction known."""
+        self.values[value] = Value(dtype, parts, width)
+        self.depth[value], self.varying[value] = 0, width > 1
+
+    def dim_depth(self, dim: int) -> int:
+        """Return how many inner loops enclose code that depends on `dim`."""
+        return max(dim - len(self.kernel.outer) + 1, 0)
+
+    # ---- addresses ----
+
+    def enter_level(self, step: Pass, level: int) -> None:
+        """Extend all base addresses by the indices known at this loop level."""
+        e, count = self.e, len(self.kernel.outer)
+        known = range(count) if level == 0 else (count + level - 1,)
+        for item in (*step.instrs, *step.stores):
+            if not isinstance(item, Load | Store):
+                continue
+            base = str(item.map.offset) if level == 0 else self.bases[item]
+            for dim in known:
+                base = e.add_index(base, e.mul_index(self.index[dim], item.map.strides[dim]))
+            self.bases[item] = base
+        if level > 0:
+            dim = count + level - 1
+            pitch = e.mul_index(self.row_position, self.pitch(level - 1))
+            self.row_position = e.add_index(pitch, self.index[dim])
+
+    def pitch(self, level: int) -> int:
+        """Return the padded size of an inner dim in row buffers: whole vectors for the lanes."""
+        size = self.kernel.inner[level]
+        last = level == len(self.kernel.inner) - 1
+        return -(-size // self.width) * self.width if self.lanes_inner and last else size
+
+    def place(self, item: Load | Store, width: int) -> Place:
+        """Return the address of an access for lanes of the given width."""
+        e, arg = self.e, self.kernel.args[item.arg]
+        base, lanes = self.bases[item], None
+        for value, stride in item.map.gathered:
+            if stride == 0:
+                continue
+            varying = self.varying[value] and width > 1
+            index = self.get(value, width if varying else 1)
+            element, opcode = element_of(index.dtype), "sext"
+            with e.at_width(index.width):
+                wide = index.parts[0]
+                if element != "i64":
+                    opcode = "sext" if kind(index.dtype) == "i" else "zext"
+                    wide = e.cast(opcode, element, "i64", wide)
+                if varying:
+                    wide = e.binary("mul", "i64", wide, e.int(stride, "i64"))
+                    lanes = wide if lanes is None else e.binary("add", "i64", lanes, wide)
+                else:
+                    base = e.add_index(base, e.mul_index(wide, stride))
+        strides = item.map.strides
+        along = self.lane_dim is not None and self.lane_dim < len(strides) and width > 1
+        stride = strides[self.lane_dim] if along else 0
+        return Place(self.pointers[item.arg], base, stride, arg.dtype, lanes)
+
+    # ---- values ----
+
+    def get(self, value: int, width: int) -> Value:
+        """Return a value at a number of lanes, copying a scalar into all of them."""
+        e, made_by = self.e, self.defined[value]
+        if isinstance(made_by, Const):
+            with e.at_width(width):
+                parts = constant_parts(e, made_by.dtype, made_by.bits)
+            return Value(made_by.dtype, parts, width, _known(made_by))
+        known = self.values[value]
+        if known.width == width:
+            return known
+        assert known.width == 1, f"value %{value} differs between lanes"
+        with e.at_width(width):
+            element = element_of(known.dtype)
+            parts = tuple(e.splat(element, part) for part in known.parts)
+        return Value(known.dtype, parts, width)
+
+    def instr(self, instr: Instr) -> None:
+        """Write one instruction, for all lanes or as a scalar."""
+        if isinstance(instr, Const):
+            return
+        width = self.width if self.varying[instr.out] else 1
+        with self.e.at_width(width):
+            match instr:
+                case Iota():
+                    parts = (self._iota(instr, width),)
+                case Op():
+                    values = [self.get(value, width) for value in instr.operands]
+                    parts = render_op(self.e, instr.op, values, instr.dtype, instr.attr)
+                case Load():
+                    parts = self._load(instr, width)
+                case LoadRow(buffer=buffer):
+                    parts = access.read_lanes(self.e, self._row_pointer(buffer), _carried(instr))
+                case Scan():
+                    operand = self.get(instr.operand, width).parts
+                    before = self.running[instr.out]
+                    parts = combine(self.e, instr.op, instr.dtype, before, operand)
+                    self.running[instr.out] = parts
+        self.values[instr.out] = Value(instr.dtype, tuple(parts), width)
+
+    def _iota(self, instr: Iota, width: int) -> str:
+        e, element = self.e, element_of(instr.dtype)
+        floating = element in ("float", "double")
+        small = self.kernel.sizes[instr.dim] < 1 << 31
+        integer = ("i32" if small else "i64") if floating else element
+        index = self.index[instr.dim]
+        with e.at_width(1):
+            if integer != "i64" and not index.isdigit():
+                index = e.cast("trunc", "i64", integer, index)
+        if width > 1:
+            numbers = e.lanes(range(width), integer)
+            index = e.binary("add", integer, e.splat(integer, index), numbers)
+        return e.cast("uitofp", integer, element, index) if floating else index
+
+    def _row_pointer(self, buffer: int) -> str:
+        e, dtype = self.e, self.kernel.buffers[buffer]
+        carried = DTYPES[dtype].carrier
+        position = self.row_position
+        with e.at_width(1):
+            if self.lanes_outer:
+                position = e.mul_index(position, self.width)
+            if kind(carried) == "c":
+                position = e.mul_index(position, 2)
+            return e.at(access.memory_element(carried), self.buffers[buffer], position)
+
+    # ---- memory ----
+
+    def mask(self, guard: int | None, width: int) -> str | None:
+        """Return the lanes that may touch memory one by one, or None if all may."""
+        tail = None if self.tail is None or width == 1 else self.tail.mask
+        if guard is None:
+            return tail
+        condition = self.get(guard, width).parts[0]
+        if tail is None:
+            return condition
+        with self.e.at_width(width):
+            return self.e.binary("and", "i1", condition, tail)
+
+    def _load(self, load: Load, width: int) -> tuple[str, ...]:
+        fill = None if load.fill is None else self.get(load.fill, width).parts
+        if load.guard is not None and fill is None:
+            fill = constant_parts(self.e, load.dtype, 0)
+        if self.kernel.args[load.arg].size == 0:
+            return fill or constant_parts(self.e, load.dtype, 0)
+        place = self.place(load, width)
+        if width > 1 and place.contiguous:
+            if load.guard is None:
+                return access.load_contiguous(self.e, place, self.tail)
+            return access.load_masked(self.e, place, self.mask(load.guard, width), fill)
+        if width == 1 and load.guard is None:
+            return access.load_scalar(self.e, place.pointer, place.dtype, place.base)
+        return access.load_each(self.e, place, self.mask(load.guard, width), fill)
+
+    def stores(self, step: Pass) -> None:
+        """Write the stores of a pass."""
+        everywhere = self.lanes_outer or (self.lanes_inner and step.level == ROW)
+        width = self.width if everywhere else 1
+        for store in step.stores:
+            parts = self.get(store.value, width).parts
+            with self.e.at_width(width):
+                if isinstance(store, StoreRow):
+                    dtype = DTYPES[self.kernel.buffers[store.buffer]].carrier
+                    access.write_lanes(self.e, self._row_pointer(store.buffer), dtype, parts)
+                elif self.kernel.args[store.arg].size:
+                    self._store(store, parts, width)
+
+    def _store(self, store: Store, parts: tuple[str, ...], width: int) -> None:
+        e, place = self.e, self.place(store, width)
+        dtype = place.dtype
+
+        def update(old: tuple[str, ...], new: tuple[str, ...]) -> tuple[str, ...]:
+            return combine(e, store.combine, dtype, old, new) if store.combine else new
+
+        if width == 1 or not place.contiguous:
+            mask = self.mask(store.guard, width)
+            access.store_each(e, place, mask, parts, update if store.combine else None)
+        elif store.guard is not None or (self.tail is not None and self.tail.masked):
+            mask = self.mask(store.guard, width)
+            if store.combine:
+                parts = update(access.load_masked(e, place, mask, None), parts)
+            access.store_masked(e, place, mask, parts)
+        else:
+            access.store_contiguous(e, place, self.tail, parts, update if store.combine else None)
+
+
+def _known(const: Const) -> int | float | None:
+    """Return the number of a real constant that is not NaN."""
+    number = from_bits(const.bits, const.dtype)
+    if kind(const.dtype) in "iu":
+        return int(number)
+    if kind(const.dtype) == "f" and number == number:
+        return float(number)
+    return None
+
+
+def _carried(instr: LoadRow) -> str:
+    return DTYPES[instr.dtype].carrier

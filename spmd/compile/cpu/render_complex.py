@@ -1,0 +1,136 @@
+"""Complex operations on pairs of operands (real, imaginary).
+
+Products are rounded one by one, never fused: z * conj(z) has to have an imaginary part of zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .emit import Emitter
+from .floats import Floats
+from .vectormath import call_function
+
+Pair = tuple[str, str]
+
+SUPPORTED = frozenset(
+    "add sub mul div neg conj real imag complex abs exp log sqrt eq ne select convert "
+    "integer_pow".split()
+)
+
+
+def render(
+    e: Emitter, op: str, parts: Sequence[tuple[str, ...]], element: str, attr: int | None
+) -> tuple[str, ...]:
+    """Write an operation that takes or gives complex values with parts of `element`."""
+    if op == "complex":
+        return (parts[0][0], parts[1][0])
+    m = Floats(e, element)
+    x: Pair = (parts[0][0], parts[0][1])
+    y: Pair = (parts[-1][0], parts[-1][1])
+    match op:
+        case "add":
+            return (m.add(x[0], y[0]), m.add(x[1], y[1]))
+        case "sub":
+            return (m.sub(x[0], y[0]), m.sub(x[1], y[1]))
+        case "mul":
+            return _multiply(m, x, y)
+        case "div":
+            return _divide(m, x, y)
+        case "neg":
+            return (m.neg(x[0]), m.neg(x[1]))
+        case "conj":
+            return (x[0], m.neg(x[1]))
+        case "real":
+            return (x[0],)
+        case "imag":
+            return (x[1],)
+        case "eq":
+            same = [m.is_("oeq", a, b) for a, b in zip(x, y, strict=True)]
+            return (e.binary("and", "i1", *same),)
+        case "ne":
+            differ = [m.is_("une", a, b) for a, b in zip(x, y, strict=True)]
+            return (e.binary("or", "i1", *differ),)
+        case "abs":
+            return (_modulus(m, x),)
+        case "exp":
+            return _exp(m, x)
+        case "log":
+            angle = e.call_lanes("atan2f" if m.bits == 32 else "atan2", element, x[1], x[0])
+            return (call_function(e, "log", element, _modulus(m, x)), angle)
+        case "sqrt":
+            return _sqrt(m, x)
+        case "integer_pow":
+            return _integer_pow(m, x, attr or 0)
+    raise AssertionError(op)
+
+
+def _multiply(m: Floats, x: Pair, y: Pair) -> Pair:
+    real = m.exact_sub(m.exact_mul(x[0], y[0]), m.exact_mul(x[1], y[1]))
+    return real, m.exact_add(m.exact_mul(x[0], y[1]), m.exact_mul(x[1], y[0]))
+
+
+def _divide(m: Floats, x: Pair, y: Pair) -> Pair:
+    """Smith's quotient: scale by the larger part of the divisor, so nothing overflows early."""
+    turned = m.is_("olt", m.abs(y[0]), m.abs(y[1]))
+    large, small = m.select(turned, y[1], y[0]), m.select(turned, y[0], y[1])
+    zero = m.is_("oeq", large, m.const(0.0))
+    # 0/0 would spoil the infinities of a division by zero.
+    ratio = m.select(zero, small, m.div(small, large))
+    scale = m.exact_add(large, m.exact_mul(small, ratio))
+    first, second = m.select(turned, x[1], x[0]), m.select(turned, x[0], x[1])
+    real = m.exact_add(first, m.exact_mul(second, ratio))
+    imag = m.exact_sub(second, m.exact_mul(first, ratio))
+    imag = m.select(turned, m.neg(imag), imag)
+    return m.div(real, scale), m.div(imag, scale)
+
+
+def _modulus(m: Floats, x: Pair) -> str:
+    """sqrt(re^2 + im^2) without overflow; infinite if a part is, even beside a NaN."""
+    a, b = m.abs(x[0]), m.abs(x[1])
+    less = m.is_("olt", a, b)
+    large, small = m.select(less, b, a), m.select(less, a, b)
+    ratio = m.div(small, large)
+    length = m.mul(large, m.sqrt(m.fma(ratio, ratio, m.const(1.0))))
+    length = m.select(m.is_("oeq", large, m.const(0.0)), small, length)
+    infinity = m.const(math.inf)
+    either = m.emitter.binary("or", "i1", m.is_("oeq", a, infinity), m.is_("oeq", b, infinity))
+    return m.select(either, infinity, length)
+
+
+def _exp(m: Floats, x: Pair) -> Pair:
+    e = m.emitter
+    length = call_function(e, "exp", m.element, x[0])
+    real = m.exact_mul(length, call_function(e, "cos", m.element, x[1]))
+    imag = m.exact_mul(length, call_function(e, "sin", m.element, x[1]))
+    # A real argument has a real exponential, infinite or not.
+    on_axis = m.is_("oeq", x[1], m.const(0.0))
+    return m.select(on_axis, length, real), m.select(on_axis, x[1], imag)
+
+
+def _sqrt(m: Floats, x: Pair) -> Pair:
+    """The root with a non-negative real part; the branch cut takes the sign of im."""
+    a, length = m.abs(x[0]), _modulus(m, x)
+    # Halved before adding: |re| + |z| may overflow.
+    half = m.const(0.5)
+    t = m.sqrt(m.exact_add(m.exact_mul(a, half), m.exact_mul(length, half)))
+    zero = m.is_("oeq", t, m.const(0.0))
+    other = m.select(zero, m.const(0.0), m.div(m.exact_mul(m.abs(x[1]), half), t))
+    right = m.is_("oge", x[0], m.const(0.0))
+    real, imag = m.select(right, t, other), m.select(right, other, t)
+    infinite = m.is_("oeq", m.abs(x[1]), m.const(math.inf))
+    imag = m.select(infinite, m.const(math.inf), imag)
+    real = m.select(infinite, m.const(math.inf), real)
+    return real, m.copysign(imag, x[1])
+
+
+def _integer_pow(m: Floats, x: Pair, exponent: int) -> Pair:
+    one = (m.const(1.0), m.const(0.0))
+    result, power, left = one, x, abs(exponent)
+    while left:
+        if left & 1:
+            result = power if result is one else _multiply(m, result, power)
+        left >>= 1
+        power = _multiply(m, power, power) if left else power
+    return result if exponent >= 0 else _divide(m, one, result)

@@ -1,0 +1,346 @@
+"""The loops of a rendered kernel: units, inner dims, blocks of lanes, reductions, row buffers.
+
+Each instruction is written at the outermost loop in which its operands are known, as a scalar if it
+is the same for all lanes. (No optimiser runs afterwards, so this is where invariants are hoisted.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..kernel.dtypes import DTYPES, itemsize
+from ..kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_sequential
+from . import render_access as access
+from .emit import Emitter, Module
+from .render_access import Tail
+from .render_body import Body
+from .render_reduce import Accumulator
+
+# Row buffers beyond this live on the heap: worker threads have small stacks.
+STACK_BYTES = 32 * 1024
+
+# Blocks of lanes after which a float sum starts a fresh accumulator: the error of a long row grows
+# with the length of its runs, not with its own length.
+SUM_RUN = 256
+
+LoopBody: TypeAlias = Callable[[str, list[str]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The shape of the code: lanes, elements of the last inner dim per unit (0: all), units."""
+
+    kernel: Kernel
+    width: int
+    block: int
+    units: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One ROW pass being written: its accumulators and scans, and the types its loops carry."""
+
+    step: Pass
+    accumulators: tuple[Accumulator, ...]
+    scans: tuple[tuple[Scan, Accumulator], ...]
+
+    @property
+    def carriers(self) -> tuple[Accumulator, ...]:
+        """Everything that loops carry, in order."""
+        return (*self.accumulators, *(state for _, state in self.scans))
+
+    @property
+    def types(self) -> list[str]:
+        """The types of the carried operands."""
+        return [kind for carrier in self.carriers for kind in carrier.types]
+
+    @property
+    def reverse(self) -> bool:
+        """Whether the row runs from its last element back."""
+        return any(scan.reverse for scan, _ in self.scans)
+
+    def paired(self, state: Sequence[str]) -> list[tuple[str, str]]:
+        """Join types and operands, as `Emitter.loop` wants them."""
+        return list(zip(self.types, state, strict=True))
+
+
+class Nest:
+    """Writes the body of one kernel's function."""
+
+    def __init__(self, plan: Plan, module: Module):
+        self.plan = plan
+        self.kernel = plan.kernel
+        self.width = plan.width
+        self.e = Emitter(module, 1)
+        self.body = Body(self.e, plan.kernel, plan.width)
+        self.block_number: str | None = None
+        self.heap: list[str] = []
+
+    # ---- the function ----
+
+    def function(self) -> str:
+        """Return the text between the braces."""
+        e = self.e
+        nothing, some = e.label(), e.label()
+        empty = e.set("icmp sge i64 %begin, %end")
+        e.put(f"br i1 {empty}, label %{nothing}, label %{some}")
+        e.start(some)
+        for number in range(len(self.kernel.args)):
+            slot = e.at("ptr", "%args", str(number))
+            self.body.pointers.append(e.set(f"load ptr, ptr {slot}, align 8"))
+        self._make_buffers()
+        first, end = "%begin", "%end"
+        if is_sequential(self.kernel):
+            first, end = "0", str(math.prod(self.kernel.outer))
+        e.loop(first, end, [], self._unit)
+        for pointer in self.heap:
+            e.module.declare("@free", "declare void @free(ptr)")
+            e.put(f"call void @free(ptr {pointer})")
+        e.branch(nothing)
+        e.start(nothing)
+        e.put("ret void")
+        return e.body_text()
+
+    def _make_buffers(self) -> None:
+        e, levels = self.e, range(len(self.kernel.inner))
+        elements = math.prod(self.body.pitch(level) for level in levels)
+        elements *= self.width if self.body.lanes_outer else 1
+        for dtype in self.kernel.buffers:
+            size = elements * itemsize(DTYPES[dtype].carrier)
+            if size <= STACK_BYTES:
+                self.body.buffers.append(e.alloca(size))
+                continue
+            e.module.declare("@malloc", "declare ptr @malloc(i64)")
+            self.heap.append(e.set(f"call ptr @malloc(i64 {size})"))
+            self.body.buffers.append(self.heap[-1])
+
+    def _unit(self, unit: str, carried: list[str]) -> list[str]:
+        outer = list(self.kernel.outer)
+        if self.body.lanes_outer:
+            outer[-1] = -(-outer[-1] // self.width)
+        blocks = [-(-self.kernel.inner[-1] // self.plan.block)] if self.plan.block else []
+        index = self._decode(unit, outer + blocks)
+        self.block_number = index.pop() if blocks else None
+        self.body.index[: len(outer)] = index
+        self.body.tail = None
+        if self.body.lanes_outer:
+            self._start_outer_lanes(len(outer) - 1)
+        for step in self.kernel.passes:
+            self.body.place_values(step)
+            self.body.enter_level(step, 0)
+            if step.level == ROW:
+                self._row(step)
+                continue
+            for instr in step.instrs:
+                self.body.instr(instr)
+            self.body.stores(step)
+        return carried
+
+    def _decode(self, unit: str, sizes: Sequence[int]) -> list[str]:
+        """Split a row-major number into indices."""
+        e, index = self.e, []
+        for position, size in enumerate(reversed(sizes)):
+            if position == len(sizes) - 1:
+                index.append(unit)
+            elif size == 1:
+                index.append("0")
+            else:
+                index.append(e.set(f"urem i64 {unit}, {size}"))
+                unit = e.set(f"udiv i64 {unit}, {size}")
+        return index[::-1]
+
+    def _start_outer_lanes(self, dim: int) -> None:
+        e, size = self.e, self.kernel.outer[dim]
+        first = e.mul_index(self.body.index[dim], self.width)
+        self.body.index[dim] = first
+        live = size % self.width
+        if live:
+            end = e.add_index(first, str(self.width))
+            short = e.set(f"icmp sgt i64 {end}, {size}")
+            self.body.tail = Tail(live, short, True, self._mask(short, live))
+
+    def _mask(self, short: str, live: int) -> str:
+        """Return the lanes that exist: all, or the first `live` ones of a short block."""
+        e = self.e
+        with e.at_width(self.width):
+            if short == "true":
+                lanes = ("true" if lane < live else "false" for lane in range(self.width))
+                return "<" + ", ".join(f"i1 {lane}" for lane in lanes) + ">"
+            limit = e.set(f"select i1 {short}, i32 {live}, i32 {self.width}")
+            numbers = e.lanes(range(self.width), "i32")
+            return e.compare("ult", "i32", numbers, e.splat("i32", limit))
+
+    # ---- a pass over the row ----
+
+    def _row(self, step: Pass) -> None:
+        e, body = self.e, self.body
+        operands = [body.defined[reduction.operand].dtype for reduction in step.reductions]
+        accumulators = tuple(
+            Accumulator(e, self.width, reduction, dtype)
+            for reduction, dtype in zip(step.reductions, operands, strict=True)
+        )
+        scans = tuple(
+            (instr, Accumulator(e, self.width, _as_reduction(instr), instr.dtype))
+            for instr in step.instrs
+            if isinstance(instr, Scan)
+        )
+        sweep = Sweep(step, accumulators, scans)
+        state = [operand for carrier in sweep.carriers for operand in carrier.initial()]
+        body.row_position = "0"
+        if 0 not in self.kernel.inner:
+            state = self._nest(sweep, 0, state)
+        for accumulator in accumulators:
+            mine, state = _split(state, len(accumulator.types))
+            parts, width = accumulator.finish(mine, body.lanes_inner)
+            body.define(accumulator.reduction.out, accumulator.reduction.dtype, parts, width)
+
+    def _nest(self, sweep: Sweep, level: int, state: list[str]) -> list[str]:
+        """Write everything from inner dim `level` on; returns the carried operands after it."""
+        body, deepest = self.body, len(self.kernel.inner)
+        if level == deepest:
+            return self._element(sweep, state)
+        for instr in sweep.step.instrs:
+            if body.depth[instr.out] == level:
+                body.instr(instr)
+        dim, size = len(self.kernel.outer) + level, self.kernel.inner[level]
+        before = dict(body.bases), body.row_position
+
+        def at(index: str, carried: list[str]) -> list[str]:
+            body.bases, body.row_position = dict(before[0]), before[1]
+            body.index[dim] = index
+            body.enter_level(sweep.step, level + 1)
+            return self._nest(sweep, level + 1, carried)
+
+        def backwards(index: str, carried: list[str]) -> list[str]:
+            return at(self.e.set(f"sub i64 {size - 1}, {index}"), carried)
+
+        last = level == deepest - 1
+        if body.lanes_inner and last:
+            return self._lanes(sweep, size, state, at)
+        if size == 1:
+            return at("0", state)
+        if last:
+            return self._in_runs(sweep, size, 1, state, backwards if sweep.reverse else at)
+        return self.e.loop("0", str(size), sweep.paired(state), at)
+
+    def _element(self, sweep: Sweep, state: list[str]) -> list[str]:
+        """Write what happens at one element, or block of lanes, behind the hoisted parts."""
+        body, deepest = self.body, len(self.kernel.inner)
+        count = sum(len(each.types) for each in sweep.accumulators)
+        results, running = _split(state, count)
+        for scan, carrier in sweep.scans:
+            mine, running = _split(running, len(carrier.types))
+            body.running[scan.out] = tuple(mine)
+        for instr in sweep.step.instrs:
+            if body.depth[instr.out] == deepest:
+                body.instr(instr)
+        body.stores(sweep.step)
+        # Outer lanes that do not exist may accumulate anything.
+        mask = body.tail.mask if body.tail is not None and body.lanes_inner else None
+        following = []
+        for accumulator in sweep.accumulators:
+            mine, results = _split(results, len(accumulator.types))
+            operand = body.get(accumulator.reduction.operand, self.width)
+            following += accumulator.step(mine, operand.parts, self._position, mask)
+        return following + [part for scan, _ in sweep.scans for part in body.running[scan.out]]
+
+    def _position(self, element: str) -> str:
+        """Write the row-major position of the current element(s) in an integer type."""
+        e, position = self.e, "0"
+        for dim in range(len(self.kernel.outer), len(self.kernel.sizes)):
+            grown = e.mul_index(position, self.kernel.sizes[dim])
+            position = e.add_index(grown, self.body.index[dim])
+        with e.at_width(1):
+            if element != "i64" and not position.isdigit():
+                position = e.cast("trunc", "i64", element, position)
+        base = e.splat(element, position)
+        if not self.body.lanes_inner:
+            return base
+        return e.binary("add", element, base, e.lanes(range(self.width), element))
+
+    # ---- lanes along the last inner dim ----
+
+    def _lanes(self, sweep: Sweep, size: int, state: list[str], at: LoopBody) -> list[str]:
+        e, body, width = self.e, self.body, self.width
+        live = size % width
+        whole = size - live
+
+        def short_block(state: list[str]) -> list[str]:
+            body.tail = Tail(live, "true", False, self._mask("true", live))
+            state = at(str(whole), state)
+            access.write_back(e, body.tail)
+            body.tail = None
+            return state
+
+        def any_block(start: str, carried: list[str]) -> list[str]:
+            if live:
+                after = e.set(f"add i64 {start}, {width}")
+                short = e.set(f"icmp sgt i64 {after}, {size}")
+                mask = self._mask(short, live) if self._wants_mask(sweep.step) else ""
+                body.tail = Tail(live, short, False, mask)
+            carried = at(start, carried)
+            access.write_back(e, body.tail)
+            body.tail = None
+            return carried
+
+        if whole == 0:
+            return short_block(state)
+        if sweep.accumulators:
+            # The short block is written apart: masks would slow every block down.
+            state = self._in_runs(sweep, whole, width, state, at)
+            return short_block(state) if live else state
+        first, end = "0", str(size)
+        if self.block_number is not None:
+            first = e.mul_index(self.block_number, self.plan.block)
+            end = self._least(e.add_index(first, str(self.plan.block)), size)
+        return e.loop(first, end, sweep.paired(state), any_block, width)
+
+    def _least(self, index: str, size: int) -> str:
+        inside = self.e.set(f"icmp slt i64 {index}, {size}")
+        return self.e.set(f"select i1 {inside}, i64 {index}, i64 {size}")
+
+    def _wants_mask(self, step: Pass) -> bool:
+        """Say whether some access of the pass goes lane by lane or is guarded."""
+        for item in (*step.instrs, *step.stores):
+            if isinstance(item, Load | Store):
+                strided = item.map.strides[self.body.lane_dim] not in (0, 1)
+                if item.guard is not None or item.map.gathered or strided:
+                    return True
+        return False
+
+    def _in_runs(
+        self, sweep: Sweep, size: int, step: int, state: list[str], at: LoopBody
+    ) -> list[str]:
+        """Loop to `size`; long float sums start a fresh accumulator for every run of blocks."""
+        e, run = self.e, SUM_RUN * step
+        sums = [each.is_float_sum for each in sweep.accumulators for _ in each.types]
+        if size <= 2 * run or not any(sums):
+            return e.loop("0", str(size), sweep.paired(state), at, step)
+        sums += [False] * (len(state) - len(sums))
+        fresh = [operand for carrier in sweep.carriers for operand in carrier.initial()]
+
+        def one_run(start: str, carried: list[str]) -> list[str]:
+            end = self._least(e.set(f"add i64 {start}, {run}"), size)
+            begun = [
+                zero if is_sum else value
+                for is_sum, zero, value in zip(sums, fresh, carried, strict=True)
+            ]
+            done = e.loop(start, end, sweep.paired(begun), at, step)
+            return [
+                e.set(f"fadd {kind} {total}, {value}") if is_sum else value
+                for is_sum, kind, total, value in zip(sums, sweep.types, carried, done, strict=True)
+            ]
+
+        return e.loop("0", str(size), sweep.paired(state), one_run, run)
+
+
+def _as_reduction(scan: Scan) -> Reduce:
+    """A scan starts and combines like a reduction of the same operation."""
+    return Reduce(scan.out, scan.dtype, scan.op, scan.operand)
+
+
+def _split(items: list[str], count: int) -> tuple[list[str], list[str]]:
+    return items[:count], items[count:]
