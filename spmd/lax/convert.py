@@ -1,0 +1,289 @@
+"""Changing dtypes: by value, by bits, by precision; and operands brought to one dtype.
+
+The one idea: a conversion has XLA's meaning where C leaves it open. A float becomes the nearest
+integer towards zero within the integer's range, NaN becomes 0, and anything that is not 0 is True.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd.core.context as context
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.jvp import zero_tangent
+from spmd.core.primitive import Primitive, dims, linear
+from spmd.core.structural import move_dim
+from spmd.core.trace import EVAL
+from spmd.core.tree import tree_map
+from spmd.lax.families import (
+    ANY,
+    FLOAT,
+    MOVABLE,
+    REAL,
+    check_dtype,
+    elementwise_dims,
+    fail,
+    nonlinear,
+    unary,
+)
+
+_PYTHON_SCALARS = (bool, int, float, complex)
+
+# ---- convert_element_type ----------------------------------------------------------------------
+
+
+def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) -> Any:
+    """Convert every element to `new_dtype`.
+
+    Floats become integers towards zero, within the integer's range (NaN gives 0); integers wrap
+    around; complex numbers lose their imaginary part.
+    """
+    if new_dtype is None:
+        raise ArgumentError("convert_element_type: new_dtype is None; name a dtype")
+    new_dtype = dtypes.canonical(new_dtype)
+    aval = typeof(operand)
+    if aval.dtype == new_dtype and aval.weak_type == weak_type:
+        # A Python or NumPy scalar still becomes an array when nothing is traced.
+        if context.state.trace is not EVAL or not isinstance(operand, (np.generic, np.ndarray)):
+            return operand
+    if context.state.trace is not EVAL and _is_scalar_constant(operand):
+        folded = _converted(np, np.asarray(operand), new_dtype)
+        return folded.item() if weak_type else folded[()]
+    return convert_element_type_p.bind(operand, new_dtype=new_dtype, weak_type=bool(weak_type))
+
+
+def _is_scalar_constant(x: Any) -> bool:
+    return isinstance(x, (*_PYTHON_SCALARS, np.generic)) and not np.asarray(x).dtype.names
+
+
+def _convert_abstract(x: ShapedArray, *, new_dtype: np.dtype, weak_type: bool) -> ShapedArray:
+    if x.dtype != new_dtype:
+        check_dtype("convert_element_type", "operand", x, ANY)
+        if new_dtype not in ANY:
+            name = dtypes.long_name(new_dtype)
+            fail(DtypeError, f"convert_element_type: {x} cannot be converted to {name}")
+    return x.update(dtype=new_dtype, weak_type=weak_type)
+
+
+def _converted(xp: Any, x: Any, new_dtype: np.dtype) -> Any:
+    if x.dtype == new_dtype:
+        return x
+    with np.errstate(all="ignore"):
+        if dtypes.is_bool(new_dtype):
+            return x != 0
+        if dtypes.is_complex(x.dtype) and not dtypes.is_complex(new_dtype):
+            x = x.real
+        if dtypes.is_float(x.dtype) and dtypes.is_integer(new_dtype):
+            return _saturated(xp, x, new_dtype)
+        return x.astype(new_dtype)
+
+
+def _saturated(xp: Any, x: Any, new_dtype: np.dtype) -> Any:
+    limits = np.iinfo(new_dtype)
+    x = xp.trunc(x.astype(np.float64))
+    # 2**63 - 1 is no float64, so the limits are compared, and the middle alone is converted.
+    above = x >= float(limits.max)
+    below = x <= float(limits.min)
+    inside = xp.where(above | below | xp.isnan(x), 0.0, x).astype(new_dtype)
+    low = xp.where(below, np.asarray(limits.min, new_dtype), inside)
+    return xp.where(above, np.asarray(limits.max, new_dtype), low)
+
+
+def _convert_jvp(primals: Any, tangents: Any, *, new_dtype: np.dtype, weak_type: bool) -> Any:
+    out = convert_element_type_p.bind(*primals, new_dtype=new_dtype, weak_type=weak_type)
+    if not dtypes.is_inexact(new_dtype):
+        return out, zero_tangent(out)
+    return out, convert_element_type(tangents[0], new_dtype, weak_type)
+
+
+def _convert_batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
+    return convert_element_type_p.bind(operands[0], **params), at[0]
+
+
+convert_element_type_p = Primitive(
+    "convert_element_type",
+    abstract=_convert_abstract,
+    impl=lambda xp, x, *, new_dtype, weak_type: xp.asarray(_converted(xp, x, new_dtype)),
+    jvp=_convert_jvp,
+    transpose=lambda ct, x, **_: [convert_element_type(ct, x.aval.dtype, x.aval.weak_type)],
+    batch=_convert_batch,
+    dims=elementwise_dims,
+)
+
+# ---- operands of one dtype ---------------------------------------------------------------------
+
+
+def matched(*operands: Any) -> tuple[Any, ...]:
+    """Operands whose weakly typed members took the dtype of the others, where that loses nothing.
+
+    A Python number beside a float16 array becomes float16; beside integers, 1.0 stays what it is
+    and the primitive reports the difference. Strong dtypes are never changed.
+    """
+    avals = [typeof(x) for x in operands]
+    first = avals[0].dtype
+    if all(a.dtype == first for a in avals):
+        return operands
+    try:
+        dtype, weak = dtypes.promote(tuple((a.dtype, a.weak_type) for a in avals))
+    except DtypeError:
+        return operands
+    if any(a.dtype != dtype and not a.weak_type for a in avals):
+        return operands
+    return tuple(_as_weak_operand(x, a, dtype, weak) for x, a in zip(operands, avals, strict=True))
+
+
+def _as_weak_operand(x: Any, aval: ShapedArray, dtype: np.dtype, weak: bool) -> Any:
+    if aval.dtype == dtype:
+        return x
+    if isinstance(x, _PYTHON_SCALARS):
+        value = np.asarray(x).astype(dtype)
+        return value.item() if weak else value[()]
+    return convert_element_type(x, dtype, weak)
+
+
+# ---- bitcast_convert_type ----------------------------------------------------------------------
+
+
+def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+    """Read the same bits as another dtype.
+
+    If that is narrower, a new last dim holds the parts; if it is wider, the last dim is used up.
+    """
+    return bitcast_convert_type_p.bind(operand, new_dtype=dtypes.canonical(new_dtype))
+
+
+def _bitcast_abstract(x: ShapedArray, *, new_dtype: np.dtype) -> ShapedArray:
+    if x.dtype == new_dtype:
+        return x.strip_weak()
+    check_dtype("bitcast_convert_type", "operand", x, REAL)
+    check_dtype("bitcast_convert_type", "new_dtype", ShapedArray((), new_dtype), REAL)
+    old, new = x.dtype.itemsize, new_dtype.itemsize
+    if old == new:
+        return ShapedArray(x.shape, new_dtype)
+    if old > new:
+        return ShapedArray((*x.shape, old // new), new_dtype)
+    if not x.shape or x.shape[-1] * old != new:
+        fail(
+            ShapeError,
+            f"bitcast_convert_type: {new_dtype} takes {new // old} elements of {x.dtype}, which "
+            f"must be the last dim, but the operand is {x}",
+        )
+    return ShapedArray(x.shape[:-1], new_dtype)
+
+
+def _bitcast_impl(xp: Any, x: Any, *, new_dtype: np.dtype) -> Any:
+    old, new = x.dtype.itemsize, new_dtype.itemsize
+    x = xp.ascontiguousarray(x).reshape(x.shape)
+    if old == new:
+        return x.view(new_dtype)
+    if old > new:
+        return x.reshape(*x.shape, 1).view(new_dtype)
+    return x.view(new_dtype).reshape(x.shape[:-1])
+
+
+def _bitcast_batch(axis: Any, operands: Any, at: Any, *, new_dtype: np.dtype) -> Any:
+    x = move_dim(operands[0], at[0], 0)
+    return bitcast_convert_type_p.bind(x, new_dtype=new_dtype), 0
+
+
+def _bitcast_dims(x: ShapedArray, *, new_dtype: np.dtype) -> Any:
+    old, new = x.dtype.itemsize, new_dtype.itemsize
+    if old == new:
+        return dims([range(x.ndim)], [range(x.ndim)])
+    if old > new:
+        return dims([range(x.ndim)], [(*range(x.ndim), -1)])
+    last = x.ndim - 1
+    return dims([range(x.ndim)], [range(last)], whole=[last])
+
+
+def _bitcast_jvp(primals: Any, tangents: Any, *, new_dtype: np.dtype) -> Any:
+    out = bitcast_convert_type_p.bind(*primals, new_dtype=new_dtype)
+    return out, zero_tangent(out)
+
+
+bitcast_convert_type_p = Primitive(
+    "bitcast_convert_type",
+    abstract=_bitcast_abstract,
+    impl=_bitcast_impl,
+    jvp=_bitcast_jvp,
+    transpose=nonlinear("bitcast_convert_type"),
+    batch=_bitcast_batch,
+    dims=_bitcast_dims,
+)
+
+# ---- reduce_precision --------------------------------------------------------------------------
+
+
+def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+    """Round every element to what a float of the given numbers of bits can hold."""
+    if exponent_bits < 1 or mantissa_bits < 0:
+        raise ArgumentError(
+            f"reduce_precision: exponent_bits={exponent_bits} must be at least 1 and "
+            f"mantissa_bits={mantissa_bits} at least 0"
+        )
+    return reduce_precision_p.bind(
+        operand, exponent_bits=int(exponent_bits), mantissa_bits=int(mantissa_bits)
+    )
+
+
+def _rounded_bits(xp: Any, x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
+    """Round to even on the bits, then flush what the narrower exponent cannot hold."""
+    info = dtypes.finfo(x.dtype)
+    word = np.dtype(f"u{x.dtype.itemsize}")
+    bits = x.view(word)
+    if mantissa_bits < info.nmant:
+        drop = info.nmant - mantissa_bits
+        last = (bits >> word.type(drop)) & word.type(1)
+        bits = bits + last + word.type((1 << (drop - 1)) - 1)
+        bits = bits & ~word.type((1 << drop) - 1)
+    if exponent_bits < info.iexp:
+        mask = word.type(((1 << info.iexp) - 1) << info.nmant)
+        sign = bits & word.type(1 << (8 * word.itemsize - 1))
+        bias, wide = (1 << (exponent_bits - 1)) - 1, (1 << (info.iexp - 1)) - 1
+        exponent = bits & mask
+        bits = xp.where(exponent > word.type((wide + bias) << info.nmant), sign | mask, bits)
+        bits = xp.where(exponent <= word.type((wide - bias) << info.nmant), sign, bits)
+    return xp.where(xp.isnan(x), x, bits.view(x.dtype))
+
+
+reduce_precision_p = unary(
+    "reduce_precision",
+    accepts=FLOAT,
+    impl=_rounded_bits,
+    jvp=linear,
+    transpose=lambda ct, x, **how: reduce_precision_p.bind(ct, **how),
+    widen=False,
+)
+
+# ---- identities --------------------------------------------------------------------------------
+
+
+def stop_gradient(x: Any) -> Any:
+    """Each array of a pytree as it is, but constant for differentiation."""
+    return tree_map(_stop_gradient, x)
+
+
+def _stop_gradient(x: Any) -> Any:
+    return stop_gradient_p.bind(x) if dtypes.is_inexact(typeof(x).dtype) else x
+
+
+def copy(x: Any) -> Any:
+    """A copy of an array, that later donation of the original does not touch."""
+    return copy_p.bind(x)
+
+
+stop_gradient_p = unary(
+    "stop_gradient", accepts=MOVABLE, impl=lambda xp, x: xp.array(x), widen=False
+)
+copy_p = unary(
+    "copy",
+    accepts=MOVABLE,
+    impl=lambda xp, x: xp.array(x),
+    jvp=linear,
+    transpose=lambda ct, x: copy(ct),
+    widen=False,
+)

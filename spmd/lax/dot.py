@@ -1,0 +1,316 @@
+"""Matrix products: `dot_general`, of which `dot` and `batch_matmul` are special cases.
+
+The one idea: dims of the two operands are *contracted* (paired and summed), *batched* (paired and
+kept) or free; the result has the batch dims, then the free dims of the left, then of the right.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.primitive import Dims, Primitive, Zero, dims
+from spmd.core.structural import add_any, is_linear, permute_dims
+from spmd.core.util import inverse_permutation
+from spmd.lax.convert import convert_element_type
+from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, shifted
+
+
+class Precision(enum.Enum):
+    """How exact a product of floats must be; the CPU always computes with full precision."""
+
+    DEFAULT = 0
+    HIGH = 1
+    HIGHEST = 2
+
+
+class DimensionNumbers(NamedTuple):
+    """Which dims are paired: `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`, named."""
+
+    contract: tuple[tuple[int, ...], tuple[int, ...]]
+    batch: tuple[tuple[int, ...], tuple[int, ...]]
+
+    def free(self, side: int, ndim: int) -> tuple[int, ...]:
+        """The dims of operand 0 or 1 that are neither contracted nor batched."""
+        paired = (*self.contract[side], *self.batch[side])
+        return tuple(d for d in range(ndim) if d not in paired)
+
+
+# ---- the public functions ----------------------------------------------------------------------
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """Multiply and sum over the contracted dims, for each index of the batch dims.
+
+    `dimension_numbers` is `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
+    Products are summed in `preferred_element_type`, which is also the result's dtype.
+    """
+    numbers = _normalised(dimension_numbers)
+    left, right = typeof(lhs), typeof(rhs)
+    if left.dtype != right.dtype:
+        pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
+        common = dtypes.promote(pairs)[0]
+        lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
+    if preferred_element_type is None:
+        preferred_element_type = typeof(lhs).dtype
+    return dot_general_p.bind(
+        lhs,
+        rhs,
+        dimension_numbers=numbers,
+        precision=precision,
+        preferred_element_type=dtypes.canonical(preferred_element_type),
+    )
+
+
+def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
+    """The product of vectors and matrices: the last dim of `lhs` with the first of `rhs`."""
+    left, right = typeof(lhs), typeof(rhs)
+    if not (1 <= left.ndim <= 2 and 1 <= right.ndim <= 2):
+        fail(
+            ShapeError,
+            f"dot: takes vectors and matrices, got lhs {left} and rhs {right}; "
+            "lax.dot_general takes any number of dims",
+        )
+    numbers = (((left.ndim - 1,), (0,)), ((), ()))
+    return dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+
+
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
+    """Matrix products of the last two dims, for each index of the equal dims before them."""
+    left, right = typeof(lhs), typeof(rhs)
+    if left.ndim < 2 or left.ndim != right.ndim:
+        fail(
+            ShapeError,
+            f"batch_matmul: operands need the same number of dims, at least 2; got lhs {left} and "
+            f"rhs {right}",
+        )
+    ndim = left.ndim
+    batch = tuple(range(ndim - 2))
+    return dot_general(lhs, rhs, (((ndim - 1,), (ndim - 2,)), (batch, batch)), precision)
+
+
+def _normalised(numbers: Any) -> DimensionNumbers:
+    try:
+        (lc, rc), (lb, rb) = numbers
+        return DimensionNumbers((_ints(lc), _ints(rc)), (_ints(lb), _ints(rb)))
+    except (TypeError, ValueError):
+        raise ArgumentError(
+            f"dot_general: dimension_numbers={numbers!r} must be "
+            "((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch)), each a sequence of ints"
+        ) from None
+
+
+def _ints(xs: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(x) for x in xs)
+
+
+# ---- abstract ----------------------------------------------------------------------------------
+
+
+def _check_side(name: str, aval: ShapedArray, contract: Any, batch: Any) -> None:
+    used = (*contract, *batch)
+    if len(set(used)) != len(used) or any(not 0 <= d < aval.ndim for d in used):
+        fail(
+            ShapeError,
+            f"dot_general: {name}_contracting={contract} and {name}_batch={batch} must be "
+            f"different numbers in range({aval.ndim}), as {name} is {aval}",
+        )
+
+
+def _check_pairs(kind: str, lhs: ShapedArray, rhs: ShapedArray, pairs: Any) -> None:
+    left, right = pairs
+    if len(left) != len(right):
+        fail(
+            ShapeError,
+            f"dot_general: {kind} dims come in pairs, got {left} of lhs and {right} of rhs",
+        )
+    for d, e in zip(left, right, strict=True):
+        if lhs.shape[d] != rhs.shape[e]:
+            fail(
+                ShapeError,
+                f"dot_general: {kind} dims must have equal sizes, but dim {d} of lhs {lhs} has "
+                f"size {lhs.shape[d]} and dim {e} of rhs {rhs} has size {rhs.shape[e]}",
+            )
+
+
+_SUM_KINDS = {"b": "biufc", "i": "ifc", "u": "iufc", "f": "fc", "c": "c"}
+
+
+def _check_preferred(dtype: np.dtype, wanted: np.dtype) -> None:
+    kinds = ["f" if dtypes.is_float(d) else d.kind for d in (dtype, wanted)]
+    if dtype != wanted and (
+        kinds[1] not in _SUM_KINDS[kinds[0]] or wanted.itemsize < dtype.itemsize
+    ):
+        fail(
+            DtypeError,
+            f"dot_general: preferred_element_type={dtypes.long_name(wanted)} cannot hold sums of "
+            f"{dtypes.long_name(dtype)} products; it must be of the same kind (or float for "
+            "integers) and not narrower",
+        )
+
+
+def _dot_abstract(
+    lhs: ShapedArray,
+    rhs: ShapedArray,
+    *,
+    dimension_numbers: DimensionNumbers,
+    precision: Any,
+    preferred_element_type: np.dtype,
+) -> ShapedArray:
+    numbers = dimension_numbers
+    for name, aval in (("lhs", lhs), ("rhs", rhs)):
+        check_dtype("dot_general", name, aval, ANY)
+    check_same_dtype("dot_general", ("lhs", "rhs"), (lhs, rhs))
+    _check_side("lhs", lhs, numbers.contract[0], numbers.batch[0])
+    _check_side("rhs", rhs, numbers.contract[1], numbers.batch[1])
+    _check_pairs("contracted", lhs, rhs, numbers.contract)
+    _check_pairs("batch", lhs, rhs, numbers.batch)
+    _check_preferred(lhs.dtype, preferred_element_type)
+    shape = (
+        *(lhs.shape[d] for d in numbers.batch[0]),
+        *(lhs.shape[d] for d in numbers.free(0, lhs.ndim)),
+        *(rhs.shape[d] for d in numbers.free(1, rhs.ndim)),
+    )
+    weak = lhs.weak_type and rhs.weak_type and preferred_element_type == lhs.dtype
+    return ShapedArray(shape, preferred_element_type, weak)
+
+
+# ---- impl --------------------------------------------------------------------------------------
+
+
+def _dot_impl(
+    xp: Any,
+    lhs: Any,
+    rhs: Any,
+    *,
+    dimension_numbers: DimensionNumbers,
+    precision: Any,
+    preferred_element_type: np.dtype,
+) -> Any:
+    """Bring both operands to (batch, rows, columns) and multiply matrices."""
+    numbers, out = dimension_numbers, preferred_element_type
+    wide = np.dtype(np.float32) if out in NARROW_FLOATS else out
+    batch = [lhs.shape[d] for d in numbers.batch[0]]
+    free = [[x.shape[d] for d in numbers.free(s, x.ndim)] for s, x in enumerate((lhs, rhs))]
+    count, contracted = int(np.prod(batch)), [lhs.shape[d] for d in numbers.contract[0]]
+    depth = int(np.prod(contracted))
+    left = (*numbers.batch[0], *numbers.free(0, lhs.ndim), *numbers.contract[0])
+    right = (*numbers.batch[1], *numbers.contract[1], *numbers.free(1, rhs.ndim))
+    lhs = xp.transpose(lhs, left).astype(wide).reshape(count, int(np.prod(free[0])), depth)
+    rhs = xp.transpose(rhs, right).astype(wide).reshape(count, depth, int(np.prod(free[1])))
+    with np.errstate(all="ignore"):
+        product = xp.matmul(lhs, rhs)
+    return product.reshape(*batch, *free[0], *free[1]).astype(out)
+
+
+# ---- derivatives -------------------------------------------------------------------------------
+
+
+def _dot_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    lhs, rhs = primals
+    out = dot_general_p.bind(lhs, rhs, **params)
+    terms = []
+    if not isinstance(tangents[0], Zero):
+        terms.append(dot_general_p.bind(tangents[0], rhs, **params))
+    if not isinstance(tangents[1], Zero):
+        terms.append(dot_general_p.bind(lhs, tangents[1], **params))
+    return out, terms[0] if len(terms) == 1 else add_any(*terms)
+
+
+def _dot_transpose(ct: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, **params: Any) -> Any:
+    if is_linear(lhs):
+        return [_transpose_side(0, ct, lhs.aval, rhs, dimension_numbers, params["precision"]), None]
+    return [None, _transpose_side(1, ct, rhs.aval, lhs, dimension_numbers, params["precision"])]
+
+
+def _transpose_side(
+    side: int, ct: Any, aval: ShapedArray, other: Any, numbers: DimensionNumbers, precision: Any
+) -> Any:
+    """The cotangent of operand `side`: ct with the other operand, over the other's free dims."""
+    other_aval = typeof(other)
+    batch_count = len(numbers.batch[0])
+    free = numbers.free(side, aval.ndim)
+    other_free = numbers.free(1 - side, other_aval.ndim)
+    start = batch_count + (len(free) if side == 0 else 0)
+    ct_contract = tuple(range(start, start + len(other_free)))
+    other = convert_element_type(other, typeof(ct).dtype, other_aval.weak_type)
+    found = dot_general(
+        ct,
+        other,
+        ((ct_contract, other_free), (tuple(range(batch_count)), numbers.batch[1 - side])),
+        precision,
+    )
+    # `found` has the batch dims, our free dims, then the other's contracted dims in its order.
+    contract = _in_order_of(numbers.contract[1 - side], numbers.contract[side])
+    order = (*numbers.batch[side], *free, *contract)
+    found = permute_dims(found, inverse_permutation(order))
+    return convert_element_type(found, aval.dtype, aval.weak_type)
+
+
+def _in_order_of(keys: Sequence[int], values: Sequence[int]) -> list[int]:
+    """The values paired with keys, in increasing order of the keys."""
+    return [v for _, v in sorted(zip(keys, values, strict=True))]
+
+
+# ---- batch, dims -------------------------------------------------------------------------------
+
+
+def _dot_batch(
+    axis: Any, operands: Any, at: Any, *, dimension_numbers: DimensionNumbers, **params: Any
+) -> Any:
+    """A dim batched in both is one more batch dim; in one, it is one more free dim of it."""
+    contract, batch = (list(pair) for pair in dimension_numbers)
+    for side in (0, 1):
+        if at[side] is not None:
+            contract[side] = shifted(contract[side], at[side])
+            batch[side] = shifted(batch[side], at[side])
+    if at[0] is not None and at[1] is not None:
+        batch = [(at[0], *batch[0]), (at[1], *batch[1])]
+    numbers = DimensionNumbers(tuple(contract), tuple(batch))
+    out = dot_general_p.bind(*operands, dimension_numbers=numbers, **params)
+    if at[0] is not None and at[1] is not None:
+        return out, 0
+    side = 0 if at[0] is not None else 1
+    avals = [typeof(x) for x in operands]
+    before = len(batch[0]) + (len(numbers.free(0, avals[0].ndim)) if side else 0)
+    return out, before + numbers.free(side, avals[side].ndim).index(at[side])
+
+
+def _dot_dims(
+    lhs: ShapedArray, rhs: ShapedArray, *, dimension_numbers: DimensionNumbers, **_: Any
+) -> Dims:
+    numbers = dimension_numbers
+    left = list(range(lhs.ndim))
+    right = [lhs.ndim + d for d in range(rhs.ndim)]
+    for pairs in numbers:
+        for d, e in zip(*pairs, strict=True):
+            right[e] = left[d]
+    result = (
+        *(left[d] for d in numbers.batch[0]),
+        *(left[d] for d in numbers.free(0, lhs.ndim)),
+        *(right[d] for d in numbers.free(1, rhs.ndim)),
+    )
+    return dims([left, right], [result], reduces="add")
+
+
+dot_general_p = Primitive(
+    "dot_general",
+    abstract=_dot_abstract,
+    impl=_dot_impl,
+    jvp=_dot_jvp,
+    transpose=_dot_transpose,
+    batch=_dot_batch,
+    dims=_dot_dims,
+)

@@ -1,0 +1,353 @@
+"""Reductions: elements along some dims combined into one.
+
+The one idea: a reduction over no elements gives the identity of its operator (0 for a sum, minus
+infinity for max), and max, min, argmax and argmin let NaN win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.jvp import zero_tangent
+from spmd.core.primitive import Primitive, dims
+from spmd.core.structural import (
+    broadcast_in_dim,
+    permute_dims,
+    reduce_sum,
+    reduce_sum_p,
+    reduced_shape,
+    reshape,
+)
+from spmd.core.tree import tree_flatten, tree_unflatten
+from spmd.core.util import product
+from spmd.core.vmap import BatchAxis, batch_flat
+from spmd.lax.arithmetic import add, div, log, max, min, mul, sub
+from spmd.lax.convert import convert_element_type, stop_gradient
+from spmd.lax.elementwise import exp
+from spmd.lax.families import (
+    BITS,
+    NUMERIC,
+    ORDERED,
+    check_dtype,
+    const,
+    fail,
+    nonlinear,
+    quiet,
+    reduction,
+    shifted,
+)
+from spmd.lax.logic import bitwise_and, bitwise_or, bitwise_xor, eq, select
+from spmd.lax.slicing import slice_in_dim
+
+__all__ = [
+    "argmax",
+    "argmax_p",
+    "argmin",
+    "argmin_p",
+    "logsumexp",
+    "reduce",
+    "reduce_and",
+    "reduce_and_p",
+    "reduce_max",
+    "reduce_max_p",
+    "reduce_min",
+    "reduce_min_p",
+    "reduce_or",
+    "reduce_or_p",
+    "reduce_prod",
+    "reduce_prod_p",
+    "reduce_sum",
+    "reduce_sum_p",
+    "reduce_xor",
+    "reduce_xor_p",
+]
+
+# ---- max, min ----------------------------------------------------------------------------------
+
+
+def reduce_max(operand: Any, axes: Sequence[int]) -> Any:
+    """The largest element along the given dims; they disappear. NaN wins."""
+    return _bind(reduce_max_p, operand, axes)
+
+
+def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
+    """The smallest element along the given dims; they disappear. NaN wins."""
+    return _bind(reduce_min_p, operand, axes)
+
+
+def _bind(prim: Primitive, operand: Any, axes: Sequence[int]) -> Any:
+    axes = tuple(int(d) for d in axes)
+    return prim.bind(operand, axes=axes) if axes else operand
+
+
+def restored(out: Any, x: Any, axes: Sequence[int]) -> Any:
+    """A reduction's result, repeated along the dims that it combined."""
+    shape = typeof(x).shape
+    return broadcast_in_dim(out, shape, [d for d in range(len(shape)) if d not in axes])
+
+
+def _extreme_jvp(t: Any, x: Any, out: Any, axes: tuple[int, ...]) -> Any:
+    """The winners share the derivative equally."""
+    won = convert_element_type(eq(x, restored(out, x, axes)), typeof(t).dtype)
+    return div(reduce_sum(mul(t, won), axes), reduce_sum(won, axes))
+
+
+reduce_max_p = reduction(
+    "reduce_max",
+    accepts=ORDERED,
+    impl=lambda xp, x, axes: xp.max(x, axis=axes, initial=dtypes.min_value(x.dtype)[()]),
+    combine="max",
+    jvp=_extreme_jvp,
+)
+reduce_min_p = reduction(
+    "reduce_min",
+    accepts=ORDERED,
+    impl=lambda xp, x, axes: xp.min(x, axis=axes, initial=dtypes.max_value(x.dtype)[()]),
+    combine="min",
+    jvp=_extreme_jvp,
+)
+
+# ---- prod --------------------------------------------------------------------------------------
+
+
+def reduce_prod(operand: Any, axes: Sequence[int]) -> Any:
+    """The product of the elements along the given dims; they disappear."""
+    return _bind(reduce_prod_p, operand, axes)
+
+
+def _prod_jvp(t: Any, x: Any, out: Any, axes: tuple[int, ...]) -> Any:
+    """Pairs are multiplied until one is left; unlike `out / x`, this is right where x is 0."""
+    x, t = (_reduced_dims_first(v, axes) for v in (x, t))
+    if typeof(x).shape[0] == 0:
+        return mul(out, const(out, 0))
+
+    def combine(left: tuple[Any, Any], right: tuple[Any, Any]) -> tuple[Any, Any]:
+        (x1, t1), (x2, t2) = left, right
+        return mul(x1, x2), add(mul(t1, x2), mul(x1, t2))
+
+    return _halved(combine, (x, t))[1]
+
+
+def _reduced_dims_first(x: Any, axes: Sequence[int]) -> Any:
+    """The dims `axes` merged into one leading dim, the others behind it."""
+    shape = typeof(x).shape
+    kept = [d for d in range(len(shape)) if d not in axes]
+    sizes = (product(shape[d] for d in axes), *(shape[d] for d in kept))
+    return reshape(permute_dims(x, (*axes, *kept)), sizes)
+
+
+def _halved(combine: Callable[[Any, Any], Any], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Combine along the leading dim, first half with second half, until none is left."""
+    rest: Any = None
+    while (size := typeof(values[0]).shape[0]) > 1:
+        half = size // 2
+        if size % 2:
+            last = tuple(slice_in_dim(v, size - 1, size) for v in values)
+            rest = last if rest is None else combine(last, rest)
+        left = tuple(slice_in_dim(v, 0, half) for v in values)
+        right = tuple(slice_in_dim(v, half, 2 * half) for v in values)
+        values = combine(left, right)
+    if rest is not None:
+        values = combine(values, rest)
+    return tuple(reshape(v, typeof(v).shape[1:]) for v in values)
+
+
+reduce_prod_p = reduction(
+    "reduce_prod",
+    accepts=NUMERIC,
+    impl=lambda xp, x, axes: xp.prod(x, axis=axes, dtype=x.dtype),
+    combine="mul",
+    jvp=_prod_jvp,
+)
+
+# ---- and, or, xor ------------------------------------------------------------------------------
+
+
+def reduce_and(operand: Any, axes: Sequence[int]) -> Any:
+    """The bits that all elements along the given dims have; for bool, whether all are True."""
+    return _bind(reduce_and_p, operand, axes)
+
+
+def reduce_or(operand: Any, axes: Sequence[int]) -> Any:
+    """The bits that any element along the given dims has; for bool, whether any is True."""
+    return _bind(reduce_or_p, operand, axes)
+
+
+def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
+    """The bits that an odd number of elements along the given dims have."""
+    return _bind(reduce_xor_p, operand, axes)
+
+
+def _all_bits(dtype: np.dtype) -> Any:
+    return np.asarray(True) if dtypes.is_bool(dtype) else np.asarray(-1).astype(dtype)
+
+
+reduce_and_p = reduction(
+    "reduce_and",
+    accepts=BITS,
+    impl=lambda xp, x, axes: xp.bitwise_and.reduce(x, axis=axes, initial=_all_bits(x.dtype)[()]),
+    combine="and",
+    weak=False,
+)
+reduce_or_p = reduction(
+    "reduce_or",
+    accepts=BITS,
+    impl=lambda xp, x, axes: xp.bitwise_or.reduce(x, axis=axes, initial=x.dtype.type(0)),
+    combine="or",
+    weak=False,
+)
+reduce_xor_p = reduction(
+    "reduce_xor",
+    accepts=BITS,
+    impl=lambda xp, x, axes: xp.bitwise_xor.reduce(x, axis=axes, initial=x.dtype.type(0)),
+    combine="xor",
+    weak=False,
+)
+
+# ---- argmax, argmin ----------------------------------------------------------------------------
+
+
+def argmax(operand: Any, axis: int, index_dtype: Any) -> Any:
+    """Where along a dim the largest element is: the first such place. NaN wins."""
+    return argmax_p.bind(operand, axes=(int(axis),), index_dtype=dtypes.canonical(index_dtype))
+
+
+def argmin(operand: Any, axis: int, index_dtype: Any) -> Any:
+    """Where along a dim the smallest element is: the first such place. NaN wins."""
+    return argmin_p.bind(operand, axes=(int(axis),), index_dtype=dtypes.canonical(index_dtype))
+
+
+def _arg_reduction(name: str) -> Primitive:
+    def abstract(x: ShapedArray, *, axes: Any, index_dtype: np.dtype) -> ShapedArray:
+        check_dtype(name, "operand", x, ORDERED)
+        if not dtypes.is_integer(index_dtype):
+            fail(DtypeError, f"{name}: index_dtype={index_dtype} must be an integer dtype")
+        shape = reduced_shape(x, axes, name)
+        if x.shape[axes[0]] == 0:
+            fail(ShapeError, f"{name}: dim {axes[0]} of {x} is empty, so no element can be named")
+        return ShapedArray(shape, index_dtype)
+
+    def impl(xp: Any, x: Any, *, axes: Any, index_dtype: np.dtype) -> Any:
+        return getattr(xp, name)(x, axis=axes[0]).astype(index_dtype)
+
+    def batch(axis: Any, operands: Any, at: Any, *, axes: Any, index_dtype: np.dtype) -> Any:
+        moved = shifted(axes, at[0])
+        out = prim.bind(operands[0], axes=moved, index_dtype=index_dtype)
+        return out, at[0] - (moved[0] < at[0])
+
+    def jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+        out = prim.bind(*primals, **params)
+        return out, zero_tangent(out)
+
+    def dims_rule(x: ShapedArray, *, axes: Any, index_dtype: np.dtype) -> Any:
+        kept = [d for d in range(x.ndim) if d not in axes]
+        return dims([range(x.ndim)], [kept], whole=axes)
+
+    prim = Primitive(
+        name,
+        abstract=abstract,
+        impl=quiet(impl),
+        jvp=jvp,
+        transpose=nonlinear(name),
+        batch=batch,
+        dims=dims_rule,
+    )
+    return prim
+
+
+argmax_p = _arg_reduction("argmax")
+argmin_p = _arg_reduction("argmin")
+
+# ---- any monoid --------------------------------------------------------------------------------
+
+_KNOWN = {
+    add: reduce_sum,
+    mul: reduce_prod,
+    max: reduce_max,
+    min: reduce_min,
+    bitwise_and: reduce_and,
+    bitwise_or: reduce_or,
+    bitwise_xor: reduce_xor,
+}
+
+
+def reduce(
+    operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
+) -> Any:
+    """Combine elements along `dimensions` with any associative function of two scalars.
+
+    `operands` is an array or a pytree of arrays of one shape, `init_values` the like of scalars;
+    `computation(x, y)` takes and returns that pytree of scalars, and must not care how elements
+    are grouped. `lax.add`, `lax.max` and their like become the reductions of that name.
+    """
+    arrays, tree = tree_flatten(operands)
+    inits, init_tree = tree_flatten(init_values)
+    dimensions = tuple(int(d) for d in dimensions)
+    _check_reduce(arrays, inits, tree == init_tree, dimensions)
+    known = _KNOWN.get(computation)
+    if known is not None and len(arrays) == 1:
+        out = computation(known(arrays[0], dimensions), inits[0])
+        return tree_unflatten(tree, [out])
+    return tree_unflatten(tree, _reduce_any(arrays, inits, tree, computation, dimensions))
+
+
+def _check_reduce(arrays: Any, inits: Any, same_tree: bool, dimensions: Any) -> None:
+    if not arrays or not same_tree:
+        raise ArgumentError(
+            "reduce: operands and init_values must be pytrees of the same structure, with at "
+            f"least one array; got {len(arrays)} and {len(inits)} values"
+        )
+    shape = typeof(arrays[0]).shape
+    for k, (x, init) in enumerate(zip(arrays, inits, strict=True)):
+        if typeof(x).shape != shape or typeof(init).shape:
+            fail(
+                ShapeError,
+                f"reduce: operand {k} is {typeof(x)} with init value {typeof(init)}; all operands "
+                f"must have the shape of the first, {shape}, and init values be scalars",
+            )
+    reduced_shape(typeof(arrays[0]), dimensions, "reduce")
+
+
+def _reduce_any(
+    arrays: Any, inits: Any, tree: Any, computation: Callable[..., Any], dimensions: Any
+) -> list[Any]:
+    columns = tuple(_reduced_dims_first(x, dimensions) for x in arrays)
+    inits = tuple(
+        convert_element_type(init, typeof(x).dtype) for x, init in zip(arrays, inits, strict=True)
+    )
+
+    def on_scalars(*flat: Any) -> list[Any]:
+        count = len(arrays)
+        x, y = (tree_unflatten(tree, part) for part in (flat[:count], flat[count:]))
+        return tree_flatten(computation(x, y))[0]
+
+    def combine(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
+        shape = typeof(left[0]).shape
+        size = product(shape)
+        flat = [reshape(v, (size,)) for v in (*left, *right)]
+        outs, at = batch_flat(on_scalars, BatchAxis(None, size), flat, [0] * len(flat))
+        return tuple(
+            reshape(out, shape) if d is not None else broadcast_in_dim(out, shape, ())
+            for out, d in zip(outs, at, strict=True)
+        )
+
+    kept = typeof(columns[0]).shape[1:]
+    start = tuple(broadcast_in_dim(init, kept, ()) for init in inits)
+    if typeof(columns[0]).shape[0] == 0:
+        return list(start)
+    return list(combine(start, _halved(combine, columns)))
+
+
+def logsumexp(operand: Any, axes: Sequence[int]) -> Any:
+    """`log(sum(exp(operand)))` along the given dims, without overflow."""
+    top = stop_gradient(reduce_max(operand, axes))
+    finite = eq(sub(top, top), const(top, 0))
+    top = select(finite, top, const(top, 0))
+    shifted_down = sub(operand, restored(top, operand, axes))
+    return add(log(reduce_sum(exp(shifted_down), tuple(axes))), top)
