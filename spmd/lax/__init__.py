@@ -89,6 +89,12 @@ from spmd.lax.array import (
     tri,
     zeros_like_array,
 )
+from spmd.lax.concatenate import (
+    concatenate,
+    concatenate_p,
+    split,
+    split_p,
+)
 from spmd.lax.convert import (
     bitcast_convert_type,
     bitcast_convert_type_p,
@@ -107,6 +113,16 @@ from spmd.lax.dot import (
     dot,
     dot_general,
     dot_general_p,
+)
+from spmd.lax.dynamic import (
+    dynamic_index_in_dim,
+    dynamic_slice,
+    dynamic_slice_in_dim,
+    dynamic_slice_p,
+    dynamic_update_index_in_dim,
+    dynamic_update_slice,
+    dynamic_update_slice_in_dim,
+    dynamic_update_slice_p,
 )
 from spmd.lax.elementwise import (
     acos,
@@ -145,6 +161,12 @@ from spmd.lax.elementwise import (
     tan_p,
     tanh,
     tanh_p,
+)
+from spmd.lax.gather import (
+    gather,
+    gather_p,
+    scatter_add,
+    scatter_add_p,
 )
 from spmd.lax.logic import (
     and_p,
@@ -204,4 +226,36 @@ from spmd.lax.reduce import (
     reduce_sum_p,
     reduce_xor,
     reduce_xor_p,
+)
+from spmd.lax.scatter import (
+    scatter,
+    scatter_max,
+    scatter_max_p,
+    scatter_min,
+    scatter_min_p,
+    scatter_mul,
+    scatter_mul_p,
+    scatter_p,
+    scatter_sub,
+)
+from spmd.lax.slicing import (
+    index_in_dim,
+    pad,
+    pad_p,
+    slice,
+    slice_in_dim,
+    slice_p,
+)
+from spmd.lax.sort import (
+    argsort,
+    sort,
+    sort_key_val,
+    sort_p,
+    top_k,
+    top_k_p,
+)
+from spmd.lax.windows import (
+    GatherDimensionNumbers,
+    GatherScatterMode,
+    ScatterDimensionNumbers,
 )

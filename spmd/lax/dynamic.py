@@ -22,6 +22,7 @@ from spmd.core.structural import reshape, to_front, zeros_like_aval
 from spmd.core.trace import Tracer
 from spmd.core.util import canonical_dim
 from spmd.lax.arithmetic import add
+from spmd.lax.array import expand_dims, squeeze
 from spmd.lax.concatenate import concatenate
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import fail
@@ -355,7 +356,7 @@ def dynamic_index_in_dim(
     out = dynamic_slice_in_dim(
         operand, index, 1, axis, allow_negative_indices=allow_negative_indices
     )
-    return out if keepdims else reshape(out, aval.shape[:axis] + aval.shape[axis + 1 :])
+    return out if keepdims else squeeze(out, (axis,))
 
 
 def dynamic_update_slice_in_dim(
@@ -383,10 +384,10 @@ def dynamic_update_index_in_dim(
     allow_negative_indices: bool = True,
 ) -> Any:
     """Replace the entry at a traced `index` of one dim; `update` may lack that dim."""
-    aval, given = typeof(operand), typeof(update)
+    aval = typeof(operand)
     axis = canonical_dim(axis, aval.ndim)
-    if given.ndim != aval.ndim:
-        update = reshape(update, (*given.shape[:axis], 1, *given.shape[axis:]))
+    if typeof(update).ndim != aval.ndim:
+        update = expand_dims(update, (axis,))
     return dynamic_update_slice_in_dim(
         operand, update, index, axis, allow_negative_indices=allow_negative_indices
     )

@@ -18,11 +18,11 @@ from spmd.core.primitive import Linear, Primitive, dims, linear
 from spmd.core.structural import (
     broadcast_in_dim,
     reduce_sum,
-    reshape,
     to_front,
     zeros_like_aval,
 )
 from spmd.core.util import canonical_dim
+from spmd.lax.array import squeeze
 from spmd.lax.families import fail
 from spmd.lax.logic import select
 
@@ -174,7 +174,7 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
             f"index_in_dim: index {index} is out of bounds for dim {axis} of {aval} (size {size})",
         )
     out = slice_in_dim(operand, wrapped, wrapped + 1, 1, axis)
-    return out if keepdims else reshape(out, aval.shape[:axis] + aval.shape[axis + 1 :])
+    return out if keepdims else squeeze(out, (axis,))
 
 
 # ---- pad ---------------------------------------------------------------------------------------
