@@ -1,0 +1,223 @@
+"""Memory that is handed out again: what makes a large result cheap.
+
+The one idea: touching fresh pages costs more than computing what goes into them (40 MB: 15 ms
+fresh, 2 ms with huge pages, 1 ms reused), so a freed block waits in the list of its size class for
+the next result of that size. A block is freed by its reference count, at once and on any thread;
+`alloc` of a size seen before is a look-up, a pop and a small object: 0.2 us.
+
+All blocks are aligned to 64 bytes and at least 64 bytes long, so a zero-sized array has an address
+too. Contents are undefined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64
+# From here on blocks start on a huge page and ask for huge pages.
+HUGE_PAGE = 2 * 2**20
+# Free lists hold this much per size class below LARGE, and `LIMIT` in all classes above it.
+LARGE = 2**20
+SMALL_CLASS_LIMIT = 4 * 2**20
+LIMIT = 2 * 2**30
+
+_libc = ctypes.CDLL(None)
+_posix_memalign = _libc.posix_memalign
+_posix_memalign.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t, ctypes.c_size_t]
+_free = _libc.free
+_free.argtypes = [ctypes.c_void_p]
+_free.restype = None
+_madvise = getattr(_libc, "madvise", None)
+_MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+if _madvise is not None:
+    _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def size_class(nbytes: int) -> int:
+    """The capacity that serves a request: four classes to each power of two."""
+    if nbytes <= ALIGNMENT:
+        return ALIGNMENT
+    step = max(ALIGNMENT, 1 << ((nbytes - 1).bit_length() - 3))
+    return -(-nbytes // step) * step
+
+
+class SizeClass:
+    """The free blocks of one capacity. `list.append` and `list.pop` are atomic under the GIL."""
+
+    __slots__ = ("capacity", "free", "most")
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.free: list[int] = []
+        self.most = SMALL_CLASS_LIMIT // capacity
+
+
+class Block:
+    """Memory owned by whoever holds this object; it returns to its list with the last reference.
+
+    Only `alloc` makes blocks, and sets both fields itself: an `__init__` would cost a quarter more.
+    """
+
+    __slots__ = ("__weakref__", "address", "home")
+
+    address: int
+    home: SizeClass
+
+    @property
+    def capacity(self) -> int:
+        """The bytes that may be used."""
+        return self.home.capacity
+
+    def __del__(self) -> None:
+        home = self.home
+        if len(home.free) < home.most:
+            home.free.append(self.address)
+        else:
+            _give_back(home, self.address)
+
+    def view(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
+        """A writable C-contiguous array over the block, which keeps the block alive."""
+        dtype = np.dtype(dtype)
+        needed = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if offset < 0 or needed > self.capacity:
+            raise ValueError(
+                f"a view of {shape} {dtype} at byte {offset} needs {needed} bytes; "
+                f"the block has {self.capacity}"
+            )
+        # NumPy keeps the buffer alive, and the buffer keeps us: ctypes arrays take attributes.
+        memory: Any = (ctypes.c_char * self.capacity).from_address(self.address)
+        memory.block = self
+        return np.ndarray(shape, dtype, memory, offset)
+
+
+class Adopted:
+    """Memory that belongs to somebody else (a NumPy array), kept alive by this object."""
+
+    __slots__ = ("__weakref__", "address", "capacity", "owner")
+
+    def __init__(self, owner: np.ndarray):
+        self.owner = owner
+        self.address: int = owner.__array_interface__["data"][0]
+        self.capacity = owner.nbytes
+
+    def view(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
+        """A read-only C-contiguous array over the adopted memory."""
+        flat = self.owner.reshape(-1).view(np.uint8)
+        dtype = np.dtype(dtype)
+        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        result = flat[offset : offset + needed].view(dtype).reshape(shape)
+        result.flags.writeable = False
+        return result
+
+
+def adopt(array: np.ndarray) -> Adopted | None:
+    """Take over a NumPy array without a copy, or None where only a copy will do.
+
+    The array must be C-contiguous, aligned to its elements and in native byte order. Whoever
+    adopts must know that nobody writes to the array any more.
+    """
+    if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
+        return Adopted(array)
+    return None
+
+
+# ---- the allocator -----------------------------------------------------------------------------
+
+# Classes by capacity, and by requested size as a shortcut past the arithmetic.
+_classes: dict[int, SizeClass] = {}
+_by_request: dict[int, SizeClass] = {}
+# A program may ask for ever new sizes; the shortcut is only for those that come back.
+_MOST_REQUESTS = 4096
+
+# Guards the lists of large blocks while they are counted and cut.
+_lock = threading.RLock()
+
+
+def alloc(nbytes: int) -> Block:
+    """A block of at least `nbytes` bytes."""
+    try:
+        home = _by_request[nbytes]
+    except KeyError:
+        home = _find_class(nbytes)
+    try:
+        address = home.free.pop()
+    except IndexError:
+        address = _fresh(home.capacity)
+    block = Block()
+    block.home = home
+    block.address = address
+    return block
+
+
+def _find_class(nbytes: int) -> SizeClass:
+    if nbytes < 0:
+        raise ValueError(f"alloc of {nbytes} bytes")
+    capacity = size_class(nbytes)
+    home = _classes.setdefault(capacity, SizeClass(capacity))
+    if len(_by_request) < _MOST_REQUESTS:
+        _by_request[nbytes] = home
+    return home
+
+
+def _fresh(capacity: int) -> int:
+    huge = capacity >= HUGE_PAGE
+    place = ctypes.c_void_p()
+    alignment = HUGE_PAGE if huge else ALIGNMENT
+    if _posix_memalign(ctypes.byref(place), alignment, capacity):
+        # What waits in the lists may be what is missing.
+        trim()
+        if _posix_memalign(ctypes.byref(place), alignment, capacity):
+            raise MemoryError(f"no memory for an array of {capacity / 2**20:.1f} MiB")
+    address = place.value or 0
+    if huge and _madvise is not None and _MADV_HUGEPAGE is not None:
+        # Advice only: a kernel without huge pages refuses, and small pages work too.
+        _madvise(address, capacity, _MADV_HUGEPAGE)
+    return address
+
+
+def _give_back(home: SizeClass, address: int) -> None:
+    """Free a block, or keep it if it is large and there is room for it."""
+    if sys.is_finalizing():
+        return
+    if home.capacity < LARGE or home.capacity > LIMIT:
+        _free(address)
+        return
+    with _lock:
+        home.free.append(address)
+        _cut_large(LIMIT)
+
+
+def _cut_large(limit: int) -> None:
+    """Free the largest waiting blocks until those from LARGE on hold at most `limit` bytes."""
+    large = [c for c in list(_classes.values()) if c.capacity >= LARGE]
+    waiting = sum(c.capacity * len(c.free) for c in large)
+    for home in sorted(large, key=lambda c: -c.capacity):
+        while waiting > limit and home.free:
+            try:
+                _free(home.free.pop())
+            except IndexError:  # another thread took the last one
+                break
+            waiting -= home.capacity
+
+
+def trim() -> None:
+    """Give all waiting memory back to the system."""
+    with _lock:
+        _cut_large(0)
+        for home in list(_classes.values()):
+            while home.free:
+                try:
+                    _free(home.free.pop())
+                except IndexError:
+                    break
+
+
+def waiting_bytes() -> int:
+    """The bytes that wait in the free lists."""
+    return sum(c.capacity * len(c.free) for c in list(_classes.values()))
