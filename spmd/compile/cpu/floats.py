@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .emit import Emitter
+from spmd.compile.cpu.emit import Emitter
 
 
 class Floats:

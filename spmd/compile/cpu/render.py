@@ -16,13 +16,13 @@ import hashlib
 import math
 from dataclasses import dataclass
 
-from ..kernel.check import check_kernel
-from ..kernel.dtypes import DTYPES, REAL_OF
-from ..kernel.ir import Const, Iota, Kernel, Load, Op, Scan, Store, is_sequential
-from ..kernel.space import HEAVY_OPS, is_elementwise, normalise
-from .emit import Module, Target
-from .render_nest import Nest, Plan
-from .vectormath import LIBM_FUNCTIONS
+from spmd.compile.cpu.emit import Module, Target
+from spmd.compile.cpu.render_nest import Nest, Plan
+from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS
+from spmd.compile.kernel.check import check_kernel
+from spmd.compile.kernel.dtypes import DTYPES, REAL_OF
+from spmd.compile.kernel.ir import Const, Iota, Kernel, Load, Op, Scan, Store, is_sequential
+from spmd.compile.kernel.space import HEAVY_OPS, is_elementwise, normalise
 
 # Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
 # threads share 10 000 elements, large enough that starting a unit costs nothing.

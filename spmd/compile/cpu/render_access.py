@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..kernel.dtypes import REAL_OF, itemsize, kind
-from .emit import Emitter
-from .render_convert import element_of, from_memory, memory_element, to_memory
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.render_convert import element_of, from_memory, memory_element, to_memory
+from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
 
 Parts: TypeAlias = tuple[str, ...]
 Update: TypeAlias = Callable[[Parts, Parts], Parts]

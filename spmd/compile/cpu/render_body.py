@@ -6,8 +6,13 @@ The loops that move the point are in `render_nest.py`.
 
 from __future__ import annotations
 
-from ..kernel.dtypes import DTYPES, from_bits, kind
-from ..kernel.ir import (
+from spmd.compile.cpu import render_access as access
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.render_access import Place, Tail
+from spmd.compile.cpu.render_convert import constant_parts, element_of
+from spmd.compile.cpu.render_ops import Value, combine, render_op
+from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
+from spmd.compile.kernel.ir import (
     ROW,
     Const,
     Instr,
@@ -23,11 +28,6 @@ from ..kernel.ir import (
     definitions,
     operands_of,
 )
-from . import render_access as access
-from .emit import Emitter
-from .render_access import Place, Tail
-from .render_convert import constant_parts, element_of
-from .render_ops import Value, combine, render_op
 
 
 class Body:

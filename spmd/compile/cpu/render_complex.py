@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from .emit import Emitter
-from .floats import Floats
-from .vectormath import call_function
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.vectormath import call_function
 
 Pair = tuple[str, str]
 

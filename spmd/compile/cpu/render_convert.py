@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernel.dtypes import DTYPES, REAL_OF, from_bits, kind
-from .emit import Emitter
-from .floats import Floats
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.floats import Floats
+from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, from_bits, kind
 
 _ELEMENTS = {"bool": "i1", "f16": "float", "bf16": "float", "f32": "float", "f64": "double"}
 _MEMORY = {"bool": "i8", "f16": "half", "bf16": "i16"}

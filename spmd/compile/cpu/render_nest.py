@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..kernel.dtypes import DTYPES, itemsize
-from ..kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_sequential
-from . import render_access as access
-from .emit import Emitter, Module
-from .render_access import Tail
-from .render_body import Body
-from .render_reduce import Accumulator
+from spmd.compile.cpu import render_access as access
+from spmd.compile.cpu.emit import Emitter, Module
+from spmd.compile.cpu.render_access import Tail
+from spmd.compile.cpu.render_body import Body
+from spmd.compile.cpu.render_reduce import Accumulator
+from spmd.compile.kernel.dtypes import DTYPES, itemsize
+from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_sequential
 
 # Row buffers beyond this live on the heap: worker threads have small stacks.
 STACK_BYTES = 32 * 1024

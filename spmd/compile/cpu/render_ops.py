@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..kernel.dtypes import kind
-from ..kernel.ops import result_dtype
-from . import render_complex
-from .emit import Emitter
-from .floats import Floats
-from .render_convert import convert, element_of, from_memory, memory_element, to_memory
-from .vectormath import LIBM_FUNCTIONS, call_function
+from spmd.compile.cpu import render_complex
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.render_convert import (
+    convert,
+    element_of,
+    from_memory,
+    memory_element,
+    to_memory,
+)
+from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS, call_function
+from spmd.compile.kernel.dtypes import kind
+from spmd.compile.kernel.ops import result_dtype
 
 
 @dataclass(frozen=True, slots=True)

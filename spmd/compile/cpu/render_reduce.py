@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..kernel.dtypes import DTYPES, kind, to_bits
-from ..kernel.ir import Reduce
-from ..kernel.ops import ARG_REDUCERS
-from ..kernel.scalar import identity
-from .emit import Emitter
-from .render_convert import constant_parts, element_of
-from .render_ops import combine
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.render_convert import constant_parts, element_of
+from spmd.compile.cpu.render_ops import combine
+from spmd.compile.kernel.dtypes import DTYPES, kind, to_bits
+from spmd.compile.kernel.ir import Reduce
+from spmd.compile.kernel.ops import ARG_REDUCERS
+from spmd.compile.kernel.scalar import identity
 
 
 class Accumulator:
@@ -67,7 +67,8 @@ class Accumulator:
         """Return the result's parts and lanes; `across_lanes` combines the lanes into one."""
         width, parts = self.width, list(state)
         while across_lanes and width > 1:
-            halves = [self._halves(part, kind, width) for part, kind in zip(parts, self.elements)]
+            typed = zip(parts, self.elements, strict=True)
+            halves = [self._halves(part, element, width) for part, element in typed]
             width //= 2
             with self.e.at_width(width):
                 parts = self._combine([low for low, _ in halves], [high for _, high in halves])

@@ -4,9 +4,6 @@ Every function takes `Floats` and operands and returns the operand of its result
 to 2 ulp (the tests measure them); denormals, infinities, NaN and -0.0 are right. What is rare, or
 costs more than it brings, calls libm lane by lane; `sin`, `cos` and `tan` do so for a vector that
 holds an argument too large for their range reduction.
-
-Coefficients: exp, log, sin, cos in f32 after Cephes, in f64 after fdlibm; erf after N. Juffa;
-erf_inv after M. Giles.
 """
 
 from __future__ import annotations
@@ -14,27 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .emit import Emitter
-from .floats import Floats
-
-LN2_HIGH = {32: 0.693359375, 64: 6.93147180369123816490e-01}
-LN2_LOW = {32: -2.12194440e-4, 64: 1.90821492927058770002e-10}
-LOG2_E = 1.4426950408889634
-
-# exp(r) = 1 + r + r*r*P(r) on |r| <= ln(2)/2.
-EXP_POLY = {
-    32: (
-        1.9875691500e-4,
-        1.3981999507e-3,
-        8.3334519073e-3,
-        4.1665795894e-2,
-        1.6666665459e-1,
-        5.0000001201e-1,
-    ),
-    64: tuple(1 / math.factorial(k) for k in range(13, 1, -1)),
-}
-EXP_RANGE = {32: (-105.0, 89.0), 64: (-746.0, 710.0)}
-
+from spmd.compile.cpu.coefficients import (
+    COS_POLY,
+    ERF_INV_32,
+    ERF_INV_64,
+    ERF_LARGE,
+    ERF_SMALL,
+    EXP_POLY,
+    EXP_RANGE,
+    HALF_PI,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    LOG_POLY_32,
+    LOG_POLY_64,
+    SIN_POLY,
+    TRIG_LIMIT,
+)
+from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.floats import Floats
 
 # ---- exponentials -------------------------------------------------------------------------
 
@@ -119,37 +114,19 @@ def sinh(m: Floats, x: str) -> str:
 
 # ---- logarithms -----------------------------------------------------------------------------
 
-LOG_POLY_32 = (
-    7.0376836292e-2,
-    -1.1514610310e-1,
-    1.1676998740e-1,
-    -1.2420140846e-1,
-    1.4249322787e-1,
-    -1.6668057665e-1,
-    2.0000714765e-1,
-    -2.4999993993e-1,
-    3.3333331174e-1,
-)
-LOG_POLY_64 = (
-    1.479819860511658591e-01,
-    1.531383769920937332e-01,
-    1.818357216161805012e-01,
-    2.222219843214978396e-01,
-    2.857142874366239149e-01,
-    3.999999999940941908e-01,
-    6.666666666666735130e-01,
-)
-
 
 def _split_log(m: Floats, x: str) -> tuple[str, str]:
-    """Return (f, e): x = (1 + f) * 2**e with sqrt(1/2) <= 1 + f < sqrt(2), for positive finite
-    x.""" smallest = m.const(2.0 ** (1 - m.bias)) tiny = m.is_("olt", x, smallest) x =
-    m.select(tiny, m.exact_mul(x, m.const(2.0**m.mantissa)), x) root = {32: 0x3F3504F3, 64:
-    0x3FE6A09E667F3BCD}[m.bits] moved = m.int_op("sub", m.to_bits(x), m.int(root)) exponent =
-    m.of_int(m.int_op("ashr", moved, m.int(m.mantissa))) exponent = m.select(tiny, m.sub(exponent,
-    m.const(float(m.mantissa))), exponent) low = m.int_op("and", moved, m.int((1 << m.mantissa) -
-    1)) fraction = m.of_bits(m.int_op("add", low, m.int(root))) return m.exact_sub(fraction,
-    m.const(1.0)), exponent
+    """Return (f, e) with x = (1 + f) * 2**e and sqrt(1/2) <= 1 + f < sqrt(2); x positive."""
+    smallest = m.const(2.0 ** (1 - m.bias))
+    tiny = m.is_("olt", x, smallest)
+    x = m.select(tiny, m.exact_mul(x, m.const(2.0**m.mantissa)), x)
+    root = {32: 0x3F3504F3, 64: 0x3FE6A09E667F3BCD}[m.bits]
+    moved = m.int_op("sub", m.to_bits(x), m.int(root))
+    exponent = m.of_int(m.int_op("ashr", moved, m.int(m.mantissa)))
+    exponent = m.select(tiny, m.sub(exponent, m.const(float(m.mantissa))), exponent)
+    low = m.int_op("and", moved, m.int((1 << m.mantissa) - 1))
+    fraction = m.of_bits(m.int_op("add", low, m.int(root)))
+    return m.exact_sub(fraction, m.const(1.0)), exponent
 
 
 def _log_reduced(m: Floats, f: str, e: str) -> str:
@@ -202,38 +179,6 @@ def atanh(m: Floats, x: str) -> str:
 
 # ---- trigonometry ---------------------------------------------------------------------------
 
-# pi/2 in three parts: with FMA each as long as the element; without, short enough that products
-# with small integers are exact.
-HALF_PI = {
-    (32, True): (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512489330936e-15),
-    (32, False): (1.5703125, 4.837512969970703125e-4, 7.549789948768648e-8),
-    (64, True): (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33),
-    (64, False): (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21),
-}
-TRIG_LIMIT = {(32, True): 71476.0, (32, False): 8192.0, (64, True): 1e6, (64, False): 1e5}
-SIN_POLY = {
-    32: (2.86567956e-6, -1.98559923e-4, 8.33338592e-3, -1.66666672e-1),
-    64: (
-        1.58969099521155010221e-10,
-        -2.50507602534068634195e-08,
-        2.75573137070700676789e-06,
-        -1.98412698298579493134e-04,
-        8.33333333332248946124e-03,
-        -1.66666666666666324348e-01,
-    ),
-}
-COS_POLY = {
-    32: (2.44677067e-5, -1.38877297e-3, 4.16666567e-2),
-    64: (
-        -1.13596475577881948265e-11,
-        2.08757232129817482790e-09,
-        -2.75573143513906633035e-07,
-        2.48015872894767294178e-05,
-        -1.38888888888741095749e-03,
-        4.16666666666666019037e-02,
-    ),
-}
-
 
 def _sin_cos(m: Floats, x: str) -> tuple[str, str, str]:
     """Return sin and cos of the reduced argument, and its quadrant as an integer."""
@@ -274,9 +219,7 @@ def _with_large(m: Floats, x: str, symbol: str, fast: Callable[[], str]) -> str:
     fast_end = e.block
     e.branch(after)
     e.start(after)
-    return e.set(
-        f"phi {e.type(m.element)} [ {slow}, %{slow_end} ], [ {quick}, %{fast_end} ]"
-    )
+    return e.set(f"phi {e.type(m.element)} [ {slow}, %{slow_end} ], [ {quick}, %{fast_end} ]")
 
 
 def sin(m: Floats, x: str) -> str:
@@ -318,24 +261,6 @@ def tan(m: Floats, x: str) -> str:
 
 # ---- error function ---------------------------------------------------------------------------
 
-ERF_SMALL = (
-    -5.96761703e-4,
-    4.99119423e-3,
-    -2.67681349e-2,
-    1.12819925e-1,
-    -3.76125336e-1,
-    1.28379166e-1,
-)
-ERF_LARGE = (
-    -1.72853470e-5,
-    3.83197126e-4,
-    -3.88396438e-3,
-    2.42546219e-2,
-    -1.06777877e-1,
-    -6.34846687e-1,
-    -1.28717512e-1,
-)
-
 
 def erf(m: Floats, x: str) -> str:
     """Error function: polynomials in f32, libm in f64."""
@@ -348,99 +273,6 @@ def erf(m: Floats, x: str) -> str:
     large = m.copysign(m.sub(m.const(1.0), exp(m, decay)), x)
     small = m.fma(m.poly(square, ERF_SMALL), x, x)
     return m.select(m.is_("ogt", t, m.const(0.927734375)), large, small)
-
-
-ERF_INV_32 = (
-    (
-        2.81022636e-08,
-        3.43273939e-07,
-        -3.5233877e-06,
-        -4.39150654e-06,
-        0.00021858087,
-        -0.00125372503,
-        -0.00417768164,
-        0.246640727,
-        1.50140941,
-    ),
-    (
-        -0.000200214257,
-        0.000100950558,
-        0.00134934322,
-        -0.00367342844,
-        0.00573950773,
-        -0.0076224613,
-        0.00943887047,
-        1.00167406,
-        2.83297682,
-    ),
-)
-ERF_INV_64 = (
-    (
-        -3.6444120640178196996e-21,
-        -1.685059138182016589e-19,
-        1.2858480715256400167e-18,
-        1.115787767802518096e-17,
-        -1.333171662854620906e-16,
-        2.0972767875968561637e-17,
-        6.6376381343583238325e-15,
-        -4.0545662729752068639e-14,
-        -8.1519341976054721522e-14,
-        2.6335093153082322977e-12,
-        -1.2975133253453532498e-11,
-        -5.4154120542946279317e-11,
-        1.051212273321532285e-09,
-        -4.1126339803469836976e-09,
-        -2.9070369957882005086e-08,
-        4.2347877827932403518e-07,
-        -1.3654692000834678645e-06,
-        -1.3882523362786468719e-05,
-        0.0001867342080340571352,
-        -0.00074070253416626697512,
-        -0.0060336708714301490533,
-        0.24015818242558961693,
-        1.6536545626831027356,
-    ),
-    (
-        2.2137376921775787049e-09,
-        9.0756561938885390979e-08,
-        -2.7517406297064545428e-07,
-        1.8239629214389227755e-08,
-        1.5027403968909827627e-06,
-        -4.013867526981545969e-06,
-        2.9234449089955446044e-06,
-        1.2475304481671778723e-05,
-        -4.7318229009055733981e-05,
-        6.8284851459573175448e-05,
-        2.4031110387097893999e-05,
-        -0.0003550375203628474796,
-        0.00095328937973738049703,
-        -0.0016882755560235047313,
-        0.0024914420961078508066,
-        -0.0037512085075692412107,
-        0.005370914553590063617,
-        1.0052589676941592334,
-        3.0838856104922207635,
-    ),
-    (
-        -2.7109920616438573243e-11,
-        -2.5556418169965252055e-10,
-        1.5076572693500548083e-09,
-        -3.7894654401267369937e-09,
-        7.6157012080783393804e-09,
-        -1.4960026627149240478e-08,
-        2.9147953450901080826e-08,
-        -6.7711997758452339498e-08,
-        2.2900482228026654717e-07,
-        -9.9298272942317002539e-07,
-        4.5260625972231537039e-06,
-        -1.9681778105531670567e-05,
-        7.5995277030017761139e-05,
-        -0.00021503011930044477347,
-        -0.00013871931833623122026,
-        1.0103004648645343977,
-        4.8499064014085844221,
-    ),
-)
 
 
 def erf_inv(m: Floats, x: str) -> str:
@@ -465,8 +297,9 @@ def erf_inv(m: Floats, x: str) -> str:
 
 
 def pow(m: Floats, x: str, y: str) -> str:
-    """x**y. In f32 it is exp(y log|x|) computed in f64, with the special cases of C; f64 is
-    libm's.""" e = m.emitter if m.bits == 64:
+    """x**y: libm's in f64; in f32 exp(y log|x|), computed in f64, with C's special cases."""
+    e = m.emitter
+    if m.bits == 64:
         return e.call_lanes("pow", "double", x, y)
     wide = Floats(e, "double")
     magnitude = e.cast("fpext", "float", "double", m.abs(x))

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
-from .check import check_kernel
-from .dtypes import to_bits
-from .ir import (
+from spmd.compile.kernel.check import check_kernel
+from spmd.compile.kernel.dtypes import to_bits
+from spmd.compile.kernel.ir import (
     POINT,
     ROW,
     Arg,
@@ -38,7 +38,7 @@ from .ir import (
     Store,
     StoreRow,
 )
-from .ops import OPS, result_dtype
+from spmd.compile.kernel.ops import OPS, result_dtype
 
 Gathered = Sequence[tuple[int, int]]
 

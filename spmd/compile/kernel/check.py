@@ -8,8 +8,8 @@ run-time values; the interpreter checks those.
 
 from __future__ import annotations
 
-from .dtypes import DTYPES, kind
-from .ir import (
+from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.compile.kernel.ir import (
     POINT,
     ROW,
     Const,
@@ -27,7 +27,7 @@ from .ir import (
     StoreRow,
     operands_of,
 )
-from .ops import ARG_REDUCERS, OPS, REDUCERS, SCANNERS, result_dtype
+from spmd.compile.kernel.ops import ARG_REDUCERS, OPS, REDUCERS, SCANNERS, result_dtype
 
 READABLE = ("in", "inout")
 WRITABLE = ("out", "inout")

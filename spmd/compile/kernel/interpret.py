@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .check import check_kernel
-from .dtypes import DTYPES, from_bits, kind
-from .ir import (
+from spmd.compile.kernel.check import check_kernel
+from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
+from spmd.compile.kernel.ir import (
     ROW,
     Const,
     Instr,
@@ -30,7 +30,7 @@ from .ir import (
     Store,
     StoreRow,
 )
-from .scalar import identity, scalar_op
+from spmd.compile.kernel.scalar import identity, scalar_op
 
 Array = np.ndarray[Any, Any]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
+from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
 
 
 @dataclass(frozen=True, slots=True)

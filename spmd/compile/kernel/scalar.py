@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import DTYPES, kind
+from spmd.compile.kernel.dtypes import DTYPES, kind
 
 Array = np.ndarray[Any, Any]
 
@@ -158,8 +158,10 @@ def _logistic(x: Array) -> Array:
 
 def _complex(real: Array, imag: Array) -> Array:
     # Not real + 1j * imag, which makes NaNs of infinities.
-    result = np.empty(np.broadcast_shapes(real.shape, imag.shape), np.result_type(real.dtype,
-    np.complex64)) result.real, result.imag = real, imag return result
+    dtype = np.result_type(real.dtype, np.complex64)
+    result = np.empty(np.broadcast_shapes(real.shape, imag.shape), dtype)
+    result.real, result.imag = real, imag
+    return result
 
 
 def _nextafter(x: Array, y: Array, dtype: str) -> Array:

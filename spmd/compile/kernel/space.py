@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from .ir import (
+from spmd.compile.kernel.ir import (
     POINT,
     ROW,
     Const,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from collections.abc import Sequence
 
 import llvmlite.binding as llvm
@@ -51,5 +52,5 @@ def run_native(
     function = compile_rendered(rendered)
     pointers = (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))
     bounds = np.linspace(0, rendered.units, splits + 1).astype(int)
-    for begin, end in reversed(list(zip(bounds[:-1], bounds[1:], strict=True))):
+    for begin, end in reversed(list(itertools.pairwise(bounds))):
         function(pointers, None, int(begin), int(end))
