@@ -107,6 +107,18 @@ from spmd.lax.convert import (
     stop_gradient,
     stop_gradient_p,
 )
+from spmd.lax.cumulative import (
+    cumlogsumexp,
+    cumlogsumexp_p,
+    cummax,
+    cummax_p,
+    cummin,
+    cummin_p,
+    cumprod,
+    cumprod_p,
+    cumsum,
+    cumsum_p,
+)
 from spmd.lax.dot import (
     Precision,
     batch_matmul,
@@ -253,6 +265,26 @@ from spmd.lax.sort import (
     sort_p,
     top_k,
     top_k_p,
+)
+from spmd.lax.special import (
+    digamma,
+    digamma_p,
+    erf,
+    erf_inv,
+    erf_inv_p,
+    erf_p,
+    erfc,
+    erfc_p,
+    igamma,
+    igamma_p,
+    igammac,
+    igammac_p,
+    lgamma,
+    lgamma_p,
+    polygamma,
+    polygamma_p,
+    zeta,
+    zeta_p,
 )
 from spmd.lax.windows import (
     GatherDimensionNumbers,

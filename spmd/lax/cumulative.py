@@ -1,0 +1,142 @@
+"""Running sums, products, extremes and logsumexps along one dim.
+
+The one idea: only a running sum is linear. The tangents of the others come from differentiating a
+doubling scan of elementwise operations: after step k each element holds the combination of the
+`2 ** k` elements that end at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import ShapeError
+from spmd.core.jvp import jvp_flat
+from spmd.core.primitive import Primitive, dims, linear
+from spmd.lax.arithmetic import add, is_finite, log, max, min, mul, sub
+from spmd.lax.concatenate import concatenate
+from spmd.lax.convert import stop_gradient
+from spmd.lax.elementwise import exp
+from spmd.lax.families import (
+    FLOAT,
+    NUMERIC,
+    ORDERED,
+    DtypeSet,
+    Rule,
+    check_dtype,
+    const,
+    fail,
+    nonlinear,
+    quiet,
+)
+from spmd.lax.logic import select
+from spmd.lax.slicing import slice_in_dim
+
+# ---- the public functions ----------------------------------------------------------------------
+
+
+def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The sum of all elements up to each one along a dim (from each one on, if `reverse`)."""
+    return cumsum_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+
+
+def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The product of all elements up to each one along a dim."""
+    return cumprod_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+
+
+def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The largest of all elements up to each one along a dim; NaN wins."""
+    return cummax_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+
+
+def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The smallest of all elements up to each one along a dim; NaN wins."""
+    return cummin_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+
+
+def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+    """The log of the sum of the exponentials of all elements up to each one along a dim."""
+    return cumlogsumexp_p.bind(operand, axis=int(axis), reverse=bool(reverse))
+
+
+# ---- the family --------------------------------------------------------------------------------
+
+
+def _doubling(combine: Callable[[Any, Any], Any], x: Any, axis: int, reverse: bool) -> Any:
+    size = typeof(x).shape[axis]
+    step = 1
+    while step < size:
+        head = slice_in_dim(x, 0, size - step, axis=axis)
+        tail = slice_in_dim(x, step, size, axis=axis)
+        if reverse:
+            rest = slice_in_dim(x, size - step, size, axis=axis)
+            x = concatenate([combine(tail, head), rest], axis)
+        else:
+            rest = slice_in_dim(x, 0, step, axis=axis)
+            x = concatenate([rest, combine(head, tail)], axis)
+        step *= 2
+    return x
+
+
+def _cumulative(
+    name: str, accepts: DtypeSet, accumulate: Rule, combine: Callable[[Any, Any], Any]
+) -> Primitive:
+    """One member: `accumulate(xp, x, axis)` gives the values, `combine(x, y)` joins two of them."""
+
+    def abstract(x: ShapedArray, *, axis: int, reverse: bool) -> ShapedArray:
+        check_dtype(name, "operand", x, accepts)
+        if not 0 <= axis < x.ndim:
+            fail(ShapeError, f"{name}: axis={axis} must be in range({x.ndim}), as operand is {x}")
+        return x
+
+    def impl(xp: Any, x: Any, *, axis: int, reverse: bool) -> Any:
+        if not reverse:
+            return accumulate(xp, x, axis)
+        return xp.flip(accumulate(xp, xp.flip(x, axis), axis), axis)
+
+    def jvp(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> Any:
+        out = prim.bind(primals[0], axis=axis, reverse=reverse)
+        _, (tangent,) = jvp_flat(
+            lambda x: [_doubling(combine, x, axis, reverse)], primals, tangents
+        )
+        return out, tangent
+
+    def batch(vmapped: Any, operands: Any, at: Any, *, axis: int, reverse: bool) -> Any:
+        return prim.bind(operands[0], axis=axis + (axis >= at[0]), reverse=reverse), at[0]
+
+    prim = Primitive(
+        name,
+        abstract=abstract,
+        impl=quiet(impl),
+        jvp=jvp,
+        transpose=nonlinear(name),
+        batch=batch,
+        dims=lambda x, *, axis, reverse: dims([range(x.ndim)], [range(x.ndim)], whole=[axis]),
+    )
+    return prim
+
+
+def _logaddexp(x: Any, y: Any) -> Any:
+    """`log(exp(x) + exp(y))`; where that is infinite or NaN, the larger of the two."""
+    larger = max(x, y)
+    finite = is_finite(larger)
+    top = stop_gradient(select(finite, larger, const(x, 0)))
+    total = add(*(exp(sub(select(finite, v, const(x, 0)), top)) for v in (x, y)))
+    return select(finite, add(top, log(total)), larger)
+
+
+cumsum_p = _cumulative(
+    "cumsum", NUMERIC, lambda xp, x, axis: xp.cumsum(x, axis, dtype=x.dtype), add
+)
+cumsum_p.jvp = linear
+cumsum_p.transpose = lambda ct, x, *, axis, reverse: [cumsum(ct, axis, not reverse)]
+cumprod_p = _cumulative(
+    "cumprod", NUMERIC, lambda xp, x, axis: xp.cumprod(x, axis, dtype=x.dtype), mul
+)
+cummax_p = _cumulative("cummax", ORDERED, lambda xp, x, axis: xp.maximum.accumulate(x, axis), max)
+cummin_p = _cumulative("cummin", ORDERED, lambda xp, x, axis: xp.minimum.accumulate(x, axis), min)
+cumlogsumexp_p = _cumulative(
+    "cumlogsumexp", FLOAT, lambda xp, x, axis: xp.logaddexp.accumulate(x, axis), _logaddexp
+)

@@ -1,0 +1,182 @@
+"""Special functions: error functions, gamma functions and their relatives.
+
+The one idea: the meaning is computed in float64 with array arithmetic only, so that it runs on any
+array module, and is then rounded; derivatives are written with the other functions of this file.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spmd.core.errors import RefusedError
+from spmd.lax.arithmetic import add, log, mul, neg, square, sub
+from spmd.lax.convert import matched
+from spmd.lax.elementwise import exp
+from spmd.lax.families import FLOAT, binary, const, fail, unary
+from spmd.lax.special_values import (
+    digamma_values,
+    erf_inv_values,
+    erf_values,
+    erfc_values,
+    igamma_values,
+    igammac_values,
+    lgamma_values,
+    zeta_values,
+)
+
+# ---- error functions ---------------------------------------------------------------------------
+
+
+def erf(x: Any) -> Any:
+    """The error function `2 / sqrt(pi) * integral of exp(-t**2) from 0 to x`, elementwise."""
+    return erf_p.bind(x)
+
+
+def erfc(x: Any) -> Any:
+    """`1 - erf(x)`, elementwise, accurate where erf is close to 1."""
+    return erfc_p.bind(x)
+
+
+def erf_inv(x: Any) -> Any:
+    """The inverse of `erf`, elementwise; infinite at -1 and 1, NaN beyond."""
+    return erf_inv_p.bind(x)
+
+
+def _bell(x: Any) -> Any:
+    """The derivative of erf."""
+    return mul(const(x, 2 / math.sqrt(math.pi)), exp(neg(square(x))))
+
+
+def _in_float64(f: Any) -> Any:
+    """An `impl` that computes in float64 and rounds to the first operand's dtype."""
+
+    def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
+        out = f(xp, *(a.astype(np.float64) for a in arrays), **params)
+        return out.astype(arrays[0].dtype)
+
+    return impl
+
+
+def _refused(name: str, argument: str) -> Any:
+    """A derivative that there is no closed form for, and no user who asked."""
+
+    def rule(t: Any, *operands: Any) -> Any:
+        fail(
+            RefusedError,
+            f"{name}: there is no derivative with respect to {argument}; "
+            f"if it is constant here, wrap it in lax.stop_gradient",
+        )
+
+    return rule
+
+
+erf_p = unary(
+    "erf", accepts=FLOAT, impl=_in_float64(erf_values), jvp=lambda t, x, out: mul(t, _bell(x))
+)
+erfc_p = unary(
+    "erfc",
+    accepts=FLOAT,
+    impl=_in_float64(erfc_values),
+    jvp=lambda t, x, out: neg(mul(t, _bell(x))),
+)
+erf_inv_p = unary(
+    "erf_inv",
+    accepts=FLOAT,
+    impl=_in_float64(erf_inv_values),
+    jvp=lambda t, x, out: mul(t, mul(const(x, math.sqrt(math.pi) / 2), exp(square(out)))),
+)
+
+# ---- gamma functions ---------------------------------------------------------------------------
+
+
+def lgamma(x: Any) -> Any:
+    """The logarithm of the absolute value of the gamma function, elementwise."""
+    return lgamma_p.bind(x)
+
+
+def digamma(x: Any) -> Any:
+    """The derivative of `lgamma`, elementwise."""
+    return digamma_p.bind(x)
+
+
+def polygamma(m: Any, x: Any) -> Any:
+    """The m-th derivative of `digamma` at x, elementwise; m holds whole numbers, as floats."""
+    return polygamma_p.bind(*matched(m, x))
+
+
+def zeta(x: Any, q: Any) -> Any:
+    """The Hurwitz zeta function, the sum of `(q + k) ** -x` over k = 0, 1, ..., elementwise."""
+    return zeta_p.bind(*matched(x, q))
+
+
+def _polygamma(xp: Any, m: Any, x: Any) -> Any:
+    order = m + 1
+    sign = xp.where(xp.fmod(m, 2) == 0, -1.0, 1.0)
+    values = sign * xp.exp(lgamma_values(xp, order)) * zeta_values(xp, order, x)
+    return xp.where(m == 0, digamma_values(xp, x), values)
+
+
+lgamma_p = unary(
+    "lgamma",
+    accepts=FLOAT,
+    impl=_in_float64(lgamma_values),
+    jvp=lambda t, x, out: mul(t, digamma(x)),
+)
+digamma_p = unary(
+    "digamma",
+    accepts=FLOAT,
+    impl=_in_float64(digamma_values),
+    jvp=lambda t, x, out: mul(t, polygamma(const(x, 1), x)),
+)
+polygamma_p = binary(
+    "polygamma",
+    accepts=FLOAT,
+    impl=_in_float64(_polygamma),
+    jvp=(
+        _refused("polygamma", "m"),
+        lambda t, m, x, out: mul(t, polygamma(add(m, const(m, 1)), x)),
+    ),
+)
+zeta_p = binary(
+    "zeta",
+    accepts=FLOAT,
+    impl=_in_float64(zeta_values),
+    jvp=(
+        _refused("zeta", "x"),
+        lambda t, x, q, out: mul(t, mul(neg(x), zeta(add(x, const(x, 1)), q))),
+    ),
+)
+
+# ---- incomplete gamma functions ----------------------------------------------------------------
+
+
+def igamma(a: Any, x: Any) -> Any:
+    """The regularised lower incomplete gamma function, elementwise: from 0 at x = 0 to 1."""
+    return igamma_p.bind(*matched(a, x))
+
+
+def igammac(a: Any, x: Any) -> Any:
+    """`1 - igamma(a, x)`, elementwise, accurate where igamma is close to 1."""
+    return igammac_p.bind(*matched(a, x))
+
+
+def _density(a: Any, x: Any) -> Any:
+    """The derivative of igamma in x: the density of the gamma distribution."""
+    return exp(sub(mul(sub(a, const(a, 1)), log(x)), add(x, lgamma(a))))
+
+
+igamma_p = binary(
+    "igamma",
+    accepts=FLOAT,
+    impl=_in_float64(igamma_values),
+    jvp=(_refused("igamma", "a"), lambda t, a, x, out: mul(t, _density(a, x))),
+)
+igammac_p = binary(
+    "igammac",
+    accepts=FLOAT,
+    impl=_in_float64(igammac_values),
+    jvp=(_refused("igammac", "a"), lambda t, a, x, out: neg(mul(t, _density(a, x)))),
+)
