@@ -27,6 +27,10 @@ class ArgumentError(SpmdError, TypeError, ValueError):
     """An argument is of the wrong kind: not an array, not hashable, out of range."""
 
 
+class IndexingError(SpmdError, IndexError, TypeError):
+    """An array cannot be indexed like this."""
+
+
 class PytreeError(SpmdError, ValueError, TypeError):
     """Two pytrees that must match do not."""
 

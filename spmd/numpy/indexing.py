@@ -1,0 +1,358 @@
+"""NumPy indexing: `x[i]`, and `x.at[i].set(v)` with its family, as arrays are immutable.
+
+An index that is static becomes a slice, one with traced scalars a dynamic slice, and only one with
+arrays of integers a gather; so the jaxprs of common programs stay small. Likewise an update of a
+static, contiguous part is a `dynamic_update_slice`, one by a boolean mask a `select`, and the
+others are scatters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.source import current_source
+from spmd.numpy.index_expr import IndexExpr, Point, Span, is_mask, parse_index
+from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
+from spmd.numpy.promotion import (
+    as_array,
+    broadcast_to,
+    convert,
+    plain,
+    promote_dtypes,
+    promote_dtypes_inexact,
+)
+from spmd.numpy.ufuncs import power
+
+Combine = Callable[[Any, Any], Any]
+
+# ---- x[index] ----------------------------------------------------------------------------------
+
+
+def getitem(
+    x: Any,
+    index: Any,
+    *,
+    mode: str | lax.GatherScatterMode | None = None,
+    fill_value: Any = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    wrap_negative_indices: bool = True,
+) -> Any:
+    """`x[index]` by NumPy's rules, as a new array.
+
+    **An integer out of bounds raises nothing**: as the shapes and not the values are known when a
+    program is compiled, it reads the nearest element (`mode="clip"`), or with `mode="fill"` gives
+    `fill_value`.
+    """
+    x = as_array(x)
+    expr = parse_index(index, typeof(x).shape, wrap_negative_indices)
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS if mode is None else mode
+    mode = lax.GatherScatterMode.from_any(mode)
+    if mode is not lax.GatherScatterMode.FILL_OR_DROP and not expr.has_tables:
+        if all(not isinstance(part, Point) or part.static for part in expr.parts):
+            return _static(x, expr)
+        if all(not isinstance(part, Span) or abs(part.step) == 1 for part in expr.parts):
+            return _dynamic(x, expr)
+    return _gather(x, plan_gather(expr), mode, fill_value, indices_are_sorted, unique_indices)
+
+
+def _reshaped(x: Any, region: Region) -> Any:
+    x = lax.rev(x, region.reversed)
+    return lax.expand_dims(lax.squeeze(x, region.removed), region.added)
+
+
+def _static(x: Any, expr: IndexExpr) -> Any:
+    region = static_region(expr)
+    return _reshaped(lax.slice(x, region.starts, region.limits, region.strides), region)
+
+
+def _dynamic(x: Any, expr: IndexExpr) -> Any:
+    region = static_region(expr)
+    starts: list[Any] = list(region.starts)
+    for part in expr.parts:
+        if isinstance(part, Point):
+            starts[part.dim] = part.at
+    out = lax.dynamic_slice(x, starts, region.shape, allow_negative_indices=False)
+    return _reshaped(out, region)
+
+
+def _gather(
+    x: Any,
+    plan: GatherPlan,
+    mode: lax.GatherScatterMode,
+    fill_value: Any,
+    indices_are_sorted: bool,
+    unique_indices: bool,
+) -> Any:
+    if fill_value is not None and (typeof(fill_value).ndim or not _is_concrete(fill_value)):
+        raise ArgumentError(
+            f"{current_source()}: fill_value must be a static scalar, got {fill_value!r}"
+        )
+    x = lax.expand_dims(x, plan.inserted)
+    if 0 in plan.shape:
+        return lax.full(plan.shape, np.zeros((), typeof(x).dtype)[()])
+    out = lax.gather(
+        x,
+        plan.indices,
+        plan.numbers,
+        plan.slice_sizes,
+        unique_indices=unique_indices or plan.unique,
+        indices_are_sorted=indices_are_sorted or plan.sorted,
+        mode=mode,
+        fill_value=fill_value,
+    )
+    return lax.expand_dims(out, plan.added)
+
+
+def _is_concrete(x: Any) -> bool:
+    return not hasattr(x, "concrete") or x.concrete() is not None
+
+
+# ---- x.at[index] -------------------------------------------------------------------------------
+
+
+class IndexUpdateHelper:
+    """`x.at`: give it an index, then say what to do there."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any):
+        self.array = array
+
+    def __getitem__(self, index: Any) -> IndexUpdateRef:
+        return IndexUpdateRef(self.array, index)
+
+    def __repr__(self) -> str:
+        return f"IndexUpdateHelper({self.array!r})"
+
+
+class IndexUpdateRef:
+    """`x.at[index]`: a part of an array, to be read or replaced in a copy.
+
+    All methods take `mode` (what happens out of bounds: by default updates are dropped and reads
+    clipped; "clip", "fill", "drop", "promise_in_bounds"), `indices_are_sorted`, `unique_indices`
+    (promises that may make them faster), and `wrap_negative_indices`.
+    """
+
+    __slots__ = ("array", "index")
+
+    def __init__(self, array: Any, index: Any):
+        self.array = array
+        self.index = index
+
+    def __repr__(self) -> str:
+        return f"IndexUpdateRef({self.array!r}, {self.index!r})"
+
+    def get(
+        self,
+        *,
+        indices_are_sorted: bool = False,
+        unique_indices: bool = False,
+        mode: Any = None,
+        fill_value: Any = None,
+        wrap_negative_indices: bool = True,
+    ) -> Any:
+        """`x[index]`, with control over what is read out of bounds."""
+        return getitem(
+            self.array,
+            self.index,
+            mode=mode,
+            fill_value=fill_value,
+            indices_are_sorted=indices_are_sorted,
+            unique_indices=unique_indices,
+            wrap_negative_indices=wrap_negative_indices,
+        )
+
+    def set(self, values: Any, **how: Any) -> Any:
+        """`x[index] = values`; of several values for one element the last stays.
+
+        >>> IndexUpdateRef(np.zeros(4, np.float32), slice(1, 3)).set(5.0)
+        Array([0., 5., 5., 0.], dtype=float32)
+        """
+        return _update(self, "set", values, lax.scatter, lambda old, new: new, how)
+
+    def add(self, values: Any, **how: Any) -> Any:
+        """`x[index] += values`, where an element indexed twice is added to twice."""
+        return _update(self, "add", values, lax.scatter_add, lax.add, how)
+
+    def subtract(self, values: Any, **how: Any) -> Any:
+        """`x[index] -= values`, where an element indexed twice is subtracted from twice."""
+        return _update(self, "subtract", values, lax.scatter_sub, lax.sub, how)
+
+    def multiply(self, values: Any, **how: Any) -> Any:
+        """`x[index] *= values`, where an element indexed twice is multiplied twice."""
+        return _update(self, "multiply", values, lax.scatter_mul, lax.mul, how)
+
+    mul = multiply
+
+    def divide(self, values: Any, **how: Any) -> Any:
+        """`x[index] /= values`: the array divided by the product of what falls on each element."""
+        (x,) = promote_dtypes_inexact(as_array(self.array))
+        return lax.div(x, IndexUpdateRef(_ones_like(x), self.index).multiply(values, **how))
+
+    def power(self, values: Any, **how: Any) -> Any:
+        """`x[index] **= values`: the array to the power of the product of what falls on each."""
+        x = as_array(self.array)
+        return power(x, IndexUpdateRef(_ones_like(x), self.index).multiply(values, **how))
+
+    def min(self, values: Any, **how: Any) -> Any:
+        """`x[index] = minimum(x[index], values)`."""
+        return _update(self, "min", values, lax.scatter_min, lax.min, how)
+
+    def max(self, values: Any, **how: Any) -> Any:
+        """`x[index] = maximum(x[index], values)`."""
+        return _update(self, "max", values, lax.scatter_max, lax.max, how)
+
+    def apply(self, func: Callable[[Any], Any], **how: Any) -> Any:
+        """`x[index] = func(x[index])`. **An element indexed twice is changed once.**"""
+        new = convert(func(self.get(**how)), typeof(self.array).dtype)
+        return self.set(new, **how)
+
+
+def _ones_like(x: Any) -> Any:
+    aval = typeof(x)
+    return lax.full(aval.shape, np.ones((), aval.dtype)[()])
+
+
+# ---- the update --------------------------------------------------------------------------------
+
+
+def _update(
+    ref: IndexUpdateRef,
+    name: str,
+    values: Any,
+    scatter: Callable[..., Any],
+    combine: Combine,
+    how: dict[str, Any],
+) -> Any:
+    x = as_array(ref.array)
+    if not is_arraylike(values):
+        raise ArgumentError(
+            f"{current_source()}: x.at[...].{name}: values must be an array or a number, got "
+            f"{values!r} of type {type(values).__name__}"
+        )
+    aval = typeof(x)
+    work, values = promote_dtypes(x, _fitting(plain(values), aval.dtype))
+    out = _updated(work, ref.index, name, values, scatter, combine, how)
+    return lax.convert_element_type(out, aval.dtype, aval.weak_type)
+
+
+def _fitting(values: Any, dtype: np.dtype) -> Any:
+    """A Python integer that the array's integer dtype can hold takes that dtype."""
+    if type(values) is int and dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        if info.min <= values <= info.max:
+            return np.asarray(values, dtype)
+    return values
+
+
+def _updated(
+    x: Any,
+    index: Any,
+    name: str,
+    values: Any,
+    scatter: Callable[..., Any],
+    combine: Combine,
+    how: dict[str, Any],
+) -> Any:
+    if is_mask(index) and typeof(index).ndim and not typeof(values).ndim:
+        shape = typeof(x).shape
+        if typeof(index).shape == shape[: typeof(index).ndim]:
+            return _where(x, index, values, combine)
+    options = _options(name, **how)
+    expr = parse_index(index, typeof(x).shape, options.pop("wrap"))
+    if _is_block(expr):
+        return _write_block(x, expr, name, values, combine)
+    plan = plan_gather(expr)
+    values = _stretched(values, plan.shape, name)
+    if 0 in plan.shape:
+        return x
+    out = scatter(
+        lax.expand_dims(x, plan.inserted),
+        plan.indices,
+        lax.squeeze(values, plan.added),
+        lax.ScatterDimensionNumbers(*plan.numbers),
+        indices_are_sorted=options["sorted"] or plan.sorted,
+        unique_indices=options["unique"] or plan.unique,
+        mode=options["mode"],
+    )
+    return lax.squeeze(out, plan.inserted)
+
+
+def _options(
+    name: str,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
+    wrap_negative_indices: bool = True,
+    **unknown: Any,
+) -> dict[str, Any]:
+    if unknown:
+        raise ArgumentError(
+            f"{current_source()}: x.at[...].{name} has no argument {', '.join(sorted(unknown))}; "
+            "it takes mode, indices_are_sorted, unique_indices and wrap_negative_indices"
+        )
+    return {
+        "sorted": indices_are_sorted,
+        "unique": unique_indices,
+        "mode": lax.GatherScatterMode.from_any(mode),
+        "wrap": wrap_negative_indices,
+    }
+
+
+def _where(x: Any, mask: Any, value: Any, combine: Combine) -> Any:
+    """A scalar where a mask of the leading dims holds; the mask may be traced."""
+    shape = typeof(x).shape
+    mask = lax.broadcast_in_dim(mask, shape, range(typeof(mask).ndim))
+    new = combine(x, lax.broadcast_in_dim(value, shape, ()))
+    return lax.select(mask, new, x)
+
+
+def _is_block(expr: IndexExpr) -> bool:
+    """Whether an index selects a contiguous block, all of it known and inside the array."""
+    for part in expr.parts:
+        if isinstance(part, Point):
+            if not part.static or not 0 <= part.at < expr.shape[part.dim]:
+                return False
+        elif isinstance(part, Span) and abs(part.step) != 1 and part.size > 1:
+            return False
+    return not expr.has_tables
+
+
+def _write_block(x: Any, expr: IndexExpr, name: str, values: Any, combine: Combine) -> Any:
+    region = static_region(expr)
+    block = region.shape
+    if 0 in block:
+        return x
+    kept = [s for d, s in enumerate(block) if d not in region.removed]
+    shape = list(kept)
+    for d in region.added:
+        shape.insert(d, 1)
+    values = _stretched(values, tuple(shape), name)
+    values = lax.rev(lax.reshape(values, block), region.reversed)
+    if block == typeof(x).shape:
+        return combine(x, values)
+    if name != "set":
+        values = combine(lax.slice(x, region.starts, region.limits), values)
+    return lax.dynamic_update_slice(x, values, region.starts)
+
+
+def _stretched(values: Any, shape: tuple[int, ...], name: str) -> Any:
+    """`values` broadcast to the shape of the part that is updated."""
+    given = typeof(values).shape
+    fits = len(given) <= len(shape) and all(
+        a in (1, b) for a, b in zip(given[::-1], shape[::-1], strict=False)
+    )
+    if not fits:
+        raise ShapeError(
+            f"{current_source()}: x.at[...].{name}: values of shape {given} cannot be broadcast to "
+            f"the shape of the indexed part, {shape}"
+        )
+    return broadcast_to(values, shape)
