@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd.compile.executable import Executable
+from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
@@ -23,6 +24,7 @@ from spmd.core.ir import ClosedJaxpr
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
     simplify,  # constants, identities, equal equations, dead code
+    fuse,  # chains of elementwise work and reductions become one kernel
 )
 
 

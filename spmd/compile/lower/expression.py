@@ -1,0 +1,351 @@
+"""Expressions: what a fused group computes at one point of its space, as a graph of nodes.
+
+`Expressions.pull(atom, index)` gives the node that computes a variable of the group's jaxpr at an
+index. Moving equations only change the index; elementwise ones become nodes; inputs become loads.
+`region` turns the nodes into the passes of a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.kernel.dtypes import kernel_dtype, kind
+from spmd.compile.lower.elementwise import ENTRIES, EXPENSIVE, NoKernelError
+from spmd.compile.lower.index import (
+    MOVES,
+    ZERO,
+    Affine,
+    Index,
+    dim,
+    linear,
+    operand_index,
+    strides_of,
+)
+from spmd.core import dtypes
+from spmd.core.ir import Atom, Eqn, Literal, Var
+from spmd.lax.windows import GatherScatterMode
+
+REDUCTIONS = {
+    "reduce_sum": "add",
+    "reduce_prod": "mul",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_and": "and",
+    "reduce_or": "or",
+    "reduce_xor": "xor",
+    "argmax": "argmax",
+    "argmin": "argmin",
+}
+SCANS = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
+
+EXPENSIVE_COST = 16
+GATHER_COST = 4
+
+
+def storage_dtype(dtype: np.dtype) -> str | None:
+    """The kernel dtype in which elements are moved: typed keys travel as 64-bit words."""
+    return "u64" if dtypes.is_key(dtype) else kernel_dtype(dtype)
+
+
+def need_dtype(dtype: np.dtype) -> str:
+    """`storage_dtype`, or a NoKernelError."""
+    found = storage_dtype(dtype)
+    if found is None:
+        raise NoKernelError(f"kernels do not know dtype {dtype}")
+    return found
+
+
+class Node:
+    """One value of a kernel.
+
+    `row` says that it depends on the inner dims, `stage` after how many reductions, one behind the
+    other, it can be known, `cost` what it costs to compute it again from memory.
+    """
+
+    __slots__ = ("cost", "data", "dtype", "kind", "operands", "row", "stage")
+
+    def __init__(self, kind: str, dtype: str, operands: Sequence[Node], data: Any, row: bool):
+        self.kind = kind
+        self.dtype = dtype
+        self.operands = tuple(operands)
+        self.data = data
+        self.row = row or any(o.row for o in operands)
+        self.stage = max((o.stage + (o.kind == "reduce") for o in operands), default=0)
+        self.cost = _own_cost(kind, data) + sum(o.cost for o in operands if o.row)
+        if kind == "reduce":
+            self.row = False
+
+
+def _own_cost(kind: str, data: Any) -> int:
+    if kind == "entry":
+        return EXPENSIVE_COST if data[0] in EXPENSIVE else 1
+    if kind == "load":
+        return GATHER_COST if data.gathered else 1
+    return 0 if kind == "const" else 2 * EXPENSIVE_COST if kind == "scan" else 1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAt:
+    """Where a load reads: an argument, the address, and which operands belong to what.
+
+    The node's operands are the gathered index values, then the guard and the fill if there are any.
+    """
+
+    arg: int
+    address: Affine
+    gathered: tuple[int, ...] = ()
+    guarded: bool = False
+    filled: bool = False
+
+
+class Expressions:
+    """Builds the nodes of one group."""
+
+    def __init__(self, inputs: Sequence[Var], eqns: Sequence[Eqn], outer: Any, inner: Any):
+        self.space = (*outer, *inner)
+        self.inner = tuple(range(len(outer), len(self.space)))
+        self._args = {v: k for k, v in enumerate(inputs)}
+        self._makers = {v: eqn for eqn in eqns for v in eqn.outvars}
+        self._memo: dict[Any, Node] = {}
+
+    def pull(self, atom: Atom, index: Index, guard: Node | None = None) -> Node:
+        """The node of a variable or literal at an index; with a guard, where that holds."""
+        if isinstance(atom, Literal):
+            return self.const(atom.val, need_dtype(atom.aval.dtype))
+        key = (atom, index, guard)
+        found = self._memo.get(key)
+        if found is None:
+            if atom in self._args:
+                found = self.load(atom, linear(index, atom.aval.shape), guard=guard)
+            else:
+                found = self._compute(self._makers[atom], index, guard)
+            self._memo[key] = found
+        return found
+
+    # ---- simple nodes ----
+
+    def const(self, value: Any, dtype: str) -> Node:
+        """A constant."""
+        stored = np.asarray(value)
+        key = ("const", dtype, stored.dtype, stored.tobytes())
+        if key not in self._memo:
+            self._memo[key] = Node("const", dtype, (), stored, row=False)
+        return self._memo[key]
+
+    def op(self, name: str, *operands: Node, dtype: str | None = None) -> Node:
+        """A kernel operation whose result has the dtype of its last operand unless given."""
+        return Node("op", dtype or operands[-1].dtype, operands, name, row=False)
+
+    def index_value(self, affine: Affine, dtype: str) -> Node:
+        """The value of an affine index as a number."""
+        row = any(d in self.inner for d in affine.dims)
+        return Node("iota", dtype, (), affine, row)
+
+    def load(
+        self,
+        var: Atom,
+        address: Affine,
+        gathered: Sequence[tuple[Node, int]] = (),
+        guard: Node | None = None,
+        fill: Node | None = None,
+    ) -> Node:
+        """A read of one of the group's inputs."""
+        if isinstance(var, Literal) or var not in self._args:
+            raise NoKernelError("an operand that is read at computed places must be in memory")
+        operands = [value for value, _ in gathered]
+        operands += [node for node in (guard, fill) if node is not None]
+        row = any(d in self.inner for d in address.dims)
+        where = LoadAt(
+            self._args[var],
+            address,
+            tuple(stride for _, stride in gathered),
+            guard is not None,
+            fill is not None,
+        )
+        return Node("load", need_dtype(var.aval.dtype), operands, where, row)
+
+    def _both(self, a: Node | None, b: Node | None) -> Node | None:
+        if a is None or b is None:
+            return b if a is None else a
+        return self.op("and", a, b)
+
+    # ---- equations ----
+
+    def _compute(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        name = eqn.prim.name
+        if name in MOVES:
+            inside = operand_index(eqn, index, self.space)
+            if inside is None:
+                raise NoKernelError(f"{name} at an index that is not affine")
+            return self.pull(eqn.invars[0], inside, guard)
+        if name in ENTRIES:
+            return self._elementwise(eqn, index, guard)
+        if name in REDUCTIONS:
+            return self._reduction(eqn, index, guard)
+        if name in SCANS:
+            return self._scan(eqn, index, guard)
+        maker = getattr(self, f"_{name}", None)
+        if maker is None:
+            raise NoKernelError(f"no expression for {name}")
+        return maker(eqn, index, guard)
+
+    def _elementwise(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        operands = [self.pull(a, index if a.aval.shape else (), guard) for a in eqn.invars]
+        out = need_dtype(eqn.outvars[0].aval.dtype)
+        return Node("entry", out, operands, (eqn.prim.name, eqn.params), row=False)
+
+    def _reduction(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        axes = eqn.params["axes"]
+        kept = iter(index)
+        along = iter(self.inner)
+        shape = eqn.invars[0].aval.shape
+        inside = tuple(
+            dim(next(along), size) if d in axes else next(kept) for d, size in enumerate(shape)
+        )
+        operand = self.pull(eqn.invars[0], inside, guard)
+        out = need_dtype(eqn.outvars[0].aval.dtype)
+        return Node("reduce", out, (operand,), REDUCTIONS[eqn.prim.name], row=False)
+
+    def _scan(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        operand = self.pull(eqn.invars[0], index, guard)
+        data = (SCANS[eqn.prim.name], bool(eqn.params.get("reverse", False)))
+        return Node("scan", operand.dtype, (operand,), data, row=True)
+
+    def _iota(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        return self.index_value(
+            index[eqn.params["dimension"]], need_dtype(eqn.outvars[0].aval.dtype)
+        )
+
+    def _concatenate(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        along = eqn.params["dimension"]
+        position = self.index_value(index[along], "i64")
+        result, start = None, 0
+        for operand in eqn.invars:
+            size = operand.aval.shape[along]
+            if not size:
+                continue
+            end = self.const(start + size, "i64")
+            inside = self.op("lt", position, end, dtype="bool")
+            if start:
+                above = self.op("ge", position, self.const(start, "i64"), dtype="bool")
+                inside = self.op("and", inside, above)
+            moved = (*index[:along], index[along].scale(1, -start), *index[along + 1 :])
+            value = self.pull(operand, moved, self._both(guard, inside))
+            result = value if result is None else self.op("select", inside, value, result)
+            start += size
+        if result is None:
+            raise NoKernelError("an empty concatenation")
+        return result
+
+    def _pad(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        operand, padding = eqn.invars
+        inside: Node | None = None
+        moved = []
+        for affine, size, config in zip(
+            index, operand.aval.shape, eqn.params["padding_config"], strict=True
+        ):
+            low, high, between = config
+            if between:
+                raise NoKernelError("pad with interior padding")
+            moved.append(affine.scale(1, -low))
+            position = self.index_value(moved[-1], "i64")
+            if low > 0:
+                above = self.op("ge", position, self.const(0, "i64"), dtype="bool")
+                inside = self._both(inside, above)
+            if high > 0:
+                below = self.op("lt", position, self.const(size, "i64"), dtype="bool")
+                inside = self._both(inside, below)
+        value = self.pull(operand, tuple(moved), self._both(guard, inside))
+        if inside is None:
+            return value
+        return self.op("select", inside, value, self.pull(padding, (), guard))
+
+    # ---- reads at computed places ----
+
+    def _start(self, atom: Atom, index: Index, guard: Node | None) -> Node:
+        """An index value, as a 64-bit integer."""
+        value = self.pull(atom, index, guard)
+        if kind(value.dtype) not in "iu" or value.dtype == "u64":
+            raise NoKernelError(f"indices of {value.dtype}")
+        return value if value.dtype == "i64" else self.op("convert", value, dtype="i64")
+
+    def _clamped(self, value: Node, most: int) -> Node:
+        above = self.op("max", value, self.const(0, "i64"))
+        return self.op("min", above, self.const(most, "i64"))
+
+    def _dynamic_slice(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        operand, *starts = eqn.invars
+        shape = operand.aval.shape
+        strides = strides_of(operand.aval.shape)
+        gathered = []
+        for start, whole, size, stride in zip(
+            starts, shape, eqn.params["slice_sizes"], strides, strict=True
+        ):
+            if whole != size:
+                value = self._clamped(self._start(start, (), None), whole - size)
+                gathered.append((value, stride))
+        return self.load(operand, linear(index, shape), gathered, guard)
+
+    def _gather(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+        operand, indices = eqn.invars
+        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        place = windows_at(numbers, index, operand.aval.ndim)
+        fits: Node | None = None
+        gathered = []
+        strides = strides_of(operand.aval.shape)
+        fill_mode = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP
+        for component, d in enumerate(numbers.start_index_map):
+            at = (*place.batch, ZERO.scale(1, component))
+            start = self._start(indices, at, guard)
+            most = operand.aval.shape[d] - sizes[d]
+            if fill_mode:
+                fits = self._both(fits, self._within(start, most))
+            else:
+                start = self._clamped(start, most)
+            gathered.append((start, strides[d]))
+        address = linear(place.operand, operand.aval.shape)
+        if fits is None:
+            return self.load(operand, address, gathered, guard)
+        dtype = need_dtype(operand.aval.dtype)
+        if dtypes.is_key(operand.aval.dtype):
+            raise NoKernelError("a filling gather of keys")
+        fill = self.const(eqn.params["fill_value"], dtype)
+        return self.load(operand, address, gathered, self._both(guard, fits), fill)
+
+    def _within(self, value: Node, most: int) -> Node:
+        above = self.op("ge", value, self.const(0, "i64"), dtype="bool")
+        return self.op("and", above, self.op("le", value, self.const(most, "i64"), dtype="bool"))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A point of a stack of windows: its index vector, and the static part of its position."""
+
+    batch: Index
+    operand: Index
+
+
+def windows_at(numbers: Any, index: Index, ndim: int) -> Place:
+    """Which index vector belongs to an element of a gather's result, and its window offset.
+
+    `operand` has the offset inside the window, and the position in batching dims.
+    """
+    offset_dims = numbers.offset_dims
+    batch = tuple(a for d, a in enumerate(index) if d not in offset_dims)
+    offsets = iter([index[d] for d in sorted(offset_dims)])
+    paired = dict(
+        zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    )
+    operand = []
+    for d in range(ndim):
+        if d in paired:
+            operand.append(batch[paired[d]])
+        elif d in numbers.collapsed_slice_dims:
+            operand.append(ZERO)
+        else:
+            operand.append(next(offsets))
+    return Place(batch, tuple(operand))

@@ -1,0 +1,310 @@
+"""Region: a fused group of equations becomes one kernel.
+
+The nodes of the group's outputs are distributed over the kernel's passes. A node that depends on
+the inner dims is computed in ROW passes, one that does not in POINT passes, each as early as the
+reductions it needs allow. What a later pass needs again is computed again if that is cheap, and
+kept in a row buffer if it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.lower.elementwise import ENTRIES, NoKernelError
+from spmd.compile.lower.expression import Expressions, Node, need_dtype
+from spmd.compile.lower.index import ZERO, Affine, dim, strides_of
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.util import product
+
+# A node may be computed again in a later pass if it costs at most this (a load costs 1, an exp 16).
+RECOMPUTE_COST = 4
+
+
+# What a dim of size 1 runs along.
+NO_DIM = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The space of a group, and for each of its outputs which space dim each dim runs along."""
+
+    outer: tuple[int, ...]
+    inner: tuple[int, ...]
+    outputs: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.outer + self.inner
+
+    def __str__(self) -> str:
+        outer, inner = ("x".join(map(str, dims)) or "1" for dims in (self.outer, self.inner))
+        return f"{outer}({inner})" if self.inner else outer
+
+
+def build_kernel(group: ClosedJaxpr, space: Space) -> Kernel:
+    """The kernel of a group: its arguments are the group's inputs, then its outputs."""
+    jaxpr = group.jaxpr
+    graph = Expressions(jaxpr.invars, jaxpr.eqns, space.outer, space.inner)
+    results = []
+    for atom, along in zip(jaxpr.outvars, space.outputs, strict=True):
+        index = tuple(ZERO if d == NO_DIM else dim(d, space.sizes[d]) for d in along)
+        results.append(graph.pull(atom, index))
+    emitter = _Emitter(group, space)
+    emitter.emit(results)
+    return emitter.builder.build()
+
+
+class _Emitter:
+    """Distributes nodes over passes and writes them with a kernel builder."""
+
+    def __init__(self, group: ClosedJaxpr, space: Space):
+        self.space = space
+        self.has_rows = bool(space.inner)
+        outer, inner = (space.outer, space.inner) if self.has_rows else (space.outer, ())
+        self.builder = b = Builder(outer, inner)
+        self.ins = [
+            b.arg(need_dtype(v.aval.dtype), product(v.aval.shape)) for v in group.jaxpr.invars
+        ]
+        self.out_shapes = [v.aval.shape for v in group.jaxpr.outvars]
+        self.outs = [
+            b.arg(need_dtype(v.aval.dtype), product(v.aval.shape), "out")
+            for v in group.jaxpr.outvars
+        ]
+        self.points: dict[Node, int] = {}  # values of POINT passes and reductions
+        self.rows: dict[Node, int] = {}  # values of the ROW pass being written
+        self.buffers: dict[Node, int] = {}
+
+    # ---- the plan of passes ----
+
+    def emit(self, results: Sequence[Node]) -> None:
+        """Write all passes."""
+        if not self.has_rows:
+            with self.builder.row():
+                for k, node in enumerate(results):
+                    self.store(k, self.value(node, 0))
+            return
+        reductions = _reductions(results)
+        last = max([self.stage_of(k, n) for k, n in enumerate(results)])
+        last = max([last, *(r.stage for r in reductions)])
+        kept = self.plan_buffers(results, reductions, last)
+        for stage in range(last + 1):
+            self.point_pass(results, reductions, stage, last)
+            self.row_pass(results, reductions, kept, stage)
+        self.point_pass(results, reductions, last + 1, last)
+
+    def is_row(self, k: int) -> bool:
+        """Whether output `k` has an element for each element of the row."""
+        return any(d >= len(self.space.outer) for d in self.space.outputs[k])
+
+    def stage_of(self, k: int, node: Node) -> int:
+        """The ROW pass in which output `k` is stored; -1 for one stored in a POINT pass."""
+        if not self.is_row(k):
+            return -1
+        return node.stage if node.row else _known_before(node)
+
+    def plan_buffers(
+        self, results: Sequence[Node], reductions: Sequence[Node], last: int
+    ) -> dict[int, list[Node]]:
+        """For each stage, the nodes to keep in row buffers for later passes."""
+        kept: dict[int, list[Node]] = {}
+        seen: set[Node] = set()
+        for stage in range(last, -1, -1):
+            roots = [n for n in results if n.row and n.stage == stage]
+            roots += [r.operands[0] for r in reductions if r.stage == stage]
+            roots += kept.get(stage, [])
+            visited: set[Node] = set()
+            while roots:
+                node = roots.pop()
+                if node in visited or not node.row:
+                    continue
+                visited.add(node)
+                if node.stage < stage and node.cost > RECOMPUTE_COST:
+                    if node not in seen:
+                        seen.add(node)
+                        kept.setdefault(node.stage, []).append(node)
+                    continue
+                roots.extend(node.operands)
+        for nodes in kept.values():
+            for node in nodes:
+                self.buffers[node] = self.builder.buffer(node.dtype)
+        return kept
+
+    def row_pass(
+        self,
+        results: Sequence[Node],
+        reductions: Sequence[Node],
+        kept: dict[int, list[Node]],
+        stage: int,
+    ) -> None:
+        stores = [(k, n) for k, n in enumerate(results) if self.stage_of(k, n) == stage]
+        combined = [r for r in reductions if r.stage == stage]
+        buffered = kept.get(stage, [])
+        if not (stores or combined or buffered):
+            return
+        with self.builder.row():
+            self.rows = {}
+            for node in buffered:
+                self.builder.store_row(self.buffers[node], self.value(node, stage))
+            for k, node in stores:
+                self.store(k, self.value(node, stage))
+            found = {}
+            for node in combined:
+                operand = self.value(node.operands[0], stage)
+                found[node] = self.builder.reduce(node.data, operand, node.dtype)
+        self.points.update(found)
+
+    def point_pass(
+        self, results: Sequence[Node], reductions: Sequence[Node], stage: int, last: int
+    ) -> None:
+        """The POINT pass before ROW pass `stage`: all that can be known by then."""
+        wanted = [
+            (k, n)
+            for k, n in enumerate(results)
+            if not self.is_row(k) and _known_before(n) == stage
+        ]
+        roots = [n for _, n in wanted]
+        if stage <= last:
+            roots += [n for k, n in enumerate(results) if self.is_row(k)]
+            roots += [r.operands[0] for r in reductions]
+        ready = [
+            n
+            for n in _walk(roots)
+            if not n.row
+            and n.kind not in ("reduce", "const")
+            and n not in self.points
+            and _known_before(n) <= stage
+        ]
+        if not ready and not wanted:
+            return
+        with self.builder.point():
+            for node in ready:
+                self.point_value(node)
+            for k, node in wanted:
+                self.store(k, self.point_value(node))
+
+    # ---- values ----
+
+    def point_value(self, node: Node) -> int:
+        """The value of a node in a POINT pass."""
+        found = self.points.get(node)
+        if found is None:
+            operands = [self.point_value(o) for o in node.operands]
+            found = self.points[node] = self.write(node, operands)
+        return found
+
+    def value(self, node: Node, stage: int) -> int:
+        """The value of a node in the ROW pass `stage`."""
+        if self.has_rows and not node.row and node.kind != "const":
+            return self.points[node]
+        found = self.rows.get(node)
+        if found is None:
+            if node in self.buffers and node.stage < stage:
+                found = self.builder.load_row(self.buffers[node])
+            else:
+                operands = [self.value(o, stage) for o in node.operands]
+                found = self.write(node, operands)
+            self.rows[node] = found
+        return found
+
+    def write(self, node: Node, operands: list[int]) -> int:
+        """One node as kernel instructions."""
+        b = self.builder
+        match node.kind:
+            case "const":
+                return b.const(node.data, node.dtype)
+            case "iota":
+                return self.write_index(node.data, node.dtype)
+            case "entry":
+                name, params = node.data
+                made = ENTRIES[name](b, operands, params, node.dtype)
+                if b.dtype(made) != node.dtype:
+                    raise NoKernelError(f"{name} gives {b.dtype(made)}, not {node.dtype}")
+                return made
+            case "op" if node.data == "convert":
+                return b.convert(operands[0], node.dtype)
+            case "op":
+                return b.op(node.data, *operands)
+            case "load":
+                return self.write_load(node, operands)
+            case "scan":
+                return b.scan(node.data[0], operands[0], node.data[1])
+        raise AssertionError(node.kind)
+
+    def write_index(self, affine: Affine, dtype: str) -> int:
+        """The number that an affine index is."""
+        b = self.builder
+        total = None
+        for d, coefficient in affine.terms:
+            term = b.iota(d, "i64")
+            if coefficient != 1:
+                term = b.op("mul", term, b.const(coefficient, "i64"))
+            total = term if total is None else b.op("add", total, term)
+        if total is None:
+            return b.convert(b.const(affine.offset, "i64"), dtype)
+        if affine.offset:
+            total = b.op("add", total, b.const(affine.offset, "i64"))
+        return b.convert(total, dtype)
+
+    def write_load(self, node: Node, operands: list[int]) -> int:
+        where = node.data
+        count = len(where.gathered)
+        gathered = list(zip(operands[:count], where.gathered, strict=True))
+        rest = operands[count:]
+        guard = rest.pop(0) if where.guarded else None
+        fill = rest.pop(0) if where.filled else None
+        in_row = node.row or not self.has_rows
+        return self.builder.load(
+            self.ins[where.arg],
+            self.strides(where.address, in_row),
+            where.address.offset,
+            gathered,
+            guard,
+            fill,
+        )
+
+    def strides(self, address: Affine, in_row: bool) -> list[int]:
+        """One stride per space dim that the pass has."""
+        count = len(self.space.sizes) if in_row else len(self.space.outer)
+        strides = [0] * count
+        for d, coefficient in address.terms:
+            strides[d] = coefficient
+        return strides
+
+    def store(self, k: int, value: int) -> None:
+        """Store the value of output `k` at the current point."""
+        along = self.space.outputs[k]
+        in_row = not self.has_rows or self.is_row(k)
+        strides = [0] * (len(self.space.sizes) if in_row else len(self.space.outer))
+        shape = self.out_shapes[k]
+        for d, size, stride in zip(along, shape, strides_of(shape), strict=True):
+            if size != 1:
+                strides[d] = stride
+        self.builder.store(self.outs[k], strides, value)
+
+
+def _walk(roots: Sequence[Node]) -> list[Node]:
+    """All nodes behind `roots`, operands first."""
+    order: list[Node] = []
+    seen: set[Node] = set()
+    stack = [(n, False) for n in reversed(roots)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((o, False) for o in reversed(node.operands))
+    return order
+
+
+def _reductions(results: Sequence[Node]) -> list[Node]:
+    return [n for n in _walk(results) if n.kind == "reduce"]
+
+
+def _known_before(node: Node) -> int:
+    """The first ROW pass before which a point-level node can be computed."""
+    return node.stage + (node.kind == "reduce")

@@ -1,0 +1,446 @@
+"""Fuse: group equations that become one kernel.
+
+Groups grow from a root (the last equation) towards its producers. The root's result defines the
+space; every member has an index in it, found with `lower.index`. A producer joins if its value is
+wanted at one index only, computing it there repeats no real work, and no cycle between groups
+arises. A reduction joins if the dims that its result lacks are the group's inner dims, which is how
+a softmax (max, exp, sum, divide) becomes one kernel with three passes over each row.
+
+Each group becomes one `fused` equation, whose jaxpr still says what it means.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
+from spmd.compile.lower.expression import REDUCTIONS, storage_dtype
+from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index
+from spmd.compile.lower.region import NO_DIM, Space
+from spmd.compile.passes.reach import Reach
+from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.core.call import impl_jaxpr
+from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Primitive, Refused
+from spmd.core.util import product
+
+# Rows longer than this are not swept twice by one kernel: they leave the cache in between.
+MAX_ROW = 1 << 16
+# A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
+MAX_EQNS = 256
+MAX_ARGS = 64
+
+# ---- the fused equation ------------------------------------------------------------------------
+
+_WHY = "fused groups exist only inside the compiler, below all transformations"
+
+fused_p = Primitive(
+    "fused",
+    abstract=lambda *avals, jaxpr, space: jaxpr.out_avals,
+    impl=lambda xp, *args, jaxpr, space: impl_jaxpr(xp, jaxpr, *args),
+    jvp=Refused(_WHY),
+    transpose=Refused(_WHY),
+    batch=Refused(_WHY),
+    dims=Refused(_WHY),
+    multiple=True,
+    vma="given",
+)
+
+
+def fuse(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Replace groups of equations by `fused` equations, in control flow bodies too."""
+    return _Fuser(closed).run()
+
+
+# ---- what can be in a group --------------------------------------------------------------------
+
+# Not worth memory of their own: a group that needs them makes its own copy.
+_FREE = frozenset(MOVES) | {"iota"}
+# Of an array in memory, these are the same array with another shape.
+ALIASES = frozenset(("reshape", "squeeze", "expand_dims"))
+_READERS = frozenset(("dynamic_slice", "gather"))
+
+
+def is_fusible(eqn: Eqn) -> bool:
+    """Whether an equation can be part of a kernel."""
+    name, out = eqn.prim.name, eqn.outvars[0].aval if len(eqn.outvars) == 1 else None
+    if out is None or eqn.effects or not out.size:
+        return False
+    if any(storage_dtype(v.aval.dtype) is None for v in (*eqn.invars, *eqn.outvars)):
+        return False
+    operands = [v for v in eqn.invars if isinstance(v, Var)]
+    if name in _FREE:
+        return True
+    if name in REDUCTIONS:
+        return bool(operands) and _can_reduce(eqn)
+    if name == "pad":
+        return all(between == 0 for _, _, between in eqn.params["padding_config"])
+    if name == "concatenate":
+        return True
+    if name in _READERS:
+        return _can_read(eqn)
+    return can_lower(eqn)
+
+
+def _can_reduce(eqn: Eqn) -> bool:
+    operand = eqn.invars[0].aval
+    kernel = storage_dtype(operand.dtype) or ""
+    if operand.dtype.names:
+        return False
+    if eqn.prim.name in ("reduce_sum", "reduce_prod"):
+        return kernel != "bool"
+    if eqn.prim.name in ("reduce_and", "reduce_or", "reduce_xor"):
+        return kernel == "bool" or kernel[0] in "iu"
+    return kernel[0] != "c"
+
+
+def _can_read(eqn: Eqn) -> bool:
+    operand, *indices = eqn.invars
+    if not isinstance(operand, Var) or not operand.aval.size:
+        return False
+    if any(v.aval.dtype.kind not in "iu" or v.aval.dtype.str[1:] == "u8" for v in indices):
+        return False
+    return not (operand.aval.dtype.names and eqn.prim.name == "gather")
+
+
+# ---- one group ---------------------------------------------------------------------------------
+
+
+class Group:
+    """Equations that become one kernel, and the index of each of their results in its space."""
+
+    def __init__(self, root: int, eqn: Eqn):
+        self.root = root
+        self.members = {root}
+        self.copies: set[int] = set()
+        self.index: dict[Var, Index] = {}
+        self.extra: list[Var] = []
+        self.inner: tuple[int, ...] | None = None
+        self.sizes = list(eqn.outvars[0].aval.shape)
+        self.index[eqn.outvars[0]] = tuple(dim(d, s) for d, s in enumerate(self.sizes))
+
+    @property
+    def whole(self) -> frozenset[int]:
+        """The space dims that have anything to count."""
+        return frozenset(d for d, s in enumerate(self.sizes) if s != 1)
+
+    @property
+    def points(self) -> frozenset[int]:
+        """The outer space dims that have anything to count."""
+        return self.whole - frozenset(self.inner or ())
+
+    def space(self, outvars: Sequence[Var]) -> tuple[Space, dict[int, int]]:
+        """The final space, outer dims first, and the new number of each old dim."""
+        inner = self.inner or ()
+        order = [d for d in range(len(self.sizes)) if d not in inner] + list(inner)
+        place = {old: new for new, old in enumerate(order)}
+        count = len(order) - len(inner)
+        sizes = [self.sizes[d] for d in order]
+        outputs = tuple(self._along(v, place) for v in outvars)
+        return Space(tuple(sizes[:count]), tuple(sizes[count:]), outputs), place
+
+    def _along(self, var: Var, place: dict[int, int]) -> tuple[int, ...]:
+        """The space dim of each dim of an output."""
+        plain = [a.plain_dim() for a in self.index[var]]
+        return tuple(NO_DIM if d is None else place[d] for d in plain)
+
+
+class _Fuser:
+    """Forms the groups of one jaxpr, from its last equation to its first."""
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.closed = closed
+        self.eqns = closed.eqns
+        self.makers = {v: k for k, eqn in enumerate(self.eqns) for v in eqn.outvars}
+        self.users: dict[Any, list[int]] = {}
+        for k, eqn in enumerate(self.eqns):
+            for v in dict.fromkeys(eqn.invars):
+                self.users.setdefault(v, []).append(k)
+        self.fusible = [is_fusible(eqn) for eqn in self.eqns]
+        self.group_of: dict[int, Group] = {}
+        self.reach = Reach(self.eqns, self.users, self.group_of)
+        self.needed: set[Any] = {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
+
+    def run(self) -> ClosedJaxpr:
+        units: dict[int, Group | None] = {}
+        for k in range(len(self.eqns) - 1, -1, -1):
+            eqn = self.eqns[k]
+            if k in self.group_of or not (eqn.effects or self._is_needed(eqn)):
+                continue
+            if self.fusible[k] and eqn.prim.name not in ALIASES:
+                units[k] = self.form(k)
+            else:
+                units[k] = None
+                self.needed.update(v for v in eqn.invars if isinstance(v, Var))
+        return self.write(units)
+
+    def _is_needed(self, eqn: Eqn) -> bool:
+        return any(v in self.needed for v in eqn.outvars)
+
+    # ---- growing a group ----
+
+    def form(self, root: int) -> Group:
+        """The group of a root: pull producers, the latest first, as long as any fits."""
+        eqn = self.eqns[root]
+        group = Group(root, eqn)
+        self.group_of[root] = group
+        if eqn.prim.name in REDUCTIONS:
+            self.open_rows(group, eqn, append=True)
+        queue: list[int] = []
+        wanted: dict[int, list[Index]] = {}
+        refused: set[int] = set()
+        self.visit(group, root, queue, wanted, refused)
+        while queue:
+            k = -heapq.heappop(queue)
+            if k in group.members or k in refused or len(group.members) >= MAX_EQNS:
+                continue
+            if self.admit(group, k, wanted[k]):
+                self.visit(group, k, queue, wanted, refused)
+            else:
+                refused.add(k)
+        self.close(group)
+        return group
+
+    def visit(
+        self,
+        group: Group,
+        k: int,
+        queue: list[int],
+        wanted: dict[int, list[Index]],
+        refused: set[int],
+    ) -> None:
+        """Ask for the operands of a new member."""
+        eqn = self.eqns[k]
+        for position, atom in enumerate(eqn.invars):
+            maker = None if isinstance(atom, Literal) else self.makers.get(atom)
+            if maker is None or not self.fusible[maker]:
+                continue
+            index = self.index_of_operand(group, eqn, position)
+            if index is None:
+                refused.add(maker)
+                continue
+            wanted.setdefault(maker, []).append(index)
+            heapq.heappush(queue, -maker)
+
+    def index_of_operand(self, group: Group, eqn: Eqn, position: int) -> Index | None:
+        """Where a member reads an operand; None if the operand must come from memory."""
+        name, atom = eqn.prim.name, eqn.invars[position]
+        index = group.index[eqn.outvars[0]]
+        if name in MOVES:
+            return operand_index(eqn, index, group.sizes)
+        if name in REDUCTIONS:
+            return self.reduced_index(group, eqn, index)
+        if name in _READERS or name in ("concatenate", "pad"):
+            return None
+        return index if atom.aval.shape else ()
+
+    def reduced_index(self, group: Group, eqn: Eqn, index: Index) -> Index:
+        kept, along = iter(index), iter(group.inner or ())
+        axes, shape = eqn.params["axes"], eqn.invars[0].aval.shape
+        return tuple(dim(next(along), s) if d in axes else next(kept) for d, s in enumerate(shape))
+
+    # ---- the rules of admission ----
+
+    def admit(self, group: Group, k: int, indices: list[Index]) -> bool:
+        """Let an equation join a group if it may; says whether it did."""
+        if k in self.group_of or any(index != indices[0] for index in indices):
+            return False
+        eqn, index = self.eqns[k], indices[0]
+        out = eqn.outvars[0]
+        outside = self.outside_users(group, out)
+        shared = bool(outside) or out in self.needed
+        free = eqn.prim.name in _FREE
+        if group.inner is None and dims_of(index) < group.whole:
+            opening = self.reduction_behind(group, eqn, index)
+            if opening is not None:
+                self.open_rows(group, opening, append=False)
+        if eqn.prim.name in REDUCTIONS:
+            if not self.fits_rows(group, eqn, index):
+                return False
+        elif not free and self.repeats_work(group, eqn, index):
+            return False
+        if shared and not free:
+            if not self.can_store(group, index) or self.reach.any_reaches(outside, group):
+                return False
+            group.extra.append(out)
+            self.reach.note_exit(k)
+        if eqn.prim.name in REDUCTIONS and group.inner is None:
+            self.open_rows(group, eqn, append=dims_of(index) == group.whole)
+        group.members.add(k)
+        group.index[out] = index
+        if shared and free:
+            group.copies.add(k)
+        else:
+            self.group_of[k] = group
+        return True
+
+    def outside_users(self, group: Group, var: Var) -> list[int]:
+        """Equations that read a variable and are not computed in the group only."""
+        found = []
+        for user in self.users.get(var, ()):
+            if user not in group.members:
+                found.append(user)
+            elif user in group.copies:
+                found += self.outside_users(group, self.eqns[user].outvars[0])
+        return found
+
+    def reduction_behind(self, group: Group, eqn: Eqn, index: Index) -> Eqn | None:
+        """A reduction that an equation's value is made of and that could open the group's rows."""
+        stack, seen = [(eqn, index)], 0
+        while stack and seen < 32:
+            eqn, index = stack.pop()
+            seen += 1
+            name = eqn.prim.name
+            if name in REDUCTIONS:
+                if self.fits_rows(group, eqn, index):
+                    return eqn
+                continue
+            if name not in MOVES and not is_elementwise(name):
+                continue
+            for atom in eqn.invars:
+                maker = None if isinstance(atom, Literal) else self.makers.get(atom)
+                inside = operand_index(eqn, index, group.sizes) if name in MOVES else index
+                if maker is not None and self.fusible[maker] and inside is not None:
+                    stack.append((self.eqns[maker], inside if atom.aval.shape else ()))
+        return None
+
+    def repeats_work(self, group: Group, eqn: Eqn, index: Index) -> bool:
+        """Whether computing a value at every point that wants it does more than once would."""
+        dims = dims_of(index)
+        if dims == group.whole or (group.inner is not None and dims == group.points):
+            return False
+        points = product(group.sizes[d] for d in group.whole)
+        if eqn.outvars[0].aval.size >= points:
+            return False
+        # A scalar that costs next to nothing is not worth a kernel of its own.
+        return bool(dims) or eqn.prim.name in EXPENSIVE or eqn.prim.name in _READERS
+
+    def can_store(self, group: Group, index: Index) -> bool:
+        """Whether the group's kernel can write out a value that it computes at `index`."""
+        if any(a != ZERO and a.plain_dim() is None for a in index):
+            return False
+        plain = [a.plain_dim() for a in index if a != ZERO]
+        dims = frozenset(plain)
+        if len(plain) != len(dims):
+            return False
+        return dims == group.whole or (group.inner is not None and dims == group.points)
+
+    def fits_rows(self, group: Group, eqn: Eqn, index: Index) -> bool:
+        """Whether a reduction's missing dims are, or can become, the group's inner dims."""
+        if any(a != ZERO and a.plain_dim() is None for a in index):
+            return False
+        plain = [a.plain_dim() for a in index if a != ZERO]
+        dims = frozenset(plain)
+        if len(plain) != len(dims):
+            return False
+        reduced = tuple(eqn.invars[0].aval.shape[d] for d in sorted(eqn.params["axes"]))
+        if group.inner is not None:
+            return dims == group.points and reduced == self._row_shape(group)
+        if dims == group.whole:
+            return True
+        if product(reduced) > MAX_ROW or not dims:
+            return False
+        rest = [d for d in range(len(group.sizes)) if d not in dims]
+        tail = list(range(len(group.sizes) - len(reduced), len(group.sizes)))
+        long = [d for d in rest if group.sizes[d] != 1]
+        fits = tuple(group.sizes[d] for d in tail) == reduced
+        return fits and all(d in tail for d in long) and not any(d in dims for d in tail)
+
+    def _row_shape(self, group: Group) -> tuple[int, ...]:
+        return tuple(group.sizes[d] for d in group.inner or ())
+
+    def open_rows(self, group: Group, eqn: Eqn, append: bool) -> None:
+        """Give the group inner dims: new ones, or its last ones."""
+        reduced = [eqn.invars[0].aval.shape[d] for d in sorted(eqn.params["axes"])]
+        count = len(group.sizes)
+        if append:
+            group.sizes.extend(reduced)
+            group.inner = tuple(range(count, count + len(reduced)))
+        else:
+            group.inner = tuple(range(count - len(reduced), count))
+
+    def close(self, group: Group) -> None:
+        """Note what the finished group reads from memory."""
+        made = {v for k in group.members for v in self.eqns[k].outvars}
+        for k in group.members:
+            self.needed.update(
+                v for v in self.eqns[k].invars if isinstance(v, Var) and v not in made
+            )
+
+    # ---- writing the result ----
+
+    def write(self, units: dict[int, Group | None]) -> ClosedJaxpr:
+        """The jaxpr with a `fused` equation for each group, in an order that works."""
+        writer, invars = start(self.closed)
+        for k in self.order(units):
+            group = units[k]
+            if group is None:
+                writer.copy(self.eqns[k], map_subjaxprs(self.eqns[k], fuse))
+                continue
+            eqn = self.fused(group)
+            writer.copy(eqn)
+        return finish(writer, self.closed, invars)
+
+    def order(self, units: dict[int, Group | None]) -> list[int]:
+        """Units sorted so that each comes after what it reads, else by their first equation."""
+        unit_of = {}
+        for k, group in units.items():
+            owned = {k} if group is None else group.members - group.copies
+            unit_of.update(dict.fromkeys(owned, k))
+        waits: dict[int, set[int]] = {k: set() for k in units}
+        for k, group in units.items():
+            members = {k} if group is None else group.members
+            for m in members:
+                for v in self.eqns[m].invars:
+                    maker = self.makers.get(v) if isinstance(v, Var) else None
+                    if maker is not None and maker not in members:
+                        waits[k].add(unit_of[maker])
+        waits_for_effects(self.eqns, units, waits)
+        return _sorted(waits)
+
+    def fused(self, group: Group) -> Eqn:
+        """The equation of a group."""
+        members = [self.eqns[k] for k in sorted(group.members)]
+        made = {v for eqn in members for v in eqn.outvars}
+        reads = dict.fromkeys(
+            v for eqn in members for v in eqn.invars if isinstance(v, Var) and v not in made
+        )
+        root = self.eqns[group.root]
+        outs = (*root.outvars, *group.extra)
+        space, _ = group.space(outs)
+        closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
+        params = {"jaxpr": closed, "space": space}
+        return Eqn(fused_p, tuple(reads), outs, params, frozenset(), root.source)
+
+
+def waits_for_effects(
+    eqns: Sequence[Eqn], units: dict[int, Any], waits: dict[int, set[int]]
+) -> None:
+    """Keep equations with effects in their order."""
+    ordered = [k for k in sorted(units) if eqns[k].effects]
+    for before, after in itertools.pairwise(ordered):
+        waits[after].add(before)
+
+
+def _sorted(waits: dict[int, set[int]]) -> list[int]:
+    """A topological order that is the same in every process: of the ready ones, the smallest."""
+    count = {k: len(before) for k, before in waits.items()}
+    after: dict[int, list[int]] = {}
+    for k, before in waits.items():
+        for b in before:
+            after.setdefault(b, []).append(k)
+    ready = [k for k, n in count.items() if n == 0]
+    heapq.heapify(ready)
+    out = []
+    while ready:
+        k = heapq.heappop(ready)
+        out.append(k)
+        for later in after.get(k, ()):
+            count[later] -= 1
+            if count[later] == 0:
+                heapq.heappush(ready, later)
+    assert len(out) == len(waits), "fused groups depend on each other in a circle"
+    return out
