@@ -1,0 +1,282 @@
+"""Making arrays: from data (`array`, `astype`) and from nothing (`zeros`, `full_like`).
+
+Under a transformation these are staged like everything else: `zeros((3,))` is one equation, and
+data become constants.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.device import Device, process_index
+from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.core.trace import Tracer
+from spmd.numpy.promotion import (
+    as_array,
+    broadcast_shapes,
+    broadcast_to,
+    check_arraylike,
+    constant_like,
+    convert,
+    default_float,
+    optional_dtype,
+    plain,
+    result_type,
+    user_dtype,
+)
+from spmd.sharding.array import from_numpy, shard_value
+
+
+def placed(x: Any, device: Any) -> Any:
+    """`x` on a device or with a sharding; as it is, if `device` is None."""
+    if device is None:
+        return x
+    if isinstance(x, Tracer):
+        raise ConcretizationError(
+            f"device={device} asks for a placement, but {x!r} is traced; give the jitted function "
+            "out_shardings, or place its result"
+        )
+    if isinstance(device, Device):
+        return from_numpy(np.asarray(x), typeof(x), device)
+    return shard_value(np.asarray(x), typeof(x), device, process_index())
+
+
+# ---- from data ---------------------------------------------------------------------------------
+
+
+def array(
+    object: Any,
+    dtype: Any = None,
+    copy: bool = True,
+    order: str | None = "K",
+    ndmin: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
+    """An array of numbers, arrays, or nested lists and tuples of them.
+
+    >>> array([[1, 2], [3.5, 4]])
+    Array([[1. , 2. ], [3.5, 4. ]], dtype=float32)
+    """
+    if order not in (None, "K", "C", "A"):
+        raise ArgumentError(f"array: order={order!r}; arrays are row-major here")
+    found = optional_dtype(dtype, "array")
+    if isinstance(object, (list, tuple)):
+        result = _from_nested(object, found)
+    else:
+        result = _from_value(object, found, copy)
+    missing = ndmin - typeof(result).ndim
+    if missing > 0:
+        result = lax.reshape(result, (1,) * missing + typeof(result).shape)
+    return placed(result, device)
+
+
+def asarray(
+    a: Any,
+    dtype: Any = None,
+    order: str | None = None,
+    *,
+    copy: bool | None = None,
+    device: Any = None,
+) -> Any:
+    """`array` that returns `a` itself if it is an array of the dtype already."""
+    found = optional_dtype(dtype, "asarray")
+    return array(a, found, bool(copy), order, device=device)
+
+
+def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
+    x = plain(x)
+    if not is_arraylike(x):
+        x = _from_foreign(x)
+    if dtype is None or dtype == typeof(x).dtype:
+        is_python = isinstance(x, (int, float, complex)) and not isinstance(x, np.generic)
+        if dtype is not None and (is_python or typeof(x).weak_type):
+            return as_array(convert(x, dtype)) if is_python else lax.convert_element_type(x, dtype)
+        return lax.copy(x) if copy and isinstance(x, Tracer) else as_array(x)
+    if isinstance(x, (bool, int, float, complex)) and dtype.kind in "iu" and x == x:
+        # So that 300 as uint8 is NumPy's OverflowError, not a silent 44.
+        np.asarray(x).astype(dtype) if isinstance(x, (float, complex)) else np.asarray(x, dtype)
+    return lax.convert_element_type(x, dtype)
+
+
+def _from_foreign(x: Any) -> np.ndarray:
+    """Something that NumPy understands: a memoryview, an array of another library."""
+    if x is None:
+        raise ArgumentError("array: None is not a valid value for an array")
+    made = np.asarray(x)
+    if made.dtype.kind not in "biufcV":
+        raise ArgumentError(
+            f"array: cannot make an array of {x!r} of type {type(x).__name__}; "
+            "give numbers, arrays, or nested lists of them"
+        )
+    return made
+
+
+def _leaves(x: Any) -> list[Any]:
+    if isinstance(x, (list, tuple)):
+        return [leaf for item in x for leaf in _leaves(item)]
+    return [plain(x)]
+
+
+def _from_nested(items: Sequence[Any], dtype: np.dtype | None) -> Any:
+    leaves = [x if is_arraylike(x) else _from_foreign(x) for x in _leaves(items)]
+    if dtype is None:
+        dtype = result_type(*leaves) if leaves else default_float()
+    if all(isinstance(x, (bool, int, float, complex, np.ndarray, np.generic)) for x in leaves):
+        try:
+            return as_array(np.array(items, dtype=dtype))
+        except ValueError as error:
+            raise ShapeError(f"array: {error}") from None
+    return _stacked(items, dtype)
+
+
+def _stacked(items: Any, dtype: np.dtype) -> Any:
+    if not isinstance(items, (list, tuple)):
+        return as_array(convert(plain(items), dtype))
+    rows = [_stacked(x, dtype) for x in items]
+    shapes = {typeof(r).shape for r in rows}
+    if len(shapes) > 1:
+        raise ShapeError(
+            f"array: the items of a list must have one shape, got {', '.join(map(str, shapes))}"
+        )
+    rows = [lax.reshape(r, (1, *typeof(r).shape)) for r in rows]
+    return lax.concatenate(rows, 0)
+
+
+def copy(a: Any, order: str | None = None) -> Any:
+    """A copy of an array."""
+    check_arraylike("copy", a)
+    return array(a, copy=True, order=order)
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Any:
+    """`x` converted to a dtype; complex to real drops the imaginary part, floats truncate."""
+    check_arraylike("astype", x)
+    x = plain(x)
+    found = default_float() if dtype is None else user_dtype(dtype, "astype")
+    source = typeof(x).dtype
+    if dtypes.is_complex(source) and not dtypes.is_complex(found):
+        x = lax.ne(x, constant_like(x, 0)) if dtypes.is_bool(found) else lax.real(x)
+    result = as_array(lax.convert_element_type(x, found))
+    return placed(result, device)
+
+
+# ---- filled ------------------------------------------------------------------------------------
+
+
+def canonical_shape(shape: Any, name: str) -> tuple[int, ...]:
+    """A shape as tuple of ints: an error names the argument that is traced or no integer."""
+    whole = shape if isinstance(shape, (list, tuple, np.ndarray)) else (shape,)
+    if isinstance(shape, Tracer):
+        raise ConcretizationError(_traced_shape(name, shape))
+    try:
+        result = tuple(operator.index(d) for d in whole)
+    except ConcretizationError:
+        raise ConcretizationError(_traced_shape(name, shape)) from None
+    except TypeError:
+        raise ArgumentError(
+            f"{name}: a shape must be an integer or a tuple of integers, got {shape!r}"
+        ) from None
+    if any(d < 0 for d in result):
+        raise ShapeError(f"{name}: shape {result} has a negative size")
+    return result
+
+
+def _traced_shape(name: str, shape: Any) -> str:
+    return (
+        f"{name}: the shape {shape!r} is traced, but shapes must be known when a function is "
+        "traced. Mark the argument it comes from static (jit's static_argnums)."
+    )
+
+
+def _filled(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Any:
+    if isinstance(dtype, (int, np.integer)) and not isinstance(dtype, bool):
+        raise ArgumentError(
+            f"{name} received {shape!r} and {dtype!r}: a shape is one argument, so write "
+            f"{name}(({shape}, {dtype}))"
+        )
+    found = default_float() if dtype is None else user_dtype(dtype, name)
+    result = lax.full(canonical_shape(shape, name), value, found)
+    return placed(result, device)
+
+
+def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    """An array of zeros, float32 by default."""
+    return _filled("zeros", shape, 0, dtype, device)
+
+
+def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    """An array of ones, float32 by default."""
+    return _filled("ones", shape, 1, dtype, device)
+
+
+def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    """An array of zeros: nothing is ever uninitialised."""
+    return _filled("empty", shape, 0, dtype, device)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
+    """An array filled with a value, or with an array broadcast to the shape."""
+    check_arraylike("full", fill_value)
+    shape = canonical_shape(shape, "full")
+    result = _spread(plain(fill_value), shape, optional_dtype(dtype, "full"))
+    return placed(result, device)
+
+
+def _spread(value: Any, shape: tuple[int, ...], dtype: np.dtype | None) -> Any:
+    if typeof(value).ndim == 0:
+        return lax.full(shape, value, dtype)
+    if dtype is not None:
+        value = lax.convert_element_type(value, dtype)
+    if broadcast_shapes(typeof(value).shape, shape) != shape:
+        raise ShapeError(f"full: fill_value of shape {typeof(value).shape} does not fit {shape}")
+    return broadcast_to(value, shape)
+
+
+def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) -> Any:
+    if not (hasattr(a, "dtype") and hasattr(a, "shape")):
+        check_arraylike(name, a)
+        a = plain(a)
+    found = optional_dtype(dtype, name)
+    weak = False
+    if found is None:
+        aval = typeof(a) if is_arraylike(a) else None
+        found = dtypes.canonical(a.dtype) if aval is None else aval.dtype
+        weak = aval is not None and aval.weak_type
+    new_shape = np.shape(a) if shape is None else canonical_shape(shape, name)
+    if weak and typeof(value).ndim == 0:
+        value = convert(value, found, weak=True)
+        result = lax.full(new_shape, value)
+    else:
+        result = _spread(value, tuple(new_shape), found)
+    return placed(result, device)
+
+
+def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+    """Zeros of the shape and dtype of `a`, unless given."""
+    return _like("zeros_like", a, 0, dtype, shape, device)
+
+
+def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+    """Ones of the shape and dtype of `a`, unless given."""
+    return _like("ones_like", a, 1, dtype, shape, device)
+
+
+def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
+    """Zeros of the shape and dtype of `prototype`, unless given."""
+    return _like("empty_like", prototype, 0, dtype, shape, device)
+
+
+def full_like(
+    a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
+) -> Any:
+    """`fill_value` in the shape and dtype of `a`, unless given."""
+    check_arraylike("full_like", fill_value)
+    return _like("full_like", a, plain(fill_value), dtype, shape, device)

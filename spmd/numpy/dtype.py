@@ -1,0 +1,156 @@
+"""The dtype names of `spmd.numpy` (`float32`, `bfloat16`, ...) and the questions about dtypes.
+
+A name like `float32` is both a dtype (wherever one is expected) and a function that makes an array
+of that dtype: `snp.float32(1)`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.dtypes import finfo, iinfo, issubdtype, promote_types
+
+__all__ = [
+    "bfloat16",
+    "bool_",
+    "can_cast",
+    "cdouble",
+    "character",
+    "complex64",
+    "complex128",
+    "complex_",
+    "complexfloating",
+    "csingle",
+    "double",
+    "dtype",
+    "finfo",
+    "flexible",
+    "float16",
+    "float32",
+    "float64",
+    "float_",
+    "floating",
+    "generic",
+    "iinfo",
+    "inexact",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "int_",
+    "integer",
+    "isdtype",
+    "issubdtype",
+    "number",
+    "object_",
+    "promote_types",
+    "signedinteger",
+    "single",
+    "uint",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "unsignedinteger",
+]
+
+
+class ScalarType(type):
+    """The class of dtype names: equal to the NumPy type, and callable to make arrays."""
+
+    dtype: np.dtype
+
+    def __hash__(cls) -> int:
+        return hash(cls.dtype.type)
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or cls.dtype.type == other
+
+    def __ne__(cls, other: object) -> bool:
+        return not cls == other
+
+    def __call__(cls, x: Any = 0) -> Any:
+        dtype = dtypes.canonical(cls.dtype)
+        return lax.convert_element_type(x if is_arraylike(x) else np.asarray(x), dtype)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.dtype.type)
+
+    def __repr__(cls) -> str:
+        return f"<dtype name spmd.numpy.{cls.__name__}>"
+
+
+def _scalar_type(kind: Any, name: str = "") -> Any:
+    dtype = np.dtype(kind)
+    members = {"dtype": dtype, "__doc__": f"The dtype {dtype.name}; called, makes such an array."}
+    return ScalarType(name or dtype.name, (), members)
+
+
+bool_ = _scalar_type(np.bool_, "bool_")
+int8 = _scalar_type(np.int8)
+int16 = _scalar_type(np.int16)
+int32 = _scalar_type(np.int32)
+int64 = _scalar_type(np.int64)
+uint8 = _scalar_type(np.uint8)
+uint16 = _scalar_type(np.uint16)
+uint32 = _scalar_type(np.uint32)
+uint64 = _scalar_type(np.uint64)
+bfloat16 = _scalar_type(ml_dtypes.bfloat16)
+float16 = _scalar_type(np.float16)
+float32 = single = _scalar_type(np.float32)
+float64 = double = _scalar_type(np.float64)
+complex64 = csingle = _scalar_type(np.complex64)
+complex128 = cdouble = _scalar_type(np.complex128)
+# Canonicalised on use: 32 bits unless x64 is on.
+int_ = int64
+uint = uint64
+float_ = float64
+complex_ = complex128
+
+dtype = np.dtype
+generic = np.generic
+number = np.number
+integer = np.integer
+signedinteger = np.signedinteger
+unsignedinteger = np.unsignedinteger
+inexact = np.inexact
+floating = np.floating
+complexfloating = np.complexfloating
+flexible = np.flexible
+character = np.character
+object_ = np.object_
+
+_KINDS = {
+    "bool": dtypes.is_bool,
+    "signed integer": lambda d: d.kind == "i",
+    "unsigned integer": lambda d: d.kind == "u",
+    "integral": dtypes.is_integer,
+    "real floating": dtypes.is_float,
+    "complex floating": dtypes.is_complex,
+    "numeric": lambda d: dtypes.is_integer(d) or dtypes.is_inexact(d),
+}
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Whether a dtype is of a kind (or one of several), as the array API standard names kinds.
+
+    >>> isdtype(float32, ("real floating", "complex floating"))
+    True
+    """
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, k) for k in kind)
+    if isinstance(kind, str) and kind in _KINDS:
+        return _KINDS[kind](np.dtype(dtype))
+    return np.dtype(dtype) == np.dtype(kind)
+
+
+def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
+    """Whether values of one dtype can be converted to another under NumPy's casting rule."""
+    source = typeof(from_).dtype if is_arraylike(from_) else np.dtype(from_)
+    return np.can_cast(source, np.dtype(to), casting=casting)  # type: ignore[arg-type]

@@ -1,0 +1,163 @@
+"""Rounding, and floats taken apart: `floor`, `round`, `signbit`, `frexp`, `ldexp`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import DtypeError
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    check_real,
+    constant_like,
+    plain,
+    promote_args,
+    promote_args_inexact,
+    promote_shapes,
+    select,
+)
+from spmd.numpy.ufuncs import float_binary, unary, unless_integer
+
+# ---- rounding ----------------------------------------------------------------------------------
+
+floor = unary("floor", unless_integer(lax.floor), "The largest whole number not above `x`.")
+ceil = unary("ceil", unless_integer(lax.ceil), "The smallest whole number not below `x`.")
+
+
+def trunc(x: Any, /) -> Any:
+    """The whole part: rounding towards zero."""
+    check_arraylike("trunc", x)
+    x = plain(x)
+    if not dtypes.is_inexact(typeof(x).dtype):
+        return as_array(x)
+    return select(lax.lt(x, constant_like(x, 0)), lax.ceil(x), lax.floor(x))
+
+
+fix = trunc
+
+
+def rint(x: Any, /) -> Any:
+    """The nearest whole number, halves to even, as float."""
+    (x,) = promote_args_inexact("rint", x)
+    if dtypes.is_complex(typeof(x).dtype):
+        return lax.complex(rint(lax.real(x)), rint(lax.imag(x)))
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def round(a: Any, decimals: int = 0) -> Any:
+    """Round to `decimals` digits after the point (before it, if negative), halves to even."""
+    check_arraylike("round", a)
+    a = plain(a)
+    aval = typeof(a)
+    decimals = operator.index(decimals)
+    if dtypes.is_complex(aval.dtype):
+        return lax.complex(round(lax.real(a), decimals), round(lax.imag(a), decimals))
+    if not dtypes.is_inexact(aval.dtype):
+        if decimals >= 0:
+            return as_array(a)
+        raise DtypeError(f"round: integers cannot be rounded to decimals={decimals}; use floats")
+    if decimals == 0:
+        return lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN)
+    wide = a
+    if aval.dtype.itemsize < 4:
+        wide = lax.convert_element_type(a, np.dtype(np.float32))
+    factor = constant_like(wide, 10.0**decimals)
+    scaled = lax.round(lax.mul(wide, factor), lax.RoundingMethod.TO_NEAREST_EVEN)
+    return lax.convert_element_type(lax.div(scaled, factor), aval.dtype)
+
+
+around = round
+
+
+# ---- floats taken apart ------------------------------------------------------------------------
+
+nextafter = float_binary("nextafter", lax.nextafter, "The next float after x towards y.")
+
+
+def copysign(x: Any, y: Any, /) -> Any:
+    """The magnitude of `x` with the sign of `y`."""
+    x, y = promote_args_inexact("copysign", x, y)
+    check_real("copysign", x, y)
+    magnitude = lax.abs(x)
+    return select(signbit(y), lax.neg(magnitude), magnitude)
+
+
+def signbit(x: Any, /) -> Any:
+    """Whether the sign bit is set: true for -0.0 too."""
+    (x,) = promote_args("signbit", x)
+    check_real("signbit", x)
+    dtype = typeof(x).dtype
+    if dtypes.is_bool(dtype) or dtype.kind == "u":
+        return lax.full_like(x, False, np.dtype(np.bool_))
+    if dtypes.is_integer(dtype):
+        return lax.lt(x, constant_like(x, 0))
+    bits = lax.bitcast_convert_type(x, np.dtype(f"i{dtype.itemsize}"))
+    return lax.lt(bits, constant_like(bits, 0))
+
+
+def heaviside(x: Any, y: Any, /) -> Any:
+    """The step function: 0 below zero, 1 above, `y` at zero."""
+    x, y = promote_args_inexact("heaviside", x, y)
+    zero, one = constant_like(x, 0), constant_like(x, 1)
+    not_below = select(lax.gt(x, zero), one, select(lax.ne(x, x), x, y))
+    return select(lax.lt(x, zero), zero, not_below)
+
+
+def frexp(x: Any, /) -> tuple[Any, Any]:
+    """Mantissa in [0.5, 1) and exponent with `x == mantissa * 2**exponent`."""
+    (x,) = promote_args_inexact("frexp", x)
+    check_real("frexp", x)
+    exponent = lax.stop_gradient(_binary_exponent(x))
+    half = lax.div(exponent, constant_like(exponent, 2))
+    mantissa = x
+    # In two steps: 2**-exponent alone overflows for subnormal numbers.
+    for part in (half, lax.sub(exponent, half)):
+        power_of_two = lax.exp2(lax.convert_element_type(lax.neg(part), typeof(x).dtype))
+        mantissa = lax.mul(mantissa, power_of_two)
+    return mantissa, exponent
+
+
+def _binary_exponent(x: Any) -> Any:
+    """The exponent of `frexp` as int32, read from the bits; 0 for 0, infinity and NaN."""
+    info = dtypes.finfo(typeof(x).dtype)
+    int_type = np.dtype(f"i{info.bits // 8}")
+    zero = constant_like(x, 0)
+    tiny = lax.lt(lax.abs(x), constant_like(x, float(info.tiny)))
+    scaled = select(tiny, lax.mul(x, constant_like(x, float(2**info.nmant))), x)
+    bits = lax.bitcast_convert_type(scaled, int_type)
+    shifted = lax.shift_right_logical(bits, np.array(info.nmant, int_type))
+    field = lax.bitwise_and(shifted, np.array((1 << info.nexp) - 1, int_type))
+    biased = lax.convert_element_type(field, np.dtype(np.int32))
+    exponent = lax.sub(biased, np.int32(-info.minexp))
+    exponent = select(tiny, lax.sub(exponent, np.int32(info.nmant)), exponent)
+    special = lax.bitwise_or(lax.eq(x, zero), lax.bitwise_not(lax.is_finite(x)))
+    return select(special, np.int32(0), exponent)
+
+
+def ldexp(x: Any, exponent: Any, /) -> Any:
+    """`x * 2**exponent`, exact also where `2**exponent` alone would overflow."""
+    check_arraylike("ldexp", x, exponent)
+    (x,) = promote_args_inexact("ldexp", x)
+    check_real("ldexp", x)
+    if dtypes.is_inexact(typeof(exponent).dtype):
+        raise DtypeError(f"ldexp: the exponent must be integers, got {typeof(exponent)}")
+    x, exponent = promote_shapes("ldexp", x, plain(exponent))
+    third = lax.div(exponent, constant_like(exponent, 3))
+    rest = lax.sub(exponent, lax.add(third, third))
+    for part in (third, third, rest):
+        x = lax.mul(x, lax.exp2(lax.convert_element_type(part, typeof(x).dtype)))
+    return x
+
+
+def modf(x: Any, /) -> tuple[Any, Any]:
+    """The fractional and the whole part, both with the sign of `x`."""
+    (x,) = promote_args_inexact("modf", x)
+    check_real("modf", x)
+    whole = trunc(x)
+    return lax.sub(x, whole), whole

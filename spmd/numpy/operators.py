@@ -1,0 +1,276 @@
+"""Operators, properties and methods of arrays and tracers, in tables.
+
+The classes themselves know no operation; `install(cls)` gives them `x + y`, `x.T`, `x.sum()`,
+`x[i]` and `x.at[i]`. A method is the function of `spmd.numpy` that has the array as its first
+parameter, so both have one docstring and one meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy import (
+    creation,
+    floats,
+    logic,
+    manipulation,
+    products,
+    reductions,
+    repeating,
+    searching,
+    selection,
+    sorting,
+    statistics,
+    ufuncs,
+)
+from spmd.numpy.indexing import IndexUpdateHelper, getitem
+from spmd.numpy.promotion import user_dtype
+from spmd.numpy.taking import take
+
+# ---- operators ---------------------------------------------------------------------------------
+
+_ARITHMETIC: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "add": ("+", ufuncs.add),
+    "sub": ("-", ufuncs.subtract),
+    "mul": ("*", ufuncs.multiply),
+    "truediv": ("/", ufuncs.divide),
+    "floordiv": ("//", ufuncs.floor_divide),
+    "mod": ("%", ufuncs.remainder),
+    "divmod": ("divmod()", ufuncs.divmod),
+    "pow": ("**", ufuncs.power),
+    "matmul": ("@", products.matmul),
+    "and": ("&", logic.bitwise_and),
+    "or": ("|", logic.bitwise_or),
+    "xor": ("^", logic.bitwise_xor),
+    "lshift": ("<<", logic.left_shift),
+    "rshift": (">>", logic.right_shift),
+}
+
+_COMPARISON: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "eq": ("==", logic.equal),
+    "ne": ("!=", logic.not_equal),
+    "lt": ("<", logic.less),
+    "le": ("<=", logic.less_equal),
+    "gt": (">", logic.greater),
+    "ge": (">=", logic.greater_equal),
+}
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": ufuncs.negative,
+    "pos": ufuncs.positive,
+    "abs": ufuncs.absolute,
+    "invert": logic.bitwise_not,
+}
+
+
+def _refuses(symbol: str, x: Any, y: Any) -> bool:
+    """Whether Python shall ask the other operand; containers are an error at once.
+
+    A list would otherwise be silently unequal to every array, or repeated by `*`.
+    """
+    if is_arraylike(y):
+        return False
+    if isinstance(y, (list, tuple, dict, set)):
+        raise ArgumentError(
+            f"unsupported operand type(s) for {symbol}: {type(x).__name__!r} and "
+            f"{type(y).__name__!r}; convert it to an array first: asarray(...)"
+        )
+    return True
+
+
+def _forward(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        return NotImplemented if _refuses(symbol, self, other) else f(self, other)
+
+    return method
+
+
+def _reflected(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        return NotImplemented if _refuses(symbol, self, other) else f(other, self)
+
+    return method
+
+
+def _operators() -> dict[str, Callable[..., Any]]:
+    table: dict[str, Callable[..., Any]] = {}
+    for name, (symbol, f) in _ARITHMETIC.items():
+        table[f"__{name}__"] = _forward(symbol, f)
+        table[f"__r{name}__"] = _reflected(symbol, f)
+    for name, (symbol, f) in _COMPARISON.items():
+        table[f"__{name}__"] = _forward(symbol, f)
+    for name, f in _UNARY.items():
+        # A Python function, not the ufunc itself, so that `self` is bound whatever `f` is.
+        table[f"__{name}__"] = lambda self, f=f: f(self)
+    return table
+
+
+# ---- special methods ---------------------------------------------------------------------------
+
+
+def _round(self: Any, ndigits: int | None = None) -> Any:
+    return floats.round(self, ndigits or 0)
+
+
+def _contains(self: Any, item: Any) -> Any:
+    if typeof(self).ndim != 1 or not is_arraylike(item) or typeof(item).ndim:
+        raise ArgumentError("`x in array` needs an array of one dim and a scalar x")
+    return reductions.any(logic.equal(self, item))
+
+
+def _iter(self: Any) -> Iterator[Any]:
+    if not typeof(self).ndim:
+        raise TypeError("iteration over an array without dimensions")
+    return (getitem(self, k) for k in range(typeof(self).shape[0]))
+
+
+# ---- methods that are no functions of spmd.numpy -----------------------------------------------
+
+
+def _reshape(self: Any, *args: Any, order: str = "C") -> Any:
+    """Give the elements another shape: `x.reshape(2, 3)` or `x.reshape((2, 3))`."""
+    return manipulation.reshape(self, args[0] if len(args) == 1 else args, order)
+
+
+def _transpose(self: Any, *args: Any) -> Any:
+    """Reorder dims: `x.transpose()`, `x.transpose(1, 0)` or `x.transpose((1, 0))`."""
+    one_sequence = len(args) == 1 and (args[0] is None or np.iterable(args[0]))
+    return manipulation.transpose(self, args[0] if one_sequence else args or None)
+
+
+def _flatten(self: Any, order: str = "C") -> Any:
+    """All elements in one dim."""
+    return manipulation.ravel(self, order)
+
+
+def _compress(self: Any, condition: Any, axis: int | None = None, **options: Any) -> Any:
+    """The slices along `axis` where the condition holds."""
+    return searching.compress(condition, self, axis, **options)
+
+
+def _to_device(self: Any, device: Any) -> Any:
+    """The array on another device or with another sharding."""
+    return creation.placed(self, device)
+
+
+def _view(self: Any, dtype: Any = None) -> Any:
+    """The same bits read as another dtype; the last dim grows or shrinks accordingly."""
+    if dtype is None:
+        return self
+    found = user_dtype(dtype, "view")
+    old, new = self.dtype.itemsize, found.itemsize
+    if found == self.dtype:
+        return self
+    if old < new:
+        parts = new // old
+        if not self.ndim or self.shape[-1] % parts:
+            raise ShapeError(
+                f"view: {parts} elements of {self.dtype} make one of {found}, so the last dim of "
+                f"shape {self.shape} must be a multiple of {parts}"
+            )
+        self = _reshape(self, *self.shape[:-1], self.shape[-1] // parts, parts)
+        return lax.bitcast_convert_type(self, found)
+    out = lax.bitcast_convert_type(self, found)
+    if old == new:
+        return out
+    return _reshape(out, *self.shape[:-1], -1) if self.ndim else out
+
+
+def _astype(self: Any, dtype: Any, copy: bool = False, device: Any = None) -> Any:
+    """The values converted to a dtype."""
+    return creation.astype(self, dtype, copy=copy, device=device)
+
+
+def _put_at(self: Any) -> IndexUpdateHelper:
+    """`x.at[i].set(v)`: a changed copy; also add, multiply, divide, power, min, max, apply, get."""
+    return IndexUpdateHelper(self)
+
+
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "__getitem__": getitem,
+    "__round__": _round,
+    "__contains__": _contains,
+    "__iter__": _iter,
+}
+
+_PROPERTIES: dict[str, Callable[[Any], Any]] = {
+    "T": manipulation.transpose,
+    "mT": manipulation.matrix_transpose,
+    "real": ufuncs.real,
+    "imag": ufuncs.imag,
+    "at": _put_at,
+    "itemsize": lambda self: self.dtype.itemsize,
+    "nbytes": lambda self: self.size * self.dtype.itemsize,
+}
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    "all": reductions.all,
+    "any": reductions.any,
+    "argmax": reductions.argmax,
+    "argmin": reductions.argmin,
+    "argsort": sorting.argsort,
+    "astype": _astype,
+    "choose": selection.choose,
+    "clip": selection.clip,
+    "compress": _compress,
+    "conj": ufuncs.conjugate,
+    "conjugate": ufuncs.conjugate,
+    "copy": creation.copy,
+    "cumprod": reductions.cumprod,
+    "cumsum": reductions.cumsum,
+    "diagonal": searching.diagonal,
+    "dot": products.dot,
+    "flatten": _flatten,
+    "max": reductions.max,
+    "mean": statistics.mean,
+    "min": reductions.min,
+    "nonzero": searching.nonzero,
+    "prod": reductions.prod,
+    "ptp": reductions.ptp,
+    "ravel": manipulation.ravel,
+    "repeat": repeating.repeat,
+    "reshape": _reshape,
+    "round": floats.round,
+    "searchsorted": sorting.searchsorted,
+    "sort": sorting.sort,
+    "squeeze": manipulation.squeeze,
+    "std": statistics.std,
+    "sum": reductions.sum,
+    "swapaxes": manipulation.swapaxes,
+    "take": take,
+    "to_device": _to_device,
+    "trace": products.trace,
+    "transpose": _transpose,
+    "var": statistics.var,
+    "view": _view,
+}
+
+
+def install(cls: type) -> None:
+    """Give a class of arrays all operators, properties and methods that it does not define."""
+
+    def define(name: str, value: Any) -> None:
+        # Comparisons and `__getitem__` inherited from `object` or a base class are replaced.
+        if name not in cls.__dict__:
+            setattr(cls, name, value)
+
+    for name, method in {**_operators(), **_SPECIAL}.items():
+        method.__name__ = name if method.__name__ in ("method", "<lambda>") else method.__name__
+        define(name, method)
+    for name, f in _PROPERTIES.items():
+        define(name, property(lambda self, f=f: f(self), doc=f.__doc__))
+    for name, method in _METHODS.items():
+        define(name, method)
+
+
+__all__ = ["install"]
+# Used by tests: what every array class must have.
+OPERATORS = tuple(_operators())
+METHODS = tuple(_METHODS)
+PROPERTIES = tuple(_PROPERTIES)

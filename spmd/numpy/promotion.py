@@ -1,0 +1,270 @@
+"""Promotion: operands of different dtypes and shapes made ready for one `lax` operation.
+
+The one idea: promotion happens here, once, so that the primitives can demand operands of one dtype
+and of one shape (or rank 0). Python numbers never cost an equation: they become literals of the
+common dtype, and scalars stay rank 0.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.source import current_source
+from spmd.core.trace import Tracer
+from spmd.sharding.array import Array, from_numpy
+
+PYTHON_SCALARS = (bool, int, float, complex)
+_PYTHON_KIND: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
+# ---- what may be an operand --------------------------------------------------------------------
+
+
+def check_arraylike(name: str, *args: Any) -> None:
+    """Raise an ArgumentError that names the function and the first argument that is no array."""
+    for position, x in enumerate(args):
+        if not is_arraylike(x):
+            raise ArgumentError(
+                f"{name} requires ndarray or scalar arguments, got {type(x)} at position "
+                f"{position}.{_advice(x)}"
+            )
+
+
+def check_arraylike_or_none(name: str, *args: Any) -> None:
+    """Like `check_arraylike`, for functions some of whose arguments may be left out."""
+    check_arraylike(name, *(0 if x is None else x for x in args))
+
+
+def _advice(x: Any) -> str:
+    if isinstance(x, (list, tuple)):
+        return f" Convert the {type(x).__name__} first: asarray(...)"
+    return ""
+
+
+def plain(x: Any) -> Any:
+    """`x` itself, or the array that an object with `__spmd_array__` stands for."""
+    convert = getattr(x, "__spmd_array__", None)
+    return x if convert is None else convert()
+
+
+# ---- dtypes ------------------------------------------------------------------------------------
+
+
+def lattice_type(*xs: Any) -> tuple[np.dtype, bool]:
+    """The common (dtype, weak) of operands, dtypes among them counting as strong."""
+    pairs = []
+    for x in xs:
+        if is_arraylike(x):
+            aval = typeof(x)
+            pairs.append((aval.dtype, aval.weak_type))
+        else:
+            pairs.append((dtypes.canonical(x), x in (int, float, complex)))
+    return dtypes.promote(tuple(pairs))
+
+
+def result_type(*args: Any) -> np.dtype:
+    """The dtype that an operation on these arrays, numbers and dtypes has.
+
+    >>> result_type(np.float16(1), 2.0)
+    dtype('float16')
+    """
+    if not args:
+        raise ArgumentError("result_type: give at least one array, number or dtype")
+    return lattice_type(*args)[0]
+
+
+def user_dtype(dtype: Any, name: str) -> np.dtype:
+    """A dtype that the user asked for by name, canonicalised; a warning tells if it was halved."""
+    wanted = dtypes.python_scalar_dtypes.get(dtype)
+    found = dtypes.canonical(dtype)
+    if wanted is None and np.dtype(dtype).itemsize != found.itemsize:
+        warnings.warn(
+            f"{name}: dtype {np.dtype(dtype).name} was asked for, but arrays have at most 32 bits "
+            f"(64 for complex) unless x64 is enabled, so it became {found.name}. Set "
+            "SPMD_ENABLE_X64=1 or spmd.config.update('enable_x64', True) to have 64 bits.",
+            stacklevel=3,
+        )
+    return found
+
+
+def optional_dtype(dtype: Any, name: str) -> np.dtype | None:
+    """`user_dtype` for an argument that may be left out."""
+    return None if dtype is None else user_dtype(dtype, name)
+
+
+def default_float() -> np.dtype:
+    """float32, or float64 if x64 is on."""
+    return dtypes.canonical(np.float64)
+
+
+def default_int() -> np.dtype:
+    """int32, or int64 if x64 is on."""
+    return dtypes.canonical(np.int64)
+
+
+def convert(x: Any, dtype: np.dtype, weak: bool = False) -> Any:
+    """`x` with the given dtype; Python and NumPy values are converted without an equation."""
+    kind = type(x)
+    if kind in PYTHON_SCALARS:
+        if weak and dtypes.canonical(_PYTHON_KIND[dtype.kind]) == dtype:
+            return _PYTHON_KIND[dtype.kind](x)
+        return np.asarray(x, dtype)
+    aval = typeof(x)
+    if aval.dtype == dtype and (aval.weak_type or not weak):
+        return x
+    if isinstance(x, (np.ndarray, np.generic)) and not weak and _widens(aval.dtype, dtype):
+        return np.asarray(x, dtype)
+    if weak:
+        return lax.convert_element_type(x, dtype, weak_type=True)
+    return lax.convert_element_type(x, dtype)
+
+
+def _widens(old: np.dtype, new: np.dtype) -> bool:
+    """Whether NumPy's conversion is surely ours: it is not for float to int, or complex to real."""
+    return "biufc".find(old.kind) <= "biufc".find(new.kind) and old.kind in "biufc"
+
+
+def promote_dtypes(*xs: Any) -> list[Any]:
+    """The operands, converted to their common dtype.
+
+    A weak operand that already has the dtype stays as it is: the result of an operation is weak
+    only if all operands are.
+    """
+    if len(xs) < 2:
+        return list(xs)
+    dtype, weak = lattice_type(*xs)
+    return [convert(x, dtype, weak) for x in xs]
+
+
+def promote_dtypes_inexact(*xs: Any) -> list[Any]:
+    """Like `promote_dtypes`, integers and bools becoming floats: what `sin` or `/` needs."""
+    dtype, weak = lattice_type(*xs)
+    return [convert(x, dtypes.to_inexact(dtype), weak) for x in xs]
+
+
+def promote_dtypes_numeric(*xs: Any) -> list[Any]:
+    """Like `promote_dtypes`, bools becoming integers."""
+    dtype, weak = lattice_type(*xs)
+    if dtypes.is_bool(dtype):
+        dtype = dtypes.canonical(np.int64)
+    return [convert(x, dtype, weak) for x in xs]
+
+
+def promote_dtypes_complex(*xs: Any) -> list[Any]:
+    """Like `promote_dtypes`, real numbers becoming complex."""
+    dtype, weak = lattice_type(*xs)
+    if not dtypes.is_complex(dtype):
+        dtype = dtypes.complex_of(dtypes.to_inexact(dtype))
+    return [convert(x, dtype, weak) for x in xs]
+
+
+def check_real(name: str, *xs: Any) -> None:
+    """Raise a DtypeError for a complex operand of a function that is real by nature."""
+    for position, x in enumerate(xs):
+        dtype = typeof(x).dtype
+        if dtypes.is_complex(dtype):
+            raise DtypeError(
+                f"{name} does not support complex input, got {dtype} at position {position}; "
+                "take .real, .imag or abs first"
+            )
+
+
+# ---- shapes ------------------------------------------------------------------------------------
+
+
+def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
+    """The shape to which shapes broadcast by NumPy's rules; a ShapeError names them all.
+
+    >>> broadcast_shapes((3, 1), (4,))
+    (3, 4)
+    """
+    whole = [(s,) if isinstance(s, (int, np.integer)) else tuple(s) for s in shapes]
+    return broadcast_shapes_of("broadcast_shapes", whole)
+
+
+def broadcast_shapes_of(name: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """`broadcast_shapes` on behalf of the function `name`."""
+    ndim = max((len(s) for s in shapes), default=0)
+    result = [1] * ndim
+    for d in range(-1, -ndim - 1, -1):
+        sizes = {s[d] for s in shapes if len(s) >= -d} - {1}
+        if len(sizes) > 1:
+            raise ShapeError(_mismatch(name, shapes, d, ndim))
+        if sizes:
+            result[d] = sizes.pop()
+    return tuple(result)
+
+
+def _mismatch(name: str, shapes: Sequence[tuple[int, ...]], d: int, ndim: int) -> str:
+    sizes = [s[d] for s in shapes if len(s) >= -d]
+    seen = " and ".join(str(n) for n in dict.fromkeys(sizes) if n != 1)
+    return (
+        f"{name} got incompatible shapes for broadcasting: {', '.join(map(str, shapes))}. "
+        f"Counted from the right, dim {d} has sizes {seen}: they must be equal, or 1.\n"
+        f"At {current_source()}. Insert a dim of size 1 with x[:, None] or reshape where the "
+        f"shapes shall align differently."
+    )
+
+
+def promote_shapes(name: str, *xs: Any) -> list[Any]:
+    """The operands broadcast to their common shape; scalars stay scalars."""
+    shapes = [typeof(x).shape for x in xs]
+    first = next((s for s in shapes if s), ())
+    if all(s == first or not s for s in shapes):
+        return list(xs)
+    shape = broadcast_shapes_of(name, shapes)
+    return [x if not s else broadcast_to(x, shape) for x, s in zip(xs, shapes, strict=True)]
+
+
+def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
+    """`x` stretched to a shape known to fit, aligned on the right."""
+    ndim = typeof(x).ndim
+    return lax.broadcast_in_dim(x, shape, range(len(shape) - ndim, len(shape)))
+
+
+def promote_args(name: str, *xs: Any) -> list[Any]:
+    """Operands checked, of one dtype, and of one shape or rank 0."""
+    check_arraylike(name, *xs)
+    return promote_shapes(name, *promote_dtypes(*map(plain, xs)))
+
+
+def promote_args_inexact(name: str, *xs: Any) -> list[Any]:
+    """`promote_args` for functions with floating or complex results."""
+    check_arraylike(name, *xs)
+    return promote_shapes(name, *promote_dtypes_inexact(*map(plain, xs)))
+
+
+def promote_args_numeric(name: str, *xs: Any) -> list[Any]:
+    """`promote_args` for functions that turn bools into integers."""
+    check_arraylike(name, *xs)
+    return promote_shapes(name, *promote_dtypes_numeric(*map(plain, xs)))
+
+
+# ---- constants and choices that other files need ------------------------------------------------
+
+
+def as_array(x: Any) -> Any:
+    """`x` as an array or tracer; numbers and NumPy arrays become concrete arrays, traced or not."""
+    x = plain(x)
+    return x if isinstance(x, (Tracer, Array)) else from_numpy(x)
+
+
+def constant_like(x: Any, value: Any) -> Any:
+    """A rank-0 constant of the dtype (and weakness) of `x`."""
+    aval = typeof(x)
+    return convert(value, aval.dtype, aval.weak_type)
+
+
+def select(condition: Any, x: Any, y: Any) -> Any:
+    """`x` where the condition holds and `y` elsewhere; all three promoted and broadcast."""
+    x, y = promote_dtypes(x, y)
+    condition, x, y = promote_shapes("where", condition, x, y)
+    return lax.select(condition, x, y)

@@ -1,0 +1,172 @@
+"""Arrays of numbers in order: `arange`, `linspace`, `logspace`, `geomspace`.
+
+Their lengths are shapes, so their arguments must be concrete numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ConcretizationError
+from spmd.core.trace import Tracer
+from spmd.numpy.creation import placed
+from spmd.numpy.promotion import (
+    broadcast_shapes,
+    broadcast_to,
+    check_arraylike,
+    check_arraylike_or_none,
+    constant_like,
+    optional_dtype,
+    plain,
+    result_type,
+)
+
+
+def _concrete_number(x: Any, name: str) -> Any:
+    if isinstance(x, Tracer) and x.concrete() is None:
+        raise ConcretizationError(
+            f"arange: {name} is traced ({x!r}), but the length of the result must be known when "
+            "a function is traced. Mark the argument it comes from static (jit's static_argnums)."
+        )
+    value = np.asarray(x)
+    if value.ndim or dtypes.is_complex(value.dtype):
+        raise ArgumentError(f"arange: {name} must be a real number, got {x!r}")
+    return value.item()
+
+
+def arange(
+    start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None
+) -> Any:
+    """Numbers from `start` (0) up to `stop`, exclusively, in steps of `step` (1).
+
+    >>> arange(2, 5)
+    Array([2, 3, 4], dtype=int32)
+    """
+    check_arraylike_or_none("arange", start, stop, step)
+    given = [x for x in (start, stop, step) if x is not None]
+    found = optional_dtype(dtype, "arange")
+    found = result_type(*given) if found is None else found
+    if stop is None:
+        start, stop = 0, start
+    start, stop = _concrete_number(start, "start"), _concrete_number(stop, "stop")
+    step = None if step is None else _concrete_number(step, "step")
+    if step == 0:
+        raise ArgumentError("arange: step must not be 0")
+    result = _arange(start, stop, step, found)
+    return placed(result, device)
+
+
+def _arange(start: Any, stop: Any, step: Any, dtype: np.dtype) -> Any:
+    size = max(0, int(np.ceil((stop - start) / (1 if step is None else step))))
+    if step is None:
+        numbers = lax.iota(dtype, size)
+        return numbers if start == 0 else lax.add(numbers, np.array(start).astype(dtype))
+    # bfloat16 cannot count to 1000: the product is formed in float32 and rounded once.
+    wide = np.dtype(np.float32) if dtypes.is_float(dtype) and dtype.itemsize < 4 else dtype
+    steps = lax.mul(lax.iota(wide, size), np.array(step).astype(wide))
+    return lax.convert_element_type(lax.add(steps, np.array(start).astype(wide)), dtype)
+
+
+def linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
+    """`num` evenly spaced numbers from `start` to `stop`; with `retstep` also their distance."""
+    check_arraylike("linspace", start, stop)
+    num = operator.index(num)
+    if num < 0:
+        raise ArgumentError(f"linspace: num={num} must not be negative")
+    found = optional_dtype(dtype, "linspace") or dtypes.to_inexact(result_type(start, stop))
+    wide = dtypes.to_inexact(found)
+    start, stop = (lax.convert_element_type(plain(x), wide) for x in (start, stop))
+    bounds = broadcast_shapes(typeof(start).shape, typeof(stop).shape)
+    start, stop = (broadcast_to(x, bounds) for x in (start, stop))
+    axis = axis + len(bounds) + 1 if axis < 0 else axis
+    intervals = num - 1 if endpoint else num
+    numbers = _interpolate(start, stop, num, intervals, endpoint, axis)
+    if dtypes.is_integer(found):
+        numbers = lax.floor(numbers)
+    result = lax.convert_element_type(numbers, found)
+    result = placed(result, device)
+    if not retstep:
+        return result
+    span = lax.sub(stop, start)
+    distance = np.nan if intervals < 1 else intervals
+    return result, lax.div(span, constant_like(span, float(distance)))
+
+
+def _interpolate(start: Any, stop: Any, num: int, intervals: int, endpoint: bool, axis: int) -> Any:
+    bounds, dtype = typeof(start).shape, typeof(start).dtype
+    row = (*bounds[:axis], 1, *bounds[axis:])
+    if num == 0:
+        return lax.full((*bounds[:axis], 0, *bounds[axis:]), 0, dtype)
+    if num == 1:
+        return lax.reshape(start, row)
+    real = dtypes.real_of(dtype)
+    # By both ends, not by start + k * step: each end is then exact, and so is symmetry.
+    step = lax.div(lax.iota(real, intervals), np.array(intervals, real))
+    step = lax.convert_element_type(step, dtype)
+    whole = (*bounds[:axis], intervals, *bounds[axis:])
+    step = lax.broadcast_in_dim(step, whole, (axis,))
+    lower = lax.broadcast_in_dim(lax.reshape(start, row), whole, range(len(whole)))
+    upper = lax.broadcast_in_dim(lax.reshape(stop, row), whole, range(len(whole)))
+    one = np.array(1, dtype)
+    inner = lax.add(lax.mul(lower, lax.sub(one, step)), lax.mul(upper, step))
+    if not endpoint:
+        return inner
+    return lax.concatenate([inner, lax.reshape(stop, row)], axis)
+
+
+def logspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Any = 10.0,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Any:
+    """Numbers evenly spaced on a log scale, from `base**start` to `base**stop`."""
+    found = optional_dtype(dtype, "logspace") or dtypes.to_inexact(result_type(start, stop))
+    exponents = linspace(start, stop, num, endpoint, dtype=dtypes.to_inexact(found), axis=axis)
+    base = lax.convert_element_type(base, typeof(exponents).dtype)
+    powers = lax.pow(lax.broadcast_in_dim(base, typeof(exponents).shape, ()), exponents)
+    return lax.convert_element_type(powers, found)
+
+
+def geomspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Any:
+    """Numbers in geometric progression from `start` to `stop`."""
+    found = optional_dtype(dtype, "geomspace") or dtypes.to_inexact(result_type(start, stop))
+    wide = dtypes.to_inexact(found)
+    start, stop = (lax.convert_element_type(plain(x), wide) for x in (start, stop))
+    bounds = broadcast_shapes(typeof(start).shape, typeof(stop).shape)
+    start, stop = (broadcast_to(x, bounds) for x in (start, stop))
+    # The sign is taken out so that -1 .. -1000 has a logarithm.
+    sign = lax.sign(start)
+    exponents = linspace(
+        lax.log(lax.mul(start, sign)), lax.log(lax.mul(stop, sign)), num, endpoint, axis=axis
+    )
+    row = (*bounds[:axis], 1, *bounds[axis:]) if axis >= 0 else (*bounds, 1)
+    shape = typeof(exponents).shape
+    sign = lax.broadcast_in_dim(lax.reshape(sign, row), shape, range(len(shape)))
+    return lax.convert_element_type(lax.mul(sign, lax.exp(exponents)), found)

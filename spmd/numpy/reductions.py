@@ -1,0 +1,494 @@
+"""Reductions and running reductions: `sum`, `max`, `all`, `argmax`, `cumsum`, `nansum`.
+
+One function, `_reduce`, holds what they share: dims, dtype of the computation, `where`, `initial`
+and `keepdims`. Means and quantiles are in `statistics.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ConcretizationError, DtypeError, ShapeError
+from spmd.numpy.logic import as_bool, isnan
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    constant_like,
+    convert,
+    default_int,
+    optional_dtype,
+    plain,
+    promote_dtypes_numeric,
+    select,
+)
+
+Axis: TypeAlias = int | Sequence[int] | None
+
+# ---- what reductions share ---------------------------------------------------------------------
+
+
+def canonical_axis(axis: Any, ndim: int, name: str) -> int:
+    """One dim in `range(ndim)`; an error names the function and what was allowed."""
+    try:
+        d = operator.index(axis)
+    except ConcretizationError:
+        raise
+    except TypeError:
+        raise ArgumentError(f"{name}: axis must be an integer, got {axis!r}") from None
+    if not -ndim <= d < ndim:
+        raise ArgumentError(f"{name}: axis {d} is out of bounds for an array of {ndim} dims")
+    return d + ndim if d < 0 else d
+
+
+def canonical_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
+    """The dims that `axis` means, None meaning all."""
+    if axis is None:
+        return tuple(range(ndim))
+    many = axis if isinstance(axis, (tuple, list, np.ndarray)) else (axis,)
+    dims = tuple(canonical_axis(d, ndim, name) for d in many)
+    if len(set(dims)) != len(dims):
+        raise ArgumentError(f"{name}: duplicate value in axis={axis}")
+    return dims
+
+
+def keep_dims(result: Any, shape: Sequence[int], dims: Sequence[int]) -> Any:
+    """Put reduced dims back with size 1."""
+    kept = [d for d in range(len(shape)) if d not in dims]
+    ones = [1 if d in dims else size for d, size in enumerate(shape)]
+    return lax.broadcast_in_dim(result, ones, kept)
+
+
+def refuse_out(name: str, out: Any) -> None:
+    """Arrays are immutable, so there is nothing to write to."""
+    if out is not None:
+        raise ArgumentError(f"{name}: out= is not supported, as arrays are immutable")
+
+
+def check_where(name: str, where: Any) -> Any:
+    """The mask of a reduction: None or bools."""
+    if where is None:
+        return None
+    check_arraylike(name, where)
+    if not dtypes.is_bool(typeof(where).dtype):
+        raise DtypeError(f"{name}: where must be a bool array, got {typeof(where)}")
+    return plain(where)
+
+
+def wide_float(dtype: np.dtype) -> np.dtype:
+    """float32 for 16-bit floats, which lose too much when many are added."""
+    return np.dtype(np.float32) if dtypes.is_float(dtype) and dtype.itemsize < 4 else dtype
+
+
+def _sum_dtype(dtype: np.dtype) -> np.dtype:
+    """Sums of small integers are at least as wide as the default integer."""
+    if dtypes.is_bool(dtype):
+        return default_int()
+    if dtypes.is_integer(dtype):
+        default = default_int() if dtype.kind == "i" else dtypes.canonical(np.uint64)
+        return dtype if dtype.itemsize >= default.itemsize else default
+    return dtype
+
+
+def _reduce(
+    name: str,
+    a: Any,
+    reduce: Callable[[Any, Sequence[int]], Any],
+    combine: Callable[[Any, Any], Any],
+    identity: Callable[[np.dtype], Any] | None,
+    axis: Axis,
+    keepdims: bool,
+    initial: Any,
+    where: Any,
+    compute: np.dtype | None = None,
+    result_dtype: np.dtype | None = None,
+) -> Any:
+    """Reduce `a`, converted to `compute`; `identity` fills what `where` masks out."""
+    aval = typeof(a)
+    dims = canonical_axes(axis, aval.ndim, name)
+    compute = compute or aval.dtype
+    if initial is None and name in ("max", "min"):
+        _check_has_elements(name, aval.shape, dims, where)
+    a = lax.convert_element_type(a, compute)
+    if where is not None:
+        a = select(where, a, identity(compute))
+        dims = canonical_axes(axis, typeof(a).ndim, name)
+    result = reduce(a, dims) if dims else a
+    if initial is not None:
+        if typeof(initial).ndim:
+            raise ShapeError(f"{name}: initial must be a scalar, got {typeof(initial)}")
+        result = combine(convert(initial, compute), result)
+    if keepdims:
+        result = keep_dims(result, typeof(a).shape, dims)
+    return as_array(lax.convert_element_type(result, result_dtype or compute))
+
+
+def _check_has_elements(name: str, shape: Any, dims: Any, where: Any) -> None:
+    if where is not None:
+        raise ArgumentError(
+            f"{name}: with where= there may be nothing to reduce; give initial= as well"
+        )
+    if any(shape[d] == 0 for d in dims):
+        raise ShapeError(
+            f"{name}: zero-size array to reduction operation {name}, which has no identity; "
+            f"shape {shape} is empty along axis {dims}. Give initial="
+        )
+
+
+def _number(value: int) -> Callable[[np.dtype], Any]:
+    return lambda dtype: np.array(value, dtype)
+
+
+# ---- sums, products, extremes ------------------------------------------------------------------
+
+
+def _additive(
+    name: str, reduce: Any, combine: Any, identity: int, a: Any, axis: Axis, dtype: Any,
+    keepdims: bool, initial: Any, where: Any, promote_integers: bool,
+) -> Any:  # fmt: skip
+    check_arraylike(name, a)
+    (a,) = promote_dtypes_numeric(plain(a)) if dtype is None else (plain(a),)
+    wanted = optional_dtype(dtype, name)
+    source = typeof(a).dtype
+    result = wanted or (_sum_dtype(source) if promote_integers else source)
+    compute = wide_float(result) if wanted is None else result
+    if dtypes.is_bool(compute):
+        test = any if name == "sum" else all
+        return test(a, axis, keepdims=keepdims, where=check_where(name, where))
+    return _reduce(
+        name, a, reduce, combine, _number(identity), axis, keepdims, initial,
+        check_where(name, where), compute, result,
+    )  # fmt: skip
+
+
+def sum(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+    promote_integers: bool = True,
+) -> Any:
+    """Sum over dims; small integers are added as int32 (int64 with x64)."""
+    refuse_out("sum", out)
+    return _additive(
+        "sum", lax.reduce_sum, lax.add, 0, a, axis, dtype, keepdims, initial, where,
+        promote_integers,
+    )  # fmt: skip
+
+
+def prod(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+    promote_integers: bool = True,
+) -> Any:
+    """Product over dims."""
+    refuse_out("prod", out)
+    return _additive(
+        "prod", lax.reduce_prod, lax.mul, 1, a, axis, dtype, keepdims, initial, where,
+        promote_integers,
+    )  # fmt: skip
+
+
+def max(
+    a: Any,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Maximum over dims; NaN if there is one."""
+    refuse_out("max", out)
+    check_arraylike("max", a)
+    mask = check_where("max", where)
+    return _reduce(
+        "max", plain(a), _reduce_max, lax.max, dtypes.min_value, axis, keepdims, initial, mask
+    )
+
+
+def min(
+    a: Any,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Minimum over dims; NaN if there is one."""
+    refuse_out("min", out)
+    check_arraylike("min", a)
+    mask = check_where("min", where)
+    return _reduce(
+        "min", plain(a), _reduce_min, lax.min, dtypes.max_value, axis, keepdims, initial, mask
+    )
+
+
+amax = max
+amin = min
+
+
+def _reduce_max(a: Any, dims: Sequence[int]) -> Any:
+    return (lax.reduce_or if dtypes.is_bool(typeof(a).dtype) else lax.reduce_max)(a, dims)
+
+
+def _reduce_min(a: Any, dims: Sequence[int]) -> Any:
+    return (lax.reduce_and if dtypes.is_bool(typeof(a).dtype) else lax.reduce_min)(a, dims)
+
+
+def all(
+    a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
+) -> Any:
+    """Whether all elements are true (not zero)."""
+    refuse_out("all", out)
+    check_arraylike("all", a)
+    mask = check_where("all", where)
+    truth = as_bool(plain(a))
+    return _reduce(
+        "all", truth, lax.reduce_and, None, lambda _: np.bool_(True), axis, keepdims, None, mask
+    )
+
+
+def any(
+    a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
+) -> Any:
+    """Whether some element is true (not zero)."""
+    refuse_out("any", out)
+    check_arraylike("any", a)
+    mask = check_where("any", where)
+    truth = as_bool(plain(a))
+    return _reduce(
+        "any", truth, lax.reduce_or, None, lambda _: np.bool_(False), axis, keepdims, None, mask
+    )
+
+
+def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+    """How many elements are not zero."""
+    check_arraylike("count_nonzero", a)
+    return sum(as_bool(plain(a)), axis, default_int(), keepdims=keepdims)
+
+
+def ptp(a: Any, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
+    """Peak to peak: maximum minus minimum."""
+    refuse_out("ptp", out)
+    check_arraylike("ptp", a)
+    return lax.sub(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
+
+
+# ---- positions of extremes ---------------------------------------------------------------------
+
+
+def _arg_extreme(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdims: Any) -> Any:
+    check_arraylike(name, a)
+    a = plain(a)
+    shape = typeof(a).shape
+    if axis is None:
+        dims, flat = tuple(range(len(shape))), lax.reshape(a, (typeof(a).size,))
+        d = 0
+    else:
+        d = canonical_axis(axis, len(shape), name)
+        dims, flat = (d,), a
+    if typeof(flat).shape[d] == 0:
+        raise ShapeError(f"{name}: attempt to get {name} of an empty sequence, shape {shape}")
+    result = find(flat, d, default_int())
+    return keep_dims(result, shape, dims) if keepdims else result
+
+
+def argmax(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
+    """Where the first maximum is; in the flat array if `axis` is None."""
+    refuse_out("argmax", out)
+    return _arg_extreme("argmax", lax.argmax, a, axis, keepdims)
+
+
+def argmin(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
+    """Where the first minimum is; in the flat array if `axis` is None."""
+    refuse_out("argmin", out)
+    return _arg_extreme("argmin", lax.argmin, a, axis, keepdims)
+
+
+# ---- running reductions ------------------------------------------------------------------------
+
+
+def _running(
+    name: str, op: Callable[..., Any], a: Any, axis: int | None, dtype: Any, promote: bool = False
+) -> Any:
+    check_arraylike(name, a)
+    a = plain(a)
+    if axis is None or typeof(a).ndim == 0:
+        a, axis = lax.reshape(a, (typeof(a).size,)), 0
+    d = canonical_axis(axis, typeof(a).ndim, name)
+    source = typeof(a).dtype
+    result = optional_dtype(dtype, name)
+    if result is None:
+        result = _sum_dtype(source) if promote or dtypes.is_bool(source) else source
+    if dtypes.is_bool(result):
+        steps = op(lax.convert_element_type(as_bool(a), default_int()), d)
+        return as_bool(steps)
+    return op(lax.convert_element_type(a, result), d)
+
+
+def cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+    """Running sum along a dim; of the flat array if `axis` is None."""
+    refuse_out("cumsum", out)
+    return _running("cumsum", lax.cumsum, a, axis, dtype)
+
+
+def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+    """Running product along a dim; of the flat array if `axis` is None."""
+    refuse_out("cumprod", out)
+    return _running("cumprod", lax.cumprod, a, axis, dtype)
+
+
+def _cumulative(
+    name: str, op: Any, first: int, x: Any, axis: Any, dtype: Any, include_initial: bool,
+    promote: bool,
+) -> Any:  # fmt: skip
+    check_arraylike(name, x)
+    ndim = typeof(x).ndim
+    if ndim == 0 or (axis is None and ndim > 1):
+        raise ArgumentError(f"{name}: axis must be given for an array of {ndim} dims")
+    d = canonical_axis(0 if axis is None else axis, ndim, name)
+    steps = _running(name, op, x, d, dtype, promote)
+    if not include_initial:
+        return steps
+    shape = [1 if k == d else size for k, size in enumerate(typeof(steps).shape)]
+    return lax.concatenate([lax.full(shape, first, typeof(steps).dtype), steps], d)
+
+
+def cumulative_sum(
+    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Any:
+    """Running sum as the array API standard has it: small integers are widened."""
+    return _cumulative("cumulative_sum", lax.cumsum, 0, x, axis, dtype, include_initial, True)
+
+
+def cumulative_prod(
+    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Any:
+    """Running product as the array API standard has it."""
+    return _cumulative("cumulative_prod", lax.cumprod, 1, x, axis, dtype, include_initial, False)
+
+
+# ---- the same, ignoring NaN --------------------------------------------------------------------
+
+
+def _without_nan(name: str, a: Any, fill: Any) -> tuple[Any, Any]:
+    """`a` with NaN replaced, and where they were (None for dtypes that have none)."""
+    check_arraylike(name, a)
+    a = plain(a)
+    if not dtypes.is_inexact(typeof(a).dtype):
+        return a, None
+    mask = isnan(a)
+    return select(mask, constant_like(a, fill), a), mask
+
+
+def nansum(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Sum of the elements that are not NaN."""
+    filled, _ = _without_nan("nansum", a, 0)
+    return sum(filled, axis, dtype, out, keepdims, initial, where)
+
+
+def nanprod(
+    a: Any,
+    axis: Axis = None,
+    dtype: Any = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Product of the elements that are not NaN."""
+    filled, _ = _without_nan("nanprod", a, 1)
+    return prod(filled, axis, dtype, out, keepdims, initial, where)
+
+
+def _nan_extreme(name: str, reduce: Any, fill: float, a: Any, axis: Any, keepdims: Any,
+                 initial: Any, where: Any) -> Any:  # fmt: skip
+    filled, mask = _without_nan(name, a, fill)
+    result = reduce(filled, axis, None, keepdims, initial, where)
+    if mask is None or initial is not None:
+        return result
+    nothing = all(mask, axis, keepdims=keepdims)
+    return select(nothing, constant_like(result, np.nan), result)
+
+
+def nanmax(
+    a: Any,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Maximum of the elements that are not NaN; NaN if there are none."""
+    refuse_out("nanmax", out)
+    return _nan_extreme("nanmax", max, -np.inf, a, axis, keepdims, initial, where)
+
+
+def nanmin(
+    a: Any,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+) -> Any:
+    """Minimum of the elements that are not NaN; NaN if there are none."""
+    refuse_out("nanmin", out)
+    return _nan_extreme("nanmin", min, np.inf, a, axis, keepdims, initial, where)
+
+
+def _nan_arg(find: Any, name: str, fill: float, a: Any, axis: Any, keepdims: Any) -> Any:
+    filled, mask = _without_nan(name, a, fill)
+    position = find(filled, axis, keepdims=keepdims)
+    if mask is None:
+        return position
+    nothing = all(mask, axis, keepdims=bool(keepdims))
+    return select(nothing, constant_like(position, -1), position)
+
+
+def nanargmax(
+    a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Any:
+    """Where the maximum is that is not NaN; -1 if all are NaN."""
+    refuse_out("nanargmax", out)
+    return _nan_arg(argmax, "nanargmax", -np.inf, a, axis, keepdims)
+
+
+def nanargmin(
+    a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Any:
+    """Where the minimum is that is not NaN; -1 if all are NaN."""
+    refuse_out("nanargmin", out)
+    return _nan_arg(argmin, "nanargmin", np.inf, a, axis, keepdims)
+
+
+def nancumsum(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+    """Running sum, NaN counting as 0."""
+    return cumsum(_without_nan("nancumsum", a, 0)[0], axis, dtype, out)
+
+
+def nancumprod(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
+    """Running product, NaN counting as 1."""
+    return cumprod(_without_nan("nancumprod", a, 1)[0], axis, dtype, out)

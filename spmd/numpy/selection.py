@@ -1,0 +1,140 @@
+"""Choosing values: `clip`, `select`, `choose`, `piecewise`, `nan_to_num`.
+
+`where` is in `searching.py`, because with one argument it searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ConcretizationError, DtypeError
+from spmd.core.trace import Tracer
+from spmd.numpy.creation import asarray
+from spmd.numpy.logic import as_bool, isnan, isneginf, isposinf
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    check_arraylike_or_none,
+    check_real,
+    constant_like,
+    convert,
+    plain,
+    promote_dtypes,
+    promote_shapes,
+)
+from spmd.numpy.promotion import select as choose_by_mask
+from spmd.numpy.reductions import refuse_out
+from spmd.numpy.ufuncs import maximum, minimum, remainder
+
+
+def clip(arr: Any = None, /, min: Any = None, max: Any = None) -> Any:
+    """`arr` with what lies below `min` raised to it, and what lies above `max` lowered to it."""
+    if arr is None:
+        raise ArgumentError("clip: no array was given")
+    check_arraylike("clip", arr)
+    check_arraylike_or_none("clip", min, max)
+    check_real("clip", *(x for x in (arr, min, max) if x is not None))
+    arr = plain(arr)
+    if min is not None:
+        arr = maximum(min, arr)
+    if max is not None:
+        arr = minimum(max, arr)
+    return as_array(arr)
+
+
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+    """From the first choice whose condition holds; `default` where none does."""
+    if len(condlist) != len(choicelist) or not len(condlist):
+        raise ArgumentError(
+            f"select: condlist and choicelist must be equally long and not empty, got "
+            f"{len(condlist)} and {len(choicelist)}"
+        )
+    check_arraylike("select", *condlist, *choicelist, default)
+    default, *choices = promote_dtypes(plain(default), *map(plain, choicelist))
+    result = default
+    for condition, choice in reversed(list(zip(condlist, choices, strict=True))):
+        result = choose_by_mask(as_bool(plain(condition)), choice, result)
+    return as_array(result)
+
+
+def choose(a: Any, choices: Any, out: None = None, mode: str = "raise") -> Any:
+    """From `choices[a]`, element by element."""
+    refuse_out("choose", out)
+    items = list(choices)
+    check_arraylike("choose", a, *items)
+    a = plain(a)
+    count = len(items)
+    if not dtypes.is_integer(typeof(a).dtype):
+        raise DtypeError(f"choose: the index must be integers, got {typeof(a)}")
+    if mode == "raise":
+        if isinstance(a, Tracer):
+            raise ConcretizationError(
+                "choose: mode='raise' looks at the values of the index, which is traced; "
+                "use mode='wrap' or mode='clip'"
+            )
+        values = np.asarray(a)
+        if values.size and (values.min() < 0 or values.max() >= count):
+            raise ArgumentError(f"choose: the index has entries outside range({count})")
+    elif mode == "wrap":
+        a = remainder(a, count)
+    elif mode == "clip":
+        a = clip(a, 0, count - 1)
+    else:
+        raise ArgumentError(f"choose: mode must be 'raise', 'wrap' or 'clip', got {mode!r}")
+    a, *items = promote_shapes("choose", a, *promote_dtypes(*map(plain, items)))
+    return lax.select_n(lax.convert_element_type(a, np.dtype(np.int32)), *items)
+
+
+def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+    """Values of the function whose condition holds; the last one without condition is the default.
+
+    Every function sees the whole array, and `where` picks: none is protected from the others' x.
+    """
+    check_arraylike("piecewise", x)
+    x = as_array(x)
+    many = isinstance(condlist, (list, tuple)) and np.ndim(condlist[0]) >= 0
+    conditions = list(condlist) if many or typeof(condlist).ndim > typeof(x).ndim else [condlist]
+    functions: list[Any] = list(funclist)
+    if len(functions) == len(conditions):
+        functions.append(0)
+    if len(functions) != len(conditions) + 1:
+        raise ArgumentError(
+            f"piecewise: {len(conditions)} conditions need {len(conditions)} or "
+            f"{len(conditions) + 1} functions, got {len(functions)}"
+        )
+
+    def value(f: Any) -> Any:
+        out = f(x, *args, **kwargs) if isinstance(f, Callable) else f  # type: ignore[arg-type]
+        return convert(plain(out), typeof(x).dtype)
+
+    result = value(functions[-1])
+    for condition, f in zip(conditions, functions, strict=False):
+        result = choose_by_mask(as_bool(asarray(condition)), value(f), result)
+    return result
+
+
+def nan_to_num(
+    x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Any:
+    """Replace NaN by 0 and infinities by the largest finite numbers, or by values given."""
+    check_arraylike("nan_to_num", x)
+    x = plain(x)
+    dtype = typeof(x).dtype
+    if not dtypes.is_inexact(dtype):
+        return as_array(x)
+    if dtypes.is_complex(dtype):
+        options = {"nan": nan, "posinf": posinf, "neginf": neginf}
+        return lax.complex(nan_to_num(lax.real(x), **options), nan_to_num(lax.imag(x), **options))
+    info = dtypes.finfo(dtype)
+    posinf = float(info.max) if posinf is None else posinf
+    neginf = float(info.min) if neginf is None else neginf
+    for test, value in ((isnan, nan), (isposinf, posinf), (isneginf, neginf)):
+        replacement = constant_like(x, value) if isinstance(value, (int, float)) else value
+        x = choose_by_mask(test(x), convert(replacement, dtype), x)
+    return x

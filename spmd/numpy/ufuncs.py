@@ -1,0 +1,416 @@
+"""Elementwise arithmetic and mathematics: `add`, `sin`, `power`, `remainder`, ...
+
+Most functions are one line: promote the operands as the function demands, apply the `lax`
+operation of that meaning. Comparisons, bits and tests are in `logic.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.trace import Tracer
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    check_real,
+    constant_like,
+    plain,
+    promote_args,
+    promote_args_inexact,
+    promote_args_numeric,
+    promote_shapes,
+    select,
+)
+
+
+def named(f: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
+    """Give a function made by a family constructor its public name and docstring."""
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = doc
+    f.__module__ = "spmd.numpy"
+    return f
+
+
+# ---- families ----------------------------------------------------------------------------------
+
+
+def float_unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+    """A function of one array whose result is floating or complex."""
+
+    def f(x: Any, /) -> Any:
+        return op(*promote_args_inexact(name, x))
+
+    return named(f, name, doc)
+
+
+def unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+    """A function of one array that keeps the dtype."""
+
+    def f(x: Any, /) -> Any:
+        return op(*promote_args(name, x))
+
+    return named(f, name, doc)
+
+
+def binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+    """A function of two arrays in their common dtype."""
+
+    def f(x: Any, y: Any, /) -> Any:
+        return op(*promote_args(name, x, y))
+
+    return named(f, name, doc)
+
+
+def float_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+    """A function of two arrays whose result is floating or complex."""
+
+    def f(x: Any, y: Any, /) -> Any:
+        return op(*promote_args_inexact(name, x, y))
+
+    return named(f, name, doc)
+
+
+def _bool_or(op: Callable[..., Any], bool_op: Callable[..., Any]) -> Callable[..., Any]:
+    """`op`, and for bools the operation that it is in arithmetic modulo saturation."""
+
+    def f(x: Any, y: Any) -> Any:
+        return (bool_op if dtypes.is_bool(typeof(x).dtype) else op)(x, y)
+
+    return f
+
+
+def unless_integer(op: Callable[..., Any]) -> Callable[..., Any]:
+    """`op`, which changes nothing for integers and bools."""
+
+    def f(x: Any) -> Any:
+        return op(x) if dtypes.is_inexact(typeof(x).dtype) else as_array(x)
+
+    return f
+
+
+# ---- arithmetic --------------------------------------------------------------------------------
+
+add = binary("add", _bool_or(lax.add, lax.bitwise_or), "Sum of two arrays.")
+subtract = binary("subtract", lax.sub, "Difference of two arrays.")
+multiply = binary("multiply", _bool_or(lax.mul, lax.bitwise_and), "Product of two arrays.")
+divide = float_binary("divide", lax.div, "Quotient, floating also for integers.")
+true_divide = divide
+negative = unary("negative", lax.neg, "The array with its sign changed.")
+positive = unary("positive", as_array, "The array itself.")
+sign = unary("sign", lax.sign, "-1, 0 or 1 by sign; z / |z| for complex numbers.")
+maximum = binary("maximum", lax.max, "The larger of two; NaN if one is NaN.")
+minimum = binary("minimum", lax.min, "The smaller of two; NaN if one is NaN.")
+
+
+def absolute(x: Any, /) -> Any:
+    """Absolute value; the modulus of complex numbers."""
+    check_arraylike("absolute", x)
+    x = plain(x)
+    dtype = typeof(x).dtype
+    return as_array(x) if dtype.kind in "bu" else lax.abs(x)
+
+
+abs = absolute
+
+
+def fabs(x: Any, /) -> Any:
+    """Absolute value of real numbers, as floats."""
+    (x,) = promote_args_inexact("fabs", x)
+    check_real("fabs", x)
+    return lax.abs(x)
+
+
+def square(x: Any, /) -> Any:
+    """`x * x`."""
+    return lax.square(*promote_args_numeric("square", x))
+
+
+def reciprocal(x: Any, /) -> Any:
+    """`1 / x`, as float."""
+    (x,) = promote_args_inexact("reciprocal", x)
+    return lax.integer_pow(x, -1)
+
+
+def fmax(x: Any, y: Any, /) -> Any:
+    """The larger of two; the other one if one is NaN."""
+    x, y = promote_args("fmax", x, y)
+    return select(lax.bitwise_or(lax.gt(x, y), lax.ne(y, y)), x, y)
+
+
+def fmin(x: Any, y: Any, /) -> Any:
+    """The smaller of two; the other one if one is NaN."""
+    x, y = promote_args("fmin", x, y)
+    return select(lax.bitwise_or(lax.lt(x, y), lax.ne(y, y)), x, y)
+
+
+# ---- division with remainder -------------------------------------------------------------------
+
+
+def floor_divide(x: Any, y: Any, /) -> Any:
+    """The quotient rounded towards minus infinity: Python's `//`."""
+    x, y = promote_args_numeric("floor_divide", x, y)
+    check_real("floor_divide", x, y)
+    kind = typeof(x).dtype.kind
+    if kind == "u":
+        return lax.div(x, y)
+    if kind == "i":
+        quotient = lax.div(x, y)
+        signs_differ = lax.ne(lax.sign(x), lax.sign(y))
+        inexact = lax.ne(lax.rem(x, y), constant_like(x, 0))
+        lower = lax.sub(quotient, constant_like(quotient, 1))
+        return select(lax.bitwise_and(signs_differ, inexact), lower, quotient)
+    return _float_divmod(x, y)[0]
+
+
+def remainder(x: Any, y: Any, /) -> Any:
+    """The remainder with the sign of the divisor: Python's `%`."""
+    x, y = promote_args_numeric("remainder", x, y)
+    check_real("remainder", x, y)
+    zero = constant_like(x, 0)
+    if dtypes.is_integer(typeof(y).dtype):
+        y = select(lax.eq(y, zero), constant_like(y, 1), y)
+    x, y = promote_shapes("remainder", x, y)
+    rest = lax.rem(x, y)
+    other_sign = lax.ne(lax.lt(rest, zero), lax.lt(y, zero))
+    wrong = lax.bitwise_and(other_sign, lax.ne(rest, zero))
+    return select(wrong, lax.add(rest, y), rest)
+
+
+mod = remainder
+
+
+def fmod(x: Any, y: Any, /) -> Any:
+    """The remainder with the sign of the dividend: C's `fmod`."""
+    x, y = promote_args_numeric("fmod", x, y)
+    check_real("fmod", x, y)
+    if dtypes.is_integer(typeof(y).dtype):
+        y = select(lax.eq(y, constant_like(y, 0)), constant_like(y, 1), y)
+    return lax.rem(x, y)
+
+
+def divmod(x: Any, y: Any, /) -> tuple[Any, Any]:
+    """`floor_divide` and `remainder` together."""
+    x, y = promote_args_numeric("divmod", x, y)
+    if dtypes.is_integer(typeof(x).dtype):
+        return floor_divide(x, y), remainder(x, y)
+    check_real("divmod", x, y)
+    return _float_divmod(x, y)
+
+
+def _float_divmod(x: Any, y: Any) -> tuple[Any, Any]:
+    # From the exact remainder, so that x == y * quotient + remainder as well as floats allow.
+    zero = constant_like(x, 0)
+    rest = lax.rem(x, y)
+    exact = select(lax.eq(y, zero), x, lax.sub(x, rest))
+    quotient = lax.div(exact, y)
+    wrong = lax.bitwise_and(lax.ne(rest, zero), lax.ne(lax.sign(y), lax.sign(rest)))
+    rest = select(wrong, lax.add(rest, y), rest)
+    quotient = select(wrong, lax.sub(quotient, constant_like(quotient, 1)), quotient)
+    return lax.round(quotient), rest
+
+
+# ---- powers, exponentials, logarithms ----------------------------------------------------------
+
+
+def power(x: Any, y: Any, /) -> Any:
+    """`x` to the power `y`; a concrete integer `y` becomes repeated multiplication."""
+    check_arraylike("power", x, y)
+    x, y = plain(x), plain(y)
+    exponent = _concrete_integer(y)
+    if exponent is not None:
+        return lax.integer_pow(*promote_args_numeric("power", x), exponent)
+    base, whole = promote_args_numeric("power", x, y)
+    if dtypes.is_integer(typeof(base).dtype):
+        return _integer_power(base, whole)
+    if dtypes.is_inexact(typeof(x).dtype) and dtypes.is_integer(typeof(y).dtype):
+        return lax.pow(*promote_shapes("power", x, y))
+    return lax.pow(base, whole)
+
+
+pow = power
+
+
+def _concrete_integer(y: Any) -> int | None:
+    if isinstance(y, Tracer):
+        return None
+    try:
+        return operator.index(y)
+    except TypeError:
+        return None
+
+
+def _integer_power(x: Any, y: Any) -> Any:
+    """Square and multiply; 6 bits of the exponent are enough for 64-bit results."""
+    zero, one = constant_like(y, 0), constant_like(y, 1)
+    lost = lax.bitwise_and(lax.eq(x, zero), lax.ne(y, zero))
+    result = select(lost, zero, one)
+    for _ in range(6):
+        odd = lax.ne(lax.bitwise_and(y, one), zero)
+        result = select(odd, lax.mul(result, x), result)
+        x = lax.mul(x, x)
+        y = lax.shift_right_logical(y, one)
+    return result
+
+
+def float_power(x: Any, y: Any, /) -> Any:
+    """`x` to the power `y`, computed in floating point."""
+    return lax.pow(*promote_args_inexact("float_power", x, y))
+
+
+exp = float_unary("exp", lax.exp, "The exponential function.")
+exp2 = float_unary("exp2", lax.exp2, "2 to the power `x`.")
+expm1 = float_unary("expm1", lax.expm1, "`exp(x) - 1`, exact near 0.")
+log = float_unary("log", lax.log, "Natural logarithm.")
+log1p = float_unary("log1p", lax.log1p, "`log(1 + x)`, exact near 0.")
+sqrt = float_unary("sqrt", lax.sqrt, "Square root.")
+cbrt = float_unary("cbrt", lax.cbrt, "Cube root.")
+
+
+def log2(x: Any, /) -> Any:
+    """Logarithm to base 2."""
+    (x,) = promote_args_inexact("log2", x)
+    return _scaled_log(x, lax.div, np.log(2.0))
+
+
+def log10(x: Any, /) -> Any:
+    """Logarithm to base 10."""
+    (x,) = promote_args_inexact("log10", x)
+    return _scaled_log(x, lax.mul, 1 / np.log(10.0))
+
+
+def _scaled_log(x: Any, scale: Callable[[Any, Any], Any], factor: float) -> Any:
+    y = lax.log(x)
+    if not dtypes.is_complex(typeof(x).dtype):
+        return scale(y, constant_like(y, float(factor)))
+    # By parts: a complex product would turn infinities into NaN.
+    parts = (scale(p, constant_like(p, float(factor))) for p in (lax.real(y), lax.imag(y)))
+    return lax.complex(*parts)
+
+
+def logaddexp(x: Any, y: Any, /) -> Any:
+    """`log(exp(x) + exp(y))` without overflow."""
+    x, y = promote_args_inexact("logaddexp", x, y)
+    check_real("logaddexp", x, y)
+    larger = lax.max(x, y)
+    gap = lax.sub(x, y)
+    # Equal infinities: their difference is NaN, their sum is the result.
+    smooth = lax.add(larger, lax.log1p(lax.exp(lax.neg(lax.abs(gap)))))
+    return select(lax.ne(gap, gap), lax.add(x, y), smooth)
+
+
+def logaddexp2(x: Any, y: Any, /) -> Any:
+    """`log2(2**x + 2**y)` without overflow."""
+    x, y = promote_args_inexact("logaddexp2", x, y)
+    check_real("logaddexp2", x, y)
+    larger = lax.max(x, y)
+    gap = lax.sub(x, y)
+    tail = lax.log1p(lax.exp2(lax.neg(lax.abs(gap))))
+    smooth = lax.add(larger, lax.mul(tail, constant_like(tail, float(1 / np.log(2.0)))))
+    return select(lax.ne(gap, gap), lax.add(x, y), smooth)
+
+
+# ---- trigonometry ------------------------------------------------------------------------------
+
+sin = float_unary("sin", lax.sin, "Sine.")
+cos = float_unary("cos", lax.cos, "Cosine.")
+tan = float_unary("tan", lax.tan, "Tangent.")
+arcsin = asin = float_unary("arcsin", lax.asin, "Inverse sine.")
+arccos = acos = float_unary("arccos", lax.acos, "Inverse cosine.")
+arctan = atan = float_unary("arctan", lax.atan, "Inverse tangent.")
+arctan2 = atan2 = float_binary("arctan2", lax.atan2, "Angle of the point (y, x).")
+sinh = float_unary("sinh", lax.sinh, "Hyperbolic sine.")
+cosh = float_unary("cosh", lax.cosh, "Hyperbolic cosine.")
+tanh = float_unary("tanh", lax.tanh, "Hyperbolic tangent.")
+arcsinh = asinh = float_unary("arcsinh", lax.asinh, "Inverse hyperbolic sine.")
+arccosh = acosh = float_unary("arccosh", lax.acosh, "Inverse hyperbolic cosine.")
+arctanh = atanh = float_unary("arctanh", lax.atanh, "Inverse hyperbolic tangent.")
+
+
+def hypot(x: Any, y: Any, /) -> Any:
+    """`sqrt(x**2 + y**2)` without overflow."""
+    x, y = promote_args_inexact("hypot", x, y)
+    check_real("hypot", x, y)
+    x, y = lax.abs(x), lax.abs(y)
+    infinity = constant_like(x, np.inf)
+    either_infinite = lax.bitwise_or(lax.eq(x, infinity), lax.eq(y, infinity))
+    large, small = lax.max(x, y), lax.min(x, y)
+    is_zero = lax.eq(large, constant_like(large, 0))
+    one = constant_like(large, 1)
+    ratio = lax.div(small, select(is_zero, one, large))
+    length = lax.mul(large, lax.sqrt(lax.add(one, lax.square(ratio))))
+    return select(either_infinite, infinity, select(is_zero, large, length))
+
+
+def deg2rad(x: Any, /) -> Any:
+    """Degrees to radians."""
+    (x,) = promote_args_inexact("deg2rad", x)
+    return lax.mul(x, constant_like(x, np.pi / 180))
+
+
+def rad2deg(x: Any, /) -> Any:
+    """Radians to degrees."""
+    (x,) = promote_args_inexact("rad2deg", x)
+    return lax.mul(x, constant_like(x, 180 / np.pi))
+
+
+radians = deg2rad
+degrees = rad2deg
+
+
+def sinc(x: Any, /) -> Any:
+    """`sin(pi x) / (pi x)`, and 1 at 0 with all its derivatives."""
+    (x,) = promote_args_inexact("sinc", x)
+    pi_x = lax.mul(x, constant_like(x, float(np.pi)))
+    small = lax.lt(lax.abs(pi_x), constant_like(lax.abs(pi_x), 1e-2))
+    safe = select(small, constant_like(pi_x, 1), pi_x)
+    return select(small, _sinc_series(pi_x), lax.div(lax.sin(safe), safe))
+
+
+def _sinc_series(y: Any) -> Any:
+    """The first terms of sin(y)/y: exact to rounding, derivatives too, where |y| < 0.01."""
+    z = lax.square(y)
+    total = constant_like(z, 1 / 362880)
+    for coefficient in (-1 / 5040, 1 / 120, -1 / 6, 1.0):
+        total = lax.add(lax.mul(total, z), constant_like(z, coefficient))
+    return total
+
+
+# ---- complex parts -----------------------------------------------------------------------------
+
+
+def real(x: Any, /) -> Any:
+    """The real part."""
+    check_arraylike("real", x)
+    x = plain(x)
+    return lax.real(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
+
+
+def imag(x: Any, /) -> Any:
+    """The imaginary part; zeros for real arrays."""
+    check_arraylike("imag", x)
+    x = plain(x)
+    return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else lax.full_like(x, 0)
+
+
+def conjugate(x: Any, /) -> Any:
+    """The complex conjugate."""
+    check_arraylike("conjugate", x)
+    x = plain(x)
+    return lax.conj(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
+
+
+conj = conjugate
+
+
+def angle(z: Any, deg: bool = False) -> Any:
+    """The argument of complex numbers, in radians or degrees."""
+    (z,) = promote_args_inexact("angle", z)
+    result = lax.atan2(imag(z), real(z))
+    return rad2deg(result) if deg else result
