@@ -9,8 +9,9 @@ vain.
 from __future__ import annotations
 
 import atexit
-import opcode
+import contextlib
 import json
+import opcode
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ from typing import Any
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.collectives.transport.failure import failure_text, user_line
 from spmd.core.errors import PeerError
+from spmd.core.source import PACKAGE_DIR
 
 # For ranks in a wait to raise and report: they look every 50 ms at the latest.
 MOMENT_FOR_PEERS = 0.25
@@ -72,14 +74,23 @@ class ExitHooks:
             return  # another thread is ending the job already
         self._show(kind, error, trace)
         self._write_report(error)
-        if isinstance(error, PeerError):
-            time.sleep(MOMENT_FOR_CAUSE)
-        else:
+        if not isinstance(error, PeerError):
             text = failure_text(self._rank, error)
             for group in OPEN_GROUPS:
                 group.announce_failure(text)
             time.sleep(MOMENT_FOR_PEERS)
-        self._end_job(INTERRUPTED if kind is KeyboardInterrupt else 1)
+        elif not _is_supervised():
+            time.sleep(MOMENT_FOR_CAUSE)
+        self._end(INTERRUPTED if kind is KeyboardInterrupt else 1)
+
+    def _end(self, code: int) -> None:
+        """End this process, and the job with it."""
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        if _is_supervised():
+            os._exit(code)  # spmdrun ends the others, and knows better who was first
+        self._end_job(code)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:
         if args.exc_type is SystemExit or args.exc_value is None:
@@ -101,7 +112,7 @@ class ExitHooks:
             return
         else:
             text = "".join(traceback.format_exception(kind, error, trace))
-        if REPORT_FILE not in os.environ:
+        if not _is_supervised():
             mark = f"spmd rank {self._rank} | "
             text = "".join(mark + line for line in text.splitlines(keepends=True))
         sys.stderr.write(text)  # at once, so that other ranks' lines stay outside
@@ -118,12 +129,10 @@ class ExitHooks:
             "exception": type(error).__name__,
             "message": str(error),
             "line": user_line(error),
-            "traceback": "".join(traceback.format_exception(error)),
+            "traceback": _traceback(error),
         }
-        try:
+        with contextlib.suppress(OSError):  # the traceback is on stderr already
             Path(path).write_text(json.dumps(report), encoding="utf-8")
-        except OSError:
-            pass  # the traceback is on stderr already
 
     # ---- leaving -------------------------------------------------------------------------------
 
@@ -140,7 +149,7 @@ class ExitHooks:
             group.announce_exit(code)
         if code and not self._everyone_left():
             # MPI's own end would wait for the others, and they may be waiting for us.
-            self._end_job(code)
+            self._end(code)
 
     def _everyone_left(self) -> bool:
         deadline = time.monotonic() + MOMENT_FOR_PEERS
@@ -149,6 +158,20 @@ class ExitHooks:
                 return False
             time.sleep(0.01)
         return True
+
+
+def _is_supervised() -> bool:
+    return REPORT_FILE in os.environ
+
+
+def _traceback(error: BaseException) -> str:
+    """The whole traceback; of a `PeerError`, where this rank waited, without how it waits."""
+    if not isinstance(error, PeerError):
+        return "".join(traceback.format_exception(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE_DIR)]
+    last = "".join(traceback.format_exception_only(error))
+    return "Traceback (most recent call last):\n" + "".join(traceback.format_list(theirs)) + last
 
 
 @dataclass(frozen=True, slots=True)

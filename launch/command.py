@@ -1,0 +1,103 @@
+"""The command and the environment with which mpirun starts the guards of a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .find_mpi import Mpi
+from .options import Options, UsageError
+from .rank import CHANNEL, SETTINGS, TOKEN
+
+GUARD = str(Path(__file__).with_name("rank.py"))
+
+# What a former launcher told this process about *its* job must not reach the new one.
+_FORMER_JOB = re.compile(r"(OMPI_COMM_WORLD_|PMIX_|PMI_|PMI\d?_|MPI_LOCAL|SPMD_RANK_PROCESS)")
+
+# Set where the user has not. The first two let a container's root start a job.
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl": "^ofi",  # probing for fabrics takes a second
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+_PASSED_ON = re.compile(r"(SPMD|PYTHON|OMP_|OPENBLAS_|MKL_|VIRTUAL_ENV$|LD_LIBRARY_PATH$|PATH$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A line of a hostfile."""
+
+    name: str
+    slots: int
+
+
+def read_hostfile(path: str) -> list[Host]:
+    """Hosts of a file with lines `name`, `name slots=4` or `name:4`, and comments after #."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError as error:
+        raise UsageError(f"--hostfile {path}: {error.strerror}") from None
+    hosts = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        match = re.fullmatch(r"([^\s:]+)(?:\s+slots\s*=\s*(\d+)|:(\d+))?", words)
+        if match is None:
+            raise UsageError(
+                f"{path}:{number}: {words!r} is not a host; write `name`, `name slots=4`, `name:4`"
+            )
+        hosts.append(Host(match[1], int(match[2] or match[3] or 1)))
+    if not hosts:
+        raise UsageError(f"--hostfile {path} names no host")
+    return hosts
+
+
+def environment(
+    options: Options, channel: str, token: str, folder: str, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The environment of mpirun, which the guards inherit."""
+    environ = {name: value for name, value in base.items() if not _FORMER_JOB.match(name)}
+    for name, value in _OPEN_MPI.items():
+        environ.setdefault(name, value)
+    if options.devices_per_rank is not None:
+        environ["SPMD_NUM_CPU_DEVICES"] = str(options.devices_per_rank)
+    settings = {"bind": options.bind, "folder": folder, "ranks": options.ranks}
+    return environ | {CHANNEL: channel, TOKEN: token, SETTINGS: json.dumps(settings)}
+
+
+def command(
+    options: Options, mpi: Mpi | None, environ: Mapping[str, str], folder: str
+) -> list[str]:
+    """The whole command line; without an MPI (one rank) it is the guard itself."""
+    # Isolated: the program's PYTHONPATH and site packages are none of the guard's business.
+    guard = [sys.executable, "-I", "-S", GUARD, *options.command]
+    if mpi is None:
+        return guard
+    hosts = read_hostfile(options.hostfile) if options.hostfile else []
+    ranks = ["-n", str(options.ranks)]
+    if mpi.is_open_mpi:
+        # The guards bind, for every MPI alike; mpirun would leave shared cores unbound.
+        flags = ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
+        if hosts:
+            lines = [f"{host.name} slots={host.slots}" for host in hosts]
+            flags += ["--hostfile", _write(folder, lines)]
+            for name in sorted(environ):
+                if _PASSED_ON.match(name):
+                    flags += ["-x", name]
+        return [mpi.mpirun, *ranks, *flags, *guard]
+    flags = ["-f", _write(folder, [f"{h.name}:{h.slots}" for h in hosts])] if hosts else []
+    return [mpi.mpirun, *ranks, *flags, *guard]
+
+
+def _write(folder: str, lines: list[str]) -> str:
+    path = Path(folder, "hosts")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)

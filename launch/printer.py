@@ -1,0 +1,156 @@
+"""Puts the output of many ranks on one screen without mixing their lines.
+
+Only whole lines are printed, each with its rank. Progress bars, which return to the start of their
+line with `\\r`, stay alive on rank 0; of the other ranks' bars the last state is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+# A prompt has no line end: text of rank 0 that stays alone for so long is shown as it is.
+PROMPT_SECONDS = 0.1
+TAIL_LINES = 200
+_PIECE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)?")
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream of one rank: what it wrote since its last line end."""
+
+    rank: int
+    kind: bytes
+    text: bytes = b""
+    is_bar: bool = False  # it has returned to the start of this line
+    since: float = 0.0
+
+
+class Printer:
+    """Writes lines of ranks to stdout and stderr."""
+
+    def __init__(
+        self, ranks: int, out: BinaryIO, err: BinaryIO, prefix: bool, log_dir: str | None = None
+    ):
+        self.width = len(str(ranks - 1))
+        self.sinks = {b"o": out, b"e": err}
+        self.prefix = prefix
+        self.streams = {(r, kind): Stream(r, kind) for r in range(ranks) for kind in self.sinks}
+        self.tails: dict[int, list[str]] = {}
+        self.open_line: Stream | None = None  # whose text the cursor stands behind
+        self.logs: dict[int, BinaryIO] = {}
+        self.log_dir = Path(log_dir) if log_dir else None
+        if self.log_dir:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+
+    def mark(self, rank: int) -> bytes:
+        """`r2 | `, or nothing."""
+        return f"r{rank:<{self.width}} | ".encode() if self.prefix else b""
+
+    def feed(self, rank: int, kind: bytes, data: bytes) -> None:
+        """Take output of a rank, in whatever pieces it arrives."""
+        self._log(rank, data)
+        stream = self.streams[rank, kind]
+        stream.since = time.monotonic()
+        for text, end in _PIECE.findall(data):
+            if end in (b"\n", b"\r\n"):
+                self._line(stream, stream.text + text)
+            elif end == b"\r":
+                self._return(stream, stream.text + text)
+            elif text:
+                stream.text += text
+                if stream.is_bar and rank == 0:
+                    self._draw(stream)
+
+    def idle(self) -> None:
+        """Show what looks like a prompt."""
+        for kind in self.sinks:
+            stream = self.streams[0, kind]
+            waited = time.monotonic() - stream.since
+            if stream.text and not stream.is_bar and waited > PROMPT_SECONDS:
+                before = b"" if self.open_line is stream else self.mark(0)
+                if self.open_line is not stream:
+                    self._end_open_line()
+                self._write(kind, before + stream.text)
+                stream.text = b""
+                self.open_line = stream
+
+    def finish(self, rank: int) -> None:
+        """A rank has ended: its last line may have no end."""
+        for kind in self.sinks:
+            stream = self.streams[rank, kind]
+            if stream.text:
+                self._line(stream, stream.text)
+        log = self.logs.pop(rank, None)
+        if log:
+            log.close()
+
+    def close(self) -> None:
+        """End an open line, so that the shell's prompt begins on a new one."""
+        self._end_open_line()
+
+    def note(self, text: str) -> None:
+        """A line of spmdrun's own."""
+        self._end_open_line()
+        self._write(b"e", text.encode() + b"\n")
+
+    def tail(self, rank: int) -> list[str]:
+        """The last lines that a rank wrote to stderr."""
+        return self.tails.get(rank, [])
+
+    # ---- details -------------------------------------------------------------------------------
+
+    def _line(self, stream: Stream, line: bytes) -> None:
+        was_bar, stream.is_bar, stream.text = stream.is_bar, False, b""
+        if stream.kind == b"e":
+            tail = self.tails.setdefault(stream.rank, [])
+            tail.append(line.decode(errors="replace"))
+            del tail[:-TAIL_LINES]
+        if self.open_line is stream:
+            self.open_line = None
+            # A bar is drawn again as it ends; the answer to a prompt goes on behind it.
+            again = self._line_start(stream.kind) + self.mark(stream.rank) if was_bar else b""
+            self._write(stream.kind, again + line + b"\n")
+            return
+        self._end_open_line()
+        self._write(stream.kind, self.mark(stream.rank) + line + b"\n")
+
+    def _return(self, stream: Stream, text: bytes) -> None:
+        """The cursor goes back to the start of the line: what comes next replaces `text`."""
+        stream.is_bar, stream.text = True, text
+        if text and stream.rank == 0:
+            self._draw(stream)
+        stream.text = b""
+
+    def _draw(self, bar: Stream) -> None:
+        if self.open_line is not bar:
+            self._end_open_line()
+        self._write(bar.kind, self._line_start(bar.kind) + self.mark(bar.rank) + bar.text)
+        self.open_line = bar
+
+    def _line_start(self, kind: bytes) -> bytes:
+        return b"\r\x1b[K" if self.sinks[kind].isatty() else b"\r"
+
+    def _end_open_line(self) -> None:
+        """Give way to another line: a bar is wiped (it will be drawn again), a prompt stays."""
+        stream, self.open_line = self.open_line, None
+        if stream is not None:
+            wipe = stream.is_bar and self.sinks[stream.kind].isatty()
+            self._write(stream.kind, self._line_start(stream.kind) if wipe else b"\n")
+
+    def _write(self, stream: bytes, data: bytes) -> None:
+        sink = self.sinks[stream]
+        sink.write(data)
+        sink.flush()
+
+    def _log(self, rank: int, data: bytes) -> None:
+        if self.log_dir is None:
+            return
+        if rank not in self.logs:
+            name = f"rank-{rank:0{self.width}}.log"
+            self.logs[rank] = open(self.log_dir / name, "wb")
+        self.logs[rank].write(data)
+        self.logs[rank].flush()

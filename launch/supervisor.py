@@ -1,0 +1,320 @@
+"""Runs a job: starts mpirun, listens to the guards of the ranks, ends everything when one fails.
+
+One thread, one `select` loop. The supervisor lives outside the failure domain: it shares nothing
+with the ranks but sockets, so it can report on a rank that was killed or hangs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import command as commands
+from . import report
+from .find_mpi import Mpi
+from .options import Options
+from .printer import Printer
+from .rank import EXIT, HEADER, HELLO, STDERR, STDOUT
+
+TIMED_OUT = 124
+# For ranks that saw the first failure to say so, and to clean up.
+SECONDS_FOR_PEERS = 1.0
+# From the polite request to the end by force; longer than the guards take for the same.
+SECONDS_TO_END = 4.0
+_TOKEN_BYTES = 16
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class Link:
+    """The connection to a guard, and what it told."""
+
+    channel: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+    trusted: bool = False
+    rank: int | None = None
+    group: int | None = None
+    host: str = ""
+
+
+class Supervisor:
+    """One job from its start to its exit code."""
+
+    def __init__(self, options: Options, mpi: Mpi | None):
+        self.options = options
+        self.mpi = mpi
+        self.printer = Printer(
+            options.ranks, sys.stdout.buffer, sys.stderr.buffer, options.prefix, options.log_dir
+        )
+        self.endings = [report.Ending(rank) for rank in range(options.ranks)]
+        self.links: list[Link] = []
+        self.token = secrets.token_hex(_TOKEN_BYTES)
+        self.select = selectors.DefaultSelector()
+        self.mpirun_said = bytearray()
+        self.began = time.monotonic()
+        self.code: int | None = None  # decided by us: a signal, the time limit
+        self.ask_at: float | None = None  # when to ask the ranks to end
+        self.force_at: float | None = None
+        self.signals = 0
+        self.hellos = 0  # guards that have reported
+
+    # ---- the job -------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Run the job; returns the exit code of spmdrun."""
+        folder = tempfile.mkdtemp(prefix="spmdrun-")
+        try:
+            listener, address = self.listen(folder)
+            environ = commands.environment(self.options, address, self.token, folder)
+            line = commands.command(self.options, self.mpi, environ, folder)
+            if self.options.verbose:
+                self.printer.note(f"spmdrun: {' '.join(line)}")
+            mpirun = self.start(line, environ)
+            previous = self.catch_signals()
+            try:
+                self.loop(mpirun, listener)
+            finally:
+                self.end_by_force(mpirun)
+                for number, handler in previous.items():
+                    signal.signal(number, handler)
+            self.read_reports(folder)
+            return self.conclude(mpirun.returncode)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def listen(self, folder: str) -> tuple[socket.socket, str]:
+        """Open the door for the guards: a file on one host, a port where there are several."""
+        if not self.options.hostfile:
+            path = os.path.join(folder, "channel")
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            address = f"unix:{path}"
+        else:
+            hosts = commands.read_hostfile(self.options.hostfile)
+            listener = socket.create_server(("", 0))
+            address = f"tcp:{own_address(hosts[0].name)}:{listener.getsockname()[1]}"
+        listener.listen(self.options.ranks)
+        self.select.register(listener, selectors.EVENT_READ, listener)
+        return listener, address
+
+    def start(self, line: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+        libc = ctypes.CDLL(None)
+        mpirun = subprocess.Popen(
+            line,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us alone; we end the ranks in order
+            preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+        for pipe in (mpirun.stdout, mpirun.stderr):
+            self.select.register(pipe, selectors.EVENT_READ, pipe)
+        return mpirun
+
+    def loop(self, mpirun: subprocess.Popen[bytes], listener: socket.socket) -> None:
+        """Listen until mpirun and all guards are gone."""
+        gone_at = None
+        while True:
+            for key, _ in self.select.select(0.05):
+                if key.data is listener:
+                    self.accept(listener)
+                elif isinstance(key.data, Link):
+                    self.hear(key.data)
+                else:
+                    self.hear_mpirun(key.data, mpirun)
+            self.printer.idle()
+            self.watch_the_clock(mpirun)
+            if mpirun.poll() is None:
+                continue
+            gone_at = gone_at or time.monotonic()
+            # Guards outlive mpirun for a moment, to say how their rank ended.
+            if not self.links or time.monotonic() > gone_at + SECONDS_TO_END:
+                return
+
+    def watch_the_clock(self, mpirun: subprocess.Popen[bytes]) -> None:
+        now = time.monotonic()
+        limit = self.options.timeout
+        if limit is not None and now > self.began + limit and self.code is None:
+            self.code = TIMED_OUT
+            self.printer.note(f"spmdrun: the time limit of {limit:g} s has passed")
+            self.ask_at = now
+        if self.ask_at is not None and now >= self.ask_at and self.force_at is None:
+            self.force_at = now + SECONDS_TO_END
+            self.ask_to_end()
+        if self.force_at is not None and now > self.force_at:
+            self.end_by_force(mpirun)
+
+    # ---- the guards ----------------------------------------------------------------------------
+
+    def accept(self, listener: socket.socket) -> None:
+        channel, _ = listener.accept()
+        link = Link(channel)
+        self.links.append(link)
+        self.select.register(channel, selectors.EVENT_READ, link)
+
+    def hear(self, link: Link) -> None:
+        try:
+            data = link.channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(link)
+            return
+        link.buffer += data
+        if not link.trusted:
+            token, rest = link.buffer[: 2 * _TOKEN_BYTES], link.buffer[2 * _TOKEN_BYTES :]
+            if len(token) < 2 * _TOKEN_BYTES:
+                return
+            if not secrets.compare_digest(bytes(token), self.token.encode()):
+                self.drop(link)
+                return
+            link.trusted, link.buffer = True, rest
+        while len(link.buffer) >= HEADER.size:
+            kind, length = HEADER.unpack_from(link.buffer)
+            if len(link.buffer) < HEADER.size + length:
+                return
+            payload = bytes(link.buffer[HEADER.size : HEADER.size + length])
+            del link.buffer[: HEADER.size + length]
+            self.handle(link, kind, payload)
+
+    def handle(self, link: Link, kind: bytes, payload: bytes) -> None:
+        if kind == HELLO:
+            hello = json.loads(payload)
+            link.rank, link.group, link.host = hello["rank"], hello["group"], hello["host"]
+            self.hellos += 1
+            if self.force_at is not None:
+                self.tell_to_end(link)  # it came when the end had been called
+        elif kind in (STDOUT, STDERR) and link.rank is not None:
+            self.printer.feed(link.rank, kind, payload)
+        elif kind == EXIT:
+            self.note_end(link, json.loads(payload))
+
+    def note_end(self, link: Link, said: dict) -> None:
+        if link.rank is None:
+            return
+        ending = self.endings[link.rank]
+        ending.code, ending.at = said["code"], time.monotonic() - self.began
+        ending.stopped, ending.report = said["stopped"], said.get("report", {})
+        self.printer.finish(link.rank)
+        if ending.failed and self.ask_at is None:
+            self.ask_at = time.monotonic() + SECONDS_FOR_PEERS
+        if self.ask_at is not None and all(self.has_ended(other) for other in self.links):
+            for other in list(self.links):
+                self.drop(other)  # guards of failed ranks wait for this
+
+    def has_ended(self, link: Link) -> bool:
+        """Whether nothing more is to be heard from a guard."""
+        return link.rank is not None and self.endings[link.rank].code is not None
+
+    def drop(self, link: Link) -> None:
+        self.select.unregister(link.channel)
+        link.channel.close()
+        self.links.remove(link)
+        if link.rank is not None:
+            self.printer.finish(link.rank)
+            if self.endings[link.rank].code is None and self.ask_at is None:
+                self.ask_at = time.monotonic() + SECONDS_FOR_PEERS
+
+    def hear_mpirun(self, pipe, mpirun: subprocess.Popen[bytes]) -> None:
+        data = os.read(pipe.fileno(), 1 << 16)
+        if not data:
+            self.select.unregister(pipe)
+        elif pipe is mpirun.stdout and self.hellos < self.options.ranks and self.ask_at is None:
+            sys.stdout.buffer.write(data)  # of a rank whose guard did not find its way to us
+            sys.stdout.buffer.flush()
+        else:
+            self.mpirun_said += data
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def catch_signals(self) -> dict:
+        def on_signal(number: int, _frame) -> None:
+            self.signals += 1
+            self.code = 128 + number
+            self.ask_at = time.monotonic()
+            if self.signals > 1:
+                self.force_at = self.ask_at  # asked twice: no more patience
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        return {number: signal.signal(number, on_signal) for number in numbers}
+
+    def ask_to_end(self) -> None:
+        for link in list(self.links):
+            self.tell_to_end(link)
+
+    def tell_to_end(self, link: Link) -> None:
+        try:
+            link.channel.sendall(b"end")
+        except OSError:
+            pass  # it has ended already
+
+    def end_by_force(self, mpirun: subprocess.Popen[bytes]) -> None:
+        """Kill what is left, by process group; on other hosts the closing channels do it."""
+        here = socket.gethostname()
+        groups = [link.group for link in self.links if link.group and link.host == here]
+        if mpirun.poll() is None:
+            mpirun.send_signal(signal.SIGTERM)
+            try:
+                mpirun.wait(2.0)
+            except subprocess.TimeoutExpired:
+                groups.append(mpirun.pid)
+        for group in groups:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        mpirun.wait()
+
+    def read_reports(self, folder: str) -> None:
+        """Find what ranks wrote whose guards were killed before they could pass it on."""
+        for path in Path(folder).glob("rank-*.json"):
+            try:
+                said = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            self.endings[said["rank"]].report = said
+
+    def conclude(self, mpirun_code: int) -> int:
+        """Say what happened, and choose the exit code."""
+        self.printer.close()
+        said = self.mpirun_said.decode(errors="replace").strip("\0 \n")
+        first = report.first_failure(self.endings)
+        nobody_came = self.hellos == 0
+        if said and (self.options.verbose or (nobody_came and self.code is None)):
+            for line in said.splitlines():
+                self.printer.note(f"mpirun | {line}")
+        if self.code is not None:
+            ranks = [e.rank for e in self.endings if e.stopped or e.code is None]
+            self.printer.note(f"spmdrun: ended {len(ranks)} of {self.options.ranks} ranks")
+            return self.code
+        if nobody_came:
+            self.printer.note(f"spmdrun: mpirun started no rank (its exit code: {mpirun_code})")
+            return abs(mpirun_code) or 1
+        if first is None:
+            return 0 if mpirun_code == 0 else abs(mpirun_code)
+        mark = self.printer.mark(first.rank).decode()
+        for line in report.lines(self.endings, self.printer.tail(first.rank), mark):
+            self.printer.note(line)
+        return first.exit_code
+
+
+def own_address(peer: str) -> str:
+    """The address of this host as `peer` sees it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer, 9))
+            return probe.getsockname()[0]
+        except OSError:
+            return socket.gethostname()
