@@ -99,6 +99,8 @@ def load_contiguous(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, .
 
 def read_lanes(e: Emitter, pointer: str, dtype: str) -> tuple[str, ...]:
     """Read a whole vector from a pointer."""
+    if e.width == 1:
+        return load_scalar(e, pointer, dtype, "0")
     element, count = _unit(dtype)
     size = itemsize(REAL_OF.get(dtype, dtype))
     wide = e.type(element, e.width * count)
@@ -113,6 +115,9 @@ def read_lanes(e: Emitter, pointer: str, dtype: str) -> tuple[str, ...]:
 
 def write_lanes(e: Emitter, pointer: str, dtype: str, parts: Sequence[str]) -> None:
     """Write a whole vector to a pointer."""
+    if e.width == 1:
+        store_scalar(e, pointer, dtype, "0", parts)
+        return
     element, count = _unit(dtype)
     size = itemsize(REAL_OF.get(dtype, dtype))
     raw, kind_text = to_memory(e, parts[0], dtype), e.type(element, e.width * count)
@@ -206,7 +211,7 @@ def store_masked(e: Emitter, place: Place, mask: str, parts: Sequence[str]) -> N
     """Write lanes to neighbouring elements where the mask holds."""
     element, count = _unit(place.dtype)
     if count == 2:
-        store_each(e, place, mask, parts)
+        store_each(e, place, mask, parts, None)
         return
     where = e.at(element, place.pointer, place.base)
     wide, bools = e.type(element), e.type("i1")

@@ -150,7 +150,7 @@ def log(m: Floats, x: str) -> str:
     """Natural logarithm."""
     f, e = _split_log(m, x)
     result = _log_reduced(m, f, e)
-    result = m.select(m.is_("ult", x, m.const(math.inf)), result, x)
+    result = m.select(m.is_("olt", x, m.const(math.inf)), result, x)
     zero = m.const(0.0)
     result = m.select(m.is_("oeq", x, zero), m.const(-math.inf), result)
     return m.select(m.is_("olt", x, zero), m.const(math.nan), result)
@@ -277,7 +277,10 @@ def erf(m: Floats, x: str) -> str:
 
 def erf_inv(m: Floats, x: str) -> str:
     """Inverse error function."""
-    w = m.neg(log1p(m, m.neg(m.exact_mul(x, x))))
+    square = m.exact_mul(x, x)
+    # Near 1 the rounding of the square would be most of 1 - square: take it off again.
+    lost = m.div(m.fma(x, x, m.neg(square)), m.exact_sub(m.const(1.0), square))
+    w = m.sub(lost, log1p(m, m.neg(square)))
     root = m.sqrt(w)
     if m.bits == 32:
         centre = m.poly(m.sub(w, m.const(2.5)), ERF_INV_32[0])

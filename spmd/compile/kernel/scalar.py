@@ -75,7 +75,7 @@ def _saturate(x: Array, target: str) -> Array:
 
 
 def _bitcast(x: Array, source: str, target: str) -> Array:
-    stored = np.ascontiguousarray(x.astype(DTYPES[source].numpy))
+    stored = np.array(x.astype(DTYPES[source].numpy))
     return stored.view(DTYPES[target].numpy).astype(DTYPES[DTYPES[target].carrier].numpy)
 
 
@@ -118,7 +118,7 @@ def _count_bits(x: Array) -> Array:
 
 def _leading_zeros(x: Array) -> Array:
     bits = x.dtype.itemsize * 8
-    unsigned = np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))
+    unsigned = np.array(x).view(np.dtype(f"u{x.dtype.itemsize}"))
     return bits - np.vectorize(lambda v: int(v).bit_length(), otypes=[np.int64])(unsigned)
 
 
@@ -129,7 +129,7 @@ _INTEGER: dict[str, Callable[..., Array]] = {
     "shr_logical": lambda x, y: _shift(x, y, "shr_logical"),
     "shr_arith": lambda x, y: _shift(x, y, "shr_arith"),
     "clz": _leading_zeros,
-    "popcount": lambda x: _count_bits(np.ascontiguousarray(x)),
+    "popcount": lambda x: _count_bits(np.array(x)),
 }
 
 
@@ -211,6 +211,8 @@ def _digamma(x: float) -> float:
 def _erf_inv(x: float) -> float:
     if not abs(x) < 1:
         return math.copysign(math.inf, x) if abs(x) == 1 else math.nan
+    if x == 0:
+        return x
     log = math.log1p(-x * x)
     half = 2 / (math.pi * 0.147) + log / 2
     guess = math.copysign(math.sqrt(math.sqrt(half * half - log / 0.147) - half), x)
@@ -219,7 +221,7 @@ def _erf_inv(x: float) -> float:
         error = (1 - abs(x)) - math.erfc(abs(guess))
         error = error if abs(x) > 0.5 else math.erf(abs(guess)) - abs(x)
         slope = 2 / math.sqrt(math.pi) * math.exp(-guess * guess)
-        guess -= math.copysign(error / slope, x)
+        guess -= error / slope * math.copysign(1.0, x)
     return guess
 
 

@@ -1,9 +1,9 @@
 """Random well-formed kernels with inputs, from a seed: the fuel of the renderer's tests.
 
 A case draws an iteration space (with sizes 0, 1, odd tails), accesses with broadcast, transposed,
-reversed and gathered maps, chains of operations of random dtypes, and ends in stores, reductions, row
-buffers or scans. Operations that amplify rounding are left to tests of their own, so that results can
-be compared closely.
+reversed and gathered maps, chains of operations of random dtypes, and ends in stores, reductions,
+row buffers or scans. Operations that amplify rounding are left to tests of their own, so that
+results can be compared closely.
 """
 
 from __future__ import annotations

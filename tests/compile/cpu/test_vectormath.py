@@ -1,0 +1,137 @@
+"""Accuracy of the vector math: largest error in ulp over samples, and special values.
+
+The references are NumPy's functions in long double, or `math`'s in double where it has no others.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from spmd.compile.cpu.emit import Target
+from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.scalar import scalar_op
+from tests.compile.cpu.native import run_native
+
+LONG = np.longdouble
+TARGETS = {"host": None, "plain": Target(128, False)}
+NUMPY = {"f32": np.float32, "f64": np.float64}
+
+
+def by_double(function):
+    return lambda x: np.vectorize(function, otypes=[float])(x.astype(float)).astype(LONG)
+
+
+def erf_inv(x):
+    return scalar_op("erf_inv", ("f64",), "f64", None)(x.astype(float)).astype(LONG)
+
+
+# name: reference, interval in f32, interval in f64, allowed ulp in f32 and f64
+FUNCTIONS = {
+    "exp": (np.exp, (-104, 89), (-745, 710), 1.5, 1.5),
+    "exp2": (np.exp2, (-150, 129), (-1076, 1025), 1.5, 1.5),
+    "expm1": (np.expm1, (-20, 89), (-40, 710), 2, 2),
+    "log": (np.log, (0, 3e38), (0, 1e308), 1, 1),
+    "log1p": (np.log1p, (-1, 1e4), (-1, 1e4), 1.5, 1.5),
+    "tanh": (np.tanh, (-10, 10), (-22, 22), 3, 3),
+    "sinh": (np.sinh, (-90, 90), (-711, 711), 2.5, 2.5),
+    "cosh": (np.cosh, (-90, 90), (-711, 711), 2, 2),
+    "sin": (np.sin, (-1e5, 1e5), (-1e6, 1e6), 1.5, 2.5),
+    "cos": (np.cos, (-1e5, 1e5), (-1e6, 1e6), 1.5, 2.5),
+    "tan": (np.tan, (-1e3, 1e3), (-1e3, 1e3), 4, 4),
+    "atanh": (np.arctanh, (-1, 1), (-1, 1), 2.5, 2.5),
+    "logistic": (lambda x: 1 / (1 + np.exp(-x)), (-80, 90), (-700, 700), 2.5, 2.5),
+    "erf": (by_double(math.erf), (-5, 5), (-6, 6), 1.5, 1),
+    "erf_inv": (erf_inv, (-1, 1), (-1, 1), 4, 6),
+}
+
+
+def apply(op: str, dtype: str, *operands: np.ndarray, target: Target | None = None) -> np.ndarray:
+    count = operands[0].size
+    b = Builder((), (count,))
+    given = [b.arg(dtype, count) for _ in operands]
+    out = b.arg(dtype, count, "out")
+    with b.row():
+        b.store(out, (1,), b.op(op, *(b.load(arg, (1,)) for arg in given)))
+    result = np.zeros(count, NUMPY[dtype])
+    run_native(b.build(), [*operands, result], target=target)
+    return result
+
+
+def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Return the distance to the exact value in units of the result's last place."""
+    rounded = exact.astype(got.dtype)
+    distance = np.abs(got.astype(LONG) - exact) / np.spacing(np.abs(rounded)).astype(LONG)
+    same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+    distance = np.where(same & ~np.isfinite(distance), 0, distance)
+    return np.where(np.isnan(distance), np.inf, distance)
+
+
+def samples(low: float, high: float, dtype: str) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    x = np.concatenate(
+        [
+            rng.uniform(low, high, 8000),
+            rng.standard_normal(4000) * 0.3,
+            rng.standard_normal(2000) * 1e-3,
+            rng.standard_normal(2000) * 1e-9,
+            np.exp(rng.uniform(-80, 80, 4000)) * rng.choice([-1, 1], 4000),
+        ]
+    )
+    x = x[(x >= low) & (x <= high)]
+    return x.astype(NUMPY[dtype])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_error_in_ulp(name, dtype, target):
+    reference, narrow, wide, allowed_32, allowed_64 = FUNCTIONS[name]
+    x = samples(*(narrow if dtype == "f32" else wide), dtype)
+    with np.errstate(all="ignore"):
+        got = apply(name, dtype, x, target=TARGETS[target])
+        error = ulps(got, reference(x.astype(LONG)))
+    worst = int(np.argmax(error))
+    allowed = allowed_32 if dtype == "f32" else allowed_64
+    assert error[worst] <= allowed, f"{error[worst]:.2f} ulp at {x[worst]!r}: {got[worst]!r}"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_special_values(name, dtype):
+    kind = NUMPY[dtype]
+    info = np.finfo(kind)
+    tiny = [info.tiny, -info.tiny, info.smallest_subnormal, -info.smallest_subnormal]
+    x = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, -2, 0.5, info.max, -info.max, *tiny])
+    x = x.astype(kind)
+    with np.errstate(all="ignore"):
+        got, want = apply(name, dtype, x), FUNCTIONS[name][0](x.astype(LONG)).astype(kind)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want), str(x))
+        zero = want == 0
+        np.testing.assert_array_equal(np.signbit(got[zero]), np.signbit(want[zero]), str(x[zero]))
+        error = ulps(got, want.astype(LONG))
+    assert error.max() <= 6, f"{x[np.argmax(error)]}: {got[np.argmax(error)]}"
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_large_angles_are_reduced_exactly(name, dtype):
+    x = np.exp(np.random.default_rng(1).uniform(5, 85, 500)).astype(NUMPY[dtype])
+    got = apply(name, dtype, x)
+    exact = np.array([getattr(math, name)(float(value)) for value in x])
+    assert ulps(got, exact.astype(LONG)).max() <= 4
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_pow(dtype):
+    rng = np.random.default_rng(2)
+    corners = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5]
+    grid = np.array([(x, y) for x in corners for y in corners])
+    x = np.concatenate([grid[:, 0], np.exp(rng.uniform(-20, 20, 4000))]).astype(NUMPY[dtype])
+    y = np.concatenate([grid[:, 1], rng.uniform(-4, 4, 4000)]).astype(NUMPY[dtype])
+    with np.errstate(all="ignore"):
+        got, want = apply("pow", dtype, x, y), np.power(x.astype(LONG), y.astype(LONG))
+        narrow = want.astype(NUMPY[dtype])
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(narrow))
+        np.testing.assert_array_equal(np.signbit(got[narrow == 0]), np.signbit(narrow[narrow == 0]))
+        assert ulps(got, want).max() <= 1.5
