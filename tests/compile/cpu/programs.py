@@ -1,4 +1,4 @@
-"""A small workbench for tests of the runner: kernels to run, and frames filled from NumPy arrays."""
+"""A workbench for tests of the runner: kernels to run, and frames filled from NumPy arrays."""
 
 from __future__ import annotations
 
