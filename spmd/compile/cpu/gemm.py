@@ -1,4 +1,4 @@
-"""Matrix products as kernel steps: choose orientation, packing and blocking; compile once per dtype.
+"""Matrix products as kernel steps: orientation, packing and blocking; compiled once per dtype.
 
 The one idea: the caller describes C[b, i, j] = sum over k of A[b, i, k] B[b, k, j] by sizes and
 strides, so transposes, broadcast batches and slices cost nothing, and gets one `KernelStep`. What

@@ -78,8 +78,12 @@ class Shape:
 
     def steps(self) -> tuple[tuple[int, int], ...]:
         """(rows, vectors) of the micro-kernels, largest first: few rows afford more vectors."""
-        smaller = [rows for rows in (8, 4) if rows < self.rows]
-        return ((self.rows, 2), *((rows, 2) for rows in smaller), (2, 4), (1, 8))
+        tall = [rows for rows in (self.rows, 8, 4) if rows <= self.rows]
+        return (*((rows, 2) for rows in tall), (2, 4), (1, 8))
+
+    def narrow_steps(self) -> tuple[tuple[int, int], ...]:
+        """The same for panels that are at most one vector wide."""
+        return tuple((rows, 1) for rows, _ in self.steps())
 
 
 def product_symbol(shape: Shape) -> str:
@@ -96,6 +100,7 @@ def gemm_text(shape: Shape) -> str:
     """The module of one shape."""
     functions = [
         *(_micro(shape, rows, vectors, masked=True) for rows, vectors in shape.steps()),
+        *(_micro(shape, rows, vectors, masked=True) for rows, vectors in shape.narrow_steps()),
         _micro(shape, shape.rows, 2, masked=False),
         _micro(shape, shape.rows, 2, masked=False, packed=True),
         _pack(shape),
@@ -366,10 +371,13 @@ def _tile(shape: Shape) -> Function:
     with f.if_(full):
         f.call(_micro_name(shape, shape.rows, 2, False, False), "void", *operands)
         f.ret(shape.rows)
-    for rows, vectors in shape.steps():
-        with f.if_(left >= rows):
-            f.call(_micro_name(shape, rows, vectors, True, False), "void", *operands)
-            f.ret(rows)
+    narrow = columns <= shape.lanes
+    for steps, fits in ((shape.narrow_steps(), narrow), (shape.steps(), narrow.equals(0))):
+        with f.if_(fits):
+            for rows, vectors in steps:
+                with f.if_(left >= rows):
+                    f.call(_micro_name(shape, rows, vectors, True, False), "void", *operands)
+                    f.ret(rows)
     f.ret(0)
     return f
 
@@ -505,7 +513,7 @@ GEMV_ROWS = 4
 
 
 def _gemv(shape: Shape) -> Function:
-    """The kernel y = A x, with A contiguous along k: unit = (product of the batch, block of rows)."""
+    """The kernel y = A x, A contiguous along k: unit = (product of the batch, block of rows)."""
     f = Function(
         gemv_symbol(shape), "void", ["ptr", "ptr", "i64", "i64"], attributes=_attributes(shape)
     )

@@ -1,0 +1,241 @@
+"""Matrix products against NumPy: shapes, strides, batches, dtypes, threads, processors."""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from spmd.compile.cpu import gemm
+from spmd.compile.cpu.gemm import Operand, Product, gemm_step, orient, plan_product, shape_for
+from spmd.compile.cpu.loader import Host, loader
+from spmd.compile.cpu.program import Program, Slot
+from spmd.compile.cpu.runner import build_program
+from spmd.core.config import config
+from tests.compile.cpu.programs import address
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [
+    (np.dtype(np.float32), np.dtype(np.float32)),
+    (np.dtype(np.float64), np.dtype(np.float64)),
+    (BF16, BF16),
+    (BF16, np.dtype(np.float32)),
+    (np.dtype(np.float16), np.dtype(np.float16)),
+    (np.dtype(np.float16), np.dtype(np.float32)),
+]
+
+# m, n, k: around the register tile (12 x 32 or 6 x 16), blocks (192, 512), vectors and nothing.
+SHAPES = [
+    (1, 1, 1),
+    (2, 3, 4),
+    (12, 32, 8),
+    (13, 33, 17),
+    (11, 31, 513),
+    (5, 16, 1100),
+    (200, 10, 64),
+    (193, 65, 530),
+    (3, 1300, 20),
+    (1, 200, 75),
+    (2, 200, 75),
+    (200, 1, 75),
+    (64, 1, 1000),
+    (0, 4, 3),
+    (4, 0, 3),
+    (7, 5, 0),
+]
+
+
+def operand(array: np.ndarray) -> Operand:
+    strides = [s // array.itemsize for s in array.strides]
+    return Operand(strides[-2], strides[-1], tuple(strides[:-2]))
+
+
+def product_of(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Product:
+    return Product(
+        *c.shape[-2:],
+        a.shape[-1],
+        operand(a),
+        operand(b),
+        operand(c),
+        a.dtype,
+        c.dtype,
+        c.shape[:-2],
+    )
+
+
+def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+    """c[...] = a @ b by the generated kernel."""
+    step = gemm_step(product_of(a, b, c), Slot(0), Slot(1), Slot(2))
+    assert step is not None
+    native = build_program(Program((None, None, None), (step,)))
+    frames = native.new_frames()
+    frames[:3] = [address(a), address(b), address(c)]
+    native.run(frames)
+
+
+def matrix(rng, shape, dtype, layout: str) -> np.ndarray:
+    """Random numbers laid out by rows, by columns, in a larger array, or backwards."""
+    *batch, rows, columns = shape
+    if layout == "columns":
+        return rng.standard_normal((*batch, columns, rows)).astype(dtype).swapaxes(-1, -2)
+    if layout == "sliced":
+        larger = rng.standard_normal((*batch, 2 * rows + 1, 3 * columns + 1)).astype(dtype)
+        return larger[..., 1 : 2 * rows + 1 : 2, 1 : 3 * columns + 1 : 3]
+    values = rng.standard_normal(shape).astype(dtype)
+    return values[..., ::-1, ::-1] if layout == "backwards" else values
+
+
+def assert_product(actual: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    # A bound on the sum's rounding from the magnitudes, and one rounding of the result.
+    scale = np.abs(a.astype(np.float64)) @ np.abs(b.astype(np.float64))
+    summed = np.finfo(np.float64 if a.dtype == np.float64 else np.float32).eps
+    rounded = float(ml_dtypes.finfo(actual.dtype).eps)
+    bound = summed * np.sqrt(a.shape[-1] + 1) * 4 * scale + rounded * np.abs(exact)
+    difference = np.abs(actual.astype(np.float64) - exact)
+    assert (difference <= bound).all(), f"off by {np.max(difference - bound)} over the bound"
+
+
+@pytest.mark.parametrize("m, n, k", SHAPES)
+@pytest.mark.parametrize("source, result", DTYPES, ids=lambda d: d.name)
+def test_shapes_and_dtypes(m, n, k, source, result):
+    rng = np.random.default_rng(m + n + k)
+    a, b = matrix(rng, (m, k), source, "rows"), matrix(rng, (k, n), source, "rows")
+    c = np.full((m, n), np.nan, result)
+    multiply(a, b, c)
+    assert_product(c, a, b)
+
+
+LAYOUTS = ("rows", "columns", "sliced", "backwards")
+
+
+@pytest.mark.parametrize("a_layout", LAYOUTS)
+@pytest.mark.parametrize("b_layout", LAYOUTS)
+@pytest.mark.parametrize("c_layout", LAYOUTS)
+def test_any_strides(a_layout, b_layout, c_layout):
+    rng = np.random.default_rng(7)
+    for m, n, k in ((14, 35, 21), (1, 40, 33), (40, 1, 33), (70, 90, 600)):
+        a, b = matrix(rng, (m, k), np.float32, a_layout), matrix(rng, (k, n), np.float32, b_layout)
+        c = matrix(rng, (m, n), np.float32, c_layout)
+        multiply(a, b, c)
+        assert_product(c, a, b)
+
+
+def test_random_products():
+    rng = np.random.default_rng(11)
+    for _ in range(150):
+        m, n, k = (int(2 ** rng.uniform(0, 7.5)) for _ in range(3))
+        source, result = DTYPES[rng.integers(len(DTYPES))]
+        a_layout, b_layout, c_layout = rng.choice(LAYOUTS, 3)
+        a, b = matrix(rng, (m, k), source, a_layout), matrix(rng, (k, n), source, b_layout)
+        c = matrix(rng, (m, n), result, c_layout)
+        multiply(a, b, c)
+        assert_product(c, a, b)
+
+
+@pytest.mark.parametrize("batch", [(0,), (1,), (5,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize("m, n, k", [(9, 20, 8), (1, 30, 6), (30, 1, 6)])
+def test_batches(batch, m, n, k):
+    rng = np.random.default_rng(3)
+    a, b = (
+        matrix(rng, (*batch, m, k), np.float32, "rows"),
+        matrix(rng, (*batch, k, n), "f4", "rows"),
+    )
+    c = np.zeros((*batch, m, n), np.float32)
+    multiply(a, b, c)
+    assert_product(c, a, b)
+
+
+def test_batch_dims_in_the_middle_and_broadcast():
+    """The products of attention: heads lie between sequence and feature, keys are shared."""
+    rng = np.random.default_rng(5)
+    queries = rng.standard_normal((2, 10, 4, 16)).astype(np.float32).transpose(0, 2, 1, 3)
+    keys = rng.standard_normal((2, 12, 1, 16)).astype(np.float32).transpose(0, 2, 3, 1)
+    keys = np.broadcast_to(keys, (2, 4, 16, 12))
+    scores = np.zeros((2, 10, 4, 12), np.float32).transpose(0, 2, 1, 3)
+    multiply(queries, keys, scores)
+    assert_product(scores, queries, keys)
+
+
+def test_nothing_outside_the_result_is_written():
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 37, 41)).astype(np.float32)[:, :, :29], None
+    b = rng.standard_normal((2, 29, 53)).astype(np.float32)
+    frame = np.full((2, 45, 61), np.float32(-7))
+    multiply(a, b, frame[:, 4:41, 4:57])
+    inside = np.zeros(frame.shape, bool)
+    inside[:, 4:41, 4:57] = True
+    assert (frame[~inside] == -7).all()
+    assert_product(frame[:, 4:41, 4:57], a, b)
+
+
+def test_nan_and_inf_stay_where_they_belong():
+    a, b = np.ones((40, 20), np.float32), np.ones((20, 50), np.float32)
+    a[3, 5], b[7, 11] = np.nan, np.inf
+    c = np.zeros((40, 50), np.float32)
+    multiply(a, b, c)
+    expected = np.full((40, 50), 20, np.float32)
+    expected[:, 11] = np.inf
+    expected[3] = np.nan
+    np.testing.assert_array_equal(c, expected)
+
+
+@pytest.mark.parametrize("m, n, k", [(300, 280, 600), (1, 5000, 300), (3000, 1, 300)])
+def test_the_bits_do_not_depend_on_threads(m, n, k, monkeypatch):
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
+    results = set()
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(gemm, "available_cores", lambda threads=threads: threads)
+        with config.override("num_threads", threads):
+            c = np.zeros((m, n), np.float32)
+            multiply(a, b, c)
+            results.add(c.tobytes())
+    assert len(results) == 1
+
+
+def test_what_is_not_supported_says_so():
+    ints = np.zeros((2, 2), np.int32)
+    assert gemm_step(product_of(ints, ints, ints), Slot(0), Slot(1), Slot(2)) is None
+    complex_ = np.zeros((2, 2), np.complex64)
+    assert gemm_step(product_of(complex_, complex_, complex_), Slot(0), Slot(1), Slot(2)) is None
+
+
+def test_batch_dims_must_agree():
+    x = np.zeros((2, 2, 2), np.float32)
+    broken = dataclasses.replace(product_of(x, x, x), a=Operand(2, 1))
+    with pytest.raises(ValueError, match="equally many"):
+        gemm_step(broken, Slot(0), Slot(1), Slot(2))
+
+
+@pytest.mark.parametrize("features, vector_bytes", [("+avx2,+fma", 32), ("+sse4.2", 16)])
+def test_the_code_for_smaller_processors(features, vector_bytes, monkeypatch):
+    """The tiles of other processors run here too, on wider registers than they need."""
+    machine = Host("x86-64", features, loader.host.llvm_version)
+    assert machine.vector_bytes == vector_bytes
+    monkeypatch.setattr(gemm, "host", lambda: machine)
+    rng = np.random.default_rng(9)
+    for source, result in ((np.float32, np.float32), (np.float64, np.float64), (BF16, BF16)):
+        for m, n, k in ((25, 40, 70), (1, 70, 20), (70, 1, 45)):
+            for layout in ("rows", "columns"):
+                a, b = matrix(rng, (m, k), source, layout), matrix(rng, (k, n), source, layout)
+                c = np.zeros((m, n), result)
+                multiply(a, b, c)
+                assert_product(c, a, b)
+
+
+def test_the_transpose_is_chosen_for_columns():
+    x = np.zeros((64, 64), np.float32)
+    assert orient(product_of(x, x, x)).a.column == 1
+    turned = orient(product_of(x, x, x.T))
+    assert (turned.c.row, turned.c.column) == (64, 1)
+
+
+def test_blocks_share_large_products_and_leave_small_ones_whole():
+    shape = shape_for("float32", "float32", loader.host)
+    small, large = np.zeros((16, 16), np.float32), np.zeros((512, 512), np.float32)
+    assert plan_product(product_of(small, small, small), shape).units == 1
+    plan = plan_product(product_of(large, large, large), shape)
+    assert plan.units >= 4
+    assert plan.sizes["mc"] * plan.sizes["m_blocks"] >= 512
+    assert plan.sizes["nc"] * plan.sizes["n_blocks"] >= 512
