@@ -1,0 +1,151 @@
+"""Functions made to work on more dims: `vectorize`, `apply_along_axis`, `apply_over_axes`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from spmd.api import vmap
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy.creation import asarray
+from spmd.numpy.manipulation import expand_dims
+from spmd.numpy.promotion import broadcast_shapes_of, check_arraylike, plain
+from spmd.numpy.reductions import canonical_axis
+
+_DIMS = r"\((?:\w+(?:,\w+)*)?\)"
+_SIGNATURE = re.compile(rf"^{_DIMS}(?:,{_DIMS})*->{_DIMS}(?:,{_DIMS})*$")
+
+
+def vectorize(
+    pyfunc: Callable[..., Any],
+    *,
+    excluded: Collection[Any] = frozenset(),
+    signature: str | None = None,
+) -> Callable[..., Any]:
+    """A function of core arrays as a function over all leading dims, by nested `vmap`.
+
+    `signature` like "(n,m),(m)->(n)" names the core dims; without one they are scalars.
+    `excluded` arguments (positions or names) are passed on as they are.
+    """
+
+    @functools.wraps(pyfunc)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        fixed = {k: v for k, v in enumerate(args) if k in excluded}
+        mapped = [plain(v) for k, v in enumerate(args) if k not in excluded]
+        check_arraylike("vectorize", *mapped)
+
+        def call(*rest: Any) -> Any:
+            values = iter(rest)
+            whole = [fixed[k] if k in fixed else next(values) for k in range(len(args))]
+            return pyfunc(*whole, **kwargs)
+
+        ranks, outputs = _core_ranks(signature, len(mapped))
+        out = _over_leading_dims(call, mapped, ranks, signature)
+        _check_outputs(out, outputs)
+        return out
+
+    return wrapped
+
+
+def _core_ranks(signature: str | None, count: int) -> tuple[list[list[str]], int | None]:
+    if signature is None:
+        return [[] for _ in range(count)], None
+    text = signature.replace(" ", "")
+    if not _SIGNATURE.match(text):
+        raise ArgumentError(f"vectorize: {signature!r} is not a signature like '(n,m),(m)->(n)'")
+    left, right = text.split("->")
+    inputs = [[d for d in part.split(",") if d] for part in re.findall(r"\(([^)]*)\)", left)]
+    if len(inputs) != count:
+        raise ArgumentError(
+            f"vectorize: signature {signature!r} has {len(inputs)} inputs, got {count} arguments"
+        )
+    return inputs, len(re.findall(r"\(([^)]*)\)", right))
+
+
+def _over_leading_dims(
+    f: Callable[..., Any], args: Sequence[Any], cores: Sequence[Sequence[str]], signature: Any
+) -> Any:
+    sizes: dict[str, int] = {}
+    leads = []
+    for k, (x, core) in enumerate(zip(args, cores, strict=True)):
+        shape = typeof(x).shape
+        if len(shape) < len(core):
+            raise ShapeError(
+                f"vectorize: argument {k} of shape {shape} has fewer dims than ({','.join(core)}) "
+                f"in {signature!r}"
+            )
+        leads.append(shape[: len(shape) - len(core)])
+        for name, size in zip(core, shape[len(shape) - len(core) :], strict=True):
+            if sizes.setdefault(name, size) != size:
+                raise ShapeError(
+                    f"vectorize: dim {name!r} of {signature!r} has sizes {sizes[name]} and {size}"
+                )
+    whole = broadcast_shapes_of("vectorize", leads)
+    # Only the dims that an argument has are mapped for it: nothing is copied to broadcast.
+    for d in range(len(whole)):
+        axes = []
+        for lead in leads:
+            own = len(lead) - (len(whole) - d)
+            axes.append(0 if own >= 0 and lead[own] != 1 else None)
+        if whole[d] != 1 and any(a == 0 for a in axes):
+            f = _mapped(f, axes)
+    args = [_without_ones(x, lead, whole) for x, lead in zip(args, leads, strict=True)]
+    out = f(*args)
+    ones = [d for d, size in enumerate(whole) if size == 1]
+    if not ones:
+        return out
+    if isinstance(out, tuple):
+        return tuple(expand_dims(o, tuple(ones)) for o in out)
+    return expand_dims(out, tuple(ones))
+
+
+def _mapped(f: Callable[..., Any], axes: Sequence[int | None]) -> Callable[..., Any]:
+    return vmap(f, in_axes=tuple(axes))
+
+
+def _without_ones(x: Any, lead: tuple[int, ...], whole: tuple[int, ...]) -> Any:
+    ones = [d for d, size in enumerate(lead) if size == 1]
+    shape = typeof(x).shape
+    kept = [n for d, n in enumerate(shape) if d not in ones]
+    return x if not ones else asarray(x).reshape(kept)
+
+
+def _check_outputs(out: Any, count: int | None) -> None:
+    if count is not None and count > 1 and (not isinstance(out, tuple) or len(out) != count):
+        raise ArgumentError(
+            f"vectorize: the signature has {count} outputs, the function gave {out}"
+        )
+
+
+def apply_along_axis(
+    func1d: Callable[..., Any], axis: int, arr: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A function of vectors applied to all slices along a dim."""
+    check_arraylike("apply_along_axis", arr)
+    arr = plain(arr)
+    rank = typeof(arr).ndim
+    d = canonical_axis(axis, rank, "apply_along_axis")
+
+    def f(x: Any) -> Any:
+        return func1d(x, *args, **kwargs)
+
+    for k in range(1, rank - d):
+        f = vmap(f, in_axes=k, out_axes=-1)
+    for _ in range(d):
+        f = vmap(f, in_axes=0, out_axes=0)
+    return f(arr)
+
+
+def apply_over_axes(func: Callable[[Any, int], Any], a: Any, axes: Sequence[int]) -> Any:
+    """A reduction applied along several dims, one after the other."""
+    check_arraylike("apply_over_axes", a)
+    result = plain(a)
+    for axis in axes:
+        rank = typeof(result).ndim
+        reduced = func(result, axis)
+        kept = typeof(reduced).ndim == rank
+        result = reduced if kept else expand_dims(reduced, axis)
+    return result

@@ -1,0 +1,192 @@
+"""`spmd.numpy.linalg`: norms and products; factorizations need primitives that are not here yet."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy.grids import eye
+from spmd.numpy.manipulation import matrix_transpose, reshape
+from spmd.numpy.products import cross, matmul, outer, tensordot, trace, vecdot
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    constant_like,
+    plain,
+    promote_dtypes_inexact,
+)
+from spmd.numpy.reductions import canonical_axes, keep_dims
+from spmd.numpy.reductions import max as _max
+from spmd.numpy.reductions import min as _min
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.searching import diagonal
+from spmd.numpy.ufuncs import power
+
+__all__ = [
+    "cross",
+    "diagonal",
+    "matmul",
+    "matrix_norm",
+    "matrix_power",
+    "matrix_transpose",
+    "multi_dot",
+    "norm",
+    "outer",
+    "tensordot",
+    "trace",
+    "vecdot",
+    "vector_norm",
+]
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """The norm of vectors (one axis) or matrices (two axes); of the flat array by default.
+
+    >>> norm(array([3.0, 4.0]))
+    Array(5., dtype=float32)
+    """
+    check_arraylike("norm", x)
+    (x,) = promote_dtypes_inexact(plain(x))
+    rank = typeof(x).ndim
+    if axis is None and ord is None:
+        dims = tuple(range(rank))
+        return _kept(lax.sqrt(_sum(_squares(x), dims)), x, dims, keepdims)
+    dims = canonical_axes(axis, rank, "norm")
+    if len(dims) == 1:
+        return _vector_norm(x, 2 if ord is None else ord, dims, keepdims)
+    if len(dims) != 2:
+        raise ShapeError(f"norm: with ord={ord!r}, one or two dims are needed, got {dims}")
+    return _matrix_norm(x, "fro" if ord is None else ord, dims, keepdims)
+
+
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    """The norm of vectors along one or several dims, taken together."""
+    check_arraylike("vector_norm", x)
+    (x,) = promote_dtypes_inexact(plain(x))
+    dims = canonical_axes(axis, typeof(x).ndim, "vector_norm")
+    return _vector_norm(x, ord, dims, keepdims)
+
+
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    """The norm of matrices, the last two dims."""
+    check_arraylike("matrix_norm", x)
+    (x,) = promote_dtypes_inexact(plain(x))
+    n = typeof(x).ndim
+    return _matrix_norm(x, ord, (n - 2, n - 1), keepdims)
+
+
+def _squares(x: Any) -> Any:
+    if dtypes.is_complex(typeof(x).dtype):
+        return lax.real(lax.mul(x, lax.conj(x)))
+    return lax.mul(x, x)
+
+
+def _kept(result: Any, x: Any, dims: Sequence[int], keepdims: bool) -> Any:
+    return keep_dims(result, typeof(x).shape, dims) if keepdims else result
+
+
+def _vector_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any:
+    size = lax.abs(x)
+    if ord == 2:
+        result = lax.sqrt(_sum(_squares(x), dims))
+    elif ord == np.inf:
+        result = _max(size, dims)
+    elif ord == -np.inf:
+        result = _min(size, dims)
+    elif ord == 1:
+        result = _sum(size, dims)
+    elif ord == 0:
+        nonzero = lax.ne(x, constant_like(x, 0))
+        result = _sum(nonzero, dims, dtype=typeof(size).dtype)
+    elif isinstance(ord, str):
+        raise ArgumentError(f"norm: {ord!r} is a norm of matrices; give two axes")
+    else:
+        result = power(_sum(power(size, ord), dims), power(constant_like(size, ord), -1.0))
+    return _kept(result, x, dims, keepdims)
+
+
+def _matrix_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any:
+    rows, columns = dims
+    if ord in ("fro", "f"):
+        result = lax.sqrt(_sum(_squares(x), dims))
+    elif ord in (1, -1, np.inf, -np.inf):
+        summed, reduced = (rows, columns) if ord in (1, -1) else (columns, rows)
+        sums = _sum(lax.abs(x), summed, keepdims=True)
+        reduce = _max if ord in (1, np.inf) else _min
+        result = lax.squeeze(reduce(sums, reduced, keepdims=True), sorted(dims))
+    else:
+        raise ArgumentError(
+            f"norm: ord={ord!r} of matrices needs singular values, which are not available yet; "
+            "'fro', 1, -1, inf and -inf are"
+        )
+    return _kept(result, x, dims, keepdims)
+
+
+def matrix_power(a: Any, n: int) -> Any:
+    """A square matrix multiplied with itself n times, n >= 0."""
+    check_arraylike("matrix_power", a)
+    (a,) = promote_dtypes_inexact(plain(a))
+    shape = typeof(a).shape
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ShapeError(f"matrix_power: square matrices are needed, got shape {shape}")
+    n = operator.index(n)
+    if n < 0:
+        raise ArgumentError("matrix_power: negative powers need the inverse; invert first")
+    result = None
+    while n:
+        if n & 1:
+            result = a if result is None else matmul(result, a)
+        n >>= 1
+        a = matmul(a, a) if n else a
+    if result is None:
+        unit = eye(shape[-1], dtype=typeof(a).dtype)
+        return lax.broadcast_in_dim(unit, shape, (len(shape) - 2, len(shape) - 1))
+    return as_array(result)
+
+
+def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Any:
+    """The product of several matrices, in the cheapest order."""
+    items = list(arrays)
+    check_arraylike("multi_dot", *items)
+    items = [plain(a) for a in items]
+    is_vector = [typeof(items[0]).ndim == 1, typeof(items[-1]).ndim == 1]
+    if is_vector[0]:
+        items[0] = reshape(items[0], (1, -1))
+    if is_vector[1]:
+        items[-1] = reshape(items[-1], (-1, 1))
+    sizes = [typeof(a).shape[0] for a in items] + [typeof(items[-1]).shape[1]]
+    cut = _cheapest_cuts(sizes)
+
+    def build(first: int, last: int) -> Any:
+        if first == last:
+            return items[first]
+        k = cut[first, last]
+        return matmul(build(first, k), build(k + 1, last), precision=precision)
+
+    result = build(0, len(items) - 1)
+    shape = [n for n, gone in zip(typeof(result).shape, is_vector, strict=True) if not gone]
+    return reshape(result, tuple(shape))
+
+
+def _cheapest_cuts(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Where to cut each run of matrices so that multiplying costs least."""
+    count = len(sizes) - 1
+    cost = {(k, k): 0 for k in range(count)}
+    cut: dict[tuple[int, int], int] = {}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            options = {
+                k: cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1]
+                for k in range(i, j)
+            }
+            cut[i, j] = min(options, key=options.__getitem__)
+            cost[i, j] = options[cut[i, j]]
+    return cut

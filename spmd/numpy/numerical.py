@@ -1,0 +1,245 @@
+"""Numerical odds and ends: `interp`, `trapezoid`, `gradient`, `polyval`, `unravel_index`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.trace import Tracer
+from spmd.core.util import product
+from spmd.numpy.joining import concatenate
+from spmd.numpy.manipulation import broadcast_to, moveaxis, reshape
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    constant_like,
+    convert,
+    default_int,
+    plain,
+    promote_dtypes_inexact,
+    result_type,
+    select,
+)
+from spmd.numpy.reductions import canonical_axes
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.repeating import diff
+from spmd.numpy.selection import clip
+from spmd.numpy.sorting import searchsorted
+from spmd.numpy.taking import take
+from spmd.numpy.ufuncs import add, divide, divmod, multiply, power, remainder, subtract
+
+# ---- functions given by samples ----------------------------------------------------------------
+
+
+def interp(
+    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+) -> Any:
+    """Linear interpolation between the points (xp, fp), whose xp ascend.
+
+    `left` and `right` are the values outside, "extrapolate" continuing the lines.
+    """
+    check_arraylike("interp", x, xp, fp)
+    if typeof(plain(xp)).ndim != 1 or typeof(plain(xp)).shape != typeof(plain(fp)).shape:
+        raise ShapeError("interp: xp and fp must be vectors of equal length")
+    x, xp = promote_dtypes_inexact(plain(x), plain(xp))
+    (fp,) = promote_dtypes_inexact(plain(fp))
+    if period is not None:
+        x, xp = remainder(x, period), remainder(xp, period)
+        xp, fp = lax.sort_key_val(xp, fp)
+        n = typeof(xp).shape[0]
+        ends = (lax.slice_in_dim(xp, n - 1, n), lax.slice_in_dim(xp, 0, 1))
+        xp = concatenate([subtract(ends[0], period), xp, add(ends[1], period)])
+        fp = concatenate([lax.slice_in_dim(fp, n - 1, n), fp, lax.slice_in_dim(fp, 0, 1)])
+        left = right = None
+    n = typeof(xp).shape[0]
+    above = clip(searchsorted(xp, x, "right"), 1, n - 1)
+    below = lax.sub(above, constant_like(above, 1))
+    x0, x1, f0, f1 = (
+        take(v, i, 0, mode="clip") for v, i in ((xp, below), (xp, above), (fp, below), (fp, above))
+    )
+    width = subtract(x1, x0)
+    flat = lax.eq(width, constant_like(width, 0))
+    slope = divide(subtract(f1, f0), select(flat, constant_like(width, 1), width))
+    result = select(flat, f0, add(f0, multiply(subtract(x, x0), slope)))
+    last = constant_like(above, n - 1)
+    if period is None:
+        first_x, last_x = take(xp, np.int32(0)), take(xp, lax.convert_element_type(last, np.int32))
+        if not isinstance(left, str):
+            value = take(fp, np.int32(0)) if left is None else left
+            result = select(lax.lt(x, broadcast_to(first_x, typeof(x).shape)), value, result)
+        if not isinstance(right, str):
+            value = take(fp, np.int32(n - 1)) if right is None else right
+            result = select(lax.gt(x, broadcast_to(last_x, typeof(x).shape)), value, result)
+    return result
+
+
+def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+    """The integral of samples by the trapezoidal rule."""
+    check_arraylike("trapezoid", y)
+    if x is None:
+        (y,) = promote_dtypes_inexact(plain(y))
+        steps: Any = dx
+    else:
+        check_arraylike("trapezoid", x)
+        y, x = promote_dtypes_inexact(plain(y), plain(x))
+        steps = diff(x) if typeof(x).ndim == 1 else moveaxis(diff(x, axis=axis), axis, -1)
+    y = moveaxis(y, axis, -1)
+    d = typeof(y).ndim - 1
+    n = typeof(y).shape[d]
+    pairs = lax.add(lax.slice_in_dim(y, 1, n, axis=d), lax.slice_in_dim(y, 0, n - 1, axis=d))
+    return multiply(_sum(multiply(steps, pairs), -1), 0.5)
+
+
+def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Any:
+    """Derivatives of samples by central differences (one-sided at the ends), for each dim."""
+    if edge_order not in (None, 1):
+        raise ArgumentError("gradient: only edge_order=1 is supported")
+    check_arraylike("gradient", f, *varargs)
+    a, *spacing = promote_dtypes_inexact(plain(f), *map(plain, varargs))
+    dims = canonical_axes(axis, typeof(a).ndim, "gradient")
+    if any(typeof(a).shape[d] < 2 for d in dims):
+        raise ShapeError(f"gradient: shape {typeof(a).shape} has less than 2 elements along a dim")
+    steps = spacing or [constant_like(a, 1)]
+    steps = steps * len(dims) if len(steps) == 1 else steps
+    if len(steps) != len(dims):
+        raise ArgumentError(f"gradient: {len(spacing)} spacings do not fit {len(dims)} dims")
+    results = [_derivative(a, h, d) for d, h in zip(dims, steps, strict=True)]
+    return results[0] if len(results) == 1 else results
+
+
+def _derivative(a: Any, h: Any, d: int) -> Any:
+    n = typeof(a).shape[d]
+
+    def part(x: Any, start: int, stop: int, dim: int = d) -> Any:
+        return lax.slice_in_dim(x, start, stop, axis=dim)
+
+    first = subtract(part(a, 1, 2), part(a, 0, 1))
+    last = subtract(part(a, n - 1, n), part(a, n - 2, n - 1))
+    if typeof(h).ndim == 0:
+        inner = subtract(part(a, 2, n), part(a, 0, n - 2))
+        middle = divide(multiply(inner, 0.5), h)
+        return concatenate([divide(first, h), middle, divide(last, h)], d)
+    if typeof(h).shape != (n,):
+        raise ShapeError(f"gradient: coordinates {typeof(h).shape} do not fit dim {d} of size {n}")
+    steps = diff(reshape(h, [n if k == d else 1 for k in range(typeof(a).ndim)]), axis=d)
+    before, after = part(steps, 0, n - 2), part(steps, 1, n - 1)
+    both = add(before, after)
+    # The parabola through three neighbours, differentiated at the middle one.
+    middle = add(
+        multiply(divide(multiply(after, -1), multiply(before, both)), part(a, 0, n - 2)),
+        add(
+            multiply(divide(subtract(after, before), multiply(before, after)), part(a, 1, n - 1)),
+            multiply(divide(before, multiply(after, both)), part(a, 2, n)),
+        ),
+    )
+    ends = divide(first, part(steps, 0, 1)), divide(last, part(steps, n - 2, n - 1))
+    return concatenate([ends[0], middle, ends[1]], d)
+
+
+def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
+    """The value of a polynomial with coefficients `p`, the highest power first."""
+    check_arraylike("polyval", p, x)
+    coefficients = as_array(plain(p))
+    total: Any = multiply(plain(x), 0)
+    for k in range(typeof(coefficients).shape[0]):
+        coefficient = lax.index_in_dim(coefficients, k, 0, keepdims=False)
+        total = add(multiply(total, x), coefficient)
+    return total
+
+
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+    """The matrix whose columns are powers of `x`."""
+    check_arraylike("vander", x)
+    x = plain(x)
+    if typeof(x).ndim != 1:
+        raise ShapeError(f"vander: x must have one dim, got {typeof(x)}")
+    n = typeof(x).shape[0] if N is None else operator.index(N)
+    exponents = lax.iota(default_int(), n)
+    if not increasing:
+        exponents = lax.rev(exponents, (0,))
+    return power(reshape(x, (-1, 1)), reshape(exponents, (1, -1)))
+
+
+# ---- index arithmetic --------------------------------------------------------------------------
+
+
+def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+    """Positions in the flat array as indices of an array of a shape; clipped if outside."""
+    check_arraylike("unravel_index", indices)
+    sizes = tuple(shape) if np.iterable(shape) else (shape,)
+    rest = as_array(plain(indices))
+    found = []
+    for size in reversed(sizes):
+        rest, index = divmod(rest, size)
+        found.append(index)
+    above = lax.gt(rest, constant_like(rest, 0))
+    if typeof(rest).dtype.kind == "u":
+        below = lax.lt(rest, constant_like(rest, 0))
+    else:
+        below = lax.lt(rest, constant_like(rest, -1))
+    result = []
+    for size, index in zip(sizes, reversed(found), strict=True):
+        inside = select(below, constant_like(index, 0), index)
+        result.append(select(above, constant_like(index, int(size) - 1), inside))
+    return tuple(result)
+
+
+def ravel_multi_index(
+    multi_index: Sequence[Any], dims: Sequence[int], mode: str = "raise", order: str = "C"
+) -> Any:
+    """Indices of an array of shape `dims` as positions in the flat array."""
+    if len(multi_index) != len(dims):
+        raise ArgumentError(f"ravel_multi_index: {len(multi_index)} indices for {len(dims)} dims")
+    check_arraylike("ravel_multi_index", *multi_index)
+    if order not in ("C", "F") or mode not in ("raise", "wrap", "clip"):
+        raise ArgumentError(f"ravel_multi_index: unknown mode={mode!r} or order={order!r}")
+    dtype = result_type(default_int(), *multi_index)
+    if not dtypes.is_integer(dtype):
+        raise ArgumentError("ravel_multi_index: indices must be integers")
+    sizes = [operator.index(d) for d in dims]
+    total: Any = np.zeros((), dtype)
+    for k, index in enumerate(multi_index):
+        behind = sizes[k + 1 :] if order == "C" else sizes[:k]
+        inside = _inside(convert(plain(index), dtype), sizes[k], mode)
+        total = add(total, multiply(inside, np.array(product(behind), dtype)))
+    return as_array(total)
+
+
+def _inside(index: Any, size: int, mode: str) -> Any:
+    if mode == "clip":
+        return clip(index, 0, size - 1)
+    if mode == "wrap":
+        return remainder(index, size)
+    if isinstance(index, Tracer):
+        raise ArgumentError(
+            "ravel_multi_index: mode='raise' looks at the values, which are traced; use 'clip' or "
+            "'wrap'"
+        )
+    values = np.asarray(index)
+    if values.size and (values.min() < 0 or values.max() >= size):
+        raise ArgumentError(f"ravel_multi_index: an index is outside range({size})")
+    return index
+
+
+def _triangle_indices(n: int, k: int, m: int | None, lower: bool) -> tuple[Any, Any]:
+    make = np.tril_indices if lower else np.triu_indices
+    rows, columns = make(n, k, n if m is None else m)
+    index = default_int()
+    return as_array(rows.astype(index)), as_array(columns.astype(index))
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
+    """The indices of the lower triangle of a matrix of n rows."""
+    return _triangle_indices(n, k, m, lower=True)
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
+    """The indices of the upper triangle of a matrix of n rows."""
+    return _triangle_indices(n, k, m, lower=False)

@@ -1,0 +1,374 @@
+"""Order: `sort`, `argsort`, `lexsort`, `searchsorted`, `unique`, `partition`, `bincount`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ConcretizationError, DtypeError, ShapeError
+from spmd.core.trace import Tracer
+from spmd.numpy.creation import asarray
+from spmd.numpy.logic import as_bool
+from spmd.numpy.manipulation import flip, moveaxis, ravel, reshape
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    constant_like,
+    convert,
+    default_int,
+    plain,
+    promote_dtypes,
+    promote_dtypes_inexact,
+    select,
+)
+from spmd.numpy.ranges import linspace
+from spmd.numpy.reductions import any as _any
+from spmd.numpy.reductions import canonical_axis, cumsum
+from spmd.numpy.reductions import max as _max
+from spmd.numpy.reductions import min as _min
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.searching import concrete_size, nonzero
+from spmd.numpy.taking import take
+
+# ---- sort --------------------------------------------------------------------------------------
+
+
+def _check_kind(name: str, kind: Any, order: Any) -> None:
+    if kind is not None or order is not None:
+        raise ArgumentError(
+            f"{name}: kind and order are not supported; stable= and descending= are"
+        )
+
+
+def sort(
+    a: Any,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Any:
+    """The elements in order along a dim (of the flat array if None); NaN comes last."""
+    _check_kind("sort", kind, order)
+    check_arraylike("sort", a)
+    a, d = _along("sort", a, axis)
+    result = lax.sort(a, d, stable)
+    return flip(result, d) if descending else as_array(result)
+
+
+def argsort(
+    a: Any,
+    axis: int | None = -1,
+    *,
+    kind: None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Any:
+    """The positions that put the elements in order along a dim."""
+    _check_kind("argsort", kind, order)
+    check_arraylike("argsort", a)
+    a, d = _along("argsort", a, axis)
+    n = typeof(a).shape[d]
+    # Descending and stable: the array is turned round, sorted, and the result turned back.
+    keys = lax.rev(a, (d,)) if descending else a
+    places = lax.broadcasted_iota(default_int(), typeof(a).shape, d)
+    positions = lax.sort_key_val(keys, places, d, stable)[1]
+    if not descending:
+        return positions
+    return lax.sub(np.array(n - 1, default_int()), lax.rev(positions, (d,)))
+
+
+def _along(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
+    a = plain(a)
+    if axis is None or (typeof(a).ndim == 0 and axis in (-1, 0)):
+        return ravel(a), 0
+    return a, canonical_axis(axis, typeof(a).ndim, name)
+
+
+def lexsort(keys: Any, axis: int = -1) -> Any:
+    """The positions that sort by several keys, the last one being the most important."""
+    items = [asarray(k) for k in keys]
+    if not items:
+        raise ArgumentError("lexsort: need at least one key")
+    d = canonical_axis(axis, typeof(items[0]).ndim, "lexsort")
+    places = lax.broadcasted_iota(default_int(), typeof(items[0]).shape, d)
+    return lax.sort((*items[::-1], places), d, num_keys=len(items))[-1]
+
+
+def partition(a: Any, kth: int, axis: int = -1) -> Any:
+    """The array with element `kth` where sorting would put it; here: sorted altogether."""
+    check_arraylike("partition", a)
+    return sort(a, axis)
+
+
+def argpartition(a: Any, kth: int, axis: int = -1) -> Any:
+    """The positions that partition an array."""
+    check_arraylike("argpartition", a)
+    return argsort(a, axis)
+
+
+def sort_complex(a: Any) -> Any:
+    """The elements sorted along the last dim, as complex numbers."""
+    check_arraylike("sort_complex", a)
+    result = sort(a)
+    (result,) = promote_dtypes_inexact(result)
+    dtype = typeof(result).dtype
+    return (
+        result
+        if dtypes.is_complex(dtype)
+        else lax.convert_element_type(result, dtypes.complex_of(dtype))
+    )
+
+
+# ---- search ------------------------------------------------------------------------------------
+
+
+def searchsorted(
+    a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan"
+) -> Any:
+    """Where `v` would be inserted into the sorted vector `a` to keep it sorted.
+
+    `method` is accepted for the name's sake: the search is always binary.
+    """
+    check_arraylike("searchsorted", a, v)
+    if side not in ("left", "right"):
+        raise ArgumentError(f"searchsorted: side must be 'left' or 'right', got {side!r}")
+    a, v = promote_dtypes(plain(a), plain(v))
+    if typeof(a).ndim != 1:
+        raise ShapeError(f"searchsorted: a must have one dim, got {typeof(a)}")
+    if sorter is not None:
+        a = take(a, sorter)
+    n = typeof(a).shape[0]
+    index = default_int()
+    shape = typeof(v).shape
+    flat = lax.reshape(as_array(v), (typeof(v).size,))
+    place = lax.full(typeof(flat).shape, 0, index)
+    # Binary search from the highest bit: `place` elements are known to lie before v.
+    for bit in reversed(range(n.bit_length())):
+        guess = lax.add(place, np.array(1 << bit, index))
+        inside = lax.le(guess, np.array(n, index))
+        probe = lax.min(lax.sub(guess, np.array(1, index)), np.array(n - 1, index))
+        element = take(a, probe, 0, mode="clip")
+        before = _before(element, flat, side)
+        place = select(lax.bitwise_and(inside, before), guess, place)
+    return lax.reshape(place, shape)
+
+
+def _before(element: Any, v: Any, side: str) -> Any:
+    """Whether an element lies before the place of v; NaN lies behind all numbers."""
+    dtype = typeof(v).dtype
+    if dtypes.is_complex(dtype):
+        raise DtypeError("searchsorted: complex numbers are not supported; search by .real")
+    if side == "left":
+        order = lax.lt(element, v)
+        if dtypes.is_float(dtype):
+            order = lax.bitwise_or(order, lax.bitwise_and(lax.ne(v, v), lax.eq(element, element)))
+        return order
+    order = lax.le(element, v)
+    return lax.bitwise_or(order, lax.ne(v, v)) if dtypes.is_float(dtype) else order
+
+
+def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = None) -> Any:
+    """The number of the bin that each element falls into; `bins` ascending or descending."""
+    check_arraylike("digitize", x, bins)
+    x, bins = plain(x), plain(bins)
+    if typeof(bins).ndim != 1:
+        raise ShapeError(f"digitize: bins must have one dim, got {typeof(bins)}")
+    n = typeof(bins).shape[0]
+    side = "left" if right else "right"
+    if n == 0:
+        return lax.full(typeof(x).shape, 0, default_int())
+    rising = lax.ge(
+        lax.index_in_dim(bins, n - 1, 0, keepdims=False), lax.index_in_dim(bins, 0, 0, False)
+    )
+    forward = searchsorted(bins, x, side)
+    backward = searchsorted(lax.rev(bins, (0,)), x, "right" if right else "left")
+    backward = lax.sub(np.array(n, default_int()), backward)
+    return select(lax.broadcast_in_dim(rising, typeof(x).shape, ()), forward, backward)
+
+
+# ---- counts ------------------------------------------------------------------------------------
+
+
+def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
+    """How often each number 0, 1, 2, ... occurs; or the sum of the weights at its occurrences.
+
+    Traced `x` needs `length`, the size of the result. Negative numbers count as 0.
+    """
+    check_arraylike("bincount", x)
+    x = plain(x)
+    if typeof(x).ndim != 1 or not dtypes.is_integer(typeof(x).dtype):
+        raise ArgumentError(f"bincount: x must be a vector of integers, got {typeof(x)}")
+    if length is None:
+        largest = np.array(-1) if typeof(x).size == 0 else _max(x)
+        length = max(concrete_size("bincount", largest, None) + 1, minlength)
+    if weights is None:
+        weights = lax.full(typeof(x).shape, 1, default_int())
+    else:
+        check_arraylike("bincount", weights)
+        weights = as_array(plain(weights))
+    x = lax.max(x, constant_like(x, 0))
+    zeros = lax.full((length,), 0, typeof(weights).dtype)
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    return lax.scatter_add(zeros, lax.expand_dims(x, (1,)), weights, numbers)
+
+
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
+    """The edges of the bins that `histogram` counts in."""
+    check_arraylike("histogram_bin_edges", a)
+    if isinstance(bins, str):
+        raise ArgumentError("histogram_bin_edges: bins must be a number or an array of edges")
+    (a,) = promote_dtypes_inexact(plain(a))
+    dtype = typeof(a).dtype
+    if np.ndim(bins) == 1:
+        return lax.convert_element_type(asarray(bins), dtype)
+    low, high = (_min(a), _max(a)) if range is None else (convert(r, dtype) for r in range)
+    flat = lax.eq(low, high)
+    half = constant_like(low, 0.5)
+    low = select(flat, lax.sub(low, half), low)
+    high = select(flat, lax.add(high, half), high)
+    return linspace(low, high, int(bins) + 1, dtype=dtype)
+
+
+def histogram(
+    a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
+) -> tuple[Any, Any]:
+    """How many elements fall into each bin, and the bins' edges."""
+    check_arraylike("histogram", a)
+    (a,) = promote_dtypes_inexact(ravel(a))
+    if weights is None:
+        weights = lax.full(typeof(a).shape, 1, typeof(a).dtype)
+    else:
+        check_arraylike("histogram", weights)
+        a, weights = promote_dtypes_inexact(a, ravel(weights))
+    edges = histogram_bin_edges(a, bins, range)
+    count = typeof(edges).shape[0]
+    last = lax.index_in_dim(edges, count - 1, 0, keepdims=False)
+    place = searchsorted(edges, a, "right")
+    # The last bin is closed: what equals the last edge belongs to it.
+    place = select(lax.eq(a, last), np.array(count - 1, typeof(place).dtype), place)
+    sums = lax.slice_in_dim(bincount(place, weights, length=count), 1, count)
+    if density:
+        upper = lax.slice_in_dim(edges, 1, count)
+        widths = lax.sub(upper, lax.slice_in_dim(edges, 0, count - 1))
+        sums = lax.div(lax.div(sums, widths), lax.broadcast_in_dim(_sum(sums), (count - 1,), ()))
+    return sums, edges
+
+
+# ---- unique ------------------------------------------------------------------------------------
+
+
+def unique(
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+    sorted: bool = True,
+) -> Any:
+    """The different elements (or slices along a dim), in order.
+
+    Under a transformation give `size`: missing elements are `fill_value`, by default the smallest.
+    """
+    check_arraylike("unique", ar)
+    ar = plain(ar)
+    if size is None and isinstance(ar, Tracer) and ar.concrete() is None:
+        raise ConcretizationError(
+            "unique: how many different elements there are depends on traced data; give size="
+        )
+    shape = typeof(ar).shape
+    rows = reshape(ar, (-1, 1)) if axis is None else moveaxis(ar, axis, 0)
+    item = typeof(rows).shape[1:]
+    flat = lax.reshape(rows, (typeof(rows).shape[0], int(np.prod(item))))
+    ordered, is_first, order = _first_of_runs(flat, equal_nan)
+    found = _sum(is_first)
+    count = concrete_size("unique", found, size)
+    (starts,) = nonzero(is_first, size=count)
+    values = take(ordered, starts, 0, mode="clip")
+    missing = lax.ge(lax.iota(default_int(), count), found)
+    if fill_value is not None:
+        fill = convert(plain(fill_value), typeof(values).dtype)
+        values = select(lax.broadcast_in_dim(missing, typeof(values).shape, (0,)), fill, values)
+    values = lax.reshape(values, (count,) if axis is None else (count, *item))
+    results = [values if axis is None else moveaxis(values, 0, axis)]
+    if return_index:
+        results.append(take(order, starts, 0, mode="clip"))
+    if return_inverse:
+        inverse = _inverse(is_first, order)
+        results.append(lax.reshape(inverse, shape) if axis is None else inverse)
+    if return_counts:
+        results.append(_run_lengths(is_first, count))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _first_of_runs(rows: Any, equal_nan: bool) -> tuple[Any, Any, Any]:
+    """Rows in order, whether each differs from the one before, and where each came from."""
+    n, width = typeof(rows).shape
+    places = lax.iota(default_int(), n)
+    if n == 0 or width == 0:
+        return rows, lax.eq(places, np.array(0, default_int())), places
+    columns = [lax.squeeze(lax.slice_in_dim(rows, k, k + 1, axis=1), (1,)) for k in range(width)]
+    *columns, order = lax.sort((*columns, places), 0, num_keys=width)
+    ordered = lax.concatenate([lax.expand_dims(c, (1,)) for c in columns], 1)
+    after, before = lax.slice_in_dim(ordered, 1, n), lax.slice_in_dim(ordered, 0, n - 1)
+    differs = lax.ne(after, before)
+    if equal_nan and dtypes.is_inexact(typeof(rows).dtype):
+        both_nan = lax.bitwise_and(lax.ne(after, after), lax.ne(before, before))
+        differs = lax.bitwise_and(differs, lax.bitwise_not(both_nan))
+    first = lax.full((1,), True, np.dtype(np.bool_))
+    return ordered, lax.concatenate([first, _any(differs, 1)], 0), order
+
+
+def _inverse(is_first: Any, order: Any) -> Any:
+    """For each original element, the number of its run: undo the sort by sorting back."""
+    run = lax.sub(cumsum(is_first), np.array(1, default_int()))
+    return lax.sort_key_val(order, run)[1]
+
+
+def _run_lengths(is_first: Any, count: int) -> Any:
+    run = lax.sub(cumsum(is_first), np.array(1, default_int()))
+    return bincount(run, length=count)
+
+
+def _set_operand(x: Any) -> Any:
+    return ravel(asarray(x))
+
+
+def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
+    """The different elements."""
+    return unique(x, size=size, fill_value=fill_value, equal_nan=False)
+
+
+def isin(
+    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False
+) -> Any:
+    """Whether each element is among the test elements."""
+    element, test = promote_dtypes(asarray(element), _set_operand(test_elements))
+    shape, count = typeof(element).shape, typeof(test).shape[0]
+    whole = (*shape, count)
+    left = lax.broadcast_in_dim(element, whole, range(len(shape)))
+    found = _any(lax.eq(left, lax.broadcast_in_dim(test, whole, (len(shape),))), -1)
+    return lax.bitwise_not(found) if invert else found
+
+
+def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+    """A concrete vector without the zeros at its ends."""
+    check_arraylike("trim_zeros", filt)
+    mask = np.asarray(as_bool(plain(filt)))
+    inner: Sequence[int] = np.flatnonzero(mask)
+    if not len(inner):
+        return lax.slice_in_dim(filt, 0, 0)
+    start = inner[0] if "f" in trim.lower() else 0
+    stop = inner[-1] + 1 if "b" in trim.lower() else mask.size
+    return lax.slice_in_dim(filt, int(start), int(stop))
