@@ -35,6 +35,9 @@ INLINE_FUNCTIONS = 3
 # Units of work (one instruction on 16 lanes) from which wider virtual vectors pay.
 WIDE_FROM, WIDEST_FROM = 4.0, 32.0
 
+MOST_LANES = 64
+COLUMN_LANES = 128
+
 NS_PER_WORK = 0.15
 
 
@@ -152,9 +155,14 @@ def _width(kernel: Kernel, target: Target, size: int) -> int:
     factor = 1 if work < WIDE_FROM else 2 if work < WIDEST_FROM else 4
     if any(step.reductions or _scans(step.instrs) for step in kernel.passes):
         factor = 4
+    dim = kernel.vector_dim
+    most = MOST_LANES
+    if dim is not None and dim < len(kernel.outer) and work < WIDE_FROM:
+        # A sum over rows: walking down narrow columns would touch a new page at every step.
+        factor, most = 16, COLUMN_LANES
     while factor > 1 and lanes * factor > size:
         factor //= 2
-    return min(lanes * factor, 64, _power_of_two_from(size))
+    return min(lanes * factor, most, _power_of_two_from(size))
 
 
 def _scans(instrs: tuple[object, ...]) -> bool:

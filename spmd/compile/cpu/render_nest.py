@@ -269,7 +269,9 @@ class Nest:
         whole = size - live
 
         def short_block(state: list[str]) -> list[str]:
-            body.tail = Tail(live, "true", False, self._mask("true", live))
+            # Masks cost nothing where the machine has registers for them.
+            masked = e.module.target.vector_bits == 512
+            body.tail = Tail(live, "true", masked, self._mask("true", live))
             state = at(str(whole), state)
             access.write_back(e, body.tail)
             body.tail = None

@@ -7,9 +7,11 @@ parallel in `outer`. Lowerings may therefore write kernels in the dims of the us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import (
     POINT,
     ROW,
@@ -29,6 +31,8 @@ from spmd.compile.kernel.ir import (
 # Rough costs in units of one arithmetic instruction on one lane of a full register.
 LANES = 16
 STRIDED_COST = 1.0
+# Combining the lanes of an accumulator at the end of a row: shuffles that wait for each other.
+ACROSS_COST = 20.0
 HEAVY_OPS = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
     "erf erfc erf_inv lgamma digamma logistic pow cbrt rem div sqrt rsqrt".split()
@@ -69,6 +73,35 @@ def is_elementwise(kernel: Kernel) -> bool:
         and not any(isinstance(instr, Scan) for instr in step.instrs)
         for step in kernel.passes
     )
+
+
+def can_share(kernel: Kernel, source: int, target: int) -> bool:
+    """Say whether argument `source` (in) and `target` (out) may be the same memory.
+
+    They may if each element is read only at the point that writes it, and in no later pass.
+    """
+    first, second = kernel.args[source], kernel.args[target]
+    if (first.role, second.role) != ("in", "out") or first.size != second.size:
+        return False
+    if DTYPES[first.dtype].bits != DTYPES[second.dtype].bits:
+        return False
+    written: list[tuple[Map, str]] = []
+    for step in kernel.passes:
+        for instr in step.instrs:
+            if isinstance(instr, Load) and instr.arg == source and written:
+                return False
+        for store in step.stores:
+            if isinstance(store, Store) and store.arg == target:
+                written.append((store.map, step.level))
+    if len(written) != 1 or written[0][0].gathered:
+        return False
+    reads = [
+        (instr.map, step.level)
+        for step in kernel.passes
+        for instr in step.instrs
+        if isinstance(instr, Load) and instr.arg == source
+    ]
+    return all(read == written[0] for read in reads)
 
 
 def _row_order_matters(kernel: Kernel) -> bool:
@@ -327,4 +360,7 @@ def _cost(kernel: Kernel, dim: int | None) -> float:
     if dim is None:
         return total
     size = kernel.sizes[dim]
+    if dim >= len(kernel.outer):
+        reductions = sum(len(step.reductions) for step in kernel.passes)
+        total += reductions * ACROSS_COST / math.prod(kernel.inner)
     return total * (-(-size // LANES) * LANES) / size
