@@ -1,29 +1,169 @@
-"""Executables: a compiled closed jaxpr that takes and gives arrays."""
+"""Executables: an optimised closed jaxpr as a native program that takes and gives arrays.
+
+A call fills a frame (arena, inputs, outputs, constants) with addresses and runs the program.
+Results are blocks of the recycling allocator; a donated input's block becomes that of a result if
+the program has read it before that result is written and nobody else holds it.
+"""
 
 from __future__ import annotations
 
+import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.core.call import impl_jaxpr
+from spmd.compile.assemble import Assembled, assemble
+from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.lower import kernels  # noqa: F401  (declares rules)
+from spmd.compile.lower.lowering import lower
+from spmd.compile.lower.schedule import Buffer, Schedule
+from spmd.compile.memory import Plan, overwritable, plan_memory
+from spmd.core.aval import ShapedArray
+from spmd.core.errors import DeletedError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
-from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.array import Array, from_memory
+
+# References that an array's own block has while `_can_take` looks at it: the array's slot, the
+# local variable and getrefcount's argument.
+_OWN_REFERENCES = 3
 
 
 class Executable:
     """Runs one program; call it with the flat list of arguments."""
 
-    def __init__(self, closed: ClosedJaxpr, donated: Sequence[bool] = ()):
-        self.closed = closed
-        self.donated = tuple(donated)
+    def __init__(
+        self, closed: ClosedJaxpr, out_avals: Sequence[ShapedArray], donated: Sequence[bool] = ()
+    ):
+        self.in_avals = tuple(closed.in_avals)
+        self.out_avals = tuple(out_avals)
+        self.donated = tuple(donated) or (False,) * len(self.in_avals)
+        self.schedule: Schedule = lower(closed)
+        plan = plan_memory(self.schedule.steps)
+        self.arena = plan.arena
+        self.assembled: Assembled = assemble(self.schedule, plan)
+        self.native = self.assembled.native
+        self.takes = _takes(self.schedule, plan, self.donated)
+        self._consts = [_constant(value, aval) for _, (value, aval) in self.schedule.consts]
+        self.const_pointers = [_pointer(c) for c in self._consts]
+        self.outputs = [
+            aval
+            for aval, result in zip(self.out_avals, self.schedule.results, strict=True)
+            if isinstance(result, Buffer)
+        ]
+        self._report = bytes(8 * (1 + self.native.program.devices))
+        self._pack = struct.Struct(f"{self.native.frame_words}q").pack
 
-    def __call__(self, leaves: Sequence[Any]) -> list[Array]:
-        outs = impl_jaxpr(np, self.closed, *[to_numpy(x) for x in leaves])
-        avals = self.closed.out_avals
-        return [from_numpy(x, a) for x, a in zip(outs, avals, strict=True)]
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run on arguments of exactly the avals compiled for."""
+        arrays = [_readable(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
+        owners: list[Any] = []
+        for k, aval in enumerate(self.outputs):
+            taken = self.takes.get(k)
+            block = _take(leaves[taken]) if taken is not None else None
+            owners.append(alloc(aval.nbytes) if block is None else block)
+        arena = alloc(self.arena)
+        words = [arena.address, *map(_pointer, arrays), *(o.address for o in owners)]
+        frames = bytearray(self._pack(*words, *self.const_pointers) + self._report)
+        view = np.frombuffer(frames, np.int64)
+        self.native.run_address(view.__array_interface__["data"][0])
+        return self._results(leaves, owners)
+
+    def _results(self, leaves: Sequence[Any], owners: list[Any]) -> list[Any]:
+        made = iter(zip(owners, self.outputs, strict=True))
+        results: list[Any] = []
+        for aval, result in zip(self.out_avals, self.schedule.results, strict=True):
+            if isinstance(result, Buffer):
+                owner, _ = next(made)
+                results.append(from_memory(owner.address, owner, aval))
+            else:
+                results.append(_forwarded(leaves[result], aval))
+        for leaf, gone in zip(leaves, self.donated, strict=True):
+            if gone and type(leaf) is Array:
+                leaf.delete()
+        return results
 
     def as_text(self) -> str:
-        return str(self.closed)
+        """The steps of the program."""
+        return str(self.schedule)
+
+
+# ---- arguments ---------------------------------------------------------------------------------
+
+
+def _readable(x: Any, aval: ShapedArray) -> Any:
+    """An argument as an array whose address is that of its elements in row-major order."""
+    if type(x) is Array and x.shards is None:
+        if x.owner is None:
+            raise deleted(x)
+        return x
+    return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
+
+
+def _pointer(x: Any) -> int:
+    return x.ptr if type(x) is Array else x.__array_interface__["data"][0]
+
+
+def deleted(x: Array) -> DeletedError:
+    """The error for an argument that was donated before."""
+    return DeletedError(
+        f"an argument ({x.aval}) was deleted or donated to an earlier call (donate_argnums); "
+        "use that call's result instead"
+    )
+
+
+def _constant(value: Any, aval: ShapedArray) -> Any:
+    return (
+        _readable(value, aval)
+        if type(value) is Array
+        else _readable(np.asarray(value, aval.dtype), aval)
+    )
+
+
+def _forwarded(x: Any, aval: ShapedArray) -> Array:
+    """A result that is an argument: a new array over the same memory if that is immutable."""
+    if type(x) is Array:
+        return from_memory(x.ptr, x.owner, aval, x._sharding)
+    block = alloc(aval.nbytes)
+    block.view(aval.shape, aval.dtype)[...] = to_numpy(x)
+    return from_memory(block.address, block, aval)
+
+
+# ---- donation ----------------------------------------------------------------------------------
+
+
+def _takes(schedule: Schedule, plan: Plan, donated: Sequence[bool]) -> dict[int, int]:
+    """For outputs that may be written over a donated input: which one."""
+    free = [k for k, given in enumerate(donated) if given]
+    forwarded = {r for r in schedule.results if isinstance(r, int)}
+    takes: dict[int, int] = {}
+    for k, out in enumerate(schedule.outputs):
+        for candidate in free:
+            place = schedule.inputs[candidate]
+            if candidate in forwarded or place.nbytes != out.nbytes or not out.nbytes:
+                continue
+            if _read_before(place, out, plan):
+                takes[k] = candidate
+                free.remove(candidate)
+                break
+    return takes
+
+
+def _read_before(place: Buffer, out: Buffer, plan: Plan) -> bool:
+    """Whether an input is read for the last time before (or while) an output is first written."""
+    reading, writing = plan.lives.get(place), plan.lives.get(out)
+    if writing is None:
+        return False
+    if reading is None or reading.last < writing.first:
+        return True
+    return reading.last == writing.first and place in overwritable(plan.steps[writing.first], out)
+
+
+def _take(x: Any) -> Block | None:
+    """The block of a donated argument, if nothing but the argument refers to it."""
+    if type(x) is not Array or type(x.owner) is not Block:
+        return None
+    block = x.owner
+    return block if sys.getrefcount(block) == _OWN_REFERENCES else None

@@ -11,8 +11,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.compile.cpu.render_ops import supports
 from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.dtypes import DTYPES, kernel_dtype, kind
+from spmd.compile.kernel.dtypes import kernel_dtype, kind
+from spmd.compile.kernel.ir import Op
 from spmd.compile.kernel.ops import OPS, result_dtype
 from spmd.core.ir import Eqn
 
@@ -163,10 +165,20 @@ def can_lower(eqn: Eqn) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _can_lower(name: str, given: tuple[str, ...], params: tuple[Any, ...], out: str) -> bool:
     b = Builder((1,), ())
+    result = b.arg(out, 1, "out")
     with b.row():
         values = [b.const(0, dtype) for dtype in given]
         try:
             made = ENTRIES[name](b, values, dict(params), out)
         except NoKernelError:
             return False
-        return b.dtype(made) == out and out in DTYPES
+        if b.dtype(made) != out:
+            return False
+        b.store(result, (1,), made)
+    (step,) = b.build().passes
+    dtypes = {instr.out: instr.dtype for instr in step.instrs}
+    return all(
+        supports(instr.op, [dtypes[v] for v in instr.operands], instr.dtype)
+        for instr in step.instrs
+        if isinstance(instr, Op)
+    )

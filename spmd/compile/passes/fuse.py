@@ -91,7 +91,7 @@ def _can_reduce(eqn: Eqn) -> bool:
     if operand.dtype.names:
         return False
     if eqn.prim.name in ("reduce_sum", "reduce_prod"):
-        return kernel != "bool"
+        return kernel != "bool" and (kernel[0] != "c" or eqn.prim.name == "reduce_sum")
     if eqn.prim.name in ("reduce_and", "reduce_or", "reduce_xor"):
         return kernel == "bool" or kernel[0] in "iu"
     return kernel[0] != "c"

@@ -1,0 +1,158 @@
+"""Assembly for the CPU: a schedule becomes a native program.
+
+All kernels of a program are rendered, equal ones once, and compiled in one call. Then every step
+gets its addresses and slots, and the runner checks and encodes the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.compile.cpu.emit import Target
+from spmd.compile.cpu.loader import compile_texts, host
+from spmd.compile.cpu.program import (
+    CallbackStep,
+    CondStep,
+    CopyStep,
+    ForStep,
+    KernelStep,
+    Program,
+    Slot,
+    View,
+    WhileStep,
+)
+from spmd.compile.cpu.program import Step as NativeStep
+from spmd.compile.cpu.render import Rendered, render
+from spmd.compile.cpu.runner import NativeProgram, build_program
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.lower.schedule import (
+    Branch,
+    Buffer,
+    Copy,
+    Host,
+    Launch,
+    Loop,
+    Product,
+    Ref,
+    Schedule,
+    Step,
+    While,
+    blocks,
+)
+from spmd.compile.memory import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A native program, and how many bases of each kind its frames have, in this order."""
+
+    native: NativeProgram
+    inputs: int
+    outputs: int
+    consts: int
+
+
+# Rendered kernels of this process, so that equal kernels of different programs are rendered once.
+_rendered: dict[Kernel, Rendered] = {}
+
+
+def cpu_target() -> Target:
+    """The renderer's view of this machine."""
+    features = {f[1:]: f.startswith("+") for f in host().features.split(",") if f}
+    return Target.from_features(features)
+
+
+def assemble(schedule: Schedule, plan: Plan, devices: int = 1) -> Assembled:
+    """Make a schedule whose memory is planned ready to run.
+
+    Frames hold the arena, then inputs, outputs and constants.
+    """
+    consts = [buffer for buffer, _ in schedule.consts]
+    named = (*schedule.inputs, *schedule.outputs, *consts)
+    bases = {buffer: k for k, buffer in enumerate(named, 1)}
+    addresses = _compile(schedule.steps)
+    builder = _Builder(bases, plan, addresses)
+    program = Program(
+        (plan.arena, *(b.nbytes for b in named)),
+        tuple(builder.steps(schedule.steps)),
+        devices,
+    )
+    counts = (len(schedule.inputs), len(schedule.outputs), len(consts))
+    return Assembled(build_program(program), *counts)
+
+
+def _walk(steps: Sequence[Step]) -> Iterator[Step]:
+    for step in steps:
+        yield step
+        for block in blocks(step):
+            yield from _walk(block)
+
+
+def _compile(steps: Sequence[Step]) -> dict[Kernel, tuple[Rendered, int]]:
+    """Render and compile all kernels of a program."""
+    kernels = dict.fromkeys(s.kernel for s in _walk(steps) if isinstance(s, Launch))
+    target = cpu_target() if kernels else None
+    for kernel in kernels:
+        if kernel not in _rendered:
+            assert target is not None
+            _rendered[kernel] = render(kernel, target)
+    texts = {_rendered[k].symbol: _rendered[k].text for k in kernels}
+    addresses = compile_texts(list(texts.values())) if texts else {}
+    return {k: (_rendered[k], addresses[_rendered[k].symbol]) for k in kernels}
+
+
+class _Builder:
+    """Turns steps over buffers into steps over slots."""
+
+    def __init__(self, bases: dict[Buffer, int], plan: Plan, kernels: dict[Kernel, Any]):
+        self.bases = bases
+        self.plan = plan
+        self.kernels = kernels
+
+    def slot(self, ref: Ref) -> Slot:
+        base = self.bases.get(ref.buffer)
+        if base is None:
+            return Slot(0, self.plan.offsets[ref.buffer] + ref.offset, ref.strides)
+        return Slot(base, ref.offset, ref.strides)
+
+    def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
+        return [made for step in steps for made in self.step(step)]
+
+    def step(self, step: Step) -> Sequence[NativeStep]:
+        match step:
+            case Launch():
+                return (self.launch(step),)
+            case Copy(target=target, source=source, nbytes=nbytes):
+                to, origin = self.slot(target), self.slot(source)
+                return () if to == origin else (CopyStep(to, origin, nbytes),)
+            case Host():
+                return (self.host(step),)
+            case Loop(trips=trips, body=body, reverse=reverse):
+                return (ForStep(trips, tuple(self.steps(body)), reverse),)
+            case While(test=test, predicate=predicate, body=body):
+                test_steps, body_steps = tuple(self.steps(test)), tuple(self.steps(body))
+                return (WhileStep(test_steps, self.slot(predicate), body_steps),)
+            case Branch(index=index, dtype=dtype, branches=branches):
+                made = tuple(tuple(self.steps(b)) for b in branches)
+                return (CondStep(self.slot(index), made, dtype),)
+            case Product():
+                return (self.product(step),)
+
+    def launch(self, step: Launch) -> KernelStep:
+        rendered, address = self.kernels[step.kernel]
+        slots = tuple(self.slot(ref) for ref in step.refs)
+        return KernelStep(
+            address, slots, rendered.units, rendered.cost_ns, name=f"{step.name} {step.source}"
+        )
+
+    def host(self, step: Host) -> CallbackStep:
+        def views(pairs: Sequence[tuple[Ref, Any]]) -> tuple[View, ...]:
+            return tuple(View(self.slot(ref), a.shape, a.dtype) for ref, a in pairs)
+
+        name = f"{step.name} {step.source}"
+        return CallbackStep(step.function, views(step.inputs), views(step.outputs), name=name)
+
+    def product(self, step: Product) -> NativeStep:
+        raise NotImplementedError

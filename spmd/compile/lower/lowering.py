@@ -1,0 +1,219 @@
+"""Lowering: an optimised jaxpr becomes a schedule.
+
+`Lowering` walks the equations and asks `RULES` how each becomes steps; an equation without a rule
+becomes a `Host` step that runs its primitive's `impl`, so that every primitive runs from its first
+day. A result is written right where it is wanted: into an output of the program, a slot of a
+scan's stack, or a temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from spmd.compile.lower.schedule import (
+    CONST,
+    INPUT,
+    OUTPUT,
+    TEMP,
+    Buffer,
+    Copy,
+    Host,
+    Ref,
+    Schedule,
+    Step,
+)
+from spmd.core.aval import ShapedArray
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+
+Rule: TypeAlias = Callable[["Lowering", Eqn], None]
+
+# How a primitive becomes steps, by name; filled by the modules of this package.
+RULES: dict[str, Rule] = {}
+
+# Results that are an operand's bytes under another type: nothing is done for them.
+ALIASES = frozenset(
+    ("reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient", "name")
+)
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Declare how the primitives of these names become steps."""
+
+    def declare(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return declare
+
+
+def lower(closed: ClosedJaxpr) -> Schedule:
+    """The schedule of an optimised closed jaxpr."""
+    lowering = Lowering()
+    schedule, jaxpr = lowering.schedule, closed.jaxpr
+    places = [lowering.buffer(INPUT, v.aval.nbytes) for v in jaxpr.invars]
+    schedule.inputs.extend(places)
+    number = {v: k for k, v in enumerate(jaxpr.invars)}
+    wanted: list[Ref | None] = []
+    for atom in jaxpr.outvars:
+        if isinstance(atom, Var) and atom in number:
+            schedule.results.append(number[atom])
+            wanted.append(None)
+            continue
+        out = lowering.buffer(OUTPUT, atom.aval.nbytes)
+        schedule.outputs.append(out)
+        schedule.results.append(out)
+        wanted.append(Ref(out))
+    lowering.body(closed, [Ref(b) for b in places], wanted)
+    schedule.steps.extend(lowering.steps)
+    return schedule
+
+
+class Lowering:
+    """Walks jaxprs, keeps where each variable's value is, and collects steps."""
+
+    def __init__(self) -> None:
+        self.schedule = Schedule()
+        self.steps: list[Step] = []
+        self.level = 0  # how many loops are around the steps being written
+        self.refs: dict[Var, Ref] = {}
+        self.targets: dict[Var, Ref] = {}
+        self._counts: dict[str, int] = {}
+        self._consts: dict[Any, tuple[Ref, Any]] = {}
+
+    # ---- places ----
+
+    def buffer(self, kind: str, nbytes: int) -> Buffer:
+        """A new buffer."""
+        number = self._counts.get(kind, 0)
+        self._counts[kind] = number + 1
+        return Buffer(kind, nbytes, number)
+
+    def temp(self, aval: ShapedArray) -> Ref:
+        """A new temporary."""
+        return Ref(self.buffer(TEMP, aval.nbytes))
+
+    def const(self, value: Any, aval: ShapedArray) -> Ref:
+        """The place of a constant."""
+        key: Any = id(value)
+        if isinstance(value, (np.generic, bool, int, float, complex)):
+            stored = np.asarray(value, aval.dtype)
+            key = (stored.dtype, stored.tobytes())
+        found = self._consts.get(key)
+        if found is None:
+            place = self.buffer(CONST, aval.nbytes)
+            self.schedule.consts.append((place, (value, aval)))
+            # The value is kept with its id, which would otherwise be given to another object.
+            found = self._consts[key] = (Ref(place), value)
+        return found[0]
+
+    def ref(self, atom: Atom) -> Ref:
+        """Where a value is."""
+        if isinstance(atom, Literal):
+            return self.const(atom.val, atom.aval)
+        return self.refs[atom]
+
+    def place(self, var: Var) -> Ref:
+        """Where a result is to be written: where it is wanted, or in a new temporary."""
+        found = self.targets.get(var)
+        if found is None:
+            found = self.temp(var.aval)
+        self.refs[var] = found
+        return found
+
+    # ---- bodies ----
+
+    def body(
+        self, closed: ClosedJaxpr, operands: Sequence[Ref], wanted: Sequence[Ref | None]
+    ) -> list[Ref]:
+        """Write the steps of a jaxpr; give where its results are.
+
+        Results are where they are `wanted`; those that are wanted nowhere may be anywhere, among
+        the operands too.
+        """
+        jaxpr = closed.jaxpr
+        for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
+            self.refs[var] = self.const(value, var.aval)
+        self.refs.update(zip(jaxpr.invars, operands, strict=True))
+        self._aim(jaxpr, wanted)
+        for eqn in jaxpr.eqns:
+            self.equation(eqn)
+        found = []
+        for atom, target in zip(jaxpr.outvars, wanted, strict=True):
+            place = self.ref(atom)
+            if target is not None and place != target:
+                self.copy(target, place, atom.aval.nbytes)
+                place = target
+            found.append(place)
+        return found
+
+    def _aim(self, jaxpr: Jaxpr, wanted: Sequence[Ref | None]) -> None:
+        """Note where results are wanted, also through equations that only rename bytes."""
+        made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+        for atom, target in zip(jaxpr.outvars, wanted, strict=True):
+            if isinstance(atom, Var) and atom in made and target is not None:
+                self.targets.setdefault(atom, target)
+        for eqn in reversed(jaxpr.eqns):
+            if eqn.prim.name not in ALIASES:
+                continue
+            operand, out = eqn.invars[0], eqn.outvars[0]
+            if isinstance(operand, Var) and operand in made and out in self.targets:
+                self.targets.setdefault(operand, self.targets[out])
+
+    def block(self, write: Callable[[], Any]) -> tuple[tuple[Step, ...], Any]:
+        """The steps that `write` writes, and what it returns."""
+        outside, self.steps = self.steps, []
+        try:
+            result = write()
+            return tuple(self.steps), result
+        finally:
+            self.steps = outside
+
+    # ---- equations ----
+
+    def equation(self, eqn: Eqn) -> None:
+        """Write the steps of one equation."""
+        if eqn.prim.name in ALIASES or eqn.prim.name == "optimization_barrier":
+            for operand, out in zip(eqn.invars, eqn.outvars, strict=True):
+                self.refs[out] = self.ref(operand)
+        elif all(v.aval.nbytes == 0 for v in eqn.outvars) and not eqn.effects:
+            for var in eqn.outvars:
+                self.place(var)
+        else:
+            RULES.get(eqn.prim.name, host)(self, eqn)
+
+    def copy(self, target: Ref, source: Ref, nbytes: int) -> None:
+        """Copy a value."""
+        if nbytes and target != source:
+            self.steps.append(Copy(target, source, nbytes))
+
+
+def host(lowering: Lowering, eqn: Eqn) -> None:
+    """The step that runs an equation's `impl` over NumPy."""
+    read: list[tuple[Ref, ShapedArray]] = []
+    slots: list[tuple[bool, Any]] = []
+    for atom in eqn.invars:
+        if isinstance(atom, Literal):
+            slots.append((False, np.asarray(atom.val, atom.aval.dtype)))
+        else:
+            slots.append((True, len(read)))
+            read.append((lowering.refs[atom], atom.aval))
+    outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
+    function = _host_function(eqn, tuple(slots))
+    lowering.steps.append(Host(function, tuple(read), outs, eqn.prim.name, eqn.source))
+
+
+def _host_function(eqn: Eqn, slots: tuple[tuple[bool, Any], ...]) -> Callable[..., None]:
+    impl, params, multiple = eqn.prim.rule("impl"), eqn.params, eqn.prim.multiple
+
+    def run(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        operands = [inputs[value] if given else value for given, value in slots]
+        with np.errstate(all="ignore"):
+            found = impl(np, *operands, **params)
+        for target, value in zip(outputs, found if multiple else [found], strict=True):
+            target[...] = value
+
+    return run

@@ -1,0 +1,216 @@
+"""Schedules: a program as a tree of steps over named buffers, before memory is planned.
+
+A `Ref` is a contiguous value: a place in a `Buffer`. Inside loops a ref may move by a fixed number
+of bytes per iteration. The steps know nothing of addresses or of a backend; `memory` gives buffers
+their place in the arena, `executable` turns the steps into those of the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from spmd.compile.kernel.ir import Kernel
+from spmd.core.aval import ShapedArray
+from spmd.core.source import UNKNOWN, Source
+
+# ---- buffers -----------------------------------------------------------------------------------
+
+TEMP, INPUT, OUTPUT, CONST = "temp", "input", "output", "const"
+
+
+class Buffer:
+    """Memory for one value (or a stack of them). Told apart by identity."""
+
+    __slots__ = ("kind", "nbytes", "number")
+
+    def __init__(self, kind: str, nbytes: int, number: int):
+        self.kind = kind
+        self.nbytes = nbytes
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"{self.kind}{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A place: `offset` bytes into a buffer, plus (loop level, bytes per iteration) strides."""
+
+    buffer: Buffer
+    offset: int = 0
+    strides: tuple[tuple[int, int], ...] = ()
+
+    def shifted(self, nbytes: int) -> Ref:
+        """The place `nbytes` further on."""
+        return Ref(self.buffer, self.offset + nbytes, self.strides)
+
+    def moving(self, level: int, nbytes: int) -> Ref:
+        """The place that moves with the loop of a level."""
+        return Ref(self.buffer, self.offset, (*self.strides, (level, nbytes)))
+
+    def __str__(self) -> str:
+        moves = "".join(f"+{n}*i{level}" for level, n in self.strides)
+        return f"{self.buffer}[{self.offset}{moves}]"
+
+
+# ---- steps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run a kernel over the values at `refs`, one for each of its arguments."""
+
+    kernel: Kernel
+    refs: tuple[Ref, ...]
+    name: str = "kernel"
+    source: Source = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Multiply matrices in batches: `out[b, m, n] = sum_k a[b, m, k] * c[b, k, n]`.
+
+    Strides are in elements: of `a` along (b, m, k), of `c` along (b, k, n); `out` is contiguous.
+    """
+
+    dtype: np.dtype
+    sizes: tuple[int, int, int, int]
+    a: Ref
+    b: Ref
+    out: Ref
+    a_strides: tuple[int, int, int]
+    b_strides: tuple[int, int, int]
+    source: Source = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy bytes."""
+
+    target: Ref
+    source: Ref
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Run a Python function on NumPy views: what has no native step."""
+
+    function: Any
+    inputs: tuple[tuple[Ref, ShapedArray], ...]
+    outputs: tuple[tuple[Ref, ShapedArray], ...]
+    name: str = "host"
+    source: Source = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Run `body` a fixed number of times."""
+
+    trips: int
+    body: tuple[Step, ...]
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class While:
+    """Run `test`; while the bool at `predicate` is true run `body` and repeat."""
+
+    test: tuple[Step, ...]
+    predicate: Ref
+    body: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Run one of `branches`, chosen by the integer (or bool) at `index`."""
+
+    index: Ref
+    dtype: np.dtype
+    branches: tuple[tuple[Step, ...], ...]
+
+
+Step: TypeAlias = Launch | Product | Copy | Host | Loop | While | Branch
+
+
+def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
+    """The refs that a step itself reads (False) or writes (True)."""
+    match step:
+        case Launch():
+            for ref, arg in zip(step.refs, step.kernel.args, strict=True):
+                if arg.role != "out":
+                    yield ref, False
+                if arg.role != "in":
+                    yield ref, True
+        case Product():
+            yield step.a, False
+            yield step.b, False
+            yield step.out, True
+        case Copy():
+            yield step.source, False
+            yield step.target, True
+        case Host():
+            yield from ((ref, False) for ref, _ in step.inputs)
+            yield from ((ref, True) for ref, _ in step.outputs)
+        case While():
+            yield step.predicate, False
+        case Branch():
+            yield step.index, False
+
+
+def blocks(step: Step) -> tuple[tuple[Step, ...], ...]:
+    """The step lists nested in a step."""
+    match step:
+        case Loop():
+            return (step.body,)
+        case While():
+            return step.test, step.body
+        case Branch():
+            return step.branches
+    return ()
+
+
+# ---- the whole ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Schedule:
+    """The steps of a program, its buffers, and what its results are.
+
+    `results[k]` is the output buffer of result k, or the number of the input that it equals.
+    """
+
+    inputs: list[Buffer] = field(default_factory=list)
+    outputs: list[Buffer] = field(default_factory=list)
+    consts: list[tuple[Buffer, Any]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    results: list[Buffer | int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self.steps, 0))
+
+
+def _text(steps: Sequence[Step], depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    for step in steps:
+        reads = " ".join(str(r) for r, writes in accesses(step) if not writes)
+        writes = " ".join(str(r) for r, written in accesses(step) if written)
+        yield f"{pad}{writes}{' = ' if writes else ''}{_name(step)} {reads}".rstrip()
+        for block in blocks(step):
+            yield f"{pad}  -"
+            yield from _text(block, depth + 1)
+
+
+def _name(step: Step) -> str:
+    match step:
+        case Launch() | Host():
+            return f"{type(step).__name__.lower()} {step.name}"
+        case Product():
+            return f"product {'x'.join(map(str, step.sizes))}"
+        case Loop():
+            return f"loop {step.trips}"
+    return type(step).__name__.lower()
