@@ -137,7 +137,7 @@ def dynamic_slice(
     that the result always has its full size.
 
     >>> dynamic_slice(np.arange(5), (3,), (3,))
-    array([2, 3, 4], dtype=int32)
+    Array([2, 3, 4], dtype=int32)
     """
     starts = start_scalars("dynamic_slice", operand, start_indices, allow_negative_indices)
     sizes = tuple(s.__index__() for s in slice_sizes)

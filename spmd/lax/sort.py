@@ -165,7 +165,8 @@ sort_p = Primitive(
 def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
     """The `k` largest values along `axis`, largest first, and their int32 positions.
 
-    Of equal values the one with the smaller position comes first; NaN counts as the largest.
+    Of equal values the one with the smaller position comes first; NaN counts as the largest, and
+    0.0 as larger than -0.0.
     """
     aval = typeof(operand)
     if aval.ndim == 0:
@@ -191,7 +192,11 @@ def _top_k_impl(xp: Any, x: Any, *, k: int, axis: int) -> list[Any]:
     # The last k of an ascending stable order, read backwards, has ties the wrong way around; so
     # reverse before sorting too, and count positions from the other end.
     size = x.shape[axis]
-    order = _order(xp, (xp.flip(x, axis),), axis)
+    backwards = xp.flip(x, axis)
+    keys = [backwards]
+    if dtypes.is_float(x.dtype):
+        keys.append(~xp.signbit(backwards))  # 0.0 is larger than -0.0 here
+    order = _order(xp, keys, axis)
     places = size - 1 - xp.flip(order, axis)
     places = xp.take(places, xp.arange(k), axis=axis)
     return [xp.take_along_axis(x, places, axis), places.astype(np.int32)]
