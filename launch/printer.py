@@ -26,6 +26,7 @@ class Stream:
     kind: bytes
     text: bytes = b""
     is_bar: bool = False  # it has returned to the start of this line
+    drawn: bytes = b""  # the state of the bar that was drawn last
     since: float = 0.0
 
 
@@ -111,9 +112,11 @@ class Printer:
             del tail[:-TAIL_LINES]
         if self.open_line is stream:
             self.open_line = None
-            # A bar is drawn again as it ends; the answer to a prompt goes on behind it.
-            again = self._line_start(stream.kind) + self.mark(stream.rank) if was_bar else b""
-            self._write(stream.kind, again + line + b"\n")
+            if was_bar and line != stream.drawn:
+                line = self._line_start(stream.kind) + self.mark(stream.rank) + line
+            elif was_bar:
+                line = b""  # it stands there; otherwise this is the answer to a prompt
+            self._write(stream.kind, line + b"\n")
             return
         self._end_open_line()
         self._write(stream.kind, self.mark(stream.rank) + line + b"\n")
@@ -121,7 +124,7 @@ class Printer:
     def _return(self, stream: Stream, text: bytes) -> None:
         """The cursor goes back to the start of the line: what comes next replaces `text`."""
         stream.is_bar, stream.text = True, text
-        if text and stream.rank == 0:
+        if text and text != stream.drawn and stream.rank == 0:
             self._draw(stream)
         stream.text = b""
 
@@ -129,7 +132,7 @@ class Printer:
         if self.open_line is not bar:
             self._end_open_line()
         self._write(bar.kind, self._line_start(bar.kind) + self.mark(bar.rank) + bar.text)
-        self.open_line = bar
+        self.open_line, bar.drawn = bar, bar.text
 
     def _line_start(self, kind: bytes) -> bytes:
         return b"\r\x1b[K" if self.sinks[kind].isatty() else b"\r"

@@ -20,7 +20,7 @@ import sys
 import time
 
 HEADER = struct.Struct("!cI")
-HELLO, STDOUT, STDERR, EXIT = b"h", b"o", b"e", b"x"
+HELLO, STDIN, STDOUT, STDERR, EXIT = b"h", b"i", b"o", b"e", b"x"
 
 CHANNEL, TOKEN, SETTINGS = "SPMDRUN_CHANNEL", "SPMDRUN_TOKEN", "SPMDRUN_SETTINGS"
 REPORT_FILE = "SPMD_FAILURE_REPORT"
@@ -124,6 +124,7 @@ class Guard:
         pipe = None if self.channel is None else subprocess.PIPE
         return subprocess.Popen(
             self.command,
+            stdin=self.standard_input(),
             stdout=pipe,
             stderr=pipe,
             env=self.environment(mine),
@@ -132,6 +133,16 @@ class Guard:
             close_fds=False,  # MPICH's ranks reach their manager through an inherited descriptor
             preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
         )
+
+    def standard_input(self) -> int | None:
+        """What rank 0 reads from: spmdrun's own input, be it a terminal, handed over as it is."""
+        if self.channel is None or self.channel.family != socket.AF_UNIX:
+            return None  # mpirun forwards what it can
+        if self.rank:
+            return subprocess.DEVNULL
+        self.channel.sendall(frame(STDIN, b""))
+        _, handed, _, _ = socket.recv_fds(self.channel, 1, 1)
+        return handed[0] if handed else subprocess.DEVNULL
 
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n for signal n."""

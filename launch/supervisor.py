@@ -26,7 +26,7 @@ from . import report
 from .find_mpi import Mpi
 from .options import Options
 from .printer import Printer
-from .rank import EXIT, HEADER, HELLO, STDERR, STDOUT
+from .rank import EXIT, HEADER, HELLO, STDERR, STDIN, STDOUT
 
 TIMED_OUT = 124
 # For ranks that saw the first failure to say so, and to clean up.
@@ -114,6 +114,8 @@ class Supervisor:
         mpirun = subprocess.Popen(
             line,
             env=environ,
+            # On one host rank 0 gets our input itself; mpirun must not read from it too.
+            stdin=None if self.options.hostfile else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches us alone; we end the ranks in order
@@ -196,6 +198,8 @@ class Supervisor:
             self.hellos += 1
             if self.force_at is not None:
                 self.tell_to_end(link)  # it came when the end had been called
+        elif kind == STDIN:
+            socket.send_fds(link.channel, [STDIN], [sys.stdin.fileno()])
         elif kind in (STDOUT, STDERR) and link.rank is not None:
             self.printer.feed(link.rank, kind, payload)
         elif kind == EXIT:

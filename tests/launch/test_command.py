@@ -1,0 +1,189 @@
+"""The command line of spmdrun, and the commands it makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from launch import command as commands
+from launch.find_mpi import Mpi, vendor_of
+from launch.options import UsageError, parse
+from launch.rank import SETTINGS, by_core, place, share
+
+OPEN_MPI = Mpi("Open MPI", "Open MPI v5.0.11", "4.1.2", "/lib/libmpi.so.40", "/bin/mpirun")
+MPICH = Mpi("MPICH", "MPICH Version: 5.0.2", "4.1.2", "/lib/libmpi.so.12", "/bin/mpirun")
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    return "train.py"
+
+
+# ---- options -----------------------------------------------------------------------------------
+
+
+def test_options_end_where_the_program_begins(script: str):
+    options = parse(
+        ["-n", "4", "--devices-per-rank", "2", "-v", script, "-n", "9", "--timeout", "1"]
+    )
+    assert options.ranks == 4 and options.devices_per_rank == 2 and options.verbose
+    assert options.timeout is None
+    assert options.command == (sys.executable, "train.py", "-n", "9", "--timeout", "1")
+
+
+def test_a_module(script: str):
+    options = parse(["--ranks=2", "-m", "pkg.train", "--epochs", "3"])
+    assert options.ranks == 2
+    assert options.command == (sys.executable, "-m", "pkg.train", "--epochs", "3")
+
+
+def test_an_executable():
+    options = parse(["-n", "2", "--", "echo", "hello"])
+    assert os.path.isabs(options.command[0]) and options.command[1:] == ("hello",)
+
+
+def test_the_number_of_ranks_defaults_to_the_cores(script: str):
+    assert parse([script]).ranks == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["-n", "2", "nothing.py"], "there is no file nothing.py"),
+        (["-n", "2", "no-such-program"], "neither a Python script"),
+        (["-n", "2", "--"], "which program"),
+    ],
+    ids=["script", "executable", "nothing"],
+)
+def test_what_cannot_run_is_an_error_before_ranks_start(argv: list[str], text: str):
+    with pytest.raises(UsageError, match=text):
+        parse(argv)
+
+
+@pytest.mark.parametrize("argv", [["-n", "0", "x.py"], ["-n", "2"], ["--nonsense", "x.py"]])
+def test_usage(argv: list[str], capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(argv)
+    assert caught.value.code == 2
+    assert "spmdrun" in capsys.readouterr().err
+
+
+# ---- hosts -------------------------------------------------------------------------------------
+
+
+def test_hostfiles_of_both_kinds(tmp_path):
+    file = tmp_path / "hosts"
+    file.write_text("# two racks\na slots=4\nb:2   # slow\n\nc\n")
+    hosts = commands.read_hostfile(str(file))
+    assert [(host.name, host.slots) for host in hosts] == [("a", 4), ("b", 2), ("c", 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"), [("a b c\n", r"hosts:1: 'a b c' is not a host"), ("#\n", "names no host")]
+)
+def test_bad_hostfiles(tmp_path, content: str, text: str):
+    file = tmp_path / "hosts"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=text):
+        commands.read_hostfile(str(file))
+
+
+def test_each_mpi_gets_the_hostfile_it_reads(script: str, tmp_path):
+    (tmp_path / "hosts").write_text("a:4\n")
+    options = parse(["-n", "4", "--hostfile", str(tmp_path / "hosts"), script])
+    folder = tmp_path / "job"
+    folder.mkdir()
+    line = commands.command(options, OPEN_MPI, {"SPMD_CHECK": "1", "HOME": "/"}, str(folder))
+    assert (folder / "hosts").read_text() == "a slots=4\n"
+    assert line[line.index("-x") + 1] == "SPMD_CHECK" and "HOME" not in line
+    line = commands.command(options, MPICH, {}, str(folder))
+    assert (folder / "hosts").read_text() == "a:4\n"
+    assert line[:5] == ["/bin/mpirun", "-n", "4", "-f", str(folder / "hosts")]
+
+
+# ---- the job's environment -----------------------------------------------------------------------
+
+
+def test_a_former_job_does_not_leak_into_a_new_one(script: str):
+    base = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "PMIX_RANK": "1",
+        "PMI_FD": "7",
+        "SPMD_RANK_PROCESS": "12",
+        "OMPI_MCA_btl": "self,sm",
+        "HOME": "/root",
+    }
+    options = parse(["-n", "2", "--devices-per-rank", "3", script])
+    environ = commands.environment(options, "unix:/x", "secret", "/tmp/job", base)
+    assert not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "SPMD_RANK_PROCESS"} & set(environ)
+    assert environ["OMPI_MCA_btl"] == "self,sm"  # the user's choice stays
+    assert environ["SPMD_NUM_CPU_DEVICES"] == "3"
+    assert json.loads(environ[SETTINGS]) == {"bind": True, "folder": "/tmp/job", "ranks": 2}
+
+
+def test_one_rank_needs_no_mpirun(script: str):
+    line = commands.command(parse(["-n", "1", script]), None, {}, "/tmp")
+    assert line[0] == sys.executable and line[-2:] == [sys.executable, "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "vendor"),
+    [
+        ("Open MPI v5.0.11, package: x", "Open MPI"),
+        ("mpirun (Open MPI) 4.1.2", "Open MPI"),
+        ("HYDRA build details", "MPICH"),
+        ("MPICH Version:      5.0.2", "MPICH"),
+        ("Intel(R) MPI Library 2021.12 for Linux* OS", "Intel MPI"),
+        ("SomethingElse 1.0", "unknown"),
+    ],
+)
+def test_vendors(text: str, vendor: str):
+    assert vendor_of(text) == vendor
+
+
+# ---- guards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cpus", "size", "shares"),
+    [
+        ([0, 1, 2, 3], 2, [[0, 1], [2, 3]]),
+        ([0, 1, 2, 3, 4], 2, [[0, 1], [2, 3]]),
+        ([4, 5], 4, [[4], [5], [4], [5]]),
+        ([7], 1, [[7]]),
+    ],
+)
+def test_cores_are_shared_out(cpus: list[int], size: int, shares: list[list[int]]):
+    assert [share(cpus, r, size) for r in range(size)] == shares
+
+
+def test_cores_keep_their_number():
+    cpus = sorted(os.sched_getaffinity(0))
+    assert sorted(by_core(cpus)) == cpus
+
+
+@pytest.mark.parametrize(
+    ("environ", "where"),
+    [
+        ({}, (0, 0, 0)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 3, 0)),
+        ({"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (3, 1, 2)),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+                "PMIX_RANK": "5",
+            },
+            (5, 1, 4),
+        ),
+    ],
+    ids=["alone", "pmi", "hydra", "open mpi"],
+)
+def test_a_guard_knows_its_place(environ: dict[str, str], where: tuple[int, int, int]):
+    assert place(environ) == where
