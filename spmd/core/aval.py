@@ -6,7 +6,6 @@ compare them by identity.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -112,9 +111,8 @@ def register_array_type(kind: type, aval_of: Callable[[Any], ShapedArray]) -> No
 
 def is_arraylike(x: Any) -> bool:
     """Whether `x` can be an operand: a number, a NumPy array, an `Array` or a tracer."""
-    if type(x) in _aval_of_type:
-        return True
-    return isinstance(x, (np.ndarray, np.generic, numbers.Number)) or hasattr(x, "__spmd_array__")
+    kinds = type(x).__mro__
+    return any(kind in _aval_of_type for kind in kinds) or hasattr(x, "__spmd_array__")
 
 
 def typeof(x: Any) -> ShapedArray:

@@ -1,12 +1,13 @@
 """Axis names in scope: those of `vmap(axis_name=...)`, `pmap` and `shard_map`.
 
-A frame is either a *vmap* axis (collectives over it become reductions over a batched dim) or a
-*manual* mesh axis (collectives over it become communication).
+A frame is a *vmap* axis (collectives over it become reductions over a batched dim), a *manual* mesh
+axis of `shard_map` (collectives over it become communication, and types say which values vary over
+it), or a *pmap* axis (communication, without such types, as in JAX).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from spmd.core.util import product
 
 @dataclass(frozen=True, slots=True)
 class AxisFrame:
-    """One axis name in scope. `kind` is "vmap" or "manual"."""
+    """One axis name in scope. `kind` is "vmap", "manual" or "pmap"."""
 
     name: Any
     size: int
@@ -76,3 +77,23 @@ def size_of(name: Any) -> int:
 def manual_axes() -> tuple[Any, ...]:
     """The manual mesh axes in scope, outermost first."""
     return tuple(f.name for f in state.axes if f.kind == "manual")
+
+
+class VmaHooks:
+    """How a value's set of varying axes is changed; `collectives` sets both functions.
+
+    `cast(x, axes)` lets an unvarying value vary (`pvary`); `total(x, axes)` is its transpose, the
+    sum over the axes (`psum`).
+    """
+
+    cast: Callable[[Any, tuple[Any, ...]], Any]
+    total: Callable[[Any, tuple[Any, ...]], Any]
+
+
+vma_hooks = VmaHooks()
+
+
+def cast_to_vma(x: Any, vma: frozenset[Any], have: frozenset[Any]) -> Any:
+    """`x`, which varies over `have`, cast to vary over `vma` as well."""
+    missing = tuple(sorted(vma - have))
+    return vma_hooks.cast(x, missing) if missing else x

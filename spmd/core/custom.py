@@ -13,6 +13,7 @@ from typing import Any
 
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import cast_to_vma, vma_hooks
 from spmd.core.call import impl_jaxpr, jaxpr_axes, nonzero, spread
 from spmd.core.context import state
 from spmd.core.errors import ArgumentError, GradError
@@ -462,8 +463,14 @@ def _custom_lin_transpose(
     avals: list[ShapedArray] = [x.aval for x in operands[num_res:] if isinstance(x, Linear)]
     kept = [ct for ct, nz in zip(found, in_nonzero, strict=True) if nz]
     return [None] * num_res + [
-        Zero(a) if ct is None else ct for ct, a in zip(kept, avals, strict=True)
+        Zero(a) if ct is None else _match_vma(ct, a) for ct, a in zip(kept, avals, strict=True)
     ]
+
+
+def _match_vma(ct: Any, aval: ShapedArray) -> Any:
+    """A cotangent that varies where its argument does not is summed over those axes."""
+    extra = tuple(sorted(typeof(ct).vma - aval.vma))
+    return vma_hooks.total(ct, extra) if extra else cast_to_vma(ct, aval.vma, typeof(ct).vma)
 
 
 custom_lin_p = Primitive(

@@ -20,7 +20,9 @@ slot             meaning
 Optional slots, for structural primitives (calls, control flow, collectives): ``linearize``
 (``(trace, primals, tangents, **params) -> (outs, tangents)``, instead of jvp when linearizing),
 ``axes`` (the axis names a collective uses), ``vma`` (how it changes the varying axes; "given" when
-``abstract`` already says so), ``effects``, ``inline`` (the closed jaxpr that a call stands for).
+``abstract`` already says so), ``effects``, ``inline`` (the closed jaxpr that a call stands for),
+``members`` (a collective's meaning: ``(operands, **params) -> results``, one NumPy array for each
+member of a group, in order).
 """
 
 from __future__ import annotations
@@ -132,6 +134,7 @@ class Primitive:
         multiple: bool = False,
         linearize: Callable[..., Any] | None = None,
         inline: Callable[[dict[str, Any]], Any] | None = None,
+        members: Callable[..., list[Any]] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
         vma: Callable[..., Any] | str = "union",
         effects: Callable[[dict[str, Any]], frozenset[str]] = _no_effects,
@@ -148,6 +151,7 @@ class Primitive:
         self.multiple = multiple
         self.linearize = linearize
         self.inline = inline
+        self.members = members
         self.axes = axes
         self.vma = vma
         self.effects = effects

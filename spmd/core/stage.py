@@ -15,6 +15,7 @@ import numpy as np
 
 import spmd.core.context as context
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.config import config
 from spmd.core.context import current_trace
 from spmd.core.errors import ArgumentError, UnexpectedTracerError
@@ -53,9 +54,6 @@ class JaxprTracer(Tracer):
 
 class JaxprTrace(Trace):
     """Writes equations instead of computing."""
-
-    # Set by core/structural.py: casts operands of one equation to the same varying axes.
-    align_vma: Callable[[JaxprTrace, Primitive, list[Any], list[ShapedArray]], Any] | None = None
 
     def __init__(self, debug: Debug = Debug(), parent: Trace | None = None):
         self.parent = context.state.trace if parent is None else parent
@@ -100,8 +98,7 @@ class JaxprTrace(Trace):
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         avals = [typeof(x) for x in operands]
         if prim.vma == "union" and any(a.vma for a in avals):
-            if JaxprTrace.align_vma is not None:
-                operands, avals = JaxprTrace.align_vma(self, prim, list(operands), avals)
+            operands = self._align_vma(operands, avals)
         source = current_source()
         out = prim.abstract(*avals, **params)
         out_avals = list(out) if prim.multiple else [out]
@@ -109,6 +106,14 @@ class JaxprTrace(Trace):
             out_avals = self._with_vma(prim, avals, out_avals, params)
         tracers = self.emit(prim, operands, params, out_avals, source)
         return tracers if prim.multiple else tracers[0]
+
+    def _align_vma(self, operands: Sequence[Any], avals: list[ShapedArray]) -> list[Any]:
+        """Cast traced operands to vary over the same axes, so that transposing sums them back."""
+        union = NO_AXES.union(*(a.vma for a in avals))
+        return [
+            cast_to_vma(x, union, a.vma) if isinstance(x, Tracer) else x
+            for x, a in zip(operands, avals, strict=True)
+        ]
 
     def _with_vma(
         self, prim: Primitive, avals: list[ShapedArray], outs: list[ShapedArray], params: Any

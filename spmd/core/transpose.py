@@ -15,7 +15,7 @@ from spmd.core.aval import typeof
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Zero
 from spmd.core.rewrite import close
-from spmd.core.structural import add_any
+from spmd.core.structural import add_any, zeros_like_aval
 
 
 def add_cotangents(x: Any, y: Any) -> Any:
@@ -98,11 +98,15 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
 
 
 def transpose_jaxpr(
-    closed: ClosedJaxpr, linear: Sequence[bool], ct_nonzero: Sequence[bool]
+    closed: ClosedJaxpr,
+    linear: Sequence[bool],
+    ct_nonzero: Sequence[bool],
+    force: bool = False,
 ) -> tuple[ClosedJaxpr, list[bool]]:
     """The jaxpr of (non-linear inputs, nonzero output cotangents) -> nonzero input cotangents.
 
-    Returns it with the list that says which of the linear inputs have a nonzero cotangent.
+    Returns it with the list that says which of the linear inputs have a nonzero cotangent; with
+    `force` all have, as arrays of zeros where need be.
     """
     residual_avals = [a for a, lin in zip(closed.in_avals, linear, strict=True) if not lin]
     ct_avals = [a for a, nz in zip(closed.out_avals, ct_nonzero, strict=True) if nz]
@@ -121,6 +125,8 @@ def transpose_jaxpr(
         ]
         outs = backward_pass(closed.jaxpr, closed.consts, operands, cts)
         found = [ct for ct in outs if ct is not None]
+        if force:
+            found = [zeros_like_aval(ct.aval) if isinstance(ct, Zero) else ct for ct in found]
         nonzero.extend(not isinstance(ct, Zero) for ct in found)
         return [ct for ct in found if not isinstance(ct, Zero)]
 

@@ -95,6 +95,10 @@ from spmd.lax.concatenate import (
     split,
     split_p,
 )
+from spmd.lax.control_cond import cond, cond_p, switch
+from spmd.lax.control_maps import associative_scan, map
+from spmd.lax.control_scan import scan, scan_p
+from spmd.lax.control_while import fori_loop, while_loop, while_p
 from spmd.lax.convert import (
     bitcast_convert_type,
     bitcast_convert_type_p,

@@ -1,0 +1,117 @@
+"""all_gather: every device gets the values of all devices along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.groups import (
+    NO_IMPL,
+    NOT_PARTITIONED,
+    Groups,
+    group_size,
+    in_groups,
+    make_varying,
+    names_of,
+    normal_groups,
+    only_axis,
+    out_of_groups,
+    rows_of,
+    stack_rows,
+)
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.primitive import Primitive, linear
+from spmd.core.structural import broadcast_leading, move_dim, reshape
+from spmd.core.tree import tree_map
+from spmd.core.util import canonical_dim
+from spmd.lax.concatenate import concatenate
+
+
+def all_gather(
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: Any = None,
+    axis: int = 0,
+    tiled: bool = False,
+) -> Any:
+    """Gather the values of every device along a named axis.
+
+    Per device: `x` (an array or a pytree) of shape `S` becomes `S` with a new dim of the axis' size
+    at position `axis`; with `tiled`, dim `axis` of `x` grows by that factor instead.
+    """
+    axes = names_of(axis_name)
+    groups = normal_groups("all_gather", axes, axis_index_groups)
+    size = group_size(axes, groups)
+
+    def one(leaf: Any) -> Any:
+        ndim = typeof(leaf).ndim
+        dim = canonical_dim(axis, ndim if tiled else ndim + 1, "all_gather: axis")
+        leaf = make_varying(leaf, axes)
+        return all_gather_p.bind(leaf, axes=axes, groups=groups, dim=dim, size=size, tiled=tiled)
+
+    return tree_map(one, x)
+
+
+def _abstract(x: ShapedArray, *, dim: int, size: int, tiled: bool, **_: Any) -> ShapedArray:
+    shape = list(x.shape)
+    if tiled:
+        shape[dim] *= size
+    else:
+        shape.insert(dim, size)
+    return x.update(shape=tuple(shape))
+
+
+def _members(operands: list[Any], *, dim: int, tiled: bool, **_: Any) -> list[Any]:
+    joined = np.concatenate(operands, dim) if tiled else np.stack(operands, dim)
+    return [joined] * len(operands)
+
+
+def _join(rows: list[Any], dim: int, tiled: bool) -> Any:
+    if tiled:
+        return concatenate(rows, dim)
+    return concatenate([broadcast_leading(r, 1, dim) for r in rows], dim)
+
+
+def _batch(
+    axis: Any, operands: Any, at: Any, *, axes: Any, groups: Groups | None, dim: int, **rest: Any
+) -> Any:
+    (x,), (here,) = operands, at
+    if axis.name not in axes:
+        if here is None:
+            return all_gather_p.bind(x, axes=axes, groups=groups, dim=dim, **rest), None
+        x = move_dim(x, here, 0)
+        return all_gather_p.bind(x, axes=axes, groups=groups, dim=dim + 1, **rest), 0
+    only_axis("all_gather", axis, axes)
+    if groups is not None:
+        parts = in_groups(rows_of(x, here, axis.size), groups)
+        joined = [[_join(part, dim, rest["tiled"])] * len(part) for part in parts]
+        return stack_rows(out_of_groups(joined, groups)), 0
+    x = broadcast_leading(x, axis.size) if here is None else move_dim(x, here, 0)
+    x = move_dim(x, 0, dim)
+    if rest["tiled"]:
+        shape = typeof(x).shape
+        x = reshape(x, (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))
+    return x, None
+
+
+def _transpose(ct: Any, x: Any, *, axes: Any, groups: Any, dim: int, size: int, tiled: bool) -> Any:
+    params = {"axes": axes, "groups": groups, "dim": dim, "size": size, "tiled": tiled}
+    return [transposes["all_gather"].bind(make_varying(ct, axes), **params)]
+
+
+# all_gather and reduce_scatter are each other's transpose; the second file puts itself here.
+transposes: dict[str, Primitive] = {}
+
+all_gather_p = Primitive(
+    "all_gather",
+    abstract=_abstract,
+    impl=NO_IMPL,
+    jvp=linear,
+    transpose=_transpose,
+    batch=_batch,
+    dims=NOT_PARTITIONED,
+    axes=lambda params: params["axes"],
+    members=_members,
+)

@@ -1,0 +1,101 @@
+"""axis_index, axis_size and pvary: where a device is along an axis, and what varies over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.groups import NO_IMPL, NOT_PARTITIONED, names_of
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import axis_frame, size_of, vma_hooks
+from spmd.core.primitive import Primitive, Refused, linear
+from spmd.core.tree import tree_map
+from spmd.lax.arithmetic import add, mul
+from spmd.lax.array import iota
+
+# ---- axis_size, axis_index ---------------------------------------------------------------------
+
+
+def axis_size(axis_name: Any) -> int:
+    """The number of devices along a named axis (the product, for several): a Python integer."""
+    return size_of(axis_name)
+
+
+def axis_index(axis_name: Any) -> Any:
+    """The position of this device along a named axis, an int32 scalar.
+
+    For several axes, the row-major position over all of them.
+    """
+    out: Any = None
+    for name in names_of(axis_name):
+        here = axis_index_p.bind(axis_name=name)
+        if out is None:
+            out = here
+        else:
+            out = add(mul(out, np.int32(size_of(name))), here)
+    return np.int32(0) if out is None else out
+
+
+def _index_batch(axis: Any, operands: Any, at: Any, *, axis_name: Any) -> Any:
+    return iota(np.int32, axis.size), 0
+
+
+def _index_vma(avals: Any, params: dict[str, Any]) -> frozenset[Any]:
+    name = params["axis_name"]
+    return frozenset((name,)) if axis_frame(name).kind == "manual" else frozenset()
+
+
+axis_index_p = Primitive(
+    "axis_index",
+    abstract=lambda *, axis_name: ShapedArray((), np.int32),
+    impl=NO_IMPL,
+    jvp=Refused("axis_index has no operand to differentiate"),
+    transpose=Refused("axis_index has no operand to differentiate"),
+    batch=_index_batch,
+    dims=NOT_PARTITIONED,
+    axes=lambda params: (params["axis_name"],),
+    vma=_index_vma,
+)
+
+# ---- pvary -------------------------------------------------------------------------------------
+
+
+def pvary(x: Any, axis_name: Any) -> Any:
+    """Let a value that is equal on all devices of an axis count as one that varies over it.
+
+    No data moves. Inside `shard_map` casts are inserted where they are needed, so calling this is
+    never required; its transpose is `psum`. Outside typed axes it does nothing.
+    """
+    axes = names_of(axis_name)
+
+    def one(leaf: Any) -> Any:
+        have = typeof(leaf).vma
+        typed = [a for a in axes if axis_frame(a).kind == "manual" and a not in have]
+        return pvary_p.bind(leaf, axes=tuple(typed)) if typed else leaf
+
+    return tree_map(one, x)
+
+
+def _pvary_transpose(ct: Any, x: Any, *, axes: Any) -> Any:
+    return [vma_hooks.total(ct, axes)]
+
+
+pvary_p = Primitive(
+    "pvary",
+    abstract=lambda x, *, axes: x,
+    impl=lambda xp, x, *, axes: x,
+    jvp=linear,
+    transpose=_pvary_transpose,
+    batch=lambda axis, operands, at, *, axes: (pvary_p.bind(operands[0], axes=axes), at[0]),
+    dims=NOT_PARTITIONED,
+    vma=lambda avals, params: avals[0].vma | frozenset(params["axes"]),
+    members=lambda operands, **_: operands,
+)
+
+
+def _cast(x: Any, axes: tuple[Any, ...]) -> Any:
+    return pvary_p.bind(x, axes=axes)
+
+
+vma_hooks.cast = _cast

@@ -1,0 +1,217 @@
+"""psum, pmax, pmin and pmean: combine a value over every device along an axis."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.groups import (
+    NO_IMPL,
+    NOT_PARTITIONED,
+    Groups,
+    group_size,
+    in_groups,
+    make_varying,
+    names_of,
+    normal_groups,
+    out_of_groups,
+    rows_of,
+    stack_rows,
+)
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import vma_hooks
+from spmd.core.errors import DtypeError
+from spmd.core.jvp import instantiate
+from spmd.core.primitive import Primitive, Refused, linear
+from spmd.core.source import current_source
+from spmd.core.trace import Tracer
+from spmd.core.tree import tree_map
+from spmd.lax.arithmetic import add, div, max, min, mul
+from spmd.lax.array import full_like
+from spmd.lax.convert import convert_element_type
+from spmd.lax.logic import eq, select
+from spmd.lax.reduce import reduce_max, reduce_min, reduce_sum
+
+# ---- public functions --------------------------------------------------------------------------
+
+
+def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
+    """Sum `x` over every device along a named axis.
+
+    Per device: `x` (an array or a pytree) of shape `S` becomes `S`, equal on all devices of the
+    axis (of the group, with `axis_index_groups`). Booleans are counted as int32. **Every device
+    must reach the call**, or the others wait. Raises an `AxisError` if the axis is not in scope.
+    """
+    axes = names_of(axis_name)
+    groups = normal_groups("psum", axes, axis_index_groups)
+
+    def one(leaf: Any) -> Any:
+        aval = typeof(leaf)
+        if dtypes.is_bool(aval.dtype):
+            leaf = convert_element_type(leaf, np.int32)
+        if not isinstance(leaf, Tracer):
+            return _constant_sum(leaf, group_size(axes, groups))
+        return psum_p.bind(make_varying(leaf, axes), axes=axes, groups=groups)
+
+    return tree_map(one, x)
+
+
+def _constant_sum(x: Any, size: int) -> Any:
+    """The sum of what is the same constant on all devices; of `1` a Python int, the axis size."""
+    return x * size if isinstance(x, (int, float, complex)) else mul(x, typeof(x).dtype.type(size))
+
+
+def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
+    """The mean of `x` over every device along a named axis; see `psum`."""
+    axes = names_of(axis_name)
+    n = group_size(axes, normal_groups("pmean", axes, axis_index_groups))
+
+    def one(leaf: Any) -> Any:
+        total = psum(leaf, axis_name, axis_index_groups=axis_index_groups)
+        dtype = dtypes.to_inexact(typeof(total).dtype)
+        return div(convert_element_type(total, dtype), np.asarray(n, dtype)[()])
+
+    return tree_map(one, x)
+
+
+def pmax(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
+    """The largest `x` over every device along a named axis, element by element; see `psum`."""
+    return _extreme("pmax", pmax_p, x, axis_name, axis_index_groups)
+
+
+def pmin(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
+    """The smallest `x` over every device along a named axis, element by element; see `psum`."""
+    return _extreme("pmin", pmin_p, x, axis_name, axis_index_groups)
+
+
+def _extreme(name: str, prim: Primitive, x: Any, axis_name: Any, index_groups: Any) -> Any:
+    axes = names_of(axis_name)
+    groups = normal_groups(name, axes, index_groups)
+
+    def one(leaf: Any) -> Any:
+        if dtypes.is_complex(typeof(leaf).dtype):
+            raise DtypeError(f"{current_source()}: {name}: complex numbers have no order")
+        if not isinstance(leaf, Tracer):
+            return leaf
+        return prim.bind(make_varying(leaf, axes), axes=axes, groups=groups)
+
+    return tree_map(one, x)
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def reduced_vma(avals: Sequence[ShapedArray], params: dict[str, Any]) -> frozenset[Any]:
+    """A full reduction is equal on all devices; one in groups is not."""
+    vma = avals[0].vma
+    return vma if params["groups"] is not None else vma - frozenset(params["axes"])
+
+
+def _batch(reduce: Callable[[Any, Any], Any], combine: Any, repeat: Any) -> Callable[..., Any]:
+    def rule(axis: Any, operands: Any, at: Any, *, axes: Any, groups: Groups | None) -> Any:
+        (x,), (dim,) = operands, at
+        prim = rule.prim  # type: ignore[attr-defined]
+        if axis.name not in axes:
+            return prim.bind(x, axes=axes, groups=groups), dim
+        if groups is not None:
+            rows = rows_of(x, dim, axis.size)
+            parts = [
+                [functools.reduce(combine, part)] * len(part) for part in in_groups(rows, groups)
+            ]
+            return stack_rows(out_of_groups(parts, groups)), 0
+        out = repeat(x, axis.size) if dim is None else reduce(x, (dim,))
+        rest = tuple(a for a in axes if a != axis.name)
+        return (prim.bind(out, axes=rest, groups=None) if rest else out), None
+
+    return rule
+
+
+def _members(ufunc: Any, wide: bool) -> Callable[..., list[Any]]:
+    """Combine in member order; 16-bit floats are summed in float32 and rounded once."""
+
+    def rule(operands: list[Any], **_: Any) -> list[Any]:
+        dtype = operands[0].dtype
+        narrow = wide and dtype in (dtypes.bfloat16, np.float16)
+        total = functools.reduce(ufunc, [x.astype(np.float32) if narrow else x for x in operands])
+        return [np.asarray(total, dtype)] * len(operands)
+
+    return rule
+
+
+def _psum_transpose(ct: Any, x: Any, *, axes: Any, groups: Groups | None) -> Any:
+    typed = tuple(a for a in axes if a in x.aval.vma)
+    if groups is None and typed:
+        # In shard_map types tell that ct is equal on all devices: its share of each is ct itself.
+        back = vma_hooks.cast(ct, typed)
+        rest = tuple(a for a in axes if a not in typed)
+        return [psum_p.bind(back, axes=rest, groups=None) if rest else back]
+    return [psum_p.bind(ct, axes=axes, groups=groups)]
+
+
+def _extreme_jvp(prim_of: Callable[[], Primitive]) -> Callable[..., Any]:
+    """The tangent of the largest element; shared equally where several devices hold it."""
+
+    def rule(primals: Any, tangents: Any, *, axes: Any, groups: Groups | None) -> Any:
+        (x,), (t,) = primals, tangents
+        out = prim_of().bind(x, axes=axes, groups=groups)
+        here = eq(x, out)
+        one, zero = full_like(x, 1), full_like(x, 0)
+        count = psum_p.bind(make_varying(select(here, one, zero), axes), axes=axes, groups=groups)
+        mine = select(here, instantiate(t), zero)
+        total = psum_p.bind(make_varying(mine, axes), axes=axes, groups=groups)
+        return out, div(total, count)
+
+    return rule
+
+
+def _reduction(name: str, batch: Any, members: Any, jvp: Any, transpose: Any) -> Primitive:
+    prim = Primitive(
+        name,
+        abstract=lambda x, *, axes, groups: x,
+        impl=NO_IMPL,
+        jvp=jvp,
+        transpose=transpose,
+        batch=batch,
+        dims=NOT_PARTITIONED,
+        axes=lambda params: params["axes"],
+        vma=reduced_vma,
+        members=members,
+    )
+    batch.prim = prim
+    return prim
+
+
+_NOT_LINEAR = Refused("is not linear; differentiate it with grad, which uses its jvp")
+
+psum_p = _reduction(
+    "psum",
+    _batch(reduce_sum, add, lambda x, n: mul(x, np.asarray(n, typeof(x).dtype)[()])),
+    _members(np.add, wide=True),
+    linear,
+    _psum_transpose,
+)
+pmax_p = _reduction(
+    "pmax",
+    _batch(reduce_max, max, lambda x, n: x),
+    _members(np.maximum, wide=False),
+    _extreme_jvp(lambda: pmax_p),
+    _NOT_LINEAR,
+)
+pmin_p = _reduction(
+    "pmin",
+    _batch(reduce_min, min, lambda x, n: x),
+    _members(np.minimum, wide=False),
+    _extreme_jvp(lambda: pmin_p),
+    _NOT_LINEAR,
+)
+
+
+def _total(x: Any, axes: tuple[Any, ...]) -> Any:
+    return psum_p.bind(x, axes=axes, groups=None)
+
+
+vma_hooks.total = _total

@@ -1,0 +1,299 @@
+"""`cond` and `switch`: one of several branches runs, chosen by a traced index.
+
+All branches are jaxprs over the same operands. Under vmap with a batched index every branch runs
+and the results are selected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.config import config
+from spmd.core.errors import ArgumentError, DtypeError, PytreeError, ShapeError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import jvp_jaxpr
+from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
+from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.rewrite import close, eval_closed
+from spmd.core.source import current_source
+from spmd.core.structural import broadcast_in_dim, to_front, zeros_like_aval
+from spmd.core.transpose import transpose_jaxpr
+from spmd.core.tree import tree_flatten, tree_unflatten
+from spmd.core.util import split_list
+from spmd.core.vmap import batch_jaxpr, fronts
+from spmd.lax.control import (
+    Staged,
+    inner_axes,
+    inner_effects,
+    is_concrete,
+    join_avals,
+    retype_outputs,
+    same_type,
+)
+from spmd.lax.convert import convert_element_type
+from spmd.lax.logic import clamp, eq, select_n
+
+# ---- public functions --------------------------------------------------------------------------
+
+
+def cond(
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+    operand: Any = None,
+) -> Any:
+    """Run `true_fun(*operands)` or `false_fun(*operands)`, whichever `pred` says.
+
+    `pred` is a scalar. Both functions must return the same structure, shapes and dtypes.
+    """
+    if operand is not None:
+        operands = (operand,)
+    if not (callable(true_fun) and callable(false_fun)):
+        raise ArgumentError(
+            f"{current_source()}: lax.cond: true_fun and false_fun must be functions; "
+            "write cond(pred, true_fun, false_fun, *operands)"
+        )
+    aval = typeof(pred)
+    if aval.shape:
+        raise ShapeError(
+            f"{current_source()}: lax.cond: pred must be a scalar, got shape {aval.shape}; "
+            "use spmd.numpy.where to choose element by element"
+        )
+    if aval.dtype.kind not in "biuf":
+        raise DtypeError(f"{current_source()}: lax.cond: pred must be a bool, got {aval.dtype}")
+    if config.disable_jit and is_concrete(pred):
+        return true_fun(*operands) if pred else false_fun(*operands)
+    if not dtypes.is_bool(aval.dtype):
+        pred = convert_element_type(pred, np.bool_)
+    index = convert_element_type(pred, np.int32)
+    return _switch("lax.cond", index, (false_fun, true_fun), operands, ("false_fun", "true_fun"))
+
+
+def switch(
+    index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, operand: Any = None
+) -> Any:
+    """Run `branches[index](*operands)`; an index out of range is clamped into it."""
+    if operand is not None:
+        operands = (operand,)
+    branches = tuple(branches)
+    if not branches:
+        raise ArgumentError(f"{current_source()}: lax.switch: there must be at least one branch")
+    aval = typeof(index)
+    if aval.shape or not dtypes.is_integer(aval.dtype):
+        raise DtypeError(
+            f"{current_source()}: lax.switch: index must be an integer scalar, got {aval}"
+        )
+    if len(branches) == 1:
+        return branches[0](*operands)
+    if config.disable_jit and is_concrete(index):
+        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+    index = convert_element_type(index, np.int32)
+    index = clamp(np.int32(0), index, np.int32(len(branches) - 1))
+    names = [f"branch {k}" for k in range(len(branches))]
+    return _switch("lax.switch", index, branches, operands, names)
+
+
+def _switch(
+    what: str,
+    index: Any,
+    functions: Sequence[Callable[..., Any]],
+    operands: Sequence[Any],
+    names: Sequence[str],
+) -> Any:
+    flat, in_tree = tree_flatten(tuple(operands))
+    avals = [typeof(x) for x in flat]
+    staged = [Staged(f, in_tree, avals) for f in functions]
+    for s, name in zip(staged[1:], names[1:], strict=True):
+        _check_branch(what, staged[0], s, names[0], name)
+    consts = [c for s in staged for c in s.consts]
+    branches = _join_consts(staged, [typeof(c) for c in consts], avals)
+    outs = join_avals([b.out_avals for b in branches])
+    index_vma = typeof(index).vma
+    outs = [a.update(vma=a.vma | index_vma) for a in outs]
+    branches = tuple(retype_outputs(b, outs) for b in branches)
+    found = cond_p.bind(index, *consts, *flat, branches=branches)
+    return tree_unflatten(staged[0].out_tree, found)  # type: ignore[arg-type]
+
+
+def _check_branch(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> None:
+    if a.out_tree != b.out_tree:
+        raise PytreeError(
+            f"{current_source()}: {what}: the branches must return the same structure: "
+            f"{a_name} returns {a.out_tree}, {b_name} returns {b.out_tree}"
+        )
+    for k, (x, y) in enumerate(zip(a.out_avals, b.out_avals, strict=True)):
+        if not same_type(x, y):
+            raise ShapeError(
+                f"{current_source()}: {what}: the branches must return the same shapes and "
+                f"dtypes: output {k} of {a_name} is {x}, of {b_name} it is {y}"
+            )
+
+
+def _join_consts(
+    staged: Sequence[Staged], const_avals: list[ShapedArray], avals: list[ShapedArray]
+) -> tuple[ClosedJaxpr, ...]:
+    """Branches that all take the captured values of every branch, then the operands."""
+    out = []
+    start = 0
+    for s in staged:
+        n = len(s.consts)
+
+        def branch(*args: Any, s: Staged = s, at: int = start, n: int = n) -> list[Any]:
+            return eval_closed(s.closed, *args[at : at + n], *args[len(const_avals) :])
+
+        start += n
+        needs = bool(const_avals)
+        out.append(close(branch, [*const_avals, *avals], s.name) if needs else s.closed)
+    return tuple(out)
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def _impl(xp: Any, index: Any, *operands: Any, branches: Any) -> Any:
+    return impl_jaxpr(xp, branches[min(max(int(index), 0), len(branches) - 1)], *operands)
+
+
+def _union(rows: Sequence[Sequence[bool]]) -> list[bool]:
+    return [any(column) for column in zip(*rows, strict=True)]
+
+
+def _jvp(primals: Any, tangents: Any, *, branches: Any) -> Any:
+    flags = nonzero(tangents[1:])
+    force = _union([jvp_jaxpr(b, flags)[1] for b in branches])
+    jvps = tuple(jvp_jaxpr(b, flags, force)[0] for b in branches)
+    given = [t for t in tangents[1:] if not isinstance(t, Zero)]
+    outs = cond_p.bind(*primals, *given, branches=jvps)
+    avals = branches[0].out_avals
+    outs, out_tangents = split_list(outs, [len(avals)])
+    return outs, spread(force, out_tangents, [a.tangent() for a in avals])
+
+
+def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, *, branches: Any) -> Any:
+    flags = nonzero(tangents[1:])
+    force = _union([linearize_jaxpr(b, flags).out_nonzero for b in branches])
+    cuts = [linearize_jaxpr(b, flags, force) for b in branches]
+    slots, places = _share_slots(cuts)
+    primal = tuple(_with_slots(cut, slots, place) for cut, place in zip(cuts, places, strict=True))
+    linear = tuple(_from_slots(cut, slots, place) for cut, place in zip(cuts, places, strict=True))
+    index = primals[0]
+    outs = cond_p.bind(index, *primals[1:], branches=primal)
+    avals = branches[0].out_avals
+    outs, residuals = split_list(outs, [len(avals)])
+    given = [t for t in tangents[1:] if not isinstance(t, Zero)]
+    out_tangents = trace.bind_linear(cond_p, [index, *residuals, *given], {"branches": linear})
+    return outs, spread(force, out_tangents, [a.tangent() for a in avals])
+
+
+def _share_slots(cuts: Sequence[Linearized]) -> tuple[list[ShapedArray], list[list[int]]]:
+    """Residual slots of all branches: branches share slots of equal type."""
+    slots: list[ShapedArray] = []
+    places = []
+    for cut in cuts:
+        used: set[int] = set()
+        place = []
+        for aval in cut.residual_avals:
+            free = (k for k, a in enumerate(slots) if a is aval and k not in used)
+            k = next(free, len(slots))
+            if k == len(slots):
+                slots.append(aval)
+            used.add(k)
+            place.append(k)
+        places.append(place)
+    return slots, places
+
+
+def _with_slots(cut: Linearized, slots: list[ShapedArray], place: list[int]) -> ClosedJaxpr:
+    """The primal branch with its residuals in their slots and zeros in the others."""
+
+    def branch(*args: Any) -> list[Any]:
+        outs = eval_closed(cut.primal, *args)
+        n = len(outs) - cut.num_residuals
+        filled: list[Any] = [None] * len(slots)
+        for k, x in zip(place, outs[n:], strict=True):
+            filled[k] = x
+        rest = [zeros_like_aval(a) if x is None else x for x, a in zip(filled, slots, strict=True)]
+        return [*outs[:n], *rest]
+
+    closed = close(branch, cut.primal.in_avals, cut.primal.jaxpr.name)
+    n = len(closed.out_avals) - len(slots)
+    return retype_outputs(closed, [*closed.out_avals[:n], *slots])
+
+
+def _from_slots(cut: Linearized, slots: list[ShapedArray], place: list[int]) -> ClosedJaxpr:
+    """The linear branch reading its residuals from their slots."""
+
+    def branch(*args: Any) -> list[Any]:
+        return eval_closed(cut.linear, *[args[k] for k in place], *args[len(slots) :])
+
+    tangent_avals = cut.linear.in_avals[cut.num_residuals :]
+    return close(branch, [*slots, *tangent_avals], cut.linear.jaxpr.name)
+
+
+def _transpose(cts: Any, index: Any, *operands: Any, branches: Any) -> Any:
+    linear = [isinstance(x, Linear) for x in operands]
+    flags = nonzero(cts)
+    backward = tuple(transpose_jaxpr(b, linear, flags, force=True)[0] for b in branches)
+    backward = _same_outputs(backward)
+    residuals = [x for x in operands if not isinstance(x, Linear)]
+    given = [ct for ct in cts if not isinstance(ct, Zero)]
+    found = iter(cond_p.bind(index, *residuals, *given, branches=backward))
+    return [None, *(next(found) if lin else None for lin in linear)]
+
+
+def _same_outputs(branches: tuple[ClosedJaxpr, ...]) -> tuple[ClosedJaxpr, ...]:
+    outs = join_avals([b.out_avals for b in branches])
+    return tuple(retype_outputs(b, outs) for b in branches)
+
+
+def _batch(axis: Any, operands: Any, at: Any, *, branches: Any) -> Any:
+    index, *args = operands
+    flags = [d is not None for d in at[1:]]
+    if at[0] is not None:
+        return _batched_index(axis, index, at[0], fronts(axis, args, at[1:]), flags, branches)
+    force = _union([batch_jaxpr(b, axis, flags)[1] for b in branches])
+    batched = tuple(batch_jaxpr(b, axis, flags, force)[0] for b in branches)
+    outs = cond_p.bind(index, *fronts(axis, args, at[1:]), branches=_same_outputs(batched))
+    return outs, [0 if b else None for b in force]
+
+
+def _batched_index(
+    axis: Any, index: Any, dim: int, args: list[Any], flags: list[bool], branches: Any
+) -> Any:
+    """Run every branch and select: examples may choose differently."""
+    index = to_front(index, dim, axis.size)
+    batched = [batch_jaxpr(b, axis, flags, force_out=True)[0] for b in branches]
+    rows = [eval_closed(b, *args) for b in batched]
+    outs = []
+    for column in zip(*rows, strict=True):
+        shape = typeof(column[0]).shape
+        which = broadcast_in_dim(index, shape, (0,))
+        if len(column) == 2:
+            out = select_n(eq(which, broadcast_in_dim(np.int32(1), shape, ())), *column)
+        else:
+            out = select_n(which, *column)
+        outs.append(out)
+    return outs, [0] * len(outs)
+
+
+cond_p = Primitive(
+    "cond",
+    abstract=lambda index, *avals, branches: branches[0].out_avals,
+    impl=_impl,
+    jvp=_jvp,
+    linearize=_linearize,
+    transpose=_transpose,
+    batch=_batch,
+    dims=Refused("the branches of a cond are partitioned one by one"),
+    multiple=True,
+    vma="given",
+    axes=inner_axes("branches"),
+    effects=inner_effects("branches"),
+)

@@ -1,0 +1,131 @@
+"""`map` and `associative_scan`: two loops that are made of other operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.source import current_source
+from spmd.core.structural import reshape, to_front
+from spmd.core.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from spmd.core.vmap import BatchAxis, batch_flat
+from spmd.lax.arithmetic import add
+from spmd.lax.array import rev
+from spmd.lax.concatenate import concatenate
+from spmd.lax.control_scan import scan
+from spmd.lax.logic import bitwise_or
+from spmd.lax.slicing import pad, slice_in_dim
+
+
+def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+    """Apply `f` to each slice of `xs` along its leading dim, one after the other, and stack.
+
+    With `batch_size`, that many slices at a time are done together (with `vmap`).
+    """
+    if batch_size is None:
+        return scan(lambda _, x: ((), f(x)), (), xs)[1]
+    leaves = tree_leaves(xs)
+    n = typeof(leaves[0]).shape[0]
+    whole = n // batch_size * batch_size
+    parts = []
+    if whole:
+        grouped = tree_map(
+            lambda x: reshape(
+                slice_in_dim(x, 0, whole),
+                (whole // batch_size, batch_size, *typeof(x).shape[1:]),
+            ),
+            xs,
+        )
+        done = scan(lambda _, x: ((), _over_front(f, x)), (), grouped)[1]
+        parts.append(tree_map(lambda y: reshape(y, (whole, *typeof(y).shape[2:])), done))
+    if whole < n:
+        parts.append(_over_front(f, tree_map(lambda x: slice_in_dim(x, whole, n), xs)))
+    return parts[0] if len(parts) == 1 else tree_map(lambda *p: concatenate(p, 0), *parts)
+
+
+def _over_front(f: Callable[[Any], Any], xs: Any) -> Any:
+    """`vmap(f)` over the leading dim."""
+    leaves, tree = tree_flatten(xs)
+    size = typeof(leaves[0]).shape[0]
+    trees = []
+
+    def flat(*args: Any) -> list[Any]:
+        outs, out_tree = tree_flatten(f(tree_unflatten(tree, args)))
+        trees.append(out_tree)
+        return outs
+
+    outs, dims = batch_flat(flat, BatchAxis(None, size), leaves, [0] * len(leaves))
+    return tree_unflatten(trees[0], [to_front(x, d, size) for x, d in zip(outs, dims, strict=True)])
+
+
+def associative_scan(
+    fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0
+) -> Any:
+    """All prefixes combined with an associative function, in a logarithmic number of steps.
+
+    `fn(a, b)` takes and returns pytrees like `elems`, element by element along `axis`. The scheme
+    is Blelloch's (Prefix sums and their applications, 1990): combine neighbours, scan the half as
+    many results, and fill in the rest.
+    """
+    flat, tree = tree_flatten(elems)
+    if not callable(fn):
+        raise ArgumentError(f"{current_source()}: lax.associative_scan: fn must be a function")
+    axis = axis % typeof(flat[0]).ndim
+    sizes = {typeof(x).shape[axis] for x in flat}
+    if len(sizes) != 1:
+        shapes = ", ".join(str(typeof(x).shape) for x in flat)
+        raise ShapeError(
+            f"{current_source()}: lax.associative_scan: all leaves must have the same size along "
+            f"axis {axis}; got shapes {shapes}"
+        )
+    if reverse:
+        flat = [rev(x, (axis,)) for x in flat]
+
+    def combine(a: list[Any], b: list[Any]) -> list[Any]:
+        return tree_flatten(fn(tree_unflatten(tree, a), tree_unflatten(tree, b)))[0]
+
+    found = _scan_pairs(combine, flat, axis)
+    if reverse:
+        found = [rev(x, (axis,)) for x in found]
+    return tree_unflatten(tree, found)
+
+
+def _scan_pairs(
+    combine: Callable[[list[Any], list[Any]], list[Any]], elems: list[Any], axis: int
+) -> list[Any]:
+    n = typeof(elems[0]).shape[axis]
+    if n < 2:
+        return elems
+
+    def part(xs: list[Any], start: int, stop: int, step: int = 1) -> list[Any]:
+        return [slice_in_dim(x, start, stop, step, axis) for x in xs]
+
+    pairs = combine(part(elems, 0, n - 1, 2), part(elems, 1, n, 2))
+    odd = _scan_pairs(combine, pairs, axis)
+    if n % 2:
+        even = combine(odd, part(elems, 2, n, 2))
+    else:
+        count = typeof(odd[0]).shape[axis]
+        even = combine(part(odd, 0, count - 1), part(elems, 2, n, 2))
+    first = part(elems, 0, 1)
+    even = [concatenate([a, b], axis) for a, b in zip(first, even, strict=True)]
+    return [_interleave(a, b, axis) for a, b in zip(even, odd, strict=True)]
+
+
+def _interleave(a: Any, b: Any, axis: int) -> Any:
+    """a0 b0 a1 b1 ...: both spread out by one and added."""
+    aval, other = typeof(a), typeof(b)
+    zero = np.zeros((), aval.dtype)
+    extra = aval.shape[axis] - other.shape[axis]
+
+    def spread(x: Any, low: int, high: int) -> Any:
+        config = [(0, 0, 0)] * aval.ndim
+        config[axis] = (low, high, 1)
+        return pad(x, zero, config)
+
+    joined = bitwise_or if aval.dtype == np.bool_ else add
+    return joined(spread(a, 0, 0 if extra else 1), spread(b, 1, 1 if extra else 0))

@@ -1,0 +1,439 @@
+"""`scan`: a loop of known length that carries a value and maps slices to stacked results.
+
+Everything is expressed on the body's jaxpr: (consts, carry, x) -> (carry, y). Linearizing splits
+the body in two; residuals that vary are stacked like any other output, those that don't are passed
+on as constants. Transposing runs the linear body in the other direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.config import config
+from spmd.core.context import current_trace
+from spmd.core.dtypes import is_inexact
+from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import instantiate, jvp_jaxpr
+from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
+from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.rewrite import close, eval_closed
+from spmd.core.source import current_source
+from spmd.core.structural import add_any, move_dim, to_front, zeros_like_aval
+from spmd.core.transpose import backward_pass
+from spmd.core.tree import tree_flatten, tree_map, tree_unflatten
+from spmd.core.util import merge_lists, partition_list, split_list
+from spmd.core.vmap import batch_jaxpr
+from spmd.lax.array import expand_dims
+from spmd.lax.concatenate import concatenate
+from spmd.lax.control import (
+    Staged,
+    check_carry,
+    inner_axes,
+    inner_effects,
+    is_concrete,
+    leaf_paths,
+    retype_outputs,
+    widen,
+)
+from spmd.lax.slicing import index_in_dim
+
+# ---- scan --------------------------------------------------------------------------------------
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+) -> tuple[Any, Any]:
+    """Loop over the leading dim of `xs`: `carry, y = f(carry, x)`; return (carry, stacked ys).
+
+    The carry keeps its structure, shapes and dtypes; `length` is needed if `xs` is empty.
+    """
+    if not callable(f):
+        raise ArgumentError(f"{current_source()}: lax.scan: f must be a function, got {f!r}")
+    xs_flat, xs_tree = tree_flatten(xs)
+    n = _length(xs, xs_flat, length)
+    init_flat, init_tree = tree_flatten(init)
+    if config.disable_jit and all(is_concrete(x) for x in (*init_flat, *xs_flat)):
+        return _python_scan(f, init, (xs_flat, xs_tree), n, reverse)
+    _, in_tree = tree_flatten((init, xs))
+    x_avals = [typeof(x).update(shape=typeof(x).shape[1:]) for x in xs_flat]
+    init_flat, body = _settle(f, in_tree, init_tree, init_flat, x_avals)
+    outs = scan_p.bind(
+        *body.consts,
+        *init_flat,
+        *xs_flat,
+        jaxpr=_retype_carry(body.closed, [typeof(x) for x in init_flat]),
+        length=n,
+        reverse=bool(reverse),
+        num_consts=len(body.consts),
+        num_carry=len(init_flat),
+        unroll=_unroll(unroll, n),
+    )
+    out_tree = body.out_tree
+    assert out_tree is not None
+    return tree_unflatten(out_tree, outs)
+
+
+def _unroll(unroll: int | bool, length: int) -> int:
+    if isinstance(unroll, bool):
+        return max(length, 1) if unroll else 1
+    if unroll < 1:
+        raise ArgumentError(f"{current_source()}: lax.scan: unroll must be positive, got {unroll}")
+    return unroll
+
+
+def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
+    sizes: dict[int, str] = {}
+    for path, x in zip(leaf_paths(xs), xs_flat, strict=True):
+        shape = typeof(x).shape
+        if not shape:
+            raise ShapeError(
+                f"{current_source()}: lax.scan: xs{path} is a scalar; every leaf of xs needs a "
+                "leading dim to loop over"
+            )
+        sizes.setdefault(shape[0], f"xs{path} has shape {shape}")
+    if length is not None:
+        sizes.setdefault(int(length), f"length is {length}")
+    if len(sizes) > 1:
+        listed = "; ".join(sizes.values())
+        raise ShapeError(
+            f"{current_source()}: lax.scan: the leading dims of xs (and length) must "
+            f"agree: {listed}"
+        )
+    if not sizes:
+        raise ArgumentError(
+            f"{current_source()}: lax.scan: xs has no leaves; give length= to say how often"
+        )
+    return next(iter(sizes))
+
+
+def _settle(
+    f: Any, in_tree: Any, init_tree: Any, init: list[Any], x_avals: list[ShapedArray]
+) -> tuple[list[Any], Staged]:
+    """Widen the initial carry until the body gives back its type."""
+    while True:
+        avals = [typeof(x) for x in init]
+        staged = Staged(f, in_tree, [*avals, *x_avals])
+        tree = staged.out_tree
+        assert tree is not None
+        if tree.kind is not tuple or len(tree.children) != 2:
+            raise PytreeError(
+                f"{current_source()}: lax.scan: the body must return a pair (carry, y), got {tree}"
+            )
+        carry_tree = tree.children[0]
+        outs = staged.out_avals[: carry_tree.num_leaves]
+        check_carry("lax.scan", init_tree, avals, carry_tree, outs)
+        wanted = [
+            a.update(weak_type=a.weak_type and o.weak_type, vma=a.vma | o.vma)
+            for a, o in zip(avals, outs, strict=True)
+        ]
+        if all(a is w for a, w in zip(avals, wanted, strict=True)):
+            return init, staged
+        init = [widen(x, w) for x, w in zip(init, wanted, strict=True)]
+
+
+def _retype_carry(closed: ClosedJaxpr, carry: list[ShapedArray]) -> ClosedJaxpr:
+    return retype_outputs(closed, [*carry, *closed.out_avals[len(carry) :]])
+
+
+def _python_scan(f: Any, init: Any, xs: Any, n: int, reverse: bool) -> tuple[Any, Any]:
+    """The definition of scan, as a Python loop: what `disable_jit` runs."""
+    xs_flat, xs_tree = xs
+    carry, ys = init, []
+    for k in reversed(range(n)) if reverse else range(n):
+        x = tree_unflatten(xs_tree, [index_in_dim(x, k, keepdims=False) for x in xs_flat])
+        carry, y = f(carry, x)
+        ys.append(y)
+    if reverse:
+        ys.reverse()
+    if not ys:
+        raise ArgumentError(
+            f"{current_source()}: lax.scan of length 0 has no results to stack under disable_jit"
+        )
+    stacked = tree_map(lambda *rows: concatenate([expand_dims(r, (0,)) for r in rows], 0), *ys)
+    return carry, stacked
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def _abstract(
+    *avals: ShapedArray, jaxpr: ClosedJaxpr, length: int, num_carry: int, **_: Any
+) -> list[ShapedArray]:
+    carry, ys = split_list(jaxpr.out_avals, [num_carry])
+    return [*carry, *(a.update(shape=(length, *a.shape)) for a in ys)]
+
+
+def _impl(
+    xp: Any,
+    *operands: Any,
+    jaxpr: ClosedJaxpr,
+    length: int,
+    reverse: bool,
+    num_consts: int,
+    num_carry: int,
+    unroll: int,
+) -> Any:
+    consts, carry, xs = split_list(operands, [num_consts, num_carry])
+    y_avals = jaxpr.out_avals[num_carry:]
+    ys = [xp.empty((length, *a.shape), a.dtype) for a in y_avals]
+    for k in reversed(range(length)) if reverse else range(length):
+        outs = impl_jaxpr(xp, jaxpr, *consts, *carry, *(x[k] for x in xs))
+        carry = outs[:num_carry]
+        for stacked, y in zip(ys, outs[num_carry:], strict=True):
+            stacked[k] = y
+    return [*carry, *ys]
+
+
+def _bind(
+    jaxpr: ClosedJaxpr, consts: Any, carry: Any, xs: Any, params: dict[str, Any], **changes: Any
+) -> list[Any]:
+    return scan_p.bind(
+        *consts,
+        *carry,
+        *xs,
+        **(params | {"jaxpr": jaxpr, "num_consts": len(consts), "num_carry": len(carry)} | changes),
+    )
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    jaxpr, sizes = params["jaxpr"], [params["num_consts"], params["num_carry"]]
+    consts, init, xs = split_list(primals, sizes)
+    parts = split_list(tangents, sizes)
+    const_flags, flags, x_flags = (nonzero(p) for p in parts)
+    ys = [False] * (len(jaxpr.out_avals) - len(init))
+    while True:
+        body, out = jvp_jaxpr(jaxpr, [*const_flags, *flags, *x_flags], [*flags, *ys])
+        if out[: len(flags)] == flags:
+            break
+        flags = [a or o for a, o in zip(flags, out, strict=False)]
+    y_flags = out[len(flags) :]
+    c_dot = [t for t in parts[0] if not isinstance(t, Zero)]
+    i_dot = [instantiate(t) for t, f in zip(parts[1], flags, strict=True) if f]
+    x_dot = [t for t in parts[2] if not isinstance(t, Zero)]
+    counts = [len(consts), len(init), len(xs), len(c_dot), len(i_dot)]
+    body = _group_tangents(body, counts, len(jaxpr.out_avals))
+    n_in = len(consts) + len(c_dot)
+    moving = [_match(t, a) for t, a in zip(i_dot, body.in_avals[n_in + len(init) :], strict=False)]
+    outs = _bind(body, [*consts, *c_dot], [*init, *moving], [*xs, *x_dot], params)
+    carry, carry_dot, ys_out, ys_dot = split_list(outs, [len(init), len(moving), len(ys)])
+    avals = [a.tangent() for a in _abstract(**params)]
+    return [*carry, *ys_out], spread([*flags, *y_flags], [*carry_dot, *ys_dot], avals)
+
+
+def _match(x: Any, aval: ShapedArray) -> Any:
+    return widen(x, aval.update(weak_type=typeof(x).weak_type and aval.weak_type))
+
+
+def _group_tangents(body: ClosedJaxpr, counts: list[int], num_out: int) -> ClosedJaxpr:
+    """From (consts, carry, xs, their tangents) to consts with tangents, then carries, then xs."""
+    nc, ni, nx, nct, nit = counts
+    c, i, x, ct, it, xt = split_list(body.in_avals, [nc, ni, nx, nct, nit])
+
+    def f(*args: Any) -> list[Any]:
+        c, ct, i, it, x, xt = split_list(args, [nc, nct, ni, nit, nx])
+        outs = eval_closed(body, *c, *i, *x, *ct, *it, *xt)
+        carry, ys, carry_dot, ys_dot = split_list(outs, [ni, num_out - ni, nit])
+        carry_dot = [widen(t, a) for t, a in zip(carry_dot, it_avals, strict=True)]
+        return [*carry, *carry_dot, *ys, *ys_dot]
+
+    out_dots = body.out_avals[num_out : num_out + nit]
+    it_avals = [
+        a.update(weak_type=a.weak_type and o.weak_type, vma=a.vma | o.vma)
+        for a, o in zip(it, out_dots, strict=True)
+    ]
+    return close(f, [*c, *ct, *i, *it_avals, *x, *xt], body.jaxpr.name)
+
+
+def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
+    jaxpr, sizes = params["jaxpr"], [params["num_consts"], params["num_carry"]]
+    consts, init, xs = split_list(primals, sizes)
+    parts = split_list(tangents, sizes)
+    const_flags, flags, x_flags = (nonzero(p) for p in parts)
+    ys = [False] * (len(jaxpr.out_avals) - len(init))
+    while True:
+        cut = linearize_jaxpr(jaxpr, [*const_flags, *flags, *x_flags], [*flags, *ys])
+        if cut.out_nonzero[: len(flags)] == flags:
+            break
+        flags = [a or o for a, o in zip(flags, cut.out_nonzero, strict=False)]
+    primal, linear, fixed = _hoist_invariant(cut, len(consts), len(jaxpr.out_avals))
+    outs = _bind(primal, consts, init, xs, params)
+    outs, stacked = split_list(outs, [len(jaxpr.out_avals)])
+    invariant = [_fixed_value(cut, k, consts) for k in fixed]
+    c_dot = [t for t in parts[0] if not isinstance(t, Zero)]
+    x_dot = [t for t in parts[2] if not isinstance(t, Zero)]
+    moving = [t for t, f in zip(parts[1], flags, strict=True) if f]
+    body = _linear_body(linear, len(fixed), len(stacked), len(c_dot), len(moving))
+    with current_trace(trace.tangent_trace):
+        carry_avals = body.in_avals[len(fixed) + len(c_dot) :]
+        moving = [_match(instantiate(t), a) for t, a in zip(moving, carry_avals, strict=False)]
+    operands = [*invariant, *c_dot, *moving, *stacked, *x_dot]
+    changes = {
+        "jaxpr": body,
+        "num_consts": len(invariant) + len(c_dot),
+        "num_carry": len(moving),
+    }
+    out_dots = trace.bind_linear(scan_p, operands, params | changes)
+    avals = [a.tangent() for a in _abstract(**params)]
+    return outs, spread(cut.out_nonzero, out_dots, avals)
+
+
+def _hoist_invariant(
+    cut: Linearized, num_consts: int, num_out: int
+) -> tuple[ClosedJaxpr, ClosedJaxpr, list[int]]:
+    """Don't stack residuals that are constants of the loop.
+
+    Returns the primal body without them, the linear body with them first, and their positions.
+    """
+    primal = cut.primal.jaxpr
+    const_vars = set(primal.invars[:num_consts]) | set(primal.constvars)
+    residuals = primal.outvars[num_out:]
+    is_fixed = [v in const_vars for v in residuals]
+    kept, moved = partition_list(is_fixed, residuals)
+    smaller = primal.replace(outvars=[*primal.outvars[:num_out], *kept])
+    linear = cut.linear.jaxpr
+    ins, rest = linear.invars[: len(residuals)], linear.invars[len(residuals) :]
+    varying, invariant = partition_list(is_fixed, ins)
+    reordered = linear.replace(invars=[*invariant, *varying, *rest])
+    positions = [k for k, f in enumerate(is_fixed) if f]
+    assert len(moved) == len(positions)
+    return (
+        ClosedJaxpr(smaller, cut.primal.consts),
+        ClosedJaxpr(reordered, cut.linear.consts),
+        positions,
+    )
+
+
+def _fixed_value(cut: Linearized, position: int, consts: Sequence[Any]) -> Any:
+    """The value of a loop-invariant residual."""
+    primal = cut.primal.jaxpr
+    var = primal.outvars[len(primal.outvars) - cut.num_residuals + position]
+    for v, x in zip(primal.invars, consts, strict=False):
+        if v is var:
+            return x
+    return cut.primal.consts[primal.constvars.index(var)]  # type: ignore[arg-type]
+
+
+def _linear_body(linear: ClosedJaxpr, nf: int, ns: int, nct: int, nit: int) -> ClosedJaxpr:
+    """From (fixed, stacked residuals, const, carry, x tangents) to scan's order of inputs."""
+    f, s, ct, it, xt = split_list(linear.in_avals, [nf, ns, nct, nit])
+
+    def body(*args: Any) -> list[Any]:
+        f, ct, it, s, xt = split_list(args, [nf, nct, nit, ns])
+        outs = eval_closed(linear, *f, *s, *ct, *it, *xt)
+        return [*(widen(x, a) for x, a in zip(outs[:nit], it, strict=True)), *outs[nit:]]
+
+    return close(body, [*f, *ct, *it, *s, *xt], linear.jaxpr.name)
+
+
+def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+    """Run the linear body the other way: its carry is (cotangents of consts, of the carry)."""
+    jaxpr, sizes = params["jaxpr"], [params["num_consts"], params["num_carry"]]
+    consts, init, xs = split_list(operands, sizes)
+    c_lin, i_lin, x_lin = ([isinstance(x, Linear) for x in p] for p in (consts, init, xs))
+    # A known floating carry of a linear loop is an instantiated zero tangent: its cotangent is
+    # computed like the others' and dropped. A known integer carry (a counter) is not linear.
+    if not all(lin or is_inexact(typeof(x).dtype) for lin, x in zip(i_lin, init, strict=True)):
+        raise GradError(
+            f"{current_source()}: lax.scan: cannot transpose a scan whose carry is only partly "
+            "linear; differentiate it with grad, or keep the non-linear part out of the carry"
+        )
+    known_c, lin_c = partition_list(c_lin, consts)
+    known_x, _ = partition_list(x_lin, xs)
+    ct_carry, ct_ys = split_list([instantiate(ct) for ct in cts], [params["num_carry"]])
+    body = _backward_body(jaxpr, (c_lin, [True] * len(init), x_lin), [typeof(ct) for ct in ct_ys])
+    c_avals = body.in_avals[len(known_c) : len(known_c) + len(lin_c)]
+    sums = [zeros_like_aval(a) for a in c_avals]
+    carry_avals = body.in_avals[len(known_c) :]
+    start = [_match(x, a) for x, a in zip([*sums, *ct_carry], carry_avals, strict=False)]
+    outs = _bind(body, known_c, start, [*known_x, *ct_ys], params, reverse=not params["reverse"])
+    ct_consts, ct_init, ct_xs = split_list(outs, [len(lin_c), len(init)])
+    return [
+        *merge_lists(c_lin, [None] * len(known_c), ct_consts),
+        *(ct if lin else None for ct, lin in zip(ct_init, i_lin, strict=True)),
+        *merge_lists(x_lin, [None] * len(known_x), ct_xs),
+    ]
+
+
+def _backward_body(jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray]) -> ClosedJaxpr:
+    c_lin, i_lin, x_lin = which
+    c, i, x = split_list(jaxpr.in_avals, [len(c_lin), len(i_lin)])
+    known_c, lin_c = partition_list(c_lin, c)
+    known_x, _ = partition_list(x_lin, x)
+    y_avals = [a.update(shape=a.shape[1:]) for a in ct_y_avals]
+    counts = [len(known_c), len(lin_c), len(i), len(known_x)]
+
+    def body(*args: Any) -> list[Any]:
+        cs, sums, ct_carry, x_known, ct_ys = split_list(args, counts)
+        operands = [
+            *merge_lists(c_lin, cs, [Linear(a) for a in lin_c]),
+            *(Linear(a) for a in i),
+            *merge_lists(x_lin, x_known, [Linear(a) for a in partition_list(x_lin, x)[1]]),
+        ]
+        found = backward_pass(jaxpr.jaxpr, jaxpr.consts, operands, [*ct_carry, *ct_ys])
+        found = [instantiate(ct) for ct in found if ct is not None]
+        ct_c, ct_i, ct_x = split_list(found, [len(lin_c), len(i)])
+        return [
+            *(_strong(add_any(s, ct), a) for s, ct, a in zip(sums, ct_c, lin_c, strict=True)),
+            *(_strong(ct, a) for ct, a in zip(ct_i, i, strict=True)),
+            *ct_x,
+        ]
+
+    def strong(avals: list[ShapedArray]) -> list[ShapedArray]:
+        return [a.strip_weak() for a in avals]
+
+    ins = [*known_c, *strong(lin_c), *strong(i), *known_x, *y_avals]
+    return close(body, ins, f"transpose_{jaxpr.jaxpr.name}")
+
+
+def _strong(x: Any, aval: ShapedArray) -> Any:
+    return widen(x, aval.strip_weak())
+
+
+def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
+    jaxpr, sizes = params["jaxpr"], [params["num_consts"], params["num_carry"]]
+    consts, init, xs = split_list(operands, sizes)
+    c_at, i_at, x_at = split_list(at, sizes)
+    c_flags, flags, x_flags = ([d is not None for d in part] for part in (c_at, i_at, x_at))
+    ys = [False] * (len(jaxpr.out_avals) - len(init))
+    while True:
+        body, out = batch_jaxpr(jaxpr, axis, [*c_flags, *flags, *x_flags], [*flags, *ys])
+        if out[: len(flags)] == flags:
+            break
+        flags = [a or o for a, o in zip(flags, out, strict=False)]
+    consts = [x if d is None else move_dim(x, d, 0) for x, d in zip(consts, c_at, strict=True)]
+    init = [
+        to_front(x, d, axis.size) if f else x for x, d, f in zip(init, i_at, flags, strict=True)
+    ]
+    # The loop runs over dim 0 of xs, so the batched dim comes second there.
+    xs = [x if d is None else move_dim(x, d, 1) for x, d in zip(xs, x_at, strict=True)]
+    n = len(consts)
+    init = [_match(x, a) for x, a in zip(init, body.in_avals[n:], strict=False)]
+    outs = _bind(_retype_carry(body, [typeof(x) for x in init]), consts, init, xs, params)
+    y_flags = out[len(flags) :]
+    return outs, [*(0 if f else None for f in flags), *(1 if f else None for f in y_flags)]
+
+
+scan_p = Primitive(
+    "scan",
+    abstract=_abstract,
+    impl=_impl,
+    jvp=_jvp,
+    linearize=_linearize,
+    transpose=_transpose,
+    batch=_batch,
+    dims=Refused("the body of a scan is partitioned by itself"),
+    multiple=True,
+    vma="given",
+    axes=inner_axes("jaxpr"),
+    effects=inner_effects("jaxpr"),
+)

@@ -1,0 +1,338 @@
+"""`while_loop` and `fori_loop`: repeat until a traced condition fails.
+
+A `while_loop` can be differentiated forwards only: in reverse, an unknown number of residuals would
+have to be kept. A `fori_loop` of known length is a `scan`, which can.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.config import config
+from spmd.core.context import current_trace
+from spmd.core.errors import DtypeError, ShapeError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import instantiate, jvp_jaxpr
+from spmd.core.linearize import LinearizeTrace
+from spmd.core.primitive import Primitive, Refused, Zero
+from spmd.core.rewrite import close, eval_closed
+from spmd.core.source import current_source
+from spmd.core.structural import broadcast_in_dim, to_front
+from spmd.core.tree import tree_flatten, tree_unflatten
+from spmd.core.util import split_list
+from spmd.core.vmap import batch_jaxpr, fronts
+from spmd.lax.arithmetic import add
+from spmd.lax.control import (
+    Staged,
+    check_carry,
+    inner_axes,
+    inner_effects,
+    is_concrete,
+    retype_outputs,
+    widen,
+)
+from spmd.lax.control_scan import scan
+from spmd.lax.convert import convert_element_type
+from spmd.lax.logic import lt, select
+from spmd.lax.reduce import reduce_or
+
+# ---- public functions --------------------------------------------------------------------------
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
+) -> Any:
+    """Apply `body_fun` to the carry as long as `cond_fun(carry)` holds.
+
+    The carry keeps its structure, shapes and dtypes. Raises an error naming the leaf that changes.
+    """
+    flat, tree = tree_flatten(init_val)
+    if config.disable_jit and all(is_concrete(x) for x in flat):
+        value = init_val
+        while cond_fun(value):
+            value = body_fun(value)
+        return value
+    in_tree = tree_flatten((init_val,))[1]
+    flat, body = settle_carry("lax.while_loop", body_fun, in_tree, tree, flat)
+    avals = [typeof(x) for x in flat]
+    test = Staged(cond_fun, in_tree, avals)
+    _check_test(test)
+    outs = while_p.bind(
+        *test.consts,
+        *body.consts,
+        *flat,
+        cond_jaxpr=test.closed,
+        cond_nconsts=len(test.consts),
+        body_jaxpr=retype_outputs(body.closed, avals),
+        body_nconsts=len(body.consts),
+    )
+    return tree_unflatten(tree, outs)
+
+
+def _check_test(test: Staged) -> None:
+    avals = test.out_avals
+    if len(avals) != 1 or avals[0].shape:
+        got = ", ".join(map(str, avals))
+        raise ShapeError(
+            f"{current_source()}: lax.while_loop: cond_fun must return one boolean scalar, "
+            f"got {got}"
+        )
+    if not dtypes.is_bool(avals[0].dtype):
+        raise DtypeError(
+            f"{current_source()}: lax.while_loop: cond_fun must return a bool, got {avals[0]}; "
+            "compare explicitly, e.g. x != 0"
+        )
+
+
+def settle_carry(
+    what: str, body: Callable[..., Any], in_tree: Any, tree: Any, flat: list[Any]
+) -> tuple[list[Any], Staged]:
+    """Widen the initial carry (weak types, varying axes) until the body gives back its type."""
+    while True:
+        avals = [typeof(x) for x in flat]
+        staged = Staged(body, in_tree, avals)
+        outs = staged.out_avals
+        check_carry(what, tree, avals, staged.out_tree, outs)
+        wanted = [
+            a.update(weak_type=a.weak_type and o.weak_type, vma=a.vma | o.vma)
+            for a, o in zip(avals, outs, strict=True)
+        ]
+        if all(a is w for a, w in zip(avals, wanted, strict=True)):
+            return flat, staged
+        flat = [widen(x, w) for x, w in zip(flat, wanted, strict=True)]
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+) -> Any:
+    """`for i in range(lower, upper): val = body_fun(i, val)`.
+
+    With bounds known while tracing it is a `scan` and can be differentiated in reverse.
+    """
+    known = is_concrete(lower) and is_concrete(upper)
+    if config.disable_jit and known:
+        value = init_val
+        for i in range(int(lower), int(upper)):
+            value = body_fun(np.int32(i), value)
+        return value
+    dtype = np.result_type(*(typeof(x).dtype for x in (lower, upper)))
+    if not dtypes.is_integer(dtype):
+        raise DtypeError(
+            f"{current_source()}: lax.fori_loop: lower and upper must be integers, "
+            f"got {typeof(lower)} and {typeof(upper)}"
+        )
+    one = np.ones((), dtype)
+    if known:
+        start, stop = operator.index(lower), operator.index(upper)
+
+        def step(carry: Any, _: Any) -> Any:
+            i, value = carry
+            return (add(i, one), body_fun(i, value)), None
+
+        first = convert_element_type(start, dtype)
+        length = max(stop - start, 0)
+        (_, out), _ = scan(step, (first, init_val), None, length, unroll=unroll or 1)
+        return out
+    bounds = (convert_element_type(lower, dtype), convert_element_type(upper, dtype))
+    _, _, out = while_loop(
+        lambda c: lt(c[0], c[1]),
+        lambda c: (add(c[0], one), c[1], body_fun(c[0], c[2])),
+        (*bounds, init_val),
+    )
+    return out
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def _abstract(
+    *avals: ShapedArray, cond_nconsts: int, body_nconsts: int, body_jaxpr: ClosedJaxpr, **_: Any
+) -> Any:
+    return body_jaxpr.out_avals
+
+
+def _impl(
+    xp: Any,
+    *operands: Any,
+    cond_jaxpr: ClosedJaxpr,
+    cond_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+) -> Any:
+    c, b, carry = split_list(operands, [cond_nconsts, body_nconsts])
+    while bool(impl_jaxpr(xp, cond_jaxpr, *c, *carry)[0]):
+        carry = impl_jaxpr(xp, body_jaxpr, *b, *carry)
+    return carry
+
+
+def _jvp(
+    primals: Any,
+    tangents: Any,
+    *,
+    cond_jaxpr: ClosedJaxpr,
+    cond_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+) -> Any:
+    c, b, init = split_list(primals, [cond_nconsts, body_nconsts])
+    _, b_dot, init_dot = split_list(tangents, [cond_nconsts, body_nconsts])
+    const_flags = nonzero(b_dot)
+    flags = nonzero(init_dot)
+    while True:
+        body, out = jvp_jaxpr(body_jaxpr, [*const_flags, *flags], flags)
+        if out == flags:
+            break
+        flags = [a or o for a, o in zip(flags, out, strict=True)]
+    moving = [instantiate(t) for t, f in zip(init_dot, flags, strict=True) if f]
+    const_dots = [t for t in b_dot if not isinstance(t, Zero)]
+    body = _reorder(body, len(b), len(init), len(const_dots), len(moving))
+    test = _ignore_tangents(cond_jaxpr, cond_nconsts, [typeof(t) for t in moving])
+    n = len(init)
+    outs = while_p.bind(
+        *c,
+        *b,
+        *const_dots,
+        *(widen(x, a) for x, a in zip(init, body_jaxpr.out_avals, strict=True)),
+        *(_match(t, a) for t, a in zip(moving, body.out_avals[n:], strict=True)),
+        cond_jaxpr=test,
+        cond_nconsts=cond_nconsts,
+        body_jaxpr=body,
+        body_nconsts=body_nconsts + len(const_dots),
+    )
+    outs, out_dots = split_list(outs, [n])
+    return outs, spread(flags, out_dots, [a.tangent() for a in body_jaxpr.out_avals])
+
+
+def _match(x: Any, aval: ShapedArray) -> Any:
+    return widen(x, aval.update(weak_type=typeof(x).weak_type and aval.weak_type))
+
+
+def _reorder(body: ClosedJaxpr, nb: int, nc: int, nbt: int, nct: int) -> ClosedJaxpr:
+    """From (consts, carry, const tangents, carry tangents) to consts first, then carries."""
+    b, c, bt, ct = split_list(body.in_avals, [nb, nc, nbt])
+
+    def f(*args: Any) -> list[Any]:
+        b, bt, c, ct = split_list(args, [nb, nbt, nc])
+        return eval_closed(body, *b, *c, *bt, *ct)
+
+    return close(f, [*b, *bt, *c, *ct], body.jaxpr.name)
+
+
+def _ignore_tangents(test: ClosedJaxpr, nconsts: int, extra: list[ShapedArray]) -> ClosedJaxpr:
+    n = len(test.in_avals)
+    return close(lambda *args: eval_closed(test, *args[:n]), [*test.in_avals, *extra], "cond")
+
+
+def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
+    """The linear part is the whole differentiated loop, run again on the primal inputs."""
+    outs = while_p.bind(*primals, **params)
+    with current_trace(trace.tangent_trace):
+        _, out_tangents = _jvp(primals, tangents, **params)
+    return outs, out_tangents
+
+
+def _batch(
+    axis: Any,
+    operands: Any,
+    at: Any,
+    *,
+    cond_jaxpr: ClosedJaxpr,
+    cond_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+) -> Any:
+    flags = [d is not None for d in at]
+    c_flags, b_flags, flags = split_list(flags, [cond_nconsts, body_nconsts])
+    while True:
+        body, out = batch_jaxpr(body_jaxpr, axis, [*b_flags, *flags], flags)
+        _, (test_batched,) = batch_jaxpr(cond_jaxpr, axis, [*c_flags, *flags])
+        wanted = [a or o or test_batched for a, o in zip(flags, out, strict=True)]
+        if wanted == flags:
+            break
+        flags = wanted
+    test, _ = batch_jaxpr(cond_jaxpr, axis, [*c_flags, *flags])
+    c, b, init = split_list(fronts(axis, operands, at), [cond_nconsts, body_nconsts])
+    init = [
+        to_front(x, None, axis.size) if f and at[k + cond_nconsts + body_nconsts] is None else x
+        for k, (x, f) in enumerate(zip(init, flags, strict=True))
+    ]
+    if test_batched:
+        body = _stop_finished(test, body, len(c), len(b))
+        b = [*c, *b]
+        test = _any(test)
+    avals = [typeof(x) for x in init]
+    body = retype_outputs(body, avals) if _same_shapes(body, avals) else body
+    outs = while_p.bind(
+        *c,
+        *b,
+        *init,
+        cond_jaxpr=test,
+        cond_nconsts=len(c),
+        body_jaxpr=body,
+        body_nconsts=len(b),
+    )
+    return outs, [0 if f else None for f in flags]
+
+
+def _same_shapes(body: ClosedJaxpr, avals: list[ShapedArray]) -> bool:
+    return all(a.shape == b.shape for a, b in zip(body.out_avals, avals, strict=True))
+
+
+def _any(test: ClosedJaxpr) -> ClosedJaxpr:
+    """Go on as long as one example wants to."""
+
+    def f(*args: Any) -> list[Any]:
+        (going,) = eval_closed(test, *args)
+        return [reduce_or(going, (0,))]
+
+    return close(f, test.in_avals, "any")
+
+
+def _stop_finished(test: ClosedJaxpr, body: ClosedJaxpr, nc: int, nb: int) -> ClosedJaxpr:
+    """Keep the carry of examples whose condition has failed."""
+    c_avals = test.in_avals[:nc]
+    b_avals, carry_avals = body.in_avals[:nb], body.in_avals[nb:]
+
+    def f(*args: Any) -> list[Any]:
+        c, b, carry = split_list(args, [nc, nb])
+        (going,) = eval_closed(test, *c, *carry)
+        new = eval_closed(body, *b, *carry)
+        shapes = [typeof(x).shape for x in new]
+        return [
+            select(broadcast_in_dim(going, s, (0,)), x, old)
+            for s, x, old in zip(shapes, new, carry, strict=True)
+        ]
+
+    return close(f, [*c_avals, *b_avals, *carry_avals], body.jaxpr.name)
+
+
+while_p = Primitive(
+    "while",
+    abstract=_abstract,
+    impl=_impl,
+    jvp=_jvp,
+    linearize=_linearize,
+    transpose=Refused(
+        "reverse-mode differentiation does not work for lax.while_loop, or for lax.fori_loop with "
+        "bounds that are not known while tracing: the number of values to keep is unknown. Use "
+        "lax.scan, a fori_loop with static bounds, or forward mode (jvp, jacfwd)"
+    ),
+    batch=_batch,
+    dims=Refused("the body of a while loop is partitioned by itself"),
+    multiple=True,
+    vma="given",
+    axes=inner_axes("cond_jaxpr", "body_jaxpr"),
+    effects=inner_effects("cond_jaxpr", "body_jaxpr"),
+)
