@@ -235,17 +235,19 @@ def _micro(shape: Shape, rows: int, vectors: int, masked: bool, packed: bool = F
         for pointer in a_now:
             pointer.set(f.at(pointer.get(), a_k))
         b_now.set(f.at(b_now.get(), b_k))
-    for row in range(rows):
-        for v in range(vectors):
-            place = f.at(f.at(c, c_row * row), v * shape.vector_bytes)
-            with f.if_(accumulate.differs(0)):
-                total = totals[row][v]
-                total.set(total.get() + _load(f, shape, place, masks[v]))
-            mask = masks[v]
-            if mask is None:
-                f.store(totals[row][v].get(), place, align=shape.nbytes)
-            else:
-                _store_masked(f, shape, totals[row][v].get(), place, mask)
+    places = [
+        (f.at(f.at(c, c_row * row), v * shape.vector_bytes), masks[v], totals[row][v])
+        for row in range(rows)
+        for v in range(vectors)
+    ]
+    with f.if_(accumulate.differs(0)):
+        for place, mask, total in places:
+            total.set(total.get() + _load(f, shape, place, mask))
+    for place, mask, total in places:
+        if mask is None:
+            f.store(total.get(), place, align=shape.nbytes)
+        else:
+            _store_masked(f, shape, total.get(), place, mask)
     return f
 
 

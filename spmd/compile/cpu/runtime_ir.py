@@ -1,7 +1,7 @@
 """A small structured assembler: native functions written in Python, rendered as LLVM IR text.
 
 The one idea: control flow is a `with` block and a variable is a stack slot (`var`), so runtime
-code reads like the C it stands for. LLVM's O2 passes (`compile_texts(..., optimize=True)`) turn
+code reads like the C it stands for. A few LLVM passes (`compile_texts(..., optimize=True)`) turn
 the slots into registers. It serves the runtime: pool, executor, matrix products. Kernels have
 their own emitter, which needs no passes.
 

@@ -89,7 +89,8 @@ def next_slot(f: Function, cursor: Variable) -> None:
 
 def _resolve() -> Function:
     """resolve(context, slot, device): the address of a slot in a device's frame."""
-    f = Function("resolve", "ptr", ["ptr", "ptr", "i64"], internal=True)
+    params = ["ptr", "ptr", "i64"]
+    f = Function("resolve", "ptr", params, internal=True, attributes="alwaysinline nounwind")
     context, slot, device = f.params
     frames = f.load("ptr", context, FRAMES)
     frame = f.at(frames, f.load("i64", context, FRAME_BYTES) * device)
