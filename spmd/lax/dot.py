@@ -212,7 +212,7 @@ def _dot_impl(
     rhs = xp.transpose(rhs, right).astype(wide).reshape(count, depth, int(np.prod(free[1])))
     with np.errstate(all="ignore"):
         product = xp.matmul(lhs, rhs)
-    return product.reshape(*batch, *free[0], *free[1]).astype(out)
+    return product.reshape((*batch, *free[0], *free[1])).astype(out)
 
 
 # ---- derivatives -------------------------------------------------------------------------------
