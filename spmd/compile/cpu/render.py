@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from spmd.compile.cpu.emit import Module, Target
 from spmd.compile.cpu.render_nest import Nest, Plan
+from spmd.compile.cpu.render_tile import tile_dim
 from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF
@@ -98,6 +99,10 @@ def make_plan(kernel: Kernel, target: Target) -> Plan:
     if dim is not None and dim < len(kernel.outer):
         size = kernel.outer[dim]
         return Plan(kernel, width, 0, points // size * -(-size // width))
+    tiled = tile_dim(kernel, width)
+    if tiled is not None:
+        steps = kernel.outer[tiled]
+        return Plan(kernel, width, 0, points // steps * -(-steps // width), tiled)
     if is_elementwise(kernel) and kernel.inner and kernel.inner[-1] > UNIT_ELEMENTS:
         blocks = -(-kernel.inner[-1] // UNIT_ELEMENTS)
         return Plan(kernel, width, UNIT_ELEMENTS, points * blocks)

@@ -33,8 +33,10 @@ from spmd.compile.kernel.ir import (
 class Body:
     """Writes instructions and stores of one kernel at the current point."""
 
-    def __init__(self, e: Emitter, kernel: Kernel, width: int):
+    def __init__(self, e: Emitter, kernel: Kernel, width: int, tile_dim: int | None = None):
         self.e = e
+        self.tile_dim = tile_dim
+        self.tiles: dict[Load, str] = {}
         self.kernel = kernel
         self.width = width
         lanes = kernel.vector_dim if width > 1 else None
@@ -82,14 +84,16 @@ class Body:
 
     def dim_depth(self, dim: int) -> int:
         """Return how many inner loops enclose code that depends on `dim`."""
-        return max(dim - len(self.kernel.outer) + 1, 0)
+        return 1 if dim == self.tile_dim else max(dim - len(self.kernel.outer) + 1, 0)
 
     # ---- addresses ----
 
     def enter_level(self, step: Pass, level: int) -> None:
         """Extend all base addresses by the indices known at this loop level."""
         e, count = self.e, len(self.kernel.outer)
-        known = range(count) if level == 0 else (count + level - 1,)
+        known = [dim for dim in range(len(self.kernel.sizes)) if self.dim_depth(dim) == level]
+        if step.level != ROW:
+            known = list(range(count))
         for item in (*step.instrs, *step.stores):
             if not isinstance(item, Load | Store):
                 continue
@@ -218,6 +222,8 @@ class Body:
             fill = constant_parts(self.e, load.dtype, 0)
         if self.kernel.args[load.arg].size == 0:
             return fill or constant_parts(self.e, load.dtype, 0)
+        if load in self.tiles:
+            return access.read_lanes(self.e, self.tiles[load], load.dtype)
         place = self.place(load, width)
         if width > 1 and place.contiguous:
             if load.guard is None:

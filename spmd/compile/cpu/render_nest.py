@@ -16,6 +16,7 @@ from spmd.compile.cpu.emit import Emitter, Module
 from spmd.compile.cpu.render_access import Tail
 from spmd.compile.cpu.render_body import Body
 from spmd.compile.cpu.render_reduce import Accumulator
+from spmd.compile.cpu.render_tile import is_transposed, stage
 from spmd.compile.kernel.dtypes import DTYPES, itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_sequential
 
@@ -31,12 +32,17 @@ LoopBody: TypeAlias = Callable[[str, list[str]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The shape of the code: lanes, elements of the last inner dim per unit (0: all), units."""
+    """The shape of the code.
+
+    `width` lanes; `block` elements of the last inner dim per unit (0: all of them); `units`;
+    `tile_dim` is the outer dim that is walked in blocks of `width` to read transposed arrays.
+    """
 
     kernel: Kernel
     width: int
     block: int
     units: int
+    tile_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class Nest:
         self.kernel = plan.kernel
         self.width = plan.width
         self.e = Emitter(module, 1)
-        self.body = Body(self.e, plan.kernel, plan.width)
+        self.body = Body(self.e, plan.kernel, plan.width, plan.tile_dim)
         self.block_number: str | None = None
         self.heap: list[str] = []
 
@@ -121,6 +127,8 @@ class Nest:
         outer = list(self.kernel.outer)
         if self.body.lanes_outer:
             outer[-1] = -(-outer[-1] // self.width)
+        if self.plan.tile_dim is not None:
+            outer[self.plan.tile_dim] = -(-outer[self.plan.tile_dim] // self.width)
         blocks = [-(-self.kernel.inner[-1] // self.plan.block)] if self.plan.block else []
         index = self._decode(unit, outer + blocks)
         self.block_number = index.pop() if blocks else None
@@ -131,12 +139,12 @@ class Nest:
         for step in self.kernel.passes:
             self.body.place_values(step)
             self.body.enter_level(step, 0)
-            if step.level == ROW:
+            if self.plan.tile_dim is not None:
+                self._tiles(step, self.plan.tile_dim)
+            elif step.level == ROW:
                 self._row(step)
-                continue
-            for instr in step.instrs:
-                self.body.instr(instr)
-            self.body.stores(step)
+            else:
+                self._point(step)
         return carried
 
     def _decode(self, unit: str, sizes: Sequence[int]) -> list[str]:
@@ -174,6 +182,11 @@ class Nest:
             return e.compare("ult", "i32", numbers, e.splat("i32", limit))
 
     # ---- a pass over the row ----
+
+    def _point(self, step: Pass) -> None:
+        for instr in step.instrs:
+            self.body.instr(instr)
+        self.body.stores(step)
 
     def _row(self, step: Pass) -> None:
         e, body = self.e, self.body
@@ -279,10 +292,7 @@ class Nest:
 
         def any_block(start: str, carried: list[str]) -> list[str]:
             if live:
-                after = e.set(f"add i64 {start}, {width}")
-                short = e.set(f"icmp sgt i64 {after}, {size}")
-                mask = self._mask(short, live) if self._wants_mask(sweep.step) else ""
-                body.tail = Tail(live, short, False, mask)
+                body.tail = self._tail_from(start, size, live, self._wants_mask(sweep.step))
             carried = at(start, carried)
             access.write_back(e, body.tail)
             body.tail = None
@@ -299,6 +309,58 @@ class Nest:
             first = e.mul_index(self.block_number, self.plan.block)
             end = self._least(e.add_index(first, str(self.plan.block)), size)
         return e.loop(first, end, sweep.paired(state), any_block, width)
+
+    # ---- tiles ----
+
+    def _tiles(self, step: Pass, dim: int) -> None:
+        """Write an elementwise pass that walks blocks of lanes times as many steps along `dim`.
+
+        What a load reads across the lanes is transposed into a tile first: each cache line is
+        touched once, where reading lane by lane would come back to it for every step.
+        """
+        e, body, width = self.e, self.body, self.width
+        size, steps = self.kernel.inner[0], self.kernel.outer[dim]
+        first = e.mul_index(body.index[dim], width)
+        end = self._least(e.add_index(first, str(width)), steps)
+        live, bases = size % width, dict(body.bases)
+        for instr in step.instrs:
+            if body.depth[instr.out] == 0:
+                body.instr(instr)
+        staged = [item for item in step.instrs if is_transposed(self.kernel, item, dim)]
+
+        def block(start: str, carried: list[str]) -> list[str]:
+            body.index[-1], body.index[dim] = start, first
+            body.bases = dict(bases)
+            body.enter_level(step, 1)
+            tail = self._tail_from(start, size, live, True) if live else None
+            buffers = [
+                stage(e, body.place(load, width), tail, width, first, steps) for load in staged
+            ]
+            e.loop(first, end, [], lambda index, _: one(start, index, tail, buffers))
+            return carried
+
+        def one(start: str, index: str, tail: Tail | None, buffers: list[str]) -> list[str]:
+            body.index[dim], body.bases = index, dict(bases)
+            body.enter_level(step, 1)
+            if tail is not None:
+                body.tail = Tail(tail.live, tail.is_short, False, tail.mask)
+            row = e.mul_index(e.set(f"sub i64 {index}, {first}"), width)
+            for load, buffer in zip(staged, buffers, strict=True):
+                body.tiles[load] = e.at(access.memory_element(load.dtype), buffer, row)
+            for instr in step.instrs:
+                if body.depth[instr.out] == 1:
+                    body.instr(instr)
+            body.stores(step)
+            access.write_back(e, body.tail)
+            body.tail = None
+            return []
+
+        e.loop("0", str(size), [], block, width)
+
+    def _tail_from(self, start: str, size: int, live: int, mask: bool) -> Tail:
+        after = self.e.set(f"add i64 {start}, {self.width}")
+        short = self.e.set(f"icmp sgt i64 {after}, {size}")
+        return Tail(live, short, False, self._mask(short, live) if mask else "")
 
     def _least(self, index: str, size: int) -> str:
         inside = self.e.set(f"icmp slt i64 {index}, {size}")

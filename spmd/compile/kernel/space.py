@@ -362,5 +362,5 @@ def _cost(kernel: Kernel, dim: int | None) -> float:
     size = kernel.sizes[dim]
     if dim >= len(kernel.outer):
         reductions = sum(len(step.reductions) for step in kernel.passes)
-        total += reductions * ACROSS_COST / math.prod(kernel.inner)
+        total += reductions * ACROSS_COST / max(math.prod(kernel.inner), 1)
     return total * (-(-size // LANES) * LANES) / size
