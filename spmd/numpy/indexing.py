@@ -22,7 +22,6 @@ from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
 from spmd.numpy.promotion import (
     as_array,
     broadcast_to,
-    convert,
     plain,
     promote_dtypes,
     promote_dtypes_inexact,
@@ -210,9 +209,37 @@ class IndexUpdateRef:
         return _update(self, "max", values, lax.scatter_max, lax.max, how)
 
     def apply(self, func: Callable[[Any], Any], **how: Any) -> Any:
-        """`x[index] = func(x[index])`. **An element indexed twice is changed once.**"""
-        new = convert(func(self.get(**how)), typeof(self.array).dtype)
-        return self.set(new, **how)
+        """`func.at(x, index)`: where an element is indexed twice, `func` is applied twice.
+
+        It can be differentiated in reverse only where that cannot happen: if the index holds no
+        arrays, or with `unique_indices=True`.
+        """
+        x = as_array(self.array)
+        aval = typeof(x)
+        options = _options("apply", **how)
+        unique = options["unique"] or not parse_index(self.index, aval.shape).has_tables
+        if unique:
+            new = lax.convert_element_type(func(self.get(**how)), aval.dtype)
+            return self.set(new, **how)
+        zeros = lax.full(aval.shape, np.int32(0))
+        counts = IndexUpdateRef(zeros, self.index).add(1, **how)
+        return _applied(x, func, counts)
+
+
+def _applied(x: Any, func: Callable[[Any], Any], counts: Any) -> Any:
+    """`func` applied to each element as often as `counts` says."""
+    dtype = typeof(x).dtype
+
+    def more(state: tuple[Any, Any]) -> Any:
+        left = lax.gt(state[1], 0)
+        return lax.reduce_or(left, tuple(range(typeof(left).ndim)))
+
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        value, left = state
+        new = lax.convert_element_type(func(value), dtype)
+        return lax.select(lax.gt(left, 0), new, value), lax.sub(left, 1)
+
+    return lax.while_loop(more, step, (x, counts))[0]
 
 
 def _ones_like(x: Any) -> Any:
@@ -331,17 +358,23 @@ def _write_block(x: Any, expr: IndexExpr, name: str, values: Any, combine: Combi
     block = region.shape
     if 0 in block:
         return x
-    kept = [s for d, s in enumerate(block) if d not in region.removed]
-    shape = list(kept)
-    for d in region.added:
-        shape.insert(d, 1)
-    values = _stretched(values, tuple(shape), name)
-    values = lax.rev(lax.reshape(values, block), region.reversed)
+    if typeof(values).ndim:
+        values = _stretched(values, _result_shape(region), name)
+        values = lax.rev(lax.reshape(values, block), region.reversed)
+    else:
+        values = broadcast_to(values, block)
     if block == typeof(x).shape:
         return combine(x, values)
     if name != "set":
         values = combine(lax.slice(x, region.starts, region.limits), values)
     return lax.dynamic_update_slice(x, values, region.starts)
+
+
+def _result_shape(region: Region) -> tuple[int, ...]:
+    shape = [size for d, size in enumerate(region.shape) if d not in region.removed]
+    for d in region.added:
+        shape.insert(d, 1)
+    return tuple(shape)
 
 
 def _stretched(values: Any, shape: tuple[int, ...], name: str) -> Any:
