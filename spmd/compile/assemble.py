@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spmd.compile.cpu import gemm
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import compile_texts, host
 from spmd.compile.cpu.program import (
@@ -155,4 +156,21 @@ class _Builder:
         return CallbackStep(step.function, views(step.inputs), views(step.outputs), name=name)
 
     def product(self, step: Product) -> NativeStep:
-        raise NotImplementedError
+        def operand(strides: Sequence[int]) -> gemm.Operand:
+            return gemm.Operand(strides[0], strides[1], tuple(strides[2:]))
+
+        description = gemm.Product(
+            m=step.m,
+            n=step.n,
+            k=step.k,
+            a=operand(step.a_strides),
+            b=operand(step.b_strides),
+            c=operand(step.out_strides),
+            source=step.source_dtype,
+            result=step.result_dtype,
+            batch=step.batch,
+        )
+        slots = [self.slot(ref) for ref in (step.a, step.b, step.out)]
+        made = gemm.gemm_step(description, *slots, name=f"dot {step.source}")
+        assert made is not None, "the lowering asks whether the dtypes are supported"
+        return made

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from spmd.compile.kernel.ir import Kernel, Load, Map, Store
+from spmd.compile.lower.inplace import read_in_place
 from spmd.compile.lower.schedule import (
     TEMP,
     Buffer,
@@ -144,34 +144,9 @@ def overwritable(step: Step, buffer: Buffer) -> Iterator[Buffer]:
             for k, ref in enumerate(refs):
                 if ref.buffer is not buffer or kernel.args[k].role != "out" or ref.offset:
                     continue
-                safe = set(_read_in_place(kernel, k))
+                safe = set(read_in_place(kernel, k))
                 for other in sorted(safe):
                     source = refs[other]
                     everywhere = {n for n, r in enumerate(refs) if r.buffer is source.buffer}
                     if source == Ref(source.buffer) and everywhere <= safe:
                         yield source.buffer
-
-
-def _read_in_place(kernel: Kernel, out: int) -> Iterator[int]:
-    """The arguments of a kernel that are read only where, and not after, `out` is written."""
-    stores = [
-        (number, step.level, store.map)
-        for number, step in enumerate(kernel.passes)
-        for store in step.stores
-        if isinstance(store, Store) and store.arg == out
-    ]
-    if len(stores) != 1 or stores[0][2].gathered:
-        return
-    when, level, where = stores[0]
-    for k, arg in enumerate(kernel.args):
-        if arg.role == "in" and arg.size == kernel.args[out].size:
-            loads = list(_loads(kernel, k))
-            if loads and all(n <= when and m == where and lv == level for n, lv, m in loads):
-                yield k
-
-
-def _loads(kernel: Kernel, arg: int) -> Iterator[tuple[int, str, Map]]:
-    for number, step in enumerate(kernel.passes):
-        for instr in step.instrs:
-            if isinstance(instr, Load) and instr.arg == arg:
-                yield number, step.level, instr.map

@@ -16,6 +16,7 @@ from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
+from spmd.core.check import check_jaxpr
 from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr
 
@@ -49,6 +50,8 @@ def run_passes(closed: ClosedJaxpr, report: Report | None = None) -> ClosedJaxpr
 
 
 def _look(closed: ClosedJaxpr, name: str) -> None:
+    if config.check:
+        check_jaxpr(closed, after=name)
     if "3" in config.debug:
         print(f"spmd: after {name}:\n{closed}", file=sys.stderr)
 

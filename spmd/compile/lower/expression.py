@@ -168,7 +168,7 @@ class Expressions:
         )
         return Node("load", need_dtype(var.aval.dtype), operands, where, row)
 
-    def _both(self, a: Node | None, b: Node | None) -> Node | None:
+    def both(self, a: Node | None, b: Node | None) -> Node | None:
         if a is None or b is None:
             return b if a is None else a
         return self.op("and", a, b)
@@ -234,7 +234,7 @@ class Expressions:
                 above = self.op("ge", position, self.const(start, "i64"), dtype="bool")
                 inside = self.op("and", inside, above)
             moved = (*index[:along], index[along].scale(1, -start), *index[along + 1 :])
-            value = self.pull(operand, moved, self._both(guard, inside))
+            value = self.pull(operand, moved, self.both(guard, inside))
             result = value if result is None else self.op("select", inside, value, result)
             start += size
         if result is None:
@@ -255,25 +255,25 @@ class Expressions:
             position = self.index_value(moved[-1], "i64")
             if low > 0:
                 above = self.op("ge", position, self.const(0, "i64"), dtype="bool")
-                inside = self._both(inside, above)
+                inside = self.both(inside, above)
             if high > 0:
                 below = self.op("lt", position, self.const(size, "i64"), dtype="bool")
-                inside = self._both(inside, below)
-        value = self.pull(operand, tuple(moved), self._both(guard, inside))
+                inside = self.both(inside, below)
+        value = self.pull(operand, tuple(moved), self.both(guard, inside))
         if inside is None:
             return value
         return self.op("select", inside, value, self.pull(padding, (), guard))
 
     # ---- reads at computed places ----
 
-    def _start(self, atom: Atom, index: Index, guard: Node | None) -> Node:
+    def start(self, atom: Atom, index: Index, guard: Node | None) -> Node:
         """An index value, as a 64-bit integer."""
         value = self.pull(atom, index, guard)
         if kind(value.dtype) not in "iu" or value.dtype == "u64":
             raise NoKernelError(f"indices of {value.dtype}")
         return value if value.dtype == "i64" else self.op("convert", value, dtype="i64")
 
-    def _clamped(self, value: Node, most: int) -> Node:
+    def clamped(self, value: Node, most: int) -> Node:
         above = self.op("max", value, self.const(0, "i64"))
         return self.op("min", above, self.const(most, "i64"))
 
@@ -286,7 +286,7 @@ class Expressions:
             starts, shape, eqn.params["slice_sizes"], strides, strict=True
         ):
             if whole != size:
-                value = self._clamped(self._start(start, (), None), whole - size)
+                value = self.clamped(self.start(start, (), None), whole - size)
                 gathered.append((value, stride))
         return self.load(operand, linear(index, shape), gathered, guard)
 
@@ -300,12 +300,12 @@ class Expressions:
         fill_mode = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP
         for component, d in enumerate(numbers.start_index_map):
             at = (*place.batch, ZERO.scale(1, component))
-            start = self._start(indices, at, guard)
+            start = self.start(indices, at, guard)
             most = operand.aval.shape[d] - sizes[d]
             if fill_mode:
-                fits = self._both(fits, self._within(start, most))
+                fits = self.both(fits, self.within(start, most))
             else:
-                start = self._clamped(start, most)
+                start = self.clamped(start, most)
             gathered.append((start, strides[d]))
         address = linear(place.operand, operand.aval.shape)
         if fits is None:
@@ -314,9 +314,9 @@ class Expressions:
         if dtypes.is_key(operand.aval.dtype):
             raise NoKernelError("a filling gather of keys")
         fill = self.const(eqn.params["fill_value"], dtype)
-        return self.load(operand, address, gathered, self._both(guard, fits), fill)
+        return self.load(operand, address, gathered, self.both(guard, fits), fill)
 
-    def _within(self, value: Node, most: int) -> Node:
+    def within(self, value: Node, most: int) -> Node:
         above = self.op("ge", value, self.const(0, "i64"), dtype="bool")
         return self.op("and", above, self.op("le", value, self.const(most, "i64"), dtype="bool"))
 

@@ -1,26 +1,35 @@
-"""Rules for equations that become kernels: fused groups."""
+"""Rules for equations that become kernels: fused groups, running sums, updates, scatters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from spmd.compile.cpu.render_ops import supports
+from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.ir import Kernel
 from spmd.compile.lower.elementwise import NoKernelError
+from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, windows_at
+from spmd.compile.lower.index import ZERO, Affine, dim, linear, strides_of
+from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.region import build_kernel
+from spmd.compile.lower.region import NodeWriter, Space
 from spmd.compile.lower.schedule import Launch
-from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core import dtypes
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
 
 
 @rule("fused")
 def fused(lowering: Lowering, eqn: Eqn) -> None:
     """A fused group is one kernel, or a host step if some operation in it has no native code."""
-    group = eqn.params["jaxpr"]
-    try:
-        kernel = build_kernel(group, eqn.params["space"])
-    except NoKernelError:
+    kernel = group_kernel(eqn)
+    if kernel is None:
         host(lowering, eqn)
         return
     reads = [lowering.ref(v) for v in eqn.invars]
     writes = [lowering.place(v) for v in eqn.outvars]
-    lowering.steps.append(Launch(kernel, (*reads, *writes), group_name(group), eqn.source))
+    name = group_name(eqn.params["jaxpr"])
+    lowering.steps.append(Launch(kernel, (*reads, *writes), name, eqn.source))
 
 
 def group_name(group: ClosedJaxpr) -> str:
@@ -28,3 +37,188 @@ def group_name(group: ClosedJaxpr) -> str:
     dull = ("broadcast_in_dim", "reshape", "convert_element_type", "copy", "squeeze")
     names = [e.prim.name for e in group.eqns if e.prim.name not in dull] or ["move"]
     return "+".join(names if len(names) <= 4 else [*names[:2], f"{len(names) - 3}more", names[-1]])
+
+
+# ---- running sums ------------------------------------------------------------------------------
+
+
+@rule(*SCANS)
+def cumulative(lowering: Lowering, eqn: Eqn) -> None:
+    """A running combination along one dim: the rows of its kernel."""
+    (operand,), (out,) = eqn.invars, eqn.outvars
+    op = SCANS[eqn.prim.name]
+    try:
+        dtype = need_dtype(out.aval.dtype)
+    except NoKernelError:
+        dtype = "bool"
+    if dtype == "bool" or not supports(op, (dtype, dtype), dtype) or dtype[0] == "c":
+        host(lowering, eqn)
+        return
+    axis, shape = eqn.params["axis"], out.aval.shape
+    strides = strides_of(shape)
+    outer = [d for d in range(len(shape)) if d != axis]
+    order = [strides[d] for d in (*outer, axis)]
+    b = Builder([shape[d] for d in outer], (shape[axis],))
+    source, target = b.arg(dtype, out.aval.size), b.arg(dtype, out.aval.size, "out")
+    with b.row():
+        value = b.load(source, order)
+        b.store(target, order, b.scan(op, value, bool(eqn.params["reverse"])))
+    refs = (lowering.ref(operand), lowering.place(out))
+    lowering.steps.append(Launch(b.build(), refs, eqn.prim.name, eqn.source))
+
+
+# ---- updates of a part -------------------------------------------------------------------------
+
+_COMBINE = {
+    "scatter": None,
+    "scatter_add": "add",
+    "scatter_mul": "mul",
+    "scatter_min": "min",
+    "scatter_max": "max",
+}
+
+
+@rule("dynamic_update_slice")
+def dynamic_update_slice(lowering: Lowering, eqn: Eqn) -> None:
+    """Copy the operand (or do not, if it may be overwritten), then write the part."""
+    operand, update, *starts = eqn.invars
+    if not update.aval.size:
+        _copy_operand(lowering, eqn)
+        return
+    writer = _PartWriter(eqn, (operand, update, *starts), update.aval.shape)
+    graph = writer.graph
+    gathered = []
+    for start, whole, size, stride in zip(
+        starts, operand.aval.shape, update.aval.shape, strides_of(operand.aval.shape), strict=True
+    ):
+        if whole != size:
+            value = graph.clamped(graph.start(start, (), None), whole - size)
+            gathered.append((value, stride))
+    address = linear(writer.index, operand.aval.shape)
+    writer.store(address, gathered, None, graph.pull(update, writer.index), None, unique=True)
+    writer.launch(lowering)
+
+
+@rule(*_COMBINE)
+def scatter(lowering: Lowering, eqn: Eqn) -> None:
+    """Write, or combine, windows into an array at computed places."""
+    operand, indices, updates = eqn.invars
+    combine = _COMBINE[eqn.prim.name]
+    try:
+        _need_scatter(operand, indices, combine)
+    except NoKernelError:
+        host(lowering, eqn)
+        return
+    if not updates.aval.size:
+        _copy_operand(lowering, eqn)
+        return
+    p = eqn.params
+    numbers = as_gather(p["dimension_numbers"])
+    writer = _PartWriter(eqn, (operand, indices, updates), updates.aval.shape)
+    graph, index = writer.graph, writer.index
+    place = windows_at(numbers, index, operand.aval.ndim)
+    windows = _window_sizes(numbers, operand.aval.shape, updates.aval.shape)
+    strides = strides_of(operand.aval.shape)
+    fits: Node | None = None
+    gathered = []
+    for component, d in enumerate(numbers.start_index_map):
+        start = graph.start(indices, (*place.batch, ZERO.scale(1, component)), None)
+        most = operand.aval.shape[d] - windows[d]
+        if p["mode"] is GatherScatterMode.CLIP:
+            start = graph.clamped(start, most)
+        else:
+            fits = graph.both(fits, graph.within(start, most))
+        gathered.append((start, strides[d]))
+    address = linear(place.operand, operand.aval.shape)
+    value = graph.pull(updates, index)
+    writer.store(address, gathered, fits, value, combine, unique=bool(p["unique_indices"]))
+    writer.launch(lowering)
+
+
+def _need_scatter(operand: Atom, indices: Atom, combine: str | None) -> None:
+    dtype = need_dtype(operand.aval.dtype)
+    if indices.aval.dtype.kind not in "iu" or indices.aval.dtype.str[1:] == "u8":
+        raise NoKernelError(f"indices of {indices.aval.dtype}")
+    if combine is not None and (dtypes.is_complex(operand.aval.dtype) or dtype == "bool"):
+        raise NoKernelError(f"scatter with {combine} of {dtype}")
+
+
+def _window_sizes(
+    numbers: GatherDimensionNumbers, shape: Sequence[int], updates: Sequence[int]
+) -> tuple[int, ...]:
+    """The size of a window along each operand dim."""
+    single = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    sizes = iter([updates[d] for d in sorted(numbers.offset_dims)])
+    return tuple(1 if d in single else next(sizes) for d in range(len(shape)))
+
+
+def _copy_operand(lowering: Lowering, eqn: Eqn) -> None:
+    out = eqn.outvars[0]
+    lowering.copy(lowering.place(out), lowering.ref(eqn.invars[0]), out.aval.nbytes)
+
+
+class _PartWriter:
+    """A kernel that updates a part of its first operand in place, point by point of the part."""
+
+    def __init__(self, eqn: Eqn, operands: Sequence[Atom], shape: Sequence[int]):
+        self.eqn = eqn
+        self.space = Space(tuple(shape), (), ())
+        self.index = tuple(dim(d, s) for d, s in enumerate(shape))
+        target, *rest = operands
+        self.reads = list(dict.fromkeys(v for v in rest if isinstance(v, Var)))
+        self.graph = Expressions(self.reads, (), tuple(shape), ())
+        self.builder = b = Builder(tuple(shape), ())
+        ins = [b.arg(need_dtype(v.aval.dtype), v.aval.size) for v in self.reads]
+        self.target = b.arg(need_dtype(target.aval.dtype), target.aval.size, "inout")
+        self.nodes = NodeWriter(b, ins, self.space)
+        self.done: dict[Node, int] = {}
+
+    def store(
+        self,
+        address: Affine,
+        gathered: Sequence[tuple[Node, int]],
+        guard: Node | None,
+        value: Node,
+        combine: str | None,
+        unique: bool,
+    ) -> None:
+        """Write the kernel's one pass."""
+        with self.builder.row():
+            moved = [(self.value(node), stride) for node, stride in gathered]
+            self.builder.store(
+                self.target,
+                self.nodes.strides(address, in_row=True),
+                self.value(value),
+                address.offset,
+                moved,
+                None if guard is None else self.value(guard),
+                combine,
+                unique,
+            )
+
+    def value(self, node: Node) -> int:
+        """The number of a node's value."""
+        found = self.done.get(node)
+        if found is None:
+            operands = [self.value(o) for o in node.operands]
+            found = self.done[node] = self.nodes.write(node, operands)
+        return found
+
+    def kernel(self) -> Kernel:
+        return self.builder.build()
+
+    def launch(self, lowering: Lowering) -> None:
+        """Bring the operand to the result's place and run the kernel there."""
+        operand, out = self.eqn.invars[0], self.eqn.outvars[0]
+        reads = [lowering.ref(v) for v in self.reads]
+        source = lowering.ref(operand)
+        place = lowering.place(out)
+        if any(ref.buffer is place.buffer for ref in reads):
+            # What is written over the operand's old contents must not be read from them.
+            aside = [lowering.temp(v.aval) for v in self.reads]
+            for target, ref, v in zip(aside, reads, self.reads, strict=True):
+                lowering.copy(target, ref, v.aval.nbytes)
+            reads = aside
+        lowering.copy(place, source, out.aval.nbytes)
+        step = Launch(self.kernel(), (*reads, place), self.eqn.prim.name, self.eqn.source)
+        lowering.steps.append(step)

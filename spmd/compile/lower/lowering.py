@@ -8,7 +8,8 @@ scan's stack, or a temporary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -153,6 +154,8 @@ class Lowering:
     def _aim(self, jaxpr: Jaxpr, wanted: Sequence[Ref | None]) -> None:
         """Note where results are wanted, also through equations that only rename bytes."""
         made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+        for var in made:  # the same jaxpr may have been written before, for another equation
+            self.targets.pop(var, None)
         for atom, target in zip(jaxpr.outvars, wanted, strict=True):
             if isinstance(atom, Var) and atom in made and target is not None:
                 self.targets.setdefault(atom, target)
@@ -162,6 +165,13 @@ class Lowering:
             operand, out = eqn.invars[0], eqn.outvars[0]
             if isinstance(operand, Var) and operand in made and out in self.targets:
                 self.targets.setdefault(operand, self.targets[out])
+
+    @contextmanager
+    def loop(self) -> Iterator[int]:
+        """Write steps one loop further in; gives the level of that loop."""
+        self.level += 1
+        yield self.level - 1
+        self.level -= 1
 
     def block(self, write: Callable[[], Any]) -> tuple[tuple[Step, ...], Any]:
         """The steps that `write` writes, and what it returns."""

@@ -17,7 +17,6 @@ from spmd.compile.lower.elementwise import ENTRIES, NoKernelError
 from spmd.compile.lower.expression import Expressions, Node, need_dtype
 from spmd.compile.lower.index import ZERO, Affine, dim, strides_of
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.util import product
 
 # A node may be computed again in a later pass if it costs at most this (a load costs 1, an exp 16).
 RECOMPUTE_COST = 4
@@ -57,21 +56,90 @@ def build_kernel(group: ClosedJaxpr, space: Space) -> Kernel:
     return emitter.builder.build()
 
 
-class _Emitter:
+class NodeWriter:
+    """Writes single nodes with a kernel builder; `ins` are its numbers of the group's inputs."""
+
+    def __init__(self, builder: Builder, ins: Sequence[int], space: Space):
+        self.builder = builder
+        self.ins = ins
+        self.space = space
+        self.has_rows = bool(space.inner)
+
+    def write(self, node: Node, operands: list[int]) -> int:
+        """One node as kernel instructions."""
+        b = self.builder
+        match node.kind:
+            case "const":
+                return b.const(node.data, node.dtype)
+            case "iota":
+                return self.write_index(node.data, node.dtype)
+            case "entry":
+                name, params = node.data
+                made = ENTRIES[name](b, operands, params, node.dtype)
+                if b.dtype(made) != node.dtype:
+                    raise NoKernelError(f"{name} gives {b.dtype(made)}, not {node.dtype}")
+                return made
+            case "op" if node.data == "convert":
+                return b.convert(operands[0], node.dtype)
+            case "op":
+                return b.op(node.data, *operands)
+            case "load":
+                return self.write_load(node, operands)
+            case "scan":
+                return b.scan(node.data[0], operands[0], node.data[1])
+        raise AssertionError(node.kind)
+
+    def write_index(self, affine: Affine, dtype: str) -> int:
+        """The number that an affine index is."""
+        b = self.builder
+        total = None
+        for d, coefficient in affine.terms:
+            term = b.iota(d, "i64")
+            if coefficient != 1:
+                term = b.op("mul", term, b.const(coefficient, "i64"))
+            total = term if total is None else b.op("add", total, term)
+        if total is None:
+            return b.convert(b.const(affine.offset, "i64"), dtype)
+        if affine.offset:
+            total = b.op("add", total, b.const(affine.offset, "i64"))
+        return b.convert(total, dtype)
+
+    def write_load(self, node: Node, operands: list[int]) -> int:
+        where = node.data
+        count = len(where.gathered)
+        gathered = list(zip(operands[:count], where.gathered, strict=True))
+        rest = operands[count:]
+        guard = rest.pop(0) if where.guarded else None
+        fill = rest.pop(0) if where.filled else None
+        in_row = node.row or not self.has_rows
+        return self.builder.load(
+            self.ins[where.arg],
+            self.strides(where.address, in_row),
+            where.address.offset,
+            gathered,
+            guard,
+            fill,
+        )
+
+    def strides(self, address: Affine, in_row: bool) -> list[int]:
+        """One stride per space dim that the pass has."""
+        count = len(self.space.sizes) if in_row else len(self.space.outer)
+        strides = [0] * count
+        for d, coefficient in address.terms:
+            strides[d] = coefficient
+        return strides
+
+
+class _Emitter(NodeWriter):
     """Distributes nodes over passes and writes them with a kernel builder."""
 
     def __init__(self, group: ClosedJaxpr, space: Space):
-        self.space = space
-        self.has_rows = bool(space.inner)
-        outer, inner = (space.outer, space.inner) if self.has_rows else (space.outer, ())
-        self.builder = b = Builder(outer, inner)
-        self.ins = [
-            b.arg(need_dtype(v.aval.dtype), product(v.aval.shape)) for v in group.jaxpr.invars
-        ]
+        b = Builder(space.outer, space.inner)
+        ins = [b.arg(need_dtype(v.aval.dtype), v.aval.size) for v in group.jaxpr.invars]
+        super().__init__(b, ins, space)
         self.out_shapes = [v.aval.shape for v in group.jaxpr.outvars]
         self.outs = [
-            b.arg(need_dtype(v.aval.dtype), product(v.aval.shape), "out")
-            for v in group.jaxpr.outvars
+            b.arg(need_dtype(v.aval.dtype), v.aval.size, "out") for v in group.jaxpr.outvars
         ]
         self.points: dict[Node, int] = {}  # values of POINT passes and reductions
         self.rows: dict[Node, int] = {}  # values of the ROW pass being written
@@ -208,70 +276,6 @@ class _Emitter:
                 found = self.write(node, operands)
             self.rows[node] = found
         return found
-
-    def write(self, node: Node, operands: list[int]) -> int:
-        """One node as kernel instructions."""
-        b = self.builder
-        match node.kind:
-            case "const":
-                return b.const(node.data, node.dtype)
-            case "iota":
-                return self.write_index(node.data, node.dtype)
-            case "entry":
-                name, params = node.data
-                made = ENTRIES[name](b, operands, params, node.dtype)
-                if b.dtype(made) != node.dtype:
-                    raise NoKernelError(f"{name} gives {b.dtype(made)}, not {node.dtype}")
-                return made
-            case "op" if node.data == "convert":
-                return b.convert(operands[0], node.dtype)
-            case "op":
-                return b.op(node.data, *operands)
-            case "load":
-                return self.write_load(node, operands)
-            case "scan":
-                return b.scan(node.data[0], operands[0], node.data[1])
-        raise AssertionError(node.kind)
-
-    def write_index(self, affine: Affine, dtype: str) -> int:
-        """The number that an affine index is."""
-        b = self.builder
-        total = None
-        for d, coefficient in affine.terms:
-            term = b.iota(d, "i64")
-            if coefficient != 1:
-                term = b.op("mul", term, b.const(coefficient, "i64"))
-            total = term if total is None else b.op("add", total, term)
-        if total is None:
-            return b.convert(b.const(affine.offset, "i64"), dtype)
-        if affine.offset:
-            total = b.op("add", total, b.const(affine.offset, "i64"))
-        return b.convert(total, dtype)
-
-    def write_load(self, node: Node, operands: list[int]) -> int:
-        where = node.data
-        count = len(where.gathered)
-        gathered = list(zip(operands[:count], where.gathered, strict=True))
-        rest = operands[count:]
-        guard = rest.pop(0) if where.guarded else None
-        fill = rest.pop(0) if where.filled else None
-        in_row = node.row or not self.has_rows
-        return self.builder.load(
-            self.ins[where.arg],
-            self.strides(where.address, in_row),
-            where.address.offset,
-            gathered,
-            guard,
-            fill,
-        )
-
-    def strides(self, address: Affine, in_row: bool) -> list[int]:
-        """One stride per space dim that the pass has."""
-        count = len(self.space.sizes) if in_row else len(self.space.outer)
-        strides = [0] * count
-        for d, coefficient in address.terms:
-            strides[d] = coefficient
-        return strides
 
     def store(self, k: int, value: int) -> None:
         """Store the value of output `k` at the current point."""

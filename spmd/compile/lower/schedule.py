@@ -72,18 +72,24 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Multiply matrices in batches: `out[b, m, n] = sum_k a[b, m, k] * c[b, k, n]`.
+    """Multiply matrices, m x k by k x n, for each index of some batch dims.
 
-    Strides are in elements: of `a` along (b, m, k), of `c` along (b, k, n); `out` is contiguous.
+    Strides are in elements: of `a` along (m, k, *batch), of `b` along (k, n, *batch), of `out`
+    along (m, n, *batch).
     """
 
-    dtype: np.dtype
-    sizes: tuple[int, int, int, int]
+    source_dtype: np.dtype
+    result_dtype: np.dtype
+    m: int
+    n: int
+    k: int
+    batch: tuple[int, ...]
+    a_strides: tuple[int, ...]
+    b_strides: tuple[int, ...]
+    out_strides: tuple[int, ...]
     a: Ref
     b: Ref
     out: Ref
-    a_strides: tuple[int, int, int]
-    b_strides: tuple[int, int, int]
     source: Source = UNKNOWN
 
 
@@ -210,7 +216,8 @@ def _name(step: Step) -> str:
         case Launch() | Host():
             return f"{type(step).__name__.lower()} {step.name}"
         case Product():
-            return f"product {'x'.join(map(str, step.sizes))}"
+            sizes = (*step.batch, step.m, step.n, step.k)
+            return f"product {'x'.join(map(str, sizes))}"
         case Loop():
             return f"loop {step.trips}"
     return type(step).__name__.lower()

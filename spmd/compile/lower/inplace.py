@@ -1,0 +1,113 @@
+"""When a loop body may write a carried value's new contents over the old ones.
+
+It may if nothing reads the old value after the equation that makes the new one, and that equation
+itself reads it only where it writes (an elementwise kernel), or updates it in place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+from spmd.compile.kernel.ir import Kernel, Load, Map, Store
+from spmd.compile.lower.elementwise import NoKernelError
+from spmd.compile.lower.lowering import ALIASES
+from spmd.compile.lower.region import build_kernel
+from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
+
+UPDATES = frozenset(
+    (
+        "dynamic_update_slice",
+        "scatter",
+        "scatter_add",
+        "scatter_mul",
+        "scatter_min",
+        "scatter_max",
+    )
+)
+
+_kernels: weakref.WeakKeyDictionary[ClosedJaxpr, Kernel | None] = weakref.WeakKeyDictionary()
+
+
+def group_kernel(eqn: Eqn) -> Kernel | None:
+    """The kernel of a fused equation, built once; None if it has none."""
+    group = eqn.params["jaxpr"]
+    if group not in _kernels:
+        try:
+            _kernels[group] = build_kernel(group, eqn.params["space"])
+        except NoKernelError:
+            _kernels[group] = None
+    return _kernels[group]
+
+
+def may_overwrite(body: Jaxpr, operand: int, result: int) -> bool:
+    """Whether result number `result` may be written over operand number `operand`."""
+    old, new = body.invars[operand], body.outvars[result]
+    if not isinstance(new, Var) or body.outvars.count(new) != 1:
+        return False
+    names = _aliases(body, old)
+    if any(v in names for v in body.outvars):
+        return False
+    makers = [k for k, eqn in enumerate(body.eqns) if new in eqn.outvars]
+    readers = [
+        k
+        for k, eqn in enumerate(body.eqns)
+        if eqn.prim.name not in ALIASES and any(v in names for v in eqn.invars)
+    ]
+    if not makers or body.eqns[makers[0]].prim.name in ALIASES:
+        return False
+    last = max(readers, default=-1)
+    if last < makers[0]:
+        return True
+    return last == makers[0] and _overwrites(body.eqns[last], names, new)
+
+
+def _aliases(body: Jaxpr, var: Var) -> set[Var]:
+    """A variable and all that are the same bytes."""
+    names = {var}
+    for eqn in body.eqns:
+        renames = eqn.prim.name in ALIASES or eqn.prim.name == "optimization_barrier"
+        if renames:
+            pairs = zip(eqn.invars, eqn.outvars, strict=True)
+            names.update(out for operand, out in pairs if operand in names)
+    return names
+
+
+def _overwrites(eqn: Eqn, names: set[Var], new: Var) -> bool:
+    """Whether an equation reads an operand only where, and not after, it writes its result."""
+    if eqn.prim.name in UPDATES:
+        return eqn.invars[0] in names and not any(v in names for v in eqn.invars[1:])
+    kernel = group_kernel(eqn) if eqn.prim.name == "fused" else None
+    if kernel is None:
+        return False
+    out = len(eqn.invars) + eqn.outvars.index(new)
+    read = {k for k, v in enumerate(eqn.invars) if v in names}
+    return read <= set(read_in_place(kernel, out))
+
+
+def read_in_place(kernel: Kernel, out: int) -> Iterator[int]:
+    """The arguments of a kernel that are read only where, and not after, `out` is written."""
+    stores = [
+        (number, step.level, store.map)
+        for number, step in enumerate(kernel.passes)
+        for store in step.stores
+        if isinstance(store, Store) and store.arg == out
+    ]
+    if len(stores) != 1 or stores[0][2].gathered:
+        return
+    when, level, where = stores[0]
+    for k, arg in enumerate(kernel.args):
+        if arg.role == "in" and (arg.size, arg.dtype) == (
+            kernel.args[out].size,
+            kernel.args[out].dtype,
+        ):
+            loads = list(_loads(kernel, k))
+            if loads and all(n <= when and m == where and lv == level for n, lv, m in loads):
+                yield k
+
+
+def _loads(kernel: Kernel, arg: int) -> Iterator[tuple[int, str, Map]]:
+    for number, step in enumerate(kernel.passes):
+        for instr in step.instrs:
+            if isinstance(instr, Load) and instr.arg == arg:
+                yield number, step.level, instr.map
