@@ -2,8 +2,8 @@
 
 The one idea: the caller describes C[b, i, j] = sum over k of A[b, i, k] B[b, k, j] by sizes and
 strides, so transposes, broadcast batches and slices cost nothing, and gets one `KernelStep`. What
-the kernel does with it is in `gemm_ir`; here are only the decisions, all of them taken from sizes
-and strides alone.
+the kernel does with it is in `gemm_ir_loops`; here are only the decisions, all of them taken from
+sizes and strides alone.
 
     product = Product(m=64, n=32, k=16, a=Operand(offset=..., row=16, column=1), ...)
     step = gemm_step(product, a_slot, b_slot, c_slot)       # None: not supported, use the fallback
@@ -17,7 +17,8 @@ from functools import cache
 
 import numpy as np
 
-from spmd.compile.cpu.gemm_ir import SIZES, Shape, gemm_text, gemv_symbol, product_symbol
+from spmd.compile.cpu.gemm_ir import Shape
+from spmd.compile.cpu.gemm_ir_loops import SIZES, gemm_text, gemv_symbol, product_symbol
 from spmd.compile.cpu.loader import Host, available_cores, compile_texts, host
 from spmd.compile.cpu.program import KernelStep, Slot
 

@@ -9,7 +9,7 @@ concurrent call, so that a program may run in several threads at once.
     frames[:] = ...
     native.run(frames)
 
-`native.run_address(frames_address)` is the same for dispatchers that keep the address of a frame.
+Dispatchers that count nanoseconds skip the buffer: `native.call(*addresses)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from spmd.compile.cpu.program import (
     WhileStep,
 )
 from spmd.compile.cpu.reduce import reduce_kernels
-from spmd.compile.cpu.runtime import runtime
+from spmd.compile.cpu.runtime import call_function, runtime
 from spmd.core.errors import CollectiveError, SpmdError
 
 __all__ = [
@@ -61,6 +62,8 @@ __all__ = [
 # Programs estimated below this keep the GIL: releasing and taking it back costs more than what
 # another thread could do meanwhile.
 SHORT_PS = 20_000_000
+# With more addresses than this a buffer is the quicker way to hand them over.
+MOST_CALL_WORDS = 64
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -87,6 +90,8 @@ class NativeProgram:
         self._callbacks = (
             _Callbacks(encoded.steps, program.devices) if has_callbacks(program) else None
         )
+        self._failure = np.zeros(1 + program.devices, dtype=np.int64)
+        loaded = runtime()
         self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
         self._header[:] = [
             _address(self._words),
@@ -97,8 +102,9 @@ class NativeProgram:
             encoded.max_args,
             self._callbacks.address if self._callbacks else 0,
             _address(self._everyone),
+            loaded.run_address,
+            _address(self._failure),
         ]
-        loaded = runtime()
         short = encoded.cost_ps * program.devices < SHORT_PS
         # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
         # when it is not 0.
@@ -131,11 +137,23 @@ class NativeProgram:
         if status:
             self.fail(status, frames)
 
-    def fail(self, status: int, frames: int) -> None:
-        """Raise the exception that belongs to the status of a run."""
-        report = (ctypes.c_int64 * (1 + self.program.devices)).from_address(
-            frames + 8 * self.frame_words
-        )
+    @cached_property
+    def call(self) -> Callable[..., int]:
+        """`call(*addresses)` runs the program; hand a status that is not 0 to `fail`.
+
+        The addresses are those of `new_frames`, as positional arguments: `frame_words` of them.
+        """
+        if self.frame_words > MOST_CALL_WORDS:
+            raise ValueError(
+                f"call takes at most {MOST_CALL_WORDS} addresses, and the program needs "
+                f"{self.frame_words}; fill a buffer and use run"
+            )
+        return partial(call_function(self.frame_words, self.keeps_gil), self.header_address)
+
+    def fail(self, status: int, frames: int | None = None) -> NoReturn:
+        """Raise the exception that belongs to the status of a run (of `call`, without frames)."""
+        place = _address(self._failure) if frames is None else frames + 8 * self.frame_words
+        report = (ctypes.c_int64 * (1 + self.program.devices)).from_address(place)
         step = self._steps[report[native.REPORT_STEP]]
         if status == native.RAISED and self._callbacks:
             raise self._callbacks.take()

@@ -12,10 +12,12 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from spmd.compile.cpu.loader import available_cores, compile_texts
+from spmd.compile.cpu.runtime_ir_control import control_texts
 from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
-from spmd.compile.cpu.runtime_ir_execute import execute_texts
+from spmd.compile.cpu.runtime_ir_execute import call_symbol, call_text, execute_texts
 from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
@@ -32,6 +34,7 @@ class Runtime:
     run_long: Callable[[int, int], int]
     # (function, args, sizes, units, chunk)
     parallel_kernel: Callable[[int, int, int, int, int], None]
+    run_address: int
     stop: Callable[[], int]
     reset: Callable[[int], None]
     pool: ctypes.Array
@@ -50,7 +53,8 @@ def runtime() -> Runtime:
 
 
 def _load() -> Runtime:
-    module = "\n".join([*pool_texts(), *execute_texts(), *exchange_texts()])
+    parts = (pool_texts(), execute_texts(), control_texts(), exchange_texts())
+    module = "\n".join(text for part in parts for text in part)
     symbols = compile_texts([module], optimize=True)
     address = ctypes.c_void_p
     run = (ctypes.c_int64, address, address)
@@ -58,6 +62,7 @@ def _load() -> Runtime:
     loaded = Runtime(
         run_short=ctypes.PYFUNCTYPE(*run)(symbols["spmd_run"]),
         run_long=ctypes.CFUNCTYPE(*run)(symbols["spmd_run"]),
+        run_address=symbols["spmd_run"],
         parallel_kernel=ctypes.CFUNCTYPE(*kernel)(symbols["spmd_parallel_kernel"]),
         stop=ctypes.CFUNCTYPE(ctypes.c_int64)(symbols["spmd_pool_stop"]),
         reset=ctypes.CFUNCTYPE(None, ctypes.c_int64)(symbols["spmd_pool_reset"]),
@@ -71,6 +76,15 @@ def _load() -> Runtime:
         os.register_at_fork(after_in_child=lambda: loaded.reset(_wanted_workers()))
     config.on_update("num_threads", lambda _: set_workers(loaded, _wanted_workers()))
     return loaded
+
+
+@cache
+def call_function(words: int, keeps_gil: bool) -> Callable[..., int]:
+    """The native function (header, addresses...) -> status that takes `words` addresses."""
+    symbols = compile_texts([call_text(words)], optimize=True)
+    make = ctypes.PYFUNCTYPE if keeps_gil else ctypes.CFUNCTYPE
+    prototype = make(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_void_p] * words)
+    return prototype(symbols[call_symbol(words)])
 
 
 def _wanted_workers() -> int:
