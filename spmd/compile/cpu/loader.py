@@ -11,6 +11,7 @@ llvmlite is imported at the first compile, because its import takes longer than 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 import threading
@@ -57,6 +58,8 @@ class Loader:
         self._lock = threading.Lock()
         self._loaded: dict[tuple[str, bool], dict[str, int]] = {}
         self._emitters: list[_Emitter] = []
+        # Library names are used up even by a link that fails.
+        self._numbers = itertools.count()
 
     @cached_property
     def _llvm(self) -> ModuleType:
@@ -150,7 +153,7 @@ class Loader:
         builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         for symbol in symbols:
             builder.export_symbol(symbol)
-        tracker = builder.link(self._jit, f"text{len(self._loaded)}")
+        tracker = builder.link(self._jit, f"text{next(self._numbers)}")
         tracker.detach()
         return {symbol: tracker[symbol] for symbol in symbols}
 

@@ -1,0 +1,190 @@
+"""The loader: symbols, errors, the disk cache, threads, and what the code may refer to."""
+
+import ctypes
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from spmd.compile.cpu import loader as loader_module
+from spmd.compile.cpu.cache import ObjectCache
+from spmd.compile.cpu.loader import Host, Loader, compile_texts, host
+from spmd.compile.cpu.runtime_ir import Function
+
+
+def constant(name: str, number: int) -> str:
+    return f"define i64 @{name}() {{\n  ret i64 {number}\n}}\n"
+
+
+def call(address: int) -> int:
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(address)()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A loader module with an object cache of its own."""
+    monkeypatch.setattr(loader_module, "object_cache", ObjectCache(lambda: tmp_path))
+    return tmp_path
+
+
+def test_compiled_functions_can_be_called(folder):
+    addresses = Loader().compile_texts([constant("one", 1), constant("two", 2)])
+    assert {name: call(address) for name, address in addresses.items()} == {"one": 1, "two": 2}
+
+
+def test_equal_texts_are_compiled_once(folder):
+    loader = Loader()
+    first = loader.compile_texts([constant("same", 5)] * 3)
+    assert loader.compile_texts([constant("same", 5)]) == first
+
+
+def test_one_symbol_in_different_calls(folder):
+    loader = Loader()
+    first = loader.compile_texts([constant("f", 1)])["f"]
+    second = loader.compile_texts([constant("f", 2)])["f"]
+    assert (call(first), call(second)) == (1, 2)
+
+
+def test_one_symbol_twice_in_a_call_is_refused(folder):
+    with pytest.raises(ValueError, match="define the symbol 'f'"):
+        Loader().compile_texts([constant("f", 1), constant("f", 2)])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_many_texts_at_once(folder, monkeypatch, workers):
+    monkeypatch.setattr(loader_module, "available_cores", lambda: workers)
+    texts = [constant(f"many{workers}_{i}", i * i) for i in range(40)]
+    addresses = Loader().compile_texts(texts)
+    assert [call(addresses[f"many{workers}_{i}"]) for i in range(40)] == [i * i for i in range(40)]
+
+
+def test_threads_compile_side_by_side(folder):
+    loader, results = Loader(), {}
+
+    def work(seed: int) -> None:
+        for i in range(10):
+            name = f"t{seed}_{i}"
+            results[name] = call(loader.compile_texts([constant(name, seed * 100 + i)])[name])
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == {f"t{s}_{i}": s * 100 + i for s in range(4) for i in range(10)}
+
+
+def test_private_and_global_symbols(folder):
+    text = (
+        "@shared = global i64 7\n@table = constant [2 x i64] [i64 3, i64 4]\n"
+        "@hidden = internal global i64 1\n"
+        "define internal i64 @helper() { ret i64 1 }\n"
+        'define i64 @visible() nounwind "frame-pointer"="none" {\n'
+        "  %x = call i64 @helper()\n  %y = load i64, ptr @shared\n"
+        "  %z = add i64 %x, %y\n  ret i64 %z\n}\n"
+    )
+    addresses = Loader().compile_texts([text])
+    assert sorted(addresses) == ["shared", "table", "visible"]
+    assert ctypes.c_int64.from_address(addresses["shared"]).value == 7
+    ctypes.c_int64.from_address(addresses["shared"]).value = 40
+    assert call(addresses["visible"]) == 41
+
+
+def test_code_may_call_the_c_library(folder):
+    text = (
+        "declare double @cbrt(double)\n"
+        "define double @root(double %x) {\n  %y = call double @cbrt(double %x)\n"
+        "  ret double %y\n}\n"
+    )
+    address = Loader().compile_texts([text])["root"]
+    assert ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_double)(address)(27.0) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("define i64 @f() {", "does not parse"),
+        ("define i64 @f() { ret i32 1 }", "does not parse"),
+        (
+            "define i64 @f() {\na:\n br label %b\nb:\n %x = phi i64 [1, %c]\n ret i64 %x\nc:\n"
+            " br label %b\n}",
+            "is not valid",
+        ),
+    ],
+)
+def test_broken_texts_are_shown(folder, text, message):
+    with pytest.raises(RuntimeError, match=message) as caught:
+        Loader().compile_texts([text])
+    assert text in str(caught.value)
+
+
+def test_a_missing_symbol_is_an_error_not_a_crash(folder):
+    text = (
+        "declare void @there_is_no_such_function()\n"
+        "define void @f() {\n  call void @there_is_no_such_function()\n  ret void\n}\n"
+    )
+    loader = Loader()
+    with pytest.raises(RuntimeError, match=r"Failed to materialize.* f "):
+        loader.compile_texts([text])
+    assert call(loader.compile_texts([constant("after", 3)])["after"]) == 3
+
+
+def test_the_second_process_loads_what_the_first_compiled(folder, monkeypatch):
+    texts = [constant("cached", 9), constant("cached_too", 10)]
+    Loader().compile_texts(texts)
+
+    def refuse(*_):
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(loader_module._Emitter, "emit", refuse)
+    fresh = Loader()
+    assert call(fresh.compile_texts(texts)["cached"]) == 9
+    with pytest.raises(AssertionError, match="compiled again"):
+        fresh.compile_texts(texts, optimize=True)
+
+
+def test_a_damaged_entry_is_compiled_again(folder):
+    Loader().compile_texts([constant("damaged", 11)])
+    for path in folder.rglob("*.o"):
+        path.write_bytes(path.read_bytes()[:-10])
+    assert call(Loader().compile_texts([constant("damaged", 11)])["damaged"]) == 11
+
+
+def test_optimized_code_keeps_its_variables_in_registers(folder):
+    f = Function("count", "i64", ["i64"])
+    total = f.var("i64", 0)
+    with f.range(0, f.params[0]) as i:
+        total.set(total.get() + i)
+    f.ret(total.get())
+    loader = Loader()
+    assert "rsp" in loader.emit_assembly(f.text()) or sys.platform != "linux"
+    assert "rsp" not in loader.emit_assembly(f.text(), optimize=True)
+    address = loader.compile_texts([f.text()], optimize=True)["count"]
+    assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(10) == 45
+
+
+def test_the_host_is_described():
+    assert host().cpu and host().vector_bytes in (16, 32, 64)
+    assert Host("x", "+avx2,-avx512f", "1").vector_bytes == 32
+    assert Host("x", "+avx2,+avx512f,+avx512vl", "1").vector_bytes == 64
+    assert not Host("x", "+avx2", "1").has("avx")
+
+
+def test_llvmlite_is_imported_by_the_first_compile_only():
+    program = (
+        "import sys\nimport spmd.compile.cpu.loader as loader\n"
+        "assert 'llvmlite' not in sys.modules\n"
+        "loader.compile_texts(['define void @f() { ret void }'])\n"
+        "assert 'llvmlite' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_loaded_code_stays():
+    name = "stays"
+    address = compile_texts([constant(name, 77)])[name]
+    for i in range(30):
+        compile_texts([constant(f"other{i}", i)])
+    assert call(address) == 77
