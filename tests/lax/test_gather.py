@@ -202,9 +202,7 @@ def test_more_errors():
     x = np.zeros((3, 2), np.float32)
     with pytest.raises(DtypeError, match=r"indices must be integers, got float32\[2,1\]"):
         make_jaxpr(lambda x: lax.gather(x, OUTSIDE.astype(np.float32), ROWS, (1, 2)))(x)
-    with pytest.raises(
-        ArgumentError, match=r"mode='edge' .* one of 'fill', 'drop', 'clip'"
-    ):
+    with pytest.raises(ArgumentError, match=r"mode='edge' .* one of 'fill', 'drop', 'clip'"):
         lax.gather(x, OUTSIDE, ROWS, (1, 2), mode="edge")
     numbers = lax.ScatterDimensionNumbers(*ROWS)
     with pytest.raises(ShapeError, match=r"updates must have shape \(2, 2\).*got float32\[3,2\]"):
