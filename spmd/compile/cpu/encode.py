@@ -176,20 +176,20 @@ class Encoder:
         return [len(views), int(step.together), *slots], CALLBACK_PS
 
     def _for(self, step: ForStep) -> tuple[list[int], int]:
-        dynamic = isinstance(step.trips, Slot)
-        most = step.max_trips if dynamic else step.trips
-        if most is not None and most < 0:
-            raise ValueError(f"a loop of {most} trips")
-        slot, width = [], 0
+        slot: list[int] = []
         if isinstance(step.trips, Slot):
             width = _integer_bytes(step.trips_dtype)
             slot = self._slot(step.trips, width, "trip count")
+            trips, most, assumed = -1, step.max_trips, ASSUMED_TRIPS
+        else:
+            trips = most = assumed = step.trips
+            width = 0
+        if most is not None and most < 0:
+            raise ValueError(f"a loop of {most} trips")
         level = len(self._trips)
         body, cost = self._nested(step.body, most)
-        trips = -1 if isinstance(step.trips, Slot) else step.trips
         bound = -1 if most is None else most
         fields = [level, trips, width, bound, int(step.reverse), len(body)]
-        assumed = ASSUMED_TRIPS if dynamic else step.trips
         return [*fields, *slot, *body], cost * assumed
 
     def _while(self, step: WhileStep) -> tuple[list[int], int]:

@@ -237,7 +237,7 @@ def _plan_gemv(p: Product, shape: Shape, batches: int) -> Plan:
 
 def _sizes(p: Product, shape: Shape) -> dict[str, int]:
     """The run-time numbers that are given by the product itself."""
-    sizes = dict.fromkeys(SIZES, 1)
+    sizes: dict[str, int] = dict.fromkeys(SIZES, 1)
     source, result = shape.source_bytes, shape.result_bytes
     sizes |= {"m": p.m, "n": p.n, "k": p.k}
     sizes |= {"a_row": p.a.row * source, "a_k": p.a.column * source}

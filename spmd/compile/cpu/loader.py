@@ -95,13 +95,14 @@ class Loader:
         with self._lock:
             new = [t for t in dict.fromkeys(texts) if (t, optimize) not in self._loaded]
             keys = {t: self._key(t, optimize) for t in new}
-            objects = {t: object_cache.load(keys[t]) for t in new}
-            missing = [t for t, code in objects.items() if code is None]
+            stored = {t: object_cache.load(keys[t]) for t in new}
+            objects = {t: code for t, code in stored.items() if code is not None}
+            missing = [t for t in new if t not in objects]
             for text, code in zip(missing, self._emit_all(missing, optimize), strict=True):
                 objects[text] = code
                 object_cache.store(keys[text], code)
-            for text, code in objects.items():
-                self._loaded[text, optimize] = self._link(text, code)
+            for text in new:
+                self._loaded[text, optimize] = self._link(text, objects[text])
             return _merge([self._loaded[t, optimize] for t in dict.fromkeys(texts)])
 
     def emit_assembly(self, text: str, *, optimize: bool = False) -> str:
@@ -172,18 +173,18 @@ class _Emitter:
         lib, message = self._lib, ctypes.c_char_p()
         pointer = lib.LLVMPY_ParseAssembly(self._context, text.encode(), ctypes.byref(message))
         if message.value:
-            raise RuntimeError(f"LLVM IR does not parse: {message.value.decode()}\n{text}")
+            raise RuntimeError(f"LLVM IR does not parse: {_decoded(message)}\n{text}")
         module = self._llvm.ModuleRef(pointer, self._context)
         with module:
             if lib.LLVMPY_VerifyModule(module, ctypes.byref(message)):
-                raise RuntimeError(f"LLVM IR is not valid: {message.value.decode()}\n{text}")
+                raise RuntimeError(f"LLVM IR is not valid: {_decoded(message)}\n{text}")
             if optimize:
                 self._optimize(module)
             buffer = lib.LLVMPY_TargetMachineEmitToMemory(
                 self._machine, module, int(not assembly), ctypes.byref(message)
             )
             if not buffer:
-                raise RuntimeError(f"LLVM cannot compile: {message.value.decode()}\n{text}")
+                raise RuntimeError(f"LLVM cannot compile: {_decoded(message)}\n{text}")
         try:
             return ctypes.string_at(
                 lib.LLVMPY_GetBufferStart(buffer), lib.LLVMPY_GetBufferSize(buffer)
@@ -202,6 +203,10 @@ class _Emitter:
         passes.add_instruction_combine_pass()
         passes.add_simplify_cfg_pass()
         passes.run(module, builder)
+
+
+def _decoded(message: ctypes.c_char_p) -> str:
+    return (message.value or b"").decode()
 
 
 def _unlocked_library(llvm: ModuleType) -> Any:

@@ -401,7 +401,7 @@ def is_float(type: str) -> bool:
     return any(name in type for name in _FLOATS)
 
 
-def _constant(type: str, number: Operand) -> str:
+def _constant(type: str, number: int | float) -> str:
     if type == "i1":
         return "true" if number else "false"
     if type == "ptr" and number == 0:
