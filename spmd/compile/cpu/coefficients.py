@@ -181,3 +181,15 @@ ERF_INV_64 = (
         4.8499064014085844221,
     ),
 )
+
+# The series' error is below double precision from 8.5 on; the recurrence leads there from 0.5.
+DIGAMMA_STEPS = 8
+DIGAMMA_SERIES = (
+    1 / 12,
+    -691 / 32760,
+    1 / 132,
+    -1 / 240,
+    1 / 252,
+    -1 / 120,
+    1 / 12,
+)

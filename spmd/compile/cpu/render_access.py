@@ -9,7 +9,7 @@ block is as short for all its rows, and masked instructions are used instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from spmd.compile.cpu.emit import Emitter
@@ -97,6 +97,18 @@ def load_contiguous(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, .
     return read_lanes(e, where, place.dtype)
 
 
+def load_reversed(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, ...]:
+    """Read neighbouring elements into lanes, the last one first."""
+    start = e.add_index(place.base, str(1 - e.width))
+    whole = replace(place, base=start, stride=1)
+    where = _through_buffer(e, whole, tail, read=True, write=False, at_end=True)
+    parts = read_lanes(e, where, place.dtype)
+    kind_text, order = e.type(element_of(place.dtype)), _picks(range(e.width - 1, -1, -1))
+    return tuple(
+        e.set(f"shufflevector {kind_text} {part}, {kind_text} poison, {order}") for part in parts
+    )
+
+
 def read_lanes(e: Emitter, pointer: str, dtype: str) -> tuple[str, ...]:
     """Read a whole vector from a pointer."""
     if e.width == 1:
@@ -142,22 +154,28 @@ def _picks(lanes: Sequence[int]) -> str:
     return f"<{len(lanes)} x i32> <" + ", ".join(f"i32 {lane}" for lane in lanes) + ">"
 
 
-def _through_buffer(e: Emitter, place: Place, tail: Tail | None, read: bool, write: bool) -> str:
-    """Return the pointer of a block: the argument's own, or a buffer's if the block is short."""
+def _through_buffer(
+    e: Emitter, place: Place, tail: Tail | None, read: bool, write: bool, at_end: bool = False
+) -> str:
+    """Return the pointer of a block: the argument's own, or a buffer's if the block is short.
+
+    The elements that exist are the block's first ones, or its last ones with `at_end`.
+    """
     element, count = _unit(place.dtype)
     real = e.at(element, place.pointer, e.mul_index(place.base, count))
     if tail is None:
         return real
-    bytes_live = tail.live * itemsize(place.dtype)
-    buffer = e.alloca(e.width * itemsize(place.dtype))
+    size = itemsize(place.dtype)
+    buffer = e.alloca(e.width * size)
 
     def fill() -> None:
         wide = e.type(element, e.width * count)
         e.put(f"store {wide} zeroinitializer, ptr {buffer}, align 64")
-        copy(e, buffer, real, bytes_live)
+        skipped = str((e.width - tail.live) * size if at_end else 0)
+        copy(e, e.at("i8", buffer, skipped), e.at("i8", real, skipped), tail.live * size)
 
     if write:
-        tail.copies.append((real, buffer, bytes_live))
+        tail.copies.append((real, buffer, tail.live * size))
     if tail.is_short == "true":
         if read:
             fill()

@@ -229,6 +229,9 @@ class Body:
             if load.guard is None:
                 return access.load_contiguous(self.e, place, self.tail)
             return access.load_masked(self.e, place, self.mask(load.guard, width), fill)
+        backwards = width > 1 and place.stride == -1 and place.gathered is None
+        if backwards and load.guard is None and not (self.tail and self.tail.masked):
+            return access.load_reversed(self.e, place, self.tail)
         if width == 1 and load.guard is None:
             return access.load_scalar(self.e, place.pointer, place.dtype, place.base)
         return access.load_each(self.e, place, self.mask(load.guard, width), fill)

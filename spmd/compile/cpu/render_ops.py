@@ -48,8 +48,6 @@ def supports(op: str, operands: Sequence[str], dtype: str) -> bool:
         return False
     if "c" in (kind(dtype), kind(operands[-1])):
         return op in render_complex.SUPPORTED
-    if op == "digamma":
-        return False
     if op == "nextafter":
         return dtype in ("f32", "f64")
     return True

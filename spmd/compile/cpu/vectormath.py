@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from spmd.compile.cpu.coefficients import (
     COS_POLY,
+    DIGAMMA_SERIES,
+    DIGAMMA_STEPS,
     ERF_INV_32,
     ERF_INV_64,
     ERF_LARGE,
@@ -296,6 +298,27 @@ def erf_inv(m: Floats, x: str) -> str:
     return m.select(at_end, m.exact_mul(x, m.const(math.inf)), m.mul(factor, x))
 
 
+def digamma(m: Floats, x: str) -> str:
+    """Logarithmic derivative of the gamma function: recurrence up, then the asymptotic series."""
+    one, half = m.const(1.0), m.const(0.5)
+    left = m.is_("olt", x, half)
+    z = m.select(left, m.exact_sub(one, x), x)
+    shift = m.const(0.0)
+    for step in range(DIGAMMA_STEPS):
+        shift = m.exact_add(shift, m.div(one, m.exact_add(z, m.const(float(step)))))
+    z = m.exact_add(z, m.const(float(DIGAMMA_STEPS)))
+    inverse = m.div(one, m.exact_mul(z, z))
+    series = m.mul(inverse, m.poly(inverse, DIGAMMA_SERIES))
+    result = m.sub(m.sub(log(m, z), m.div(half, z)), m.add(series, shift))
+    # Reflection: the period of the tangent is taken off before pi rounds it.
+    nearest = m.emitter.intrinsic("roundeven", m.element, x)
+    angle = m.exact_mul(m.exact_sub(x, nearest), m.const(math.pi))
+    reflected = m.exact_sub(result, m.div(m.const(math.pi), tan(m, angle)))
+    result = m.select(left, reflected, result)
+    whole = m.emitter.binary("and", "i1", m.is_("oeq", x, nearest), left)
+    return m.select(whole, m.const(math.nan), result)
+
+
 # ---- power --------------------------------------------------------------------------------------
 
 
@@ -343,6 +366,7 @@ VECTOR_FUNCTIONS: dict[str, Callable[..., str]] = {
         tan,
         erf,
         erf_inv,
+        digamma,
         pow,
     )
 }
@@ -361,7 +385,7 @@ LIBM_FUNCTIONS = {
     "nextafter": "nextafter",
     "rem": "fmod",
 }
-HAS_BRANCHES = ("sin", "cos", "tan")
+HAS_BRANCHES = ("sin", "cos", "tan", "digamma")
 
 
 def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:

@@ -192,7 +192,7 @@ def _lgamma(x: float) -> float:
 
 
 def _digamma(x: float) -> float:
-    if x <= 0 and x == math.floor(x):
+    if x == -math.inf or (x <= 0 and x == math.floor(x)):
         return math.nan
     if x < 0.5:
         return _digamma(1 - x) - math.pi / math.tan(math.pi * x)

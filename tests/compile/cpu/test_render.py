@@ -141,6 +141,24 @@ def test_bitcast(pair):
     np.testing.assert_array_equal(arrays[1].view(np.uint8), expected.view(np.uint8))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "bool", "bf16", "u64", "c64"])
+@pytest.mark.parametrize("shape", [(16, 16), (17, 33), (8, 100), (64, 9), (3, 5)])
+def test_transposed_and_reversed_reads(shape, dtype, target):
+    rows, columns = shape
+    count = rows * columns
+    b = Builder((2, rows), (columns,))
+    x, y = b.arg(dtype, 2 * count), b.arg(dtype, columns)
+    turned, flipped = b.arg(dtype, 2 * count, "out"), b.arg(dtype, 2 * count, "out")
+    with b.row():
+        b.store(turned, (count, columns, 1), b.load(x, (count, 1, rows)))
+        b.store(flipped, (count, columns, 1), b.load(y, (0, 0, -1), columns - 1))
+    data = operands_for(dtype, 2 * count, np.random.default_rng(6))
+    arrays = [data, operands_for(dtype, columns, np.random.default_rng(7))]
+    arrays += [np.zeros_like(data), np.zeros_like(data)]
+    assert_renders(b.build(), arrays, splits=2, target=TARGETS[target])
+
+
 # ---- promises ------------------------------------------------------------------------------------
 
 
