@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ class Call:
     count: int
     detail: str
     packed: bytes = field(compare=False, repr=False)
+    digest: int = field(compare=False, repr=False)  # of `packed`: one word to compare
 
     def __str__(self) -> str:
         op = f"({self.op.value})" if self.op else ""
@@ -65,7 +67,11 @@ def make_call(
     # A long detail (the pairs of a big permutation) is cut for reading, but compared as a whole.
     digest = zlib.crc32(text)
     packed = _LAYOUT.pack(kind, _OPS.index(op), digest, count, dtype.encode()[:24], text[:88])
-    return Call(kind, op, dtype, count, detail, packed)
+    return Call(kind, op, dtype, count, detail, packed, _digest(packed))
+
+
+def _digest(packed: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little", signed=True)
 
 
 def read_call(packed: bytes) -> str:
@@ -80,6 +86,7 @@ def read_call(packed: bytes) -> str:
         count,
         detail.rstrip(b"\0").decode(errors="replace"),
         packed,
+        0,
     )
     return str(call)
 
@@ -126,6 +133,10 @@ def pairs_detail(pairs: Sequence[tuple[int, int]], size: int) -> str:
 
 def check_buffer(kind: Kind, name: str, array: np.ndarray, writable: bool) -> None:
     """Raise unless a transport can read (and write) `array` as plain memory."""
+    if isinstance(array, np.ndarray):
+        flags = array.flags
+        if flags.c_contiguous and (flags.writeable or not writable):
+            return
     where = f"{kind.name.lower()}: {name}"
     if not isinstance(array, np.ndarray):
         raise CollectiveError(f"{where} must be a NumPy array; got {type(array).__name__}")
@@ -133,7 +144,12 @@ def check_buffer(kind: Kind, name: str, array: np.ndarray, writable: bool) -> No
         raise CollectiveError(
             f"{where} of shape {array.shape} is not contiguous; pass np.ascontiguousarray({name})"
         )
-    if writable and not array.flags.writeable:
-        raise CollectiveError(f"{where} is read-only, and the result is written to it")
-    if array.dtype.hasobject or not array.dtype.isnative:
-        raise CollectiveError(f"{where} has dtype {array.dtype}, which cannot be sent as memory")
+    raise CollectiveError(f"{where} is read-only, and the result is written to it")
+
+
+@functools.lru_cache(maxsize=256)
+def dtype_name(dtype: np.dtype) -> str:
+    """The name of a dtype that can be sent as plain memory; NumPy takes 2 µs to find it."""
+    if dtype.hasobject or not dtype.isnative:
+        raise CollectiveError(f"arrays of dtype {dtype} cannot be sent as plain memory")
+    return dtype.name

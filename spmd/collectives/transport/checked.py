@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import Call, Kind, check_buffer, make_call, pairs_detail
+from spmd.collectives.transport.call import (
+    Call,
+    Kind,
+    check_buffer,
+    dtype_name,
+    make_call,
+    pairs_detail,
+)
 from spmd.collectives.transport.reduction import check_op
 from spmd.core.errors import CollectiveError
 
@@ -37,20 +44,20 @@ class CheckedCommunicator(abc.ABC):
         """Reduce `buf` over all ranks, in place."""
         check_buffer(Kind.ALL_REDUCE, "buf", buf, writable=True)
         check_op(op, buf.dtype)
-        call = make_call(Kind.ALL_REDUCE, op, buf.dtype.name, buf.size)
+        call = make_call(Kind.ALL_REDUCE, op, dtype_name(buf.dtype), buf.size)
         self._all_reduce(call, buf.reshape(-1), op)
 
     def all_gather(self, buf: np.ndarray, out: np.ndarray) -> None:
         """Collect the `buf` of every rank in `out`, in rank order."""
         self._check_pair(Kind.ALL_GATHER, buf, out, 1, self.size)
-        call = make_call(Kind.ALL_GATHER, None, buf.dtype.name, buf.size)
+        call = make_call(Kind.ALL_GATHER, None, dtype_name(buf.dtype), buf.size)
         self._all_gather(call, buf.reshape(-1), out.reshape(-1))
 
     def reduce_scatter(self, buf: np.ndarray, out: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
         """Reduce `buf` over all ranks and keep this rank's block of the result in `out`."""
         self._check_pair(Kind.REDUCE_SCATTER, buf, out, self.size, 1)
         check_op(op, buf.dtype)
-        call = make_call(Kind.REDUCE_SCATTER, op, buf.dtype.name, buf.size)
+        call = make_call(Kind.REDUCE_SCATTER, op, dtype_name(buf.dtype), buf.size)
         self._reduce_scatter(call, buf.reshape(-1), out.reshape(-1), op)
 
     def all_to_all(self, buf: np.ndarray, out: np.ndarray) -> None:
@@ -61,14 +68,14 @@ class CheckedCommunicator(abc.ABC):
                 f"all_to_all: buf has {buf.size} elements, which do not divide into "
                 f"{self.size} equal blocks, one a rank"
             )
-        call = make_call(Kind.ALL_TO_ALL, None, buf.dtype.name, buf.size)
+        call = make_call(Kind.ALL_TO_ALL, None, dtype_name(buf.dtype), buf.size)
         self._all_to_all(call, buf.reshape(-1), out.reshape(-1))
 
     def permute(self, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]) -> None:
         """Send `buf` along each `(source, target)` pair; `out` is zeros where nothing arrives."""
         self._check_pair(Kind.PERMUTE, buf, out, 1, 1)
         detail = pairs_detail(pairs, self.size)
-        call = make_call(Kind.PERMUTE, None, buf.dtype.name, buf.size, detail)
+        call = make_call(Kind.PERMUTE, None, dtype_name(buf.dtype), buf.size, detail)
         self._permute(call, buf.reshape(-1), out.reshape(-1), pairs)
 
     def broadcast(self, buf: np.ndarray, root: int = 0) -> None:
@@ -78,7 +85,7 @@ class CheckedCommunicator(abc.ABC):
             raise CollectiveError(
                 f"broadcast: root={root}; this group has ranks 0 to {self.size - 1}"
             )
-        call = make_call(Kind.BROADCAST, None, buf.dtype.name, buf.size, f"root={root}")
+        call = make_call(Kind.BROADCAST, None, dtype_name(buf.dtype), buf.size, f"root={root}")
         self._broadcast(call, buf.reshape(-1), root)
 
     def all_gather_object(self, obj: Any) -> list[Any]:

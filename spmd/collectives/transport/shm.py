@@ -128,7 +128,7 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _enter(self, call: Call) -> None:
         self._sequence += 1
-        self._pages.enter(self._sequence, call.packed)
+        self._pages.enter(self._sequence, call)
 
     def _meet(self, call: Call, first: bool) -> None:
         """Say that this rank's slot is filled, and wait until all are.
@@ -149,8 +149,8 @@ class ShmCommunicator(CheckedCommunicator):
                     break
         fence()
         if first:
-            calls = [pages.call(r, self._sequence) for r in range(self.size)]
-            if any(packed != call.packed for packed in calls):
+            if not pages.agree(self._sequence, call):
+                calls = [pages.call(r, self._sequence) for r in range(self.size)]
                 raise mismatch(self._sequence, calls)
 
     def _wait(self, call: Call, step: int) -> None:
@@ -213,23 +213,31 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
         self._enter(call)
-        in_parts = buf.nbytes >= REDUCE_PARTS_FROM_BYTES
-        for at, count in self._chunks(buf.size, buf.itemsize):
-            chunk = buf[at : at + count]
-            slots = self._next_slots(buf.dtype, count)
-            np.copyto(slots[self.rank], chunk)
-            self._meet(call, first=at == 0)
-            if not in_parts:
-                combine(op, slots, chunk)
-                continue
-            bounds = [count * r // self.size for r in range(self.size + 1)]
-            mine = slice(bounds[self.rank], bounds[self.rank + 1])
-            reduced = self._next_slots(buf.dtype, count)
-            combine(op, [slot[mine] for slot in slots], reduced[self.rank][mine])
-            self._meet(call, first=False)
-            for r, slot in enumerate(reduced):
-                part = slice(bounds[r], bounds[r + 1])
-                np.copyto(chunk[part], slot[part])
+        if buf.nbytes >= REDUCE_PARTS_FROM_BYTES:
+            for at, count in self._chunks(buf.size, buf.itemsize):
+                self._all_reduce_parts(call, buf[at : at + count], op, first=at == 0)
+            return
+        slots = self._next_slots(buf.dtype, buf.size)
+        np.copyto(slots[self.rank], buf)
+        self._meet(call, first=True)
+        combine(op, slots, buf)
+
+    def _all_reduce_parts(self, call: Call, chunk: np.ndarray, op: ReduceOp, first: bool) -> None:
+        """Reduce one part of the chunk here, the others elsewhere, and collect the results."""
+        bounds = [chunk.size * r // self.size for r in range(self.size + 1)]
+        begin, end = bounds[self.rank], bounds[self.rank + 1]
+        given = self._next_slots(chunk.dtype, chunk.size)
+        # This rank reduces its own part from `chunk` itself: nobody else needs that.
+        np.copyto(given[self.rank][:begin], chunk[:begin])
+        np.copyto(given[self.rank][end:], chunk[end:])
+        self._meet(call, first)
+        parts = [slot[begin:end] for slot in given]
+        parts[self.rank] = chunk[begin:end]
+        reduced = self._next_slots(chunk.dtype, chunk.size)
+        combine(op, parts, reduced[self.rank][begin:end])
+        self._meet(call, first=False)
+        for r, slot in enumerate(reduced):
+            np.copyto(chunk[bounds[r] : bounds[r + 1]], slot[bounds[r] : bounds[r + 1]])
 
     def _all_gather(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
         self._enter(call)

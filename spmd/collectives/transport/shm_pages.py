@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd.collectives.transport.call import CALL_BYTES, read_call
+from spmd.collectives.transport.call import CALL_BYTES, Call, read_call
 from spmd.collectives.transport.shm_wait import fence, wake
 
 PAGE = 4096
@@ -33,6 +33,7 @@ STATE = 16
 EXIT_CODE = 17
 PROCESS = 18
 ENTERED = 24
+DIGEST = 25  # and 26: of the last two calls
 # Bytes of a rank's page.
 _CALLS = 1024
 _TEXT = 2048
@@ -70,6 +71,11 @@ class Pages:
         self.words = self.bytes[: PAGE * (1 + size)].cast("q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.arrived = [self.word(r, ARRIVED) for r in range(size)]
+        self._own_arrived = self.arrived[rank]
+        self._own_waited_for = self.word(rank, WAITED_FOR)
+        # digests[parity][rank]: where the ranks say which call they are in
+        self.digests = [[self.word(r, DIGEST + odd) for r in range(size)] for odd in (0, 1)]
+        self._shown: list[Call | None] = [None, None]
         start = PAGE * (1 + size)
         width = slot_bytes(size)
         whole = np.frombuffer(memory, np.uint8)
@@ -89,11 +95,11 @@ class Pages:
     def post(self, step: int) -> None:
         """Make this rank's data of `step` visible, and wake those who wait for it."""
         fence()
-        self.words[self.arrived[self.rank]] = step
+        words = self.words
+        words[self._own_arrived] = step
         fence()  # the count must be out before we look whether someone went to sleep over it
-        waited_for = self.word(self.rank, WAITED_FOR)
-        if self.words[waited_for]:
-            self.words[waited_for] = 0
+        if words[self._own_waited_for]:
+            words[self._own_waited_for] = 0
             wake(self.address_of(self.rank))
 
     def address_of(self, rank: int) -> int:
@@ -106,11 +112,20 @@ class Pages:
 
     # ---- calls ---------------------------------------------------------------------------------
 
-    def enter(self, sequence: int, packed: bytes) -> None:
+    def enter(self, sequence: int, call: Call) -> None:
         """Show the call this rank enters, its `sequence`-th."""
-        at = self._call_at(self.rank, sequence)
-        self.bytes[at : at + CALL_BYTES] = packed
+        odd = sequence & 1
+        if self._shown[odd] is not call:  # most programs repeat few calls
+            self._shown[odd] = call
+            at = self._call_at(self.rank, sequence)
+            self.bytes[at : at + CALL_BYTES] = call.packed
+            self.words[self.digests[odd][self.rank]] = call.digest
         self.words[self.word(self.rank, ENTERED)] = sequence + 1
+
+    def agree(self, sequence: int, call: Call) -> bool:
+        """Whether every rank has entered the same `sequence`-th call."""
+        words = self.words
+        return all([words[at] == call.digest for at in self.digests[sequence & 1]])
 
     def call(self, rank: int, sequence: int) -> bytes:
         """The packed call of a rank."""

@@ -47,7 +47,7 @@ def refusals():
     yield "must be a NumPy array; got list", "all_reduce", ([1.0],)
     yield "float32", "all_reduce", (x, ReduceOp.XOR)
     yield "op must be one of ReduceOp.SUM", "all_reduce", (x, "sum")
-    yield "cannot be sent", "all_reduce", (np.array([None]),)
+    yield "cannot be sent as plain memory", "all_reduce", (np.array([None]),)
     yield "out needs 6", "all_gather", (x, np.zeros(5, np.float32))
     yield "buf is float32 and out is float64", "all_gather", (x, np.zeros(6))
     yield "root=1", "broadcast", (x, 1)
