@@ -340,3 +340,11 @@ def needed_reductions(program: Program) -> list[tuple[str, str]]:
 def has_callbacks(program: Program) -> bool:
     """Whether the program calls Python."""
     return any(isinstance(step, CallbackStep) for step in walk(program.steps))
+
+
+def has_open_loops(program: Program) -> bool:
+    """Whether the program holds a loop whose trip count only run time knows."""
+    return any(
+        isinstance(step, WhileStep) or (isinstance(step, ForStep) and isinstance(step.trips, Slot))
+        for step in walk(program.steps)
+    )

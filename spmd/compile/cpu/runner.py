@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spmd.compile.cpu import runtime_ir_execute as native
-from spmd.compile.cpu.encode import Encoder, has_callbacks, needed_reductions
+from spmd.compile.cpu.encode import Encoder, has_callbacks, has_open_loops, needed_reductions
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
     CallbackStep,
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 # Programs estimated below this keep the GIL: releasing and taking it back costs more than what
-# another thread could do meanwhile.
+# another thread could do meanwhile. A loop whose trips are not known may take any time.
 SHORT_PS = 20_000_000
 # With more addresses than this a buffer is the quicker way to hand them over.
 MOST_CALL_WORDS = 64
@@ -105,7 +105,8 @@ class NativeProgram:
             loaded.run_address,
             _address(self._failure),
         ]
-        short = encoded.cost_ps * program.devices < SHORT_PS
+        cheap = encoded.cost_ps * program.devices < SHORT_PS
+        short = cheap and not has_open_loops(program)
         # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
         # when it is not 0.
         self.entry: Callable[[int, int], int] = loaded.run_short if short else loaded.run_long

@@ -42,6 +42,9 @@ WAKE_PS = 30_000_000
 # Up to here one chunk a thread, beyond it several, so that a slow thread can be helped out.
 COARSE_PS = 50_000_000
 FINE_CHUNKS = 4
+# A copy is shared in pieces of this many bytes.
+COPY_PIECE = 64 * 1024
+COPY_PIECE_PS = 50 * COPY_PIECE
 LEAST_CHUNK_PS = 1_000_000
 
 
@@ -52,6 +55,7 @@ def execute_texts() -> list[str]:
         _share(),
         _kernel_units(),
         _kernel(),
+        _copy_pieces(),
         _copy(),
         _callback(),
         _block(),
@@ -222,19 +226,40 @@ def _kernel() -> Function:
     return f
 
 
+def _copy_pieces() -> Function:
+    """Pool body: pieces [begin, end) of a copy, job = [target, source, bytes]."""
+    f = Function("copy_pieces", "void", ["ptr", "i64", "i64"], internal=True)
+    job, begin, end = f.params
+    first = begin * COPY_PIECE
+    length = f.smaller(end * COPY_PIECE, f.load("i64", job, 16)) - first
+    target, source = f.load("ptr", job), f.load("ptr", job, 8)
+    f.call("memcpy", "ptr", f.at(target, first), f.at(source, first), length)
+    return f
+
+
 def _copy() -> Function:
-    """Run a copy step for each active device."""
+    """Run a copy step for each active device; long copies are shared if they do not overlap."""
     f = Function("run_copy", "i64", STEP_SIGNATURE, internal=True)
     context, step, _, active, count, _ = f.params
     cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.COPY_FIELDS)))
     target = cursor.get()
     next_slot(f, cursor)
     source = cursor.get()
+    nbytes, job = field(f, step, 0), f.stack("i64", 3)
     with f.range(0, count) as position:
         device = device_at(f, active, position)
         to = f.call("resolve", "ptr", context, target, device)
         origin = f.call("resolve", "ptr", context, source, device)
-        f.call("memmove", "ptr", to, origin, field(f, step, 0))
+        distance = f.convert("ptrtoint", to, "i64") - f.convert("ptrtoint", origin, "i64")
+        apart = (distance >= nbytes) | (nbytes + distance <= 0)
+        with f.if_else((nbytes >= 4 * COPY_PIECE) & apart) as it:
+            for i, value in enumerate((to, origin, nbytes)):
+                f.store(value, job, 8 * i)
+            pieces = (nbytes + (COPY_PIECE - 1)) // COPY_PIECE
+            body, piece_ps = f.symbol("copy_pieces"), f.value("i64", COPY_PIECE_PS)
+            f.call("share", "void", context, body, job, pieces, piece_ps)
+            it.otherwise()
+            f.call("memmove", "ptr", to, origin, nbytes)
     f.ret(OK)
     return f
 

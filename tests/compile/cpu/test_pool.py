@@ -48,7 +48,7 @@ def address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-@pytest.fixture(params=[1, 2, 4])
+@pytest.fixture(params=[1, 2, 4, 9])
 def threads(request):
     with config.override("num_threads", request.param):
         assert num_threads() == request.param

@@ -72,6 +72,19 @@ def test_offsets_and_overlapping_copies(devices):
         np.testing.assert_array_equal(a, expected)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 70_000, 300_000, -70_000, -300_000])
+def test_long_copies_overlap_or_not(shift):
+    nbytes, start = 300_000, 350_000
+    rng = np.random.default_rng(0)
+    arrays = [[rng.integers(0, 256, 1_000_000).astype(np.uint8)] for _ in range(2)]
+    expected = [a.copy() for (a,) in arrays]
+    for e in expected:
+        e[start + shift : start + shift + nbytes] = e[start : start + nbytes].copy()
+    run([CopyStep(Slot(0, start + shift), Slot(0, start), nbytes)], arrays)
+    for (a,), e in zip(arrays, expected, strict=True):
+        np.testing.assert_array_equal(a, e)
+
+
 def test_sizes_reach_the_kernel():
     f = Function("test_sizes", "void", ["ptr", "ptr", "i64", "i64"])
     args, sizes, begin, end = f.params
@@ -393,6 +406,8 @@ def test_short_programs_keep_the_gil_and_long_ones_do_not():
         step = binary("fadd", "float", Slot(0), Slot(1), Slot(2), 1, cost_ns)
         return build_program(Program((4, 4, 4), (step,)))
 
+    endless = WhileStep((), Slot(0), (CopyStep(Slot(0), Slot(1), 4),))
+    assert not build_program(Program((4, 4), (endless,))).keeps_gil
     assert program(1.0).keeps_gil
     assert not program(1e6).keeps_gil
 
