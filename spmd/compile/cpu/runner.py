@@ -227,7 +227,7 @@ def _views(step: CallbackStep, args: int) -> tuple[list[np.ndarray], list[np.nda
 
 
 def _array(address: int, view: View) -> np.ndarray:
-    memory: Any = (ctypes.c_char * view.nbytes).from_address(address) if view.nbytes else b""
+    memory: Any = (ctypes.c_char * view.nbytes).from_address(address) if view.nbytes else bytearray()
     return np.ndarray(view.shape, view.dtype, memory)
 
 
