@@ -53,6 +53,7 @@ class Executable:
             for aval, result in zip(self.out_avals, self.schedule.results, strict=True)
             if isinstance(result, Buffer)
         ]
+        self.first_const = 1 + self.assembled.inputs + self.assembled.outputs
         self._report = bytes(8 * (1 + self.native.program.devices))
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack
 

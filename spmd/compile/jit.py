@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
@@ -42,6 +42,7 @@ class Entry:
     out_tree: TreeDef
     donated: tuple[bool, ...]
     executable: Executable | None = None
+    calls: dict[Any, int] = field(default_factory=dict)
 
 
 # All jits of one function with the same options share their entries, so that `jit(f)(x)` in a loop
@@ -83,7 +84,7 @@ class JitFunction:
     # ---- calling ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if state.trace is EVAL:
+        if state.trace is EVAL and not state.axes:
             for match in self._fast.matchers:
                 out = match(args, kwargs)
                 if out is not FastPath.MISS:
@@ -105,9 +106,16 @@ class JitFunction:
         if entry.executable is None:
             entry.executable = compile_jaxpr(entry.closed, entry.donated)
         outs = entry.executable(split.leaves)
-        if not split.static_args and not split.static_kwargs:
-            self._fast.add(args, kwargs, avals, entry.executable, entry.out_tree)
+        if not state.axes:
+            self._specialise(entry, split)
         return entry.out_tree.unflatten(outs)
+
+    def _specialise(self, entry: Entry, split: Split) -> None:
+        """Write a closure for this kind of call when it is made for the second time."""
+        kinds = tuple([type(x) for x in split.leaves])
+        entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
+        if calls == 2 and entry.executable is not None:
+            self._fast.add(split, entry.executable, entry.out_tree)
 
     def _bind(
         self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]

@@ -242,6 +242,7 @@ class Array:
         """Free the memory now; using the array afterwards is an error."""
         for s in self.shards or ():
             s.delete()
+        self.ptr = 0
         self.owner = None
         self._numpy = None
 
