@@ -17,7 +17,7 @@ from spmd.core.names import (
     mapped_size,
 )
 from spmd.core.source import current_source
-from spmd.core.structural import move_dim, to_front
+from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.tree import (
     broadcast_prefix,
     tree_flatten,
@@ -96,11 +96,12 @@ def _place_out(what: str, k: int, x: Any, dim: int | None, want: Any, size: int)
                 "depends on the mapped argument; give it an integer out_axes"
             )
         return x
-    front = to_front(x, dim, size)
-    ndim = typeof(front).ndim
+    ndim = typeof(x).ndim + (dim is None)
     if not isinstance(want, int) or not -ndim <= want < ndim:
         raise ArgumentError(
             f"{current_source()}: {what}: out_axes={want!r} for output {k}, whose result has "
             f"{ndim} dims; it must be an integer in [{-ndim}, {ndim})"
         )
-    return move_dim(front, 0, want)
+    if dim is None:
+        return broadcast_leading(x, size, want % ndim)
+    return move_dim(x, dim, want)

@@ -47,8 +47,9 @@ def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) 
     new_dtype = dtypes.canonical(new_dtype)
     aval = typeof(operand)
     if aval.dtype == new_dtype and aval.weak_type == weak_type:
-        # A Python or NumPy scalar still becomes an array when nothing is traced.
-        if context.state.trace is not EVAL or not isinstance(operand, (np.generic, np.ndarray)):
+        # A number or NumPy array still becomes an array when nothing is traced.
+        constants = (*_PYTHON_SCALARS, np.generic, np.ndarray)
+        if context.state.trace is not EVAL or not isinstance(operand, constants):
             return operand
     if context.state.trace is not EVAL and _is_scalar_constant(operand):
         folded = _converted(np, np.asarray(operand), new_dtype)

@@ -149,12 +149,12 @@ _EULER_GAMMA = 0.57721566490153286061
 
 
 def _zeta_minus_one(k: int) -> float:
-    """The sum of `n ** -k` from n = 2, by Euler-Maclaurin after 20 terms."""
-    n = 20.0
+    """The sum of `n ** -k` from n = 2, by Euler-Maclaurin after 64 terms."""
+    n = 64.0
     tail = [n ** (1 - k) / (k - 1), 0.5 * n**-k, k * n ** (-k - 1) / 12]
     tail.append(-k * (k + 1) * (k + 2) * n ** (-k - 3) / 720)
     tail.append(k * (k + 1) * (k + 2) * (k + 3) * (k + 4) * n ** (-k - 5) / 30240)
-    return math.fsum([float(m) ** -k for m in range(2, 20)] + tail)
+    return math.fsum([float(m) ** -k for m in range(2, 64)] + tail)
 
 
 # lgamma(2 + z) = z * (these, as a polynomial in z).
