@@ -16,11 +16,15 @@ from spmd.numpy.promotion import (
     check_arraylike,
     check_real,
     constant_like,
+    default_float,
+    filled_like,
     plain,
     promote_args,
     promote_args_inexact,
+    promote_dtypes_numeric,
     promote_shapes,
     select,
+    strong_constant,
 )
 from spmd.numpy.ufuncs import float_binary, unary, unless_integer
 
@@ -44,7 +48,10 @@ fix = trunc
 
 def rint(x: Any, /) -> Any:
     """The nearest whole number, halves to even, as float."""
-    (x,) = promote_args_inexact("rint", x)
+    check_arraylike("rint", x)
+    x = plain(x)
+    if not dtypes.is_inexact(typeof(x).dtype):
+        return as_array(lax.convert_element_type(x, default_float()))
     if dtypes.is_complex(typeof(x).dtype):
         return lax.complex(rint(lax.real(x)), rint(lax.imag(x)))
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
@@ -85,6 +92,9 @@ def copysign(x: Any, y: Any, /) -> Any:
     x, y = promote_args_inexact("copysign", x, y)
     check_real("copysign", x, y)
     magnitude = lax.abs(x)
+    if not typeof(y).weak_type:
+        # The sign alone would not make the result strong.
+        magnitude = lax.convert_element_type(magnitude, typeof(x).dtype)
     return select(signbit(y), lax.neg(magnitude), magnitude)
 
 
@@ -94,7 +104,7 @@ def signbit(x: Any, /) -> Any:
     check_real("signbit", x)
     dtype = typeof(x).dtype
     if dtypes.is_bool(dtype) or dtype.kind == "u":
-        return lax.full_like(x, False, np.dtype(np.bool_))
+        return filled_like(x, False, np.dtype(np.bool_))
     if dtypes.is_integer(dtype):
         return lax.lt(x, constant_like(x, 0))
     bits = lax.bitcast_convert_type(x, np.dtype(f"i{dtype.itemsize}"))
@@ -104,7 +114,8 @@ def signbit(x: Any, /) -> Any:
 def heaviside(x: Any, y: Any, /) -> Any:
     """The step function: 0 below zero, 1 above, `y` at zero."""
     x, y = promote_args_inexact("heaviside", x, y)
-    zero, one = constant_like(x, 0), constant_like(x, 1)
+    check_real("heaviside", x, y)
+    zero, one = strong_constant(x, 0), strong_constant(x, 1)
     not_below = select(lax.gt(x, zero), one, select(lax.ne(x, x), x, y))
     return select(lax.lt(x, zero), zero, not_below)
 
@@ -147,7 +158,8 @@ def ldexp(x: Any, exponent: Any, /) -> Any:
     check_real("ldexp", x)
     if dtypes.is_inexact(typeof(exponent).dtype):
         raise DtypeError(f"ldexp: the exponent must be integers, got {typeof(exponent)}")
-    x, exponent = promote_shapes("ldexp", x, plain(exponent))
+    (exponent,) = promote_dtypes_numeric(plain(exponent))
+    x, exponent = promote_shapes("ldexp", x, exponent)
     third = lax.div(exponent, constant_like(exponent, 3))
     rest = lax.sub(exponent, lax.add(third, third))
     for part in (third, third, rest):

@@ -1,6 +1,6 @@
 """Comparisons, bits, truth values and tests of floats: `equal`, `bitwise_and`, `isnan`, `isclose`.
 
-Everything here gives bools or keeps integers; nothing of it has a derivative.
+Almost everything here gives bools or keeps integers, and so has no derivative.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from spmd.numpy.promotion import (
     check_arraylike,
     check_real,
     constant_like,
+    filled_like,
     plain,
     promote_args,
     promote_args_numeric,
@@ -88,6 +89,21 @@ def logical_not(x: Any, /) -> Any:
     return lax.bitwise_not(*map(as_bool, promote_args("logical_not", x)))
 
 
+# ---- extremes by comparison ---------------------------------------------------------------------
+
+
+def fmax(x: Any, y: Any, /) -> Any:
+    """The larger of two; the other one if one is NaN."""
+    x, y = promote_args("fmax", x, y)
+    return select(lax.bitwise_or(greater(x, y), lax.ne(y, y)), x, y)
+
+
+def fmin(x: Any, y: Any, /) -> Any:
+    """The smaller of two; the other one if one is NaN."""
+    x, y = promote_args("fmin", x, y)
+    return select(lax.bitwise_or(less(x, y), lax.ne(y, y)), x, y)
+
+
 # ---- bits --------------------------------------------------------------------------------------
 
 bitwise_and = _binary("bitwise_and", lax.bitwise_and, "Bits set in both.")
@@ -135,7 +151,7 @@ def _test(name: str, real_test: Callable[[Any], Any], other: bool, complex_join:
         if dtypes.is_float(dtype):
             return real_test(x)
         if not dtypes.is_complex(dtype):
-            return lax.full_like(x, other, np.dtype(np.bool_))
+            return filled_like(x, other, np.dtype(np.bool_))
         if complex_join is None:
             check_real(name, x)
         return complex_join(real_test(lax.real(x)), real_test(lax.imag(x)))
@@ -161,7 +177,7 @@ def isreal(x: Any) -> Any:
     check_arraylike("isreal", x)
     x = plain(x)
     if not dtypes.is_complex(typeof(x).dtype):
-        return lax.full_like(x, True, np.dtype(np.bool_))
+        return filled_like(x, True, np.dtype(np.bool_))
     imaginary = lax.imag(x)
     return lax.eq(imaginary, constant_like(imaginary, 0))
 

@@ -263,6 +263,16 @@ def constant_like(x: Any, value: Any) -> Any:
     return convert(value, aval.dtype, aval.weak_type)
 
 
+def strong_constant(x: Any, value: Any) -> np.ndarray:
+    """A rank-0 constant of the dtype of `x` that makes results strongly typed."""
+    return np.array(value, typeof(x).dtype)
+
+
+def filled_like(x: Any, value: Any, dtype: Any = None) -> Any:
+    """An array of the shape of `x` with one value in it."""
+    return as_array(lax.full_like(x, value, dtype))
+
+
 def select(condition: Any, x: Any, y: Any) -> Any:
     """`x` where the condition holds and `y` elsewhere; all three promoted and broadcast."""
     x, y = promote_dtypes(x, y)

@@ -134,7 +134,7 @@ def _check_has_elements(name: str, shape: Any, dims: Any, where: Any) -> None:
         raise ArgumentError(
             f"{name}: with where= there may be nothing to reduce; give initial= as well"
         )
-    if any(shape[d] == 0 for d in dims):
+    if 0 in [shape[d] for d in dims]:
         raise ShapeError(
             f"{name}: zero-size array to reduction operation {name}, which has no identity; "
             f"shape {shape} is empty along axis {dims}. Give initial="

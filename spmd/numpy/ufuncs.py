@@ -21,12 +21,15 @@ from spmd.numpy.promotion import (
     check_arraylike,
     check_real,
     constant_like,
+    filled_like,
     plain,
     promote_args,
     promote_args_inexact,
     promote_args_numeric,
     promote_shapes,
+    result_type,
     select,
+    strong_constant,
 )
 
 
@@ -138,18 +141,6 @@ def reciprocal(x: Any, /) -> Any:
     return lax.integer_pow(x, -1)
 
 
-def fmax(x: Any, y: Any, /) -> Any:
-    """The larger of two; the other one if one is NaN."""
-    x, y = promote_args("fmax", x, y)
-    return select(lax.bitwise_or(lax.gt(x, y), lax.ne(y, y)), x, y)
-
-
-def fmin(x: Any, y: Any, /) -> Any:
-    """The smaller of two; the other one if one is NaN."""
-    x, y = promote_args("fmin", x, y)
-    return select(lax.bitwise_or(lax.lt(x, y), lax.ne(y, y)), x, y)
-
-
 # ---- division with remainder -------------------------------------------------------------------
 
 
@@ -188,9 +179,11 @@ mod = remainder
 
 def fmod(x: Any, y: Any, /) -> Any:
     """The remainder with the sign of the dividend: C's `fmod`."""
+    check_arraylike("fmod", x, y)
+    of_integers = dtypes.is_integer(result_type(x, y))
     x, y = promote_args_numeric("fmod", x, y)
     check_real("fmod", x, y)
-    if dtypes.is_integer(typeof(y).dtype):
+    if of_integers:
         y = select(lax.eq(y, constant_like(y, 0)), constant_like(y, 1), y)
     return lax.rem(x, y)
 
@@ -248,7 +241,7 @@ def _concrete_integer(y: Any) -> int | None:
 
 def _integer_power(x: Any, y: Any) -> Any:
     """Square and multiply; 6 bits of the exponent are enough for 64-bit results."""
-    zero, one = constant_like(y, 0), constant_like(y, 1)
+    zero, one = strong_constant(y, 0), strong_constant(y, 1)
     lost = lax.bitwise_and(lax.eq(x, zero), lax.ne(y, zero))
     result = select(lost, zero, one)
     for _ in range(6):
@@ -288,9 +281,9 @@ def log10(x: Any, /) -> Any:
 def _scaled_log(x: Any, scale: Callable[[Any, Any], Any], factor: float) -> Any:
     y = lax.log(x)
     if not dtypes.is_complex(typeof(x).dtype):
-        return scale(y, constant_like(y, float(factor)))
+        return scale(y, strong_constant(y, factor))
     # By parts: a complex product would turn infinities into NaN.
-    parts = (scale(p, constant_like(p, float(factor))) for p in (lax.real(y), lax.imag(y)))
+    parts = (scale(p, strong_constant(p, factor)) for p in (lax.real(y), lax.imag(y)))
     return lax.complex(*parts)
 
 
@@ -312,7 +305,7 @@ def logaddexp2(x: Any, y: Any, /) -> Any:
     larger = lax.max(x, y)
     gap = lax.sub(x, y)
     tail = lax.log1p(lax.exp2(lax.neg(lax.abs(gap))))
-    smooth = lax.add(larger, lax.mul(tail, constant_like(tail, float(1 / np.log(2.0)))))
+    smooth = lax.add(larger, lax.mul(tail, strong_constant(tail, 1 / np.log(2.0))))
     return select(lax.ne(gap, gap), lax.add(x, y), smooth)
 
 
@@ -342,7 +335,7 @@ def hypot(x: Any, y: Any, /) -> Any:
     either_infinite = lax.bitwise_or(lax.eq(x, infinity), lax.eq(y, infinity))
     large, small = lax.max(x, y), lax.min(x, y)
     is_zero = lax.eq(large, constant_like(large, 0))
-    one = constant_like(large, 1)
+    one = strong_constant(large, 1)
     ratio = lax.div(small, select(is_zero, one, large))
     length = lax.mul(large, lax.sqrt(lax.add(one, lax.square(ratio))))
     return select(either_infinite, infinity, select(is_zero, large, length))
@@ -396,7 +389,7 @@ def imag(x: Any, /) -> Any:
     """The imaginary part; zeros for real arrays."""
     check_arraylike("imag", x)
     x = plain(x)
-    return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else lax.full_like(x, 0)
+    return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else filled_like(x, 0)
 
 
 def conjugate(x: Any, /) -> Any:
