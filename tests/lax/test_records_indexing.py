@@ -48,6 +48,14 @@ def test_value_and_shape(record, dtype):
     assert_close(out, wanted, record.tolerance)
 
 
+@pytest.mark.parametrize("record", RECORDS, ids=str)
+def test_compiled_is_impl(record):
+    for dtype in record.dtypes:
+        operands = record.make(dtype)
+        found = spmd.jit(lambda *xs: record.function(lax, *xs))(*operands)
+        assert_close(found, computed(record, operands), record.tolerance)
+
+
 @pytest.mark.parametrize("record", [r for r in RECORDS if r.order], ids=str)
 def test_derivatives(record):
     for dtype in record.gradient_dtypes:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import spmd  # noqa: F401  (makes eager results arrays)
+import spmd
 from spmd.api import grad, make_jaxpr, vmap
 from spmd.core import dtypes
 from spmd.core.errors import (
@@ -121,7 +121,7 @@ def test_reading_is_numpys(seed):
     for found in (
         getitem(x, case.index),
         at(x, case.index).get(mode="fill"),
-        staged(lambda x: getitem(x, case.index))(x),
+        spmd.jit(lambda x: getitem(x, case.index))(x),
     ):
         assert np.shape(found) == wanted.shape
         np.testing.assert_array_equal(found, wanted)
@@ -161,9 +161,9 @@ def test_traced_integers_mean_the_same(seed):
     case = RandomIndex(seed)
     x, wanted = selected(case)
     integers, fill = traced_parts(case.index)
-    found = staged(lambda x, *i: getitem(x, fill(i)))(x, *integers)
+    found = spmd.jit(lambda x, *i: getitem(x, fill(i)))(x, *integers)
     np.testing.assert_array_equal(found, wanted)
-    found = staged(lambda x, *i: at(x, fill(i)).add(1.0))(x, *integers)
+    found = spmd.jit(lambda x, *i: at(x, fill(i)).add(1.0))(x, *integers)
     np.testing.assert_array_equal(found, updated("add", x, case.index, 1.0))
 
 

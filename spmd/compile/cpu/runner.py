@@ -227,7 +227,9 @@ def _views(step: CallbackStep, args: int) -> tuple[list[np.ndarray], list[np.nda
 
 
 def _array(address: int, view: View) -> np.ndarray:
-    memory: Any = (ctypes.c_char * view.nbytes).from_address(address) if view.nbytes else bytearray()
+    memory: Any = bytearray()
+    if view.nbytes:
+        memory = (ctypes.c_char * view.nbytes).from_address(address)
     return np.ndarray(view.shape, view.dtype, memory)
 
 
