@@ -169,13 +169,23 @@ class Emitter:
         if self.width == 1:
             given = ", ".join(f"{element} {operand}" for operand in operands)
             return self.set(f"call {element} @{symbol}({given})")
-        result, kind = "poison", self.type(element)
-        for lane in range(self.width):
-            scalars = [self.extract(element, operand, lane) for operand in operands]
-            given = ", ".join(f"{element} {scalar}" for scalar in scalars)
-            value = self.set(f"call {element} @{symbol}({given})")
-            result = self.set(f"insertelement {kind} {result}, {element} {value}, i32 {lane}")
-        return result
+        kind = self.type(element)
+        size = self.width * (4 if element == "float" else 8)
+        buffers = [self.alloca(size) for _ in operands]
+        for buffer, operand in zip(buffers, operands, strict=True):
+            self.put(f"store {kind} {operand}, ptr {buffer}, align 64")
+        width = self.width
+
+        def one(lane: str, carried: list[str]) -> list[str]:
+            with self.at_width(1):
+                places = [self.at(element, buffer, lane) for buffer in buffers]
+                scalars = [self.set(f"load {element}, ptr {place}") for place in places]
+                result = self.call_lanes(symbol, element, *scalars)
+                self.put(f"store {element} {result}, ptr {places[0]}")
+            return carried
+
+        self.loop("0", str(width), [], one)
+        return self.set(f"load {kind}, ptr {buffers[0]}, align 64")
 
     def extract(self, element: str, vector: str, lane: int) -> str:
         """Take one lane out of a vector."""

@@ -225,7 +225,7 @@ def load_masked(e: Emitter, place: Place, mask: str, fill: Sequence[str] | None)
     return (from_memory(e, e.set(f"call {wide} {name}({given})"), place.dtype),)
 
 
-def store_masked(e: Emitter, place: Place, mask: str, parts: Sequence[str]) -> None:
+def store_masked(e: Emitter, place: Place, mask: str, parts: Parts) -> None:
     """Write lanes to neighbouring elements where the mask holds."""
     element, count = _unit(place.dtype)
     if count == 2:

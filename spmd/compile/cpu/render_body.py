@@ -133,8 +133,10 @@ class Body:
                 else:
                     base = e.add_index(base, e.mul_index(wide, stride))
         strides = item.map.strides
-        along = self.lane_dim is not None and self.lane_dim < len(strides) and width > 1
-        stride = strides[self.lane_dim] if along else 0
+        lane_dim = self.lane_dim
+        stride = 0
+        if width > 1 and lane_dim is not None and lane_dim < len(strides):
+            stride = strides[lane_dim]
         return Place(self.pointers[item.arg], base, stride, arg.dtype, lanes)
 
     # ---- values ----
@@ -216,6 +218,12 @@ class Body:
         with self.e.at_width(width):
             return self.e.binary("and", "i1", condition, tail)
 
+    def some_mask(self, guard: int | None, width: int) -> str:
+        """Return the same where the caller knows that there is a guard or a masked tail."""
+        mask = self.mask(guard, width)
+        assert mask is not None
+        return mask
+
     def _load(self, load: Load, width: int) -> tuple[str, ...]:
         fill = None if load.fill is None else self.get(load.fill, width).parts
         if load.guard is not None and fill is None:
@@ -228,7 +236,7 @@ class Body:
         if width > 1 and place.contiguous:
             if load.guard is None:
                 return access.load_contiguous(self.e, place, self.tail)
-            return access.load_masked(self.e, place, self.mask(load.guard, width), fill)
+            return access.load_masked(self.e, place, self.some_mask(load.guard, width), fill)
         backwards = width > 1 and place.stride == -1 and place.gathered is None
         if backwards and load.guard is None and not (self.tail and self.tail.masked):
             return access.load_reversed(self.e, place, self.tail)
@@ -260,7 +268,7 @@ class Body:
             mask = self.mask(store.guard, width)
             access.store_each(e, place, mask, parts, update if store.combine else None)
         elif store.guard is not None or (self.tail is not None and self.tail.masked):
-            mask = self.mask(store.guard, width)
+            mask = self.some_mask(store.guard, width)
             if store.combine:
                 parts = update(access.load_masked(e, place, mask, None), parts)
             access.store_masked(e, place, mask, parts)

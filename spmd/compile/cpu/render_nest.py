@@ -326,7 +326,11 @@ class Nest:
         for instr in step.instrs:
             if body.depth[instr.out] == 0:
                 body.instr(instr)
-        staged = [item for item in step.instrs if is_transposed(self.kernel, item, dim)]
+        staged = [
+            item
+            for item in step.instrs
+            if isinstance(item, Load) and is_transposed(self.kernel, item, dim)
+        ]
 
         def block(start: str, carried: list[str]) -> list[str]:
             body.index[-1], body.index[dim] = start, first
@@ -368,9 +372,10 @@ class Nest:
 
     def _wants_mask(self, step: Pass) -> bool:
         """Say whether some access of the pass goes lane by lane or is guarded."""
+        lanes = len(self.kernel.sizes) - 1
         for item in (*step.instrs, *step.stores):
             if isinstance(item, Load | Store):
-                strided = item.map.strides[self.body.lane_dim] not in (0, 1)
+                strided = item.map.strides[lanes] not in (0, 1)
                 if item.guard is not None or item.map.gathered or strided:
                     return True
         return False

@@ -29,14 +29,14 @@ from spmd.compile.kernel.ops import result_dtype
 class Value:
     """A rendered value: its kernel dtype, its operands (re and im if complex), its lanes.
 
-    `constant` is the Python number if it is a known integer: constant divisors and shift amounts
-    need no guards.
+    `constant` is the Python number of a real constant that is not NaN: constant divisors and shift
+    amounts need no guards.
     """
 
     dtype: str
     parts: tuple[str, ...]
     width: int
-    constant: int | None = None
+    constant: int | float | None = None
 
 
 def supports(op: str, operands: Sequence[str], dtype: str) -> bool:
@@ -77,7 +77,9 @@ def render_op(
         case "f":
             constant = [value.constant is not None for value in values]
             return (_float_op(e, op, operands, element_of(source), attr, constant),)
-    return (_integer_op(e, op, operands, source, attr, values[-1].constant),)
+    last = values[-1].constant
+    known = None if last is None else int(last)
+    return (_integer_op(e, op, operands, source, attr, known),)
 
 
 # ---- bools ----------------------------------------------------------------------------------
