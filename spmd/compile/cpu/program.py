@@ -215,8 +215,3 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
         yield step
         for block in blocks_of(step):
             yield from walk(block)
-
-
-def is_collective(step: Step) -> bool:
-    """Whether devices must meet at this very step (not counting steps nested in it)."""
-    return isinstance(step, CollectiveStep) or (isinstance(step, CallbackStep) and step.together)
