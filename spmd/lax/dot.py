@@ -278,7 +278,7 @@ def _dot_batch(
             batch[side] = shifted(batch[side], at[side])
     if at[0] is not None and at[1] is not None:
         batch = [(at[0], *batch[0]), (at[1], *batch[1])]
-    numbers = DimensionNumbers(tuple(contract), tuple(batch))
+    numbers = DimensionNumbers((contract[0], contract[1]), (batch[0], batch[1]))
     out = dot_general_p.bind(*operands, dimension_numbers=numbers, **params)
     if at[0] is not None and at[1] is not None:
         return out, 0

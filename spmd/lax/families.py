@@ -173,8 +173,9 @@ def quiet(f: Rule | str, widen: bool = True) -> Rule:
     A string is the function of that name in the array module.
     """
 
+    compute = _function_named(f) if isinstance(f, str) else f
+
     def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
-        compute = (lambda xp, *a, **p: getattr(xp, f)(*a, **p)) if isinstance(f, str) else f
         narrow = None
         if widen:
             narrow = next((a.dtype for a in arrays if a.dtype in NARROW_FLOATS), None)
@@ -186,6 +187,10 @@ def quiet(f: Rule | str, widen: bool = True) -> Rule:
             return out.astype(narrow) if out.dtype == np.float32 else out
 
     return impl
+
+
+def _function_named(name: str) -> Rule:
+    return lambda xp, *arrays, **params: getattr(xp, name)(*arrays, **params)
 
 
 # ---- elementwise: the rules that all share -----------------------------------------------------
@@ -215,11 +220,8 @@ def align_batch(
     whole = [k for k, d in enumerate(at) if d is None and avals[k].ndim > 0]
     if not arrays and not whole:
         return list(operands), 0
-    to = at[arrays[0]] if arrays else 0
-    if arrays:
-        shape = avals[arrays[0]].shape
-    else:
-        shape = (axis.size, *avals[whole[0]].shape)
+    to: Any = at[arrays[0]] if arrays else 0
+    shape = avals[arrays[0]].shape if arrays else (axis.size, *avals[whole[0]].shape)
     out = []
     for x, d, aval in zip(operands, at, avals, strict=True):
         if d is None:
