@@ -25,6 +25,10 @@ from spmd.sharding.array import Array, from_numpy
 # first use costs to compile; measured on elementwise chains and sums.
 COMPILE_FROM_ELEMENTS = 1 << 16
 
+# Where a slice starts is a parameter: `x[k : k + n]` in a loop would compile a program for every k,
+# for what NumPy does by copying a view.
+NEVER_COMPILED = frozenset({"slice"})
+
 _calls: weakref.WeakKeyDictionary[ClosedJaxpr, Executable] = weakref.WeakKeyDictionary()
 _single: dict[Any, Executable] = {}
 
@@ -34,7 +38,8 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
     avals = [typeof(x) for x in operands]
-    if any(a.size >= COMPILE_FROM_ELEMENTS for a in avals) and not prim.effects(params):
+    large = any(a.size >= COMPILE_FROM_ELEMENTS for a in avals)
+    if large and prim.name not in NEVER_COMPILED and not prim.effects(params):
         outs = _one_equation(prim, avals, params)(operands)
     else:
         outs = _by_impl(prim, operands, avals, params)
