@@ -84,9 +84,11 @@ from spmd.lax.array import (
     rev_p,
     squeeze,
     squeeze_p,
+    stack,
     tile,
     transpose,
     tri,
+    unstack,
     zeros_like_array,
 )
 from spmd.lax.concatenate import (

@@ -27,9 +27,11 @@ from spmd.core.structural import (
 )
 from spmd.core.util import canonical_dim, product
 from spmd.lax.arithmetic import add
+from spmd.lax.concatenate import concatenate
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import MOVABLE, NUMERIC, check_dtype, const, fail, shifted
 from spmd.lax.logic import eq, ge
+from spmd.lax.slicing import index_in_dim
 
 __all__ = [
     "broadcast",
@@ -54,9 +56,11 @@ __all__ = [
     "rev_p",
     "squeeze",
     "squeeze_p",
+    "stack",
     "tile",
     "transpose",
     "tri",
+    "unstack",
     "zeros_like_array",
 ]
 
@@ -219,6 +223,22 @@ def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
     for d, size in zip(kept, aval.shape, strict=True):
         shape[d] = size
     return broadcast_in_dim(array, shape, kept)
+
+
+def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
+    """Join arrays of one shape along a new dim."""
+    arrays = list(arrays)
+    if not arrays:
+        raise ArgumentError("stack: needs at least one array, got an empty sequence")
+    where = canonical_dim(operator.index(axis), typeof(arrays[0]).ndim + 1, "stack: axis")
+    return concatenate([expand_dims(x, (where,)) for x in arrays], where)
+
+
+def unstack(array: Any, axis: int = 0) -> tuple[Any, ...]:
+    """Cut an array into its parts along a dim, which disappears."""
+    aval = typeof(array)
+    where = canonical_dim(operator.index(axis), aval.ndim, "unstack: axis")
+    return tuple(index_in_dim(array, k, where, keepdims=False) for k in range(aval.shape[where]))
 
 
 def tile(operand: Any, reps: Sequence[int]) -> Any:

@@ -89,6 +89,15 @@ def test_typed_keys_move_like_elements():
         np.testing.assert_array_equal(np.asarray(found), wanted)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_stack_and_unstack(axis):
+    parts = [X, X + 1, X * 2]
+    stacked = lax.stack(parts, axis)
+    np.testing.assert_array_equal(stacked, np.stack(parts, axis))
+    for found, wanted in zip(lax.unstack(stacked, axis), parts, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_errors():
     def traced(f):
         return trace_to_jaxpr(lambda x: [f(x)], [typeof(X)])
