@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from spmd.api.flat import FlatFunction, as_array, partial_of
-from spmd.core import dtypes
+from spmd.compile.stages import ShapeDtypeStruct
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
 from spmd.core.jvp import instantiate
 from spmd.core.names import (
     debug_info,
@@ -64,34 +66,6 @@ def make_jaxpr(
     return jaxpr_of
 
 
-class ShapeDtypeStruct:
-    """A shape and dtype without data: what `eval_shape` takes and returns."""
-
-    __slots__ = ("dtype", "shape", "sharding", "weak_type")
-
-    def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
-        self.shape = tuple(shape)
-        self.dtype = np.dtype(dtype)
-        self.sharding = sharding
-        self.weak_type = weak_type
-
-    ndim = property(lambda self: len(self.shape))
-    size = property(lambda self: int(np.prod(self.shape)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShapeDtypeStruct)
-            and (self.shape, self.dtype) == (other.shape, other.dtype)
-            and self.weak_type == other.weak_type
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, self.weak_type))
-
-    def __repr__(self) -> str:
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.long_name(self.dtype)})"
-
-
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """The shapes and dtypes of `fun(*args)` without computing it.
 
@@ -135,3 +109,12 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
         return args
 
     return transposed
+
+
+def disable_jit(disable: bool = True) -> AbstractContextManager[None]:
+    """A `with` block in which `jit` and `pmap` run their functions op by op, with concrete values.
+
+    >>> with disable_jit():
+    ...     pass
+    """
+    return config.override("disable_jit", disable)

@@ -15,6 +15,7 @@ from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import compile_texts, host
 from spmd.compile.cpu.program import (
     CallbackStep,
+    CollectiveStep,
     CondStep,
     CopyStep,
     ForStep,
@@ -32,6 +33,7 @@ from spmd.compile.lower.schedule import (
     Branch,
     Buffer,
     Copy,
+    Exchange,
     Host,
     Launch,
     Loop,
@@ -130,6 +132,8 @@ class _Builder:
                 return () if to == origin else (CopyStep(to, origin, nbytes),)
             case Host():
                 return (self.host(step),)
+            case Exchange():
+                return (self.exchange(step),) if step.rows * step.count else ()
             case Loop(trips=trips, body=body, reverse=reverse):
                 return (ForStep(trips, tuple(self.steps(body)), reverse),)
             case While(test=test, predicate=predicate, body=body):
@@ -153,7 +157,22 @@ class _Builder:
             return tuple(View(self.slot(ref), a.shape, a.dtype) for ref, a in pairs)
 
         name = f"{step.name} {step.source}"
-        return CallbackStep(step.function, views(step.inputs), views(step.outputs), name=name)
+        ins, outs = views(step.inputs), views(step.outputs)
+        return CallbackStep(step.function, ins, outs, step.together, name)
+
+    def exchange(self, step: Exchange) -> CollectiveStep:
+        return CollectiveStep(
+            kind=step.kind,
+            input=self.slot(step.input),
+            output=self.slot(step.output),
+            dtype=step.dtype,
+            count=step.count,
+            groups=step.groups,
+            rows=step.rows,
+            op=step.op,
+            pairs=step.pairs,
+            name=step.name,
+        )
 
     def product(self, step: Product) -> NativeStep:
         def operand(strides: Sequence[int]) -> gemm.Operand:

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 
 from spmd.compile.executable import Executable
+from spmd.compile.multidevice import mesh_executable
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.shard_map import shard_map_p
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the
 # first use costs to compile; measured on elementwise chains and sums.
@@ -35,6 +37,8 @@ _single: dict[Any, Executable] = {}
 
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply a primitive to concrete operands."""
+    if prim is shard_map_p:
+        return mesh_executable(**params)(operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
     avals = [typeof(x) for x in operands]

@@ -16,7 +16,7 @@ import numpy as np
 
 from spmd.compile.assemble import Assembled, assemble
 from spmd.compile.cpu.allocator import Block, alloc
-from spmd.compile.lower import control, kernels, library  # noqa: F401  (they declare rules)
+from spmd.compile.lower import collective, control, kernels, library  # noqa: F401  (they declare rules)
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule
 from spmd.compile.memory import Plan, overwritable, plan_memory
@@ -46,8 +46,8 @@ class Executable:
         self.assembled: Assembled = assemble(self.schedule, plan)
         self.native = self.assembled.native
         self.takes = _takes(self.schedule, plan, self.donated)
-        self._consts = [_constant(value, aval) for _, (value, aval) in self.schedule.consts]
-        self.const_pointers = [_pointer(c) for c in self._consts]
+        self._consts = [constant(value, aval) for _, (value, aval) in self.schedule.consts]
+        self.const_pointers = [pointer(c) for c in self._consts]
         self.outputs = [
             aval
             for aval, result in zip(self.out_avals, self.schedule.results, strict=True)
@@ -66,7 +66,7 @@ class Executable:
             block = _take(leaves[taken]) if taken is not None else None
             owners.append(alloc(aval.nbytes) if block is None else block)
         arena = alloc(self.arena)
-        words = [arena.address, *map(_pointer, arrays), *(o.address for o in owners)]
+        words = [arena.address, *map(pointer, arrays), *(o.address for o in owners)]
         frames = bytearray(self._pack(*words, *self.const_pointers) + self._report)
         view = np.frombuffer(frames, np.int64)
         self.native.run_address(view.__array_interface__["data"][0])
@@ -103,7 +103,8 @@ def _readable(x: Any, aval: ShapedArray) -> Any:
     return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
 
 
-def _pointer(x: Any) -> int:
+def pointer(x: Any) -> int:
+    """The address of an array's first element."""
     return x.ptr if type(x) is Array else x.__array_interface__["data"][0]
 
 
@@ -115,7 +116,8 @@ def deleted(x: Array) -> DeletedError:
     )
 
 
-def _constant(value: Any, aval: ShapedArray) -> Any:
+def constant(value: Any, aval: ShapedArray) -> Any:
+    """A constant as an array of its aval."""
     return (
         _readable(value, aval)
         if type(value) is Array

@@ -125,12 +125,19 @@ class _Writer:
     def function(self) -> Callable[..., Any]:
         """The compiled function `match(args, kwargs)`."""
         self.match_call()
+        self.put("frame = frames.pop() if frames else new_frame()")
+        self.lines += self.numbers
+        matching, self.lines = self.lines, []
         self.results()
-        body = "\n".join("        " + line for line in self.lines)
-        source = (
-            "def match(args, kwargs):\n    try:\n"
-            + body
-            + "\n    except (AttributeError, KeyError, StructError, OverflowError):\n        return MISS\n"
+        source = "\n".join(
+            (
+                "def match(args, kwargs):",
+                "    try:",
+                *("        " + line for line in matching),
+                "    except (AttributeError, KeyError, StructError, OverflowError):",
+                "        return MISS",
+                *("    " + line for line in self.lines),
+            )
         )
         executable = self.executable
         words = 1 + len(self.pointers) + len(executable.outputs)
@@ -255,11 +262,9 @@ class _Writer:
         """Allocate, run, and build the results."""
         executable = self.executable
         owners = self.allocate()
-        self.put("frame = frames.pop() if frames else new_frame()")
         if executable.arena > KEPT_ARENA_BYTES:
             self.put(f"arena = alloc({executable.arena})")
             self.put("pack_word(frame.words, 0, arena.address)")
-        self.lines += self.numbers
         words = ", ".join([*self.pointers, *(place for _, place in owners)])
         if words:
             self.put(f"pack(frame.words, 8, {words})")

@@ -10,35 +10,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from spmd.compile.executable import Executable
 from spmd.compile.pipeline import Report, compile_jaxpr, run_passes
 from spmd.compile.signature import Signature, Split
+from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.tree import TreeDef, tree_flatten
 
 
-@dataclass(frozen=True)
 class ShapeDtypeStruct:
-    """Shape and dtype in place of an array, for `eval_shape` and `.lower`."""
+    """A shape and dtype without data: what `eval_shape` takes and returns."""
 
-    shape: tuple[int, ...]
-    dtype: Any
-    weak_type: bool = False
-    sharding: Any = None
+    __slots__ = ("dtype", "shape", "sharding", "weak_type")
 
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
+    def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
+        self.shape = tuple(shape)
+        self.dtype = np.dtype(dtype)
+        self.sharding = sharding
+        self.weak_type = weak_type
 
-    @property
-    def size(self) -> int:
-        return ShapedArray(self.shape, self.dtype).size
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShapeDtypeStruct)
+            and (self.shape, self.dtype) == (other.shape, other.dtype)
+            and self.weak_type == other.weak_type
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.weak_type))
 
     def __repr__(self) -> str:
-        weak = ", weak_type=True" if self.weak_type else ""
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={ShapedArray((), self.dtype)}{weak})"
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.long_name(self.dtype)})"
 
 
 register_array_type(ShapeDtypeStruct, lambda s: ShapedArray(tuple(s.shape), s.dtype, s.weak_type))
@@ -46,7 +55,7 @@ register_array_type(ShapeDtypeStruct, lambda s: ShapedArray(tuple(s.shape), s.dt
 
 def describe(aval: ShapedArray) -> ShapeDtypeStruct:
     """The user's view of an aval."""
-    return ShapeDtypeStruct(aval.shape, aval.dtype, aval.weak_type)
+    return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
 @dataclass(frozen=True)

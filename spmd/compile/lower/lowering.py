@@ -36,7 +36,7 @@ RULES: dict[str, Rule] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
 ALIASES = frozenset(
-    ("reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient", "name")
+    ("reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient", "name", "pvary")
 )
 
 
@@ -51,9 +51,9 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return declare
 
 
-def lower(closed: ClosedJaxpr) -> Schedule:
-    """The schedule of an optimised closed jaxpr."""
-    lowering = Lowering()
+def lower(closed: ClosedJaxpr, topology: Any = None) -> Schedule:
+    """The schedule of an optimised closed jaxpr; `topology` is the mesh of a per-device one."""
+    lowering = Lowering(topology)
     schedule, jaxpr = lowering.schedule, closed.jaxpr
     places = [lowering.buffer(INPUT, v.aval.nbytes) for v in jaxpr.invars]
     schedule.inputs.extend(places)
@@ -76,7 +76,8 @@ def lower(closed: ClosedJaxpr) -> Schedule:
 class Lowering:
     """Walks jaxprs, keeps where each variable's value is, and collects steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, topology: Any = None) -> None:
+        self.topology = topology
         self.schedule = Schedule()
         self.steps: list[Step] = []
         self.level = 0  # how many loops are around the steps being written

@@ -104,13 +104,33 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Run a Python function on NumPy views: what has no native step."""
+    """Run a Python function on NumPy views: what has no native step.
+
+    With `together` one call serves all devices of the process: a collective with other processes.
+    """
 
     function: Any
     inputs: tuple[tuple[Ref, ShapedArray], ...]
     outputs: tuple[tuple[Ref, ShapedArray], ...]
     name: str = "host"
     source: Source = UNKNOWN
+    together: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective between the devices of this process; the fields are those of the runtime's."""
+
+    kind: Any
+    input: Ref
+    output: Ref
+    dtype: np.dtype
+    rows: int
+    count: int
+    groups: tuple[tuple[int, ...], ...]
+    op: str | None = None
+    pairs: tuple[tuple[int, int], ...] = ()
+    name: str = "collective"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +160,7 @@ class Branch:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step: TypeAlias = Launch | Product | Copy | Host | Loop | While | Branch
+Step: TypeAlias = Launch | Product | Copy | Host | Exchange | Loop | While | Branch
 
 
 def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
@@ -162,6 +182,9 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
         case Host():
             yield from ((ref, False) for ref, _ in step.inputs)
             yield from ((ref, True) for ref, _ in step.outputs)
+        case Exchange():
+            yield step.input, False
+            yield step.output, True
         case While():
             yield step.predicate, False
         case Branch():
@@ -213,6 +236,8 @@ def _text(steps: Sequence[Step], depth: int) -> Iterator[str]:
 
 def _name(step: Step) -> str:
     match step:
+        case Exchange():
+            return f"{step.kind} {step.name}"
         case Launch() | Host():
             return f"{type(step).__name__.lower()} {step.name}"
         case Product():

@@ -140,6 +140,9 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
 
     def permute(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         perm = eqn.params["permutation"]
+        product = producers.of(ins[0], "dot_general")
+        if product is not None:
+            return _swapped_product(writer, product, perm)
         inner = producers.of(ins[0], "permute_dims")
         operand = ins[0]
         if inner is not None:
@@ -195,6 +198,23 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         "broadcast_in_dim": broadcast,
         "convert_element_type": convert,
     }
+
+
+def _swapped_product(writer: Writer, product: Eqn, perm: tuple[int, ...]) -> Atom | None:
+    """The transpose of a matrix product: the product of the operands in the other order."""
+    lhs, rhs = product.invars
+    numbers = product.params["dimension_numbers"]
+    batch = len(numbers.batch[0])
+    rows = len(numbers.free(0, lhs.aval.ndim))
+    columns = len(numbers.free(1, rhs.aval.ndim))
+    start = range(batch)
+    swapped = (*start, *range(batch + rows, batch + rows + columns), *range(batch, batch + rows))
+    if perm != swapped:
+        return None
+    contract, pairs = numbers.contract, numbers.batch
+    turned = type(numbers)((contract[1], contract[0]), (pairs[1], pairs[0]))
+    params = product.params | {"dimension_numbers": turned}
+    return writer.emit(product.prim, [rhs, lhs], params, product.source)
 
 
 def _is_widening(narrow: np.dtype, wide: np.dtype) -> bool:

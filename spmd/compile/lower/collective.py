@@ -1,0 +1,123 @@
+"""Rules for collectives: exchanges between the devices that run a program in lockstep.
+
+Where all members of the mesh are in this process an exchange is one native step over the devices'
+memory. Where some are elsewhere, one Python call serves all local devices and the transport.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.across import Across
+from spmd.collectives.groups import device_groups
+from spmd.compile.lower.lowering import ALIASES, Lowering, rule
+from spmd.compile.lower.schedule import Exchange, Host
+from spmd.core.errors import InternalError
+from spmd.core.ir import Eqn
+from spmd.core.util import product
+
+assert "pvary" in ALIASES, "a cast of types moves no data"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The mesh a program runs on: its axes, where each position lives, and which are here."""
+
+    sizes: dict[Any, int]
+    processes: tuple[int, ...]
+    mine: int
+
+    @property
+    def local(self) -> list[int]:
+        """The positions of this process's devices, in mesh order."""
+        return [k for k, p in enumerate(self.processes) if p == self.mine]
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether other processes have devices of the mesh."""
+        return any(p != self.mine for p in self.processes)
+
+    def along(self, axis: Any) -> list[int]:
+        """The position of each local device along one axis."""
+        names = list(self.sizes)
+        below = product(self.sizes[n] for n in names[names.index(axis) + 1 :])
+        return [k // below % self.sizes[axis] for k in self.local]
+
+
+class PerDevice:
+    """A constant with another value on each local device."""
+
+    def __init__(self, values: list[np.ndarray]):
+        self.values = values
+
+
+def _topology(lowering: Lowering, eqn: Eqn) -> Topology:
+    if lowering.topology is None:
+        raise InternalError(f"{eqn.prim} at {eqn.source} outside of a multi-device program")
+    return lowering.topology
+
+
+@rule("axis_index")
+def axis_index(lowering: Lowering, eqn: Eqn) -> None:
+    """A constant of each device."""
+    along = _topology(lowering, eqn).along(eqn.params["axis_name"])
+    value = PerDevice([np.asarray(k, np.int32) for k in along])
+    out = eqn.outvars[0]
+    lowering.copy(lowering.place(out), lowering.const(value, out.aval), out.aval.nbytes)
+
+
+@rule("psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "ppermute")
+def collective(lowering: Lowering, eqn: Eqn) -> None:
+    """One exchange."""
+    topology = _topology(lowering, eqn)
+    x, out = eqn.invars[0], eqn.outvars[0]
+    groups = device_groups(topology.sizes, eqn.params["axes"], eqn.params.get("groups"))
+    source, target = lowering.ref(x), lowering.place(out)
+    name = f"{eqn.prim.name} {eqn.source.short}"
+    if topology.is_spread:
+        across = Across(eqn.prim, eqn.params, groups, topology.processes, name)
+        ins, outs = ((source, x.aval),), ((target, out.aval),)
+        step = Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
+        lowering.steps.append(step)
+        return
+    kind, rows, count = _shape(eqn, len(groups[0]))
+    lowering.steps.append(
+        Exchange(
+            kind=kind,
+            input=source,
+            output=target,
+            dtype=x.aval.dtype,
+            rows=rows,
+            count=count,
+            groups=groups,
+            op=_OPS.get(eqn.prim.name),
+            pairs=eqn.params.get("perm", ()),
+            name=name,
+        )
+    )
+
+
+_KINDS = {
+    "psum": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "permute",
+}
+_OPS = {"psum": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum"}
+
+
+def _shape(eqn: Eqn, members: int) -> tuple[Any, int, int]:
+    """The kind of exchange, and its operand as rows of blocks; see the runner's table."""
+    aval = eqn.invars[0].aval
+    kind = _KINDS[eqn.prim.name]
+    if kind in ("all_reduce", "permute"):
+        return kind, 1, aval.size
+    rows = product(aval.shape[: eqn.params["dim"]])
+    parts = 1 if kind == "all_gather" else members
+    return kind, rows, aval.size // max(rows * parts, 1)

@@ -1,0 +1,184 @@
+"""Programs over a mesh: the per-device jaxpr of a `shard_map` as one native program in lockstep.
+
+Each local device has a frame of its own (arena, inputs, outputs, constants) over the same steps.
+Pieces of sharded arguments are used where they are; what is not sharded yet is cut.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.assemble import assemble
+from spmd.compile.cpu.allocator import alloc
+from spmd.compile.executable import constant, deleted, pointer
+from spmd.compile.lower.collective import PerDevice, Topology
+from spmd.compile.lower.lowering import Lowering, lower, rule
+from spmd.compile.lower.schedule import Buffer, Host
+from spmd.compile.memory import plan_memory
+from spmd.compile.pipeline import run_passes
+from spmd.core.aval import ShapedArray
+from spmd.core.device import process_index
+from spmd.core.errors import ShardingError
+from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array, from_memory, from_shards
+from spmd.sharding.named import NamedSharding, SingleDeviceSharding
+from spmd.sharding.shard_map import whole_aval
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+_known: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
+_known = weakref.WeakKeyDictionary()
+
+
+def mesh_executable(
+    *, jaxpr: ClosedJaxpr, mesh: Mesh, in_specs: Any, out_specs: Any, kind: str, name: str
+) -> MeshExecutable:
+    """The executable of a `shard_map` equation, remembered with its jaxpr."""
+    entries = _known.setdefault(jaxpr, {})
+    key = (mesh, in_specs, out_specs)
+    if key not in entries:
+        entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs)
+    return entries[key]
+
+
+class MeshExecutable:
+    """Runs a per-device program on all local devices of a mesh."""
+
+    def __init__(
+        self,
+        closed: ClosedJaxpr,
+        mesh: Mesh,
+        in_specs: Sequence[PartitionSpec],
+        out_specs: Sequence[PartitionSpec],
+    ):
+        self.mesh = mesh
+        devices = mesh.flat_devices()
+        mine = process_index()
+        processes = tuple(d.process_index for d in devices)
+        self.topology = Topology(mesh.shape, processes, mine)
+        self.devices = [devices[k] for k in self.topology.local]
+        self.piece_avals = tuple(closed.in_avals)
+        self.out_piece_avals = tuple(closed.out_avals)
+        self.in_shardings = [NamedSharding(mesh, s) for s in in_specs]
+        self.out_shardings = [NamedSharding(mesh, s) for s in out_specs]
+        self.out_avals = [
+            whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
+        ]
+        self._places = [SingleDeviceSharding(d) for d in self.devices]
+        self._compile(run_passes(closed))
+
+    def _compile(self, closed: ClosedJaxpr) -> None:
+        self.schedule = lower(closed, self.topology)
+        plan = plan_memory(self.schedule.steps)
+        self.arena = plan.arena
+        self.native = assemble(self.schedule, plan, len(self.devices)).native
+        self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]
+        self._report = bytes(8 * (1 + len(self.devices)))
+        self._pack = struct.Struct(f"{self.native.frame_words}q").pack
+
+    # -- calling --
+
+    def __call__(self, operands: Sequence[Any]) -> list[Array]:
+        """Run on global arrays; results are global arrays of this process's pieces."""
+        pieces = [
+            self._pieces(x, s, a)
+            for x, s, a in zip(operands, self.in_shardings, self.piece_avals, strict=True)
+        ]
+        outs = self.run(pieces)
+        return [
+            from_shards(aval, sharding, shards)
+            for aval, sharding, shards in zip(self.out_avals, self.out_shardings, outs, strict=True)
+        ]
+
+    def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[Array]]:
+        """Run on pieces: for each operand one for each local device; results likewise."""
+        count = len(self.devices)
+        blocks: list[list[Any]] = []
+        arenas = [alloc(self.arena) for _ in range(count)]
+        words: list[int] = []
+        for d in range(count):
+            mine = [
+                alloc(aval.nbytes)
+                for aval, result in zip(self.out_piece_avals, self.schedule.results, strict=True)
+                if isinstance(result, Buffer)
+            ]
+            blocks.append(mine)
+            words.append(arenas[d].address)
+            words += [pointer(x[d]) for x in pieces]
+            words += [b.address for b in mine]
+            words += [pointer(c[d]) for c in self._consts]
+        frames = bytearray(self._pack(*words) + self._report)
+        self.native.run_address(np.frombuffer(frames, np.int64).__array_interface__["data"][0])
+        return self._results(pieces, blocks)
+
+    def _results(self, pieces: Sequence[Sequence[Any]], blocks: list[list[Any]]) -> Any:
+        outs = []
+        made = 0
+        for aval, result in zip(self.out_piece_avals, self.schedule.results, strict=True):
+            row = []
+            for d, place in enumerate(self._places):
+                if isinstance(result, Buffer):
+                    block = blocks[d][made]
+                    row.append(from_memory(block.address, block, aval, place))
+                else:
+                    row.append(_forward(pieces[result][d], aval, place))
+            made += isinstance(result, Buffer)
+            outs.append(row)
+        return outs
+
+    def _pieces(self, x: Any, sharding: NamedSharding, aval: ShapedArray) -> Sequence[Any]:
+        """What each local device holds of an operand, in memory order."""
+        if type(x) is Array and x.shards is not None and x._sharding == sharding:
+            for shard in x.shards:
+                if shard.owner is None:
+                    raise deleted(shard)
+            return x.shards
+        if type(x) is Array and x.shards is None and x.owner is None:
+            raise deleted(x)
+        value = to_numpy(x)
+        indices = sharding.devices_indices_map(value.shape)
+        if len(self.topology.sizes) and self.topology.is_spread and not _whole_here(x):
+            raise ShardingError(
+                f"an argument with sharding {x.sharding} would have to move between processes to "
+                f"become {sharding}"
+            )
+        return [np.ascontiguousarray(value[indices[d]]).reshape(aval.shape) for d in self.devices]
+
+
+def _whole_here(x: Any) -> bool:
+    return type(x) is not Array or x.is_fully_addressable or x.is_fully_replicated
+
+
+def _on_each(const: Any, count: int) -> list[Any]:
+    value, aval = const
+    if isinstance(value, PerDevice):
+        return [constant(v, aval) for v in value.values]
+    return [constant(value, aval)] * count
+
+
+def _forward(x: Any, aval: ShapedArray, place: SingleDeviceSharding) -> Array:
+    """A result that is an operand's piece."""
+    if type(x) is Array:
+        return from_memory(x.ptr, x.owner, aval, place)
+    block = alloc(aval.nbytes)
+    block.view(aval.shape, aval.dtype)[...] = x
+    return from_memory(block.address, block, aval, place)
+
+
+@rule("shard_map")
+def shard_map(lowering: Lowering, eqn: Eqn) -> None:
+    """Inside a program of one device: a call of the mesh's program."""
+    executable = mesh_executable(**eqn.params)
+
+    def run(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        for target, value in zip(outputs, executable(inputs), strict=True):
+            target[...] = value._value()
+
+    ins = tuple((lowering.ref(a), a.aval) for a in eqn.invars)
+    outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
+    lowering.steps.append(Host(run, ins, outs, f"shard_map {eqn.params['name']}", eqn.source))
