@@ -27,11 +27,10 @@ from spmd.core.structural import (
 )
 from spmd.core.util import canonical_dim, product
 from spmd.lax.arithmetic import add
-from spmd.lax.concatenate import concatenate
+from spmd.lax.concatenate import concatenate, split
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import MOVABLE, NUMERIC, check_dtype, const, fail, shifted
 from spmd.lax.logic import eq, ge
-from spmd.lax.slicing import index_in_dim
 
 __all__ = [
     "broadcast",
@@ -238,7 +237,8 @@ def unstack(array: Any, axis: int = 0) -> tuple[Any, ...]:
     """Cut an array into its parts along a dim, which disappears."""
     aval = typeof(array)
     where = canonical_dim(operator.index(axis), aval.ndim, "unstack: axis")
-    return tuple(index_in_dim(array, k, where, keepdims=False) for k in range(aval.shape[where]))
+    parts = split(array, [1] * aval.shape[where], where)
+    return tuple(squeeze(part, (where,)) for part in parts)
 
 
 def tile(operand: Any, reps: Sequence[int]) -> Any:
