@@ -27,6 +27,7 @@ from .find_mpi import Mpi
 from .options import Options
 from .printer import Printer
 from .rank import EXIT, HEADER, HELLO, STDERR, STDIN, STDOUT
+from .sweep import sweep
 
 TIMED_OUT = 124
 # For ranks that saw the first failure to say so, and to clean up.
@@ -64,6 +65,7 @@ class Supervisor:
         self.select = selectors.DefaultSelector()
         self.mpirun_said = bytearray()
         self.began = time.monotonic()
+        self.began_at = time.time()
         self.code: int | None = None  # decided by us: a signal, the time limit
         self.ask_at: float | None = None  # when to ask the ranks to end
         self.force_at: float | None = None
@@ -90,7 +92,10 @@ class Supervisor:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
             self.read_reports(folder)
-            return self.conclude(mpirun.returncode)
+            code = self.conclude(mpirun.returncode)
+            if code:
+                sweep(self.began_at)
+            return code
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,7 +5,8 @@ MPI is the bootstrap: it tells the ranks of each other, so there is no port and 
 messages (`MpiCommunicator`) where they are not.
 
 `MpiCommunicator` builds every reduction from exchanges and a local reduction in rank order, since
-MPI's own reductions associate as the library likes, and know no bfloat16.
+MPI's own reductions associate as the library likes, and know no bfloat16. A reduction within each
+host first would send less between hosts, and round differently for every placement of the ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from spmd.collectives.transport import shm
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import CALL_BYTES, Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
+from spmd.collectives.transport.mpi_notices import Notices
 from spmd.collectives.transport.reduction import combine
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
@@ -40,10 +42,8 @@ REDUCE_PARTS_FROM_BYTES = 8 << 10
 CHUNK_BYTES = 32 << 20
 
 _CALL_TAG, _DATA_TAG = 71, 72
-_FAILURE_BYTES = 1024
-# A rank that fails sends this in the place of a call.
-_FAILURE_MARK = b"\xff" * 8
 _POLLS_BEFORE_SLEEP = 2000
+_STRAGGLER_SECONDS = 0.2
 
 
 def load_mpi() -> Any:
@@ -75,7 +75,8 @@ def connect_world(mpi: Any, shared_memory: bool = True) -> CheckedCommunicator:
     """The communicator of all ranks that MPI started."""
     world = mpi.COMM_WORLD
     # Our messages must never meet the user's, who may use mpi4py too.
-    return _connect(mpi, world.Dup(), "world", shared_memory)
+    links = Links(mpi, Notices(mpi, world.Dup()), shared_memory)
+    return links.connect(world.Dup(), "world")
 
 
 def local_ranks(mpi: Any) -> tuple[int, int]:
@@ -86,65 +87,81 @@ def local_ranks(mpi: Any) -> tuple[int, int]:
     return place
 
 
-def _connect(mpi: Any, comm: Any, name: str, shared_memory: bool) -> CheckedCommunicator:
-    rank, size = comm.Get_rank(), comm.Get_size()
-    if size == 1:
-        return SingleCommunicator(name)
-    if shared_memory and _on_one_host(mpi, comm):
-        group = shm.connect(rank, size, comm.allgather, lambda: mpi.COMM_WORLD.Abort(1), name)
-        if group is not None:
-            return group
-    return MpiCommunicator(mpi, comm, name, shared_memory)
+class Links:
+    """What all groups of this process share: MPI, the notices, and which way data may go."""
 
+    def __init__(self, mpi: Any, notices: Notices, shared_memory: bool):
+        self.mpi = mpi
+        self.notices = notices
+        self.shared_memory = shared_memory
 
-def _on_one_host(mpi: Any, comm: Any) -> bool:
-    host = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    one = comm.allreduce(host.Get_size() == comm.Get_size(), op=mpi.LAND)
-    host.Free()
-    return one
+    def connect(self, comm: Any, name: str) -> CheckedCommunicator:
+        """Choose the way for the ranks of one MPI communicator."""
+        rank, size = comm.Get_rank(), comm.Get_size()
+        if size == 1:
+            return SingleCommunicator(name)
+        if self.shared_memory and self._is_on_one_host(comm):
+            group = shm.connect(rank, size, comm.allgather, self.end_job, name)
+            if group is not None:
+                return group
+        return MpiCommunicator(self, comm, name)
+
+    def end_job(self) -> None:
+        """End all ranks."""
+        self.mpi.COMM_WORLD.Abort(1)
+
+    def _is_on_one_host(self, comm: Any) -> bool:
+        host = comm.Split_type(self.mpi.COMM_TYPE_SHARED)
+        one = comm.allreduce(host.Get_size() == comm.Get_size(), op=self.mpi.LAND)
+        host.Free()
+        return one
 
 
 class MpiCommunicator(CheckedCommunicator):
     """One of several ranks that reach each other through MPI messages."""
 
-    def __init__(self, mpi: Any, comm: Any, name: str, shared_memory: bool = True):
+    def __init__(self, links: Links, comm: Any, name: str):
         super().__init__(comm.Get_rank(), comm.Get_size(), name)
-        self._mpi = mpi
+        self._links = links
+        self._mpi = links.mpi
         self._comm = comm
-        self._shared_memory = shared_memory  # may subgroups on one host use it?
         self._sequence = 0
         self._others = [r for r in range(self.size) if r != self.rank]
-        self._received = np.zeros((self.size, _FAILURE_BYTES), np.uint8)
-        self._sending: list[Any] = []
+        self._received = np.zeros((self.size, CALL_BYTES), np.uint8)
+        everyone = links.mpi.COMM_WORLD.Get_group()
+        # world_rank[r]: by what number the notices know rank r of this group
+        self._world_rank = comm.Get_group().Translate_ranks(list(range(self.size)), everyone)
         OPEN_GROUPS.add(self)
+
+    def announce_failure(self, text: str) -> None:
+        """See `CheckedCommunicator`; the notice goes to all ranks of the job, once."""
+        self._links.notices.send_failure(text)
+
+    def announce_exit(self, code: int) -> None:
+        """See `CheckedCommunicator`."""
+        self._links.notices.send_exit(f"left the program (exit code {code})", wait=code == 0)
 
     # ---- agreement before data -----------------------------------------------------------------
 
     def _agree(self, call: Call) -> None:
         """Tell every rank which call this is, hear theirs, and raise where they differ.
 
-        By single messages, not an MPI collective: so a rank that does not come can be named, and
-        one that failed can say so in the place of its call.
+        By single messages, not an MPI collective: so a rank that does not come can be named.
         """
         sequence, self._sequence = self._sequence, self._sequence + 1
         mine = np.frombuffer(call.packed, np.uint8)
         comm, byte = self._comm, self._mpi.BYTE
         received = self._received
-        received[:, :CALL_BYTES] = mine
+        received[self.rank] = mine
         requests = [comm.Irecv([received[r], byte], r, _CALL_TAG) for r in self._others]
         sends = [comm.Isend([mine, byte], r, _CALL_TAG) for r in self._others]
         self._await_all(call, requests, sequence)
-        for r in self._others:
-            if received[r, :8].tobytes() == _FAILURE_MARK:
-                text = received[r, 8:].tobytes().split(b"\0", 1)[0].decode(errors="replace")
-                raise PeerError(text)
         self._mpi.Request.Waitall(sends)
-        calls = [received[r, :CALL_BYTES].tobytes() for r in range(self.size)]
-        if any(packed != call.packed for packed in calls):
-            raise mismatch(sequence, calls)
+        if any(received[r].tobytes() != call.packed for r in self._others):
+            raise mismatch(sequence, [row.tobytes() for row in received])
 
     def _await_all(self, call: Call, requests: list[Any], sequence: int) -> None:
-        deadline = time.monotonic() + config.collective_timeout
+        began = time.monotonic()
         polls = 0
         while not self._mpi.Request.Testall(requests):
             polls += 1
@@ -152,34 +169,35 @@ class MpiCommunicator(CheckedCommunicator):
                 os.sched_yield()
                 continue
             time.sleep(0.0005)
-            if time.monotonic() > deadline:
-                # One by one, since Testall tells nothing about the part that did arrive.
-                missing = [
-                    r
-                    for r, request in zip(self._others, requests, strict=True)
-                    if request != self._mpi.REQUEST_NULL and not request.Test()
-                ]
-                raise CollectiveError(
-                    f"rank {self.rank} | {call} (#{sequence} of {self.name}) waited "
-                    f"{config.collective_timeout:g} s for {ranks_text(missing)}.\n"
-                    "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
-                )
+            self._links.notices.look()
+            waited = time.monotonic() - began
+            if self._links.notices.failure or self._links.notices.left or waited > _limit():
+                self._give_up(call, requests, sequence, waited)
 
-    def announce_failure(self, text: str) -> None:
-        """Send the failure in the place of this rank's next call."""
-        message = np.zeros(_FAILURE_BYTES, np.uint8)
-        packed = (_FAILURE_MARK + text.encode())[: _FAILURE_BYTES - 1]
-        message[: len(packed)] = np.frombuffer(packed, np.uint8)
-        for r in self._others:
-            self._sending.append(
-                (message, self._comm.Isend([message, self._mpi.BYTE], r, _CALL_TAG))
+    def _give_up(self, call: Call, requests: list[Any], sequence: int, waited: float) -> None:
+        """Raise if there is a reason to: a rank failed, left for good, or takes too long."""
+        notices = self._links.notices
+        if notices.failure:
+            raise PeerError(notices.failure)
+        # One by one, since Testall tells nothing about the part that did arrive.
+        missing = [
+            r
+            for r, request in zip(self._others, requests, strict=True)
+            if request != self._mpi.REQUEST_NULL and not request.Test()
+        ]
+        gone = [r for r in missing if self._world_rank[r] in notices.left]
+        # Its last call may still be under way: notices take another road.
+        if gone and waited > _STRAGGLER_SECONDS:
+            raise PeerError(
+                f"rank {gone[0]} {notices.left[self._world_rank[gone[0]]]} while "
+                f"rank {self.rank} waited for it in {call}"
             )
-
-    def announce_exit(self, code: int) -> None:
-        """Tell ranks that still wait; those that do not will never receive it."""
-        self.announce_failure(
-            f"rank {self.rank} left the program (exit code {code}) while others waited for it"
-        )
+        if missing and waited > _limit():
+            raise CollectiveError(
+                f"rank {self.rank} | {call} (#{sequence} of {self.name}) waited "
+                f"{waited:.1f} s for {ranks_text(missing)}.\n"
+                "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
+            )
 
     # ---- collectives ---------------------------------------------------------------------------
 
@@ -267,7 +285,11 @@ class MpiCommunicator(CheckedCommunicator):
         comm = self._comm.Split(index, members.index(self.rank))
         if place is None:
             return None
-        return _connect(self._mpi, comm, f"{self.name}/{index}", self._shared_memory)
+        return self._links.connect(comm, f"{self.name}/{index}")
 
     def _end_job(self) -> None:
-        self._mpi.COMM_WORLD.Abort(1)
+        self._links.end_job()
+
+
+def _limit() -> float:
+    return config.collective_timeout

@@ -1,0 +1,73 @@
+"""How a rank that fails or leaves reaches ranks on other hosts that wait for it.
+
+Notices are single messages on a communicator of their own, so they never meet data. Whoever waits
+looks for them now and then. Nothing here imports mpi4py; `mpi` hands its module over.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+NOTICE_BYTES = 1024
+_FAILED, _LEFT = 1, 2
+# At the end of a program, for the others' farewells: messages that nobody receives make some MPIs
+# complain. MPI's own end waits for the other ranks anyway.
+FAREWELL_SECONDS = 5.0
+
+
+class Notices:
+    """Sends this rank's notice to all, and keeps what the others sent."""
+
+    def __init__(self, mpi: Any, comm: Any):
+        self._mpi = mpi
+        self._comm = comm
+        self._sent: list[tuple[np.ndarray, Any]] = []
+        self.failure: str | None = None
+        self.left: dict[int, str] = {}
+
+    def send_failure(self, text: str) -> None:
+        """Tell every rank that this one failed."""
+        if self._sent:
+            return  # another group of this process has said so
+        self._send(_FAILED, text)
+
+    def send_exit(self, text: str, wait: bool) -> None:
+        """Tell every rank that this one makes no more calls; `wait` for the same of the others."""
+        if self._sent:
+            return
+        self._send(_LEFT, text)
+        deadline = time.monotonic() + FAREWELL_SECONDS
+        others = self._comm.Get_size() - 1
+        while (
+            wait
+            and self.failure is None
+            and len(self.left) < others
+            and time.monotonic() < deadline
+        ):
+            self.look()
+            time.sleep(0.001)
+
+    def look(self) -> None:
+        """Take in the notices that have arrived."""
+        status = self._mpi.Status()
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+            source, kind = status.Get_source(), status.Get_tag()
+            notice = np.zeros(NOTICE_BYTES, np.uint8)
+            self._comm.Recv([notice, self._mpi.BYTE], source, kind)
+            text = notice.tobytes().split(b"\0", 1)[0].decode(errors="replace")
+            if kind == _FAILED:
+                self.failure = self.failure or text
+            else:
+                self.left[source] = text
+
+    def _send(self, kind: int, text: str) -> None:
+        notice = np.zeros(NOTICE_BYTES, np.uint8)
+        encoded = text.encode()[: NOTICE_BYTES - 1]
+        notice[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+        for rank in range(self._comm.Get_size()):
+            if rank != self._comm.Get_rank():
+                request = self._comm.Isend([notice, self._mpi.BYTE], rank, kind)
+                self._sent.append((notice, request))

@@ -1,0 +1,41 @@
+"""Leftovers in /dev/shm: only this job's, only what nobody uses."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from pathlib import Path
+
+import pytest
+
+from launch import sweep as sweeping
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setattr(sweeping, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_sweep(folder: Path):
+    began = time.time() - 1
+    for name in ("mpich_shm_1", "sm_segment.host.0.1", "spmd-0-1-a", "somebody_elses"):
+        (folder / name).write_bytes(b"x" * 4096)
+    assert len(sweeping.sweep(began)) == 3
+    assert [path.name for path in folder.iterdir()] == ["somebody_elses"]
+
+
+def test_what_is_open_or_mapped_stays(folder: Path):
+    (folder / "mpich_shm_1").write_bytes(b"x" * 4096)
+    (folder / "mpich_shm_2").write_bytes(b"x" * 4096)
+    with open(folder / "mpich_shm_1", "r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    with open(folder / "mpich_shm_2", "rb"):
+        assert sweeping.sweep(0) == []
+    mapped.close()
+    assert len(sweeping.sweep(0)) == 2
+
+
+def test_what_is_older_than_the_job_stays(folder: Path):
+    (folder / "mpich_shm_1").write_bytes(b"")
+    assert sweeping.sweep(time.time() + 10) == []
