@@ -4,25 +4,70 @@ Programs are traced once, differentiated, vectorised, compiled, and run on every
 `mpirun` gives.
 """
 
-from spmd import lax
+# ruff: noqa: F401
+
+from spmd import (
+    api,
+    collectives,
+    distributed,
+    dtypes,
+    extend,
+    lax,
+    numpy,
+    sharding,
+    tree,
+    tree_util,
+)
 from spmd.api import (
     ShapeDtypeStruct,
     block_until_ready,
     device_get,
+    device_put,
+    device_put_replicated,
+    device_put_sharded,
+    disable_jit,
     eval_shape,
     grad,
     hessian,
     jacfwd,
     jacobian,
     jacrev,
+    jit,
     jvp,
     linear_transpose,
     linearize,
+    make_array_from_callback,
     make_jaxpr,
     value_and_grad,
     vjp,
     vmap,
 )
+from spmd.compile.cpu import platform as _cpu
+from spmd.core import errors
+from spmd.core.aval import typeof
 from spmd.core.config import config
 from spmd.core.custom import custom_jvp, custom_vjp
+from spmd.core.device import (
+    Device,
+    default_backend,
+    device_count,
+    devices,
+    local_device_count,
+    local_devices,
+    process_count,
+    process_index,
+)
 from spmd.core.remat import checkpoint, checkpoint_policies
+from spmd.sharding.array import Array
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.pmap import pmap
+from spmd.sharding.shard_map import shard_map
+from spmd.sharding.spec import Mesh, make_mesh
+from spmd.sharding.spec import PartitionSpec as P
+
+# The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.
+for _name in collectives.__all__:
+    setattr(lax, _name, getattr(collectives, _name))
+
+remat = checkpoint
+__version__ = "0.1.0"

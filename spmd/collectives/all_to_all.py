@@ -1,4 +1,8 @@
-"""all_to_all: every device sends a different part of its value to every other."""
+"""all_to_all: every device sends a different part of its value to every other.
+
+The primitive exchanges along one dim that has a row for each device; the public function makes
+that dim before and moves it into place after, so that all layouts are one primitive.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +28,11 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ShapeError
 from spmd.core.primitive import Primitive, linear
 from spmd.core.source import current_source
-from spmd.core.structural import broadcast_leading, move_dim
+from spmd.core.structural import move_dim, permute_dims, reshape
 from spmd.core.tree import tree_map
 from spmd.core.util import canonical_dim
 from spmd.lax.concatenate import concatenate
-from spmd.lax.slicing import index_in_dim, slice_in_dim
+from spmd.lax.slicing import slice_in_dim
 
 
 def all_to_all(
@@ -54,24 +58,29 @@ def all_to_all(
         aval = typeof(leaf)
         split = canonical_dim(split_axis, aval.ndim, "all_to_all: split_axis")
         concat = canonical_dim(concat_axis, aval.ndim, "all_to_all: concat_axis")
-        have = aval.shape[split]
-        if (tiled and have % size) or (not tiled and have != size):
-            wanted = f"a multiple of {size}" if tiled else f"equal to {size}"
-            raise ShapeError(
-                f"{current_source()}: all_to_all: dim split_axis={split} of the operand {aval} has "
-                f"size {have}; it must be {wanted}, the number of devices"
-            )
-        return all_to_all_p.bind(
-            make_varying(leaf, axes),
-            axes=axes,
-            groups=groups,
-            split=split,
-            concat=concat,
-            size=size,
-            tiled=tiled,
-        )
+        _check(aval, split, size, tiled)
+        leaf = make_varying(leaf, axes)
+        shape = aval.shape
+        if tiled:
+            leaf = reshape(leaf, (*shape[:split], size, shape[split] // size, *shape[split + 1 :]))
+        out = all_to_all_p.bind(leaf, axes=axes, groups=groups, dim=split, size=size)
+        out = move_dim(out, split, concat)
+        if not tiled:
+            return out
+        shape = typeof(out).shape
+        return reshape(out, (*shape[:concat], size * shape[concat + 1], *shape[concat + 2 :]))
 
     return tree_map(one, x)
+
+
+def _check(aval: ShapedArray, split: int, size: int, tiled: bool) -> None:
+    have = aval.shape[split]
+    if (tiled and have % size) or (not tiled and have != size):
+        wanted = f"a multiple of {size}" if tiled else f"equal to {size}"
+        raise ShapeError(
+            f"{current_source()}: all_to_all: dim split_axis={split} of the operand {aval} has "
+            f"size {have}; it must be {wanted}, the number of devices"
+        )
 
 
 def pswapaxes(x: Any, axis_name: Any, axis: int, *, axis_index_groups: Any = None) -> Any:
@@ -79,79 +88,48 @@ def pswapaxes(x: Any, axis_name: Any, axis: int, *, axis_index_groups: Any = Non
     return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
 
 
-def _abstract(
-    x: ShapedArray, *, split: int, concat: int, size: int, tiled: bool, **_: Any
-) -> ShapedArray:
-    shape = list(x.shape)
-    if tiled:
-        shape[split] //= size
-        shape[concat] *= size
-    else:
-        del shape[split]
-        shape.insert(concat, size)
-    return x.update(shape=tuple(shape))
+# ---- rules -------------------------------------------------------------------------------------
 
 
-def _members(operands: list[Any], *, split: int, concat: int, tiled: bool, **_: Any) -> list[Any]:
+def _members(operands: list[Any], *, dim: int, **_: Any) -> list[Any]:
     n = len(operands)
-    parts = [np.split(x, n, split) for x in operands]
-    if tiled:
-        return [np.concatenate([parts[j][k] for j in range(n)], concat) for k in range(n)]
-    return [np.stack([np.squeeze(parts[j][k], split) for j in range(n)], concat) for k in range(n)]
+    return [np.stack([np.take(x, k, dim) for x in operands], dim) for k in range(n)]
 
 
-def _exchange(rows: list[Any], split: int, concat: int, tiled: bool) -> list[Any]:
+def _exchange(rows: list[Any], dim: int) -> list[Any]:
     """The same in lax operations, for vmapped axes."""
-    n = len(rows)
-    out = []
-    for k in range(n):
-        if tiled:
-            step = typeof(rows[0]).shape[split] // n
-            mine = [slice_in_dim(r, k * step, (k + 1) * step, 1, split) for r in rows]
-        else:
-            mine = [index_in_dim(r, k, split, keepdims=False) for r in rows]
-            mine = [broadcast_leading(r, 1, concat) for r in mine]
-        out.append(concatenate(mine, concat))
-    return out
+    return [
+        concatenate([slice_in_dim(r, k, k + 1, 1, dim) for r in rows], dim)
+        for k in range(len(rows))
+    ]
 
 
 def _batch(
-    axis: Any,
-    operands: Any,
-    at: Any,
-    *,
-    axes: Any,
-    groups: Groups | None,
-    split: int,
-    concat: int,
-    size: int,
-    tiled: bool,
+    axis: Any, operands: Any, at: Any, *, axes: Any, groups: Groups | None, dim: int, size: int
 ) -> Any:
     (x,), (here,) = operands, at
-    params = {"axes": axes, "groups": groups, "size": size, "tiled": tiled}
+    params = {"axes": axes, "groups": groups, "size": size}
     if axis.name not in axes:
         if here is None:
-            return all_to_all_p.bind(x, split=split, concat=concat, **params), None
-        x = move_dim(x, here, 0)
-        return all_to_all_p.bind(x, split=split + 1, concat=concat + 1, **params), 0
+            return all_to_all_p.bind(x, dim=dim, **params), None
+        return all_to_all_p.bind(move_dim(x, here, 0), dim=dim + 1, **params), 0
     only_axis("all_to_all", axis, axes)
-    parts = [
-        _exchange(part, split, concat, tiled)
-        for part in in_groups(rows_of(x, here, axis.size), groups)
-    ]
+    if groups is None and here is not None:
+        # The mapped dim and the exchanged dim change places.
+        x = move_dim(x, here, 0)
+        order = list(range(typeof(x).ndim))
+        order[0], order[dim + 1] = order[dim + 1], order[0]
+        return permute_dims(x, order), 0
+    parts = [_exchange(part, dim) for part in in_groups(rows_of(x, here, axis.size), groups)]
     return stack_rows(out_of_groups(parts, groups)), 0
-
-
-def _transpose(ct: Any, x: Any, *, split: int, concat: int, **params: Any) -> Any:
-    return [all_to_all_p.bind(ct, split=concat, concat=split, **params)]
 
 
 all_to_all_p = Primitive(
     "all_to_all",
-    abstract=_abstract,
+    abstract=lambda x, **_: x,
     impl=NO_IMPL,
     jvp=linear,
-    transpose=_transpose,
+    transpose=lambda ct, x, **params: [all_to_all_p.bind(ct, **params)],
     batch=_batch,
     dims=NOT_PARTITIONED,
     axes=lambda params: params["axes"],

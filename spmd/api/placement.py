@@ -1,0 +1,118 @@
+"""Putting arrays on devices: `device_put`, and its replicated and sharded relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import typeof
+from spmd.core.device import Device, process_index
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.names import check_arrays
+from spmd.core.source import current_source
+from spmd.core.trace import Tracer, to_numpy
+from spmd.core.tree import (
+    broadcast_prefix,
+    keystr,
+    tree_flatten_with_path,
+    tree_map,
+    tree_unflatten,
+)
+from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
+from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+
+def device_put(x: Any, device: Any = None, *, donate: Any = False, may_alias: Any = None) -> Any:
+    """Put an array, or a pytree of them, on a device or lay it out by a sharding.
+
+    `device` is a `Device`, a `Sharding`, None (the default device), or a pytree prefix of those.
+    Raises a `ShardingError` that names the leaf if its shape cannot be cut evenly.
+
+    >>> device_put(np.arange(3.0))
+    Array([0., 1., 2.], dtype=float32)
+    """
+    pairs, tree = tree_flatten_with_path(x)
+    leaves = [leaf for _, leaf in pairs]
+    names = [f"x{keystr(path)}" for path, _ in pairs]
+    check_arrays("device_put", names, leaves)
+    places = broadcast_prefix(device, x, "device_put: device", _is_place)
+    placed = [_put(n, v, p) for n, v, p in zip(names, leaves, places, strict=True)]
+    return tree_unflatten(tree, placed)
+
+
+def _is_place(x: Any) -> bool:
+    return x is None or isinstance(x, (Device, Sharding))
+
+
+def _put(name: str, x: Any, place: Any) -> Any:
+    if isinstance(x, Tracer):
+        return x
+    if place is None:
+        return x if isinstance(x, Array) else from_numpy(x)
+    if isinstance(place, Device):
+        if isinstance(x, Array) and x.shards is None and x.committed and x.device is place:
+            return x
+        return from_numpy(to_numpy(x), typeof(x), place)
+    if isinstance(place, Sharding):
+        if isinstance(x, Array) and x.sharding == place:
+            return x
+        aval = typeof(x)
+        if isinstance(place, NamedSharding):
+            place.check(aval.shape, f"{current_source()}: device_put: {name}")
+        return shard_value(to_numpy(x), aval, place, process_index())
+    raise ArgumentError(
+        f"{current_source()}: device_put: device must be a Device, a Sharding or None, "
+        f"got {place!r}"
+    )
+
+
+def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
+    """Stack one pytree for each device along a new leading dim, each row on its device."""
+    if len(shards) != len(devices):
+        raise ShapeError(
+            f"{current_source()}: device_put_sharded: {len(shards)} shards for {len(devices)} "
+            "devices; there must be one for each"
+        )
+
+    def one(*rows: Any) -> Array:
+        pieces = [
+            from_numpy(np.asarray(to_numpy(r))[None], device=d)
+            for r, d in zip(rows, devices, strict=True)
+        ]
+        aval = pieces[0].aval.update(shape=(len(rows), *pieces[0].shape[1:]))
+        return from_shards(aval, PmapSharding(devices), pieces)
+
+    return tree_map(one, *shards)
+
+
+def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
+    """One row of `x` on each device, stacked along a new leading dim."""
+    return device_put_sharded([x] * len(devices), devices)
+
+
+def make_array_from_callback(shape: Sequence[int], sharding: Sharding, data_callback: Any) -> Array:
+    """A global array whose local pieces are `data_callback(index)` for each device's slices."""
+    mine = process_index()
+    pieces = [
+        from_numpy(np.asarray(data_callback(index)), device=device)
+        for device, index in sharding.devices_indices_map(tuple(shape)).items()
+        if device.process_index == mine
+    ]
+    return from_shards(pieces[0].aval.update(shape=tuple(shape)), sharding, pieces)
+
+
+def make_array_from_process_local_data(sharding: NamedSharding, local_data: Any) -> Array:
+    """A global array of which each process gives its part along the leading split dim."""
+    value = np.asarray(local_data)
+    mesh = sharding.mesh
+    mine = process_index()
+    here = [d for d in mesh.flat_devices() if d.process_index == mine]
+    local = NamedSharding(Mesh(np.asarray(here, dtype=object), ("_",)), PartitionSpec("_"))
+    pieces = shard_value(value, typeof(value), local, mine).shards
+    assert pieces is not None
+    shape = list(value.shape)
+    shape[0] = shape[0] * mesh.size // len(here)
+    return from_shards(typeof(value).update(shape=tuple(shape)), sharding, pieces)

@@ -1,0 +1,15 @@
+"""This process's place in the job: `spmd.distributed.initialize()` and what it found out.
+
+Calling `initialize` is optional: the first question about devices joins the job by itself.
+"""
+
+# ruff: noqa: F401
+
+from spmd.collectives.transport.bootstrap import (
+    initialize,
+    is_initialized,
+    local_rank,
+    local_size,
+    process_count,
+    process_index,
+)

@@ -1,0 +1,412 @@
+"""`pmap`: run a function once on each device, over the leading dim of its arguments.
+
+It is `shard_map` over a mesh of one axis, with untyped axes and JAX's conventions: each device gets
+one row, and in a multi-process run each process gives and gets the rows of its own devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
+from spmd.core.context import state
+from spmd.core.device import Device, devices, local_devices, too_few_devices
+from spmd.core.errors import ArgumentError, PytreeError, ShardingError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.names import (
+    check_arrays,
+    check_axis_name_free,
+    debug_info,
+    leaf_names,
+    mapped_size,
+)
+from spmd.core.rewrite import hoist_tracers
+from spmd.core.source import current_source
+from spmd.core.stage import trace_to_jaxpr
+from spmd.core.structural import broadcast_leading, reshape
+from spmd.core.trace import EVAL, Tracer, to_numpy
+from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
+from spmd.core.util import function_name
+from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.sharding.eager import current_lockstep, run_lockstep
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.nested import flatten_maps, inner_mesh, is_inside_map
+from spmd.sharding.shard_map import mesh_axes, shard_map_p
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+
+class AutoAxis:
+    """The name of a mapped axis to which the user gave none."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<unnamed axis>"
+
+    def __lt__(self, other: Any) -> bool:
+        return id(self) < id(other)
+
+
+# ---- the public function -----------------------------------------------------------------------
+
+
+def pmap(
+    fun: Callable[..., Any],
+    axis_name: Any = None,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    static_broadcasted_argnums: int | Sequence[int] = (),
+    devices: Sequence[Device] | None = None,
+    backend: str | None = None,
+    axis_size: int | None = None,
+    donate_argnums: int | Sequence[int] = (),
+) -> Callable[..., Any]:
+    """Run `fun` on several devices at once, one row of its arguments on each.
+
+    `in_axes` says for each argument (a pytree prefix) which dim is cut into rows; None gives the
+    whole argument to every device. Inside, collectives work over `axis_name`. Over 4 devices an
+    argument of shape (4, 3) is (3,) inside `fun`. In a multi-process run, pass and get the rows of
+    this process's devices only. Raises errors that name the argument and its pytree path.
+
+    >>> pmap(lambda x: x * 2, axis_name="i")(np.arange(1.0))
+    Array([0.], dtype=float32)
+    """
+    if not callable(fun):
+        raise ArgumentError(f"{current_source()}: pmap: {fun!r} is not a function")
+    return PmapFunction(
+        fun,
+        axis_name,
+        in_axes=tuple(in_axes) if isinstance(in_axes, list) else in_axes,
+        out_axes=out_axes,
+        static=_numbers(static_broadcasted_argnums),
+        donated=_numbers(donate_argnums),
+        devices=devices,
+        backend=backend,
+        axis_size=axis_size,
+    )
+
+
+def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+class PmapFunction:
+    """What `pmap` returns: call it with stacked arguments."""
+
+    def __init__(self, fun: Callable[..., Any], axis_name: Any, **options: Any):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.axis_name = AutoAxis() if axis_name is None else axis_name
+        self.options = options
+        self._traced: dict[Any, _Mapped] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = _PmapCall(self, args, kwargs)
+        if config.disable_jit:
+            return call.run_eagerly()
+        key = call.key()
+        mapped = self._traced.get(key)
+        if mapped is None:
+            mapped = call.trace()
+            if not mapped.consts:
+                self._traced[key] = mapped
+        return call.run(mapped)
+
+    def lower(self, *args: Any, **kwargs: Any) -> ClosedJaxpr:
+        """The per-device jaxpr for arguments like these."""
+        return _PmapCall(self, args, kwargs).trace().jaxpr
+
+    def clear_cache(self) -> None:
+        self._traced.clear()
+
+
+class _Mapped:
+    """A traced pmapped function: its per-device jaxpr and how results come back."""
+
+    def __init__(
+        self,
+        jaxpr: ClosedJaxpr,
+        mesh: Mesh,
+        consts: list[Any],
+        out_tree: TreeDef,
+        out_specs: Sequence[PartitionSpec],
+    ):
+        self.jaxpr = jaxpr
+        self.mesh = mesh
+        self.consts = consts
+        self.out_tree = out_tree
+        self.out_specs = tuple(out_specs)
+
+
+class _PmapCall:
+    """One call: arguments checked and flattened, devices chosen."""
+
+    def __init__(self, mapped: PmapFunction, args: Sequence[Any], kwargs: dict[str, Any]):
+        options = mapped.options
+        self.fun, self.axis, self.options = mapped.fun, mapped.axis_name, options
+        self.what = f"pmap({function_name(self.fun)})"
+        static = {k % len(args) for k in options["static"]} if args else set()
+        self.static = {k: args[k] for k in sorted(static)}
+        self.given = tuple(x for k, x in enumerate(args) if k not in static)
+        self.kwargs = kwargs
+        self.flat, self.in_tree = tree_flatten((self.given, kwargs))
+        names = _names(self.fun, args, static, kwargs)
+        check_arrays(self.what, names, self.flat)
+        self.avals = [typeof(x) for x in self.flat]
+        self.in_axes = self._flat_in_axes(len(args), static)
+        size = mapped_size(self.what, names, self.avals, self.in_axes, options["axis_size"])
+        self.in_axes = [
+            None if a is None else a % v.ndim for a, v in zip(self.in_axes, self.avals, strict=True)
+        ]
+        check_axis_name_free(self.what, self.axis, [f.name for f in state.axes])
+        self.size = size
+        self.mesh, self.local_mesh = self._meshes(size)
+        self.donated = {k - sum(s < k for s in static) for k in options["donated"]}
+
+    # -- setting up --
+
+    def _flat_in_axes(self, count: int, static: set[int]) -> list[Any]:
+        axes = self.options["in_axes"]
+        if isinstance(axes, tuple):
+            if len(axes) != count:
+                raise PytreeError(
+                    f"{current_source()}: {self.what}: in_axes={axes} has {len(axes)} entries, but "
+                    f"the call has {count} positional arguments; give one for each, or an integer"
+                )
+            axes = tuple(a for k, a in enumerate(axes) if k not in static)
+        try:
+            found = broadcast_prefix(axes, self.given, "in_axes")
+        except PytreeError as error:
+            raise PytreeError(f"{current_source()}: {self.what}: {error}") from None
+        return found + [0] * len(tree_leaves(self.kwargs))
+
+    def _meshes(self, size: int) -> tuple[Mesh, Mesh]:
+        """The mesh of all devices mapped over, and that of this process's."""
+        if is_inside_map():
+            mesh = inner_mesh(self.axis, size)
+            return mesh, mesh
+        chosen = self.options["devices"]
+        everyone = list(chosen) if chosen is not None else devices(self.options["backend"])
+        here = local_devices()[0].process_index
+        mine = [d for d in everyone if d.process_index == here]
+        spread = len(mine) < len(everyone)
+        if size > len(mine) or (spread and size != len(mine)):
+            where = " on this process" if spread else ""
+            raise too_few_devices(
+                f"{current_source()}: {self.what} over {size} rows{where}", size, len(mine)
+            )
+        mine = mine[:size]
+        names = (self.axis,)
+        local = Mesh(np.asarray(mine, dtype=object), names)
+        return (Mesh(np.asarray(everyone, dtype=object), names) if spread else local), local
+
+    def key(self) -> Any:
+        """What the traced jaxpr depends on."""
+        try:
+            static = tuple(self.static.items())
+            hash(static)
+        except TypeError:
+            raise ArgumentError(
+                f"{current_source()}: {self.what}: static_broadcasted_argnums must be hashable, "
+                f"got {self.static!r}"
+            ) from None
+        axes = tuple(self.in_axes)
+        return (self.in_tree, tuple(self.avals), axes, self.mesh, static, state.axes, _settings())
+
+    # -- tracing --
+
+    def trace(self) -> _Mapped:
+        """The per-device jaxpr."""
+        trees: list[Any] = []
+
+        def flat(*rows: Any) -> list[Any]:
+            xs = [
+                x if a is None else reshape(x, _without(typeof(x).shape, a))
+                for x, a in zip(rows, self.in_axes, strict=True)
+            ]
+            outs, tree = tree_flatten(self._call(tree_unflatten(self.in_tree, xs)))
+            trees[:] = [tree]
+            out_axes[:] = self._flat_out_axes(tree, outs)
+            return [
+                x if a is None else broadcast_leading(x, 1, a)
+                for x, a in zip(outs, out_axes, strict=True)
+            ]
+
+        out_axes: list[Any] = []
+        rows = [
+            v if a is None else v.update(shape=_with_row(v.shape, a, 1))
+            for v, a in zip(self.avals, self.in_axes, strict=True)
+        ]
+        debug = debug_info(self.fun, self.given, self.kwargs)
+        with mesh_axes(self.mesh, "pmap"):
+            closed = trace_to_jaxpr(flat, rows, debug)
+        closed, consts = hoist_tracers(closed)
+        mesh = self.mesh
+        if not is_inside_map():
+            closed, mesh = flatten_maps(closed, mesh, "pmap")
+        return _Mapped(closed, mesh, consts, trees[0], [self._spec(a) for a in out_axes])
+
+    def _call(self, tree: Any) -> Any:
+        given, kwargs = tree
+        rest = iter(given)
+        count = len(given) + len(self.static)
+        args = [self.static[k] if k in self.static else next(rest) for k in range(count)]
+        return self.fun(*args, **kwargs)
+
+    def _flat_out_axes(self, tree: TreeDef, outs: Sequence[Any]) -> list[Any]:
+        try:
+            found = broadcast_prefix(
+                self.options["out_axes"], tree_unflatten(tree, outs), "out_axes"
+            )
+        except PytreeError as error:
+            raise PytreeError(f"{current_source()}: {self.what}: {error}") from None
+        out = []
+        for k, (a, x) in enumerate(zip(found, outs, strict=True)):
+            ndim = typeof(x).ndim + 1
+            if a is not None and not (isinstance(a, int) and -ndim <= a < ndim):
+                raise ArgumentError(
+                    f"{current_source()}: {self.what}: out_axes={a!r} for output {k}, whose result "
+                    f"has {ndim} dims; it must be None or an integer in [{-ndim}, {ndim})"
+                )
+            out.append(None if a is None else a % ndim)
+        return out
+
+    def _spec(self, axis: int | None) -> PartitionSpec:
+        return PartitionSpec() if axis is None else PartitionSpec(*([None] * axis), self.axis)
+
+    # -- running --
+
+    def run(self, mapped: _Mapped) -> Any:
+        """Bind the primitive; over several processes, on global arrays made of local rows."""
+        operands = self.flat
+        if self.mesh is not self.local_mesh:
+            operands = [
+                self._globalize(x, v, a)
+                for x, v, a in zip(self.flat, self.avals, self.in_axes, strict=True)
+            ]
+        outs = shard_map_p.bind(
+            *mapped.consts,
+            *operands,
+            jaxpr=mapped.jaxpr,
+            mesh=mapped.mesh,
+            in_specs=(PartitionSpec(),) * len(mapped.consts)
+            + tuple(self._spec(a) for a in self.in_axes),
+            out_specs=mapped.out_specs,
+            kind="pmap",
+            name=function_name(self.fun),
+        )
+        if self.mesh is not self.local_mesh:
+            outs = [self._localize(x, s) for x, s in zip(outs, mapped.out_specs, strict=True)]
+        self._donate()
+        return tree_unflatten(mapped.out_tree, outs)
+
+    def _globalize(self, x: Any, aval: ShapedArray, axis: int | None) -> Array:
+        """This process's rows as its pieces of the global array."""
+        if isinstance(x, Tracer) or state.trace is not EVAL:
+            raise ShardingError(
+                f"{current_source()}: {self.what} maps over the devices of several processes and "
+                "can then not be called under another transformation; put jit, grad or vmap inside"
+            )
+        spec, mine = self._spec(axis), self.local_mesh.flat_devices()
+        whole = aval
+        if axis is not None:
+            whole = aval.update(shape=_with_row(aval.shape, axis, self.mesh.size))
+        sharding = NamedSharding(self.mesh, spec)
+        if isinstance(x, Array) and x.sharding == NamedSharding(self.local_mesh, spec):
+            if x.shards is not None:
+                return from_shards(whole, sharding, x.shards)
+        value = to_numpy(x)
+        pieces = []
+        for k, device in enumerate(mine):
+            piece = value if axis is None else np.take(value, [k], axis)
+            pieces.append(from_numpy(piece, aval.update(shape=piece.shape), device))
+        return from_shards(whole, sharding, pieces)
+
+    def _localize(self, x: Array, spec: PartitionSpec) -> Array:
+        """This process's pieces of a global result as an array of local rows."""
+        sharding = NamedSharding(self.local_mesh, spec)
+        shards = x.shards or (x,)
+        piece = shards[0].aval
+        shape = tuple(
+            n * self.local_mesh.axis_size(spec.axes_of(d)) for d, n in enumerate(piece.shape)
+        )
+        return from_shards(x.aval.update(shape=shape), sharding, shards)
+
+    def _donate(self) -> None:
+        trees = self.in_tree.children[0].children
+        start = 0
+        for k, tree in enumerate(trees):
+            if k in self.donated:
+                for x in self.flat[start : start + tree.num_leaves]:
+                    if isinstance(x, Array):
+                        x.delete()
+            start += tree.num_leaves
+
+    # -- op by op --
+
+    def run_eagerly(self) -> Any:
+        """`disable_jit`: the function runs once, on every local device's concrete values."""
+        trees: list[Any] = []
+        out_axes: list[Any] = []
+
+        def flat(*xs: Any) -> list[Any]:
+            outs, tree = tree_flatten(self._call(tree_unflatten(self.in_tree, xs)))
+            trees[:] = [tree]
+            out_axes[:] = self._flat_out_axes(tree, outs)
+            return outs
+
+        avals = [
+            v if a is None else v.update(shape=_without(v.shape, a))
+            for v, a in zip(self.avals, self.in_axes, strict=True)
+        ]
+        rows = [self._rows(x, a) for x, a in zip(self.flat, self.in_axes, strict=True)]
+        outer = current_lockstep()
+        found = run_lockstep(flat, rows, avals, self.mesh.shape, self.mesh.flat_devices())
+        if outer is not None:
+            outs = [
+                _stack_inner(outer, v, a, self.size) for v, a in zip(found, out_axes, strict=True)
+            ]
+        else:
+            outs = [
+                from_numpy(v[0] if a is None else np.stack(v, a))
+                for v, a in zip(found, out_axes, strict=True)
+            ]
+        return tree_unflatten(trees[0], outs)
+
+    def _rows(self, x: Any, axis: int | None) -> list[np.ndarray]:
+        """What each local device gets; inside another map, each inner device of each outer one."""
+        outer = current_lockstep()
+        wholes = [to_numpy(x)] if outer is None else outer.values_of(x)
+        n = self.size
+        return [
+            whole if axis is None else np.take(whole, k, axis) for whole in wholes for k in range(n)
+        ]
+
+
+def _stack_inner(outer: Any, values: list[np.ndarray], axis: int | None, n: int) -> Any:
+    rows = [values[k : k + n] for k in range(0, len(values), n)]
+    joined = [row[0] if axis is None else np.stack(row, axis) for row in rows]
+    return outer.join(joined, typeof(joined[0]))
+
+
+def _names(fun: Any, args: Sequence[Any], static: set[int], kwargs: dict[str, Any]) -> list[str]:
+    shown = [None if k in static else x for k, x in enumerate(args)]
+    return leaf_names(fun, shown, kwargs)
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _with_row(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _settings() -> Any:
+    return (config.enable_x64, config.num_cpu_devices)

@@ -1,0 +1,15 @@
+"""Pytrees under their short names: `spmd.tree.map`, `spmd.tree.leaves`, ..."""
+
+# ruff: noqa: F401
+
+from spmd.core.tree import tree_all as all
+from spmd.core.tree import tree_flatten as flatten
+from spmd.core.tree import tree_flatten_with_path as flatten_with_path
+from spmd.core.tree import tree_leaves as leaves
+from spmd.core.tree import tree_leaves_with_path as leaves_with_path
+from spmd.core.tree import tree_map as map
+from spmd.core.tree import tree_map_with_path as map_with_path
+from spmd.core.tree import tree_reduce as reduce
+from spmd.core.tree import tree_structure as structure
+from spmd.core.tree import tree_transpose as transpose
+from spmd.core.tree import tree_unflatten as unflatten

@@ -1,0 +1,31 @@
+"""Pytrees: registration, key paths, and the functions of `spmd.tree` under their long names."""
+
+# ruff: noqa: F401
+
+from spmd.core.tree import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    Partial,
+    SequenceKey,
+    all_leaves,
+    keystr,
+    register_dataclass,
+    register_pytree_node,
+    register_pytree_node_class,
+    register_pytree_with_keys,
+    register_pytree_with_keys_class,
+    tree_all,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_leaves_with_path,
+    tree_map,
+    tree_map_with_path,
+    tree_reduce,
+    tree_structure,
+    tree_transpose,
+    tree_unflatten,
+    treedef_tuple,
+)
+from spmd.core.tree import TreeDef as PyTreeDef
