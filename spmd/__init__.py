@@ -42,6 +42,7 @@ from spmd.api import (
     vjp,
     vmap,
 )
+from spmd.compile import dispatch as _dispatch
 from spmd.compile.cpu import platform as _cpu
 from spmd.core import errors
 from spmd.core.aval import typeof

@@ -107,7 +107,8 @@ class Across:
         dtype = xs[0].dtype
         wide = np.dtype(np.float32) if dtype in (dtypes.bfloat16, np.float16) else dtype
         buffer = np.empty((len(self.groups), *xs[0].shape), wide)
-        for row, group in zip(buffer, self.groups, strict=True):
+        rows = [buffer[k, ...] for k in range(len(self.groups))]  # views, of scalars too
+        for row, group in zip(rows, self.groups, strict=True):
             members = [xs[self.where[k]] for k in group if k in self.where]
             if not members:
                 row[...] = identity(wide)
@@ -116,7 +117,7 @@ class Across:
             for x in members[1:]:
                 combine(row, x, out=row)
         self.comm.all_reduce(buffer, op)
-        for row, group in zip(buffer, self.groups, strict=True):
+        for row, group in zip(rows, self.groups, strict=True):
             for k in group:
                 if k in self.where:
                     outputs[self.where[k]][0][...] = row
