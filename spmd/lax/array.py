@@ -237,7 +237,8 @@ def unstack(array: Any, axis: int = 0) -> tuple[Any, ...]:
     """Cut an array into its parts along a dim, which disappears."""
     aval = typeof(array)
     where = canonical_dim(operator.index(axis), aval.ndim, "unstack: axis")
-    parts = split(array, [1] * aval.shape[where], where)
+    count = aval.shape[where]
+    parts = split(array, [1] * count, where) if count else ()
     return tuple(squeeze(part, (where,)) for part in parts)
 
 

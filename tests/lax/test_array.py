@@ -98,6 +98,10 @@ def test_stack_and_unstack(axis):
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_unstack_of_nothing():
+    assert lax.unstack(np.zeros((2, 0), np.float32), 1) == ()
+
+
 def test_errors():
     def traced(f):
         return trace_to_jaxpr(lambda x: [f(x)], [typeof(X)])
