@@ -262,7 +262,7 @@ class Array:
             pieces = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
             return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {pieces})"
         if dtypes.is_key(self.dtype):
-            words = _text(self._value().view(np.uint32), "")
+            words = _text(self._value()[..., None].view(np.uint32), "")
             return f"Array({self.shape}, dtype=key<fry>) overlaying:\n{words}"
         if self.size == 0:
             return f"Array([], shape={self.shape}, {dtype})"
@@ -293,7 +293,7 @@ def _view(ptr: int, aval: ShapedArray, owner: Any) -> np.ndarray:
     if aval.nbytes == 0:
         out = np.empty(aval.shape, aval.dtype)
     else:
-        buffer = (ctypes.c_char * aval.nbytes).from_address(ptr)
+        buffer: Any = (ctypes.c_char * aval.nbytes).from_address(ptr)
         buffer._owner = owner  # the view keeps the memory through its base
         out = np.frombuffer(buffer, dtype=aval.dtype).reshape(aval.shape)
     out.flags.writeable = False

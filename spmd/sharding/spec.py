@@ -96,8 +96,8 @@ class Mesh:
 
     def coordinates(self) -> Iterator[tuple[Device, dict[Any, int]]]:
         """Each device with its position along every axis, in row-major order."""
-        for index in np.ndindex(*self.devices.shape):
-            yield self.devices[index], dict(zip(self.axis_names, index, strict=True))
+        for device, index in zip(self.devices.flat, np.ndindex(*self.devices.shape), strict=True):
+            yield device, dict(zip(self.axis_names, index, strict=True))
 
     def __enter__(self) -> Mesh:
         self._before.append(_current_mesh[0])
