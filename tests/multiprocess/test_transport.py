@@ -60,7 +60,7 @@ def test_cases_through_shared_memory(mpirun: Run, ranks: int):
     assert wanted in done.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [3])
 def test_cases_through_messages(mpirun: Run, ranks: int):
     done = mpirun(
         ranks,

@@ -76,7 +76,7 @@ def raised(results: list[Any]) -> list[Any]:
     return [f"{type(r).__name__}: {r}" if isinstance(r, Exception) else r for r in results]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])  # four run under mpirun
 def test_cases(size: int):
     assert raised(Ranks(size, check_all).run(timeout=60)) == [len(all_cases())] * size
 
