@@ -1,7 +1,7 @@
 """The examples in docstrings run on four virtual devices and print what they show.
 
-An example may use what its module defines, and these names without importing them: spmd, snp
-(spmd.numpy), lax, np (numpy).
+An example may use what its module and its package define, and these names without importing them:
+spmd, snp (spmd.numpy), lax, np (numpy).
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ WITH_EXAMPLES = sorted(
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_examples_print_what_they_show(name, capsys):
     module = importlib.import_module(name)
+    package = importlib.import_module(name.rpartition(".")[0] or name)
     names = {
         "np": np,
         "spmd": importlib.import_module("spmd"),
         "snp": importlib.import_module("spmd.numpy"),
         "lax": importlib.import_module("spmd.lax"),
-        **{k: v for k, v in vars(module).items() if not k.startswith("__")},
+        **{k: v for k, v in {**vars(package), **vars(module)}.items() if not k.startswith("__")},
     }
     failed, attempted = doctest.testmod(module, globs=names, optionflags=OPTIONS)
     assert attempted, "no example was found: doctest reads docstrings, not comments"

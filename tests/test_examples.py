@@ -74,8 +74,8 @@ def test_loss_curve_does_not_depend_on_how_devices_are_spread(run_python, mpirun
         assert (folder / "loss.png").stat().st_size > 5000
         curves[ranks] = np.array(result["loss"])
     assert curves[1].shape == (22,) and curves[1][-1] < 0.6 * curves[1][0]
-    np.testing.assert_allclose(curves[4], curves[1], rtol=2e-4)
-    np.testing.assert_allclose(curves[2], curves[1], rtol=2e-4)
+    np.testing.assert_allclose(curves[4], curves[1], rtol=1e-5)
+    np.testing.assert_allclose(curves[2], curves[1], rtol=1e-5)
 
 
 @pytest.mark.slow

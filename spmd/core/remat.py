@@ -91,7 +91,7 @@ def checkpoint(
 
     >>> f = checkpoint(lambda x: x * x)
     >>> f(3.0)
-    9.0
+    Array(9., dtype=float32, weak_type=True)
     """
     if fun is None:
         return functools.partial(
