@@ -73,10 +73,6 @@ def _square(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> 
     return apply(b, "mul", xs[0], xs[0])
 
 
-def _reciprocal(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
-    return apply(b, "div", b.const(1, b.dtype(xs[0])), xs[0])
-
-
 def _round(b: Builder, xs: Sequence[int], params: dict[str, Any], out: str) -> int:
     method = params["rounding_method"]
     return apply(b, "round_even" if int(getattr(method, "value", method)) else "round", xs[0])
@@ -123,7 +119,6 @@ ENTRIES: dict[str, Entry] = {
     **{name: _op(op) for name, op in _RENAMED.items()},
     "integer_pow": _integer_pow,
     "square": _square,
-    "reciprocal": _reciprocal,
     "round": _round,
     "pow": _pow,
     "select_n": _select_n,
@@ -131,7 +126,6 @@ ENTRIES: dict[str, Entry] = {
     "convert_element_type": _convert,
     "bitcast_convert_type": _bitcast,
     "copy": _identity,
-    "copy_p": _identity,
     "stop_gradient": _identity,
 }
 

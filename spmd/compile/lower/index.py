@@ -154,10 +154,8 @@ def _rev(eqn: Eqn, index: Index, space: Sequence[int]) -> Index:
 MOVES: dict[str, Rule] = {
     "broadcast_in_dim": _broadcast,
     "permute_dims": _permute,
-    "transpose": _permute,
     "reshape": _reshape,
     "squeeze": _squeeze,
-    "expand_dims": _reshape,
     "slice": _slice,
     "rev": _rev,
 }

@@ -35,9 +35,7 @@ Rule: TypeAlias = Callable[["Lowering", Eqn], None]
 RULES: dict[str, Rule] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
-ALIASES = frozenset(
-    ("reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient", "name", "pvary")
-)
+ALIASES = frozenset(("reshape", "squeeze", "copy", "stop_gradient", "name", "pvary"))
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

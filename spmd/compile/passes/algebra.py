@@ -243,7 +243,6 @@ RULES: dict[str, Rule] = {
     "min": _same_operands,
     "select_n": _select,
     "copy": _identity,
-    "copy_p": _identity,
     "stop_gradient": _identity,
     "name": _identity,
     "reduce_sum": _reduction,

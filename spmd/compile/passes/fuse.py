@@ -20,6 +20,7 @@ from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index
 from spmd.compile.lower.region import NO_DIM, Space
+from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
 from spmd.compile.passes.substitute import finish, map_subjaxprs, start
 from spmd.core.call import impl_jaxpr
@@ -60,7 +61,7 @@ def fuse(closed: ClosedJaxpr) -> ClosedJaxpr:
 # Not worth memory of their own: a group that needs them makes its own copy.
 _FREE = frozenset(MOVES) | {"iota"}
 # Of an array in memory, these are the same array with another shape.
-ALIASES = frozenset(("reshape", "squeeze", "expand_dims"))
+ALIASES = frozenset(("reshape", "squeeze"))
 _READERS = frozenset(("dynamic_slice", "gather"))
 
 
@@ -175,6 +176,7 @@ class _Fuser:
             else:
                 units[k] = None
                 self.needed.update(v for v in eqn.invars if isinstance(v, Var))
+        merge_groups(self, units)
         return self.write(units)
 
     def _is_needed(self, eqn: Eqn) -> bool:
@@ -251,7 +253,7 @@ class _Fuser:
         eqn, index = self.eqns[k], indices[0]
         out = eqn.outvars[0]
         outside = self.outside_users(group, out)
-        shared = bool(outside) or out in self.needed
+        shared = bool(outside) or self.is_needed_outside(group, out)
         free = eqn.prim.name in _FREE
         if group.inner is None and dims_of(index) < group.whole:
             opening = self.reduction_behind(group, eqn, index)
@@ -263,7 +265,7 @@ class _Fuser:
         elif not free and self.repeats_work(group, eqn, index):
             return False
         if shared and not free:
-            if not self.can_store(group, index) or self.reach.any_reaches(outside, group):
+            if not self.can_store(group, out, index) or self.reach.any_reaches(outside, group):
                 return False
             group.extra.append(out)
             self.reach.note_exit(k)
@@ -286,6 +288,13 @@ class _Fuser:
             elif user in group.copies:
                 found += self.outside_users(group, self.eqns[user].outvars[0])
         return found
+
+    def is_needed_outside(self, group: Group, var: Var) -> bool:
+        """Whether finished groups, or the results, read a variable or a copy's original."""
+        copies = [u for u in self.users.get(var, ()) if u in group.copies]
+        return var in self.needed or any(
+            self.is_needed_outside(group, self.eqns[u].outvars[0]) for u in copies
+        )
 
     def reduction_behind(self, group: Group, eqn: Eqn, index: Index) -> Eqn | None:
         """A reduction that an equation's value is made of and that could open the group's rows."""
@@ -318,13 +327,17 @@ class _Fuser:
         # A scalar that costs next to nothing is not worth a kernel of its own.
         return bool(dims) or eqn.prim.name in EXPENSIVE or eqn.prim.name in _READERS
 
-    def can_store(self, group: Group, index: Index) -> bool:
-        """Whether the group's kernel can write out a value that it computes at `index`."""
-        if any(a != ZERO and a.plain_dim() is None for a in index):
-            return False
-        plain = [a.plain_dim() for a in index if a != ZERO]
-        dims = frozenset(plain)
-        if len(plain) != len(dims):
+    def can_store(self, group: Group, out: Var, index: Index) -> bool:
+        """Whether the group's kernel can write out the whole of a value computed at `index`."""
+        along = []
+        for affine, size in zip(index, out.aval.shape, strict=True):
+            d = affine.plain_dim()
+            if d is not None and group.sizes[d] == size:
+                along.append(d)
+            elif affine != ZERO or size != 1:
+                return False
+        dims = frozenset(along)
+        if len(along) != len(dims):
             return False
         return dims == group.whole or (group.inner is not None and dims == group.points)
 
@@ -375,13 +388,13 @@ class _Fuser:
     def write(self, units: dict[int, Group | None]) -> ClosedJaxpr:
         """The jaxpr with a `fused` equation for each group, in an order that works."""
         writer, invars = start(self.closed)
+        read = self.read_between(units)
         for k in self.order(units):
             group = units[k]
             if group is None:
                 writer.copy(self.eqns[k], map_subjaxprs(self.eqns[k], fuse))
                 continue
-            eqn = self.fused(group)
-            writer.copy(eqn)
+            writer.copy(self.fused(group, read))
         return finish(writer, self.closed, invars)
 
     def order(self, units: dict[int, Group | None]) -> list[int]:
@@ -401,15 +414,29 @@ class _Fuser:
         waits_for_effects(self.eqns, units, waits)
         return _sorted(waits)
 
-    def fused(self, group: Group) -> Eqn:
-        """The equation of a group."""
+    def read_between(self, units: dict[int, Group | None]) -> set[Var]:
+        """The variables that cross from one unit to another, or to the results."""
+        read = {v for v in self.closed.jaxpr.outvars if isinstance(v, Var)}
+        for k, group in units.items():
+            members = {k} if group is None else group.members
+            made = {v for m in members for v in self.eqns[m].outvars}
+            read.update(
+                v
+                for m in members
+                for v in self.eqns[m].invars
+                if isinstance(v, Var) and (v not in made or group is None)
+            )
+        return read
+
+    def fused(self, group: Group, read: set[Var]) -> Eqn:
+        """The equation of a group, with the outputs that others read."""
         members = [self.eqns[k] for k in sorted(group.members)]
         made = {v for eqn in members for v in eqn.outvars}
         reads = dict.fromkeys(
             v for eqn in members for v in eqn.invars if isinstance(v, Var) and v not in made
         )
         root = self.eqns[group.root]
-        outs = (*root.outvars, *group.extra)
+        outs = tuple(v for v in (*root.outvars, *group.extra) if v in read)
         space, _ = group.space(outs)
         closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
         params = {"jaxpr": closed, "space": space}

@@ -1,0 +1,149 @@
+"""Merge: groups over the same space that read the same array become one kernel.
+
+Growing from one root leaves siblings apart: the two gradients of a product, an updated moment and
+the parameter computed from it. Two groups merge if their spaces agree, one reads what the other
+reads (a whole array, not a broadcast vector) or makes, at the same index, and no path leads from
+one to the other through a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from spmd.compile.lower.index import Affine, Index
+from spmd.core.ir import Literal, Var
+from spmd.core.util import product
+
+MAX_EQNS = 256
+
+
+def merge_groups(fuser: Any, units: dict[int, Any]) -> None:
+    """Merge what can be merged; `units` maps a root to its group (None for lone equations)."""
+    touching: dict[Var, list[int]] = {}
+    for root in sorted(units):
+        if units[root] is not None:
+            for var in _touched(fuser, units[root]):
+                touching.setdefault(var, []).append(root)
+    for var, roots in touching.items():
+        groups = list(dict.fromkeys(id(g) for g in _current(fuser, roots)))
+        if len(groups) > 1:
+            _merge_all(fuser, units, var, list(_current(fuser, roots)))
+
+
+def _current(fuser: Any, roots: Sequence[int]) -> Iterator[Any]:
+    """The groups that the given roots belong to by now, each once."""
+    seen = set()
+    for root in roots:
+        group = fuser.group_of[root]
+        if id(group) not in seen:
+            seen.add(id(group))
+            yield group
+
+
+def _touched(fuser: Any, group: Any) -> dict[Var, None]:
+    """The arrays of the space's size that a group reads or makes."""
+    size = product(group.sizes)
+    found: dict[Var, None] = {}
+    for k in sorted(group.members):
+        for v in (*fuser.eqns[k].invars, *fuser.eqns[k].outvars):
+            if isinstance(v, Var) and v.aval.size == size:
+                found[v] = None
+    return found
+
+
+def _merge_all(fuser: Any, units: dict[int, Any], var: Var, groups: list[Any]) -> None:
+    kept: list[Any] = []
+    for group in groups:
+        for other in kept:
+            if _merge(fuser, other, group):
+                units.pop(group.root)
+                if other.root != _owner(units, other):
+                    units[other.root] = units.pop(_owner(units, other))
+                break
+        else:
+            kept.append(group)
+
+
+def _owner(units: dict[int, Any], group: Any) -> int:
+    return next(root for root, g in units.items() if g is group)
+
+
+def _merge(fuser: Any, a: Any, b: Any) -> bool:
+    """Move the members of `b` into `a`, if that is right."""
+    if _key(a) != _key(b) or len(a.members) + len(b.members) > MAX_EQNS:
+        return False
+    index = _translated(a, b)
+    if not _agree(fuser, a, b, index) or _apart(fuser, a, b):
+        return False
+    owned = (a.members - a.copies) | (b.members - b.copies)
+    a.extra += [fuser.eqns[b.root].outvars[0], *b.extra]
+    a.members |= b.members
+    a.copies = (a.copies | b.copies) - owned
+    a.index.update(index)
+    for k in b.members - b.copies:
+        fuser.group_of[k] = a
+    fuser.reach.note_exit(min(a.root, b.root))
+    if b.root > a.root:
+        # The root is the last member; the old one is an output like any other.
+        old = fuser.eqns[a.root].outvars[0]
+        a.extra = [old, *(v for v in a.extra if v is not fuser.eqns[b.root].outvars[0])]
+        a.root = b.root
+    return True
+
+
+def _order(group: Any) -> list[int]:
+    """The dims of a group's space, outer first."""
+    inner = group.inner or ()
+    return [d for d in range(len(group.sizes)) if d not in inner] + list(inner)
+
+
+def _key(group: Any) -> Any:
+    inner = tuple(group.sizes[d] for d in group.inner or ())
+    return tuple(group.sizes[d] for d in _order(group)), inner, group.inner is None
+
+
+def _translated(a: Any, b: Any) -> dict[Var, Index]:
+    """The indices of `b`'s values in the dims of `a`."""
+    place = dict(zip(_order(b), _order(a), strict=True))
+
+    def moved(affine: Affine) -> Affine:
+        return Affine(tuple(sorted((place[d], c) for d, c in affine.terms)), affine.offset)
+
+    return {v: tuple(moved(x) for x in index) for v, index in b.index.items()}
+
+
+def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index]) -> bool:
+    """Whether what both compute, and what one reads of the other, is at the same index."""
+    if any(a.index.get(v, i) != i for v, i in index.items()):
+        return False
+    place = dict(zip(_order(b), _order(a), strict=True))
+    for reader, maker, known in ((b, a, a.index), (a, b, index)):
+        for k in reader.members:
+            eqn = fuser.eqns[k]
+            for position, v in enumerate(eqn.invars):
+                if isinstance(v, Literal) or v not in maker.index or v in reader.index:
+                    continue
+                wanted = fuser.index_of_operand(reader, eqn, position)
+                if wanted is None:
+                    return False
+                if reader is b:
+                    wanted = tuple(
+                        Affine(tuple(sorted((place[d], c) for d, c in x.terms)), x.offset)
+                        for x in wanted
+                    )
+                if wanted != known[v]:
+                    return False
+    return True
+
+
+def _apart(fuser: Any, a: Any, b: Any) -> bool:
+    """Whether a path leads from one group to the other through anything else."""
+    for start, end in ((a, b), (b, a)):
+        for k in start.members - start.copies:
+            for var in fuser.eqns[k].outvars:
+                users = [u for u in fuser.users.get(var, ()) if u not in start.members]
+                outside = [u for u in users if u not in end.members]
+                if outside and fuser.reach.any_reaches(outside, end):
+                    return True
+    return False

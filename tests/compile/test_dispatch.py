@@ -1,0 +1,321 @@
+"""Calls: what is cached, what is matched, what is said when a call is wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import lax
+from spmd.api import grad, jit, vmap
+from spmd.compile.fastcall import FastPath
+from spmd.compile.jit import JitFunction, clear_caches
+from spmd.core.config import config
+from spmd.core.errors import ArgumentError
+from spmd.sharding.array import Array, from_numpy
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def array(value):
+    return from_numpy(np.asarray(value))
+
+
+def counted(f):
+    """A function that counts how often it is traced, and the counter."""
+    calls = []
+
+    def wrapped(*args, **kwargs):
+        calls.append(args)
+        return f(*args, **kwargs)
+
+    return wrapped, calls
+
+
+# ---- the cache ---------------------------------------------------------------------------------
+
+
+def test_traced_once_per_signature():
+    f, calls = counted(lambda x: lax.mul(x, x))
+    g = jit(f)
+    for _ in range(5):
+        g(array(X))
+    g(X)
+    assert len(calls) == 1
+    g(X[0])
+    g(X.astype(np.int32))
+    assert len(calls) == 3 and g._cache_size() == 3
+
+
+def test_weak_types_are_part_of_the_signature():
+    f, calls = counted(lambda x: lax.mul(x, x))
+    g = jit(f)
+    assert g(2.0).weak_type and not g(np.float32(2.0)).weak_type
+    assert len(calls) == 2
+
+
+def test_jits_of_one_function_share_their_cache():
+    f, calls = counted(lax.sin)
+    for _ in range(3):
+        jit(f)(X)
+    assert len(calls) == 1
+
+
+def test_clear_cache_traces_again():
+    f, calls = counted(lax.sin)
+    g = jit(f)
+    g(X)
+    g.clear_cache()
+    g(X)
+    clear_caches()
+    g(X)
+    assert len(calls) == 3
+
+
+def test_static_arguments():
+    f, calls = counted(lambda x, n, mode="up": lax.mul(x, np.float32(n if mode == "up" else -n)))
+    g = jit(f, static_argnums=1, static_argnames="mode")
+    for _ in range(3):
+        np.testing.assert_array_equal(g(array(X), 3), 3 * X)
+        np.testing.assert_array_equal(g(array(X), 4), 4 * X)
+        np.testing.assert_array_equal(g(array(X), 4, mode="down"), -4 * X)
+    assert len(calls) == 3
+
+
+def test_static_values_of_different_types_are_different():
+    f, calls = counted(lambda x, n: lax.mul(x, np.float32(2 if isinstance(n, bool) else 3)))
+    g = jit(f, static_argnums=1)
+    for _ in range(3):
+        np.testing.assert_array_equal(g(X, True), 2 * X)
+        np.testing.assert_array_equal(g(X, 1), 3 * X)
+    assert len(calls) == 2
+
+
+def test_a_method_can_be_jitted():
+    class Model:
+        def __init__(self, scale):
+            self.scale = scale
+
+        def __hash__(self):
+            return hash(self.scale)
+
+        def __eq__(self, other):
+            return self.scale == other.scale
+
+        @jit
+        def plain(self):
+            return 1
+
+        def call(self, x):
+            return lax.mul(x, np.float32(self.scale))
+
+    np.testing.assert_array_equal(jit(Model(2).call)(X), 2 * X)
+    assert isinstance(Model.plain, JitFunction)
+    fast = JitFunction(Model.call, static_argnums=0)
+    np.testing.assert_array_equal(fast(Model(3), X), 3 * X)
+
+
+# ---- the fast path ------------------------------------------------------------------------------
+
+Point = namedtuple("Point", "x y")
+
+
+def test_every_kind_of_tree_is_matched():
+    def f(tree, *, scale):
+        a, b = tree["a"], tree["b"]
+        return {"p": Point(lax.add(a[0], a[1]), b.y), "q": [lax.mul(b.x, scale), None]}
+
+    g = jit(f)
+    one = array(np.ones(3, np.float32))
+    for k in range(6):
+        tree = {"b": Point(array(np.full(3, k, np.float32)), one), "a": (one, one), "c": None}
+        out = g(tree, scale=2.0 * k)
+        assert type(out["p"]) is Point and out["q"][1] is None and list(out) == ["p", "q"]
+        np.testing.assert_array_equal(out["p"].x, np.full(3, 2))
+        np.testing.assert_array_equal(out["q"][0], np.full(3, 2 * k * k))
+    assert g._fast.matchers
+
+
+def test_a_changed_structure_is_not_mistaken():
+    g = jit(lambda d: lax.add(d["a"], d["b"]) if len(d) == 2 else d["a"])
+    one = array(np.ones(3, np.float32))
+    for _ in range(3):
+        np.testing.assert_array_equal(g({"a": one, "b": one}), np.full(3, 2))
+        np.testing.assert_array_equal(g({"a": one}), np.ones(3))
+        with pytest.raises(KeyError):
+            g({"a": one, "c": one})
+
+
+def test_many_signatures_bound_the_closures():
+    g = jit(lax.sin)
+    for n in range(1, 30):
+        for _ in range(3):
+            np.testing.assert_allclose(g(array(np.zeros(n, np.float32))), np.zeros(n))
+    assert len(g._fast.matchers) <= 8
+
+
+def test_a_miss_is_silent():
+    g = jit(lambda x: lax.mul(x, x))
+    for _ in range(3):
+        g(array(X))
+    assert g._fast.matchers[0]((X, X), {}) is FastPath.MISS
+    assert g._fast.matchers[0]((X[0],), {}) is FastPath.MISS
+    assert g._fast.matchers[0](("text",), {}) is FastPath.MISS
+
+
+def test_numbers_too_large_for_the_dtype_miss():
+    g = jit(lambda n: lax.add(n, 1))
+    for _ in range(3):
+        assert int(g(5)) == 6
+    with pytest.raises(OverflowError):
+        g(2**40)
+
+
+def test_transformations_see_through_a_matched_call():
+    g = jit(lambda x: lax.mul(lax.sin(x), x))
+    for _ in range(3):
+        g(array(X))
+    wanted = np.cos(X) * X + np.sin(X)
+    np.testing.assert_allclose(vmap(vmap(grad(g)))(X), wanted, rtol=1e-5)
+    np.testing.assert_allclose(jit(vmap(vmap(grad(g))))(array(X)), wanted, rtol=1e-5)
+
+
+def test_a_jit_over_a_closed_over_tracer():
+    def f(x):
+        return jit(lambda y: lax.mul(x, y))(x)
+
+    assert float(grad(f)(3.0)) == 6.0
+    assert float(jit(grad(f))(3.0)) == 6.0
+
+
+def test_threads_share_one_function():
+    g = jit(lambda x, y: lax.add(lax.mul(x, x), y))
+    g(array(X), array(X))
+    wrong = []
+
+    def work(k):
+        value = array(np.full((3, 4), k, np.float32))
+        for _ in range(300):
+            if not np.array_equal(np.asarray(g(value, value)), np.full((3, 4), k * k + k)):
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+# ---- settings ------------------------------------------------------------------------------------
+
+
+def test_disable_jit_calls_the_function():
+    f, calls = counted(lambda x: lax.mul(x, x))
+    g = jit(f)
+    for _ in range(3):
+        g(array(X))
+    with config.override("disable_jit", True):
+        g(array(X))
+        g(array(X))
+    assert [type(a[0]) is Array for a in calls] == [False, True, True]
+
+
+def test_x64_is_part_of_the_key():
+    g = jit(lambda x: lax.mul(x, 2.0))
+    for _ in range(3):
+        assert g(1.5).dtype == np.float32
+    with config.override("enable_x64", True):
+        assert g(1.5).dtype == np.float64
+    assert g(1.5).dtype == np.float32
+
+
+def test_log_compiles_says_why(capsys):
+    g = jit(lambda x, y: lax.add(x, y))
+    with config.override("log_compiles", True):
+        g(X, X)
+        g(X[0], X[0])
+    text = capsys.readouterr().err
+    assert "its first call" in text
+    assert "x was float32[3,4], is float32[4]" in text
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+def test_a_non_array_argument_is_named():
+    with pytest.raises(ArgumentError, match=r"argument cfg\['name'\] is 'abc' of type str"):
+        jit(lambda x, cfg: x)(X, {"name": "abc", "n": 1})
+    with pytest.raises(ArgumentError, match="static_argnames='cfg'"):
+        jit(lambda x, cfg: x)(X, {"name": "abc"})
+
+
+def test_an_unhashable_static_argument_is_named():
+    with pytest.raises(
+        ArgumentError, match=r"static argument 1 \(sizes\) is \[1, 2\] of type list"
+    ):
+        jit(lambda x, sizes: x, static_argnums=1)(X, [1, 2])
+
+
+def test_a_call_that_does_not_fit_names_the_function():
+    def area(width, height):
+        return lax.mul(width, height)
+
+    with pytest.raises(TypeError, match=r"jit\(area\): missing a required argument: 'height'"):
+        jit(area)(X)
+
+
+def test_options_that_do_not_fit_are_refused():
+    with pytest.raises(ArgumentError, match="names position 3, but f has 1 positional"):
+
+        def f(x):
+            return x
+
+        jit(f, static_argnums=3)
+    with pytest.raises(ArgumentError, match="names 'mode', but f has the parameters x"):
+        jit(f, static_argnames="mode")
+    with pytest.raises(ArgumentError, match="not callable"):
+        jit(5)
+
+
+def test_a_function_that_returns_no_array():
+    with pytest.raises(ArgumentError, match="returned 'text' of type str"):
+        jit(lambda x: "text")(X)
+
+
+# ---- stages ----------------------------------------------------------------------------------------
+
+
+def test_stages():
+    f = jit(lambda x: {"y": lax.sin(x)})
+    traced = f.trace(X)
+    assert "sin" in str(traced.jaxpr) and traced.out_info["y"].shape == (3, 4)
+    lowered = traced.lower()
+    assert "fused" in lowered.as_text()
+    compiled = f.lower(spmd.ShapeDtypeStruct((3, 4), np.float32)).compile()
+    np.testing.assert_allclose(compiled(X)["y"], np.sin(X), rtol=1e-6)
+    with pytest.raises(ArgumentError, match=r"argument x is float32\[4\], compiled for"):
+        compiled(X[0])
+    with pytest.raises(ArgumentError, match="compiled for arguments"):
+        compiled(X, X)
+
+
+# ---- eager -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, 1 << 17])
+def test_eager_operations(size):
+    x = np.linspace(0, 1, size, dtype=np.float32)
+    np.testing.assert_allclose(lax.add(lax.exp(x), x), np.exp(x) + x, rtol=1e-6)
+    np.testing.assert_allclose(lax.reduce_sum(array(x), (0,)), x.sum(), rtol=1e-5)
+    assert type(lax.add(array(x), 1.0)) is Array
+
+
+def test_eager_results_do_not_share_memory_with_numpy_arguments():
+    given = X.copy()
+    out = lax.reshape(given, (4, 3))
+    given[:] = 0
+    np.testing.assert_array_equal(out, X.reshape(4, 3))

@@ -1,0 +1,86 @@
+"""Every op record, compiled, is what `impl` says; and what has a kernel keeps it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spmd import lax
+from spmd.compile.lower.elementwise import ENTRIES
+from spmd.compile.lower.expression import REDUCTIONS, SCANS
+from spmd.compile.lower.index import MOVES
+from spmd.compile.lower.lowering import ALIASES, RULES
+from spmd.compile.lower.schedule import Host
+from spmd.compile.pipeline import compile_jaxpr
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.config import config
+from spmd.core.primitive import all_primitives
+from spmd.core.stage import trace_to_jaxpr
+from tests.compile.programs import by_impl
+from tests.lax.records import RECORDS
+
+TOLERANCE = {"bfloat16": 2e-2, "float16": 2e-3, "float32": 2e-5, "complex64": 2e-5}
+
+# What runs through NumPy in float32: of these nothing is expected to be fast.
+WITHOUT_KERNEL = {
+    "cumlogsumexp",
+    "igamma",
+    "igammac",
+    "polygamma",
+    "random_gamma_grad",
+    "reduce_precision",
+    "sort",
+    "top_k",
+    "zeta",
+}
+
+
+@pytest.fixture(autouse=True)
+def wide_dtypes():
+    with config.override("enable_x64", True):
+        yield
+
+
+def compiled(record, dtype):
+    args = record.make(dtype)
+
+    def f(*operands):
+        out = record.function(lax, *operands)
+        return list(out) if isinstance(out, (list, tuple)) else [out]
+
+    closed = trace_to_jaxpr(f, [typeof(a) for a in args])
+    return closed, compile_jaxpr(closed), args
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=str)
+def test_compiled_is_impl(record):
+    for dtype in record.dtypes:
+        closed, executable, args = compiled(record, dtype)
+        for found, wanted in zip(executable(args), by_impl(closed, args), strict=True):
+            found = np.asarray(found)
+            assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+            if not dtypes.is_inexact(wanted.dtype):
+                np.testing.assert_array_equal(found, wanted)
+                continue
+            tolerance = TOLERANCE.get(wanted.dtype.name, 1e-11)
+            np.testing.assert_allclose(
+                found.astype(complex), wanted.astype(complex), rtol=tolerance, atol=tolerance
+            )
+
+
+@pytest.mark.parametrize(
+    "record", [r for r in RECORDS if np.dtype(np.float32) in r.dtypes], ids=str
+)
+def test_float32_runs_natively(record):
+    _, executable, _ = compiled(record, np.dtype(np.float32))
+    hosts = {s.name for s in executable.schedule.steps if isinstance(s, Host)}
+    allowed = {"pow", "bitcast_convert_type"}  # integer exponents; changes of width
+    assert hosts <= WITHOUT_KERNEL | allowed
+
+
+def test_tables_name_primitives():
+    names = {p.name for p in all_primitives()}
+    tables = (ENTRIES, MOVES, REDUCTIONS, SCANS, RULES, ALIASES)
+    unknown = {name for table in tables for name in table} - names
+    assert not unknown, f"lowerings of unknown primitives: {sorted(unknown)}"

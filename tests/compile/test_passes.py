@@ -1,0 +1,219 @@
+"""Each simplification and each fusion, on the smallest program that shows it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spmd import lax
+from spmd.api import jit, make_jaxpr
+from spmd.compile.passes.fuse import fuse
+from spmd.compile.passes.inline import inline_calls
+from spmd.compile.passes.simplify import simplify
+from spmd.compile.pipeline import run_passes
+from spmd.core.custom import custom_jvp
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+INTS = np.arange(12, dtype=np.int32).reshape(3, 4)
+
+
+def names(closed):
+    return [eqn.prim.name for eqn in closed.eqns]
+
+
+def simplified(f, *args):
+    return names(simplify(inline_calls(make_jaxpr(f)(*args))))
+
+
+# ---- inline ------------------------------------------------------------------------------------
+
+
+def test_inline_opens_nested_calls():
+    @custom_jvp
+    def g(x):
+        return lax.sin(x)
+
+    g.defjvps(lambda t, out, x: t)
+    inner = jit(lambda x: g(lax.cos(x)))
+    closed = make_jaxpr(lambda x: inner(inner(x)))(X)
+    assert names(inline_calls(closed)) == ["cos", "sin", "cos", "sin"]
+
+
+def test_inline_lifts_constants():
+    table = np.arange(5, dtype=np.float32)
+    closed = inline_calls(make_jaxpr(jit(lambda x: lax.add(x, table)))(table))
+    assert len(closed.consts) == 1 and names(closed) == ["add"]
+
+
+def test_inline_reaches_into_control_flow():
+    step = jit(lambda c, x: (lax.add(c, x), lax.sin(c)))
+    closed = inline_calls(make_jaxpr(lambda c, x: lax.scan(step, c, x))(X[0], X))
+    body = closed.eqns[-1].params["jaxpr"]
+    assert set(names(body)) == {"add", "sin"}
+
+
+# ---- simplify ----------------------------------------------------------------------------------
+
+IDENTITIES = {
+    "x*1": lambda x: lax.mul(x, np.float32(1)),
+    "1*x": lambda x: lax.mul(np.float32(1), x),
+    "x+(-0.0)": lambda x: lax.add(x, np.float32(-0.0)),
+    "x-0": lambda x: lax.sub(x, np.float32(0)),
+    "x/1": lambda x: lax.div(x, np.float32(1)),
+    "x**1": lambda x: lax.integer_pow(x, 1),
+    "--x": lambda x: lax.neg(lax.neg(x)),
+    "max(x,x)": lambda x: lax.max(x, x),
+    "stop_gradient": lax.stop_gradient,
+    "transposed twice": lambda x: lax.transpose(lax.transpose(x, (1, 0)), (1, 0)),
+    "reshaped and back": lambda x: lax.reshape(lax.reshape(x, (2, 6)), (3, 4)),
+    "select same": lambda x: lax.select(lax.gt(x, np.float32(0)), x, x),
+    "through f64": lambda x: lax.convert_element_type(
+        lax.convert_element_type(x, np.float32), np.float32
+    ),
+}
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_identities_disappear(name):
+    assert simplified(IDENTITIES[name], X) == []
+
+
+NOT_IDENTITIES = {
+    "x+0.0 turns -0.0 into 0.0": (lambda x: lax.add(x, np.float32(0)), ["add"]),
+    "x*0 keeps NaN": (lambda x: lax.mul(x, np.float32(0)), ["mul"]),
+    "x-x is NaN for inf": (lambda x: lax.sub(x, x), ["sub"]),
+    "bf16 rounds": (
+        lambda x: lax.convert_element_type(lax.convert_element_type(x, "bfloat16"), np.float32),
+        ["convert_element_type"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IDENTITIES)
+def test_what_only_looks_like_an_identity_stays(name):
+    f, expected = NOT_IDENTITIES[name]
+    assert simplified(f, X) == expected
+
+
+def test_integer_zero_is_neutral():
+    assert simplified(lambda x: lax.add(x, np.int32(0)), INTS) == []
+
+
+def test_scalar_arithmetic_is_folded():
+    def f(x):
+        scale = lax.mul(np.float32(2), lax.exp(np.float32(0)))
+        return lax.mul(x, lax.sub(scale, np.float32(1)))
+
+    assert simplified(f, X) == []
+
+
+def test_broadcast_scalars_become_scalar_operands():
+    def f(x):
+        return lax.mul(x, lax.broadcast_in_dim(np.float32(3), x.shape, ()))
+
+    assert simplified(f, X) == ["mul"]
+
+
+def test_equal_equations_are_computed_once():
+    assert simplified(lambda x: lax.mul(lax.sin(x), lax.sin(x)), X) == ["sin", "mul"]
+
+
+def test_different_parameters_are_different():
+    f = lambda x: lax.add(lax.rev(x, (0,)), lax.rev(x, (1,)))  # noqa: E731
+    assert simplified(f, X) == ["rev", "rev", "add"]
+
+
+def test_dead_code_goes():
+    def f(x):
+        lax.exp(x)
+        return lax.sin(x)
+
+    assert simplified(f, X) == ["sin"]
+
+
+def test_barriers_keep_recomputation_apart():
+    def f(x):
+        first = lax.sin(x)
+        (again,) = lax.optimization_barrier((x,))
+        return lax.add(first, lax.sin(again))
+
+    if hasattr(lax, "optimization_barrier"):
+        assert simplified(f, X).count("sin") == 2
+
+
+def test_transposed_product_turns_around():
+    def f(x, y):
+        return lax.transpose(lax.dot_general(x, y, (((1,), (1,)), ((), ()))), (1, 0))
+
+    assert simplified(f, X, X) == ["dot_general"]
+    closed = run_passes(make_jaxpr(f)(X, X[:2]))
+    assert closed.out_avals[0].shape == (2, 3)
+
+
+# ---- fuse --------------------------------------------------------------------------------------
+
+
+def fused(f, *args):
+    closed = fuse(simplify(inline_calls(make_jaxpr(f)(*args))))
+    return [str(e.params["space"]) if e.prim.name == "fused" else e.prim.name for e in closed.eqns]
+
+
+def softmax(x):
+    shape = x.shape
+    top = lax.broadcast_in_dim(lax.reduce_max(x, (1,)), shape, (0,))
+    exps = lax.exp(lax.sub(x, top))
+    return lax.div(exps, lax.broadcast_in_dim(lax.reduce_sum(exps, (1,)), shape, (0,)))
+
+
+def test_a_chain_is_one_kernel():
+    assert fused(lambda x: lax.tanh(lax.mul(lax.exp(x), x)), X) == ["3x4"]
+
+
+def test_softmax_is_one_kernel_with_rows():
+    assert fused(softmax, X) == ["3(4)"]
+
+
+def test_movement_is_free_inside_a_kernel():
+    def f(x):
+        return lax.add(lax.transpose(lax.slice(x, (0, 1), (3, 4)), (1, 0)), np.float32(1))
+
+    assert fused(f, X) == ["3x3"]
+
+
+def test_a_shared_value_is_written_by_its_consumer():
+    def f(x):
+        y = lax.exp(x)
+        return y, lax.reduce_sum(y, (1,))
+
+    assert fused(f, X) == ["3(4)"]
+
+
+def test_matrix_products_stand_alone():
+    def f(x):
+        y = lax.tanh(lax.dot_general(x, x, (((1,), (1,)), ((), ()))))
+        return lax.dot_general(y, x, (((1,), (0,)), ((), ())))
+
+    assert fused(f, X) == ["dot_general", "3x3", "dot_general"]
+
+
+def test_no_circle_through_a_product():
+    """sin feeds the product, which feeds the root: the root's kernel cannot make it for both."""
+
+    def f(x):
+        s = lax.sin(x)
+        p = lax.dot_general(s, s, (((1,), (1,)), ((), ())))
+        return lax.add(lax.reduce_sum(p, (1,)), lax.reduce_sum(s, (1,)))
+
+    spaces = fused(f, X)
+    assert spaces[:2] == ["3x4", "dot_general"]
+
+
+def test_expensive_work_is_not_repeated_along_a_broadcast():
+    def f(x, y):
+        return lax.mul(lax.broadcast_in_dim(lax.exp(y), x.shape, (1,)), x)
+
+    assert fused(f, X, X[0]) == ["4", "3x4"]
+
+
+def test_long_rows_are_not_swept_twice():
+    assert len(fused(softmax, np.zeros((2, 1 << 17), np.float32))) > 1
