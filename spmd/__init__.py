@@ -13,6 +13,7 @@ from spmd import (
     dtypes,
     extend,
     lax,
+    nn,
     numpy,
     sharding,
     tree,

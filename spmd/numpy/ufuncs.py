@@ -6,6 +6,7 @@ operation of that meaning. Comparisons, bits and tests are in `logic.py`.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
+from spmd.core.custom import custom_jvp
 from spmd.core.trace import Tracer
 from spmd.numpy.promotion import (
     as_array,
@@ -291,22 +293,43 @@ def logaddexp(x: Any, y: Any, /) -> Any:
     """`log(exp(x) + exp(y))` without overflow."""
     x, y = promote_args_inexact("logaddexp", x, y)
     check_real("logaddexp", x, y)
-    larger = lax.max(x, y)
-    gap = lax.sub(x, y)
-    # Equal infinities: their difference is NaN, their sum is the result.
-    smooth = lax.add(larger, lax.log1p(lax.exp(lax.neg(lax.abs(gap)))))
-    return select(lax.ne(gap, gap), lax.add(x, y), smooth)
+    return _log_sum(x, y, 1.0)
 
 
 def logaddexp2(x: Any, y: Any, /) -> Any:
     """`log2(2**x + 2**y)` without overflow."""
     x, y = promote_args_inexact("logaddexp2", x, y)
     check_real("logaddexp2", x, y)
+    return _log_sum(x, y, np.log(2.0).item())
+
+
+@functools.partial(custom_jvp, nondiff_argnums=(2,))
+def _log_sum(x: Any, y: Any, log_base: float) -> Any:
+    """`log_b(b**x + b**y)` for the base b of the given natural logarithm."""
     larger = lax.max(x, y)
     gap = lax.sub(x, y)
-    tail = lax.log1p(lax.exp2(lax.neg(lax.abs(gap))))
-    smooth = lax.add(larger, lax.mul(tail, strong_constant(tail, 1 / np.log(2.0))))
+    tail = lax.log1p(lax.exp(_times(lax.neg(lax.abs(gap)), log_base)))
+    # Equal infinities: their difference is NaN, their sum is the result.
+    smooth = lax.add(larger, _times(tail, 1 / log_base))
     return select(lax.ne(gap, gap), lax.add(x, y), smooth)
+
+
+@_log_sum.defjvp
+def _log_sum_jvp(log_base: float, primals: Any, tangents: Any) -> Any:
+    """Each operand's tangent weighted by its share of the sum: also where the two are equal."""
+    (x, y), (tx, ty) = primals, tangents
+    out = _log_sum(x, y, log_base)
+    shares = [lax.exp(_times(lax.sub(_finite(v), _finite(out)), log_base)) for v in (x, y)]
+    return out, lax.add(lax.mul(tx, shares[0]), lax.mul(ty, shares[1]))
+
+
+def _times(x: Any, factor: float) -> Any:
+    return x if factor == 1.0 else lax.mul(x, strong_constant(x, factor))
+
+
+def _finite(x: Any) -> Any:
+    """Plus infinity as 0: the share of an infinite operand is that of a finite equal one."""
+    return select(lax.eq(x, strong_constant(x, np.inf)), lax.full_like(x, 0), x)
 
 
 # ---- trigonometry ------------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""Functions for neural networks, with the names of `jax.nn`: activations, softmax, initializers."""
+
+# ruff: noqa: F401
+
+from spmd.nn import initializers
+from spmd.nn.activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    identity,
+    leaky_relu,
+    log1mexp,
+    log_sigmoid,
+    mish,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softplus,
+    sparse_plus,
+    sparse_sigmoid,
+    squareplus,
+    swish,
+)
+from spmd.nn.attention import dot_product_attention
+from spmd.nn.functions import (
+    log_softmax,
+    logmeanexp,
+    logsumexp,
+    one_hot,
+    softmax,
+    standardize,
+)

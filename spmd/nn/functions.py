@@ -1,0 +1,186 @@
+"""Functions along an axis: `softmax`, `log_softmax`, `logsumexp`, `one_hot`, `standardize`.
+
+All subtract the maximum before they exponentiate, so nothing overflows.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.custom import custom_jvp
+from spmd.core.errors import ArgumentError
+from spmd.numpy.creation import asarray
+from spmd.numpy.logic import isfinite, not_equal
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    check_arraylike_or_none,
+    constant_like,
+    convert,
+    default_float,
+    plain,
+    promote_args_inexact,
+    select,
+    user_dtype,
+)
+from spmd.numpy.reductions import Axis, canonical_axes, canonical_axis, keep_dims
+from spmd.numpy.reductions import max as _max
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.searching import where as _where
+from spmd.numpy.selection import clip
+from spmd.numpy.statistics import mean as _mean
+from spmd.numpy.ufuncs import absolute, divide, exp, log, multiply, real, square, subtract
+
+# ---- softmax -----------------------------------------------------------------------------------
+
+
+def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+    """`exp(x) / sum(exp(x))` along dims; elements masked out by `where` become 0.
+
+    >>> softmax(np.zeros(2))
+    Array([0.5, 0.5], dtype=float32)
+    """
+    check_arraylike("softmax", x)
+    check_arraylike_or_none("softmax", where)
+    hashable = tuple(axis) if isinstance(axis, list) else axis
+    return _softmax(x, hashable, where)
+
+
+@partial(custom_jvp, nondiff_argnums=(1,))
+def _softmax(x: Any, axis: Axis, where: Any) -> Any:
+    largest = _max(x, axis, where=where, initial=-np.inf, keepdims=True)
+    safe = x if where is None else _where(where, x, -np.inf)
+    unnormalized = exp(subtract(safe, largest))
+    result = divide(unnormalized, _sum(unnormalized, axis, where=where, keepdims=True))
+    return result if where is None else _where(where, result, 0)
+
+
+@_softmax.defjvp
+def _softmax_jvp(axis: Axis, primals: Any, tangents: Any) -> Any:
+    x, where = primals
+    t = tangents[0]
+    y = _softmax(x, axis, where)
+    weighted = multiply(y, t)
+    return y, subtract(weighted, multiply(y, _sum(weighted, axis, where=where, keepdims=True)))
+
+
+def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+    """`log(softmax(x))` without underflow."""
+    check_arraylike("log_softmax", x)
+    check_arraylike_or_none("log_softmax", where)
+    largest = lax.stop_gradient(_max(x, axis, where=where, initial=-np.inf, keepdims=True))
+    safe = x if where is None else _where(where, x, -np.inf)
+    shifted = subtract(safe, largest)
+    total = _sum(exp(shifted), axis, where=where, keepdims=True)
+    result = subtract(shifted, log(total))
+    return result if where is None else _where(where, result, -np.inf)
+
+
+# ---- logsumexp ---------------------------------------------------------------------------------
+
+
+def logsumexp(
+    a: Any,
+    axis: Axis = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: Any = None,
+) -> Any:
+    """`log(sum(b * exp(a)))` without overflow; with `return_sign` also the sum's sign."""
+    if where is not None:
+        a = _where(where, a, 0)
+    if b is None:
+        (a,) = promote_args_inexact("logsumexp", a)
+    else:
+        a, b = promote_args_inexact("logsumexp", a, b)
+        a = _where(not_equal(b, 0), a, -np.inf)
+    shape = typeof(a).shape
+    dims = canonical_axes(axis, len(shape), "logsumexp")
+    largest = _max(real(a), dims, where=where, initial=-np.inf)
+    largest = lax.stop_gradient(select(isfinite(largest), largest, constant_like(largest, 0)))
+    dtype = typeof(a).dtype
+    shift = lax.convert_element_type(keep_dims(largest, shape, dims), dtype)
+    scaled = exp(subtract(a, shift))
+    scaled = scaled if b is None else multiply(scaled, b)
+    total = _sum(scaled, dims, where=where)
+    sign = lax.sign(total)
+    if return_sign or not dtypes.is_complex(dtype):
+        total = absolute(total)
+    out = lax.add(log(total), lax.convert_element_type(largest, typeof(total).dtype))
+    if b is not None and not return_sign and not dtypes.is_complex(dtype):
+        out = _where(sign < 0, np.nan, out)
+    if keepdims:
+        out, sign = keep_dims(out, shape, dims), keep_dims(sign, shape, dims)
+    return (out, sign) if return_sign else out
+
+
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+    """`log(mean(exp(x)))` without overflow."""
+    total = logsumexp(x, axis, where=where, keepdims=keepdims)
+    ones = lax.full(typeof(plain(x)).shape, 1, typeof(total).dtype)
+    return subtract(total, log(_sum(ones, axis, where=where, keepdims=keepdims)))
+
+
+# ---- one_hot and standardize -------------------------------------------------------------------
+
+
+def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
+    """Vectors with a 1 at index `x`, all zeros where `x` is out of range; the new dim is `axis`.
+
+    >>> one_hot(np.array([0, 2]), 3)
+    Array([[1., 0., 0.],
+           [0., 0., 1.]], dtype=float32)
+    """
+    x = asarray(x)
+    if not dtypes.is_integer(typeof(x).dtype):
+        raise ArgumentError(f"one_hot: x must be integers, got {typeof(x)}")
+    count = operator.index(num_classes)
+    found = default_float() if dtype is None else user_dtype(dtype, "one_hot")
+    shape = typeof(x).shape
+    d = canonical_axis(axis, len(shape) + 1, "one_hot")
+    whole = (*shape[:d], count, *shape[d:])
+    classes = lax.broadcasted_iota(typeof(x).dtype, whole, d)
+    spread = lax.broadcast_in_dim(x, whole, [k for k in range(len(whole)) if k != d])
+    return lax.convert_element_type(lax.eq(spread, classes), found)
+
+
+def standardize(
+    x: Any,
+    axis: Axis = -1,
+    mean: Any = None,
+    variance: Any = None,
+    epsilon: Any = 1e-5,
+    where: Any = None,
+    *,
+    algorithm: str = "fast",
+) -> Any:
+    """`x` shifted and scaled to mean 0 and variance 1 along dims."""
+    check_arraylike("standardize", x)
+    check_arraylike_or_none("standardize", mean, variance, where)
+    if algorithm not in ("fast", "stable"):
+        raise ArgumentError(f"standardize: algorithm must be 'fast' or 'stable', not {algorithm!r}")
+    x = as_array(plain(x))
+    if mean is None:
+        mean = _mean(x, axis, keepdims=True, where=where)
+    if variance is None and algorithm == "stable":
+        variance = _mean(square(subtract(x, mean)), axis, keepdims=True, where=where)
+    elif variance is None:
+        of_squares = _mean(square(x), axis, keepdims=True, where=where)
+        variance = clip(subtract(of_squares, square(mean)), 0)
+    return multiply(subtract(x, mean), lax.rsqrt(_plus(variance, epsilon)))
+
+
+def _plus(x: Any, epsilon: Any) -> Any:
+    dtype = dtypes.to_inexact(typeof(x).dtype)
+    x = lax.convert_element_type(x, dtype)
+    if is_arraylike(epsilon) and typeof(epsilon).ndim:
+        return lax.add(x, lax.convert_element_type(epsilon, dtype))
+    return lax.add(x, convert(epsilon, dtype))

@@ -1,0 +1,205 @@
+"""`spmd.nn.initializers`: functions that make functions `init(key, shape, dtype)` of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from spmd import lax, random
+from spmd.core import dtypes
+from spmd.core.errors import ArgumentError
+from spmd.core.util import product
+from spmd.numpy.creation import canonical_shape, full
+from spmd.numpy.creation import ones as _ones
+from spmd.numpy.creation import zeros as _zeros
+from spmd.numpy.promotion import default_float
+from spmd.numpy.ufuncs import exp, log, multiply, sqrt
+
+__all__ = [
+    "Initializer",
+    "constant",
+    "glorot_normal",
+    "glorot_uniform",
+    "he_normal",
+    "he_uniform",
+    "kaiming_normal",
+    "kaiming_uniform",
+    "lecun_normal",
+    "lecun_uniform",
+    "normal",
+    "ones",
+    "truncated_normal",
+    "uniform",
+    "variance_scaling",
+    "xavier_normal",
+    "xavier_uniform",
+    "zeros",
+]
+
+Initializer: TypeAlias = Callable[..., Any]
+Dims: TypeAlias = int | Sequence[int]
+
+
+def _dtype(dtype: Any) -> np.dtype:
+    return default_float() if dtype is None else dtypes.canonical(dtype)
+
+
+# ---- without regard to the shape ---------------------------------------------------------------
+
+
+def zeros(key: Any, shape: Any, dtype: Any = None) -> Any:
+    """Zeros; the key is not used."""
+    return _zeros(shape, _dtype(dtype))
+
+
+def ones(key: Any, shape: Any, dtype: Any = None) -> Any:
+    """Ones; the key is not used."""
+    return _ones(shape, _dtype(dtype))
+
+
+def constant(value: Any, dtype: Any = None) -> Initializer:
+    """Weights that all have one value."""
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        return full(shape, value, _dtype(dtype))
+
+    return init
+
+
+def uniform(scale: Any = 1e-2, dtype: Any = None) -> Initializer:
+    """Weights uniform in [0, scale)."""
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        found = _dtype(dtype)
+        return multiply(random.uniform(key, shape, found), np.array(scale, found))
+
+    return init
+
+
+def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
+    """Normal weights with a standard deviation."""
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        found = _dtype(dtype)
+        return multiply(random.normal(key, shape, found), np.array(stddev, found))
+
+    return init
+
+
+def truncated_normal(
+    stddev: Any = 1e-2, dtype: Any = None, lower: Any = -2.0, upper: Any = 2.0
+) -> Initializer:
+    """Normal weights cut off at `lower` and `upper` standard deviations (before scaling)."""
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        found = _dtype(dtype)
+        samples = random.truncated_normal(key, lower, upper, shape, found)
+        return multiply(samples, np.array(stddev, found))
+
+    return init
+
+
+# ---- scaled by the number of inputs and outputs ------------------------------------------------
+
+
+def _fans(shape: tuple[int, ...], in_axis: Dims, out_axis: Dims, batch_axis: Dims) -> Any:
+    """The numbers of inputs and outputs of one unit."""
+    if len(shape) <= 1 and in_axis == -2:
+        raise ArgumentError(
+            f"variance_scaling: weights of shape {shape} have no dim -2 for inputs; give in_axis"
+        )
+
+    def size(axis: Dims) -> int:
+        return product(shape[d] for d in ((axis,) if isinstance(axis, int) else axis))
+
+    inputs, outputs = size(in_axis), size(out_axis)
+    window = product(shape) / inputs / outputs / size(batch_axis)
+    return inputs * window, outputs * window
+
+
+def variance_scaling(
+    scale: Any,
+    mode: str,
+    distribution: str,
+    in_axis: Dims = -2,
+    out_axis: Dims = -1,
+    batch_axis: Dims = (),
+    dtype: Any = None,
+) -> Initializer:
+    """Weights of variance `scale / n`, n being the number of inputs, outputs, or their mean.
+
+    `mode` is "fan_in", "fan_out", "fan_avg" or "fan_geo_avg"; `distribution` "truncated_normal",
+    "normal" or "uniform".
+    """
+    means: dict[str, Callable[[float, float], float]] = {
+        "fan_in": lambda inputs, outputs: inputs,
+        "fan_out": lambda inputs, outputs: outputs,
+        "fan_avg": lambda inputs, outputs: (inputs + outputs) / 2,
+        "fan_geo_avg": lambda inputs, outputs: (inputs * outputs) ** 0.5,
+    }
+    if mode not in means or distribution not in ("truncated_normal", "normal", "uniform"):
+        raise ArgumentError(
+            f"variance_scaling: unknown mode={mode!r} or distribution={distribution!r}"
+        )
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        found = _dtype(dtype)
+        whole = canonical_shape(shape, "variance_scaling")
+        count = means[mode](*_fans(whole, in_axis, out_axis, batch_axis))
+        variance = np.array(scale / count, found)
+        return _scaled(key, whole, found, variance, distribution)
+
+    return init
+
+
+def _scaled(
+    key: Any, shape: tuple[int, ...], dtype: np.dtype, variance: np.ndarray, distribution: str
+) -> Any:
+    if dtypes.is_complex(dtype) and distribution != "normal":
+        return _complex(key, shape, dtype, variance, distribution)
+    if distribution == "normal":
+        return multiply(random.normal(key, shape, dtype), sqrt(variance))
+    if distribution == "uniform":
+        return multiply(random.uniform(key, shape, dtype, -1.0), sqrt(multiply(3, variance)))
+    # Cutting the normal distribution at 2 lowers its standard deviation to this.
+    stddev = sqrt(variance) / np.array(0.87962566103423978, dtype)
+    return multiply(random.truncated_normal(key, -2.0, 2.0, shape, dtype), stddev)
+
+
+def _complex(
+    key: Any, shape: tuple[int, ...], dtype: np.dtype, variance: np.ndarray, distribution: str
+) -> Any:
+    """Uniform in a disc, or normal within a disc of radius 2, by radius and angle."""
+    radius_key, angle_key = random.split(key)
+    real = dtypes.real_of(dtype)
+    u = lax.convert_element_type(random.uniform(radius_key, shape, real), dtype)
+    if distribution == "uniform":
+        radius = sqrt(multiply(2, u))
+        stddev = sqrt(variance)
+    else:
+        inside = multiply(np.array(1 - np.exp(-4.0), dtype), u)
+        radius = sqrt(-log(1 - inside))
+        stddev = sqrt(variance) / np.array(0.95311164380491208, dtype)
+    angle = multiply(2 * np.pi, random.uniform(angle_key, shape, real))
+    direction = exp(multiply(1j, angle))
+    return multiply(multiply(radius, direction), stddev)
+
+
+def _family(scale: float, mode: str, distribution: str, doc: str) -> Callable[..., Initializer]:
+    def make(
+        in_axis: Dims = -2, out_axis: Dims = -1, batch_axis: Dims = (), dtype: Any = None
+    ) -> Initializer:
+        return variance_scaling(scale, mode, distribution, in_axis, out_axis, batch_axis, dtype)
+
+    make.__doc__ = doc
+    return make
+
+
+glorot_uniform = xavier_uniform = _family(1.0, "fan_avg", "uniform", "Glorot's, uniform.")
+glorot_normal = xavier_normal = _family(1.0, "fan_avg", "truncated_normal", "Glorot's, normal.")
+lecun_uniform = _family(1.0, "fan_in", "uniform", "Lecun's, uniform.")
+lecun_normal = _family(1.0, "fan_in", "truncated_normal", "Lecun's, normal.")
+he_uniform = kaiming_uniform = _family(2.0, "fan_in", "uniform", "He's, uniform: for relu.")
+he_normal = kaiming_normal = _family(2.0, "fan_in", "truncated_normal", "He's, normal: for relu.")
