@@ -1,0 +1,45 @@
+"""Random numbers from explicit keys, bit for bit those of `jax.random`'s default generator.
+
+>>> from spmd import random
+>>> key, subkey = random.split(random.key(0))
+>>> random.randint(subkey, (3,), 0, 10).shape
+(3,)
+"""
+
+# ruff: noqa: F401
+
+from spmd.random.continuous import (
+    cauchy,
+    exponential,
+    gumbel,
+    laplace,
+    logistic,
+    maxwell,
+    multivariate_normal,
+    normal,
+    pareto,
+    rayleigh,
+    truncated_normal,
+    uniform,
+    weibull_min,
+)
+from spmd.random.discrete import (
+    bernoulli,
+    categorical,
+    choice,
+    permutation,
+    rademacher,
+    randint,
+)
+from spmd.random.gamma import beta, chisquare, dirichlet, gamma, loggamma, poisson, t
+from spmd.random.keys import (
+    PRNGKey,
+    bits,
+    clone,
+    fold_in,
+    key,
+    key_data,
+    key_impl,
+    split,
+    wrap_key_data,
+)

@@ -1,0 +1,247 @@
+"""Continuous distributions that are a formula of uniform numbers: `normal`, `gumbel`, `cauchy`...
+
+Each draws bits in JAX's order and computes JAX's formula, so that samples agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import DtypeError, ShapeError
+from spmd.numpy.einsum import einsum
+from spmd.numpy.linalg import norm
+from spmd.numpy.promotion import broadcast_to, constant_like, plain, promote_dtypes_inexact, select
+from spmd.numpy.selection import clip
+from spmd.numpy.ufuncs import add, divide, multiply, power
+from spmd.random.keys import canonical_shape, float_dtype, pair, sample_shape, single, typed_bits
+
+# ---- uniform -----------------------------------------------------------------------------------
+
+
+def uniform(
+    key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0
+) -> Any:
+    """Numbers uniformly distributed in [minval, maxval)."""
+    found = float_dtype(dtype, "uniform")
+    whole = sample_shape("uniform", shape, minval, maxval)
+    return uniform_typed(single(key, "uniform"), whole, found, plain(minval), plain(maxval))
+
+
+def uniform_typed(
+    key: Any, shape: tuple[int, ...], dtype: np.dtype, low: Any = 0.0, high: Any = 1.0
+) -> Any:
+    """`uniform` of a typed key, with everything checked."""
+    info = dtypes.finfo(dtype)
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    # bfloat16 has room for 7 random bits, which come from 8.
+    drawn = np.dtype(np.uint8) if info.nmant < 8 else unsigned
+    bits = lax.convert_element_type(typed_bits(key, shape, drawn), unsigned)
+    # Random bits as mantissa of a number in [1, 2).
+    bits = lax.shift_right_logical(bits, np.array(8 * drawn.itemsize - info.nmant, unsigned))
+    one = np.array(1, dtype)
+    bits = lax.bitwise_or(bits, one.view(unsigned))
+    floats = lax.sub(lax.bitcast_convert_type(bits, dtype), one)
+    low, high = (_fitted(lax.convert_element_type(v, dtype), shape) for v in (low, high))
+    return lax.max(low, lax.add(lax.mul(floats, lax.sub(high, low)), low))
+
+
+def _fitted(x: Any, shape: tuple[int, ...]) -> Any:
+    """A parameter: a scalar, or an array of the sample's shape."""
+    own = typeof(x).shape
+    return x if not own or own == shape else broadcast_to(x, shape)
+
+
+# ---- normal ------------------------------------------------------------------------------------
+
+
+def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Standard normal numbers; of complex dtype, with variance 1 altogether."""
+    whole = canonical_shape(shape, "normal")
+    key = single(key, "normal")
+    if dtype is not None and dtypes.is_complex(dtypes.canonical(dtype)):
+        found = dtypes.canonical(dtype)
+        first, second = pair(key)
+        real = dtypes.real_of(found)
+        parts = lax.complex(normal_typed(first, whole, real), normal_typed(second, whole, real))
+        return lax.div(parts, np.array(np.sqrt(2), found))
+    return normal_typed(key, whole, float_dtype(dtype, "normal"))
+
+
+def normal_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """`normal` of a typed key and a real dtype."""
+    low = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
+    u = uniform_typed(key, shape, dtype, low, np.array(1, dtype))
+    return lax.mul(lax.erf_inv(u), np.array(np.sqrt(2), dtype))
+
+
+def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Standard normal numbers under the condition that they lie between `lower` and `upper`."""
+    found = float_dtype(dtype, "truncated_normal")
+    whole = sample_shape("truncated_normal", shape, lower, upper)
+    lower, upper = (lax.convert_element_type(plain(v), found) for v in (lower, upper))
+    root = np.array(np.sqrt(2), found)
+    a, b = (lax.erf(lax.div(v, root)) for v in (lower, upper))
+    u = uniform_typed(single(key, "truncated_normal"), whole, found, a, b)
+    out = lax.mul(lax.erf_inv(u), root)
+    # Rounding must not put a sample on or beyond a bound.
+    least = lax.nextafter(lax.stop_gradient(lower), np.array(np.inf, found))
+    most = lax.nextafter(lax.stop_gradient(upper), np.array(-np.inf, found))
+    return clip(out, least, most)
+
+
+def multivariate_normal(
+    key: Any,
+    mean: Any,
+    cov: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    method: str = "cholesky",
+) -> Any:
+    """Vectors of normal numbers with a mean and a covariance matrix."""
+    if method != "cholesky":
+        raise ShapeError(f"multivariate_normal: method={method!r}; only 'cholesky' is available")
+    mean, cov = promote_dtypes_inexact(plain(mean), plain(cov))
+    found = typeof(mean).dtype if dtype is None else float_dtype(dtype, "multivariate_normal")
+    n = typeof(mean).shape[-1:]
+    if not n or typeof(cov).shape[-2:] != (*n, *n):
+        raise ShapeError(
+            f"multivariate_normal: mean must be (..., n) and cov (..., n, n), got "
+            f"{typeof(mean).shape} and {typeof(cov).shape}"
+        )
+    lead = sample_shape(
+        "multivariate_normal",
+        shape,
+        np.empty(typeof(mean).shape[:-1], bool),
+        np.empty(typeof(cov).shape[:-2], bool),
+    )
+    samples = normal_typed(single(key, "multivariate_normal"), (*lead, *n), found)
+    return add(mean, einsum("...ij,...j->...i", cholesky_factor(cov), samples))
+
+
+def cholesky_factor(cov: Any) -> Any:
+    """The lower triangular factor of symmetric matrices, column by column.
+
+    The covariance matrices of samplers are small, so the columns are unrolled.
+    """
+    n = typeof(cov).shape[-1]
+    last = typeof(cov).ndim - 1
+    columns: list[Any] = []
+    for k in range(n):
+        column = lax.index_in_dim(cov, k, last, keepdims=False)
+        for done in columns:
+            pivot = lax.slice_in_dim(done, k, k + 1, axis=last - 1)
+            column = lax.sub(column, multiply(done, pivot))
+        diagonal = lax.sqrt(lax.slice_in_dim(column, k, k + 1, axis=last - 1))
+        below = lax.ge(
+            lax.broadcasted_iota(np.dtype(np.int32), typeof(column).shape, last - 1), np.int32(k)
+        )
+        columns.append(select(below, divide(column, diagonal), constant_like(column, 0)))
+    return lax.concatenate([lax.expand_dims(c, (last,)) for c in columns], last)
+
+
+# ---- inverse distribution functions ------------------------------------------------------------
+
+
+def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Exponentially distributed numbers with mean 1."""
+    found = float_dtype(dtype, "exponential")
+    whole = canonical_shape(shape, "exponential")
+    return exponential_typed(single(key, "exponential"), whole, found)
+
+
+def exponential_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """`exponential` of a typed key."""
+    return lax.neg(lax.log1p(lax.neg(uniform_typed(key, shape, dtype))))
+
+
+def gumbel(key: Any, shape: Any = (), dtype: Any = None, mode: str | None = None) -> Any:
+    """Gumbel distributed numbers: `-log(-log(u))`; mode "high" has a finer upper tail."""
+    found = float_dtype(dtype, "gumbel")
+    whole = canonical_shape(shape, "gumbel")
+    if mode not in (None, "low", "high"):
+        raise DtypeError(f"gumbel: mode must be 'low' or 'high', got {mode!r}")
+    return gumbel_typed(single(key, "gumbel"), whole, found, mode or "low")
+
+
+def gumbel_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype, mode: str = "low") -> Any:
+    """`gumbel` of a typed key."""
+    info = dtypes.finfo(dtype)
+    tiny = np.array(info.tiny, dtype)
+    if mode == "low":
+        u = uniform_typed(key, shape, dtype, tiny, 1.0)
+        return lax.neg(lax.log(lax.neg(lax.log(u))))
+    both = uniform_typed(key, (2, *shape), dtype)
+    high, low = (lax.index_in_dim(both, k, 0, keepdims=False) for k in (0, 1))
+    fine = lax.add(lax.mul(low, np.array(2.0**-info.nmant, dtype)), tiny)
+    x = select(lax.ge(high, np.array(0.5, dtype)), high, lax.add(high, fine))
+    return lax.neg(lax.log(lax.neg(lax.log1p(lax.neg(x)))))
+
+
+def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Laplace distributed numbers: exponential with a random sign."""
+    found = float_dtype(dtype, "laplace")
+    whole = canonical_shape(shape, "laplace")
+    low = -1.0 + float(dtypes.finfo(found).epsneg)
+    u = uniform_typed(single(key, "laplace"), whole, found, low, 1.0)
+    return lax.mul(lax.sign(u), lax.log1p(lax.neg(lax.abs(u))))
+
+
+def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Logistic distributed numbers."""
+    found = float_dtype(dtype, "logistic")
+    whole = canonical_shape(shape, "logistic")
+    x = uniform_typed(
+        single(key, "logistic"), whole, found, np.array(dtypes.finfo(found).tiny, found), 1.0
+    )
+    return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
+
+
+def cauchy(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Cauchy distributed numbers."""
+    found = float_dtype(dtype, "cauchy")
+    whole = canonical_shape(shape, "cauchy")
+    u = uniform_typed(
+        single(key, "cauchy"), whole, found, np.array(dtypes.finfo(found).eps, found), 1.0
+    )
+    centered = lax.sub(u, np.array(0.5, found))
+    return lax.tan(lax.mul(centered, np.array(np.pi, found)))
+
+
+def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Pareto distributed numbers with exponent `b`."""
+    found = float_dtype(dtype, "pareto")
+    whole = sample_shape("pareto", shape, b)
+    b = _fitted(lax.convert_element_type(plain(b), found), whole)
+    return lax.exp(lax.div(exponential_typed(single(key, "pareto"), whole, found), b))
+
+
+def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Rayleigh distributed numbers."""
+    found = float_dtype(dtype, "rayleigh")
+    whole = sample_shape("rayleigh", shape, scale)
+    scale = _fitted(lax.convert_element_type(plain(scale), found), whole)
+    u = uniform_typed(single(key, "rayleigh"), whole, found)
+    length = lax.sqrt(lax.mul(lax.log(u), np.array(-2, found)))
+    return lax.mul(length, scale)
+
+
+def weibull_min(
+    key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = None
+) -> Any:
+    """Weibull distributed numbers."""
+    found = float_dtype(dtype, "weibull_min")
+    whole = canonical_shape(shape, "weibull_min")
+    waited = exponential_typed(single(key, "weibull_min"), whole, found)
+    return multiply(power(waited, divide(1.0, plain(concentration))), scale)
+
+
+def maxwell(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Maxwell distributed numbers: lengths of normal vectors in space."""
+    found = float_dtype(dtype, "maxwell")
+    whole = canonical_shape(shape, "maxwell")
+    return norm(normal_typed(single(key, "maxwell"), (*whole, 3), found), axis=-1)

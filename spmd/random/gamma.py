@@ -1,0 +1,250 @@
+"""Distributions made of gamma distributed numbers, which are found by rejection: `gamma`, `beta`.
+
+Marsaglia and Tsang's method with JAX's sequence of keys, so that samples agree. A sample is the
+result of a loop that ends when a candidate is accepted, so it has no derivative in its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.api import vmap
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.custom import custom_jvp
+from spmd.core.errors import RefusedError, ShapeError
+from spmd.core.util import product
+from spmd.numpy.creation import full_like
+from spmd.numpy.promotion import broadcast_to, constant_like, default_int, plain, select, user_dtype
+from spmd.numpy.reductions import any as _any
+from spmd.numpy.reductions import max as _max
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.ufuncs import divide, subtract
+from spmd.random.continuous import exponential_typed, normal_typed, uniform_typed
+from spmd.random.keys import float_dtype, pair, sample_shape, several, single, split_typed
+
+# ---- one gamma distributed number --------------------------------------------------------------
+
+
+def _gamma_one(key: Any, alpha: Any, log_space: bool) -> Any:
+    """One sample for one key and one parameter; `log_space` gives its logarithm."""
+    dtype = typeof(alpha).dtype
+
+    def const(value: float) -> np.ndarray:
+        return np.array(value, dtype)
+
+    one, third = const(1), const(1 / 3)
+    # Below 1 the method needs a boost: a sample for alpha + 1, times u**(1 / alpha).
+    large = lax.ge(alpha, one)
+    d = lax.sub(select(large, alpha, lax.add(alpha, one)), third)
+    c = lax.div(third, lax.sqrt(d))
+
+    def rejected(state: Any) -> Any:
+        _, x, v, u = state
+        quick = lax.ge(u, lax.sub(one, lax.mul(const(0.0331), lax.mul(x, x))))
+        bound = lax.add(lax.mul(x, const(0.5)), lax.mul(d, lax.add(lax.sub(one, v), lax.log(v))))
+        return lax.bitwise_and(quick, lax.ge(lax.log(u), bound))
+
+    def candidate(state: Any) -> Any:
+        key, x_key, u_key = several(state[0], 3)
+        _, x, v = lax.while_loop(
+            lambda s: lax.le(s[2], const(0)), lambda s: _positive(s, c, dtype),
+            (x_key, const(0), const(-1)),
+        )  # fmt: skip
+        cube = lax.mul(lax.mul(v, v), v)
+        return key, lax.mul(x, x), cube, uniform_typed(u_key, (), dtype)
+
+    key, boost_key = pair(key)
+    start = (key, const(0), const(1), const(2))
+    v = lax.while_loop(rejected, candidate, start)[2]
+    power = lax.div(one, alpha)
+    if not log_space:
+        u = lax.sub(one, uniform_typed(boost_key, (), dtype))
+        return lax.mul(lax.mul(d, v), select(large, one, lax.pow(u, power)))
+    logs = lax.neg(exponential_typed(boost_key, (), dtype))
+    unneeded = lax.bitwise_or(large, lax.eq(logs, const(0)))
+    boost = select(unneeded, const(0), lax.mul(logs, power))
+    return lax.add(lax.add(lax.log(d), lax.log(v)), boost)
+
+
+def _positive(state: Any, c: Any, dtype: np.dtype) -> Any:
+    """The next candidate x with 1 + c x; it is wanted positive."""
+    key, fresh = pair(state[0])
+    x = normal_typed(fresh, (), dtype)
+    return key, x, lax.add(np.array(1, dtype), lax.mul(x, c))
+
+
+def _draw(key: Any, a: Any, log_space: bool) -> Any:
+    shape = typeof(a).shape
+    keys = split_typed(key, (product(shape),))
+    draw = vmap(lambda k, alpha: _gamma_one(k, alpha, log_space))
+    return lax.reshape(draw(keys, lax.reshape(a, (product(shape),))), shape)
+
+
+def _without_derivative(f: Callable[[Any, Any], Any]) -> Any:
+    """`f(key, a)` with a derivative that is refused, where a loop's would be silently wrong."""
+    wrapped = custom_jvp(f)
+
+    @wrapped.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise RefusedError(
+            "random.gamma: samples are found by rejection and have no derivative with respect to "
+            "their parameters here; use lax.stop_gradient(parameters)"
+        )
+
+    return wrapped
+
+
+_samples = {
+    False: _without_derivative(lambda key, a: _draw(key, a, False)),
+    True: _without_derivative(lambda key, a: _draw(key, a, True)),
+}
+
+
+def gamma_typed(
+    key: Any, a: Any, shape: tuple[int, ...], dtype: np.dtype, log_space: bool = False
+) -> Any:
+    """`gamma` (or its logarithm) of a typed key."""
+    a = broadcast_to(lax.convert_element_type(plain(a), dtype), shape)
+    return _samples[log_space](key, a)
+
+
+# ---- the distributions -------------------------------------------------------------------------
+
+
+def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Gamma distributed numbers with shape parameter `a` and scale 1."""
+    found, whole = float_dtype(dtype, "gamma"), sample_shape("gamma", shape, a)
+    return gamma_typed(single(key, "gamma"), a, whole, found)
+
+
+def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Logarithms of gamma distributed numbers, exact also where those underflow."""
+    found, whole = float_dtype(dtype, "loggamma"), sample_shape("loggamma", shape, a)
+    return gamma_typed(single(key, "loggamma"), a, whole, found, log_space=True)
+
+
+def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Beta distributed numbers with parameters `a` and `b`."""
+    found, whole = float_dtype(dtype, "beta"), sample_shape("beta", shape, a, b)
+    first, second = pair(single(key, "beta"))
+    log_a = gamma_typed(first, a, whole, found, log_space=True)
+    log_b = gamma_typed(second, b, whole, found, log_space=True)
+    larger = lax.max(log_a, log_b)
+    x, y = (lax.exp(lax.sub(v, larger)) for v in (log_a, log_b))
+    return lax.div(x, lax.add(x, y))
+
+
+def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Dirichlet distributed vectors, which sum to 1; the last dim of `alpha` is the vectors'."""
+    found = float_dtype(dtype, "dirichlet")
+    own = typeof(plain(alpha)).shape
+    if not own:
+        raise ShapeError("dirichlet: alpha must have at least one dim")
+    lead = sample_shape("dirichlet", shape, np.empty(own[:-1], bool))
+    logs = gamma_typed(single(key, "dirichlet"), alpha, (*lead, own[-1]), found, log_space=True)
+    # Normalised by the largest, so that small ones may underflow but the sum does not.
+    scaled = lax.exp(subtract(logs, _max(logs, -1, keepdims=True)))
+    return divide(scaled, _sum(scaled, -1, keepdims=True))
+
+
+def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Chi-square distributed numbers with `df` degrees of freedom."""
+    found, whole = float_dtype(dtype, "chisquare"), sample_shape("chisquare", shape, df)
+    half = lax.div(lax.convert_element_type(plain(df), found), np.array(2, found))
+    logs = gamma_typed(single(key, "chisquare"), half, whole, found, log_space=True)
+    return lax.mul(lax.exp(logs), np.array(2, found))
+
+
+def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Numbers of Student's t distribution with `df` degrees of freedom."""
+    found, whole = float_dtype(dtype, "t"), sample_shape("t", shape, df)
+    first, second = pair(single(key, "t"))
+    half = lax.div(lax.convert_element_type(plain(df), found), np.array(2, found))
+    half = broadcast_to(half, whole)
+    scale = lax.sqrt(lax.div(half, gamma_typed(second, half, whole, found)))
+    return lax.mul(normal_typed(first, whole, found), scale)
+
+
+# ---- poisson -----------------------------------------------------------------------------------
+
+
+def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Poisson distributed integers with mean `lam`."""
+    found = default_int() if dtype is None else user_dtype(dtype, "poisson")
+    whole = sample_shape("poisson", shape, lam)
+    lam = broadcast_to(lax.convert_element_type(plain(lam), np.dtype(np.float32)), whole)
+    key = single(key, "poisson")
+    small = lax.bitwise_or(lax.ne(lam, lam), lax.lt(lam, constant_like(lam, 10)))
+    # Each method sees parameters that it can do, and its other results are not used.
+    few = _poisson_by_waiting(key, select(small, lam, constant_like(lam, 0)), found)
+    many = _poisson_by_rejection(key, select(small, constant_like(lam, 1e5), lam), found)
+    result = select(small, few, many)
+    return select(lax.eq(lam, constant_like(lam, 0)), constant_like(result, 0), result)
+
+
+def _poisson_by_waiting(key: Any, lam: Any, dtype: np.dtype) -> Any:
+    """Knuth: how many exponential waiting times fit into `lam`."""
+    shape = typeof(lam).shape
+    limit, one = lax.neg(lam), np.array(1, dtype)
+
+    def step(state: Any) -> Any:
+        i, k, key, logs = state
+        key, fresh = pair(key)
+        k = select(lax.gt(logs, limit), lax.add(k, one), k)
+        u = uniform_typed(fresh, shape, np.dtype(np.float32))
+        return lax.add(i, np.int32(1)), k, key, lax.add(logs, lax.log(u))
+
+    def goes_on(state: Any) -> Any:
+        i, _, _, logs = state
+        return lax.bitwise_and(_any(lax.gt(logs, limit)), lax.lt(i, np.int32(2**31 - 1)))
+
+    start = (np.int32(0), full_like(lam, 0, dtype), key, full_like(lam, 0))
+    return lax.sub(lax.while_loop(goes_on, step, start)[1], one)
+
+
+def _poisson_by_rejection(key: Any, lam: Any, dtype: np.dtype) -> Any:
+    """Hormann's transformed rejection, for large `lam`."""
+    shape = typeof(lam).shape
+
+    def const(value: float) -> np.ndarray:
+        return np.array(value, np.float32)
+
+    b = lax.add(lax.mul(lax.sqrt(lam), const(2.53)), const(0.931))
+    a = lax.add(lax.mul(b, const(0.02483)), const(-0.059))
+    inverse_alpha = lax.add(lax.div(const(1.1328), lax.sub(b, const(3.4))), const(1.1239))
+    v_r = lax.sub(const(0.9277), lax.div(const(3.6224), lax.sub(b, const(2))))
+    log_lam = lax.log(lam)
+
+    def step(state: Any) -> Any:
+        i, found, accepted, key = state
+        key, u_key, v_key = several(key, 3)
+        u = lax.sub(uniform_typed(u_key, shape, np.dtype(np.float32)), const(0.5))
+        v = uniform_typed(v_key, shape, np.dtype(np.float32))
+        room = lax.sub(const(0.5), lax.abs(u))
+        spread = lax.add(lax.div(lax.mul(a, const(2)), room), b)
+        k = lax.floor(lax.add(lax.add(lax.mul(spread, u), lam), const(0.43)))
+        height = lax.add(lax.div(a, lax.mul(room, room)), b)
+        s = lax.log(lax.div(lax.mul(v, inverse_alpha), height))
+        likelihood = lax.sub(
+            lax.add(lax.neg(lam), lax.mul(k, log_lam)), lax.lgamma(lax.add(k, const(1)))
+        )
+        surely = lax.bitwise_and(lax.ge(room, const(0.07)), lax.le(v, v_r))
+        outside = lax.bitwise_and(lax.lt(room, const(0.013)), lax.gt(v, room))
+        outside = lax.bitwise_or(lax.lt(k, const(0)), outside)
+        fits = lax.bitwise_and(lax.bitwise_not(outside), lax.le(s, likelihood))
+        accept = lax.bitwise_or(surely, fits)
+        found = select(accept, k, found)
+        return lax.add(i, np.int32(1)), found, lax.bitwise_or(accepted, accept), key
+
+    def goes_on(state: Any) -> Any:
+        i, _, accepted, _ = state
+        return lax.bitwise_and(_any(lax.bitwise_not(accepted)), lax.lt(i, np.int32(2**31 - 1)))
+
+    none = full_like(lam, False, dtypes.bool_)
+    start = (np.int32(0), full_like(lam, -1.0), none, key)
+    return lax.convert_element_type(lax.while_loop(goes_on, step, start)[1], dtype)

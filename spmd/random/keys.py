@@ -1,0 +1,241 @@
+"""Keys: `key`, `split`, `fold_in`, `bits`. Every sampler begins with one key and uses it once.
+
+Functions take typed keys (dtype `key<fry>`) and, as before JAX had those, raw uint32 arrays of two
+words; what they return is of the same sort.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.util import product
+from spmd.numpy.creation import canonical_shape
+from spmd.numpy.promotion import as_array, broadcast_shapes_of, plain, user_dtype
+from spmd.random.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
+
+_WORD = np.dtype(np.uint32)
+_IMPLEMENTATIONS = (None, "threefry2x32", "fry")
+
+# ---- making keys -------------------------------------------------------------------------------
+
+
+def key(seed: Any, *, impl: Any = None) -> Any:
+    """A typed key from an integer seed.
+
+    >>> key(0)
+    Array((), dtype=key<fry>) overlaying:
+    [0, 0]
+    """
+    _check_impl("key", impl)
+    return random_wrap(_seed_words("key", seed))
+
+
+def PRNGKey(seed: Any, *, impl: Any = None) -> Any:
+    """A raw key, two words of uint32, from an integer seed; prefer `key`.
+
+    >>> PRNGKey(42)
+    Array([ 0, 42], dtype=uint32)
+    """
+    _check_impl("PRNGKey", impl)
+    return _seed_words("PRNGKey", seed)
+
+
+def _check_impl(name: str, impl: Any) -> None:
+    if impl not in _IMPLEMENTATIONS and impl != dtypes.key_dtype:
+        raise ArgumentError(f"{name}: the only generator is 'threefry2x32', got impl={impl!r}")
+
+
+def _seed_words(name: str, seed: Any) -> Any:
+    if not is_arraylike(seed) or dtypes.is_key(typeof(seed).dtype):
+        raise ArgumentError(f"{name}: the seed must be an integer, got {seed!r}")
+    seed = plain(seed)
+    if isinstance(seed, int):
+        # As JAX: without 64-bit integers only the low word of a seed counts.
+        whole = np.array(seed, np.int64).astype(dtypes.canonical(np.int64))
+        unsigned = (
+            int(whole.astype(np.uint64)) if whole.itemsize == 8 else int(whole.astype(np.uint32))
+        )
+        return as_array(np.array([unsigned >> 32, unsigned & 0xFFFFFFFF], np.uint32))
+    aval = typeof(seed)
+    if aval.shape:
+        raise ShapeError(
+            f"{name}: the seed must be a scalar, got shape {aval.shape}; use vmap for many keys"
+        )
+    if not dtypes.is_integer(aval.dtype):
+        raise DtypeError(f"{name}: the seed must be an integer, got {aval}")
+    high: Any = np.zeros((1,), np.uint32)
+    if aval.dtype.itemsize == 8:
+        shifted = lax.shift_right_logical(seed, np.array(32, aval.dtype))
+        high = lax.reshape(lax.convert_element_type(shifted, _WORD), (1,))
+    low = lax.reshape(lax.convert_element_type(seed, _WORD), (1,))
+    return lax.concatenate([high, low], 0)
+
+
+def key_data(keys: Any) -> Any:
+    """The words of keys: uint32 with one more dim, of size 2."""
+    return random_unwrap(typed(keys, "key_data"))
+
+
+def wrap_key_data(key_bits_array: Any, *, impl: Any = None) -> Any:
+    """Typed keys from their words."""
+    _check_impl("wrap_key_data", impl)
+    return random_wrap(key_bits_array)
+
+
+def key_impl(keys: Any) -> str:
+    """The name of the generator that keys are for."""
+    typed(keys, "key_impl")
+    return "threefry2x32"
+
+
+def clone(key: Any) -> Any:
+    """The same key once more, for tools that check that keys are used once."""
+    return lax.copy(key)
+
+
+# ---- what functions do with their key argument -------------------------------------------------
+
+
+def typed(keys: Any, name: str) -> Any:
+    """Keys as typed keys; raises the user's error if they are neither typed nor words."""
+    if not is_arraylike(keys):
+        raise ArgumentError(f"{name}: the key must be made by random.key, got {keys!r}")
+    keys = plain(keys)
+    aval = typeof(keys)
+    if dtypes.is_key(aval.dtype):
+        return keys
+    if aval.dtype == _WORD and aval.shape[-1:] == (2,):
+        return random_wrap(keys)
+    raise ArgumentError(
+        f"{name}: the key must be a typed key (random.key) or two words of uint32, got {aval}"
+    )
+
+
+def single(keys: Any, name: str) -> Any:
+    """One typed key; more than one is an error that advises `vmap`."""
+    found = typed(keys, name)
+    shape = typeof(found).shape
+    if shape:
+        raise ArgumentError(
+            f"{name} accepts a single key, but was given a key array of shape {shape}; "
+            "use vmap to draw with each of them"
+        )
+    return found
+
+
+def _like(keys: Any, result: Any) -> Any:
+    """Keys in the form in which the user gave his."""
+    return result if dtypes.is_key(typeof(plain(keys)).dtype) else random_unwrap(result)
+
+
+# ---- new keys from old -------------------------------------------------------------------------
+
+
+def split(key: Any, num: int | Sequence[int] = 2) -> Any:
+    """New keys from one, `num` of them; the old one must not be used again.
+
+    >>> first, second = split(key(0))
+    """
+    shape = canonical_shape(num, "split")
+    return _like(key, split_typed(single(key, "split"), shape))
+
+
+def split_typed(key: Any, shape: tuple[int, ...] = (2,)) -> Any:
+    """`split` of a typed key."""
+    return lax.reshape(_blocks(key, product(shape)), shape)
+
+
+def pair(key: Any) -> tuple[Any, Any]:
+    """Two new typed keys."""
+    first, second = several(key, 2)
+    return first, second
+
+
+def several(key: Any, count: int) -> tuple[Any, ...]:
+    """A few new typed keys, as a tuple."""
+    keys = _blocks(key, count)
+    return tuple(lax.index_in_dim(keys, k, 0, keepdims=False) for k in range(count))
+
+
+def fold_in(key: Any, data: Any) -> Any:
+    """A new key from a key and an integer: the same for the same pair.
+
+    For loops: `fold_in(key, step)` needs no key carried along.
+    """
+    if not is_arraylike(data) or typeof(data).shape:
+        raise ArgumentError(f"fold_in: data must be one integer, got {data!r}")
+    data = plain(data)
+    if isinstance(data, int):
+        if not 0 <= data < 2**32:
+            raise ArgumentError(f"fold_in: data={data} does not fit uint32")
+        data = np.array(data, np.uint32)
+    if not dtypes.is_integer(typeof(data).dtype):
+        raise DtypeError(f"fold_in: data must be an integer, got {typeof(data)}")
+    low = lax.convert_element_type(data, _WORD)
+    return _like(key, threefry2x32(single(key, "fold_in"), np.uint32(0), low))
+
+
+# ---- bits --------------------------------------------------------------------------------------
+
+
+def _blocks(key: Any, count: int) -> Any:
+    """The encrypted counters 0, 1, ..., count - 1: a vector of keys."""
+    if count > 2**32:
+        raise ArgumentError(
+            f"random: {count} numbers were asked of one key, which gives at most 2**32; split it"
+        )
+    return threefry2x32(key, np.uint32(0), lax.iota(_WORD, count))
+
+
+def bits(key: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Random bits, as unsigned integers: uint32 by default."""
+    found = dtypes.canonical(np.uint64) if dtype is None else user_dtype(dtype, "bits")
+    if found.kind != "u":
+        raise DtypeError(f"bits: dtype must be an unsigned integer, got {found}")
+    return typed_bits(single(key, "bits"), canonical_shape(shape, "bits"), found)
+
+
+def typed_bits(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """`bits` of a typed key."""
+    return lax.reshape(key_bits(_blocks(key, product(shape)), dtype), shape)
+
+
+# ---- what samplers do with their other arguments -----------------------------------------------
+
+
+def float_dtype(dtype: Any, name: str) -> np.dtype:
+    """The floating dtype of a sampler's result, float32 by default."""
+    found = dtypes.canonical(np.float64) if dtype is None else user_dtype(dtype, name)
+    if not dtypes.is_float(found):
+        raise DtypeError(f"{name}: dtype must be a float, got {found}")
+    return found
+
+
+def sample_shape(name: str, shape: Any, *parameters: Any) -> tuple[int, ...]:
+    """The shape of a draw: that given, into which the parameters must broadcast, or theirs."""
+    given = [typeof(plain(p)).shape for p in parameters]
+    if shape is None:
+        return broadcast_shapes_of(name, given)
+    whole = canonical_shape(shape, name)
+    if given and broadcast_shapes_of(name, [whole, *given]) != whole:
+        raise ShapeError(
+            f"{name}: parameters of shapes {', '.join(map(str, given))} do not broadcast into "
+            f"shape {whole}"
+        )
+    return whole
+
+
+def count_of(name: str, n: Any) -> int:
+    """A concrete number of elements."""
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise ArgumentError(f"{name}: an integer is needed, got {n!r}") from None
