@@ -15,6 +15,7 @@ from spmd import (
     lax,
     nn,
     numpy,
+    random,
     sharding,
     tree,
     tree_util,
