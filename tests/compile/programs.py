@@ -19,7 +19,8 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.stage import trace_to_jaxpr
 
 SHAPES = ((6, 8), (8, 6), (4, 6, 8), (8,), (6,), (1, 8), (3, 17))
-UNARY = ("tanh", "sin", "cos", "logistic", "abs", "neg", "square", "floor", "sign")
+# No floor or sign: next to a jump, two right answers may differ by one.
+UNARY = ("tanh", "sin", "cos", "logistic", "abs", "neg", "square")
 BINARY = ("add", "sub", "mul", "max", "min")
 
 

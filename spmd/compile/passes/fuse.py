@@ -268,7 +268,7 @@ class _Fuser:
             if not self.can_store(group, out, index) or self.reach.any_reaches(outside, group):
                 return False
             group.extra.append(out)
-            self.reach.note_exit(k)
+            self.reach.note_exit(group.root, k)
         if eqn.prim.name in REDUCTIONS and group.inner is None:
             self.open_rows(group, eqn, append=dims_of(index) == group.whole)
         group.members.add(k)

@@ -83,7 +83,7 @@ def _merge(fuser: Any, a: Any, b: Any) -> bool:
     a.index.update(index)
     for k in b.members - b.copies:
         fuser.group_of[k] = a
-    fuser.reach.note_exit(min(a.root, b.root))
+    fuser.reach.note_exit(max(a.root, b.root), min(a.members))
     if b.root > a.root:
         # The root is the last member; the old one is an output like any other.
         old = fuser.eqns[a.root].outvars[0]
@@ -140,10 +140,14 @@ def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index]) -> bool:
 def _apart(fuser: Any, a: Any, b: Any) -> bool:
     """Whether a path leads from one group to the other through anything else."""
     for start, end in ((a, b), (b, a)):
-        for k in start.members - start.copies:
-            for var in fuser.eqns[k].outvars:
-                users = [u for u in fuser.users.get(var, ()) if u not in start.members]
-                outside = [u for u in users if u not in end.members]
-                if outside and fuser.reach.any_reaches(outside, end):
-                    return True
+        both = start.members | end.members
+        outside = [
+            user
+            for k in sorted(start.members - start.copies)
+            for var in fuser.eqns[k].outvars
+            for user in fuser.users.get(var, ())
+            if user not in both
+        ]
+        if outside and fuser.reach.any_reaches(outside, end):
+            return True
     return False

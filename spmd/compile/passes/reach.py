@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +16,19 @@ class Reach:
         self._eqns = eqns
         self._users = users
         self._group_of = group_of
-        self._first_exit = len(eqns)
+        # Groups with an output before their root: their roots, sorted, and for each the first
+        # such output of it and all later ones.
+        self._exits: dict[int, int] = {}
+        self._roots: list[int] = []
+        self._first: list[int] = []
 
-    def note_exit(self, k: int) -> None:
-        """A group has an output besides its root: equation `k`."""
-        self._first_exit = min(self._first_exit, k)
+    def note_exit(self, root: int, k: int) -> None:
+        """The group of `root` has an output at equation `k` too."""
+        self._exits[root] = min(k, self._exits.get(root, k))
+        self._roots = sorted(self._exits)
+        self._first = [self._exits[r] for r in self._roots]
+        for i in range(len(self._first) - 2, -1, -1):
+            self._first[i] = min(self._first[i], self._first[i + 1])
 
     def any_reaches(self, starts: Sequence[int], group: Any) -> bool:
         """Whether any of `starts` leads to a member of `group`.
@@ -48,9 +57,14 @@ class Reach:
         return False
 
     def _may_lead_back(self, k: int, root: int) -> bool:
-        """Whether a walk from equation `k` can still come before `root`.
+        """Whether a walk from equation `k` can still come to `root` or before.
 
-        Users come after what they use, so a walk moves on, except through a group that has an
-        output in front of its root. There are few; without one before `root`, walks end early.
+        Users come after what they use, so a walk only moves on, except through a group that it
+        enters behind `k` and leaves by an output in front of it.
         """
-        return k <= root or self._first_exit < root
+        while k > root:
+            at = bisect.bisect_left(self._roots, k)
+            if at == len(self._roots) or self._first[at] >= k:
+                return False
+            k = self._first[at]
+        return True
