@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.axis import pvary
 from spmd.collectives.psum import psum_p
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
-from spmd.core.call import nonzero, spread
+from spmd.core.call import derived, nonzero, spread
 from spmd.core.context import state
 from spmd.core.errors import PytreeError, ShardingError
 from spmd.core.ir import ClosedJaxpr
@@ -161,7 +162,7 @@ def _trace(
     wanted = _flat_specs(what, "out_specs", out_specs, dummy)
     for k, (aval, spec) in enumerate(zip(closed.out_avals, wanted, strict=True)):
         _check_out(what, k, aval, spec, mesh)
-    return closed, consts, out_tree, wanted
+    return vary_outputs(closed, wanted, mesh, kind), consts, out_tree, wanted
 
 
 def _check_out(what: str, k: int, aval: ShapedArray, spec: PartitionSpec, mesh: Mesh) -> None:
@@ -204,6 +205,31 @@ def whole_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh) -> ShapedArra
     return aval.update(shape=shape, vma=aval.vma - frozenset(mesh.axis_names))
 
 
+def vary_outputs(
+    closed: ClosedJaxpr, specs: Sequence[PartitionSpec], mesh: Mesh, kind: str
+) -> ClosedJaxpr:
+    """The jaxpr with each output cast to vary over the axes that its spec splits it over.
+
+    An output that is equal on all devices may be joined like one that is not. Its cotangent then
+    differs by device, and only the cast, whose transpose is psum, adds these up.
+    """
+    if kind != "manual":
+        return closed
+    missing = [
+        tuple(a for a in s.all_axes() if a not in v.vma)
+        for v, s in zip(closed.out_avals, specs, strict=True)
+    ]
+    if not any(missing):
+        return closed
+
+    def f(*args: Any) -> list[Any]:
+        outs = eval_closed(closed, *args)
+        return [pvary(x, axes) if axes else x for x, axes in zip(outs, missing, strict=True)]
+
+    with mesh_axes(mesh, kind):
+        return close(f, closed.in_avals, closed.jaxpr.name)
+
+
 def cut(value: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[np.ndarray]:
     """One piece for each device, in mesh order."""
     indices = NamedSharding(mesh, spec).devices_indices_map(value.shape)
@@ -240,15 +266,18 @@ def _impl(
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     jaxpr, flags = params["jaxpr"], nonzero(tangents)
-    with mesh_axes(params["mesh"], params["kind"]):
-        jvp, out_flags = jvp_jaxpr(jaxpr, flags)
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            jvp, out_flags = jvp_jaxpr(jaxpr, flags)
+        specs = (*outs, *_where(out_flags, outs))
+        return vary_outputs(jvp, specs, mesh, kind), out_flags, specs
+
+    key = ("shard_map jvp", tuple(flags), mesh, kind, outs)
+    jvp, out_flags, specs = derived(jaxpr, key, make)
     given = [t for t in tangents if not isinstance(t, Zero)]
-    ins, outs = params["in_specs"], params["out_specs"]
-    changes = {
-        "jaxpr": jvp,
-        "in_specs": (*ins, *_where(flags, ins)),
-        "out_specs": (*outs, *_where(out_flags, outs)),
-    }
+    changes = {"jaxpr": jvp, "in_specs": (*ins, *_where(flags, ins)), "out_specs": specs}
     found = shard_map_p.bind(*primals, *given, **(params | changes))
     found, out_tangents = split_list(found, [len(jaxpr.out_avals)])
     return found, spread(out_flags, out_tangents, [typeof(x).tangent() for x in found])
@@ -259,23 +288,31 @@ def _where(flags: Sequence[bool], items: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
-    jaxpr, mesh, kind = params["jaxpr"], params["mesh"], params["kind"]
-    flags = nonzero(tangents)
-    with mesh_axes(mesh, kind):
-        parts = linearize_jaxpr(jaxpr, flags)
-        primal, linear, specs = _stack_residuals(parts, mesh, kind)
-    ins, outs = params["in_specs"], params["out_specs"]
-    changes = {"jaxpr": primal, "out_specs": (*outs, *specs)}
+    jaxpr, flags = params["jaxpr"], nonzero(tangents)
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            parts = linearize_jaxpr(jaxpr, flags)
+            primal, linear, specs = _stack_residuals(parts, mesh, kind)
+        out_specs = (*outs, *specs), _where(parts.out_nonzero, outs)
+        primal = vary_outputs(primal, out_specs[0], mesh, kind)
+        linear = vary_outputs(linear, out_specs[1], mesh, kind)
+        return primal, linear, specs, out_specs, parts.out_nonzero
+
+    key = ("shard_map linearize", tuple(flags), mesh, kind, outs)
+    primal, linear, specs, out_specs, out_nonzero = derived(jaxpr, key, make)
+    changes = {"jaxpr": primal, "out_specs": out_specs[0]}
     found = shard_map_p.bind(*primals, **(params | changes))
     found, residuals = split_list(found, [len(jaxpr.out_avals)])
     given = [t for t in tangents if not isinstance(t, Zero)]
     changes = {
         "jaxpr": linear,
         "in_specs": (*specs, *_where(flags, ins)),
-        "out_specs": _where(parts.out_nonzero, outs),
+        "out_specs": out_specs[1],
     }
     out_tangents = trace.bind_linear(shard_map_p, [*residuals, *given], params | changes)
-    return found, spread(parts.out_nonzero, out_tangents, [typeof(x).tangent() for x in found])
+    return found, spread(out_nonzero, out_tangents, [typeof(x).tangent() for x in found])
 
 
 def _stack_residuals(parts: Any, mesh: Mesh, kind: str) -> Any:
@@ -313,23 +350,28 @@ def _stack_residuals(parts: Any, mesh: Mesh, kind: str) -> Any:
 
 
 def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
-    jaxpr, mesh, kind = params["jaxpr"], params["mesh"], params["kind"]
-    ins, outs = params["in_specs"], params["out_specs"]
+    jaxpr = params["jaxpr"]
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
     linear = [isinstance(x, Linear) for x in operands]
     flags = nonzero(cts)
-    with mesh_axes(mesh, kind):
-        backward, in_flags = transpose_jaxpr(jaxpr, linear, flags)
-        if kind != "manual":
-            backward = _untyped_sums(
-                backward, mesh, _where(flags, outs), _where(in_flags, _where(linear, ins))
-            )
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            backward, in_flags = transpose_jaxpr(jaxpr, linear, flags)
+            specs = _where(in_flags, _where(linear, ins))
+            if kind != "manual":
+                backward = _untyped_sums(backward, mesh, _where(flags, outs), specs)
+        return vary_outputs(backward, specs, mesh, kind), in_flags, specs
+
+    key = ("shard_map transpose", tuple(linear), tuple(flags), mesh, kind, ins, outs)
+    backward, in_flags, specs = derived(jaxpr, key, make)
     residuals = [x for x in operands if not isinstance(x, Linear)]
     given = [ct for ct in cts if not isinstance(ct, Zero)]
     known = [not lin for lin in linear]
     changes = {
         "jaxpr": backward,
         "in_specs": (*_where(known, ins), *_where(flags, outs)),
-        "out_specs": _where(in_flags, _where(linear, ins)),
+        "out_specs": specs,
         "name": f"transpose_{params['name']}",
     }
     found = shard_map_p.bind(*residuals, *given, **(params | changes))
@@ -366,18 +408,24 @@ def _sum_missing(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
 
 
 def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
-    flags = [d is not None for d in at]
-    with mesh_axes(params["mesh"], params["kind"]):
-        batched, out_flags = batch_jaxpr(params["jaxpr"], axis, flags)
+    jaxpr, flags = params["jaxpr"], [d is not None for d in at]
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            batched, out_flags = batch_jaxpr(jaxpr, axis, flags)
+        specs = tuple(_deeper(s, f) for s, f in zip(outs, out_flags, strict=True))
+        return vary_outputs(batched, specs, mesh, kind), out_flags, specs
+
+    key = ("shard_map batch", axis, tuple(flags), mesh, kind, outs)
+    batched, out_flags, specs = derived(jaxpr, key, make)
     changes = {
         "jaxpr": batched,
-        "in_specs": tuple(_deeper(s, f) for s, f in zip(params["in_specs"], flags, strict=True)),
-        "out_specs": tuple(
-            _deeper(s, f) for s, f in zip(params["out_specs"], out_flags, strict=True)
-        ),
+        "in_specs": tuple(_deeper(s, f) for s, f in zip(ins, flags, strict=True)),
+        "out_specs": specs,
     }
-    outs = shard_map_p.bind(*fronts(axis, operands, at), **(params | changes))
-    return outs, [0 if b else None for b in out_flags]
+    found = shard_map_p.bind(*fronts(axis, operands, at), **(params | changes))
+    return found, [0 if b else None for b in out_flags]
 
 
 def _deeper(spec: PartitionSpec, batched: bool) -> PartitionSpec:
