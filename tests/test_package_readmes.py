@@ -1,4 +1,4 @@
-"""Each package has a README that says what lives there and what must not, with a current table.
+"""Each package of spmd has a README that says what lives there and what must not, with a current table.
 
 The head is written by hand; the table under `## Files` is the first sentence of each module's
 docstring. `pytest tests/test_package_readmes.py --update-golden` writes the tables anew.
@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = sorted(
     folder
-    for folder in {path.parent for top in ("spmd", "launch") for path in (ROOT / top).rglob("*.py")}
-    if folder != ROOT / "spmd" and not any(part.startswith((".", "__")) for part in folder.parts)
+    for folder in {path.parent for path in (ROOT / "spmd").rglob("*.py")}
+    if folder != ROOT / "spmd"
 )
 FILES = "## Files\n"
 
