@@ -1,4 +1,4 @@
-"""Random numbers against JAX: bits exactly, samples to the last bits, under every transformation."""
+"""Random numbers against JAX: bits exactly, samples to the last bits, under transformations."""
 
 from __future__ import annotations
 
@@ -168,8 +168,13 @@ def test_parts_of_a_draw_do_not_depend_on_its_shape():
 
 def test_vmap_over_keys_is_a_loop():
     keys = random.split(random.key(SEED), 3)
-    for f in (lambda k: random.normal(k, (4,)), lambda k: random.permutation(k, 6),
-              lambda k: random.randint(k, (2,), 0, 9), lambda k: random.gamma(k, 2.0, (2,))):  # fmt: skip
+    draws = (
+        lambda k: random.normal(k, (4,)),
+        lambda k: random.permutation(k, 6),
+        lambda k: random.randint(k, (2,), 0, 9),
+        lambda k: random.gamma(k, 2.0, (2,)),
+    )
+    for f in draws:
         at_once = np.asarray(spmd.vmap(f)(keys))
         one_by_one = np.stack([np.asarray(f(keys[k])) for k in range(3)])
         np.testing.assert_allclose(at_once, one_by_one, rtol=1e-6)

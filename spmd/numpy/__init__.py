@@ -80,7 +80,6 @@ from spmd.numpy.floats import (
     around,
     ceil,
     copysign,
-    fix,
     floor,
     frexp,
     heaviside,

@@ -43,8 +43,6 @@ def trunc(x: Any, /) -> Any:
     return select(lax.lt(x, constant_like(x, 0)), lax.ceil(x), lax.floor(x))
 
 
-fix = trunc
-
 
 def rint(x: Any, /) -> Any:
     """The nearest whole number, halves to even, as float."""

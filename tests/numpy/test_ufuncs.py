@@ -167,7 +167,7 @@ def test_functions_with_options():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: snp.add([1, 2], 3), "add requires ndarray or scalar arguments, got <class 'list'>"),
+        (lambda: snp.add([1, 2], 3), "add requires ndarray or scalar arguments"),
         (lambda: snp.sin("x"), "sin requires ndarray or scalar arguments, got <class 'str'>"),
         (lambda: snp.multiply(1, None), "got <class 'NoneType'> at position 1"),
         (
