@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from ctypes import addressof, c_char
 from typing import Any
 
 import numpy as np
 
-from spmd.compile.executable import Executable
+from spmd.compile.executable import Executable, place
+from spmd.compile.lower.elementwise import is_elementwise
 from spmd.compile.multidevice import mesh_executable
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import set_eager, to_numpy
-from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.array import Array, from_numpy, from_shards
 from spmd.sharding.shard_map import shard_map_p
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the
@@ -32,7 +34,23 @@ COMPILE_FROM_ELEMENTS = 1 << 16
 NEVER_COMPILED = frozenset({"slice"})
 
 _calls: weakref.WeakKeyDictionary[ClosedJaxpr, Executable] = weakref.WeakKeyDictionary()
-_single: dict[Any, Executable] = {}
+
+
+class _Signature:
+    """What is known of a primitive at given avals and parameters."""
+
+    __slots__ = ("executable", "expected", "is_large")
+
+    def __init__(self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]):
+        found = prim.rule("abstract")(*avals, **params)
+        self.expected: list[ShapedArray] = list(found) if prim.multiple else [found]
+        large = any(a.size >= COMPILE_FROM_ELEMENTS for a in (*avals, *self.expected))
+        refused = prim.name in NEVER_COMPILED or bool(prim.effects(params))
+        self.is_large = large and not refused
+        self.executable: Executable | None = None
+
+
+_signatures: dict[Any, _Signature] = {}
 
 
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -41,12 +59,29 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         return mesh_executable(**params)(operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
-    avals = [typeof(x) for x in operands]
-    large = any(a.size >= COMPILE_FROM_ELEMENTS for a in avals)
-    if large and prim.name not in NEVER_COMPILED and not prim.effects(params):
-        outs = _one_equation(prim, avals, params)(operands)
+    avals = []
+    device = None
+    for x in operands:
+        if type(x) is Array:
+            avals.append(x.aval)
+            if x._sharding is not None:
+                if x.shards is not None and is_elementwise(prim.name):
+                    return _by_shard(prim, operands, params)
+                device = x._sharding
+        else:
+            avals.append(typeof(x))
+    key = (prim, *avals, *params.items())
+    known = _signatures.get(key)
+    if known is None:
+        known = _signatures[key] = _Signature(prim, avals, params)
+    if known.is_large:
+        if known.executable is None:
+            known.executable = _one_equation(prim, avals, known.expected, params)
+        outs = known.executable(operands)
     else:
-        outs = _by_impl(prim, operands, avals, params)
+        outs = _by_impl(prim, operands, avals, known.expected, params)
+        if device is not None:
+            place(outs, operands)
     return outs if prim.multiple else outs[0]
 
 
@@ -59,28 +94,71 @@ def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
 
 
 def _by_impl(
-    prim: Primitive, operands: Sequence[Any], avals: list[ShapedArray], params: dict[str, Any]
+    prim: Primitive,
+    operands: Sequence[Any],
+    avals: Sequence[ShapedArray],
+    expected: Sequence[ShapedArray],
+    params: dict[str, Any],
 ) -> list[Array]:
-    expected = prim.rule("abstract")(*avals, **params)
-    with np.errstate(all="ignore"):
-        found = prim.rule("impl")(np, *[to_numpy(x) for x in operands], **params)
+    values = [
+        x._value() if type(x) is Array else np.asarray(x, dtype=None if a.dtype.names else a.dtype)
+        for x, a in zip(operands, avals, strict=True)
+    ]
+    found = prim.rule("impl")(np, *values, **params)
     if not prim.multiple:
-        expected, found = [expected], [found]
-    return [from_numpy(x, a) for x, a in zip(found, expected, strict=True)]
+        found = [found]
+    return [_wrap(x, a, values) for x, a in zip(found, expected, strict=True)]
 
 
-def _one_equation(prim: Primitive, avals: list[ShapedArray], params: dict[str, Any]) -> Executable:
+def _wrap(value: Any, aval: ShapedArray, operands: Sequence[np.ndarray]) -> Array:
+    """A result as an array: a fresh one is taken over, a view or an operand is copied."""
+    if type(value) is not np.ndarray:
+        value = np.asarray(value)
+    elif value.base is not None or any(value is x for x in operands):
+        return from_numpy(value, aval)
+    if value.dtype != aval.dtype or not value.flags.c_contiguous:
+        return from_numpy(value, aval)
+    out = Array()
+    try:
+        # Four times faster than `__array_interface__`, but only for dtypes that buffers know.
+        out.ptr = addressof(c_char.from_buffer(value))
+    except (TypeError, ValueError):
+        return from_numpy(value, aval, copy=False)
+    value.setflags(write=False)
+    out.aval = aval
+    out.owner = out._numpy = value
+    out.shards = out._sharding = None
+    return out
+
+
+def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Apply an elementwise primitive piece by piece where all operands are sharded alike."""
+    sharded = [x for x in operands if type(x) is Array and x.shards is not None]
+    first = sharded[0]
+    alike = all(x.shape == first.shape and x._sharding == first._sharding for x in sharded)
+    others = [x for x in operands if not (type(x) is Array and x.shards is not None)]
+    if not alike or any(typeof(x).shape for x in others):
+        whole = [from_numpy(to_numpy(x), typeof(x)) for x in operands]
+        return evaluate(prim, whole, params)
+    pieces = []
+    for k in range(len(first.shards)):
+        given = [x.shards[k] if any(x is s for s in sharded) else x for x in operands]
+        pieces.append(evaluate(prim, given, params))
+    aval = prim.rule("abstract")(*[typeof(x) for x in operands], **params)
+    return from_shards(aval, first._sharding, pieces)
+
+
+def _one_equation(
+    prim: Primitive,
+    avals: Sequence[ShapedArray],
+    expected: Sequence[ShapedArray],
+    params: dict[str, Any],
+) -> Executable:
     """The executable of a program that is one equation."""
-    key = (prim, tuple(avals), tuple(sorted(params.items())))
-    found = _single.get(key)
-    if found is None:
-        invars = [Var(a) for a in avals]
-        expected = prim.rule("abstract")(*avals, **params)
-        outvars = [Var(a) for a in (expected if prim.multiple else [expected])]
-        eqn = Eqn(prim, tuple(invars), tuple(outvars), params)
-        closed = ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name))
-        found = _single[key] = compile_jaxpr(closed)
-    return found
+    invars = [Var(a) for a in avals]
+    outvars = [Var(a) for a in expected]
+    eqn = Eqn(prim, tuple(invars), tuple(outvars), params)
+    return compile_jaxpr(ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name)))
 
 
 set_eager(evaluate)

@@ -21,10 +21,11 @@ from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule
 from spmd.compile.memory import Plan, overwritable, plan_memory
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import DeletedError
+from spmd.core.errors import DeletedError, DeviceError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
+from spmd.sharding.named import SingleDeviceSharding
 
 # References that an array's own block has while `_can_take` looks at it: the array's slot, the
 # local variable and getrefcount's argument.
@@ -81,6 +82,7 @@ class Executable:
                 results.append(from_memory(owner.address, owner, aval))
             else:
                 results.append(_forwarded(leaves[result], aval))
+        place(results, leaves)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and type(leaf) is Array:
                 leaf.delete()
@@ -132,6 +134,27 @@ def _forwarded(x: Any, aval: ShapedArray) -> Array:
     block = alloc(aval.nbytes)
     block.view(aval.shape, aval.dtype)[...] = to_numpy(x)
     return from_memory(block.address, block, aval)
+
+
+def place(results: Sequence[Any], operands: Sequence[Any]) -> None:
+    """Commit results to the device that operands are committed to; a DeviceError if they differ."""
+    homes = {
+        x._sharding.device: None
+        for x in operands
+        if type(x) is Array and type(x._sharding) is SingleDeviceSharding
+    }
+    if not homes:
+        return
+    if len(homes) > 1:
+        names = " and ".join(map(str, homes))
+        raise DeviceError(
+            f"operands are committed to different devices, {names}; move them to one with "
+            "device_put(x, device)"
+        )
+    sharding = SingleDeviceSharding(next(iter(homes)))
+    for result in results:
+        if result.shards is None:
+            result._sharding = sharding
 
 
 # ---- donation ----------------------------------------------------------------------------------
