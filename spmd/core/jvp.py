@@ -56,7 +56,7 @@ class JVPTracer(Tracer):
     __slots__ = ("primal", "tangent")
 
     def __init__(self, trace: Trace, primal: Any, tangent: Any):
-        self.trace = trace
+        self._trace = trace
         self.primal = primal
         self.tangent = tangent
 
@@ -86,7 +86,7 @@ class JVPTrace(Trace):
     def split(self, x: Any) -> tuple[Any, Any]:
         """A value as primal and tangent under this trace."""
         if isinstance(x, Tracer):
-            if x.trace is self:
+            if x._trace is self:
                 return x.primal, x.tangent  # type: ignore[attr-defined]
             check_usable(x)
         return x, zero_tangent(x)

@@ -29,7 +29,7 @@ class _Mixed(Trace):
         self.tangent_trace = tangent_trace
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        staged = [isinstance(x, Tracer) and x.trace is self.tangent_trace for x in operands]
+        staged = [isinstance(x, Tracer) and x._trace is self.tangent_trace for x in operands]
         if not any(staged):
             with current_trace(self.parent):
                 return prim.bind(*operands, **params)

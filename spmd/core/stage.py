@@ -39,16 +39,16 @@ class Debug:
 class JaxprTracer(Tracer):
     """Stands for a variable of the jaxpr being written."""
 
-    __slots__ = ("aval", "source", "var")
+    __slots__ = ("_var", "aval", "source")
 
     def __init__(self, trace: JaxprTrace, aval: ShapedArray, var: Var, source: Source):
-        self.trace = trace
+        self._trace = trace
         self.aval = aval
-        self.var = var
+        self._var = var
         self.source = source
 
     def where_from(self) -> str:
-        trace: JaxprTrace = self.trace  # type: ignore[assignment]
+        trace: JaxprTrace = self._trace  # type: ignore[assignment]
         return trace.where_from(self)
 
 
@@ -72,8 +72,8 @@ class JaxprTrace(Trace):
 
     def atom(self, x: Any) -> Atom:
         """The variable or literal that stands for any value in this jaxpr."""
-        if isinstance(x, JaxprTracer) and x.trace is self:
-            return x.var
+        if isinstance(x, JaxprTracer) and x._trace is self:
+            return x._var
         if isinstance(x, PYTHON_SCALARS):
             return Literal(x, typeof(x))
         return self.const(x)
@@ -91,7 +91,7 @@ class JaxprTrace(Trace):
             aval = typeof(x)
             tracer = JaxprTracer(self, aval, Var(aval), UNKNOWN)
             found = self.consts[id(x)] = (x, tracer)
-        return found[1].var
+        return found[1]._var
 
     # -- the work --
 
@@ -144,7 +144,7 @@ class JaxprTrace(Trace):
         used: set[Any] = {v for v in outvars}
         for eqn in self.eqns:
             used.update(eqn.invars)
-        consts = [(v, t.var) for v, t in self.consts.values() if t.var in used]
+        consts = [(v, t._var) for v, t in self.consts.values() if t._var in used]
         jaxpr = Jaxpr([v for _, v in consts], self.invars, self.eqns, outvars, self.debug.name)
         return ClosedJaxpr(jaxpr, [c for c, _ in consts])
 
@@ -153,12 +153,12 @@ class JaxprTrace(Trace):
     def where_from(self, tracer: JaxprTracer) -> str:
         """A sentence on what a tracer stands for."""
         name = self.debug.name
-        if tracer.var in self.invars:
-            k = self.invars.index(tracer.var)
+        if tracer._var in self.invars:
+            k = self.invars.index(tracer._var)
             arg = self.debug.arg_names[k] if k < len(self.debug.arg_names) else f"number {k}"
             return f"It is argument {arg} of {name}, traced at {self.debug.source}.\n"
         for eqn in self.eqns:
-            if tracer.var in eqn.outvars:
+            if tracer._var in eqn.outvars:
                 return f"It was computed by {eqn.prim.name} at {eqn.source}, in {name}.\n"
         return f"It was made while tracing {name}.\n"
 
@@ -208,7 +208,7 @@ def trace_to_jaxpr(
 def check_no_leak(trace: JaxprTrace) -> None:
     """Raise an UnexpectedTracerError if a tracer of a finished trace is still referenced."""
     gc.collect()
-    leaked = [x for x in gc.get_objects() if type(x) is JaxprTracer and x.trace is trace]
+    leaked = [x for x in gc.get_objects() if type(x) is JaxprTracer and x._trace is trace]
     kept = {id(t) for _, t in trace.consts.values()}
     leaked = [x for x in leaked if id(x) not in kept]
     if leaked:

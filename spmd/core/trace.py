@@ -47,14 +47,14 @@ class Trace:
 class Tracer:
     """A value under transformation: it has an aval and behaves like an array of it."""
 
-    __slots__ = ("__weakref__", "trace")
+    __slots__ = ("__weakref__", "_trace")
     __array_priority__ = 1000
     __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     aval: ShapedArray
 
     def __init__(self, trace: Trace):
-        self.trace = trace
+        self._trace = trace
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Tracer:
         return ""
 
     def __repr__(self) -> str:
-        return f"Traced<{self.aval!r}>with<{type(self.trace).__name__}>{self.describe()}"
+        return f"Traced<{self.aval!r}>with<{type(self._trace).__name__}>{self.describe()}"
 
     # -- where Python wants a concrete value --
 
@@ -238,5 +238,5 @@ def leak_message(tracer: Tracer) -> str:
 
 def check_usable(x: Tracer, source: Source = UNKNOWN) -> None:
     """Raise an UnexpectedTracerError if `x`'s trace has ended."""
-    if not x.trace.alive:
+    if not x._trace.alive:
         raise UnexpectedTracerError(leak_message(x))

@@ -35,7 +35,7 @@ class BatchTracer(Tracer):
     __slots__ = ("dim", "val")
 
     def __init__(self, trace: Trace, val: Any, dim: int):
-        self.trace = trace
+        self._trace = trace
         self.val = val
         self.dim = dim
 
@@ -61,7 +61,7 @@ class BatchTrace(Trace):
     def split(self, x: Any) -> tuple[Any, int | None]:
         """A value with the position of its batched dim, None if it has none."""
         if isinstance(x, Tracer):
-            if x.trace is self:
+            if x._trace is self:
                 return x.val, x.dim  # type: ignore[attr-defined]
             check_usable(x)
         return x, None

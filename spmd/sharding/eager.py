@@ -30,7 +30,7 @@ class LockstepTracer(Tracer):
     __slots__ = ("aval", "values")
 
     def __init__(self, trace: LockstepTrace, values: Values, aval: ShapedArray):
-        self.trace = trace
+        self._trace = trace
         self.values = values
         self.aval = aval
 
@@ -51,7 +51,7 @@ class LockstepTracer(Tracer):
         return value
 
     def _listing(self) -> str:
-        trace: LockstepTrace = self.trace  # type: ignore[assignment]
+        trace: LockstepTrace = self._trace  # type: ignore[assignment]
         rows = []
         for label, value in zip(trace.labels, self.values, strict=True):
             text = np.array2string(value, separator=", ", prefix=f"  {label}: ")
@@ -77,7 +77,7 @@ class LockstepTrace(Trace):
     def values_of(self, x: Any) -> Values:
         """A value on each local device; what comes from outside is equal on all."""
         if isinstance(x, Tracer):
-            if x.trace is self:
+            if x._trace is self:
                 return x.values  # type: ignore[attr-defined]
             check_usable(x)
         return self.lockstep.everywhere(to_numpy(x))
@@ -142,7 +142,7 @@ def _run_inner(
     inner = lockstep.count // outer.lockstep.count
 
     def lift(x: Any) -> Any:
-        if isinstance(x, LockstepTracer) and x.trace is outer:
+        if isinstance(x, LockstepTracer) and x._trace is outer:
             return trace.join([v for v in x.values for _ in range(inner)], x.aval)
         return x
 
