@@ -43,7 +43,6 @@ def trunc(x: Any, /) -> Any:
     return select(lax.lt(x, constant_like(x, 0)), lax.ceil(x), lax.floor(x))
 
 
-
 def rint(x: Any, /) -> Any:
     """The nearest whole number, halves to even, as float."""
     check_arraylike("rint", x)

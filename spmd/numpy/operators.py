@@ -115,7 +115,9 @@ def _operators() -> dict[str, Callable[..., Any]]:
 
 
 def _round(self: Any, ndigits: int | None = None) -> Any:
-    return floats.round(self, ndigits or 0)
+    # As for Python's floats: without a number of digits, the result is an integer.
+    rounded = floats.round(self, ndigits or 0)
+    return creation.astype(rounded, int) if ndigits is None else rounded
 
 
 def _contains(self: Any, item: Any) -> Any:

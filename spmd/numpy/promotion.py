@@ -66,7 +66,9 @@ def lattice_type(*xs: Any) -> tuple[np.dtype, bool]:
             aval = typeof(x)
             pairs.append((aval.dtype, aval.weak_type))
         else:
-            pairs.append((dtypes.canonical(x), x in (int, float, complex)))
+            # By identity: np.dtype("int64") == int.
+            is_weak = any(x is kind for kind in (int, float, complex))
+            pairs.append((dtypes.canonical(x), is_weak))
     return dtypes.promote(tuple(pairs))
 
 
