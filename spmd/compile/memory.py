@@ -1,8 +1,10 @@
 """Memory planning: temporary values share one arena.
 
-A value lives from its first write to its last use; a value used inside a loop that it was made
-outside of lives until the loop ends. Values whose lives do not meet share bytes, and a kernel may
-write its result over an operand that dies there, if it reads each element only where it writes it.
+A value lives from its first to its last use. If it is also used outside of a loop it lives through
+that whole loop, as every round uses it: one that is read there until the end, one that is written
+there (a row a round, perhaps) from the start. Values whose lives do not meet share bytes, and a
+kernel may write its result over an operand that dies there, if it reads each element only where it
+writes it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ ALIGNMENT = 64
 
 @dataclass(slots=True)
 class Life:
-    """When a buffer is in use, in positions of the walk over all steps."""
+    """When a buffer is in use, in positions of the walk; and the loops around all its uses."""
 
     first: int
     last: int
@@ -49,7 +51,10 @@ class Plan:
 def plan_memory(steps: Sequence[Step]) -> Plan:
     """Place all temporaries of a program."""
     plan = Plan()
-    _measure(steps, (), {}, plan)
+    uses: Uses = {}
+    ends: dict[int, int] = {}
+    _walk(steps, (), uses, ends, plan.steps)
+    plan.lives = {buffer: _life(buffer, places, ends) for buffer, places in uses.items()}
     temps = [b for b in plan.lives if b.kind == TEMP]
     placed: list[Buffer] = []
     for buffer in sorted(temps, key=lambda b: plan.lives[b].first):
@@ -85,38 +90,53 @@ def _gap(plan: Plan, placed: Sequence[Buffer], nbytes: int) -> int:
 # ---- lives -------------------------------------------------------------------------------------
 
 
-def _measure(
-    steps: Sequence[Step], loops: tuple[int, ...], ends: dict[int, list[Life]], plan: Plan
+# Of each buffer, the positions of the steps that use it, with the loops around each.
+Uses = dict[Buffer, list[tuple[int, tuple[int, ...]]]]
+
+
+def _walk(
+    steps: Sequence[Step],
+    loops: tuple[int, ...],
+    uses: Uses,
+    ends: dict[int, int],
+    seen: list[Step],
 ) -> None:
-    """Walk the steps in order; `ends[loop]` collects lives that reach to the loop's end."""
+    """Note all uses in order; `ends[loop]` becomes the position where the loop ends."""
     for step in steps:
-        position = len(plan.steps)
-        plan.steps.append(step)
+        position = len(seen)
+        seen.append(step)
         is_loop = isinstance(step, Loop | While)
         inside = (*loops, position) if is_loop else loops
-        if is_loop:
-            ends[position] = []
         # What a loop itself reads, it reads in every round.
         for ref, _ in accesses(step):
-            _use(ref.buffer, position, inside, ends, plan)
+            uses.setdefault(ref.buffer, []).append((position, inside))
         for block in blocks(step):
-            _measure(block, inside, ends, plan)
+            _walk(block, inside, uses, ends, seen)
         if is_loop:
-            for life in ends.pop(position):
-                life.last = max(life.last, len(plan.steps))
-            plan.steps.append(step)
+            ends[position] = len(seen)
+            seen.append(step)
 
 
-def _use(
-    buffer: Buffer, position: int, loops: tuple[int, ...], ends: dict[int, list[Life]], plan: Plan
-) -> None:
-    life = plan.lives.get(buffer)
-    if life is None:
-        plan.lives[buffer] = Life(position, position, loops)
-        return
-    life.last = max(life.last, position)
-    if len(loops) > len(life.depth) and loops[: len(life.depth)] == life.depth:
-        ends[loops[len(life.depth)]].append(life)
+def _life(
+    buffer: Buffer, places: Sequence[tuple[int, tuple[int, ...]]], ends: dict[int, int]
+) -> Life:
+    # Inputs, outputs and constants are there before and after every loop.
+    home = _common([loops for _, loops in places]) if buffer.kind == TEMP else ()
+    outer = [loops[len(home)] if len(loops) > len(home) else None for _, loops in places]
+    spans = [
+        (at, at) if loop is None else (loop, ends[loop])
+        for (at, _), loop in zip(places, outer, strict=True)
+    ]
+    return Life(min(a for a, _ in spans), max(b for _, b in spans), home)
+
+
+def _common(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The loops that all paths start with."""
+    shortest, longest = min(paths), max(paths)
+    same = 0
+    while same < min(len(shortest), len(longest)) and shortest[same] == longest[same]:
+        same += 1
+    return shortest[:same]
 
 
 # ---- writing over an operand -------------------------------------------------------------------

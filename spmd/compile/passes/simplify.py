@@ -17,7 +17,8 @@ from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import is_refused
 from spmd.core.rewrite import dce, prune_consts
-from spmd.core.structural import broadcast_in_dim_p
+from spmd.core.structural import add_any_p, broadcast_in_dim_p
+from spmd.lax.arithmetic import add_p
 
 
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -80,6 +81,8 @@ class _Simplifier:
         bare = [self.scalar_behind(a) for a in ins]
         if all(b is None for b in bare):
             return None
+        if eqn.prim is add_any_p:
+            eqn = eqn.replace(prim=add_p)  # which takes scalars
         out = eqn.outvars[0].aval
         operands = [a if b is None else b for a, b in zip(ins, bare, strict=True)]
         result = self.write(eqn, operands)

@@ -1,0 +1,84 @@
+"""What shares memory in programs with loops: values must survive the rounds that need them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+
+X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) / 3
+
+
+def rows_written_late(x: Any) -> Any:
+    """Each round's row is written when another value of the round has died."""
+
+    def step(c: Any, k: Any) -> Any:
+        square = c @ c
+        return c * 0.9, (square @ square).sum() * k
+
+    rows = lax.scan(step, x, snp.arange(64, dtype=np.float32))[1]
+    return snp.sort(rows)
+
+
+def rows_read_by_the_next_loop(x: Any) -> Any:
+    """Rows of the first loop are read one by one in the second, which has values of its own."""
+
+    def first(c: Any, k: Any) -> Any:
+        return c * 0.9, k % 2 == 0
+
+    def second(c: Any, flag: Any) -> Any:
+        z = c @ x
+        return lax.cond(flag, lambda z: snp.sort(z * 2) + z, lambda z: z - 1, z), None
+
+    _, flags = lax.scan(first, x, snp.arange(6))
+    return lax.scan(second, x, flags)[0]
+
+
+def loop_in_loop(x: Any) -> Any:
+    """A value of the outer round, read in every round of the inner loop."""
+
+    def outer(c: Any, _: Any) -> Any:
+        kept = snp.sort(c)
+
+        def inner(k: Any, s: Any) -> Any:
+            t = snp.sort(s, 0) * 0.5
+            return t @ kept + snp.cumsum(t, 0)
+
+        return lax.fori_loop(0, 3, inner, c) * 0.1, kept[0]
+
+    return lax.scan(outer, x, None, length=3)
+
+
+def read_by_the_condition(x: Any) -> Any:
+    """A value made before the loop, read by its condition only."""
+    limit = snp.sort(abs(x).sum(0))[3]
+
+    def body(c: Any) -> Any:
+        return snp.sort(c, 0)[::-1] * 1.5
+
+    return lax.while_loop(lambda c: abs(c).sum() < 20 * limit, body, x)
+
+
+PROGRAMS = [rows_written_late, rows_read_by_the_next_loop, loop_in_loop, read_by_the_condition]
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+def test_loops_keep_what_later_rounds_read(f: Any):
+    with spmd.disable_jit():
+        wanted = spmd.tree.leaves(f(X))
+    for a, b in zip(spmd.tree.leaves(spmd.jit(f)(X)), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_donated_argument_is_not_overwritten_while_the_loop_reads_it():
+    def f(x: Any) -> Any:
+        return lax.fori_loop(0, 5, lambda k, c: snp.sort(c, 0) + x, x * 0)
+
+    wanted = np.asarray(spmd.jit(f)(X))
+    given = spmd.device_put(X)
+    np.testing.assert_array_equal(spmd.jit(f, donate_argnums=0)(given), wanted)
