@@ -17,9 +17,9 @@ from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.util import product
+from spmd.lax.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
 from spmd.numpy.creation import canonical_shape
 from spmd.numpy.promotion import as_array, broadcast_shapes_of, plain, user_dtype
-from spmd.random.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
 
 _WORD = np.dtype(np.uint32)
 _IMPLEMENTATIONS = (None, "threefry2x32", "fry")

@@ -11,11 +11,15 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.compile.cpu.render_ops import supports
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype, kind
 from spmd.compile.kernel.ir import Op
 from spmd.compile.kernel.ops import OPS, result_dtype
+from spmd.compile.lower.random_bits import RANDOM_ENTRIES
+from spmd.core import dtypes
 from spmd.core.ir import Eqn
 
 Entry = Callable[[Builder, Sequence[int], dict[str, Any], str], int]
@@ -127,13 +131,19 @@ ENTRIES: dict[str, Entry] = {
     "bitcast_convert_type": _bitcast,
     "copy": _identity,
     "stop_gradient": _identity,
+    **RANDOM_ENTRIES,
 }
 
 # Work that is worth a row buffer, or a kernel of its own, rather than being done again.
 EXPENSIVE = frozenset(
     "div rem sqrt rsqrt cbrt pow exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh "
-    "cosh tanh asinh acosh atanh logistic erf erfc erf_inv lgamma digamma".split()
+    "cosh tanh asinh acosh atanh logistic erf erfc erf_inv lgamma digamma threefry2x32".split()
 )
+
+
+def storage_dtype(dtype: np.dtype) -> str | None:
+    """The kernel dtype in which elements are moved: typed keys travel as 64-bit words."""
+    return "u64" if dtypes.is_key(dtype) else kernel_dtype(dtype)
 
 
 def is_elementwise(name: str) -> bool:
@@ -148,8 +158,8 @@ def can_lower(eqn: Eqn) -> bool:
     shapes = {v.aval.shape for v in eqn.invars if v.aval.shape}
     if len(shapes) > 1 or len(eqn.outvars) != 1:
         return False
-    given = tuple(kernel_dtype(v.aval.dtype) for v in eqn.invars)
-    out = kernel_dtype(eqn.outvars[0].aval.dtype)
+    given = tuple(storage_dtype(v.aval.dtype) for v in eqn.invars)
+    out = storage_dtype(eqn.outvars[0].aval.dtype)
     if out is None or None in given:
         return False
     params = tuple(sorted((k, v) for k, v in eqn.params.items() if not k.startswith("_")))
