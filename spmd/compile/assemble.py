@@ -6,6 +6,7 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.print import format_kernel
 from spmd.compile.lower.schedule import (
     Branch,
     Buffer,
@@ -45,6 +47,7 @@ from spmd.compile.lower.schedule import (
     blocks,
 )
 from spmd.compile.memory import Plan
+from spmd.core.config import config
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,8 @@ def _compile(steps: Sequence[Step]) -> dict[Kernel, tuple[Rendered, int]]:
         if kernel not in _rendered:
             assert target is not None
             _rendered[kernel] = render(kernel, target)
+            if "4" in config.debug:
+                print(f"spmd: {_rendered[kernel].symbol}\n{format_kernel(kernel)}", file=sys.stderr)
     texts = {_rendered[k].symbol: _rendered[k].text for k in kernels}
     addresses = compile_texts(list(texts.values())) if texts else {}
     return {k: (_rendered[k], addresses[_rendered[k].symbol]) for k in kernels}

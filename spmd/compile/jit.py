@@ -18,6 +18,7 @@ from typing import Any
 
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import FastPath
+from spmd.compile.nans import check_nans
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.compile.signature import Signature, Split
 from spmd.compile.stages import Lowered, Traced
@@ -106,7 +107,9 @@ class JitFunction:
         if entry.executable is None:
             entry.executable = compile_jaxpr(entry.closed, entry.donated)
         outs = entry.executable(split.leaves)
-        if not state.axes:
+        if config.debug_nans:
+            check_nans(entry.closed, self._signature.name, split.leaves, outs)
+        elif not state.axes:
             self._specialise(entry, split)
         return entry.out_tree.unflatten(outs)
 

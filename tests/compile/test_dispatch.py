@@ -319,3 +319,23 @@ def test_eager_results_do_not_share_memory_with_numpy_arguments():
     out = lax.reshape(given, (4, 3))
     given[:] = 0
     np.testing.assert_array_equal(out, X.reshape(4, 3))
+
+
+def test_debug_nans_names_the_line():
+    def bad(x):
+        y = lax.add(x, np.float32(1))
+        return jit(lambda z: lax.log(lax.neg(z)))(lax.exp(y))  # the line of the NaN
+
+    with config.override("debug_nans", True):
+        np.testing.assert_allclose(jit(lax.exp)(X), np.exp(X), rtol=1e-6)
+        with pytest.raises(FloatingPointError, match=r"jit\(bad\): log made a NaN at .*test_disp"):
+            jit(bad)(X)
+        with pytest.raises(FloatingPointError, match="among its arguments"):
+            jit(lax.exp)(np.array([np.nan, 1.0], np.float32))
+
+
+def test_debug_prints_kernels_and_passes(capsys):
+    with config.override("debug", "134"):
+        jit(lambda x: lax.cos(lax.mul(x, np.float32(1.2345))))(X)
+    text = capsys.readouterr().err
+    assert "spmd: compiling" in text and "after fuse:" in text and "spmd: kernel_" in text

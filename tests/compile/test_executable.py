@@ -197,3 +197,30 @@ def test_equal_kernels_are_compiled_once():
     made = executable(chain, np.eye(8, dtype=np.float32))
     launches = [s for s in made.schedule.steps if isinstance(s, Launch)]
     assert len(launches) == 6 and len({s.kernel for s in launches}) == 1
+
+
+def reduce_all(x):
+    return lax.reduce_sum(lax.sin(x), tuple(range(x.ndim)))
+
+
+@pytest.mark.parametrize(
+    "shape", [(1 << 17,), (600, 700), (131101,), (3, 5, 7, 4096), (1, 1 << 16)]
+)
+def test_one_long_sum_is_shared_work(shape):
+    x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
+    made = executable(reduce_all, x)
+    assert len(made.schedule.steps) >= 2, str(made.schedule)
+    np.testing.assert_allclose(made([x])[0], np.sin(x.astype(np.float64)).sum(), atol=1e-2)
+
+
+def test_a_long_sum_does_not_write_its_terms_too():
+    def f(x):
+        y = lax.sin(x)
+        return y, lax.reduce_sum(y, (0,))
+
+    x = np.linspace(0, 3, 1 << 17, dtype=np.float32)
+    made = executable(f, x)
+    assert len(made.schedule.steps) == 3, str(made.schedule)
+    y, total = made([x])
+    np.testing.assert_allclose(y, np.sin(x), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(total, np.sin(x.astype(np.float64)).sum(), rtol=1e-6)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.kernel.dtypes import kernel_dtype, kind
-from spmd.compile.lower.elementwise import ENTRIES, EXPENSIVE, NoKernelError
+from spmd.compile.kernel.dtypes import kind
+from spmd.compile.lower.elementwise import ENTRIES, EXPENSIVE, NoKernelError, storage_dtype
 from spmd.compile.lower.index import (
     MOVES,
     ZERO,
@@ -44,11 +44,6 @@ SCANS = {"cumsum": "add", "cumprod": "mul", "cummax": "max", "cummin": "min"}
 
 EXPENSIVE_COST = 16
 GATHER_COST = 4
-
-
-def storage_dtype(dtype: np.dtype) -> str | None:
-    """The kernel dtype in which elements are moved: typed keys travel as 64-bit words."""
-    return "u64" if dtypes.is_key(dtype) else kernel_dtype(dtype)
 
 
 def need_dtype(dtype: np.dtype) -> str:
@@ -203,10 +198,13 @@ class Expressions:
         kept = iter(index)
         along = iter(self.inner)
         shape = eqn.invars[0].aval.shape
-        inside = tuple(
-            dim(next(along), size) if d in axes else next(kept) for d, size in enumerate(shape)
-        )
-        operand = self.pull(eqn.invars[0], inside, guard)
+        inside = []
+        for d, size in enumerate(shape):
+            if d not in axes:
+                inside.append(next(kept))
+            else:  # dims of size 1 are not in the space
+                inside.append(ZERO if size == 1 else dim(next(along), size))
+        operand = self.pull(eqn.invars[0], tuple(inside), guard)
         out = need_dtype(eqn.outvars[0].aval.dtype)
         return Node("reduce", out, (operand,), REDUCTIONS[eqn.prim.name], row=False)
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from spmd.compile.cpu.render_ops import supports
 from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.split import Split, split_reduction
 from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, windows_at
 from spmd.compile.lower.index import ZERO, Affine, dim, linear, strides_of
 from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.region import NodeWriter, Space
-from spmd.compile.lower.schedule import Launch
+from spmd.compile.lower.schedule import TEMP, Launch, Ref
 from spmd.core import dtypes
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
@@ -29,7 +32,25 @@ def fused(lowering: Lowering, eqn: Eqn) -> None:
     reads = [lowering.ref(v) for v in eqn.invars]
     writes = [lowering.place(v) for v in eqn.outvars]
     name = group_name(eqn.params["jaxpr"])
-    lowering.steps.append(Launch(kernel, (*reads, *writes), name, eqn.source))
+    launch(lowering, Launch(kernel, (*reads, *writes), name, eqn.source))
+
+
+def launch(lowering: Lowering, step: Launch) -> None:
+    """Write a kernel's step, cut in parts if it is one long reduction that threads could share."""
+    if step.kernel not in _splits:
+        _splits[step.kernel] = split_reduction(step.kernel)
+    split = _splits[step.kernel]
+    if split is None:
+        lowering.steps.append(step)
+        return
+    partial = tuple(
+        Ref(lowering.buffer(TEMP, count * itemsize(dtype))) for dtype, count in split.temporaries
+    )
+    for kernel in (*split.partials, split.combine):
+        lowering.steps.append(replace(step, kernel=kernel, refs=(*step.refs, *partial)))
+
+
+_splits: dict[Kernel, Split | None] = {}
 
 
 def group_name(group: ClosedJaxpr) -> str:

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.compile.kernel.split import CHUNK_ELEMENTS, ENOUGH_POINTS
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index
@@ -133,15 +134,14 @@ class Group:
         """The outer space dims that have anything to count."""
         return self.whole - frozenset(self.inner or ())
 
-    def space(self, outvars: Sequence[Var]) -> tuple[Space, dict[int, int]]:
-        """The final space, outer dims first, and the new number of each old dim."""
-        inner = self.inner or ()
-        order = [d for d in range(len(self.sizes)) if d not in inner] + list(inner)
-        place = {old: new for new, old in enumerate(order)}
-        count = len(order) - len(inner)
-        sizes = [self.sizes[d] for d in order]
+    def space(self, outvars: Sequence[Var]) -> Space:
+        """The final space: outer dims first, without those in which there is nothing to count."""
+        inner = [d for d in self.inner or () if self.sizes[d] != 1] or list(self.inner or ())[:1]
+        outer = [d for d in range(len(self.sizes)) if d in self.points]
+        place = {old: new for new, old in enumerate([*outer, *inner])}
         outputs = tuple(self._along(v, place) for v in outvars)
-        return Space(tuple(sizes[:count]), tuple(sizes[count:]), outputs), place
+        sizes = [tuple(self.sizes[d] for d in dims) for dims in (outer, inner)]
+        return Space(sizes[0], sizes[1], outputs)
 
     def _along(self, var: Var, place: dict[int, int]) -> tuple[int, ...]:
         """The space dim of each dim of an output."""
@@ -337,9 +337,18 @@ class _Fuser:
             elif affine != ZERO or size != 1:
                 return False
         dims = frozenset(along)
-        if len(along) != len(dims):
+        if len(along) != len(dims) or self.is_one_sum(group):
             return False
         return dims == group.whole or (group.inner is not None and dims == group.points)
+
+    def is_one_sum(self, group: Group) -> bool:
+        """Whether the group's work can be shared only by cutting a long row in parts.
+
+        That needs a kernel that does nothing but reduce.
+        """
+        points = product(group.sizes[d] for d in group.points)
+        row = product(group.sizes[d] for d in group.inner or ())
+        return group.inner is not None and points < ENOUGH_POINTS and row >= 2 * CHUNK_ELEMENTS
 
     def fits_rows(self, group: Group, eqn: Eqn, index: Index) -> bool:
         """Whether a reduction's missing dims are, or can become, the group's inner dims."""
@@ -437,7 +446,7 @@ class _Fuser:
         )
         root = self.eqns[group.root]
         outs = tuple(v for v in (*root.outvars, *group.extra) if v in read)
-        space, _ = group.space(outs)
+        space = group.space(outs)
         closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
         params = {"jaxpr": closed, "space": space}
         return Eqn(fused_p, tuple(reads), outs, params, frozenset(), root.source)
