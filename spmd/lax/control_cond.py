@@ -13,6 +13,7 @@ import numpy as np
 
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError, DtypeError, PytreeError, ShapeError
@@ -108,18 +109,26 @@ def _switch(
     names: Sequence[str],
 ) -> Any:
     flat, in_tree = tree_flatten(tuple(operands))
+    # Devices that disagree about the branch must not meet in a collective inside it, and the
+    # transpose of a cast there would be one; so values are cast before the branches begin.
+    index_vma = typeof(index).vma
+    flat = [_varying(x, index_vma) for x in flat]
     avals = [typeof(x) for x in flat]
     staged = [Staged(f, in_tree, avals) for f in functions]
     for s, name in zip(staged[1:], names[1:], strict=True):
         _check_branch(what, staged[0], s, names[0], name)
-    consts = [c for s in staged for c in s.consts]
+    consts = [_varying(c, index_vma) for s in staged for c in s.consts]
     branches = _join_consts(staged, [typeof(c) for c in consts], avals)
     outs = join_avals([b.out_avals for b in branches])
-    index_vma = typeof(index).vma
     outs = [a.update(vma=a.vma | index_vma) for a in outs]
     branches = tuple(retype_outputs(b, outs) for b in branches)
     found = cond_p.bind(index, *consts, *flat, branches=branches)
     return tree_unflatten(staged[0].out_tree, found)  # type: ignore[arg-type]
+
+
+def _varying(x: Any, vma: frozenset[Any]) -> Any:
+    have = typeof(x).vma
+    return cast_to_vma(x, have | vma, have)
 
 
 def _check_branch(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> None:

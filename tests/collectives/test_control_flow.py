@@ -202,3 +202,24 @@ def test_a_branch_by_device_may_hold_a_collective_of_its_group():
 
     x = np.arange(1.0, 5.0, dtype=np.float32)
     np.testing.assert_array_equal(spmd.pmap(f, axis_name="i")(x), [3, 3, 300, 400])
+
+
+def branch_by_device_of_a_shared_value(x: Any) -> Any:
+    """Branches that differ by device read a value that is equal on all of them."""
+    shared = lax.pmean(x, "i")
+    first = lax.cond(
+        lax.axis_index("i") % 2 == 0, lambda x: snp.sin(x * shared), lambda x: x * shared, x
+    )
+    return lax.cond(lax.axis_index("i") < 1, snp.sin, snp.cos, shared) + first
+
+
+def test_gradient_of_a_shared_value_in_branches_by_device():
+    body = branch_by_device_of_a_shared_value
+
+    def gradient(mapped: Any) -> Any:
+        return spmd.grad(lambda x: snp.sum(snp.sin(mapped(x))))(X)
+
+    expected = gradient(spmd.vmap(body, axis_name="i"))
+    assert_close(gradient(spmd.pmap(body, axis_name="i")), expected, "pmap", 100)
+    assert_close(gradient(over_mesh(body)), expected, "typed", 100)
+    check_grads(over_mesh(body), (X,), 2, atol=5e-2, rtol=5e-2)
