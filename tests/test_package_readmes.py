@@ -1,4 +1,4 @@
-"""Each package of spmd has a README that says what lives there and what must not, with a current table.
+"""Each package of spmd has a README: what lives there, what must not, and a current table of files.
 
 The head is written by hand; the table under `## Files` is the first sentence of each module's
 docstring. `pytest tests/test_package_readmes.py --update-golden` writes the tables anew.

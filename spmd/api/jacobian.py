@@ -12,7 +12,7 @@ from spmd.api.flat import normal_argnums, partial_of
 from spmd.api.forward import jvp
 from spmd.api.reverse import check_differentiable, vjp_flat
 from spmd.api.vectorize import vmap
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.tree import (
     tree_flatten,
     tree_map,
@@ -29,7 +29,8 @@ def _basis(leaves: Sequence[Any]) -> list[Any]:
     start = 0
     for a in avals:
         part = np.eye(total, a.size, -start, dtype=a.dtype)
-        out.append(from_numpy(part.reshape(total, *a.shape)))
+        shape = (total, *a.shape)
+        out.append(from_numpy(part.reshape(shape), ShapedArray(shape, a.dtype, a.weak_type)))
         start += a.size
     return out
 
