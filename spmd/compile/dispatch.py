@@ -23,7 +23,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.shard_map import shard_map_p
+from spmd.sharding.shard_map_rules import shard_map_p
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the
 # first use costs to compile; measured on elementwise chains and sums.

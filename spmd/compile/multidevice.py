@@ -20,7 +20,7 @@ from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
 from spmd.compile.lower.schedule import Buffer, Host
 from spmd.compile.memory import plan_memory
-from spmd.compile.pipeline import run_passes
+from spmd.compile.pipeline import PASSES, PASSES_ACROSS, run_passes
 from spmd.core.aval import ShapedArray
 from spmd.core.device import process_index
 from spmd.core.errors import ShardingError
@@ -28,7 +28,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
-from spmd.sharding.shard_map import whole_aval
+from spmd.sharding.shard_map_rules import whole_aval
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 _known: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
@@ -70,7 +70,9 @@ class MeshExecutable:
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]
         self._places = [SingleDeviceSharding(d) for d in self.devices]
-        self._compile(run_passes(closed))
+        self._compile(
+            run_passes(closed, passes=PASSES_ACROSS if self.topology.is_spread else PASSES)
+        )
 
     def _compile(self, closed: ClosedJaxpr) -> None:
         self.schedule = lower(closed, self.topology)

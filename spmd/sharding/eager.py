@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from spmd.core import dtypes
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import NO_AXES, ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
+from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.device import Device
 from spmd.core.errors import ConcretizationError
 from spmd.core.primitive import Primitive
 from spmd.core.source import current_source
-from spmd.core.trace import Trace, Tracer, check_usable, to_numpy
+from spmd.core.trace import EVAL, Trace, Tracer, check_usable, to_numpy
 from spmd.sharding.lockstep import Lockstep, Values
 
 
@@ -84,15 +85,27 @@ class LockstepTrace(Trace):
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         values = [self.values_of(x) for x in operands]
-        expected = prim.rule("abstract")(*[typeof(x) for x in operands], **params)
+        expected = _result_avals(prim, [typeof(x) for x in operands], params)
         found = self.lockstep.apply(prim, values, params)
         if not prim.multiple:
-            return self.join(found, expected)
+            return self.join(found, expected[0])
         return [self.join(x, a) for x, a in zip(found, expected, strict=True)]
 
     def join(self, values: Values, aval: ShapedArray) -> LockstepTracer:
         """A tracer for one value on each local device."""
         return LockstepTracer(self, [np.asarray(v, aval.dtype) for v in values], aval)
+
+
+def _result_avals(
+    prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
+) -> list[ShapedArray]:
+    """The avals of a primitive's results, with the typed axes over which they vary."""
+    out = prim.rule("abstract")(*avals, **params)
+    outs = list(out) if prim.multiple else [out]
+    if prim.vma == "given":
+        return outs
+    vma = prim.vma(avals, params) if callable(prim.vma) else NO_AXES.union(*(a.vma for a in avals))
+    return [a.update(vma=frozenset(vma)) for a in outs]
 
 
 def _label(devices: Sequence[Device], lockstep: Lockstep, k: int) -> str:
@@ -106,18 +119,27 @@ def run_lockstep(
     avals: Sequence[ShapedArray],
     sizes: dict[Any, int],
     devices: Sequence[Device],
-) -> list[Values]:
-    """Run a function of flat per-device arguments op by op; its results on each local device."""
+    kind: str = "pmap",
+) -> tuple[list[Values], list[ShapedArray]]:
+    """Run a function of flat per-device arguments op by op: results by local device, and avals."""
     trace = current_lockstep()
     if trace is not None:
         return _run_inner(trace, f, args, avals, sizes)
     processes = [d.process_index for d in devices]
     trace = LockstepTrace(Lockstep(sizes, processes), devices)
-    frames = [AxisFrame(n, s, "pmap") for n, s in sizes.items()]
+    frames = [AxisFrame(n, s, kind) for n, s in sizes.items()]
     with extend_axes(frames), current_trace(trace):
         tracers = [trace.join(v, a) for v, a in zip(args, avals, strict=True)]
         outs = f(*tracers)
-        return [trace.values_of(x) for x in outs]
+        return [trace.values_of(x) for x in outs], [typeof(x) for x in outs]
+
+
+def runs_eagerly() -> bool:
+    """Whether a map called here may run op by op: outside of transformations, or in another map.
+
+    Under grad or vmap the body must be traced, as its values are not all there is to it.
+    """
+    return config.disable_jit and (state.trace is EVAL or current_lockstep() is not None)
 
 
 def current_lockstep() -> LockstepTrace | None:
@@ -131,7 +153,7 @@ def _run_inner(
     args: Sequence[Values],
     avals: Sequence[ShapedArray],
     sizes: dict[Any, int],
-) -> list[Values]:
+) -> tuple[list[Values], list[ShapedArray]]:
     """A map inside a map: every outer device becomes a row of inner ones.
 
     `args[k]` has one value for each (outer, inner) pair, inner fastest, and so have the results.
@@ -149,4 +171,4 @@ def _run_inner(
     trace.values_of = lambda x: LockstepTrace.values_of(trace, lift(x))  # type: ignore
     with extend_axes(frames), current_trace(trace):
         outs = f(*[trace.join(v, a) for v, a in zip(args, avals, strict=True)])
-        return [trace.values_of(x) for x in outs]
+        return [trace.values_of(x) for x in outs], [typeof(x) for x in outs]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.core.device import Device
+from spmd.core.device import Device, process_index
 from spmd.core.errors import ShardingError
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -43,7 +43,9 @@ class Sharding:
 
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
         """`devices_indices_map` of this process's devices."""
-        return self.devices_indices_map(global_shape)
+        mine = process_index()
+        everyone = self.devices_indices_map(global_shape)
+        return {d: index for d, index in everyone.items() if d.process_index == mine}
 
 
 class SingleDeviceSharding(Sharding):

@@ -23,7 +23,7 @@ from spmd.core.structural import reshape
 from spmd.core.util import product
 from spmd.lax.arithmetic import mul
 from spmd.lax.dynamic import dynamic_slice_in_dim
-from spmd.sharding.shard_map import mesh_axes
+from spmd.sharding.shard_map_rules import mesh_axes
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 

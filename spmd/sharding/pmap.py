@@ -24,6 +24,8 @@ from spmd.core.names import (
     debug_info,
     leaf_names,
     mapped_size,
+    parameter_names,
+    spread_over_arguments,
 )
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.source import current_source
@@ -33,10 +35,10 @@ from spmd.core.trace import EVAL, Tracer, to_numpy
 from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
 from spmd.core.util import function_name
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.eager import current_lockstep, run_lockstep
+from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested import flatten_maps, inner_mesh, is_inside_map
-from spmd.sharding.shard_map import mesh_axes, shard_map_p
+from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 
@@ -108,7 +110,7 @@ class PmapFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = _PmapCall(self, args, kwargs)
-        if config.disable_jit:
+        if runs_eagerly():
             return call.run_eagerly()
         key = call.key()
         mapped = self._traced.get(key)
@@ -159,7 +161,7 @@ class _PmapCall:
         names = _names(self.fun, args, static, kwargs)
         check_arrays(self.what, names, self.flat)
         self.avals = [typeof(x) for x in self.flat]
-        self.in_axes = self._flat_in_axes(len(args), static)
+        self.in_axes = self._flat_in_axes(args, static)
         size = mapped_size(self.what, names, self.avals, self.in_axes, options["axis_size"])
         self.in_axes = [
             None if a is None else a % v.ndim for a, v in zip(self.in_axes, self.avals, strict=True)
@@ -171,19 +173,15 @@ class _PmapCall:
 
     # -- setting up --
 
-    def _flat_in_axes(self, count: int, static: set[int]) -> list[Any]:
+    def _flat_in_axes(self, args: Sequence[Any], static: set[int]) -> list[Any]:
         axes = self.options["in_axes"]
         if isinstance(axes, tuple):
-            if len(axes) != count:
-                raise PytreeError(
-                    f"{current_source()}: {self.what}: in_axes={axes} has {len(axes)} entries, but "
-                    f"the call has {count} positional arguments; give one for each, or an integer"
-                )
-            axes = tuple(a for k, a in enumerate(axes) if k not in static)
-        try:
-            found = broadcast_prefix(axes, self.given, "in_axes")
-        except PytreeError as error:
-            raise PytreeError(f"{current_source()}: {self.what}: {error}") from None
+            axes = tuple(None if k in static else a for k, a in enumerate(axes))
+        names = parameter_names(self.fun, len(args))
+        named = [
+            (n, () if k in static else x) for k, (n, x) in enumerate(zip(names, args, strict=True))
+        ]
+        found = spread_over_arguments(self.what, "in_axes", axes, named)
         return found + [0] * len(tree_leaves(self.kwargs))
 
     def _meshes(self, size: int) -> tuple[Mesh, Mesh]:
@@ -262,10 +260,10 @@ class _PmapCall:
     def _flat_out_axes(self, tree: TreeDef, outs: Sequence[Any]) -> list[Any]:
         try:
             found = broadcast_prefix(
-                self.options["out_axes"], tree_unflatten(tree, outs), "out_axes"
+                self.options["out_axes"], tree_unflatten(tree, outs), "out_axes", value="the output"
             )
         except PytreeError as error:
-            raise PytreeError(f"{current_source()}: {self.what}: {error}") from None
+            raise PytreeError(f"{self.what}: {error.text}") from None
         out = []
         for k, (a, x) in enumerate(zip(found, outs, strict=True)):
             ndim = typeof(x).ndim + 1
@@ -367,7 +365,7 @@ class _PmapCall:
         ]
         rows = [self._rows(x, a) for x, a in zip(self.flat, self.in_axes, strict=True)]
         outer = current_lockstep()
-        found = run_lockstep(flat, rows, avals, self.mesh.shape, self.mesh.flat_devices())
+        found, _ = run_lockstep(flat, rows, avals, self.mesh.shape, self.mesh.flat_devices())
         if outer is not None:
             outs = [
                 _stack_inner(outer, v, a, self.size) for v, a in zip(found, out_axes, strict=True)

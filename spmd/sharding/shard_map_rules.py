@@ -1,0 +1,304 @@
+"""The `shard_map` primitive: a per-device jaxpr over a mesh, and how transformations change it.
+
+The primitive holds the per-device jaxpr, the mesh, and a spec for each input and output. Its rules
+transform the per-device jaxpr. With typed axes (`kind` "manual") a value's type says over which
+mesh axes it varies; with untyped ones (`kind` "pmap") nothing is known about that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.axis import pvary
+from spmd.collectives.psum import psum_p
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import AxisFrame, extend_axes
+from spmd.core.call import derived, nonzero, spread
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import jvp_jaxpr
+from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
+from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.rewrite import close, eval_closed
+from spmd.core.structural import broadcast_leading, reshape
+from spmd.core.transpose import transpose_jaxpr
+from spmd.core.util import split_list
+from spmd.core.vmap import batch_jaxpr, fronts
+from spmd.lax.arithmetic import div
+from spmd.lax.control import inner_axes, inner_effects
+from spmd.sharding.lockstep import Lockstep
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+# ---- pieces and wholes -------------------------------------------------------------------------
+
+
+@contextmanager
+def mesh_axes(mesh: Mesh, kind: str) -> Iterator[None]:
+    """Bring a mesh's axes into scope."""
+    with extend_axes([AxisFrame(n, s, kind) for n, s in mesh.shape.items()]):
+        yield
+
+
+def piece_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, kind: str) -> ShapedArray:
+    """What one device sees of a global value."""
+    shape = tuple(size // mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
+    vma = aval.vma | frozenset(spec.all_axes()) if kind == "manual" else aval.vma
+    return aval.update(shape=shape, vma=vma)
+
+
+def whole_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh) -> ShapedArray:
+    """The global value of which one device has this."""
+    shape = tuple(size * mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
+    return aval.update(shape=shape, vma=aval.vma - frozenset(mesh.axis_names))
+
+
+def vary_outputs(
+    closed: ClosedJaxpr, specs: Sequence[PartitionSpec], mesh: Mesh, kind: str
+) -> ClosedJaxpr:
+    """The jaxpr with each output cast to vary over the axes that its spec splits it over.
+
+    An output that is equal on all devices may be joined like one that is not. Its cotangent then
+    differs by device, and only the cast, whose transpose is psum, adds these up.
+    """
+    if kind != "manual":
+        return closed
+    missing = [
+        tuple(a for a in s.all_axes() if a not in v.vma)
+        for v, s in zip(closed.out_avals, specs, strict=True)
+    ]
+    if not any(missing):
+        return closed
+
+    def f(*args: Any) -> list[Any]:
+        outs = eval_closed(closed, *args)
+        return [pvary(x, axes) if axes else x for x, axes in zip(outs, missing, strict=True)]
+
+    with mesh_axes(mesh, kind):
+        return close(f, closed.in_avals, closed.jaxpr.name)
+
+
+def cut(value: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[np.ndarray]:
+    """One piece for each device, in mesh order."""
+    indices = NamedSharding(mesh, spec).devices_indices_map(value.shape)
+    return [value[indices[d]] for d in mesh.flat_devices()]
+
+
+def join(pieces: Sequence[np.ndarray], spec: PartitionSpec, mesh: Mesh) -> np.ndarray:
+    """The global value made of the pieces of all devices."""
+    parts = [mesh.axis_size(spec.axes_of(d)) for d in range(pieces[0].ndim)]
+    shape = tuple(n * p for n, p in zip(pieces[0].shape, parts, strict=True))
+    indices = NamedSharding(mesh, spec).devices_indices_map(shape)
+    out = np.empty(shape, pieces[0].dtype)
+    for device, piece in zip(mesh.flat_devices(), pieces, strict=True):
+        out[indices[device]] = piece
+    return out
+
+
+# ---- rules -------------------------------------------------------------------------------------
+
+
+def _abstract(
+    *avals: ShapedArray, jaxpr: ClosedJaxpr, mesh: Mesh, out_specs: Any, **_: Any
+) -> list[ShapedArray]:
+    return [whole_aval(a, s, mesh) for a, s in zip(jaxpr.out_avals, out_specs, strict=True)]
+
+
+def _impl(
+    xp: Any, *operands: Any, jaxpr: ClosedJaxpr, mesh: Mesh, in_specs: Any, out_specs: Any, **_: Any
+) -> list[Any]:
+    pieces = [cut(np.asarray(x), s, mesh) for x, s in zip(operands, in_specs, strict=True)]
+    outs = Lockstep(mesh.shape).run(jaxpr, pieces)
+    return [join(x, s, mesh) for x, s in zip(outs, out_specs, strict=True)]
+
+
+def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    jaxpr, flags = params["jaxpr"], nonzero(tangents)
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            jvp, out_flags = jvp_jaxpr(jaxpr, flags)
+        specs = (*outs, *_where(out_flags, outs))
+        return vary_outputs(jvp, specs, mesh, kind), out_flags, specs
+
+    key = ("shard_map jvp", tuple(flags), mesh, kind, outs)
+    jvp, out_flags, specs = derived(jaxpr, key, make)
+    given = [t for t in tangents if not isinstance(t, Zero)]
+    changes = {"jaxpr": jvp, "in_specs": (*ins, *_where(flags, ins)), "out_specs": specs}
+    found = shard_map_p.bind(*primals, *given, **(params | changes))
+    found, out_tangents = split_list(found, [len(jaxpr.out_avals)])
+    return found, spread(out_flags, out_tangents, [typeof(x).tangent() for x in found])
+
+
+def _where(flags: Sequence[bool], items: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(x for x, f in zip(items, flags, strict=True) if f)
+
+
+def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
+    jaxpr, flags = params["jaxpr"], nonzero(tangents)
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            parts = linearize_jaxpr(jaxpr, flags)
+            primal, linear, specs = _stack_residuals(parts, mesh, kind)
+        out_specs = (*outs, *specs), _where(parts.out_nonzero, outs)
+        primal = vary_outputs(primal, out_specs[0], mesh, kind)
+        linear = vary_outputs(linear, out_specs[1], mesh, kind)
+        return primal, linear, specs, out_specs, parts.out_nonzero
+
+    key = ("shard_map linearize", tuple(flags), mesh, kind, outs)
+    primal, linear, specs, out_specs, out_nonzero = derived(jaxpr, key, make)
+    changes = {"jaxpr": primal, "out_specs": out_specs[0]}
+    found = shard_map_p.bind(*primals, **(params | changes))
+    found, residuals = split_list(found, [len(jaxpr.out_avals)])
+    given = [t for t in tangents if not isinstance(t, Zero)]
+    changes = {
+        "jaxpr": linear,
+        "in_specs": (*specs, *_where(flags, ins)),
+        "out_specs": out_specs[1],
+    }
+    out_tangents = trace.bind_linear(shard_map_p, [*residuals, *given], params | changes)
+    return found, spread(out_nonzero, out_tangents, [typeof(x).tangent() for x in found])
+
+
+def _stack_residuals(parts: Any, mesh: Mesh, kind: str) -> Any:
+    """Residuals cross the boundary as global arrays: stacked over devices where they may vary."""
+    avals = parts.residual_avals
+    typed = kind == "manual"
+    over = [tuple(a for a in mesh.axis_names if not typed or a in v.vma) for v in avals]
+    stacked = [bool(axes) for axes in over]
+    specs = tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in over)
+    n = len(parts.primal.out_avals) - len(avals)
+
+    def primal(*args: Any) -> list[Any]:
+        outs = eval_closed(parts.primal, *args)
+        residuals = [
+            broadcast_leading(x, 1) if s else x for x, s in zip(outs[n:], stacked, strict=True)
+        ]
+        return [*outs[:n], *residuals]
+
+    def linear(*args: Any) -> list[Any]:
+        residuals = [
+            reshape(x, a.shape) if s else x for x, a, s in zip(args, avals, stacked, strict=False)
+        ]
+        return eval_closed(parts.linear, *residuals, *args[len(avals) :])
+
+    shaped = [
+        a.update(shape=(1, *a.shape)) if s else a for a, s in zip(avals, stacked, strict=True)
+    ]
+    tangent_avals = parts.linear.in_avals[len(avals) :]
+    name = parts.primal.jaxpr.name
+    return (
+        close(primal, parts.primal.in_avals, name),
+        close(linear, [*shaped, *tangent_avals], f"linear_{name}"),
+        specs,
+    )
+
+
+def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
+    jaxpr = params["jaxpr"]
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+    linear = [isinstance(x, Linear) for x in operands]
+    flags = nonzero(cts)
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            backward, in_flags = transpose_jaxpr(jaxpr, linear, flags)
+            specs = _where(in_flags, _where(linear, ins))
+            if kind != "manual":
+                backward = _untyped_sums(backward, mesh, _where(flags, outs), specs)
+        return vary_outputs(backward, specs, mesh, kind), in_flags, specs
+
+    key = ("shard_map transpose", tuple(linear), tuple(flags), mesh, kind, ins, outs)
+    backward, in_flags, specs = derived(jaxpr, key, make)
+    residuals = [x for x in operands if not isinstance(x, Linear)]
+    given = [ct for ct in cts if not isinstance(ct, Zero)]
+    known = [not lin for lin in linear]
+    changes = {
+        "jaxpr": backward,
+        "in_specs": (*_where(known, ins), *_where(flags, outs)),
+        "out_specs": specs,
+        "name": f"transpose_{params['name']}",
+    }
+    found = shard_map_p.bind(*residuals, *given, **(params | changes))
+    avals = [x.aval for x in operands if isinstance(x, Linear)]
+    rest = iter(spread(in_flags, found, avals))
+    return [next(rest) if lin else None for lin in linear]
+
+
+def _untyped_sums(
+    backward: ClosedJaxpr, mesh: Mesh, ct_specs: Sequence[Any], out_specs: Sequence[Any]
+) -> ClosedJaxpr:
+    """Without types: a shared input's cotangents add up over the devices that share it, and a
+    shared output's cotangent is counted once, not once for each device."""
+    n = len(backward.in_avals) - len(ct_specs)
+
+    def f(*args: Any) -> list[Any]:
+        shares = [
+            _divide(ct, mesh.size // mesh.axis_size(s.all_axes()))
+            for ct, s in zip(args[n:], ct_specs, strict=True)
+        ]
+        found = eval_closed(backward, *args[:n], *shares)
+        return [_sum_missing(x, s, mesh) for x, s in zip(found, out_specs, strict=True)]
+
+    return close(f, backward.in_avals, backward.jaxpr.name)
+
+
+def _divide(ct: Any, by: int) -> Any:
+    return ct if by == 1 else div(ct, np.asarray(by, typeof(ct).dtype)[()])
+
+
+def _sum_missing(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
+    missing = tuple(a for a in mesh.axis_names if a not in spec.all_axes())
+    return psum_p.bind(x, axes=missing, groups=None) if missing else x
+
+
+def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
+    jaxpr, flags = params["jaxpr"], [d is not None for d in at]
+    ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+
+    def make() -> Any:
+        with mesh_axes(mesh, kind):
+            batched, out_flags = batch_jaxpr(jaxpr, axis, flags)
+        specs = tuple(_deeper(s, f) for s, f in zip(outs, out_flags, strict=True))
+        return vary_outputs(batched, specs, mesh, kind), out_flags, specs
+
+    key = ("shard_map batch", axis, tuple(flags), mesh, kind, outs)
+    batched, out_flags, specs = derived(jaxpr, key, make)
+    changes = {
+        "jaxpr": batched,
+        "in_specs": tuple(_deeper(s, f) for s, f in zip(ins, flags, strict=True)),
+        "out_specs": specs,
+    }
+    found = shard_map_p.bind(*fronts(axis, operands, at), **(params | changes))
+    return found, [0 if b else None for b in out_flags]
+
+
+def _deeper(spec: PartitionSpec, batched: bool) -> PartitionSpec:
+    return PartitionSpec(None, *spec) if batched else spec
+
+
+def _outer_axes(params: dict[str, Any]) -> tuple[Any, ...]:
+    own = params["mesh"].axis_names
+    return tuple(a for a in inner_axes("jaxpr")(params) if a not in own)
+
+
+shard_map_p = Primitive(
+    "shard_map",
+    abstract=_abstract,
+    impl=_impl,
+    jvp=_jvp,
+    linearize=_linearize,
+    transpose=_transpose,
+    batch=_batch,
+    dims=Refused("a shard_map is partitioned already"),
+    multiple=True,
+    vma="given",
+    axes=_outer_axes,
+    effects=inner_effects("jaxpr"),
+)
