@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd.compile.executable import Executable
+from spmd.compile.passes.combine import combine_psums
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.simplify import simplify
@@ -20,12 +21,20 @@ from spmd.core.check import check_jaxpr
 from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr
 
-# Partitioning over a mesh and the combination of collectives have their place between `simplify`
-# and `fuse`: they need to see single operations, and what they add should be fused.
+# Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
+# operations, and what it adds should be fused.
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
     simplify,  # constants, identities, equal equations, dead code
     fuse,  # chains of elementwise work and reductions become one kernel
+)
+
+# For programs over a mesh that spans processes.
+PASSES_ACROSS: tuple[Pass, ...] = (
+    inline_calls,
+    simplify,
+    combine_psums,  # small sums share one exchange between processes
+    fuse,
 )
 
 
@@ -37,9 +46,11 @@ class Report:
     jaxprs: dict[str, ClosedJaxpr] = field(default_factory=dict)
 
 
-def run_passes(closed: ClosedJaxpr, report: Report | None = None) -> ClosedJaxpr:
+def run_passes(
+    closed: ClosedJaxpr, report: Report | None = None, passes: Sequence[Pass] = PASSES
+) -> ClosedJaxpr:
     """Apply all passes to a closed jaxpr."""
-    for step in PASSES:
+    for step in passes:
         started = time.perf_counter()
         closed = step(closed)
         _look(closed, step.__name__)
