@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import typing
 from types import ModuleType
 from typing import Any
 
@@ -60,6 +61,8 @@ def describe(value: Any) -> str:
     """The kind of a public object and, where Python can tell, its parameters."""
     if inspect.ismodule(value):
         return " (module)"
+    if typing.get_origin(value) is not None:
+        return " (type)"
     if inspect.isclass(value):
         return " (class)"
     if not callable(value):
