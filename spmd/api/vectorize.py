@@ -9,12 +9,14 @@ from typing import Any
 from spmd.api.flat import FlatFunction, as_array
 from spmd.core.aval import typeof
 from spmd.core.context import state
-from spmd.core.errors import ArgumentError, PytreeError
+from spmd.core.errors import ArgumentError
 from spmd.core.names import (
     check_arrays,
     check_axis_name_free,
     leaf_names,
     mapped_size,
+    parameter_names,
+    spread_over_arguments,
 )
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, move_dim
@@ -54,7 +56,10 @@ def vmap(
         flat, in_tree = tree_flatten((args, kwargs))
         names = leaf_names(fun, args, kwargs)
         check_arrays(what, names, flat)
-        axes = flat_in_axes(what, in_axes, args, kwargs)
+        named = list(zip(parameter_names(fun, len(args)), args, strict=True))
+        # Keyword arguments are mapped over dim 0.
+        axes = spread_over_arguments(what, "in_axes", in_axes, named)
+        axes += [0] * len(tree_leaves(kwargs))
         avals = [typeof(x) for x in flat]
         size = mapped_size(what, names, avals, axes, axis_size)
         check_axis_name_free(what, axis_name, [f.name for f in state.axes])
@@ -64,7 +69,9 @@ def vmap(
         outs, dims = batch_flat(flat_f, axis, flat, in_dims)
         tree = flat_f.out_tree
         assert tree is not None
-        wanted = broadcast_prefix(out_axes, tree_unflatten(tree, outs), f"{what}: out_axes")
+        wanted = broadcast_prefix(
+            out_axes, tree_unflatten(tree, outs), f"{what}: out_axes", value="the output"
+        )
         placed = [
             _place_out(what, k, x, d, want, size)
             for k, (x, d, want) in enumerate(zip(outs, dims, wanted, strict=True))
@@ -72,20 +79,6 @@ def vmap(
         return tree_unflatten(tree, [as_array(x) for x in placed])
 
     return mapped
-
-
-def flat_in_axes(what: str, in_axes: Any, args: Any, kwargs: Any) -> list[Any]:
-    """One entry of in_axes for each leaf; keyword arguments are mapped over dim 0."""
-    if isinstance(in_axes, tuple) and len(in_axes) != len(args):
-        raise PytreeError(
-            f"{current_source()}: {what}: in_axes={in_axes} has {len(in_axes)} entries, but the "
-            f"call has {len(args)} positional arguments; give one entry for each, or one integer"
-        )
-    try:
-        axes = broadcast_prefix(in_axes, tuple(args), "in_axes")
-    except PytreeError as error:
-        raise PytreeError(f"{current_source()}: {what}: {error}") from None
-    return axes + [0] * len(tree_leaves(kwargs))
 
 
 def _place_out(what: str, k: int, x: Any, dim: int | None, want: Any, size: int) -> Any:

@@ -2,14 +2,40 @@
 
 An error names the user's argument, measures what was seen against what was needed, and advises.
 Each class also derives from the built-in exception that Python programmers would expect to catch.
-`SpmdError` messages are extended by `core.source` with the user's file and line.
+The text of every error names the user's file and line; where the code that raises it does not, the
+base class puts the line first.
 """
 
 from __future__ import annotations
 
+import re
+from typing import ClassVar
+
+from spmd.core.source import UNKNOWN, current_source
+
+# `file:line (function)`, as a Source prints itself, at the start of a message.
+_LOCATED = re.compile(r"[^\s:]+:\d+ \(")
+
 
 class SpmdError(Exception):
-    """The base of everything spmd raises on purpose."""
+    """The base of everything spmd raises on purpose.
+
+    `text` is the message without the place, for errors that quote it in a longer sentence.
+    """
+
+    located: ClassVar[bool] = True
+
+    def __init__(self, text: str = "") -> None:
+        self.text = text
+        super().__init__(_with_place(text) if self.located else text)
+
+
+def _with_place(text: str) -> str:
+    """The text with the user's line in front, unless it names a line itself."""
+    source = current_source()
+    if source is UNKNOWN or str(source) in text or _LOCATED.match(text):
+        return text
+    return f"{source}: {text}"
 
 
 # ---- arguments ---------------------------------------------------------------------------------
@@ -95,13 +121,19 @@ class GradError(SpmdError, TypeError):
 class CollectiveError(SpmdError, RuntimeError):
     """Devices or ranks disagree about a collective."""
 
+    located = False
+
 
 class PeerError(SpmdError, RuntimeError):
     """Another rank failed; the message names it."""
 
+    located = False
+
 
 class LaunchError(SpmdError, RuntimeError):
     """The processes of a job were not started as they should be."""
+
+    located = False
 
 
 class DeletedError(SpmdError, RuntimeError):
@@ -110,3 +142,5 @@ class DeletedError(SpmdError, RuntimeError):
 
 class InternalError(SpmdError, AssertionError):
     """An invariant of ours does not hold; never the user's mistake."""
+
+    located = False

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray, is_arraylike
-from spmd.core.errors import ArgumentError, AxisError, ShapeError
+from spmd.core.errors import ArgumentError, AxisError, PytreeError, ShapeError
 from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.stage import Debug
-from spmd.core.tree import keystr, tree_leaves_with_path
+from spmd.core.tree import broadcast_prefix, keystr, tree_leaves_with_path
 from spmd.core.util import function_name
 
 SHOWN = 5  # how many offending leaves an error lists
@@ -71,9 +71,46 @@ def check_arrays(what: str, names: Sequence[str], leaves: Sequence[Any]) -> None
         if not is_arraylike(x):
             raise ArgumentError(
                 f"{current_source()}: {what}: argument {name} is {_brief(x)} of type "
-                f"{type(x).__name__}, which is not an array or number. Mark the argument static "
-                "(jit's static_argnums or static_argnames), or close over it."
+                f"{type(x).__name__}, which is not an array or number. {_how_to_bind(what, name)}"
             )
+
+
+def _how_to_bind(what: str, name: str) -> str:
+    """The advice for an argument that belongs to the program and not to its data."""
+    if what.startswith("pmap"):
+        return "Name its position in static_broadcasted_argnums, or bind it with functools.partial."
+    kind = what.partition("(")[0]
+    root = name.partition("[")[0].partition(".")[0]
+    if root != name:
+        return f"Take it out of {root}, or register its class as a pytree (spmd.tree_util)."
+    return f"Bind it before: {kind}(functools.partial(f, {root}=...)), or close over it."
+
+
+def spread_over_arguments(
+    what: str, option: str, given: Any, named: Sequence[tuple[str, Any]], is_leaf: Any = None
+) -> list[Any]:
+    """One entry of a per-argument option (in_axes, in_specs) for each leaf of the arguments.
+
+    `named` holds the name and value of each positional argument, `()` for one without leaves to
+    give entries to (a static one).
+    """
+    whole = not isinstance(given, tuple) or (is_leaf is not None and is_leaf(given))
+    if not whole and len(given) != len(named):
+        names = ", ".join(name for name, _ in named)
+        raise PytreeError(
+            f"{what}: {option}={given} has {len(given)} entries, but the call has {len(named)} "
+            f"positional arguments ({names}); give one entry for each, or one for all"
+        )
+    try:
+        if whole:
+            values = tuple(value for _, value in named)
+            return broadcast_prefix(given, values, option, is_leaf, "the tuple of arguments")
+        out: list[Any] = []
+        for k, (entry, (name, value)) in enumerate(zip(given, named, strict=True)):
+            out += broadcast_prefix(entry, value, f"{option}[{k}]", is_leaf, name)
+        return out
+    except PytreeError as error:
+        raise PytreeError(f"{what}: {error.text}") from None
 
 
 def _brief(x: Any) -> str:

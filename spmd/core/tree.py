@@ -466,11 +466,13 @@ def all_leaves(items: Iterable[Any], is_leaf: Callable[[Any], bool] | None = Non
     )
 
 
-def broadcast_prefix(prefix: Any, tree: Any, what: str, is_leaf: Any = None) -> list[Any]:
+def broadcast_prefix(
+    prefix: Any, tree: Any, what: str, is_leaf: Any = None, value: str = "the value there"
+) -> list[Any]:
     """Spread a prefix tree over the leaves of `tree`: one entry of `prefix` for each leaf.
 
-    `None` in `prefix` is a leaf. `what` names the argument in the PytreeError raised when `prefix`
-    is not a prefix of `tree`.
+    `None` in `prefix` is a leaf. `what` and `value` name the prefix and the tree in the PytreeError
+    raised when one is not a prefix of the other.
 
     >>> broadcast_prefix((0, None), ({"a": 1, "b": 2}, 3), "in_axes")
     [0, 0, None]
@@ -487,16 +489,17 @@ def broadcast_prefix(prefix: Any, tree: Any, what: str, is_leaf: Any = None) -> 
             return
         t_container = _container_of(type(t))
         here = f"{what}{keystr(path)}"
+        there = value if value == "the value there" else f"{value}{keystr(path)}"
         if t_container is None or not _same_kind(type(p), type(t)):
             raise PytreeError(
-                f"{here} is a {type(p).__name__} ({_brief(p)}), but the value there is "
+                f"{here} is a {type(p).__name__} ({_brief(p)}), but {there} is "
                 f"a {type(t).__name__}: give one entry for it, or a matching container"
             )
         p_children, p_aux = container.flatten(p)
         t_children, t_aux = t_container.flatten(t)
         if len(p_children) != len(t_children) or p_aux != t_aux:
             raise PytreeError(
-                f"{here} has {_describe(p_aux, p_children)}, but the value there has "
+                f"{here} has {_describe(p_aux, p_children)}, but {there} has "
                 f"{_describe(t_aux, t_children)}; they must correspond one to one"
             )
         for k, a, b in zip(
