@@ -18,6 +18,7 @@ from spmd.core.custom import custom_jvp
 from spmd.core.errors import ArgumentError
 from spmd.numpy.creation import asarray
 from spmd.numpy.logic import isfinite, not_equal
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -49,11 +50,15 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """
     check_arraylike("softmax", x)
     check_arraylike_or_none("softmax", where)
-    hashable = tuple(axis) if isinstance(axis, list) else axis
-    return _softmax(x, hashable, where)
+    return _softmax(x, _hashable(axis), where)
+
+
+def _hashable(axis: Axis) -> int | tuple[int, ...] | None:
+    return axis if axis is None or isinstance(axis, int) else tuple(axis)
 
 
 @partial(custom_jvp, nondiff_argnums=(1,))
+@one_program("axis")
 def _softmax(x: Any, axis: Axis, where: Any) -> Any:
     largest = _max(x, axis, where=where, initial=-np.inf, keepdims=True)
     safe = x if where is None else _where(where, x, -np.inf)
@@ -75,6 +80,11 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """`log(softmax(x))` without underflow."""
     check_arraylike("log_softmax", x)
     check_arraylike_or_none("log_softmax", where)
+    return _log_softmax(x, _hashable(axis), where)
+
+
+@one_program("axis")
+def _log_softmax(x: Any, axis: Axis, where: Any) -> Any:
     largest = lax.stop_gradient(_max(x, axis, where=where, initial=-np.inf, keepdims=True))
     safe = x if where is None else _where(where, x, -np.inf)
     shifted = subtract(safe, largest)
@@ -95,6 +105,11 @@ def logsumexp(
     where: Any = None,
 ) -> Any:
     """`log(sum(b * exp(a)))` without overflow; with `return_sign` also the sum's sign."""
+    return _logsumexp(a, _hashable(axis), b, bool(keepdims), bool(return_sign), where)
+
+
+@one_program("axis", "keepdims", "return_sign")
+def _logsumexp(a: Any, axis: Axis, b: Any, keepdims: bool, return_sign: bool, where: Any) -> Any:
     if where is not None:
         a = _where(where, a, 0)
     if b is None:
@@ -167,6 +182,13 @@ def standardize(
     check_arraylike_or_none("standardize", mean, variance, where)
     if algorithm not in ("fast", "stable"):
         raise ArgumentError(f"standardize: algorithm must be 'fast' or 'stable', not {algorithm!r}")
+    return _standardize(x, _hashable(axis), mean, variance, epsilon, where, algorithm)
+
+
+@one_program("axis", "algorithm")
+def _standardize(
+    x: Any, axis: Axis, mean: Any, variance: Any, epsilon: Any, where: Any, algorithm: str
+) -> Any:
     x = as_array(plain(x))
     if mean is None:
         mean = _mean(x, axis, keepdims=True, where=where)

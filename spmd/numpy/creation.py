@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.api import device_put
 from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.device import Device, process_index
 from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
 from spmd.numpy.promotion import (
@@ -31,21 +31,11 @@ from spmd.numpy.promotion import (
     result_type,
     user_dtype,
 )
-from spmd.sharding.array import from_numpy, shard_value
 
 
 def placed(x: Any, device: Any) -> Any:
     """`x` on a device or with a sharding; as it is, if `device` is None."""
-    if device is None:
-        return x
-    if isinstance(x, Tracer):
-        raise ConcretizationError(
-            f"device={device} asks for a placement, but {x!r} is traced; give the jitted function "
-            "out_shardings, or place its result"
-        )
-    if isinstance(device, Device):
-        return from_numpy(np.asarray(x), typeof(x), device)
-    return shard_value(np.asarray(x), typeof(x), device, process_index())
+    return x if device is None else device_put(x, device)
 
 
 # ---- from data ---------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.core import dtypes
-from spmd.core.aval import is_arraylike, typeof
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer
@@ -232,22 +232,59 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
     return lax.broadcast_in_dim(x, shape, range(len(shape) - ndim, len(shape)))
 
 
+# Types that certainly have no `__spmd_array__`: asking them takes longer than all the rest.
+_PLAIN_TYPES = frozenset((Array, np.ndarray, *PYTHON_SCALARS))
+
+
+def operands_of(name: str, xs: Sequence[Any]) -> tuple[list[Any], list[ShapedArray]]:
+    """The operands and their avals; an error names the function and the one that is no array."""
+    operands = [x if type(x) in _PLAIN_TYPES else plain(x) for x in xs]
+    try:
+        return operands, [typeof(x) for x in operands]
+    except ArgumentError:
+        check_arraylike(name, *xs)
+        raise
+
+
+def _promoted(
+    name: str, operands: list[Any], avals: list[ShapedArray], dtype: np.dtype, weak: bool
+) -> list[Any]:
+    """Operands brought to one dtype and, those that are not rank 0, to one shape."""
+    out = [
+        x if a.dtype is dtype and a.weak_type == weak else convert(x, dtype, weak)
+        for x, a in zip(operands, avals, strict=True)
+    ]
+    shapes = [a.shape for a in avals]
+    first = next((s for s in shapes if s), ())
+    if all(s == first or not s for s in shapes):
+        return out
+    shape = broadcast_shapes_of(name, shapes)
+    return [broadcast_to(x, shape) if s else x for x, s in zip(out, shapes, strict=True)]
+
+
 def promote_args(name: str, *xs: Any) -> list[Any]:
     """Operands checked, of one dtype, and of one shape or rank 0."""
-    check_arraylike(name, *xs)
-    return promote_shapes(name, *promote_dtypes(*map(plain, xs)))
+    operands, avals = operands_of(name, xs)
+    first = avals[0]
+    if all(a is first for a in avals):
+        return operands
+    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
+    return _promoted(name, operands, avals, dtype, weak)
 
 
 def promote_args_inexact(name: str, *xs: Any) -> list[Any]:
     """`promote_args` for functions with floating or complex results."""
-    check_arraylike(name, *xs)
-    return promote_shapes(name, *promote_dtypes_inexact(*map(plain, xs)))
+    operands, avals = operands_of(name, xs)
+    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
+    return _promoted(name, operands, avals, dtypes.to_inexact(dtype), weak)
 
 
 def promote_args_numeric(name: str, *xs: Any) -> list[Any]:
     """`promote_args` for functions that turn bools into integers."""
-    check_arraylike(name, *xs)
-    return promote_shapes(name, *promote_dtypes_numeric(*map(plain, xs)))
+    operands, avals = operands_of(name, xs)
+    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
+    dtype = default_int() if dtypes.is_bool(dtype) else dtype
+    return _promoted(name, operands, avals, dtype, weak)
 
 
 # ---- constants and choices that other files need ------------------------------------------------

@@ -15,6 +15,7 @@ from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
 from spmd.numpy.logic import as_bool
 from spmd.numpy.manipulation import flip, moveaxis, ravel, reshape
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -145,6 +146,11 @@ def searchsorted(
         raise ShapeError(f"searchsorted: a must have one dim, got {typeof(a)}")
     if sorter is not None:
         a = take(a, sorter)
+    return _places(a, v, side)
+
+
+@one_program("side")
+def _places(a: Any, v: Any, side: str) -> Any:
     n = typeof(a).shape[0]
     index = default_int()
     shape = typeof(v).shape

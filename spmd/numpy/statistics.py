@@ -15,6 +15,7 @@ from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import isnan
 from spmd.numpy.manipulation import atleast_2d, reshape, transpose
 from spmd.numpy.products import dot
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -150,22 +151,29 @@ def var(
     refuse_out("var", out)
     check_arraylike("var", a)
     a, mask = plain(a), check_where("var", where)
-    compute, result = _var_dtypes("var", typeof(a).dtype, dtype)
+    types = _var_dtypes("var", typeof(a).dtype, dtype)
+    dims = canonical_axes(axis, typeof(a).ndim, "var")
+    less = _correction("var", ddof, correction)
+    return _variance(a, mean, mask, dims, less, bool(keepdims), types)
+
+
+@one_program("axis", "less", "keepdims", "types")
+def _variance(
+    a: Any, center: Any, mask: Any, axis: Axis, less: float, keepdims: bool, types: Any
+) -> Any:
+    compute, result = types
     a = lax.convert_element_type(a, compute)
-    center = _mean(a, axis, compute, keepdims=True, where=mask) if mean is None else mean
+    if center is None:
+        center = mean(a, axis, compute, keepdims=True, where=mask)
     centered = subtract(a, lax.convert_element_type(plain(center), compute))
     if dtypes.is_complex(compute):
         squared = lax.real(lax.mul(centered, lax.conj(centered)))
     else:
         squared = lax.square(centered)
     real = dtypes.real_of(compute)
-    less = _correction("var", ddof, correction)
     total = sum(squared, axis, real, keepdims=keepdims, where=mask)
     count = _count(a, axis, keepdims, mask, real)
     return lax.convert_element_type(_over(total, count, less), result)
-
-
-_mean = mean
 
 
 def _over(total: Any, count: Any, less: Any) -> Any:
@@ -377,6 +385,7 @@ def _quantile(
     return lax.convert_element_type(result, typeof(a).dtype)
 
 
+@one_program("method", "skip_nan")
 def _quantiles_of_rows(rows: Any, q: Any, method: str, skip_nan: bool) -> Any:
     """Quantiles over the first dim; a dim of `q` becomes the result's first."""
     missing = isnan(rows)

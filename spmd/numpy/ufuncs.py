@@ -18,6 +18,7 @@ from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.trace import Tracer
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -153,19 +154,27 @@ def floor_divide(x: Any, y: Any, /) -> Any:
     kind = typeof(x).dtype.kind
     if kind == "u":
         return lax.div(x, y)
-    if kind == "i":
-        quotient = lax.div(x, y)
-        signs_differ = lax.ne(lax.sign(x), lax.sign(y))
-        inexact = lax.ne(lax.rem(x, y), constant_like(x, 0))
-        lower = lax.sub(quotient, constant_like(quotient, 1))
-        return select(lax.bitwise_and(signs_differ, inexact), lower, quotient)
-    return _float_divmod(x, y)[0]
+    return _integer_quotient(x, y) if kind == "i" else _float_divmod(x, y)[0]
+
+
+@one_program()
+def _integer_quotient(x: Any, y: Any) -> Any:
+    quotient = lax.div(x, y)
+    signs_differ = lax.ne(lax.sign(x), lax.sign(y))
+    inexact = lax.ne(lax.rem(x, y), constant_like(x, 0))
+    lower = lax.sub(quotient, constant_like(quotient, 1))
+    return select(lax.bitwise_and(signs_differ, inexact), lower, quotient)
 
 
 def remainder(x: Any, y: Any, /) -> Any:
     """The remainder with the sign of the divisor: Python's `%`."""
     x, y = promote_args_numeric("remainder", x, y)
     check_real("remainder", x, y)
+    return _remainder(x, y)
+
+
+@one_program()
+def _remainder(x: Any, y: Any) -> Any:
     zero = constant_like(x, 0)
     if dtypes.is_integer(typeof(y).dtype):
         y = select(lax.eq(y, zero), constant_like(y, 1), y)
@@ -199,6 +208,7 @@ def divmod(x: Any, y: Any, /) -> tuple[Any, Any]:
     return _float_divmod(x, y)
 
 
+@one_program()
 def _float_divmod(x: Any, y: Any) -> tuple[Any, Any]:
     # From the exact remainder, so that x == y * quotient + remainder as well as floats allow.
     zero = constant_like(x, 0)
@@ -241,6 +251,7 @@ def _concrete_integer(y: Any) -> int | None:
         return None
 
 
+@one_program()
 def _integer_power(x: Any, y: Any) -> Any:
     """Square and multiply; 6 bits of the exponent are enough for 64-bit results."""
     zero, one = strong_constant(y, 0), strong_constant(y, 1)
@@ -304,6 +315,7 @@ def logaddexp2(x: Any, y: Any, /) -> Any:
 
 
 @functools.partial(custom_jvp, nondiff_argnums=(2,))
+@one_program("log_base")
 def _log_sum(x: Any, y: Any, log_base: float) -> Any:
     """`log_b(b**x + b**y)` for the base b of the given natural logarithm."""
     larger = lax.max(x, y)
@@ -353,6 +365,11 @@ def hypot(x: Any, y: Any, /) -> Any:
     """`sqrt(x**2 + y**2)` without overflow."""
     x, y = promote_args_inexact("hypot", x, y)
     check_real("hypot", x, y)
+    return _hypot(x, y)
+
+
+@one_program()
+def _hypot(x: Any, y: Any) -> Any:
     x, y = lax.abs(x), lax.abs(y)
     infinity = constant_like(x, np.inf)
     either_infinite = lax.bitwise_or(lax.eq(x, infinity), lax.eq(y, infinity))

@@ -15,6 +15,7 @@ from spmd.core.aval import typeof
 from spmd.core.errors import DtypeError, ShapeError
 from spmd.numpy.einsum import einsum
 from spmd.numpy.linalg import norm
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import broadcast_to, constant_like, plain, promote_dtypes_inexact, select
 from spmd.numpy.selection import clip
 from spmd.numpy.ufuncs import add, divide, multiply, power
@@ -32,6 +33,7 @@ def uniform(
     return uniform_typed(single(key, "uniform"), whole, found, plain(minval), plain(maxval))
 
 
+@one_program("shape", "dtype")
 def uniform_typed(
     key: Any, shape: tuple[int, ...], dtype: np.dtype, low: Any = 0.0, high: Any = 1.0
 ) -> Any:
@@ -72,6 +74,7 @@ def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     return normal_typed(key, whole, float_dtype(dtype, "normal"))
 
 
+@one_program("shape", "dtype")
 def normal_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """`normal` of a typed key and a real dtype."""
     low = np.nextafter(np.array(-1, dtype), np.array(0, dtype), dtype=dtype)
@@ -154,6 +157,7 @@ def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     return exponential_typed(single(key, "exponential"), whole, found)
 
 
+@one_program("shape", "dtype")
 def exponential_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """`exponential` of a typed key."""
     return lax.neg(lax.log1p(lax.neg(uniform_typed(key, shape, dtype))))
@@ -168,6 +172,7 @@ def gumbel(key: Any, shape: Any = (), dtype: Any = None, mode: str | None = None
     return gumbel_typed(single(key, "gumbel"), whole, found, mode or "low")
 
 
+@one_program("shape", "dtype", "mode")
 def gumbel_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype, mode: str = "low") -> Any:
     """`gumbel` of a typed key."""
     info = dtypes.finfo(dtype)

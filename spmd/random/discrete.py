@@ -13,6 +13,7 @@ from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.util import product
 from spmd.numpy.manipulation import moveaxis
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
     broadcast_to,
@@ -66,6 +67,7 @@ def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[A
     return lax.convert_element_type(clipped, sampled), beyond
 
 
+@one_program("shape", "dtype")
 def _randint(
     key: Any, shape: tuple[int, ...], low: Any, high: Any, beyond: Any, dtype: np.dtype
 ) -> Any:
@@ -236,6 +238,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     return take(x, order, d)
 
 
+@one_program("d")
 def _shuffled(key: Any, x: Any, d: int) -> Any:
     """Sorted by random keys, often enough that equal keys leave no trace: as JAX does."""
     rounds = int(np.ceil(3 * np.log(max(1, typeof(x).size)) / np.log(np.iinfo(np.uint32).max)))

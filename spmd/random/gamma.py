@@ -19,6 +19,7 @@ from spmd.core.custom import custom_jvp
 from spmd.core.errors import RefusedError, ShapeError
 from spmd.core.util import product
 from spmd.numpy.creation import full_like
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import broadcast_to, constant_like, default_int, plain, select, user_dtype
 from spmd.numpy.reductions import any as _any
 from spmd.numpy.reductions import max as _max
@@ -78,6 +79,7 @@ def _positive(state: Any, c: Any, dtype: np.dtype) -> Any:
     return key, x, lax.add(np.array(1, dtype), lax.mul(x, c))
 
 
+@one_program("log_space")
 def _draw(key: Any, a: Any, log_space: bool) -> Any:
     shape = typeof(a).shape
     keys = split_typed(key, (product(shape),))
@@ -187,6 +189,7 @@ def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Any:
     return select(lax.eq(lam, constant_like(lam, 0)), constant_like(result, 0), result)
 
 
+@one_program("dtype")
 def _poisson_by_waiting(key: Any, lam: Any, dtype: np.dtype) -> Any:
     """Knuth: how many exponential waiting times fit into `lam`."""
     shape = typeof(lam).shape
@@ -207,6 +210,7 @@ def _poisson_by_waiting(key: Any, lam: Any, dtype: np.dtype) -> Any:
     return lax.sub(lax.while_loop(goes_on, step, start)[1], one)
 
 
+@one_program("dtype")
 def _poisson_by_rejection(key: Any, lam: Any, dtype: np.dtype) -> Any:
     """Hormann's transformed rejection, for large `lam`."""
     shape = typeof(lam).shape

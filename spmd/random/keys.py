@@ -19,6 +19,7 @@ from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.util import product
 from spmd.lax.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
 from spmd.numpy.creation import canonical_shape
+from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import as_array, broadcast_shapes_of, plain, user_dtype
 
 _WORD = np.dtype(np.uint32)
@@ -148,7 +149,8 @@ def split(key: Any, num: int | Sequence[int] = 2) -> Any:
     return _like(key, split_typed(single(key, "split"), shape))
 
 
-def split_typed(key: Any, shape: tuple[int, ...] = (2,)) -> Any:
+@one_program("shape")
+def split_typed(key: Any, shape: tuple[int, ...]) -> Any:
     """`split` of a typed key."""
     return lax.reshape(_blocks(key, product(shape)), shape)
 
@@ -159,6 +161,7 @@ def pair(key: Any) -> tuple[Any, Any]:
     return first, second
 
 
+@one_program("count")
 def several(key: Any, count: int) -> tuple[Any, ...]:
     """A few new typed keys, as a tuple."""
     keys = _blocks(key, count)
@@ -203,6 +206,7 @@ def bits(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     return typed_bits(single(key, "bits"), canonical_shape(shape, "bits"), found)
 
 
+@one_program("shape", "dtype")
 def typed_bits(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """`bits` of a typed key."""
     return lax.reshape(key_bits(_blocks(key, product(shape)), dtype), shape)
