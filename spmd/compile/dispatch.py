@@ -21,6 +21,7 @@ from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
+from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
 from spmd.sharding.shard_map_rules import shard_map_p
@@ -33,7 +34,12 @@ COMPILE_FROM_ELEMENTS = 1 << 16
 # for what NumPy does by copying a view.
 NEVER_COMPILED = frozenset({"slice"})
 
+# Loops are compiled whole; the jaxpr in this parameter keeps their executables alive.
+LOOP_BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
+
 _calls: weakref.WeakKeyDictionary[ClosedJaxpr, Executable] = weakref.WeakKeyDictionary()
+_loops: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable]]
+_loops = weakref.WeakKeyDictionary()
 
 
 class _Signature:
@@ -59,6 +65,10 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         return mesh_executable(**params)(operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
+    if prim.name in LOOP_BODIES:
+        return run_loop(prim, operands, params)
+    if prim.name == "cond":
+        return run_branch(operands, params["branches"])
     avals = []
     device = None
     for x in operands:
@@ -91,6 +101,26 @@ def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     if executable is None:
         executable = _calls[closed] = compile_jaxpr(closed)
     return executable(operands)
+
+
+def run_loop(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Run a loop compiled, remembering the executable with its body."""
+    body = LOOP_BODIES[prim.name]
+    known = _loops.setdefault(params[body], {})
+    avals = [typeof(x) for x in operands]
+    rest = tuple(sorted((k, v) for k, v in params.items() if type(v) is not ClosedJaxpr))
+    executable = known.get((*avals, rest))
+    if executable is None:
+        expected = prim.rule("abstract")(*avals, **params)
+        executable = _one_equation(prim, avals, expected, params)
+        known[(*avals, rest)] = executable
+    return executable(operands)
+
+
+def run_branch(operands: Sequence[Any], branches: Sequence[ClosedJaxpr]) -> list[Any]:
+    """Evaluate the branch of a cond that its index names."""
+    index = min(max(int(to_numpy(operands[0])), 0), len(branches) - 1)
+    return eval_closed(branches[index], *operands[1:])
 
 
 def _by_impl(

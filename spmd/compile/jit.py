@@ -143,11 +143,20 @@ class JitFunction:
         names = self._signature.leaf_names(args, kwargs)
         name, bad = next(p for p in zip(names, split.leaves, strict=True) if not is_arraylike(p[1]))
         root = name.split("[")[0].split(".")[0]
+        inside = f"take it out of {root} and " if root != name else ""
+        advice = (
+            f"If it belongs to the program rather than to its data, {inside}mark it static: "
+            f"jit({self._signature.name}, static_argnames={root if not inside else '...'!r}); "
+            "or close over it."
+        )
+        if getattr(bad, "__dict__", None) and not isinstance(bad, type):
+            kind = type(bad).__name__
+            advice += (
+                f" If it holds arrays, register {kind} with spmd.tree_util.register_dataclass."
+            )
         return ArgumentError(
             f"{self._signature.what}: argument {name} is {bad!r} of type {type(bad).__name__}, "
-            "which is not an array.\n"
-            f"If it belongs to the program rather than to its data, mark it static: "
-            f"jit({self._signature.name}, static_argnames={root!r}); or close over it."
+            f"which is not an array.\n{advice}"
         )
 
     # ---- entries ----

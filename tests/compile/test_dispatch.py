@@ -10,7 +10,8 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.api import grad, jit, vmap
+from spmd.api import grad, jit, make_jaxpr, vmap
+from spmd.compile import dispatch
 from spmd.compile.fastcall import FastPath
 from spmd.compile.jit import JitFunction, clear_caches
 from spmd.core.config import config
@@ -339,3 +340,21 @@ def test_debug_prints_kernels_and_passes(capsys):
         jit(lambda x: lax.cos(lax.mul(x, np.float32(1.2345))))(X)
     text = capsys.readouterr().err
     assert "spmd: compiling" in text and "after fuse:" in text and "spmd: kernel_" in text
+
+
+def test_eager_control_flow():
+    total, rows = lax.scan(lambda c, x: (lax.add(c, x), lax.neg(c)), X[0], X)
+    np.testing.assert_allclose(total, X[0] + X.sum(0), rtol=1e-6)
+    assert rows.shape == (3, 4)
+    assert int(lax.while_loop(lambda n: n < 50, lambda n: n * 2, 3)) == 96
+    for flag in (True, False):
+        found = lax.cond(flag, lambda x: lax.add(x, x), lambda x: lax.neg(x), X)
+        np.testing.assert_array_equal(found, 2 * X if flag else -X)
+
+
+def test_a_loop_called_again_is_not_compiled_again():
+    body = make_jaxpr(lambda c, x: lax.add(c, x))(X[0], X[0])
+    params = {"length": 3, "reverse": False, "num_consts": 0, "num_carry": 1, "unroll": 1}
+    for _ in range(3):
+        lax.scan_p.bind(X[0], X, jaxpr=body, **params)
+    assert len(dispatch._loops[body]) == 1

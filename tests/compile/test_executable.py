@@ -10,7 +10,7 @@ import pytest
 import spmd
 from spmd import lax
 from spmd.api import jit, make_jaxpr
-from spmd.compile.lower.schedule import Host, Launch, Loop
+from spmd.compile.lower.schedule import Copy, Host, Launch, Loop
 from spmd.compile.memory import plan_memory
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.errors import DeletedError
@@ -224,3 +224,26 @@ def test_a_long_sum_does_not_write_its_terms_too():
     y, total = made([x])
     np.testing.assert_allclose(y, np.sin(x), rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(total, np.sin(x.astype(np.float64)).sum(), rtol=1e-6)
+
+
+def test_a_carry_updated_by_branches_is_not_copied():
+    def f(x):
+        def body(i, c):
+            odd = lax.rem(i, np.int32(2))
+            return lax.cond(odd, lambda c: lax.add(c, np.float32(1)), lambda c: c, c)
+
+        return lax.fori_loop(0, 5, body, x)
+
+    made = executable(f, X)
+    (loop,) = [s for s in made.schedule.steps if isinstance(s, Loop)]
+    assert not [s for s in loop.body if isinstance(s, Copy) and s.nbytes >= X.nbytes]
+    np.testing.assert_array_equal(made([X])[0], X + 2)
+
+
+def test_a_circle_of_carried_values():
+    def f(a, b, c):
+        return lax.fori_loop(0, 2, lambda i, v: (v[1], v[2], v[0]), (a, b, c))
+
+    outs = jit(f)(X, 2 * X, 3 * X)
+    for out, factor in zip(outs, (3, 1, 2), strict=True):
+        np.testing.assert_array_equal(out, factor * X)

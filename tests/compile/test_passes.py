@@ -217,3 +217,59 @@ def test_expensive_work_is_not_repeated_along_a_broadcast():
 
 def test_long_rows_are_not_swept_twice():
     assert len(fused(softmax, np.zeros((2, 1 << 17), np.float32))) > 1
+
+
+# ---- prune -------------------------------------------------------------------------------------
+
+
+def bodies(f, *args):
+    closed = simplify(inline_calls(make_jaxpr(f)(*args)))
+    (loop,) = [e for e in closed.eqns if e.prim.name in ("scan", "while", "cond")]
+    return loop
+
+
+def test_a_scan_does_not_carry_what_nobody_needs():
+    def f(x, xs):
+        def step(carry, row):
+            used, counter, unused = carry
+            return (lax.add(used, row), counter + 1, lax.mul(unused, used)), lax.sin(row)
+
+        return lax.scan(step, (x, 0, x), xs)[0][0]
+
+    loop = bodies(f, X[0], X)
+    assert loop.params["num_carry"] == 1 and len(loop.outvars) == 1
+    assert names(loop.params["jaxpr"]) == ["add"]
+    np.testing.assert_allclose(jit(f)(X[0], X), X[0] + X.sum(0), rtol=1e-5)
+
+
+def test_a_carry_that_another_needs_stays():
+    def f(x):
+        return lax.fori_loop(0, 4, lambda i, c: (lax.add(c[0], c[1]), lax.neg(c[1])), (x, x))[0]
+
+    assert bodies(f, X).params["num_carry"] == 2
+    np.testing.assert_allclose(jit(f)(X), X, rtol=1e-6)
+
+
+def test_a_while_loop_keeps_what_its_test_reads():
+    def f(x):
+        def test(c):
+            return c[1] < 3
+
+        def body(c):
+            return lax.add(c[0], x), c[1] + 1, lax.sin(c[2])
+
+        return lax.while_loop(test, body, (x, 0, x))[0]
+
+    loop = bodies(f, X)
+    assert len(loop.outvars) == 2
+    np.testing.assert_allclose(jit(f)(X), 4 * X, rtol=1e-6)
+
+
+def test_a_cond_loses_unused_results():
+    def f(x, flag):
+        return lax.cond(flag, lambda y: (lax.sin(y), y), lambda y: (y, lax.cos(y)), x)[0]
+
+    loop = bodies(f, X, True)
+    assert len(loop.outvars) == 1 and all(len(b.eqns) <= 1 for b in loop.params["branches"])
+    np.testing.assert_allclose(jit(f)(X, True), np.sin(X), rtol=1e-6)
+    np.testing.assert_array_equal(jit(f)(X, False), X)

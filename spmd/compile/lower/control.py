@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from spmd.compile.lower.inplace import may_overwrite
 from spmd.compile.lower.lowering import Lowering, rule
-from spmd.compile.lower.schedule import Branch, Loop, Ref, While
+from spmd.compile.lower.schedule import TEMP, Branch, Loop, Ref, While
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
 from spmd.core.util import split_list
 
@@ -98,14 +98,25 @@ def _round(
         place if may_overwrite(body.jaxpr, before + k, k) else None for k, place in enumerate(carry)
     ]
     found = lowering.body(body, operands, [*wanted, *targets])
-    moves = []
-    for place, result, aval in zip(carry, found, body.out_avals, strict=False):
-        if result == place:
+    moves = {
+        place: (result, aval.nbytes)
+        for place, result, aval in zip(carry, found, body.out_avals, strict=False)
+        if result != place
+    }
+    _move_all(lowering, moves)
+
+
+def _move_all(lowering: Lowering, moves: dict[Ref, tuple[Ref, int]]) -> None:
+    """Copy values to their places as if at once: none is overwritten before it is read."""
+    while moves:
+        sources = [source.buffer for source, _ in moves.values()]
+        free = next((place for place in moves if place.buffer not in sources), None)
+        if free is not None:
+            source, nbytes = moves.pop(free)
+            lowering.copy(free, source, nbytes)
             continue
-        if any(result.buffer is other.buffer for other in carry):
-            aside = lowering.temp(aval)
-            lowering.copy(aside, result, aval.nbytes)
-            result = aside
-        moves.append((place, result, aval.nbytes))
-    for place, result, nbytes in moves:
-        lowering.copy(place, result, nbytes)
+        # Only circles are left: one value steps aside.
+        place, (source, nbytes) = next(iter(moves.items()))
+        aside = Ref(lowering.buffer(TEMP, nbytes))
+        lowering.copy(aside, source, nbytes)
+        moves[place] = (aside, nbytes)

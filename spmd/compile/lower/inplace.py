@@ -75,6 +75,8 @@ def _aliases(body: Jaxpr, var: Var) -> set[Var]:
 
 def _overwrites(eqn: Eqn, names: set[Var], new: Var) -> bool:
     """Whether an equation reads an operand only where, and not after, it writes its result."""
+    if eqn.prim.name == "cond":
+        return _branches_overwrite(eqn, names, new)
     if eqn.prim.name in UPDATES:
         return eqn.invars[0] in names and not any(v in names for v in eqn.invars[1:])
     kernel = group_kernel(eqn) if eqn.prim.name == "fused" else None
@@ -83,6 +85,23 @@ def _overwrites(eqn: Eqn, names: set[Var], new: Var) -> bool:
     out = len(eqn.invars) + eqn.outvars.index(new)
     read = {k for k, v in enumerate(eqn.invars) if v in names}
     return read <= set(read_in_place(kernel, out))
+
+
+def _branches_overwrite(eqn: Eqn, names: set[Var], new: Var) -> bool:
+    """Whether every branch may write its result over the operand, or hands it through."""
+    positions = [k for k, v in enumerate(eqn.invars) if v in names]
+    if len(positions) != 1 or positions[0] == 0:
+        return False
+    operand, result = positions[0] - 1, eqn.outvars.index(new)
+    return all(
+        _hands_through(branch.jaxpr, operand, result)
+        or may_overwrite(branch.jaxpr, operand, result)
+        for branch in eqn.params["branches"]
+    )
+
+
+def _hands_through(branch: Jaxpr, operand: int, result: int) -> bool:
+    return branch.outvars[result] is branch.invars[operand]
 
 
 def read_in_place(kernel: Kernel, out: int) -> Iterator[int]:

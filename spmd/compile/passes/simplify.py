@@ -13,10 +13,10 @@ import numpy as np
 
 from spmd.compile.lower.elementwise import is_elementwise
 from spmd.compile.passes.algebra import RULES, Producers, pair_rules, same_type
+from spmd.compile.passes.prune import prune
 from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import is_refused
-from spmd.core.rewrite import dce, prune_consts
 from spmd.core.structural import add_any_p, broadcast_in_dim_p
 from spmd.lax.arithmetic import add_p
 
@@ -25,13 +25,7 @@ def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr with less to do."""
     writer, invars = start(closed)
     _Simplifier(writer).run(closed)
-    return remove_dead_code(finish(writer, closed, invars))
-
-
-def remove_dead_code(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Drop equations and constants that neither outputs nor effects need."""
-    smaller, _ = dce(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return prune_consts(ClosedJaxpr(smaller, closed.consts))
+    return prune(finish(writer, closed, invars))
 
 
 class _Simplifier:
