@@ -122,7 +122,7 @@ def _plain_part(part: Any) -> Any:
     if not (dtypes.is_integer(dtype) or dtypes.is_bool(dtype)):
         raise IndexingError(
             f"{current_source()}: an index must have an integer or boolean dtype, got "
-            f"{typeof(part)}; convert it with .astype(int)"
+            f"{typeof(part).strip_weak()}; convert it with .astype(int)"
         )
     return part
 

@@ -41,6 +41,11 @@ def _array_list(name: str, arrays: Any) -> list[Any]:
 
 def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
     """Join arrays along an existing dim; flattened first if `axis` is None."""
+    if is_arraylike(axis) and typeof(axis).ndim:
+        raise ArgumentError(
+            "concatenate: axis must be an integer, got an array; give the arrays as one list: "
+            "concatenate([a, b])"
+        )
     items = _array_list("concatenate", arrays)
     if axis is None:
         items, axis = [ravel(a) for a in items], 0
@@ -64,8 +69,7 @@ def _check_joinable(name: str, items: Sequence[Any], d: int) -> None:
     first = typeof(items[0]).shape
     for k, a in enumerate(items):
         other = typeof(a).shape
-        same = len(other) == len(first)
-        if not same or any(m != n for e, (m, n) in enumerate(zip(first, other)) if e != d):  # noqa: B905
+        if (*first[:d], *first[d + 1 :]) != (*other[:d], *other[d + 1 :]):
             raise ShapeError(
                 f"{name}: shapes must agree in all dims but {d}, got {first} (array 0) and {other} "
                 f"(array {k})\nAt {current_source()}."

@@ -116,7 +116,9 @@ def typed(keys: Any, name: str) -> Any:
     if aval.dtype == _WORD and aval.shape[-1:] == (2,):
         return random_wrap(keys)
     raise ArgumentError(
-        f"{name}: the key must be a typed key (random.key) or two words of uint32, got {aval}"
+        f"{name}: the key must be a typed key (random.key) or two words of uint32, "
+        f"got {aval.strip_weak()}; "
+        "make one from a seed with random.key(seed)"
     )
 
 
