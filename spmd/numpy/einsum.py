@@ -73,7 +73,7 @@ def einsum(
 # ---- reading subscripts ------------------------------------------------------------------------
 
 
-def _from_lists(args: Sequence[Any]) -> tuple[str, Sequence[Any]]:
+def _from_lists(args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     """`einsum(x, [0, 1], y, [1, 2], [0, 2])` as letters."""
     pairs, result = (args[:-1], args[-1]) if len(args) % 2 else (args, None)
 

@@ -29,7 +29,7 @@ from spmd.numpy.promotion import (
 )
 
 
-def _below(shape: tuple[int, int], k: int) -> Any:
+def _below(shape: tuple[int, ...], k: int) -> Any:
     """A bool matrix, true on and below the diagonal number `k`."""
     index = default_int()
     rows = lax.add(lax.broadcasted_iota(index, shape, 0), np.array(operator.index(k), index))

@@ -69,7 +69,8 @@ def _check_joinable(name: str, items: Sequence[Any], d: int) -> None:
     first = typeof(items[0]).shape
     for k, a in enumerate(items):
         other = typeof(a).shape
-        if (*first[:d], *first[d + 1 :]) != (*other[:d], *other[d + 1 :]):
+        others_agree = (*first[:d], *first[d + 1 :]) == (*other[:d], *other[d + 1 :])
+        if len(other) != len(first) or not others_agree:
             raise ShapeError(
                 f"{name}: shapes must agree in all dims but {d}, got {first} (array 0) and {other} "
                 f"(array {k})\nAt {current_source()}."

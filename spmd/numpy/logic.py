@@ -141,7 +141,13 @@ def bitwise_count(x: Any, /) -> Any:
 # ---- tests of floats ---------------------------------------------------------------------------
 
 
-def _test(name: str, real_test: Callable[[Any], Any], other: bool, complex_join: Any, doc: str):
+def _test(
+    name: str,
+    real_test: Callable[[Any], Any],
+    other: bool,
+    complex_join: Callable[..., Any] | None,
+    doc: str,
+):
     """A test of floats; complex numbers join their parts' answers, integers answer `other`."""
 
     def f(x: Any, /) -> Any:
@@ -154,7 +160,8 @@ def _test(name: str, real_test: Callable[[Any], Any], other: bool, complex_join:
             return filled_like(x, other, np.dtype(np.bool_))
         if complex_join is None:
             check_real(name, x)
-        return complex_join(real_test(lax.real(x)), real_test(lax.imag(x)))
+        parts = real_test(lax.real(x)), real_test(lax.imag(x))
+        return complex_join(*parts)  # type: ignore[misc]
 
     return named(f, name, doc)
 

@@ -142,8 +142,10 @@ def _reshape(self: Any, *args: Any, order: str = "C") -> Any:
 
 def _transpose(self: Any, *args: Any) -> Any:
     """Reorder dims: `x.transpose()`, `x.transpose(1, 0)` or `x.transpose((1, 0))`."""
-    one_sequence = len(args) == 1 and (args[0] is None or np.iterable(args[0]))
-    return manipulation.transpose(self, args[0] if one_sequence else args or None)
+    axes: Any = args or None
+    if len(args) == 1 and (args[0] is None or np.iterable(args[0])):
+        axes = args[0]
+    return manipulation.transpose(self, axes)
 
 
 def _flatten(self: Any, order: str = "C") -> Any:

@@ -199,14 +199,13 @@ def _tensordot_axes(
     axes: Any, left: tuple[int, ...], right: tuple[int, ...]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if isinstance(axes, (tuple, list)) and len(axes) == 2:
-        da, db = (
-            canonical_axes(d, len(s), "tensordot") for d, s in zip(axes, (left, right), strict=True)
-        )
+        da = canonical_axes(axes[0], len(left), "tensordot")
+        db = canonical_axes(axes[1], len(right), "tensordot")
         if len(da) != len(db):
             raise ShapeError(f"tensordot: axes={axes} must name equally many dims of both operands")
         return da, db
     try:
-        count = operator.index(axes)
+        count = operator.index(axes)  # type: ignore[arg-type]
     except TypeError:
         raise ArgumentError(
             f"tensordot: axes must be an integer or a pair of integers or lists, got {axes!r}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -96,12 +97,19 @@ def _sum_dtype(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """What distinguishes `sum` from `max`: its operation, and the value that changes nothing."""
+
+    name: str
+    reduce: Callable[[Any, Sequence[int]], Any]
+    combine: Callable[[Any, Any], Any]
+    identity: Callable[[np.dtype], Any]
+
+
 def _reduce(
-    name: str,
+    kind: _Reduction,
     a: Any,
-    reduce: Callable[[Any, Sequence[int]], Any],
-    combine: Callable[[Any, Any], Any],
-    identity: Callable[[np.dtype], Any] | None,
     axis: Axis,
     keepdims: bool,
     initial: Any,
@@ -109,21 +117,21 @@ def _reduce(
     compute: np.dtype | None = None,
     result_dtype: np.dtype | None = None,
 ) -> Any:
-    """Reduce `a`, converted to `compute`; `identity` fills what `where` masks out."""
+    """Reduce `a`, converted to `compute`; the identity fills what `where` masks out."""
     aval = typeof(a)
-    dims = canonical_axes(axis, aval.ndim, name)
+    dims = canonical_axes(axis, aval.ndim, kind.name)
     compute = compute or aval.dtype
-    if initial is None and name in ("max", "min"):
-        _check_has_elements(name, aval.shape, dims, where)
+    if initial is None and kind in (_MAX, _MIN):
+        _check_has_elements(kind.name, aval.shape, dims, where)
     a = lax.convert_element_type(a, compute)
     if where is not None:
-        a = select(where, a, identity(compute))
-        dims = canonical_axes(axis, typeof(a).ndim, name)
-    result = reduce(a, dims) if dims else a
+        a = select(where, a, kind.identity(compute))
+        dims = canonical_axes(axis, typeof(a).ndim, kind.name)
+    result = kind.reduce(a, dims) if dims else a
     if initial is not None:
         if typeof(initial).ndim:
-            raise ShapeError(f"{name}: initial must be a scalar, got {typeof(initial)}")
-        result = combine(convert(initial, compute), result)
+            raise ShapeError(f"{kind.name}: initial must be a scalar, got {typeof(initial)}")
+        result = kind.combine(convert(initial, compute), result)
     if keepdims:
         result = keep_dims(result, typeof(a).shape, dims)
     return as_array(lax.convert_element_type(result, result_dtype or compute))
@@ -145,26 +153,40 @@ def _number(value: int) -> Callable[[np.dtype], Any]:
     return lambda dtype: np.array(value, dtype)
 
 
+def _reduce_max(a: Any, dims: Sequence[int]) -> Any:
+    return (lax.reduce_or if dtypes.is_bool(typeof(a).dtype) else lax.reduce_max)(a, dims)
+
+
+def _reduce_min(a: Any, dims: Sequence[int]) -> Any:
+    return (lax.reduce_and if dtypes.is_bool(typeof(a).dtype) else lax.reduce_min)(a, dims)
+
+
+_SUM = _Reduction("sum", lax.reduce_sum, lax.add, _number(0))
+_PROD = _Reduction("prod", lax.reduce_prod, lax.mul, _number(1))
+_MAX = _Reduction("max", _reduce_max, lax.max, dtypes.min_value)
+_MIN = _Reduction("min", _reduce_min, lax.min, dtypes.max_value)
+_ALL = _Reduction("all", lax.reduce_and, lax.bitwise_and, _number(1))
+_ANY = _Reduction("any", lax.reduce_or, lax.bitwise_or, _number(0))
+
+
 # ---- sums, products, extremes ------------------------------------------------------------------
 
 
 def _additive(
-    name: str, reduce: Any, combine: Any, identity: int, a: Any, axis: Axis, dtype: Any,
-    keepdims: bool, initial: Any, where: Any, promote_integers: bool,
+    kind: _Reduction, a: Any, axis: Axis, dtype: Any, keepdims: bool, initial: Any, where: Any,
+    promote_integers: bool,
 ) -> Any:  # fmt: skip
+    name = kind.name
     check_arraylike(name, a)
     (a,) = promote_dtypes_numeric(plain(a)) if dtype is None else (plain(a),)
     wanted = optional_dtype(dtype, name)
     source = typeof(a).dtype
     result = wanted or (_sum_dtype(source) if promote_integers else source)
     compute = wide_float(result) if wanted is None else result
+    mask = check_where(name, where)
     if dtypes.is_bool(compute):
-        test = any if name == "sum" else all
-        return test(a, axis, keepdims=keepdims, where=check_where(name, where))
-    return _reduce(
-        name, a, reduce, combine, _number(identity), axis, keepdims, initial,
-        check_where(name, where), compute, result,
-    )  # fmt: skip
+        return (any if kind is _SUM else all)(a, axis, keepdims=keepdims, where=mask)
+    return _reduce(kind, a, axis, keepdims, initial, mask, compute, result)
 
 
 def sum(
@@ -179,10 +201,7 @@ def sum(
 ) -> Any:
     """Sum over dims; small integers are added as int32 (int64 with x64)."""
     refuse_out("sum", out)
-    return _additive(
-        "sum", lax.reduce_sum, lax.add, 0, a, axis, dtype, keepdims, initial, where,
-        promote_integers,
-    )  # fmt: skip
+    return _additive(_SUM, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
 def prod(
@@ -197,10 +216,7 @@ def prod(
 ) -> Any:
     """Product over dims."""
     refuse_out("prod", out)
-    return _additive(
-        "prod", lax.reduce_prod, lax.mul, 1, a, axis, dtype, keepdims, initial, where,
-        promote_integers,
-    )  # fmt: skip
+    return _additive(_PROD, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
 def max(
@@ -214,10 +230,7 @@ def max(
     """Maximum over dims; NaN if there is one."""
     refuse_out("max", out)
     check_arraylike("max", a)
-    mask = check_where("max", where)
-    return _reduce(
-        "max", plain(a), _reduce_max, lax.max, dtypes.min_value, axis, keepdims, initial, mask
-    )
+    return _reduce(_MAX, plain(a), axis, keepdims, initial, check_where("max", where))
 
 
 def min(
@@ -231,22 +244,11 @@ def min(
     """Minimum over dims; NaN if there is one."""
     refuse_out("min", out)
     check_arraylike("min", a)
-    mask = check_where("min", where)
-    return _reduce(
-        "min", plain(a), _reduce_min, lax.min, dtypes.max_value, axis, keepdims, initial, mask
-    )
+    return _reduce(_MIN, plain(a), axis, keepdims, initial, check_where("min", where))
 
 
 amax = max
 amin = min
-
-
-def _reduce_max(a: Any, dims: Sequence[int]) -> Any:
-    return (lax.reduce_or if dtypes.is_bool(typeof(a).dtype) else lax.reduce_max)(a, dims)
-
-
-def _reduce_min(a: Any, dims: Sequence[int]) -> Any:
-    return (lax.reduce_and if dtypes.is_bool(typeof(a).dtype) else lax.reduce_min)(a, dims)
 
 
 def all(
@@ -255,11 +257,7 @@ def all(
     """Whether all elements are true (not zero)."""
     refuse_out("all", out)
     check_arraylike("all", a)
-    mask = check_where("all", where)
-    truth = as_bool(plain(a))
-    return _reduce(
-        "all", truth, lax.reduce_and, None, lambda _: np.bool_(True), axis, keepdims, None, mask
-    )
+    return _reduce(_ALL, as_bool(plain(a)), axis, keepdims, None, check_where("all", where))
 
 
 def any(
@@ -268,11 +266,7 @@ def any(
     """Whether some element is true (not zero)."""
     refuse_out("any", out)
     check_arraylike("any", a)
-    mask = check_where("any", where)
-    truth = as_bool(plain(a))
-    return _reduce(
-        "any", truth, lax.reduce_or, None, lambda _: np.bool_(False), axis, keepdims, None, mask
-    )
+    return _reduce(_ANY, as_bool(plain(a)), axis, keepdims, None, check_where("any", where))
 
 
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -372,7 +371,7 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Any:
     """A concrete vector without the zeros at its ends."""
     check_arraylike("trim_zeros", filt)
     mask = np.asarray(as_bool(plain(filt)))
-    inner: Sequence[int] = np.flatnonzero(mask)
+    inner = np.flatnonzero(mask)
     if not len(inner):
         return lax.slice_in_dim(filt, 0, 0)
     start = inner[0] if "f" in trim.lower() else 0

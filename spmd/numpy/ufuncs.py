@@ -230,7 +230,8 @@ def power(x: Any, y: Any, /) -> Any:
     x, y = plain(x), plain(y)
     exponent = _concrete_integer(y)
     if exponent is not None:
-        return lax.integer_pow(*promote_args_numeric("power", x), exponent)
+        (x,) = promote_args_numeric("power", x)
+        return lax.integer_pow(x, exponent)
     base, whole = promote_args_numeric("power", x, y)
     if dtypes.is_integer(typeof(base).dtype):
         return _integer_power(base, whole)

@@ -117,7 +117,8 @@ def test_everything_is_installed(cls):
 
 def test_methods_of_jax_arrays_are_here():
     # About buffers and devices that are organised otherwise here, or that NumPy has no more.
-    left_out = """addressable_data argpartition aval byteswap clone device_buffer device_buffers flat
+    left_out = """addressable_data argpartition aval byteswap clone device_buffer device_buffers
+    flat
     format global_data global_shards on_device_size_in_bytes platform traceback
     unsafe_buffer_pointer""".split()
     theirs = {n for n in dir(jnp.ones(1)) if not n.startswith("_")}
