@@ -49,7 +49,8 @@ from spmd.compile.cpu import platform as _cpu
 from spmd.core import errors
 from spmd.core.aval import typeof
 from spmd.core.config import config
-from spmd.core.custom import custom_jvp, custom_vjp
+from spmd.core.custom import custom_jvp
+from spmd.core.custom_vjp import custom_vjp
 from spmd.core.device import (
     Device,
     default_backend,

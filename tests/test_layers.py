@@ -28,7 +28,8 @@ FLOORS = (
     "core.aval core.ir core.primitive core.check",
     "core.axis core.trace core.stage",
     "core.structural core.rewrite",
-    "core.jvp core.linearize core.transpose core.vmap core.custom core.remat core.call",
+    "core.jvp core.linearize core.transpose core.vmap core.custom_call core.custom core.custom_vjp "
+    "core.remat core.call core.names",
     "core",
     "lax",
     "collectives",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, GradError
 from spmd.core.source import current_source
 from spmd.core.tree import (
@@ -17,6 +17,7 @@ from spmd.core.tree import (
     tree_unflatten,
 )
 from spmd.core.util import function_name
+from spmd.lax.convert import convert_element_type
 from spmd.sharding.array import from_numpy
 
 
@@ -76,6 +77,13 @@ def as_array(x: Any) -> Any:
     if isinstance(x, (np.ndarray, np.generic, bool, int, float, complex)):
         return from_numpy(x)
     return x
+
+
+def as_primal_type(ct: Any, aval: ShapedArray) -> Any:
+    """A cotangent with the weak type of its primal, so that `x - lr * grad` keeps `x`'s type."""
+    if not aval.weak_type or aval.dtype != typeof(ct).dtype:
+        return ct
+    return convert_element_type(ct, aval.dtype, weak_type=True)
 
 
 def normal_argnums(f: Any, argnums: Any, count: int) -> tuple[int, ...]:

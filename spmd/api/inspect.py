@@ -11,13 +11,17 @@ import numpy as np
 
 from spmd.api.flat import FlatFunction, as_array, partial_of
 from spmd.compile.stages import ShapeDtypeStruct
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.config import config
+from spmd.core.dtypes import canonical
+from spmd.core.errors import PytreeError
 from spmd.core.jvp import instantiate
 from spmd.core.names import (
     debug_info,
 )
 from spmd.core.primitive import Linear
+from spmd.core.source import current_source
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.transpose import backward_pass
 from spmd.core.tree import (
@@ -26,22 +30,30 @@ from spmd.core.tree import (
     tree_map,
     tree_unflatten,
 )
+from spmd.core.util import function_name
 from spmd.sharding.array import Array
 
 
 def _aval_like(x: Any) -> ShapedArray:
-    if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, (np.ndarray, np.generic)):
-        return ShapedArray(x.shape, x.dtype, getattr(x, "weak_type", False))
+    """The aval of an array, or of anything with a shape and a dtype."""
+    if not is_arraylike(x) and hasattr(x, "shape") and hasattr(x, "dtype"):
+        return ShapedArray(x.shape, canonical(x.dtype), getattr(x, "weak_type", False))
     return typeof(x)
+
+
+def _axis_frames(axis_env: Sequence[tuple[Any, int]] | None) -> list[AxisFrame]:
+    return [AxisFrame(name, size, "pmap") for name, size in axis_env or ()]
 
 
 def make_jaxpr(
     fun: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),
-    axis_env: Any = None,
+    axis_env: Sequence[tuple[Any, int]] | None = None,
     return_shape: bool = False,
 ) -> Callable[..., Any]:
     """A function that returns the jaxpr of `fun` at the given arguments.
+
+    `axis_env` brings axis names into scope for collectives: pairs of a name and a size.
 
     >>> make_jaxpr(lambda x: x * 2.0)(1.0)
     { lambda ; a:f32[]. let b:f32[] = mul a 2.0:f32[] in (b,) }
@@ -57,7 +69,8 @@ def make_jaxpr(
         flat, in_tree = tree_flatten((given, {} if fixed else kwargs))
         flat_f = FlatFunction(f, in_tree)
         debug = debug_info(fun, given, {} if fixed else kwargs)
-        closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug)
+        with extend_axes(_axis_frames(axis_env)):
+            closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug)
         if not return_shape:
             return closed
         shapes = [ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals]
@@ -103,7 +116,12 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
     closed = trace_to_jaxpr(flat_f, avals, debug_info(fun, primals))
 
     def transposed(ct: Any) -> Any:
-        cts = tree_leaves(ct)
+        cts, got = tree_flatten(ct)
+        if got != flat_f.out_tree:
+            raise PytreeError(
+                f"{current_source()}: linear_transpose({function_name(fun)}): the cotangent must "
+                f"have the structure of the output, {flat_f.out_tree}, got {got}"
+            )
         found = backward_pass(closed.jaxpr, closed.consts, [Linear(a) for a in avals], cts)
         args, _ = tree_unflatten(in_tree, [as_array(instantiate(x)) for x in found])
         return args

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.api.flat import FlatFunction, as_array, normal_argnums, partial_of
+from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
@@ -49,7 +49,7 @@ class _Pullback:
         operands = [Linear(a) for a in self.linear.in_avals]
         found = iter(backward_pass(self.linear.jaxpr, self.linear.consts, operands, given))
         return [
-            instantiate(next(found)) if nz else instantiate(Zero(a.tangent()))
+            as_primal_type(instantiate(next(found) if nz else Zero(a.tangent())), a)
             for a, nz in zip(self.in_avals, self.in_nonzero, strict=True)
         ]
 
@@ -96,6 +96,8 @@ def vjp_flat(
     check_arrays(f"vjp({function_name(fun)})", leaf_names(fun, primals), flat)
     flat_f = FlatFunction(fun, in_tree, has_aux)
     nonzero = [dtypes.is_inexact(typeof(x).dtype) for x in flat]
+    # Residuals must not change when the caller writes to a NumPy array before pulling back.
+    flat = [as_array(x) if nz else x for x, nz in zip(flat, nonzero, strict=True)]
     outs, linear, out_nonzero = linearize_flat(flat_f, flat, nonzero)
     outs = [as_array(x) for x in outs]
     avals = ([typeof(x) for x in flat], [typeof(x) for x in outs[: flat_f.num_out]])

@@ -24,6 +24,8 @@ def check_jaxpr(closed: ClosedJaxpr | Jaxpr, after: str = "") -> None:
         for atom in eqn.invars:
             _check_read(atom, defined, here)
         _check_types(eqn, here)
+        if eqn.prim.inline is not None:
+            check_operands(eqn.prim.inline(eqn.params).in_avals, [v.aval for v in eqn.invars], here)
         _define(eqn.outvars, defined, here)
         for _, inner in subjaxprs(eqn.params):
             check_jaxpr(inner, after)
@@ -44,6 +46,15 @@ def _check_read(atom: Atom, defined: set[Var], where: str) -> None:
             raise InternalError(f"jaxpr: a literal must be a scalar: {where}")
     elif atom not in defined:
         raise InternalError(f"jaxpr: {atom} is read before it is defined: {where}")
+
+
+def check_operands(wanted: Sequence[ShapedArray], given: Sequence[ShapedArray], where: str) -> None:
+    """Raise an InternalError if a nested jaxpr is not given the inputs that it takes."""
+    if len(wanted) != len(given):
+        raise InternalError(f"jaxpr: {len(given)} operands for {len(wanted)} inputs: {where}")
+    for k, (want, have) in enumerate(zip(wanted, given, strict=True)):
+        if not _agree(want, have):
+            raise InternalError(f"jaxpr: operand {k} is {have}, the input is {want}: {where}")
 
 
 def _check_types(eqn: Eqn, where: str) -> None:

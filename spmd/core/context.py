@@ -1,7 +1,7 @@
-"""What surrounds the running code: the current trace and the axis names in scope, per thread.
+"""What surrounds the running code: the current trace, the axis names in scope, the line it is for.
 
-The only mutable state of the tracer. `state` is thread-local; each thread starts with evaluation
-and no axes.
+The only mutable state of the tracer. `state` is thread-local; each thread starts with evaluation,
+no axes, and source lines that are read off the stack.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 
 class _State(threading.local):
-    """One thread's current trace and axis environment."""
+    """One thread's current trace, axis environment and attributed source line."""
 
     def __init__(self) -> None:
         self.trace: Any = evaluation[0]
         self.axes: tuple[Any, ...] = ()
+        self.source: Any = None
 
 
 # The trace that every thread starts with; core/trace.py puts its `EvalTrace` here.
@@ -34,3 +35,18 @@ def current_trace(trace: Any) -> Iterator[Any]:
         yield trace
     finally:
         state.trace = before
+
+
+@contextmanager
+def attributed_to(source: Any) -> Iterator[None]:
+    """Name `source` as the user's line for the length of a `with` block; None reads the stack.
+
+    Transformations that walk a jaxpr work on behalf of its equations' lines; the user's own rules,
+    called from such a walk, have lines of their own.
+    """
+    before = state.source
+    state.source = source
+    try:
+        yield
+    finally:
+        state.source = before

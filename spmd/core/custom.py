@@ -1,116 +1,34 @@
-"""`custom_jvp` and `custom_vjp`: the user's own derivative rules.
+"""`custom_jvp`: a function with the user's own forward derivative.
 
-Evaluated, a custom function is just the function. Under a trace it becomes one equation that holds
-the function's jaxpr and the user's rules, which run when (and only when) it is differentiated.
+The rule replaces the function wherever it is differentiated; reverse mode transposes what the rule
+does to tangents.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core import dtypes
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.axis import cast_to_vma, vma_hooks
-from spmd.core.call import impl_jaxpr, jaxpr_axes, nonzero, spread
-from spmd.core.context import state
+from spmd.core.aval import typeof
+from spmd.core.call import impl_jaxpr, jaxpr_axes
+from spmd.core.context import attributed_to, state
+from spmd.core.custom_call import (
+    Call,
+    check_closure,
+    differentiate_now,
+    inline_transpose,
+    positional,
+    signature_of,
+)
 from spmd.core.errors import ArgumentError, GradError
-from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate
-from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.rewrite import hoist_tracers
-from spmd.core.source import current_source
-from spmd.core.stage import Debug, trace_to_jaxpr
-from spmd.core.structural import reduce_sum
+from spmd.core.primitive import Primitive, Refused, Zero
 from spmd.core.trace import EVAL
-from spmd.core.transpose import backward_pass
-from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import function_name, split_list
+from spmd.core.tree import tree_flatten, tree_unflatten
+from spmd.core.util import function_name
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
-
-# ---- shared by both ----------------------------------------------------------------------------
-
-
-def _positional(f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Keyword arguments put into their positions, with defaults filled in."""
-    if not kwargs:
-        return list(args)
-    try:
-        bound = inspect.signature(f).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ArgumentError(f"{function_name(f)}: {error}") from None
-    bound.apply_defaults()
-    if bound.kwargs:
-        names = ", ".join(bound.kwargs)
-        raise ArgumentError(
-            f"{function_name(f)}: keyword-only arguments ({names}) are not supported by "
-            "custom derivative rules; make them positional"
-        )
-    return list(bound.args)
-
-
-class _Call:
-    """One call of a custom function, flat: arguments, the traced jaxpr, and the output's tree."""
-
-    def __init__(self, f: Callable[..., Any], args: list[Any], nondiff: Sequence[int]):
-        self.name = function_name(f)
-        self.nondiff = {i % len(args): args[i] for i in nondiff}
-        self.count = len(args)
-        given = [x for i, x in enumerate(args) if i not in self.nondiff]
-        self.flat, self.in_tree = tree_flatten(tuple(given))
-        self.avals = [typeof(x) for x in self.flat]
-        self.out_tree: TreeDef | None = None
-        self.f = f
-
-    def place(self, given: Sequence[Any]) -> list[Any]:
-        """Differentiable arguments back among the others."""
-        rest = iter(given)
-        return [self.nondiff[i] if i in self.nondiff else next(rest) for i in range(self.count)]
-
-    def run(self, *flat: Any) -> list[Any]:
-        out = self.f(*self.place(tree_unflatten(self.in_tree, flat)))
-        leaves, self.out_tree = tree_flatten(out)
-        return leaves
-
-    def stage(self) -> tuple[ClosedJaxpr, list[Any]]:
-        source = current_source()
-        return hoist_tracers(trace_to_jaxpr(self.run, self.avals, Debug(self.name, (), source)))
-
-    def rebuild(self, outs: Sequence[Any]) -> Any:
-        assert self.out_tree is not None
-        return tree_unflatten(self.out_tree, outs)
-
-
-def _check_closure(name: str, tangents: Sequence[Any]) -> None:
-    if any(not isinstance(t, Zero) for t in tangents):
-        raise GradError(
-            f"{current_source()}: {name} has a custom derivative and closes over a value that is "
-            "being differentiated; pass that value as an argument instead"
-        )
-
-
-def _match_tangents(name: str, outs: Sequence[Any], tangents: Sequence[Any]) -> None:
-    if len(outs) != len(tangents):
-        raise GradError(
-            f"the custom jvp rule of {name} returned {len(outs)} outputs but {len(tangents)} "
-            "output tangents; it must return (primal_out, tangent_out) of the same structure"
-        )
-    for k, (x, t) in enumerate(zip(outs, tangents, strict=True)):
-        want, got = typeof(x).tangent(), typeof(t)
-        if want.dtype != dtypes.float0 and (want.shape, want.dtype) != (got.shape, got.dtype):
-            raise GradError(
-                f"the custom jvp rule of {name} returned a tangent {got} for output {k}, which is "
-                f"{typeof(x)}: shape and dtype must be the same"
-            )
-
-
-def _inline_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, **_: Any) -> Any:
-    return backward_pass(jaxpr.jaxpr, jaxpr.consts, operands, cts)
-
-
-# ---- custom_jvp --------------------------------------------------------------------------------
 
 
 class custom_jvp:
@@ -130,15 +48,16 @@ class custom_jvp:
         self.fun = fun
         self.nondiff_argnums = tuple(nondiff_argnums)
         self.jvp: Callable[..., Any] | None = None
-        self.symbolic_zeros = False
+        self._signature = signature_of(fun)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
         """Set the rule: `jvp(*nondiff_args, primals, tangents) -> (out, tangent_out)`."""
+        if symbolic_zeros:
+            raise ArgumentError("custom_jvp.defjvp: symbolic_zeros is not supported")
         self.jvp = jvp
-        self.symbolic_zeros = symbolic_zeros
         return jvp
 
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
@@ -161,7 +80,12 @@ class custom_jvp:
             )
         if state.trace is EVAL:
             return self.fun(*args, **kwargs)
-        call = _Call(self.fun, _positional(self.fun, args, kwargs), self.nondiff_argnums)
+        given = positional(self.fun, self._signature, args, kwargs)
+        call = Call(self.fun, given, self.nondiff_argnums)
+        rule = self._flat_rule(call)
+        done, out = differentiate_now(custom_jvp_call_p, self, call, {"_jvp": rule})
+        if done:
+            return out
         jaxpr, consts = call.stage()
         outs = custom_jvp_call_p.bind(
             *consts,
@@ -169,19 +93,27 @@ class custom_jvp:
             jaxpr=jaxpr,
             name=call.name,
             num_consts=len(consts),
-            _jvp=self._flat_rule(call),
+            _jvp=rule,
         )
         return call.rebuild(outs)
 
-    def _flat_rule(self, call: _Call) -> Callable[..., Any]:
+    def _flat_rule(self, call: Call) -> Callable[..., Any]:
         jvp = self.jvp
         assert jvp is not None
         nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             ins = tree_unflatten(call.in_tree, primals)
-            out, tangent = jvp(*nondiff, ins, tree_unflatten(call.in_tree, tangents))
+            with attributed_to(None):
+                pair = jvp(*nondiff, ins, tree_unflatten(call.in_tree, tangents))
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+                raise GradError(
+                    f"the custom jvp rule of {call.name} must return a pair "
+                    f"(primal_out, tangent_out), got {pair!r}"
+                )
+            out, tangent = pair
             outs, tree = tree_flatten(out)
+            call.set_out_tree(tree, "custom jvp rule")
             out_tangents = [
                 instantiate(Zero(typeof(x).tangent())) if t is None else t
                 for x, t in zip(outs, tree.flatten_up_to(tangent, "tangent_out"), strict=True)
@@ -192,10 +124,25 @@ class custom_jvp:
         return rule
 
 
+def _match_tangents(name: str, outs: Sequence[Any], tangents: Sequence[Any]) -> None:
+    if len(outs) != len(tangents):
+        raise GradError(
+            f"the custom jvp rule of {name} returned {len(outs)} outputs but {len(tangents)} "
+            "output tangents; it must return (primal_out, tangent_out) of the same structure"
+        )
+    for k, (x, t) in enumerate(zip(outs, tangents, strict=True)):
+        want, got = typeof(x).tangent(), typeof(t)
+        if want.dtype != dtypes.float0 and (want.shape, want.dtype) != (got.shape, got.dtype):
+            raise GradError(
+                f"the custom jvp rule of {name} returned a tangent {got} for output {k}, which is "
+                f"{typeof(x)}: shape and dtype must be the same"
+            )
+
+
 def _custom_jvp_jvp(
     primals: Any, tangents: Any, *, num_consts: int, _jvp: Any, name: str, **_: Any
 ):
-    _check_closure(name, tangents[:num_consts])
+    check_closure(name, tangents[:num_consts])
     return _jvp(primals[num_consts:], [instantiate(t) for t in tangents[num_consts:]])
 
 
@@ -229,7 +176,7 @@ custom_jvp_call_p = Primitive(
     abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
     impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
     jvp=_custom_jvp_jvp,
-    transpose=_inline_transpose,
+    transpose=inline_transpose,
     batch=_custom_jvp_batch,
     dims=Refused("a call is inlined before it is partitioned"),
     multiple=True,
@@ -237,250 +184,4 @@ custom_jvp_call_p = Primitive(
     axes=jaxpr_axes,
     effects=lambda params: params["jaxpr"].effects,
     inline=lambda params: params["jaxpr"],
-)
-
-
-# ---- custom_vjp --------------------------------------------------------------------------------
-
-
-class custom_vjp:
-    """Give a function its own reverse derivative: `fwd` returns (out, residuals), `bwd` cotangents.
-
-    >>> @custom_vjp
-    ... def f(x):
-    ...     return x * x
-    >>> f.defvjp(lambda x: (f(x), x), lambda x, ct: (2 * x * ct,))
-    """
-
-    def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()):
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.nondiff_argnums = tuple(nondiff_argnums)
-        self.fwd: Callable[..., Any] | None = None
-        self.bwd: Callable[..., Any] | None = None
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def defvjp(
-        self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False
-    ) -> None:
-        """Set the rules: `fwd(*args) -> (out, residuals)`, `bwd(*nondiff, residuals, ct)`."""
-        if symbolic_zeros:
-            raise ArgumentError("custom_vjp.defvjp: symbolic_zeros is not supported")
-        self.fwd, self.bwd = fwd, bwd
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.fwd is None or self.bwd is None:
-            raise GradError(
-                f"custom_vjp: {function_name(self.fun)} has no rules; set them with .defvjp"
-            )
-        if state.trace is EVAL:
-            return self.fun(*args, **kwargs)
-        call = _Call(self.fun, _positional(self.fun, args, kwargs), self.nondiff_argnums)
-        jaxpr, consts = call.stage()
-        rules = _VjpRules(call, self.fwd, self.bwd)
-        outs = custom_vjp_call_p.bind(
-            *consts,
-            *call.flat,
-            jaxpr=jaxpr,
-            name=call.name,
-            num_consts=len(consts),
-            _fwd=rules.forward,
-            _bwd=rules.backward,
-        )
-        return call.rebuild(outs)
-
-
-class _VjpRules:
-    """The user's fwd and bwd as functions of flat lists."""
-
-    def __init__(self, call: _Call, fwd: Callable[..., Any], bwd: Callable[..., Any]):
-        self.call, self.fwd, self.bwd = call, fwd, bwd
-        self.res_tree: TreeDef | None = None
-        self.out_tree: TreeDef | None = None
-
-    def forward(self, *flat: Any) -> tuple[list[Any], list[Any]]:
-        """(residuals, outs)."""
-        call = self.call
-        pair = self.fwd(*call.place(tree_unflatten(call.in_tree, flat)))
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise GradError(
-                f"the fwd rule of {call.name} must return a pair (out, residuals), got {pair!r}"
-            )
-        outs, self.out_tree = tree_flatten(pair[0])
-        residuals, self.res_tree = tree_flatten(pair[1])
-        return residuals, outs
-
-    def backward(self, residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        """One cotangent, or None, for each flat argument."""
-        call = self.call
-        assert self.res_tree is not None and self.out_tree is not None
-        nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
-        res = tree_unflatten(self.res_tree, residuals)
-        found = self.bwd(*nondiff, res, tree_unflatten(self.out_tree, cts))
-        n = len(call.in_tree.children)
-        if not isinstance(found, (tuple, list)) or len(found) != n:
-            raise GradError(
-                f"the bwd rule of {call.name} must return a tuple of {n} cotangents, one for each "
-                f"differentiable argument, got {found!r}"
-            )
-        flat: list[Any] = []
-        for tree, ct in zip(call.in_tree.children, found, strict=True):
-            name = f"the cotangent that bwd of {call.name} returned"
-            flat += [None] * tree.num_leaves if ct is None else tree.flatten_up_to(ct, name)
-        self._check(flat)
-        return flat
-
-    def _check(self, flat: Sequence[Any]) -> None:
-        for k, (ct, aval) in enumerate(zip(flat, self.call.avals, strict=True)):
-            if ct is not None and aval.tangent().dtype != dtypes.float0:
-                got = typeof(ct)
-                if got.shape != aval.shape:
-                    raise GradError(
-                        f"the bwd rule of {self.call.name} returned a cotangent of shape "
-                        f"{got.shape} for argument leaf {k}, whose shape is {aval.shape}"
-                    )
-
-
-def _custom_vjp_jvp(
-    primals: Any, tangents: Any, *, num_consts: int, _fwd: Any, _bwd: Any, name: str, **_: Any
-) -> Any:
-    _check_closure(name, tangents[:num_consts])
-    residuals, outs = _fwd(*primals[num_consts:])
-    out_avals = tuple(typeof(x).tangent() for x in outs)
-    flags = [a.dtype != dtypes.float0 for a in out_avals]
-    given = [t for t in tangents[num_consts:] if not isinstance(t, Zero)]
-    out_tangents = custom_lin_p.bind(
-        *residuals,
-        *given,
-        num_res=len(residuals),
-        in_nonzero=tuple(nonzero(tangents[num_consts:])),
-        out_avals=out_avals,
-        name=name,
-        _bwd=_bwd,
-    )
-    kept = [t for t, f in zip(out_tangents, flags, strict=True) if f]
-    return outs, spread(flags, kept, out_avals)
-
-
-def _custom_vjp_batch(
-    axis: BatchAxis,
-    operands: Any,
-    at: Any,
-    *,
-    jaxpr: Any,
-    num_consts: int,
-    _fwd: Any,
-    _bwd: Any,
-    name: str,
-) -> Any:
-    flags = [d is not None for d in at]
-    batched, _ = batch_jaxpr(jaxpr, axis, flags, force_out=True)
-    arg_flags = flags[num_consts:]
-
-    def fwd(*args: Any) -> tuple[list[Any], list[Any]]:
-        counts: list[int] = []
-
-        def flat(*xs: Any) -> list[Any]:
-            residuals, outs = _fwd(*xs)
-            counts.append(len(residuals))
-            return [*residuals, *outs]
-
-        in_dims = [0 if f else None for f in arg_flags]
-        outs, dims = batch_flat(flat, axis, args, in_dims)
-        outs = [to_front(x, d, axis.size) for x, d in zip(outs, dims, strict=True)]
-        residuals, outs = split_list(outs, counts)
-        return residuals, outs
-
-    def bwd(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
-        missing: list[bool] = []
-
-        def flat(*xs: Any) -> list[Any]:
-            found = _bwd(xs[: len(residuals)], xs[len(residuals) :])
-            missing.extend(ct is None for ct in found)
-            return [ct for ct in found if ct is not None]
-
-        outs, dims = batch_flat(flat, axis, [*residuals, *cts], [0] * (len(residuals) + len(cts)))
-        pairs = iter(zip(outs, dims, strict=True))
-        return [
-            None if gone else _unbatch_ct(*next(pairs), batched_arg, axis)
-            for gone, batched_arg in zip(missing, arg_flags, strict=True)
-        ]
-
-    outs = custom_vjp_call_p.bind(
-        *fronts(axis, operands, at),
-        jaxpr=batched,
-        name=name,
-        num_consts=num_consts,
-        _fwd=fwd,
-        _bwd=bwd,
-    )
-    return outs, [0] * len(outs)
-
-
-def _unbatch_ct(ct: Any, dim: int | None, batched_arg: bool, axis: BatchAxis) -> Any:
-    """A cotangent in the shape of its argument: summed where the argument was shared."""
-    if batched_arg:
-        return to_front(ct, dim, axis.size)
-    return reduce_sum(to_front(ct, dim, axis.size), (0,))
-
-
-custom_vjp_call_p = Primitive(
-    "custom_vjp_call",
-    abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
-    impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
-    jvp=_custom_vjp_jvp,
-    transpose=_inline_transpose,
-    batch=_custom_vjp_batch,
-    dims=Refused("a call is inlined before it is partitioned"),
-    multiple=True,
-    vma="given",
-    axes=jaxpr_axes,
-    effects=lambda params: params["jaxpr"].effects,
-    inline=lambda params: params["jaxpr"],
-)
-
-# The linear function whose transpose is the user's bwd.
-
-_FORWARD = (
-    "forward-mode differentiation (jvp, jacfwd) cannot be applied to a custom_vjp function; use "
-    "reverse mode (grad, vjp, jacrev), or write the rule with custom_jvp"
-)
-
-
-def _custom_lin_transpose(
-    cts: Any,
-    *operands: Any,
-    num_res: int,
-    in_nonzero: Any,
-    out_avals: Any,
-    name: str,
-    _bwd: Any,
-) -> Any:
-    residuals = operands[:num_res]
-    found = _bwd(residuals, [instantiate(ct) for ct in cts])
-    avals: list[ShapedArray] = [x.aval for x in operands[num_res:] if isinstance(x, Linear)]
-    kept = [ct for ct, nz in zip(found, in_nonzero, strict=True) if nz]
-    return [None] * num_res + [
-        Zero(a) if ct is None else _match_vma(ct, a) for ct, a in zip(kept, avals, strict=True)
-    ]
-
-
-def _match_vma(ct: Any, aval: ShapedArray) -> Any:
-    """A cotangent that varies where its argument does not is summed over those axes."""
-    extra = tuple(sorted(typeof(ct).vma - aval.vma))
-    return vma_hooks.total(ct, extra) if extra else cast_to_vma(ct, aval.vma, typeof(ct).vma)
-
-
-custom_lin_p = Primitive(
-    "custom_lin",
-    abstract=lambda *avals, out_avals, **_: list(out_avals),
-    impl=Refused(_FORWARD),
-    jvp=Refused(_FORWARD),
-    transpose=_custom_lin_transpose,
-    batch=Refused("the linear part of a custom_vjp function cannot be batched; " + _FORWARD),
-    dims=Refused(_FORWARD),
-    multiple=True,
-    vma="given",
 )

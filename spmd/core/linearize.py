@@ -2,7 +2,8 @@
 
 A `LinearizeTrace` pairs each value with a tangent that is only *written down*: primal work happens
 in the parent trace, tangent work is staged into a linear jaxpr whose constants are the residuals.
-The jvp rules are the same as in forward mode; `_Mixed` sends each bind of a rule to the right side.
+The jvp rules are the same as in forward mode; `MixedTrace` sends each bind of a rule to the right
+side.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from spmd.core.stage import Debug, JaxprTrace
 from spmd.core.trace import Trace, Tracer
 
 
-class _Mixed(Trace):
+class MixedTrace(Trace):
     """Current while a jvp rule runs: what touches a tangent is staged, the rest is computed."""
 
     def __init__(self, parent: Trace, tangent_trace: JaxprTrace):
         self.parent = parent
         self.tangent_trace = tangent_trace
 
+    def is_tangent(self, x: Any) -> bool:
+        """Whether `x` depends on a tangent, and so is only written down."""
+        return isinstance(x, Tracer) and x._trace is self.tangent_trace
+
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        staged = [isinstance(x, Tracer) and x._trace is self.tangent_trace for x in operands]
+        staged = [self.is_tangent(x) for x in operands]
         if not any(staged):
             with current_trace(self.parent):
                 return prim.bind(*operands, **params)
@@ -48,7 +53,7 @@ class LinearizeTrace(JVPTrace):
     def __init__(self, parent: Trace, tangent_trace: JaxprTrace):
         super().__init__(parent)
         self.tangent_trace = tangent_trace
-        self.mixed = _Mixed(parent, tangent_trace)
+        self.mixed = MixedTrace(parent, tangent_trace)
 
     def differentiate(
         self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]

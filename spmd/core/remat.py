@@ -13,12 +13,15 @@ from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import derived, impl_jaxpr, jaxpr_axes, nonzero, spread
-from spmd.core.ir import ClosedJaxpr, Eqn, Var
+from spmd.core.context import state
+from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
-from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
+from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
+from spmd.core.names import function_source
 from spmd.core.primitive import Linear, Primitive, Refused, Zero, linear
-from spmd.core.rewrite import close, eval_closed, hoist_tracers
+from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls
 from spmd.core.stage import Debug, trace_to_jaxpr
+from spmd.core.trace import EVAL
 from spmd.core.transpose import transpose_jaxpr
 from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.core.util import function_name, split_list
@@ -89,9 +92,11 @@ def checkpoint(
 ) -> Callable[..., Any]:
     """Make a function recompute its intermediate values when it is differentiated in reverse.
 
-    >>> f = checkpoint(lambda x: x * x)
-    >>> f(3.0)
-    Array(9., dtype=float32, weak_type=True)
+    `policy` names what is kept all the same (`checkpoint_policies`). Without `prevent_cse` the
+    compiler may undo the recomputation; inside a `scan` it cannot, and the barrier is not needed.
+
+    >>> spmd.grad(checkpoint(lambda x: x * x))(3.0)
+    Array(6., dtype=float32, weak_type=True)
     """
     if fun is None:
         return functools.partial(
@@ -102,6 +107,8 @@ def checkpoint(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if state.trace is EVAL:
+            return fun(*args, **kwargs)
         fixed = {i % len(args) for i in static}
         dynamic = [x for i, x in enumerate(args) if i not in fixed]
         flat, in_tree = tree_flatten((dynamic, kwargs))
@@ -115,9 +122,11 @@ def checkpoint(
             trees.append(tree)
             return leaves
 
-        closed = trace_to_jaxpr(run, [typeof(x) for x in flat], Debug(name))
+        debug = Debug(name, (), function_source(fun))
+        closed = trace_to_jaxpr(run, [typeof(x) for x in flat], debug)
         closed, consts = hoist_tracers(closed)
-        outs = checkpoint_p.bind(*consts, *flat, jaxpr=closed, policy=policy, name=name)
+        how = {"policy": policy, "prevent_cse": prevent_cse, "name": name}
+        outs = checkpoint_p.bind(*consts, *flat, jaxpr=closed, **how)
         return tree_unflatten(trees[0], outs)
 
     return wrapped
@@ -126,88 +135,95 @@ def checkpoint(
 # ---- rules -------------------------------------------------------------------------------------
 
 
-def _jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, policy: Any, name: str) -> Any:
+def _jvp(primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str, **how: Any) -> Any:
     flags = nonzero(tangents)
     jvp, out_flags = derived(jaxpr, ("jvp", tuple(flags)), lambda: jvp_jaxpr(jaxpr, flags))
     given = [t for t in tangents if not isinstance(t, Zero)]
-    outs = checkpoint_p.bind(*primals, *given, jaxpr=jvp, policy=policy, name=f"jvp_{name}")
+    outs = checkpoint_p.bind(*primals, *given, jaxpr=jvp, name=f"jvp_{name}", **how)
     outs, out_tangents = split_list(outs, [len(jaxpr.out_avals)])
     return outs, spread(out_flags, out_tangents, [a.tangent() for a in jaxpr.out_avals])
 
 
 def _linearize(
-    trace: LinearizeTrace,
-    primals: Any,
-    tangents: Any,
-    *,
-    jaxpr: ClosedJaxpr,
-    policy: Any,
-    name: str,
+    trace: LinearizeTrace, primals: Any, tangents: Any, *, jaxpr: ClosedJaxpr, name: str, **how: Any
 ) -> Any:
+    policy, prevent_cse = how["policy"], how["prevent_cse"]
     cut = linearize_jaxpr(jaxpr, nonzero(tangents))
-    saved = _saved_vars(cut, policy)
+    # A policy names operations, wherever they are: also inside calls.
+    whole = cut.primal if policy is None else inline_calls(cut.primal)
+    saved = _saved_vars(whole, policy)
     n = len(jaxpr.out_avals)
-    forward = cut.primal.jaxpr.replace(outvars=[*cut.primal.jaxpr.outvars[:n], *saved])
-    closed = ClosedJaxpr(forward, cut.primal.consts)
-    outs = checkpoint_p.bind(*primals, jaxpr=closed, policy=policy, name=name)
+    forward = whole.jaxpr.replace(outvars=[*whole.jaxpr.outvars[:n], *saved])
+    outs = checkpoint_p.bind(*primals, jaxpr=ClosedJaxpr(forward, whole.consts), name=name, **how)
     outs, kept = split_list(outs, [n])
     given = [t for t in tangents if not isinstance(t, Zero)]
-    backward = _recompute(cut, saved, [typeof(t) for t in given], f"remat_{name}")
-    params = {"jaxpr": backward, "policy": policy, "name": f"linear_{name}"}
+    again = _residuals_from(whole, saved, n)
+    tangent_avals = [typeof(t) for t in given]
+    backward = _recompute(again, cut.linear, tangent_avals, prevent_cse, f"remat_{name}")
+    params = {"jaxpr": backward, "name": f"linear_{name}", **how}
     out_tangents = trace.bind_linear(checkpoint_p, [*primals, *kept, *given], params)
     return outs, spread(cut.out_nonzero, out_tangents, [a.tangent() for a in jaxpr.out_avals])
 
 
-def _saved_vars(cut: Linearized, policy: Policy | None) -> list[Var]:
+def _saved_vars(primal: ClosedJaxpr, policy: Policy | None) -> list[Var]:
     """The intermediate variables of the primal jaxpr that the policy keeps."""
     if policy is None:
         return []
     saved: list[Var] = []
-    for eqn in cut.primal.jaxpr.eqns:
+    for eqn in primal.eqns:
         if policy(eqn.prim, *[v.aval for v in eqn.invars], **eqn.params):
             saved.extend(eqn.outvars)
     return saved
 
 
-def _recompute(
-    cut: Linearized, saved: list[Var], tangent_avals: list[ShapedArray], name: str
-) -> ClosedJaxpr:
-    """The jaxpr of (primals, saved values, tangents) -> out tangents that recomputes residuals."""
-    primal = cut.primal.jaxpr
-    num_in = len(primal.invars)
-    residuals = primal.outvars[len(primal.outvars) - cut.num_residuals :]
+def _residuals_from(primal: ClosedJaxpr, saved: list[Var], num_out: int) -> ClosedJaxpr:
+    """The jaxpr of (primals, saved values) -> residuals, with only the work that this needs."""
+    jaxpr = primal.jaxpr
     given = set(saved)
-    eqns: list[Eqn] = [e for e in primal.eqns if not given.intersection(e.outvars)]
-    again = primal.replace(invars=(*primal.invars, *saved), eqns=eqns, outvars=residuals)
-    closed = ClosedJaxpr(again, cut.primal.consts)
+    again = jaxpr.replace(
+        invars=(*jaxpr.invars, *saved),
+        eqns=[e for e in jaxpr.eqns if not given.intersection(e.outvars)],
+        outvars=jaxpr.outvars[num_out:],
+    )
+    needed, _ = dce(again, [True] * len(again.outvars))
+    return ClosedJaxpr(needed, primal.consts)
+
+
+def _recompute(
+    again: ClosedJaxpr,
+    linear: ClosedJaxpr,
+    tangent_avals: list[ShapedArray],
+    prevent_cse: bool,
+    name: str,
+) -> ClosedJaxpr:
+    """The jaxpr of (primals, saved values, tangents) -> out tangents: residuals, then `linear`."""
+    num_known = len(again.in_avals)
 
     def f(*args: Any) -> list[Any]:
-        known = args[: num_in + len(saved)]
-        values = optimization_barrier(*known) if known else []
-        return eval_closed(cut.linear, *eval_closed(closed, *values), *args[len(known) :])
+        known = list(args[:num_known])
+        if prevent_cse and known:
+            known = optimization_barrier_p.bind(*known)
+        return eval_closed(linear, *eval_closed(again, *known), *args[num_known:])
 
-    avals = [*primal.in_avals, *(v.aval for v in saved), *tangent_avals]
-    return close(f, avals, name)
+    return close(f, [*again.in_avals, *tangent_avals], name)
 
 
-def _transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, policy: Any, name: str) -> Any:
+def _transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, name: str, **how: Any) -> Any:
     flags, lin = nonzero(cts), [isinstance(x, Linear) for x in operands]
     make = lambda: transpose_jaxpr(jaxpr, lin, flags)  # noqa: E731
     backward, in_flags = derived(jaxpr, ("transpose", tuple(lin), tuple(flags)), make)
     residuals = [x for x in operands if not isinstance(x, Linear)]
     given = [ct for ct in cts if not isinstance(ct, Zero)]
-    name = f"transpose_{name}"
-    outs = checkpoint_p.bind(*residuals, *given, jaxpr=backward, policy=policy, name=name)
+    outs = checkpoint_p.bind(*residuals, *given, jaxpr=backward, name=f"transpose_{name}", **how)
     found = iter(spread(in_flags, outs, [x.aval for x in operands if isinstance(x, Linear)]))
     return [next(found) if is_lin else None for is_lin in lin]
 
 
-def _batch(axis: Any, operands: Any, at: Any, *, jaxpr: ClosedJaxpr, policy: Any, name: str) -> Any:
+def _batch(axis: Any, operands: Any, at: Any, *, jaxpr: ClosedJaxpr, **how: Any) -> Any:
     flags = [d is not None for d in at]
     make = lambda: batch_jaxpr(jaxpr, axis, flags)  # noqa: E731
     batched, out_flags = derived(jaxpr, ("batch", axis, tuple(flags)), make)
-    args = fronts(axis, operands, at)
-    outs = checkpoint_p.bind(*args, jaxpr=batched, policy=policy, name=name)
+    outs = checkpoint_p.bind(*fronts(axis, operands, at), jaxpr=batched, **how)
     return outs, [0 if b else None for b in out_flags]
 
 
@@ -230,16 +246,17 @@ checkpoint_p = Primitive(
 # ---- optimization_barrier, name ----------------------------------------------------------------
 
 
-def optimization_barrier(*operands: Any) -> list[Any]:
-    """The operands, computed anew as far as the compiler is concerned: no pass looks across."""
-    return optimization_barrier_p.bind(*operands)
+def optimization_barrier(operand: Any) -> Any:
+    """The same pytree, computed anew as far as the compiler is concerned: no pass looks across."""
+    leaves, tree = tree_flatten(operand)
+    return tree_unflatten(tree, optimization_barrier_p.bind(*leaves)) if leaves else operand
 
 
 def _barrier_jvp(primals: Any, tangents: Any) -> Any:
     flags = nonzero(tangents)
-    given = optimization_barrier(*[t for t in tangents if not isinstance(t, Zero)])
+    given = optimization_barrier([t for t in tangents if not isinstance(t, Zero)])
     avals = [typeof(x).tangent() for x in primals]
-    return optimization_barrier(*primals), spread(flags, given, avals)
+    return optimization_barrier(list(primals)), spread(flags, given, avals)
 
 
 optimization_barrier_p = Primitive(
@@ -248,7 +265,7 @@ optimization_barrier_p = Primitive(
     impl=lambda xp, *args: list(args),
     jvp=_barrier_jvp,
     transpose=lambda cts, *operands: list(cts),
-    batch=lambda axis, operands, at: (optimization_barrier(*operands), list(at)),
+    batch=lambda axis, operands, at: (optimization_barrier(list(operands)), list(at)),
     dims=Refused("a barrier is removed before partitioning"),
     multiple=True,
     vma="given",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray
+from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.source import UNKNOWN
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import Tracer
 
 
-def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Run a jaxpr by binding its equations one by one under the current trace."""
+def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any, inline: bool = False) -> list[Any]:
+    """Run a jaxpr by binding its equations one by one under the current trace.
+
+    What they become keeps their source lines. With `inline`, calls are run like this too.
+    """
     env: dict[Var, Any] = {}
 
     def read(atom: Atom) -> Any:
@@ -21,11 +26,21 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     env.update(zip(jaxpr.constvars, consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     last_use = last_uses(jaxpr)
-    for k, eqn in enumerate(jaxpr.eqns):
-        outs = eqn.prim.bind(*[read(a) for a in eqn.invars], **eqn.params)
-        env.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
-        for var in last_use[k]:
-            del env[var]
+    before = state.source
+    try:
+        for k, eqn in enumerate(jaxpr.eqns):
+            state.source = before if eqn.source is UNKNOWN else eqn.source
+            operands = [read(a) for a in eqn.invars]
+            if inline and eqn.prim.inline is not None:
+                body = eqn.prim.inline(eqn.params)
+                outs = eval_jaxpr(body.jaxpr, body.consts, *operands, inline=True)
+            else:
+                outs = eqn.prim.bind(*operands, **eqn.params)
+            env.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
+            for var in last_use[k]:
+                del env[var]
+    finally:
+        state.source = before
     return [read(a) for a in jaxpr.outvars]
 
 
@@ -51,6 +66,26 @@ def last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
 def close(f: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray], name: str) -> ClosedJaxpr:
     """Trace `f` of flat arguments to a closed jaxpr called `name`."""
     return trace_to_jaxpr(f, avals, Debug(name))
+
+
+def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program with its calls replaced by what they stand for."""
+    if all(eqn.prim.inline is None for eqn in closed.eqns):
+        return closed
+
+    def flat(*args: Any) -> list[Any]:
+        return eval_jaxpr(closed.jaxpr, closed.consts, *args, inline=True)
+
+    return close(flat, closed.in_avals, closed.jaxpr.name)
+
+
+def dependents(jaxpr: Jaxpr, sources: Iterable[Var]) -> set[Any]:
+    """The variables whose values depend on any of `sources`, which are among them."""
+    found: set[Any] = set(sources)
+    for eqn in jaxpr.eqns:
+        if any(v in found for v in eqn.invars):
+            found.update(eqn.outvars)
+    return found
 
 
 def hoist_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:

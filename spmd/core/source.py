@@ -1,11 +1,13 @@
 """The user's source lines: which file and line of the *user's* program made this equation or error.
 
 Frames inside the spmd package (and a few standard-library go-betweens) are skipped, so that errors,
-debug output and collective reports never name a line of ours.
+debug output and collective reports never name a line of ours. When a jaxpr is walked again (to be
+differentiated, batched, ...), the line is that of the equation being worked on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -13,8 +15,10 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from spmd.core.context import state
+
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-SKIPPED_FILES = {functools.__file__, "<frozen runpy>", "<string>"}
+SKIPPED_FILES = {functools.__file__, contextlib.__file__, "<frozen runpy>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ UNKNOWN = Source("<unknown>", 0, "<unknown>")
 @functools.cache
 def _is_ours(code: CodeType) -> bool:
     file = code.co_filename
-    return file.startswith(PACKAGE_DIR) or file in SKIPPED_FILES or "contextlib" in file
+    return file.startswith(PACKAGE_DIR) or file in SKIPPED_FILES
 
 
 @functools.lru_cache(maxsize=4096)
@@ -49,7 +53,9 @@ def _interned(file: str, line: int, function: str) -> Source:
 
 
 def current_source() -> Source:
-    """The innermost frame of the calling stack that is not inside spmd."""
+    """The innermost frame of the calling stack that is not inside spmd, or what stands for it."""
+    if state.source is not None:
+        return state.source
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

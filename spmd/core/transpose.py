@@ -12,9 +12,11 @@ from typing import Any
 
 from spmd.core import dtypes
 from spmd.core.aval import typeof
+from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Zero
 from spmd.core.rewrite import close
+from spmd.core.source import UNKNOWN
 from spmd.core.structural import add_any, zeros_like_aval
 
 
@@ -61,8 +63,13 @@ def backward_pass(
     for var, ct in zip(jaxpr.outvars, cts, strict=True):
         if isinstance(var, Var) and var not in values:
             found.add(var, ct)
-    for eqn in reversed(backwards):
-        _transpose_eqn(eqn, values, found)
+    before = state.source
+    try:
+        for eqn in reversed(backwards):
+            state.source = before if eqn.source is UNKNOWN else eqn.source
+            _transpose_eqn(eqn, values, found)
+    finally:
+        state.source = before
     return [
         found.take(var) if isinstance(x, Linear) else None
         for var, x in zip(jaxpr.invars, operands, strict=True)

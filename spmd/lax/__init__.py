@@ -5,6 +5,7 @@ This file only lists what is public, file by file.
 
 # ruff: noqa: F401
 
+from spmd.core.remat import optimization_barrier, optimization_barrier_p
 from spmd.lax.arithmetic import (
     RoundingMethod,
     abs,

@@ -7,6 +7,7 @@ from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
+from spmd.core.dtypes import promote
 from spmd.core.errors import PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.names import function_source
@@ -54,27 +55,77 @@ def leaf_paths(tree: Any) -> list[str]:
     return [keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
 
 
-def check_carry(
-    what: str, in_tree: TreeDef, ins: Sequence[ShapedArray], out_tree: Any, outs: Sequence[Any]
+def settle_carry(
+    what: str,
+    tree: TreeDef,
+    carry: list[Any],
+    stage: Callable[[list[ShapedArray]], tuple[Staged, TreeDef, list[ShapedArray]]],
+    inside: int | None = None,
+) -> tuple[list[Any], Staged]:
+    """Change the initial carry (weak types, varying axes) until the body gives back its type.
+
+    `stage` traces the body at the carry's avals and tells the structure and avals of the carry it
+    returns. `inside` is the position of the user's carry in ours, if ours counts too.
+    """
+    while True:
+        avals = [typeof(x) for x in carry]
+        staged, out_tree, outs = stage(avals)
+        if tree != out_tree:
+            raise PytreeError(
+                f"{current_source()}: {what}: the body must return a carry of the structure it is "
+                f"given: given {_user_tree(tree, inside)}, "
+                f"returned {_user_tree(out_tree, inside)}"
+            )
+        wanted = [_carry_type(a, o) for a, o in zip(avals, outs, strict=True)]
+        if all(a is w for a, w in zip(avals, wanted, strict=True)):
+            _check_carry(what, tree, avals, outs, inside)
+            return carry, staged
+        carry = [widen(x, w) for x, w in zip(carry, wanted, strict=True)]
+
+
+def _user_tree(tree: TreeDef, inside: int | None) -> TreeDef:
+    return tree if inside is None else tree.children[inside]
+
+
+def _carry_type(given: ShapedArray, returned: ShapedArray) -> ShapedArray:
+    """The type that a carry must start with, if the body turns `given` into `returned`.
+
+    A Python number adapts: `total = 0` that grows by floats starts as a float.
+    """
+    weak, vma = given.weak_type and returned.weak_type, given.vma | returned.vma
+    if given.weak_type and given.dtype != returned.dtype:
+        pairs = ((given.dtype, True), (returned.dtype, returned.weak_type))
+        dtype, _ = promote(pairs)
+        if dtype != given.dtype:
+            return given.update(dtype=dtype, weak_type=False, vma=vma)
+    return given.update(weak_type=weak, vma=vma)
+
+
+def _check_carry(
+    what: str, tree: TreeDef, ins: Sequence[ShapedArray], outs: Sequence[ShapedArray], inside: Any
 ) -> None:
     """Raise an error if a loop body's output carry has not the type of its input carry."""
-    if in_tree != out_tree:
-        raise PytreeError(
-            f"{current_source()}: {what}: the body must return a carry of the structure it is "
-            f"given: given {in_tree}, returned {out_tree}"
-        )
-    paths = leaf_paths(tree_unflatten(in_tree, list(range(len(ins)))))
+    paths = leaf_paths(tree_unflatten(tree, list(range(len(ins)))))
+    outer = "" if inside is None else f"[{inside}]"
     wrong = [
-        f"  carry{path}: given {i.dtype}{list(i.shape)}, returned {o.dtype}{list(o.shape)}"
+        f"  carry{path.removeprefix(outer)}: given {i.dtype}{list(i.shape)}, "
+        f"returned {o.dtype}{list(o.shape)}"
         for path, i, o in zip(paths, ins, outs, strict=True)
         if not same_type(i, o)
     ]
     if wrong:
+        grows = any(i.shape != o.shape for i, o in zip(ins, outs, strict=True))
         raise ShapeError(
             f"{current_source()}: {what}: the body must return a carry of the shapes and dtypes "
-            "it is given:\n" + "\n".join(wrong) + "\n"
-            "Convert the initial value or the result, e.g. with .astype(...)."
+            "it is given:\n" + "\n".join(wrong) + "\n" + (_FIXED_SHAPE if grows else _FIXED_DTYPE)
         )
+
+
+_FIXED_DTYPE = "Convert the initial value or the result, e.g. with .astype(...)."
+_FIXED_SHAPE = (
+    "A loop is compiled once, so its carry keeps its shape: start with an array of the final size "
+    "and write into it, x.at[i].set(value), or return the parts as the ys of a scan."
+)
 
 
 def widen(x: Any, target: ShapedArray) -> Any:

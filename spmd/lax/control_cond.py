@@ -15,6 +15,7 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.check import check_operands
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError, DtypeError, PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
@@ -34,11 +35,15 @@ from spmd.lax.control import (
     inner_effects,
     is_concrete,
     join_avals,
+    leaf_paths,
     retype_outputs,
     same_type,
 )
 from spmd.lax.convert import convert_element_type
 from spmd.lax.logic import clamp, eq, select_n
+
+# Tells `operand=None`, one operand that is an empty pytree, from no `operand` at all.
+_ABSENT: Any = object()
 
 # ---- public functions --------------------------------------------------------------------------
 
@@ -48,13 +53,13 @@ def cond(
     true_fun: Callable[..., Any],
     false_fun: Callable[..., Any],
     *operands: Any,
-    operand: Any = None,
+    operand: Any = _ABSENT,
 ) -> Any:
     """Run `true_fun(*operands)` or `false_fun(*operands)`, whichever `pred` says.
 
     `pred` is a scalar. Both functions must return the same structure, shapes and dtypes.
     """
-    if operand is not None:
+    if operand is not _ABSENT:
         operands = (operand,)
     if not (callable(true_fun) and callable(false_fun)):
         raise ArgumentError(
@@ -78,10 +83,10 @@ def cond(
 
 
 def switch(
-    index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, operand: Any = None
+    index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, operand: Any = _ABSENT
 ) -> Any:
     """Run `branches[index](*operands)`; an index out of range is clamped into it."""
-    if operand is not None:
+    if operand is not _ABSENT:
         operands = (operand,)
     branches = tuple(branches)
     if not branches:
@@ -137,12 +142,21 @@ def _check_branch(what: str, a: Staged, b: Staged, a_name: str, b_name: str) -> 
             f"{current_source()}: {what}: the branches must return the same structure: "
             f"{a_name} returns {a.out_tree}, {b_name} returns {b.out_tree}"
         )
-    for k, (x, y) in enumerate(zip(a.out_avals, b.out_avals, strict=True)):
-        if not same_type(x, y):
-            raise ShapeError(
-                f"{current_source()}: {what}: the branches must return the same shapes and "
-                f"dtypes: output {k} of {a_name} is {x}, of {b_name} it is {y}"
-            )
+    tree = a.out_tree
+    assert tree is not None
+    paths = leaf_paths(tree_unflatten(tree, list(range(tree.num_leaves))))
+    wrong = [
+        f"  output{path}: {a_name} returns {x.dtype}{list(x.shape)}, "
+        f"{b_name} returns {y.dtype}{list(y.shape)}"
+        for path, x, y in zip(paths, a.out_avals, b.out_avals, strict=True)
+        if not same_type(x, y)
+    ]
+    if wrong:
+        raise ShapeError(
+            f"{current_source()}: {what}: the branches must return the same shapes and dtypes:\n"
+            + "\n".join(wrong)
+            + "\nConvert the results, e.g. with .astype(...)."
+        )
 
 
 def _join_consts(
@@ -164,6 +178,15 @@ def _join_consts(
 
 
 # ---- rules -------------------------------------------------------------------------------------
+
+
+def _abstract(
+    index: ShapedArray, *avals: ShapedArray, branches: tuple[ClosedJaxpr, ...]
+) -> list[ShapedArray]:
+    for k, branch in enumerate(branches):
+        check_operands(branch.in_avals, avals, f"branch {k} of cond")
+        check_operands(branches[0].out_avals, branch.out_avals, f"the results of branch {k}")
+    return branches[0].out_avals
 
 
 def _impl(xp: Any, index: Any, *operands: Any, branches: Any) -> Any:
@@ -294,7 +317,7 @@ def _batched_index(
 
 cond_p = Primitive(
     "cond",
-    abstract=lambda index, *avals, branches: branches[0].out_avals,
+    abstract=_abstract,
     impl=_impl,
     jvp=_jvp,
     linearize=_linearize,

@@ -1,8 +1,8 @@
 """`scan`: a loop of known length that carries a value and maps slices to stacked results.
 
 Everything is expressed on the body's jaxpr: (consts, carry, x) -> (carry, y). Linearizing splits
-the body in two; residuals that vary are stacked like any other output, those that don't are passed
-on as constants. Transposing runs the linear body in the other direction.
+the body in two; residuals that vary are stacked like any other output, those that don't are
+computed once and passed on as constants. Transposing runs the linear body in the other direction.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.check import check_operands
 from spmd.core.config import config
 from spmd.core.context import current_trace
 from spmd.core.dtypes import is_inexact
@@ -20,7 +21,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.rewrite import close, eval_closed
+from spmd.core.rewrite import close, dce, dependents, eval_closed, inline_calls
 from spmd.core.source import current_source
 from spmd.core.structural import add_any, move_dim, to_front, zeros_like_aval
 from spmd.core.transpose import backward_pass
@@ -31,14 +32,15 @@ from spmd.lax.array import expand_dims
 from spmd.lax.concatenate import concatenate
 from spmd.lax.control import (
     Staged,
-    check_carry,
     inner_axes,
     inner_effects,
     is_concrete,
     leaf_paths,
     retype_outputs,
+    settle_carry,
     widen,
 )
+from spmd.lax.control_known import known_carry, split_known
 from spmd.lax.slicing import index_in_dim
 
 # ---- scan --------------------------------------------------------------------------------------
@@ -59,6 +61,21 @@ def scan(
     """
     if not callable(f):
         raise ArgumentError(f"{current_source()}: lax.scan: f must be a function, got {f!r}")
+    return named_scan("lax.scan", None, f, init, xs, length, reverse=reverse, unroll=unroll)
+
+
+def named_scan(
+    what: str,
+    inside: int | None,
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any,
+    length: int | None,
+    *,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Any, Any]:
+    """`scan` for a function that errors call `what`, whose user's carry is at `inside` of ours."""
     xs_flat, xs_tree = tree_flatten(xs)
     n = _length(xs, xs_flat, length)
     init_flat, init_tree = tree_flatten(init)
@@ -66,7 +83,9 @@ def scan(
         return _python_scan(f, init, (xs_flat, xs_tree), n, reverse)
     _, in_tree = tree_flatten((init, xs))
     x_avals = [typeof(x).update(shape=typeof(x).shape[1:]) for x in xs_flat]
-    init_flat, body = _settle(f, in_tree, init_tree, init_flat, x_avals)
+    init_flat, body = settle_carry(
+        what, init_tree, init_flat, lambda avals: _stage(f, in_tree, [*avals, *x_avals]), inside
+    )
     outs = scan_p.bind(
         *body.consts,
         *init_flat,
@@ -116,29 +135,17 @@ def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
     return next(iter(sizes))
 
 
-def _settle(
-    f: Any, in_tree: Any, init_tree: Any, init: list[Any], x_avals: list[ShapedArray]
-) -> tuple[list[Any], Staged]:
-    """Widen the initial carry until the body gives back its type."""
-    while True:
-        avals = [typeof(x) for x in init]
-        staged = Staged(f, in_tree, [*avals, *x_avals])
-        tree = staged.out_tree
-        assert tree is not None
-        if tree.kind is not tuple or len(tree.children) != 2:
-            raise PytreeError(
-                f"{current_source()}: lax.scan: the body must return a pair (carry, y), got {tree}"
-            )
-        carry_tree = tree.children[0]
-        outs = staged.out_avals[: carry_tree.num_leaves]
-        check_carry("lax.scan", init_tree, avals, carry_tree, outs)
-        wanted = [
-            a.update(weak_type=a.weak_type and o.weak_type, vma=a.vma | o.vma)
-            for a, o in zip(avals, outs, strict=True)
-        ]
-        if all(a is w for a, w in zip(avals, wanted, strict=True)):
-            return init, staged
-        init = [widen(x, w) for x, w in zip(init, wanted, strict=True)]
+def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> tuple[Staged, Any, list[ShapedArray]]:
+    """The traced body, and the structure and avals of the carry it returns."""
+    staged = Staged(f, in_tree, avals)
+    tree = staged.out_tree
+    assert tree is not None
+    if tree.kind is not tuple or len(tree.children) != 2:
+        raise PytreeError(
+            f"{current_source()}: lax.scan: the body must return a pair (carry, y), got {tree}"
+        )
+    carry_tree = tree.children[0]
+    return staged, carry_tree, staged.out_avals[: carry_tree.num_leaves]
 
 
 def _retype_carry(closed: ClosedJaxpr, carry: list[ShapedArray]) -> ClosedJaxpr:
@@ -166,9 +173,17 @@ def _python_scan(f: Any, init: Any, xs: Any, n: int, reverse: bool) -> tuple[Any
 # ---- rules -------------------------------------------------------------------------------------
 
 
-def _abstract(
-    *avals: ShapedArray, jaxpr: ClosedJaxpr, length: int, num_carry: int, **_: Any
-) -> list[ShapedArray]:
+def _abstract(*avals: ShapedArray, **params: Any) -> list[ShapedArray]:
+    jaxpr, num_carry = params["jaxpr"], params["num_carry"]
+    fixed, xs = split_list(avals, [params["num_consts"] + num_carry])
+    slices = [x.update(shape=x.shape[1:]) for x in xs]
+    check_operands(jaxpr.in_avals, [*fixed, *slices], "the body of scan")
+    carry = fixed[params["num_consts"] :]
+    check_operands(carry, jaxpr.out_avals[:num_carry], "the carry that scan's body returns")
+    return _results(**params)
+
+
+def _results(*, jaxpr: ClosedJaxpr, length: int, num_carry: int, **_: Any) -> list[ShapedArray]:
     carry, ys = split_list(jaxpr.out_avals, [num_carry])
     return [*carry, *(a.update(shape=(length, *a.shape)) for a in ys)]
 
@@ -226,7 +241,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     moving = [_match(t, a) for t, a in zip(i_dot, body.in_avals[n_in + len(init) :], strict=False)]
     outs = _bind(body, [*consts, *c_dot], [*init, *moving], [*xs, *x_dot], params)
     carry, carry_dot, ys_out, ys_dot = split_list(outs, [len(init), len(moving), len(ys)])
-    avals = [a.tangent() for a in _abstract(**params)]
+    avals = [a.tangent() for a in _results(**params)]
     return [*carry, *ys_out], spread([*flags, *y_flags], [*carry_dot, *ys_dot], avals)
 
 
@@ -265,10 +280,10 @@ def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any
         if cut.out_nonzero[: len(flags)] == flags:
             break
         flags = [a or o for a, o in zip(flags, cut.out_nonzero, strict=False)]
-    primal, linear, fixed = _hoist_invariant(cut, len(consts), len(jaxpr.out_avals))
+    primal, linear, once = _hoist_invariant(cut, len(consts), len(jaxpr.out_avals))
+    fixed = eval_closed(once, *consts)
     outs = _bind(primal, consts, init, xs, params)
     outs, stacked = split_list(outs, [len(jaxpr.out_avals)])
-    invariant = [_fixed_value(cut, k, consts) for k in fixed]
     c_dot = [t for t in parts[0] if not isinstance(t, Zero)]
     x_dot = [t for t in parts[2] if not isinstance(t, Zero)]
     moving = [t for t, f in zip(parts[1], flags, strict=True) if f]
@@ -276,51 +291,46 @@ def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any
     with current_trace(trace.tangent_trace):
         carry_avals = body.in_avals[len(fixed) + len(c_dot) :]
         moving = [_match(instantiate(t), a) for t, a in zip(moving, carry_avals, strict=False)]
-    operands = [*invariant, *c_dot, *moving, *stacked, *x_dot]
+    operands = [*fixed, *c_dot, *moving, *stacked, *x_dot]
     changes = {
         "jaxpr": body,
-        "num_consts": len(invariant) + len(c_dot),
+        "num_consts": len(fixed) + len(c_dot),
         "num_carry": len(moving),
     }
     out_dots = trace.bind_linear(scan_p, operands, params | changes)
-    avals = [a.tangent() for a in _abstract(**params)]
+    avals = [a.tangent() for a in _results(**params)]
     return outs, spread(cut.out_nonzero, out_dots, avals)
 
 
 def _hoist_invariant(
     cut: Linearized, num_consts: int, num_out: int
-) -> tuple[ClosedJaxpr, ClosedJaxpr, list[int]]:
-    """Don't stack residuals that are constants of the loop.
+) -> tuple[ClosedJaxpr, ClosedJaxpr, ClosedJaxpr]:
+    """Don't stack residuals that are the same in every iteration.
 
-    Returns the primal body without them, the linear body with them first, and their positions.
+    Returns the primal body without them, the linear body with them first, and the jaxpr that
+    computes them from the loop's constants.
     """
     primal = cut.primal.jaxpr
-    const_vars = set(primal.invars[:num_consts]) | set(primal.constvars)
+    varying = dependents(primal, primal.invars[num_consts:])
+    for eqn in primal.eqns:
+        if eqn.effects:
+            varying.update(eqn.outvars)
     residuals = primal.outvars[num_out:]
-    is_fixed = [v in const_vars for v in residuals]
-    kept, moved = partition_list(is_fixed, residuals)
-    smaller = primal.replace(outvars=[*primal.outvars[:num_out], *kept])
+    is_fixed = [v not in varying for v in residuals]
+    moving, fixed = partition_list(is_fixed, residuals)
+    once, _ = dce(
+        primal.replace(invars=primal.invars[:num_consts], outvars=fixed), [True] * len(fixed)
+    )
+    smaller = primal.replace(outvars=[*primal.outvars[:num_out], *moving])
     linear = cut.linear.jaxpr
     ins, rest = linear.invars[: len(residuals)], linear.invars[len(residuals) :]
-    varying, invariant = partition_list(is_fixed, ins)
-    reordered = linear.replace(invars=[*invariant, *varying, *rest])
-    positions = [k for k, f in enumerate(is_fixed) if f]
-    assert len(moved) == len(positions)
+    moving_ins, fixed_ins = partition_list(is_fixed, ins)
+    reordered = linear.replace(invars=[*fixed_ins, *moving_ins, *rest])
     return (
         ClosedJaxpr(smaller, cut.primal.consts),
         ClosedJaxpr(reordered, cut.linear.consts),
-        positions,
+        ClosedJaxpr(once, cut.primal.consts),
     )
-
-
-def _fixed_value(cut: Linearized, position: int, consts: Sequence[Any]) -> Any:
-    """The value of a loop-invariant residual."""
-    primal = cut.primal.jaxpr
-    var = primal.outvars[len(primal.outvars) - cut.num_residuals + position]
-    for v, x in zip(primal.invars, consts, strict=False):
-        if v is var:
-            return x
-    return cut.primal.consts[primal.constvars.index(var)]  # type: ignore[arg-type]
 
 
 def _linear_body(linear: ClosedJaxpr, nf: int, ns: int, nct: int, nit: int) -> ClosedJaxpr:
@@ -340,12 +350,17 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     jaxpr, sizes = params["jaxpr"], [params["num_consts"], params["num_carry"]]
     consts, init, xs = split_list(operands, sizes)
     c_lin, i_lin, x_lin = ([isinstance(x, Linear) for x in p] for p in (consts, init, xs))
-    # A known floating carry of a linear loop is an instantiated zero tangent: its cotangent is
-    # computed like the others' and dropped. A known integer carry (a counter) is not linear.
+    if not all(i_lin):
+        jaxpr = inline_calls(jaxpr)
+        known = known_carry(jaxpr, c_lin, i_lin, x_lin)
+        if any(known):
+            return _transpose_rest(known, cts, operands, params | {"jaxpr": jaxpr})
+    # A given initial value of a carry that becomes linear is an instantiated zero tangent: its
+    # cotangent is computed like the others' and dropped.
     if not all(lin or is_inexact(typeof(x).dtype) for lin, x in zip(i_lin, init, strict=True)):
         raise GradError(
-            f"{current_source()}: lax.scan: cannot transpose a scan whose carry is only partly "
-            "linear; differentiate it with grad, or keep the non-linear part out of the carry"
+            f"{current_source()}: lax.scan: cannot transpose a scan whose integer carry depends on "
+            "a value that is being transposed"
         )
     known_c, lin_c = partition_list(c_lin, consts)
     known_x, _ = partition_list(x_lin, xs)
@@ -362,6 +377,27 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
         *(ct if lin else None for ct, lin in zip(ct_init, i_lin, strict=True)),
         *merge_lists(x_lin, [None] * len(known_x), ct_xs),
     ]
+
+
+def _transpose_rest(
+    known: list[bool], cts: Any, operands: Any, params: dict[str, Any]
+) -> list[Any]:
+    """Run the known part of the carry (a counter, say) forward first, then transpose the rest."""
+    nc, ni = params["num_consts"], params["num_carry"]
+    consts, init, xs = split_list(operands, [nc, ni])
+    linear = [isinstance(x, Linear) for x in operands]
+    linear[nc : nc + ni] = [not k for k in known]
+    ahead, rest, num_residuals = split_known(params["jaxpr"], known, linear, nc)
+    given = [[x for x in part if not isinstance(x, Linear)] for part in (consts, xs)]
+    moving, fixed = partition_list(known, init)
+    found = _bind(ahead, given[0], fixed, given[1], params)
+    residuals = found[len(fixed) :]
+    ct_carry, ct_ys = split_list(cts, [ni])
+    ct_moving = [ct for ct, k in zip(ct_carry, known, strict=True) if not k]
+    changes = {"jaxpr": rest, "num_carry": len(moving)}
+    outs = _transpose([*ct_moving, *ct_ys], *consts, *moving, *residuals, *xs, **(params | changes))
+    ct_consts, ct_init, _, ct_xs = split_list(outs, [nc, len(moving), num_residuals])
+    return [*ct_consts, *merge_lists(known, ct_init, [None] * len(fixed)), *ct_xs]
 
 
 def _backward_body(jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray]) -> ClosedJaxpr:

@@ -15,6 +15,7 @@ import numpy as np
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
+from spmd.core.check import check_operands
 from spmd.core.config import config
 from spmd.core.context import current_trace
 from spmd.core.errors import DtypeError, ShapeError
@@ -31,14 +32,14 @@ from spmd.core.vmap import batch_jaxpr, fronts
 from spmd.lax.arithmetic import add
 from spmd.lax.control import (
     Staged,
-    check_carry,
     inner_axes,
     inner_effects,
     is_concrete,
     retype_outputs,
+    settle_carry,
     widen,
 )
-from spmd.lax.control_scan import scan
+from spmd.lax.control_scan import named_scan
 from spmd.lax.convert import convert_element_type
 from spmd.lax.logic import lt, select
 from spmd.lax.reduce import reduce_or
@@ -53,6 +54,17 @@ def while_loop(
 
     The carry keeps its structure, shapes and dtypes. Raises an error naming the leaf that changes.
     """
+    return _named_while("lax.while_loop", None, cond_fun, body_fun, init_val)
+
+
+def _named_while(
+    what: str,
+    inside: int | None,
+    cond_fun: Callable[[Any], Any],
+    body_fun: Callable[[Any], Any],
+    init_val: Any,
+) -> Any:
+    """`while_loop` for a function that errors call `what`, its user's carry at `inside` of ours."""
     flat, tree = tree_flatten(init_val)
     if config.disable_jit and all(is_concrete(x) for x in flat):
         value = init_val
@@ -60,7 +72,9 @@ def while_loop(
             value = body_fun(value)
         return value
     in_tree = tree_flatten((init_val,))[1]
-    flat, body = settle_carry("lax.while_loop", body_fun, in_tree, tree, flat)
+    flat, body = settle_carry(
+        what, tree, flat, lambda avals: _stage(body_fun, in_tree, avals), inside
+    )
     avals = [typeof(x) for x in flat]
     test = Staged(cond_fun, in_tree, avals)
     _check_test(test)
@@ -76,6 +90,12 @@ def while_loop(
     return tree_unflatten(tree, outs)
 
 
+def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> Any:
+    """The traced body, and the structure and avals of the carry it returns."""
+    staged = Staged(f, in_tree, avals)
+    return staged, staged.out_tree, staged.out_avals
+
+
 def _check_test(test: Staged) -> None:
     avals = test.out_avals
     if len(avals) != 1 or avals[0].shape:
@@ -89,24 +109,6 @@ def _check_test(test: Staged) -> None:
             f"{current_source()}: lax.while_loop: cond_fun must return a bool, got {avals[0]}; "
             "compare explicitly, e.g. x != 0"
         )
-
-
-def settle_carry(
-    what: str, body: Callable[..., Any], in_tree: Any, tree: Any, flat: list[Any]
-) -> tuple[list[Any], Staged]:
-    """Widen the initial carry (weak types, varying axes) until the body gives back its type."""
-    while True:
-        avals = [typeof(x) for x in flat]
-        staged = Staged(body, in_tree, avals)
-        outs = staged.out_avals
-        check_carry(what, tree, avals, staged.out_tree, outs)
-        wanted = [
-            a.update(weak_type=a.weak_type and o.weak_type, vma=a.vma | o.vma)
-            for a, o in zip(avals, outs, strict=True)
-        ]
-        if all(a is w for a, w in zip(avals, wanted, strict=True)):
-            return flat, staged
-        flat = [widen(x, w) for x, w in zip(flat, wanted, strict=True)]
 
 
 def fori_loop(
@@ -127,11 +129,12 @@ def fori_loop(
         for i in range(int(lower), int(upper)):
             value = body_fun(np.int32(i), value)
         return value
-    dtype = np.result_type(*(typeof(x).dtype for x in (lower, upper)))
+    bounds = [typeof(x) for x in (lower, upper)]
+    dtype, _ = dtypes.promote(tuple((a.dtype, a.weak_type) for a in bounds))
     if not dtypes.is_integer(dtype):
         raise DtypeError(
             f"{current_source()}: lax.fori_loop: lower and upper must be integers, "
-            f"got {typeof(lower)} and {typeof(upper)}"
+            f"got {bounds[0]} and {bounds[1]}"
         )
     one = np.ones((), dtype)
     if known:
@@ -143,13 +146,17 @@ def fori_loop(
 
         first = convert_element_type(start, dtype)
         length = max(stop - start, 0)
-        (_, out), _ = scan(step, (first, init_val), None, length, unroll=unroll or 1)
+        (_, out), _ = named_scan(
+            "lax.fori_loop", 1, step, (first, init_val), None, length, unroll=unroll or 1
+        )
         return out
-    bounds = (convert_element_type(lower, dtype), convert_element_type(upper, dtype))
-    _, _, out = while_loop(
+    limits = (convert_element_type(lower, dtype), convert_element_type(upper, dtype))
+    _, _, out = _named_while(
+        "lax.fori_loop",
+        2,
         lambda c: lt(c[0], c[1]),
         lambda c: (add(c[0], one), c[1], body_fun(c[0], c[2])),
-        (*bounds, init_val),
+        (*limits, init_val),
     )
     return out
 
@@ -158,8 +165,16 @@ def fori_loop(
 
 
 def _abstract(
-    *avals: ShapedArray, cond_nconsts: int, body_nconsts: int, body_jaxpr: ClosedJaxpr, **_: Any
-) -> Any:
+    *avals: ShapedArray,
+    cond_jaxpr: ClosedJaxpr,
+    cond_nconsts: int,
+    body_jaxpr: ClosedJaxpr,
+    body_nconsts: int,
+) -> list[ShapedArray]:
+    c, b, carry = split_list(avals, [cond_nconsts, body_nconsts])
+    check_operands(cond_jaxpr.in_avals, [*c, *carry], "the condition of while")
+    check_operands(body_jaxpr.in_avals, [*b, *carry], "the body of while")
+    check_operands(carry, body_jaxpr.out_avals, "the carry that while's body returns")
     return body_jaxpr.out_avals
 
 

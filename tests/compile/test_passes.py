@@ -137,8 +137,7 @@ def test_barriers_keep_recomputation_apart():
         (again,) = lax.optimization_barrier((x,))
         return lax.add(first, lax.sin(again))
 
-    if hasattr(lax, "optimization_barrier"):
-        assert simplified(f, X).count("sin") == 2
+    assert simplified(f, X).count("sin") == 2
 
 
 def test_transposed_product_turns_around():

@@ -1,0 +1,141 @@
+"""What `custom_jvp` and `custom_vjp` share: one call of a function that has rules of its own.
+
+Evaluated, a custom function is just the function. Differentiated on concrete values, it is its
+rule, run at once: the rule may branch on values. Under any other trace it becomes one equation that
+holds the function's jaxpr and the user's rules, which run when (and only when) it is
+differentiated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.aval import typeof
+from spmd.core.call import nonzero
+from spmd.core.context import current_trace, state
+from spmd.core.errors import ArgumentError, GradError, UnexpectedTracerError
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import JVPTrace
+from spmd.core.linearize import MixedTrace
+from spmd.core.primitive import Primitive, Zero
+from spmd.core.rewrite import hoist_tracers
+from spmd.core.source import current_source
+from spmd.core.stage import Debug, trace_to_jaxpr
+from spmd.core.trace import EVAL
+from spmd.core.transpose import backward_pass
+from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.core.util import function_name, unzip2
+
+
+def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(f)
+    except (TypeError, ValueError):
+        return None
+
+
+def positional(
+    f: Callable[..., Any],
+    signature: inspect.Signature | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[Any]:
+    """Keyword arguments put into their positions, with defaults filled in."""
+    if signature is None:
+        return list(args)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentError(f"{current_source()}: {function_name(f)}: {error}") from None
+    bound.apply_defaults()
+    if any(name in kwargs for name in bound.kwargs):
+        names = ", ".join(bound.kwargs)
+        raise ArgumentError(
+            f"{function_name(f)}: keyword-only arguments ({names}) are not supported by "
+            "custom derivative rules; make them positional"
+        )
+    return list(bound.args)
+
+
+class Call:
+    """One call of a custom function, flat: arguments, the traced jaxpr, and the output's tree."""
+
+    def __init__(self, f: Callable[..., Any], args: list[Any], nondiff: Sequence[int]):
+        self.name = function_name(f)
+        self.nondiff = {i % len(args): args[i] for i in nondiff}
+        self.count = len(args)
+        given = [x for i, x in enumerate(args) if i not in self.nondiff]
+        self.flat, self.in_tree = tree_flatten(tuple(given))
+        self.avals = [typeof(x) for x in self.flat]
+        self.out_tree: TreeDef | None = None
+        self.f = f
+
+    def place(self, given: Sequence[Any]) -> list[Any]:
+        """Differentiable arguments back among the others."""
+        rest = iter(given)
+        return [self.nondiff[i] if i in self.nondiff else next(rest) for i in range(self.count)]
+
+    def run(self, *flat: Any) -> list[Any]:
+        out = self.f(*self.place(tree_unflatten(self.in_tree, flat)))
+        leaves, self.out_tree = tree_flatten(out)
+        return leaves
+
+    def stage(self) -> tuple[ClosedJaxpr, list[Any]]:
+        source = current_source()
+        return hoist_tracers(trace_to_jaxpr(self.run, self.avals, Debug(self.name, (), source)))
+
+    def rebuild(self, outs: Sequence[Any]) -> Any:
+        assert self.out_tree is not None
+        return tree_unflatten(self.out_tree, outs)
+
+    def set_out_tree(self, tree: TreeDef, rule: str) -> None:
+        """Compare the structure that a rule returned with the function's, where it is known."""
+        if self.out_tree is not None and tree != self.out_tree:
+            raise GradError(
+                f"the {rule} of {self.name} returned an output of structure {tree}, but "
+                f"{self.name} returns {self.out_tree}: they must be the same"
+            )
+        self.out_tree = tree
+
+
+def differentiate_now(
+    prim: Primitive, again: Callable[..., Any], call: Call, rules: dict[str, Any]
+) -> tuple[bool, Any]:
+    """Run a custom rule at once where all primals are concrete: (whether it was, the result).
+
+    Not done if the function closes over a value being differentiated: staging reports that.
+    """
+    trace = bottom = state.trace
+    while isinstance(bottom, (JVPTrace, MixedTrace)):
+        bottom = bottom.parent
+    if bottom is not EVAL:
+        return False, None
+    if isinstance(trace, MixedTrace):
+        if any(trace.is_tangent(x) for x in call.flat):
+            return False, None
+        primals, tangents = call.flat, []
+    else:
+        primals, tangents = unzip2(trace.split(x) for x in call.flat)
+    try:
+        with current_trace(trace.parent):
+            if not any(nonzero(tangents)):
+                return True, again(*call.place(tree_unflatten(call.in_tree, primals)))
+            params = {"num_consts": 0, "name": call.name, **rules}
+            outs, found = trace.differentiate(prim, primals, tangents, params)
+    except UnexpectedTracerError:
+        return False, None
+    return True, call.rebuild([trace.join(x, t) for x, t in zip(outs, found, strict=True)])
+
+
+def check_closure(name: str, tangents: Sequence[Any]) -> None:
+    if any(not isinstance(t, Zero) for t in tangents):
+        raise GradError(
+            f"{current_source()}: {name} has a custom derivative and closes over a value that is "
+            "being differentiated; pass that value as an argument instead"
+        )
+
+
+def inline_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, **_: Any) -> Any:
+    return backward_pass(jaxpr.jaxpr, jaxpr.consts, operands, cts)

@@ -1,0 +1,58 @@
+"""Loops of which only a part is linear: find the known part of the carry, and cut the body there.
+
+A linear loop may carry a counter, or anything else that does not depend on what is linear. To run
+it backwards, that part runs forwards first and leaves what the rest needs, one value an iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.rewrite import dce, dependents
+from spmd.core.util import partition_list, split_list
+
+
+def known_carry(
+    body: ClosedJaxpr, c_lin: Sequence[bool], i_lin: Sequence[bool], x_lin: Sequence[bool]
+) -> list[bool]:
+    """Which parts of the carry never depend on a linear input, in any iteration."""
+    jaxpr = body.jaxpr
+    known = [not lin for lin in i_lin]
+    while True:
+        linear = [*c_lin, *(not k for k in known), *x_lin]
+        sources = [v for v, lin in zip(jaxpr.invars, linear, strict=True) if lin]
+        found = dependents(jaxpr, sources)
+        carry = jaxpr.outvars[: len(known)]
+        still = [k and v not in found for k, v in zip(known, carry, strict=True)]
+        if still == known:
+            return known
+        known = still
+
+
+def split_known(
+    body: ClosedJaxpr, known: Sequence[bool], linear: Sequence[bool], num_consts: int
+) -> tuple[ClosedJaxpr, ClosedJaxpr, int]:
+    """Cut a loop's body at its known carry: the part to run ahead, the rest, how many residuals.
+
+    `linear` marks the linear inputs. The part ahead has the body's inputs without those, and
+    returns (known carry, residuals). The rest maps (consts, other carry, residuals and xs) to
+    (other carry, ys).
+    """
+    jaxpr = body.jaxpr
+    consts, carry, xs = split_list(jaxpr.invars, [num_consts, len(known)])
+    moving, fixed = partition_list(known, carry)
+    outs, ys = split_list(jaxpr.outvars, [len(known)])
+    moving_outs, fixed_outs = partition_list(known, outs)
+    given, moved = partition_list(linear, jaxpr.invars)
+    # What follows from the known carry alone is not computed again in the rest, but handed on.
+    ahead = dependents(jaxpr, fixed) - dependents(jaxpr, moved)
+    rest_eqns = [e for e in jaxpr.eqns if not ahead.issuperset(e.outvars)]
+    reads = [v for e in rest_eqns for v in e.invars] + [*moving_outs, *ys]
+    residuals = list(dict.fromkeys(v for v in reads if v in ahead))
+    first = jaxpr.replace(invars=given, outvars=[*fixed_outs, *residuals])
+    first, _ = dce(first, [True] * len(first.outvars))
+    rest = jaxpr.replace(
+        invars=[*consts, *moving, *residuals, *xs], eqns=rest_eqns, outvars=[*moving_outs, *ys]
+    )
+    return ClosedJaxpr(first, body.consts), ClosedJaxpr(rest, body.consts), len(residuals)
