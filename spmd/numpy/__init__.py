@@ -200,6 +200,14 @@ from spmd.numpy.products import (
     vecmat,
 )
 from spmd.numpy.promotion import broadcast_shapes, result_type
+from spmd.numpy.quantiles import (
+    median,
+    nanmedian,
+    nanpercentile,
+    nanquantile,
+    percentile,
+    quantile,
+)
 from spmd.numpy.ranges import arange, geomspace, linspace, logspace
 from spmd.numpy.reductions import (
     all,
@@ -263,15 +271,9 @@ from spmd.numpy.statistics import (
     corrcoef,
     cov,
     mean,
-    median,
     nanmean,
-    nanmedian,
-    nanpercentile,
-    nanquantile,
     nanstd,
     nanvar,
-    percentile,
-    quantile,
     std,
     var,
 )

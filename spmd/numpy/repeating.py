@@ -16,12 +16,13 @@ from spmd.core.util import product
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import broadcast_to, moveaxis, ravel, reshape
 from spmd.numpy.promotion import as_array, check_arraylike, constant_like, convert, plain
+from spmd.numpy.quantiles import median
 from spmd.numpy.ranges import linspace
 from spmd.numpy.reductions import canonical_axis, cumsum
 from spmd.numpy.reductions import max as _max
 from spmd.numpy.reductions import min as _min
 from spmd.numpy.sorting import searchsorted
-from spmd.numpy.statistics import mean, median
+from spmd.numpy.statistics import mean
 from spmd.numpy.taking import take
 
 # ---- repeating ---------------------------------------------------------------------------------
