@@ -10,12 +10,13 @@ from typing import Any
 
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Zero, linear
 from spmd.core.rewrite import close, eval_closed
 from spmd.core.structural import zeros_like_aval
-from spmd.core.trace import Trace, Tracer, check_usable
+from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 from spmd.core.util import unzip2
 
 # ---- tangents ----------------------------------------------------------------------------------
@@ -126,9 +127,13 @@ def jvp_flat(
     try:
         with current_trace(trace):
             outs = f(*args)
-        return unzip2(trace.split(x) for x in outs)
+        found = unzip2(trace.split(x) for x in outs)
     finally:
         trace.finish()
+    del args, outs
+    if config.check_leaks:
+        check_no_leak(trace, "the function under jvp")
+    return found
 
 
 def jvp_jaxpr(

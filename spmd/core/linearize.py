@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import eval_closed, hoist_consts, prune_consts
 from spmd.core.stage import Debug, JaxprTrace
-from spmd.core.trace import Trace, Tracer
+from spmd.core.trace import Trace, Tracer, check_no_leak
 
 
 class MixedTrace(Trace):
@@ -95,7 +96,11 @@ def linearize_flat(
     finally:
         trace.finish()
         tangent_trace.finish()
-    return [p for p, _ in pairs], prune_consts(linear), out_nonzero
+    primals_out = [p for p, _ in pairs]
+    del args, outs, pairs
+    if config.check_leaks:
+        check_no_leak(trace, "the function being differentiated")
+    return primals_out, prune_consts(linear), out_nonzero
 
 
 _cache: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Any]] = weakref.WeakKeyDictionary()

@@ -6,7 +6,6 @@ Everything that happens while a `JaxprTrace` is current is staged, operations on
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +17,11 @@ from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.config import config
 from spmd.core.context import current_trace
-from spmd.core.errors import ArgumentError, UnexpectedTracerError
+from spmd.core.errors import ArgumentError
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
 from spmd.core.source import UNKNOWN, Source, current_source
-from spmd.core.trace import Trace, Tracer, check_usable
+from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
 PYTHON_SCALARS = (bool, int, float, complex)
 
@@ -201,18 +200,6 @@ def trace_to_jaxpr(
         trace.finish()
     del args, outs
     if config.check_leaks:
-        check_no_leak(trace)
+        kept = [tracer for _, tracer in trace.consts.values()]
+        check_no_leak(trace, debug.name, kept)
     return closed
-
-
-def check_no_leak(trace: JaxprTrace) -> None:
-    """Raise an UnexpectedTracerError if a tracer of a finished trace is still referenced."""
-    gc.collect()
-    leaked = [x for x in gc.get_objects() if type(x) is JaxprTracer and x._trace is trace]
-    kept = {id(t) for _, t in trace.consts.values()}
-    leaked = [x for x in leaked if id(x) not in kept]
-    if leaked:
-        raise UnexpectedTracerError(
-            f"{trace.debug.name} leaked {len(leaked)} traced value(s), the first {leaked[0]!r}. "
-            f"{leaked[0].where_from()}Something outside the function keeps them."
-        )

@@ -7,6 +7,7 @@ Outside any transformation the current trace is `EvalTrace`, which computes.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -240,3 +241,20 @@ def check_usable(x: Tracer, source: Source = UNKNOWN) -> None:
     """Raise an UnexpectedTracerError if `x`'s trace has ended."""
     if not x._trace.alive:
         raise UnexpectedTracerError(leak_message(x))
+
+
+def check_no_leak(trace: Trace, what: str, kept: Sequence[Tracer] = ()) -> None:
+    """Raise an UnexpectedTracerError if a tracer of a finished trace is still referenced.
+
+    `kept` are those that the trace itself refers to.
+    """
+    gc.collect()
+    ours = {id(x) for x in kept}
+    tracers = [x for x in gc.get_objects() if isinstance(x, Tracer) and x._trace is trace]
+    leaked = [x for x in tracers if id(x) not in ours]
+    if leaked:
+        raise UnexpectedTracerError(
+            f"{current_source()}: {what} leaked {len(leaked)} traced value(s), the first "
+            f"{leaked[0]!r}. {leaked[0].where_from()}Something outside the function keeps it, "
+            "where nothing can use it: return it instead."
+        )

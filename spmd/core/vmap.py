@@ -12,12 +12,13 @@ from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
+from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import close, eval_closed
 from spmd.core.structural import to_front
-from spmd.core.trace import Trace, Tracer, check_usable
+from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,9 @@ def batch_flat(
         pairs = [trace.split(x) for x in outs]
     finally:
         trace.finish()
+    del tracers, outs
+    if config.check_leaks:
+        check_no_leak(trace, "the function under vmap")
     return [x for x, _ in pairs], [d for _, d in pairs]
 
 

@@ -321,7 +321,8 @@ def _hoist_invariant(
     once, _ = dce(
         primal.replace(invars=primal.invars[:num_consts], outvars=fixed), [True] * len(fixed)
     )
-    smaller = primal.replace(outvars=[*primal.outvars[:num_out], *moving])
+    outs = [*primal.outvars[:num_out], *moving]
+    smaller, _ = dce(primal.replace(outvars=outs), [True] * len(outs))
     linear = cut.linear.jaxpr
     ins, rest = linear.invars[: len(residuals)], linear.invars[len(residuals) :]
     moving_ins, fixed_ins = partition_list(is_fixed, ins)
