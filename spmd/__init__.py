@@ -45,6 +45,7 @@ from spmd.api import (
     vmap,
 )
 from spmd.compile import dispatch as _dispatch
+from spmd.compile import mapcall as _mapcall
 from spmd.compile.cpu import platform as _cpu
 from spmd.core import errors
 from spmd.core.aval import typeof

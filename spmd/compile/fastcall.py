@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,8 @@ class FastPath:
         ):
             return
         try:
-            made = _Writer(split, executable, out_tree).function()
-        except _Unmatched:
+            made = Writer(split, executable, out_tree).function()
+        except UnmatchedError:
             return
         self.matchers = [made, *self.matchers[: MOST_MATCHERS - 1]]
 
@@ -67,7 +67,7 @@ class FastPath:
         self.matchers = []
 
 
-class _Unmatched(Exception):
+class UnmatchedError(Exception):
     """The call has a container that generated code does not match."""
 
 
@@ -80,6 +80,11 @@ def _is_matchable(x: Any, aval: ShapedArray) -> bool:
         return x.shards is None and x._sharding is None
     if type(x) is np.ndarray:
         return x.dtype == aval.dtype and x.flags.c_contiguous
+    return is_number(x, aval)
+
+
+def is_number(x: Any, aval: ShapedArray) -> bool:
+    """Whether `x` is a number that generated code can write into memory."""
     return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in _FORMATS
 
 
@@ -107,10 +112,10 @@ class Frame:
 # ---- the source --------------------------------------------------------------------------------
 
 
-class _Writer:
+class Writer:
     """Writes the function of one signature."""
 
-    def __init__(self, split: Split, executable: Executable, out_tree: TreeDef):
+    def __init__(self, split: Split, executable: Any, out_tree: TreeDef):
         self.executable = executable
         self.out_tree = out_tree
         self.split = split
@@ -129,16 +134,6 @@ class _Writer:
         self.lines += self.numbers
         matching, self.lines = self.lines, []
         self.results()
-        source = "\n".join(
-            (
-                "def match(args, kwargs):",
-                "    try:",
-                *("        " + line for line in matching),
-                "    except (AttributeError, KeyError, StructError, OverflowError):",
-                "        return MISS",
-                *("    " + line for line in self.lines),
-            )
-        )
         executable = self.executable
         words = 1 + len(self.pointers) + len(executable.outputs)
         self.names |= {
@@ -156,6 +151,20 @@ class _Writer:
             "getrefcount": sys.getrefcount,
             "ndarray": np.ndarray,
         }
+        return self.compiled(matching)
+
+    def compiled(self, matching: Sequence[str]) -> Callable[..., Any]:
+        """The function of the lines that match arguments and the lines written since."""
+        source = "\n".join(
+            (
+                "def match(args, kwargs):",
+                "    try:",
+                *("        " + line for line in matching),
+                "    except (AttributeError, KeyError, StructError, OverflowError):",
+                "        return MISS",
+                *("    " + line for line in self.lines),
+            )
+        )
         exec(compile(source, "<spmd fast path>", "exec"), self.names)
         return self.names["match"]
 
@@ -218,7 +227,7 @@ class _Writer:
         kind = tree.kind
         is_tuple = kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
         if not is_tuple and kind is not dict:
-            raise _Unmatched
+            raise UnmatchedError
         expected = kind.__name__ if kind in (tuple, list, dict) else self.bind(kind)
         self.put(f"if type({name}) is not {expected} or len({name}) != {count}: return MISS")
         keys = range(count) if is_tuple else [self._key(k) for k in tree.aux]
@@ -235,11 +244,7 @@ class _Writer:
         self.leaf += 1
         self.arrays.append(name)
         if type(leaf) is np.ndarray:
-            dtype, shape = self.bind(leaf.dtype), self.bind(leaf.shape)
-            self.put(f"if type({name}) is not ndarray or {name}.dtype != {dtype} or")
-            self.lines[-1] += f" {name}.shape != {shape} or"
-            self.lines[-1] += f" not {name}.flags.c_contiguous: return MISS"
-            self.pointers.append(f"{name}.__array_interface__['data'][0]")
+            self.match_ndarray(name, leaf)
             return
         if type(leaf) is not Array:
             self.match_number(name, leaf, aval)
@@ -248,6 +253,13 @@ class _Writer:
         self.put(f"if {name}.aval is not {self.bind(aval)} or {name}._sharding is not None")
         self.lines[-1] += f" or not {name}.ptr: return MISS"
         self.pointers.append(f"{name}.ptr")
+
+    def match_ndarray(self, name: str, leaf: np.ndarray) -> None:
+        dtype, shape = self.bind(leaf.dtype), self.bind(leaf.shape)
+        self.put(f"if type({name}) is not ndarray or {name}.dtype != {dtype} or")
+        self.lines[-1] += f" {name}.shape != {shape} or"
+        self.lines[-1] += f" not {name}.flags.c_contiguous: return MISS"
+        self.pointers.append(f"{name}.__array_interface__['data'][0]")
 
     def match_number(self, name: str, leaf: Any, aval: ShapedArray) -> None:
         place = 8 * (self.executable.native.words_needed + len(self.numbers))
@@ -282,7 +294,7 @@ class _Writer:
                 x = self.arrays[result]
                 outs.append(self.array(aval, f"{x}.ptr", f"{x}.owner", "None"))
             else:
-                raise _Unmatched
+                raise UnmatchedError
         for x, gone, leaf in zip(self.arrays, executable.donated, self.split.leaves, strict=True):
             if gone and type(leaf) is Array:
                 self.put(f"{x}.ptr = 0; {x}.owner = {x}._numpy = None")

@@ -69,7 +69,7 @@ class MeshExecutable:
         self.out_avals = [
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]
-        self._places = [SingleDeviceSharding(d) for d in self.devices]
+        self.places = [SingleDeviceSharding(d) for d in self.devices]
         self._compile(
             run_passes(closed, passes=PASSES_ACROSS if self.topology.is_spread else PASSES)
         )
@@ -82,6 +82,10 @@ class MeshExecutable:
         self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]
         self._report = bytes(8 * (1 + len(self.devices)))
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack
+
+    def const_pointers(self, device: int) -> list[int]:
+        """The addresses of one local device's constants."""
+        return [pointer(c[device]) for c in self._consts]
 
     # -- calling --
 
@@ -123,7 +127,7 @@ class MeshExecutable:
         made = 0
         for aval, result in zip(self.out_piece_avals, self.schedule.results, strict=True):
             row = []
-            for d, place in enumerate(self._places):
+            for d, place in enumerate(self.places):
                 if isinstance(result, Buffer):
                     block = blocks[d][made]
                     row.append(from_memory(block.address, block, aval, place))

@@ -36,6 +36,7 @@ from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves,
 from spmd.core.util import function_name
 from spmd.sharding.array import Array, from_numpy, from_shards
 from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
+from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested import flatten_maps, inner_mesh, is_inside_map
 from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
@@ -107,8 +108,14 @@ class PmapFunction:
         self.axis_name = AutoAxis() if axis_name is None else axis_name
         self.options = options
         self._traced: dict[Any, _Mapped] = {}
+        self._fast = FastCalls()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = self._fast(args, kwargs)
+        return self._call(args, kwargs) if out is MISS else out
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The general path: any arguments, any transformation."""
         call = _PmapCall(self, args, kwargs)
         if runs_eagerly():
             return call.run_eagerly()
@@ -118,14 +125,16 @@ class PmapFunction:
             mapped = call.trace()
             if not mapped.consts:
                 self._traced[key] = mapped
-        return call.run(mapped)
+        return call.run(mapped, self._fast)
 
     def lower(self, *args: Any, **kwargs: Any) -> ClosedJaxpr:
         """The per-device jaxpr for arguments like these."""
         return _PmapCall(self, args, kwargs).trace().jaxpr
 
     def clear_cache(self) -> None:
+        """Forget everything that was traced and compiled."""
         self._traced.clear()
+        self._fast.clear()
 
 
 class _Mapped:
@@ -280,7 +289,7 @@ class _PmapCall:
 
     # -- running --
 
-    def run(self, mapped: _Mapped) -> Any:
+    def run(self, mapped: _Mapped, fast: FastCalls) -> Any:
         """Bind the primitive; over several processes, on global arrays made of local rows."""
         operands = self.flat
         if self.mesh is not self.local_mesh:
@@ -288,21 +297,44 @@ class _PmapCall:
                 self._globalize(x, v, a)
                 for x, v, a in zip(self.flat, self.avals, self.in_axes, strict=True)
             ]
-        outs = shard_map_p.bind(
-            *mapped.consts,
-            *operands,
-            jaxpr=mapped.jaxpr,
-            mesh=mapped.mesh,
-            in_specs=(PartitionSpec(),) * len(mapped.consts)
+        params = {
+            "jaxpr": mapped.jaxpr,
+            "mesh": mapped.mesh,
+            "in_specs": (PartitionSpec(),) * len(mapped.consts)
             + tuple(self._spec(a) for a in self.in_axes),
-            out_specs=mapped.out_specs,
-            kind="pmap",
-            name=function_name(self.fun),
-        )
+            "out_specs": mapped.out_specs,
+            "kind": "pmap",
+            "name": function_name(self.fun),
+        }
+        outs = shard_map_p.bind(*mapped.consts, *operands, **params)
         if self.mesh is not self.local_mesh:
             outs = [self._localize(x, s) for x, s in zip(outs, mapped.out_specs, strict=True)]
+        if is_evaluated() and mapped.mesh == self.mesh:
+            fast.note(self._described(mapped, outs, params))
         self._donate()
         return tree_unflatten(mapped.out_tree, outs)
+
+    def _described(
+        self, mapped: _Mapped, outs: Sequence[Any], params: dict[str, Any]
+    ) -> MappedCall:
+        """This call, for the closure that will make the next ones."""
+        gone = [k in self.donated for k in self._argument_of_leaf()]
+        return MappedCall(
+            leaves=self.flat,
+            tree=self.in_tree,
+            static=tuple(self.static.items()),
+            in_shardings=[NamedSharding(self.local_mesh, self._spec(a)) for a in self.in_axes],
+            donated=gone,
+            outs=outs,
+            out_tree=mapped.out_tree,
+            params=params,
+        )
+
+    def _argument_of_leaf(self) -> list[int]:
+        """For each leaf, the number of its positional argument; -1 for keyword arguments."""
+        positional, named = self.in_tree.children
+        out = [k for k, tree in enumerate(positional.children) for _ in range(tree.num_leaves)]
+        return out + [-1] * named.num_leaves
 
     def _globalize(self, x: Any, aval: ShapedArray, axis: int | None) -> Array:
         """This process's rows as its pieces of the global array."""
@@ -337,14 +369,9 @@ class _PmapCall:
         return from_shards(x.aval.update(shape=shape), sharding, shards)
 
     def _donate(self) -> None:
-        trees = self.in_tree.children[0].children
-        start = 0
-        for k, tree in enumerate(trees):
-            if k in self.donated:
-                for x in self.flat[start : start + tree.num_leaves]:
-                    if isinstance(x, Array):
-                        x.delete()
-            start += tree.num_leaves
+        for k, x in zip(self._argument_of_leaf(), self.flat, strict=True):
+            if k in self.donated and isinstance(x, Array):
+                x.delete()
 
     # -- op by op --
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
 from spmd.core.context import state
 from spmd.core.errors import PytreeError, ShardingError
 from spmd.core.ir import ClosedJaxpr
@@ -33,6 +34,7 @@ from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatt
 from spmd.core.util import WeakCache, function_name
 from spmd.sharding.array import Array, from_numpy, from_shards
 from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
+from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.shard_map_rules import (
     mesh_axes,
@@ -75,20 +77,33 @@ def shard_map(
             check_vma=check_vma,
         )
 
+    fast = FastCalls()
+
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
+        out = MISS if mesh is None else fast(args, {})
+        if out is not MISS:
+            return out
         grid = mesh if mesh is not None else current_mesh()
         if grid is None:
             raise ShardingError(
                 f"{current_source()}: shard_map({function_name(f)}): no mesh; pass mesh= or call "
                 "it inside `with mesh:`"
             )
-        return _call(f, grid, in_specs, out_specs, check_vma, args)
+        return _call(f, grid, in_specs, out_specs, check_vma, args, fast)
 
     return mapped
 
 
-def _call(f: Any, mesh: Mesh, in_specs: Any, out_specs: Any, check_vma: bool, args: Any) -> Any:
+def _call(
+    f: Any,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    check_vma: bool,
+    args: Any,
+    fast: FastCalls,
+) -> Any:
     what = f"shard_map({function_name(f)})"
     kind = "manual" if check_vma else "pmap"
     flat, in_tree = tree_flatten(args)
@@ -102,7 +117,8 @@ def _call(f: Any, mesh: Mesh, in_specs: Any, out_specs: Any, check_vma: bool, ar
         check_axis_name_free(what, axis, [frame.name for frame in state.axes])
     if runs_eagerly() and current_lockstep() is None:
         return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat)
-    key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), kind, state.axes)
+    around = (kind, state.axes, config.enable_x64)
+    key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), around)
     entries = _traced.of(f)
     found = entries.get(key)
     if found is None:
@@ -110,16 +126,20 @@ def _call(f: Any, mesh: Mesh, in_specs: Any, out_specs: Any, check_vma: bool, ar
         if not found[1]:
             entries[key] = found
     closed, consts, out_tree, wanted = found
-    outs = shard_map_p.bind(
-        *consts,
-        *flat,
-        jaxpr=closed,
-        mesh=mesh,
-        in_specs=(PartitionSpec(),) * len(consts) + tuple(specs),
-        out_specs=tuple(wanted),
-        kind=kind,
-        name=function_name(f),
-    )
+    params = {
+        "jaxpr": closed,
+        "mesh": mesh,
+        "in_specs": (PartitionSpec(),) * len(consts) + tuple(specs),
+        "out_specs": tuple(wanted),
+        "kind": kind,
+        "name": function_name(f),
+    }
+    outs = shard_map_p.bind(*consts, *flat, **params)
+    if is_evaluated():
+        shardings = [NamedSharding(mesh, s) for s in specs]
+        nothing = [False] * len(flat)
+        tree = tree_flatten((args, {}))[1]
+        fast.note(MappedCall(flat, tree, (), shardings, nothing, outs, out_tree, params))
     return tree_unflatten(out_tree, outs)
 
 
