@@ -120,7 +120,8 @@ def run_loop(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
 def run_branch(operands: Sequence[Any], branches: Sequence[ClosedJaxpr]) -> list[Any]:
     """Evaluate the branch of a cond that its index names."""
     index = min(max(int(to_numpy(operands[0])), 0), len(branches) - 1)
-    return eval_closed(branches[index], *operands[1:])
+    outs = eval_closed(branches[index], *operands[1:])
+    return [x if isinstance(x, Array) else from_numpy(x) for x in outs]
 
 
 def _by_impl(
@@ -151,7 +152,8 @@ def _wrap(value: Any, aval: ShapedArray, operands: Sequence[np.ndarray]) -> Arra
     out = Array()
     try:
         # Four times faster than `__array_interface__`, but only for dtypes that buffers know.
-        out.ptr = addressof(c_char.from_buffer(value))
+        buffer: Any = value
+        out.ptr = addressof(c_char.from_buffer(buffer))
     except (TypeError, ValueError):
         return from_numpy(value, aval, copy=False)
     value.setflags(write=False)
@@ -163,7 +165,7 @@ def _wrap(value: Any, aval: ShapedArray, operands: Sequence[np.ndarray]) -> Arra
 
 def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply an elementwise primitive piece by piece where all operands are sharded alike."""
-    sharded = [x for x in operands if type(x) is Array and x.shards is not None]
+    sharded: list[Any] = [x for x in operands if type(x) is Array and x.shards is not None]
     first = sharded[0]
     alike = all(x.shape == first.shape and x._sharding == first._sharding for x in sharded)
     others = [x for x in operands if not (type(x) is Array and x.shards is not None)]

@@ -16,7 +16,12 @@ import numpy as np
 
 from spmd.compile.assemble import Assembled, assemble
 from spmd.compile.cpu.allocator import Block, alloc
-from spmd.compile.lower import collective, control, kernels, library  # noqa: F401  (they declare rules)
+from spmd.compile.lower import (  # noqa: F401  (they declare rules)
+    collective,
+    control,
+    kernels,
+    library,
+)
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule
 from spmd.compile.memory import Plan, overwritable, plan_memory

@@ -250,8 +250,10 @@ def test_log_compiles_says_why(capsys):
 def test_a_non_array_argument_is_named():
     with pytest.raises(ArgumentError, match=r"argument cfg\['name'\] is 'abc' of type str"):
         jit(lambda x, cfg: x)(X, {"name": "abc", "n": 1})
-    with pytest.raises(ArgumentError, match="static_argnames='cfg'"):
+    with pytest.raises(ArgumentError, match="take it out of cfg"):
         jit(lambda x, cfg: x)(X, {"name": "abc"})
+    with pytest.raises(ArgumentError, match="static_argnames='mode'"):
+        jit(lambda x, mode: x)(X, "abc")
 
 
 def test_an_unhashable_static_argument_is_named():

@@ -18,6 +18,7 @@ from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Launch, Product, Ref
 from spmd.core.ir import Atom, Eqn
 from spmd.core.util import product
+from spmd.lax.dot import DimensionNumbers
 
 MAX_BATCH_DIMS = 3
 
@@ -101,7 +102,11 @@ class _Side:
 
 
 def _step(
-    eqn: Eqn, sides: Sequence[_Side], numbers: object, free: Sequence[Sequence[int]], lowering
+    eqn: Eqn,
+    sides: Sequence[_Side],
+    numbers: DimensionNumbers,
+    free: Sequence[Sequence[int]],
+    lowering: Lowering,
 ) -> Product | None:
     """The product step if all groups of dims collapse."""
     a, b = sides
@@ -144,7 +149,7 @@ def _step(
         result_dtype=out.dtype,
         m=row.size,
         n=column.size,
-        k=along.size if all(d for d in (product(a.shape), product(b.shape))) else 0,
+        k=along.size if product(a.shape) and product(b.shape) else 0,
         batch=tuple(d.size for d in batch),
         a_strides=(row.strides[0], along.strides[0], *(d.strides[0] for d in batch)),
         b_strides=(along.strides[1], column.strides[0], *(d.strides[1] for d in batch)),
