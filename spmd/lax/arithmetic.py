@@ -209,7 +209,9 @@ def _integer_pow(xp: Any, x: Any, *, y: int) -> Any:
 def _integer_pow_jvp(t: Any, x: Any, out: Any, *, y: int) -> Any:
     if y == 0:
         return mul(t, const(t, 0))
-    return t if y == 1 else mul(t, mul(const(x, y), integer_pow(x, y - 1)))
+    if y == 1:
+        return t
+    return mul(t, mul(const(x, y), x if y == 2 else integer_pow(x, y - 1)))
 
 
 def _nonzero(x: Any) -> Any:
