@@ -26,7 +26,7 @@ def run(subject: str, only: str, blocks: int) -> list[Result]:
     """Measure one subject, saying on standard error how far it is."""
     if subject == "compile":
         _progress("compile: fresh processes")
-        return measure_compile()
+        return measure_compile(only)
     if subject == "ranks":
         _progress("ranks: fresh jobs")
         return measure_ranks()
