@@ -38,3 +38,4 @@ from spmd.nn.functions import (
     softmax,
     standardize,
 )
+from spmd.numpy.ufuncs import tanh

@@ -8,11 +8,15 @@ This file only lists what is public, file by file, and gives arrays and tracers 
 from numpy import (
     e,
     euler_gamma,
+    get_printoptions,
+    index_exp,
     inf,
+    iterable,
     nan,
     newaxis,
     pi,
     printoptions,
+    s_,
     set_printoptions,
 )
 
@@ -75,6 +79,7 @@ from spmd.numpy.dtype import (
     uint64,
     unsignedinteger,
 )
+from spmd.numpy.dtype import bool_ as bool
 from spmd.numpy.einsum import einsum, einsum_path
 from spmd.numpy.floats import (
     around,
@@ -92,7 +97,19 @@ from spmd.numpy.floats import (
     trunc,
 )
 from spmd.numpy.functional import apply_along_axis, apply_over_axes, vectorize
-from spmd.numpy.grids import eye, fromfunction, identity, indices, meshgrid, tri, tril, triu
+from spmd.numpy.grids import (
+    eye,
+    fromfunction,
+    identity,
+    indices,
+    ix_,
+    meshgrid,
+    mgrid,
+    ogrid,
+    tri,
+    tril,
+    triu,
+)
 from spmd.numpy.joining import (
     append,
     array_split,
@@ -138,6 +155,7 @@ from spmd.numpy.logic import (
     isposinf,
     isreal,
     isrealobj,
+    isscalar,
     left_shift,
     less,
     less_equal,
@@ -174,13 +192,16 @@ from spmd.numpy.manipulation import (
     transpose,
 )
 from spmd.numpy.numerical import (
+    diag_indices,
     gradient,
     interp,
     polyval,
     ravel_multi_index,
     trapezoid,
     tril_indices,
+    tril_indices_from,
     triu_indices,
+    triu_indices_from,
     unravel_index,
     vander,
 )
@@ -249,6 +270,16 @@ from spmd.numpy.searching import (
     where,
 )
 from spmd.numpy.selection import choose, clip, nan_to_num, piecewise, select
+from spmd.numpy.sets import intersect1d, setdiff1d, setxor1d, union1d
+from spmd.numpy.signal import (
+    bartlett,
+    blackman,
+    convolve,
+    correlate,
+    hamming,
+    hanning,
+    kaiser,
+)
 from spmd.numpy.sorting import (
     argpartition,
     argsort,

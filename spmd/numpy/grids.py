@@ -124,3 +124,37 @@ def fromfunction(function: Any, shape: Any, *, dtype: Any = float, **kwargs: Any
         lax.broadcasted_iota(user_dtype(dtype, "fromfunction"), shape, d) for d in range(len(shape))
     ]
     return asarray(function(*grids, **kwargs))
+
+
+def ix_(*args: Any) -> tuple[Any, ...]:
+    """Vectors as an open grid, to index with: `x[ix_(rows, columns)]`."""
+    vectors = [asarray(a) for a in args]
+    found = []
+    for k, v in enumerate(vectors):
+        if typeof(v).ndim != 1:
+            raise ShapeError(f"ix_: arguments must have one dim, got {typeof(v)}")
+        if typeof(v).dtype == np.bool_:
+            v = asarray(np.flatnonzero(np.asarray(v)))
+        found.append(lax.reshape(v, _grid_shape(v, k, len(vectors))))
+    return tuple(found)
+
+
+def _grid_shape(v: Any, at: int, ndim: int) -> list[int]:
+    return [typeof(v).shape[0] if d == at else 1 for d in range(ndim)]
+
+
+class _Grid:
+    """`mgrid[0:3, 0:1:5j]`: index arrays of a grid, written as slices."""
+
+    def __init__(self, sparse: bool):
+        self._sparse = sparse
+
+    def __getitem__(self, key: Any) -> Any:
+        whole = (np.ogrid if self._sparse else np.mgrid)[key]
+        if isinstance(whole, np.ndarray):
+            return asarray(whole)
+        return [asarray(part) for part in whole]
+
+
+mgrid = _Grid(sparse=False)
+ogrid = _Grid(sparse=True)

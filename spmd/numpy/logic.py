@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.core import dtypes
-from spmd.core.aval import typeof
+from spmd.core.aval import is_arraylike, typeof
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -202,6 +202,11 @@ def iscomplexobj(x: Any) -> bool:
 def isrealobj(x: Any) -> bool:
     """Whether the dtype is not complex."""
     return not iscomplexobj(x)
+
+
+def isscalar(element: Any) -> bool:
+    """Whether something is a number or an array without dims."""
+    return is_arraylike(element) and typeof(element).ndim == 0
 
 
 # ---- equality up to rounding -------------------------------------------------------------------

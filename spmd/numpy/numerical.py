@@ -243,3 +243,20 @@ def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
     """The indices of the upper triangle of a matrix of n rows."""
     return _triangle_indices(n, k, m, lower=False)
+
+
+def tril_indices_from(arr: Any, k: int = 0) -> tuple[Any, Any]:
+    """The indices of the lower triangle of a matrix like `arr`."""
+    rows, columns = typeof(plain(arr)).shape
+    return tril_indices(rows, k, columns)
+
+
+def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, Any]:
+    """The indices of the upper triangle of a matrix like `arr`."""
+    rows, columns = typeof(plain(arr)).shape
+    return triu_indices(rows, k, columns)
+
+
+def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
+    """The indices of the diagonal of an array with `ndim` dims of size n."""
+    return (lax.iota(default_int(), operator.index(n)),) * ndim

@@ -69,6 +69,10 @@ CREATION = [
     case("indices", lambda xp: xp.indices((2, 3))),
     case("fromfunction", lambda xp: xp.fromfunction(lambda i, j: i + j, (2, 3), dtype=np.int32)),
     case("tril_indices", lambda xp: xp.tril_indices(3, 1)),
+    case("ix_", lambda xp, x: xp.asarray(x)[xp.ix_(np.array([0, 2]), np.array([1, 3]))], X),
+    case("mgrid", lambda xp: [xp.mgrid[0:3, 0:2], xp.ogrid[0:3, 0:2]]),
+    case("diag_indices", lambda xp: xp.diag_indices(3)),
+    case("windows", lambda xp: [xp.hanning(5), xp.hamming(5), xp.bartlett(5), xp.blackman(5)]),
     case("vander", lambda xp, v: xp.vander(v[:3], 4), V, rtol=1e-5),
 ]
 
@@ -205,6 +209,11 @@ SEARCHES = [
     case("unique", lambda xp, x: xp.unique(x, size=5), INTS),
     case("unique-all", lambda xp, x: xp.unique(x, True, True, True, size=9, fill_value=-7), INTS),
     case("unique-rows", lambda xp, x: xp.unique(x, axis=0, size=3), INTS[[0, 1, 0]]),
+    *[case(name, lambda xp, x, y, name=name: getattr(xp, name)(x, y, size=6), INTS, V.astype(int))
+      for name in ("union1d", "setdiff1d", "setxor1d", "intersect1d")],
+    *[case(f"{name}-{mode}", lambda xp, a, v, name=name, mode=mode: [
+        getattr(xp, name)(a, v, mode), getattr(xp, name)(v, a, mode)], V, values(4), rtol=1e-4,
+        atol=1e-5) for name in ("convolve", "correlate") for mode in ("full", "same", "valid")],
     case("isin", lambda xp, x: xp.isin(x, xp.array([1, 2])), INTS),
     case("take", lambda xp, x: [xp.take(x, np.array([2, 0])), xp.take(x, np.array([2, 0]), 0)], X),
     case("take_along_axis", lambda xp, x: xp.take_along_axis(x, xp.argsort(x), -1), X),
