@@ -25,6 +25,8 @@ def scan(lowering: Lowering, eqn: Eqn) -> None:
     carried = eqn.outvars[: p["num_carry"]]
     carry = _start(lowering, carried, init)
     stacks = [lowering.place(v) for v in eqn.outvars[p["num_carry"] :]]
+    if p["length"] == 0:
+        return
     body: ClosedJaxpr = p["jaxpr"]
     _, _, x_avals = split_list(body.in_avals, sizes)
     y_avals = body.out_avals[p["num_carry"] :]
