@@ -28,11 +28,12 @@ from spmd.core.config import config
 from spmd.core.context import state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.rewrite import hoist_tracers
+from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.tree import TreeDef, tree_flatten
 from spmd.core.util import WeakCache
+from spmd.sharding.named import SingleDeviceSharding
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class JitFunction:
             fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames
         )
         self._inline = inline
+        self._home = None if device is None else SingleDeviceSharding(device)
         s = self._signature
         options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names)
         self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
@@ -109,8 +111,10 @@ class JitFunction:
         outs = entry.executable(split.leaves)
         if config.debug_nans:
             check_nans(entry.closed, self._signature.name, split.leaves, outs)
-        elif not state.axes:
+        elif self._home is None and not state.axes:
             self._specialise(entry, split)
+        for out in outs if self._home is not None else ():
+            out._sharding = self._home
         return entry.out_tree.unflatten(outs)
 
     def _specialise(self, entry: Entry, split: Split) -> None:
@@ -123,6 +127,8 @@ class JitFunction:
     def _bind(
         self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]
     ) -> Any:
+        if self._inline:
+            return out_tree.unflatten(eval_closed(closed, *hoisted, *leaves))
         outs = jit_p.bind(*hoisted, *leaves, jaxpr=closed, name=self._signature.name)
         return out_tree.unflatten(outs)
 

@@ -360,3 +360,11 @@ def test_a_loop_called_again_is_not_compiled_again():
     for _ in range(3):
         lax.scan_p.bind(X[0], X, jaxpr=body, **params)
     assert len(dispatch._loops[body]) == 1
+
+
+def test_options_device_and_inline():
+    device = spmd.devices()[1]
+    for _ in range(3):
+        assert jit(lax.sin, device=device)(array(X)).devices() == {device}
+    inner = jit(lambda x: lax.sin(x), inline=True)
+    assert [e.prim.name for e in make_jaxpr(lambda x: inner(x))(X).eqns] == ["sin"]

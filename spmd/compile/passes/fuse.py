@@ -33,7 +33,6 @@ from spmd.core.util import product
 MAX_ROW = 1 << 16
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
 MAX_EQNS = 256
-MAX_ARGS = 64
 
 # ---- the fused equation ------------------------------------------------------------------------
 
