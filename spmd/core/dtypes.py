@@ -242,7 +242,11 @@ def _upper_bounds() -> dict[Any, frozenset[Any]]:
 
 
 _UPPER = _upper_bounds()
-_WEAK_NODE = {"i": _INT, "u": _INT, "f": _FLOAT, "c": _COMPLEX}
+_WEAK_NODE = {
+    **dict.fromkeys(INTEGER, _INT),
+    **dict.fromkeys(FLOATING, _FLOAT),
+    **dict.fromkeys(COMPLEX, _COMPLEX),
+}
 _WEAK_DTYPE = {_INT: np.int64, _FLOAT: np.float64, _COMPLEX: np.complex128}
 
 
@@ -278,13 +282,13 @@ def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dt
     for d, _ in pairs:
         if d not in _UPPER:
             raise DtypeError(f"dtype {long_name(d)} takes no part in promotion")
-    nodes = frozenset(_WEAK_NODE.get(d.kind, d) if weak else d for d, weak in pairs)
+    if all(weak for _, weak in pairs):
+        # Weak values may have any width: they promote among themselves as if they were strong.
+        return _canonical(_least_upper_bound(frozenset(d for d, _ in pairs)), x64), True
+    nodes = frozenset(_WEAK_NODE.get(d, d) if weak else d for d, weak in pairs)
     node = _least_upper_bound(nodes)
     if isinstance(node, str):
-        # Only weak types (and bools) met: keep the widest dtype of that kind.
-        same = [d for d, weak in pairs if weak and _WEAK_NODE.get(d.kind) == node]
-        widest = max(same, key=lambda d: d.itemsize) if same else np.dtype(_WEAK_DTYPE[node])
-        return _canonical(widest, x64), True
+        return _canonical(_WEAK_DTYPE[node], x64), True
     return _canonical(node, x64), False
 
 
