@@ -90,7 +90,7 @@ class Across:
 
     def _choose(self, processes: Sequence[int]) -> Callable[..., None]:
         if self.prim.name in _OPS:
-            return self._reduce
+            return self._reduce_one if len(self.groups) == len(self.local) == 1 else self._reduce
         ranks = [processes[k] for k in self.groups[0]]
         one_each = len(self.groups) == 1 and ranks == sorted(ranks) and len(self.local) == 1
         if one_each and self.prim.name == "ppermute":
@@ -100,6 +100,11 @@ class Across:
         return self._gather
 
     # -- reductions --
+
+    def _reduce_one(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        out = outputs[0][0]
+        np.copyto(out, inputs[0][0])
+        self.comm.all_reduce(out, _OPS[self.prim.name][0])
 
     def _reduce(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         op, combine, identity = _OPS[self.prim.name]

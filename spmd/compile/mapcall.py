@@ -140,11 +140,12 @@ class _MapWriter(Writer):
             addresses.append(f"{base} + {start}" if start else base)
 
     def _match_shards(self, name: str, aval: ShapedArray, sharding: NamedSharding) -> None:
-        if self.split.leaves[self.leaf - 1].sharding != sharding:
+        given = self.split.leaves[self.leaf - 1].sharding
+        if given.layout != sharding.layout:
             raise UnmatchedError
-        expected = self.bind(sharding)
-        self.put(f"if {name}.aval is not {self.bind(aval)} or ({name}._sharding is not {expected}")
-        self.lines[-1] += f" and {name}._sharding != {expected}): return MISS"
+        same, layout = self.bind(given), self.bind(sharding.layout)
+        self.put(f"if {name}.aval is not {self.bind(aval)} or ({name}._sharding is not {same}")
+        self.lines[-1] += f" and {name}._sharding.layout != {layout}): return MISS"
         shards = [self.fresh() for _ in range(self.count_devices)]
         self.put(f"{', '.join(shards)}, = {name}.shards")
         self.pieces.append(shards)

@@ -139,7 +139,7 @@ class MeshExecutable:
 
     def _pieces(self, x: Any, sharding: NamedSharding, aval: ShapedArray) -> Sequence[Any]:
         """What each local device holds of an operand, in memory order."""
-        if type(x) is Array and x.shards is not None and x._sharding == sharding:
+        if type(x) is Array and x.shards is not None and x.sharding.layout == sharding.layout:
             for shard in x.shards:
                 if shard.owner is None:
                     raise deleted(shard)

@@ -30,6 +30,14 @@ class Sharding:
         return tuple(len(range(*s.indices(size))) for s, size in pairs)
 
     @property
+    def layout(self) -> Any:
+        """Equal for shardings that put the same pieces in the same order on the same devices.
+
+        Names do not count: rows over axis "i" of one map lie as rows over axis "batch" of another.
+        """
+        raise NotImplementedError
+
+    @property
     def device_set(self) -> set[Device]:
         raise NotImplementedError
 
@@ -60,6 +68,10 @@ class SingleDeviceSharding(Sharding):
         return {self.device: tuple(slice(None) for _ in global_shape)}
 
     @property
+    def layout(self) -> Any:
+        return (self.device.id,), (), ()
+
+    @property
     def device_set(self) -> set[Device]:
         return {self.device}
 
@@ -80,7 +92,7 @@ class SingleDeviceSharding(Sharding):
 class NamedSharding(Sharding):
     """A mesh, and a spec that lays dims on its axes."""
 
-    __slots__ = ("mesh", "spec")
+    __slots__ = ("_layout", "mesh", "spec")
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec):
         spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
@@ -90,6 +102,25 @@ class NamedSharding(Sharding):
             raise ShardingError(f"NamedSharding: {spec} uses a mesh axis more than once")
         self.mesh = mesh
         self.spec = spec
+        self._layout: Any = None
+
+    @property
+    def layout(self) -> Any:
+        if self._layout is None:
+            self._layout = self._make_layout()
+        return self._layout
+
+    def _make_layout(self) -> Any:
+        """Devices, sizes of the axes, and for each dim the positions of the axes that split it."""
+        real = [a for a, size in self.mesh.shape.items() if size > 1]
+        ids = tuple(d.id for d in self.mesh.flat_devices())
+        dims = [
+            tuple(real.index(a) for a in self.spec.axes_of(d) if a in real)
+            for d in range(len(self.spec))
+        ]
+        while dims and not dims[-1]:
+            dims.pop()
+        return ids, tuple(self.mesh.shape[a] for a in real), tuple(dims)
 
     def check(self, shape: Sequence[int], what: str) -> None:
         """Raise a ShardingError if an array of `shape` cannot be cut like this."""
@@ -167,6 +198,13 @@ class PmapSharding(Sharding):
                 index[self.sharded_dim] = slice(k, k + 1)
             out[device] = tuple(index)
         return out
+
+    @property
+    def layout(self) -> Any:
+        ids = tuple(d.id for d in self.devices)
+        if len(ids) == 1 or self.sharded_dim is None:
+            return ids, (len(ids),) if len(ids) > 1 else (), ()
+        return ids, (len(ids),), (*[()] * self.sharded_dim, (0,))
 
     @property
     def device_set(self) -> set[Device]:

@@ -348,8 +348,8 @@ class _PmapCall:
         if axis is not None:
             whole = aval.update(shape=_with_row(aval.shape, axis, self.mesh.size))
         sharding = NamedSharding(self.mesh, spec)
-        if isinstance(x, Array) and x.sharding == NamedSharding(self.local_mesh, spec):
-            if x.shards is not None:
+        if isinstance(x, Array) and x.shards is not None:
+            if x.sharding.layout == NamedSharding(self.local_mesh, spec).layout:
                 return from_shards(whole, sharding, x.shards)
         value = to_numpy(x)
         pieces = []

@@ -260,7 +260,7 @@ def _run_eagerly(
 
 def _local_pieces(x: Any, sharding: NamedSharding) -> list[np.ndarray]:
     """What each local device holds of an argument."""
-    if isinstance(x, Array) and x.shards is not None and x.sharding == sharding:
+    if isinstance(x, Array) and x.shards is not None and x.sharding.layout == sharding.layout:
         return [np.asarray(piece) for piece in x.shards]
     value = to_numpy(x)
     mine = sharding.addressable_devices_indices_map(value.shape)

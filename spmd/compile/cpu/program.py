@@ -10,6 +10,7 @@ so on; a slot may advance by a fixed number of bytes per iteration of any enclos
 body reads `xs[i]` and writes `ys[i]` in place.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -48,7 +49,7 @@ class View:
     @property
     def nbytes(self) -> int:
         """The bytes that the array occupies."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize  # asked in every callback
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,170 @@
+"""Repeated calls of mapped functions: the closures give what the general path gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+from spmd.core.errors import DeletedError, ShapeError
+from spmd.sharding import NamedSharding
+from spmd.sharding import PartitionSpec as P
+
+X = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+def repeat(f: Any, *args: Any, times: int = 4) -> Any:
+    """The results of several equal calls, which must all be alike; the last one."""
+    outs = [f(*args) for _ in range(times)]
+    for out in outs[1:]:
+        for a, b in zip(spmd.tree.leaves(out), spmd.tree.leaves(outs[0]), strict=True):
+            assert a.aval is b.aval
+            assert a.sharding == b.sharding
+            np.testing.assert_array_equal(a, b)
+    return outs[-1]
+
+
+def has_closure(f: Any) -> bool:
+    return bool(f._fast.matchers)
+
+
+def test_sharded_arguments():
+    f = spmd.pmap(lambda x: lax.psum(x, "i") + x, axis_name="i")
+    y = f(X)
+    np.testing.assert_array_equal(repeat(f, y), np.asarray(y) + np.asarray(y).sum(0))
+    assert has_closure(f)
+
+
+def test_results_of_closures_go_on():
+    f = spmd.pmap(lambda x: lax.pmean(x, "i") + 1, axis_name="i")
+    out = X
+    for _ in range(6):
+        out = f(out)
+    np.testing.assert_allclose(out, np.broadcast_to(X.mean(0) + 6, X.shape))
+    assert len({s.data.ptr for s in out.addressable_shards}) == 4
+    assert [s.device for s in out.addressable_shards] == spmd.devices()[:4]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "array"])
+@pytest.mark.parametrize("in_axes", [0, None])
+def test_whole_arguments_are_cut_by_address(kind: str, in_axes: int | None):
+    f = spmd.pmap(
+        lambda x: x * (1 + lax.axis_index("i")), axis_name="i", in_axes=in_axes, axis_size=4
+    )
+    x = X if kind == "numpy" else spmd.device_put(X)
+    row = X if in_axes == 0 else np.broadcast_to(X, (4, *X.shape))
+    scale = np.arange(1, 5, dtype=np.float32).reshape(4, *[1] * (row.ndim - 1))
+    np.testing.assert_array_equal(repeat(f, x), row * scale)
+    assert has_closure(f)
+    # The closure reads what is there now, and a view of other strides goes the general way.
+    other = X[::-1] + 1
+    expected = (other if in_axes == 0 else np.broadcast_to(other, row.shape)) * scale
+    np.testing.assert_array_equal(f(other), expected)
+    np.testing.assert_array_equal(f(np.asfortranarray(other)), expected)
+
+
+def test_arguments_cut_along_another_dim_take_the_general_path():
+    f = spmd.pmap(lambda x: x.sum(), in_axes=1)
+    x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(repeat(f, x), x.sum(0))
+    assert not has_closure(f)
+
+
+def test_numbers_static_arguments_trees_and_keywords():
+    def f(params: Any, scale: Any, mode: str, *, x: Any) -> Any:
+        out = {"y": params["w"] * scale + x, "same": params["b"]}
+        return (out, [x + 0]) if mode == "pair" else (out, [])
+
+    mapped = spmd.pmap(f, in_axes=(0, None, None), static_broadcasted_argnums=2)
+    params = {"w": spmd.pmap(lambda x: x)(X), "b": spmd.pmap(lambda x: x)(X + 1)}
+
+    def call(scale: float, mode: str) -> Any:
+        return mapped(params, scale, mode, x=X)
+
+    for scale, mode in [(2.0, "pair"), (3.5, "pair"), (2.0, "one")]:
+        out, rest = repeat(call, scale, mode)
+        np.testing.assert_array_equal(out["y"], X * np.float32(scale) + X)
+        np.testing.assert_array_equal(out["same"], X + 1)
+        assert len(rest) == (mode == "pair")
+    assert has_closure(mapped)
+
+
+def test_other_shapes_dtypes_and_shardings_miss():
+    f = spmd.pmap(lambda x: x + 1)
+    y = f(X)
+    repeat(f, y)
+    np.testing.assert_array_equal(f(f(X[:, :1])), X[:, :1] + 2)
+    np.testing.assert_array_equal(f(f(X.astype(np.int32))), X + 2)
+    mesh = spmd.make_mesh((2, 2), ("a", "b"))
+    elsewhere = spmd.device_put(X, NamedSharding(mesh, P(("b", "a"))))
+    np.testing.assert_array_equal(f(elsewhere), X + 1)
+    with pytest.raises(ShapeError):
+        f(3.0)
+
+
+def test_transformations_do_not_meet_closures():
+    f = spmd.pmap(lambda x: snp.sin(x) * lax.psum(x, "i"), axis_name="i")
+    y = spmd.pmap(lambda x: x)(X)
+    repeat(f, y)
+    assert has_closure(f)
+    gradient = spmd.grad(lambda x: f(x).sum())(y)
+    plain = spmd.vmap(lambda x: snp.sin(x) * lax.psum(x, "i"), axis_name="i")
+    np.testing.assert_allclose(gradient, spmd.grad(lambda x: plain(x).sum())(X), rtol=1e-5)
+    np.testing.assert_allclose(spmd.jit(f)(y), plain(X), rtol=1e-6)
+    seen = []
+    with spmd.disable_jit():
+        spmd.pmap(lambda x: seen.append(str(x)), axis_name="i")(y)
+    assert "CPU_3 (i=3)" in seen[0]
+
+
+def test_donated_arguments_are_gone():
+    f = spmd.pmap(lambda x, y: (x + y, y), donate_argnums=0)
+    make = spmd.pmap(lambda x: x * 1)
+    y = make(X)
+    for _ in range(4):
+        x = make(X)
+        out, same = f(x, y)
+        np.testing.assert_array_equal(out, 2 * X)
+        np.testing.assert_array_equal(same, X)
+        assert x.is_deleted() and not y.is_deleted()
+    with pytest.raises(DeletedError):
+        f(x, y)
+
+
+def test_deleted_arguments_are_errors():
+    f = spmd.pmap(lambda x: x * 2)
+    y = f(X)
+    repeat(f, y)
+    y.delete()
+    with pytest.raises(DeletedError):
+        f(y)
+
+
+def test_shard_map_of_large_and_small_results():
+    mesh = spmd.make_mesh((2, 2), ("a", "b"))
+    specs = {"in_specs": (P("a", "b"), P()), "out_specs": (P("a", "b"), P(), P("b"))}
+
+    @spmd.shard_map(mesh=mesh, **specs)
+    def f(x: Any, w: Any) -> Any:
+        return x * w, lax.psum(x.sum(), ("a", "b")), lax.psum(x, "a")[0]
+
+    x = np.random.default_rng(0).normal(size=(256, 512)).astype(np.float32)
+    placed = spmd.device_put(x, NamedSharding(mesh, P("a", "b")))
+    for w in (2.0, 3.0):
+        large, total, column = repeat(f, placed, w)
+        np.testing.assert_array_equal(large, x * np.float32(w))
+        np.testing.assert_allclose(total, x.sum(), rtol=1e-3)
+        np.testing.assert_allclose(column, x[0] + x[128], rtol=1e-5)
+
+
+def test_a_change_of_settings_forgets_closures():
+    f = spmd.pmap(lambda x: x + 1)
+    repeat(f, X)
+    assert has_closure(f)
+    with spmd.config.override("enable_x64", True):
+        assert not has_closure(f)
+        assert f(X.astype(np.float64)).dtype == np.float64
