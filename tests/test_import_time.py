@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 LIMIT = 0.150
-ATTEMPTS = 25
+ATTEMPTS = 60
 
 
 def _seconds(statement: str, environment: dict[str, str]) -> float:
