@@ -45,7 +45,6 @@ from spmd.api import (
     vmap,
 )
 from spmd.compile import dispatch as _dispatch
-from spmd.compile import mapcall as _mapcall
 from spmd.compile.cpu import platform as _cpu
 from spmd.core import errors
 from spmd.core.aval import typeof
@@ -62,6 +61,7 @@ from spmd.core.device import (
     process_count,
     process_index,
 )
+from spmd.core.dtypes import float0
 from spmd.core.remat import checkpoint, checkpoint_policies
 from spmd.sharding.array import Array
 from spmd.sharding.named import NamedSharding

@@ -8,23 +8,25 @@ program of that one equation.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_char
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.executable import Executable, place
-from spmd.compile.lower.elementwise import is_elementwise
-from spmd.compile.multidevice import mesh_executable
-from spmd.compile.pipeline import compile_jaxpr
+from spmd.compile.deferred import elementwise, executable, mapcall, multidevice, pipeline
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.sharding.fastmap import hook
 from spmd.sharding.shard_map_rules import shard_map_p
+
+if TYPE_CHECKING:
+    from spmd.compile.executable import Executable
+    from spmd.sharding.fastmap import MappedCall
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the
 # first use costs to compile; measured on elementwise chains and sums.
@@ -62,7 +64,7 @@ _signatures: dict[Any, _Signature] = {}
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply a primitive to concrete operands."""
     if prim is shard_map_p:
-        return mesh_executable(**params)(operands)
+        return multidevice.mesh_executable(**params)(operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
     if prim.name in LOOP_BODIES:
@@ -75,7 +77,7 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         if type(x) is Array:
             avals.append(x.aval)
             if x._sharding is not None:
-                if x.shards is not None and is_elementwise(prim.name):
+                if x.shards is not None and elementwise.is_elementwise(prim.name):
                     return _by_shard(prim, operands, params)
                 device = x._sharding
         else:
@@ -91,7 +93,7 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     else:
         outs = _by_impl(prim, operands, avals, known.expected, params)
         if device is not None:
-            place(outs, operands)
+            executable.place(outs, operands)
     return outs if prim.multiple else outs[0]
 
 
@@ -99,7 +101,7 @@ def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Run a closed jaxpr compiled, remembering the executable with the jaxpr."""
     executable = _calls.get(closed)
     if executable is None:
-        executable = _calls[closed] = compile_jaxpr(closed)
+        executable = _calls[closed] = pipeline.compile_jaxpr(closed)
     return executable(operands)
 
 
@@ -190,7 +192,13 @@ def _one_equation(
     invars = [Var(a) for a in avals]
     outvars = [Var(a) for a in expected]
     eqn = Eqn(prim, tuple(invars), tuple(outvars), params)
-    return compile_jaxpr(ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name)))
+    return pipeline.compile_jaxpr(ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name)))
+
+
+def specialise_map(call: MappedCall) -> Callable[..., Any] | None:
+    """A closure for repeated calls of a mapped function."""
+    return mapcall.specialise(call)
 
 
 set_eager(evaluate)
+hook.specialise = specialise_map

@@ -27,9 +27,8 @@ from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
+from spmd.sharding.fastmap import MISS
 
-# A function that is called with ever new signatures must not try ever more closures.
-MOST_MATCHERS = 8
 # Results that are small together share one block; larger ones get a block each.
 SLAB_BYTES = 16 * 1024
 ALIGNMENT = 64
@@ -37,34 +36,20 @@ ALIGNMENT = 64
 KEPT_ARENA_BYTES = 64 * 1024
 
 
-class FastPath:
-    """The specialised closures of one jitted function, the most recent first."""
+def specialise(
+    split: Split, executable: Executable, out_tree: TreeDef
+) -> Callable[..., Any] | None:
+    """A closure for calls like this one, or None if its arguments are not of matched kinds.
 
-    MISS = object()
-
-    def __init__(self) -> None:
-        self.matchers: list[Callable[..., Any]] = []
-
-    def add(
-        self,
-        split: Split,
-        executable: Executable,
-        out_tree: TreeDef,
-    ) -> None:
-        """Specialise for a call, if its arguments are of the kinds that are matched."""
-        if any(
-            not _is_matchable(x, a) for x, a in zip(split.leaves, executable.in_avals, strict=True)
-        ):
-            return
-        try:
-            made = Writer(split, executable, out_tree).function()
-        except UnmatchedError:
-            return
-        self.matchers = [made, *self.matchers[: MOST_MATCHERS - 1]]
-
-    def clear(self) -> None:
-        """Forget all closures."""
-        self.matchers = []
+    `closure(args, kwargs)` gives the results, or `MISS`.
+    """
+    pairs = zip(split.leaves, executable.in_avals, strict=True)
+    if any(not _is_matchable(x, aval) for x, aval in pairs):
+        return None
+    try:
+        return Writer(split, executable, out_tree).function()
+    except UnmatchedError:
+        return None
 
 
 class UnmatchedError(Exception):
@@ -137,7 +122,7 @@ class Writer:
         executable = self.executable
         words = 1 + len(self.pointers) + len(executable.outputs)
         self.names |= {
-            "MISS": FastPath.MISS,
+            "MISS": MISS,
             "StructError": struct.error,
             "Array": Array,
             "Block": Block,

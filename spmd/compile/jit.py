@@ -14,12 +14,10 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spmd.compile.executable import Executable
-from spmd.compile.fastcall import FastPath
+from spmd.compile.deferred import fastcall, pipeline
 from spmd.compile.nans import check_nans
-from spmd.compile.pipeline import compile_jaxpr
 from spmd.compile.signature import Signature, Split
 from spmd.compile.stages import Lowered, Traced
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
@@ -33,7 +31,11 @@ from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.tree import TreeDef, tree_flatten
 from spmd.core.util import WeakCache
+from spmd.sharding.fastmap import MISS, MOST_MATCHERS
 from spmd.sharding.named import SingleDeviceSharding
+
+if TYPE_CHECKING:
+    from spmd.compile.executable import Executable
 
 
 @dataclass(slots=True)
@@ -81,16 +83,17 @@ class JitFunction:
         s = self._signature
         options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names)
         self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
-        self._fast = FastPath()
+        # Closures for calls that were made before, the most recent first.
+        self._matchers: list[Callable[..., Any]] = []
         _instances.add(self)
 
     # ---- calling ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if state.trace is EVAL and not state.axes:
-            for match in self._fast.matchers:
+            for match in self._matchers:
                 out = match(args, kwargs)
-                if out is not FastPath.MISS:
+                if out is not MISS:
                     return out
         return self._call(args, kwargs)
 
@@ -107,7 +110,7 @@ class JitFunction:
         if entry is None:
             entry = self._new_entry(key, split, avals, args, kwargs)
         if entry.executable is None:
-            entry.executable = compile_jaxpr(entry.closed, entry.donated)
+            entry.executable = pipeline.compile_jaxpr(entry.closed, entry.donated)
         outs = entry.executable(split.leaves)
         if config.debug_nans:
             check_nans(entry.closed, self._signature.name, split.leaves, outs)
@@ -122,7 +125,9 @@ class JitFunction:
         kinds = tuple([type(x) for x in split.leaves])
         entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
         if calls == 2 and entry.executable is not None:
-            self._fast.add(split, entry.executable, entry.out_tree)
+            made = fastcall.specialise(split, entry.executable, entry.out_tree)
+            if made is not None:
+                self._matchers = [made, *self._matchers[: MOST_MATCHERS - 1]]
 
     def _bind(
         self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]
@@ -275,7 +280,7 @@ class JitFunction:
     def clear_cache(self) -> None:
         """Forget everything that was traced and compiled."""
         self._entries.clear()
-        self._fast.clear()
+        self._matchers = []
 
     def _cache_size(self) -> int:
         return len(self._entries)
@@ -295,7 +300,7 @@ def clear_caches() -> None:
 
 def _forget_fast_paths(_: Any) -> None:
     for function in list(_instances):
-        function._fast.clear()
+        function._matchers = []
 
 
 # The fast path's guards do not look at settings: a change of one that matters forgets it.

@@ -29,7 +29,7 @@ from spmd.compile.multidevice import MeshExecutable, mesh_executable
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MISS, MappedCall, hook
+from spmd.sharding.fastmap import MISS, MappedCall
 from spmd.sharding.named import NamedSharding
 
 
@@ -42,9 +42,6 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
         return _MapWriter(call, executable).function()
     except UnmatchedError:
         return None
-
-
-hook.specialise = specialise
 
 
 class _Frames:

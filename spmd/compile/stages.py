@@ -8,18 +8,21 @@ compiled = lowered.compile()    # callable, for these shapes only
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.executable import Executable
-from spmd.compile.pipeline import Report, compile_jaxpr, run_passes
+from spmd.compile.deferred import pipeline
 from spmd.compile.signature import Signature, Split
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.tree import TreeDef, tree_flatten
+
+if TYPE_CHECKING:
+    from spmd.compile.executable import Executable
+    from spmd.compile.pipeline import Report
 
 
 class ShapeDtypeStruct:
@@ -80,8 +83,8 @@ class Traced:
 
     def lower(self) -> Lowered:
         """Run the compiler's passes."""
-        report = Report()
-        return Lowered(self, run_passes(self.jaxpr, report), report)
+        report = pipeline.Report()
+        return Lowered(self, pipeline.run_passes(self.jaxpr, report), report)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Make machine code."""
-        return Compiled(self.traced, compile_jaxpr(self.traced.jaxpr, self.traced.donated))
+        return Compiled(self.traced, pipeline.compile_jaxpr(self.traced.jaxpr, self.traced.donated))
 
 
 @dataclass(frozen=True)

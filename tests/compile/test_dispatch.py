@@ -12,11 +12,11 @@ import spmd
 from spmd import lax
 from spmd.api import grad, jit, make_jaxpr, vmap
 from spmd.compile import dispatch
-from spmd.compile.fastcall import FastPath
 from spmd.compile.jit import JitFunction, clear_caches
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
 from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.fastmap import MISS
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -137,7 +137,7 @@ def test_every_kind_of_tree_is_matched():
         assert type(out["p"]) is Point and out["q"][1] is None and list(out) == ["p", "q"]
         np.testing.assert_array_equal(out["p"].x, np.full(3, 2))
         np.testing.assert_array_equal(out["q"][0], np.full(3, 2 * k * k))
-    assert g._fast.matchers
+    assert g._matchers
 
 
 def test_a_changed_structure_is_not_mistaken():
@@ -155,16 +155,16 @@ def test_many_signatures_bound_the_closures():
     for n in range(1, 30):
         for _ in range(3):
             np.testing.assert_allclose(g(array(np.zeros(n, np.float32))), np.zeros(n))
-    assert len(g._fast.matchers) <= 8
+    assert len(g._matchers) <= 8
 
 
 def test_a_miss_is_silent():
     g = jit(lambda x: lax.mul(x, x))
     for _ in range(3):
         g(array(X))
-    assert g._fast.matchers[0]((X, X), {}) is FastPath.MISS
-    assert g._fast.matchers[0]((X[0],), {}) is FastPath.MISS
-    assert g._fast.matchers[0](("text",), {}) is FastPath.MISS
+    assert g._matchers[0]((X, X), {}) is MISS
+    assert g._matchers[0]((X[0],), {}) is MISS
+    assert g._matchers[0](("text",), {}) is MISS
 
 
 def test_numbers_too_large_for_the_dtype_miss():

@@ -139,15 +139,24 @@ def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index]) -> bool:
 
 def _apart(fuser: Any, a: Any, b: Any) -> bool:
     """Whether a path leads from one group to the other through anything else."""
+    both = a.members | b.members
+    copies = (a.copies | b.copies) - (a.members - a.copies) - (b.members - b.copies)
     for start, end in ((a, b), (b, a)):
-        both = start.members | end.members
         outside = [
             user
             for k in sorted(start.members - start.copies)
             for var in fuser.eqns[k].outvars
-            for user in fuser.users.get(var, ())
-            if user not in both
+            for user in _outside_users(fuser, var, both, copies)
         ]
         if outside and fuser.reach.any_reaches(outside, end):
             return True
     return False
+
+
+def _outside_users(fuser: Any, var: Var, both: set[int], copies: set[int]) -> Iterator[int]:
+    """Who else reads a variable: of a copied equation, the readers of the original."""
+    for user in fuser.users.get(var, ()):
+        if user not in both:
+            yield user
+        elif user in copies:
+            yield from _outside_users(fuser, fuser.eqns[user].outvars[0], both, copies)

@@ -1,0 +1,31 @@
+"""The back half of the compiler, imported when the first program is compiled.
+
+Lowering, kernels, the renderer and the runtime are half of what `import spmd` would load, and a
+program that only asks for its rank needs none of it. The modules of the front half (`jit`,
+`dispatch`, `stages`) reach the back half through the objects here, and in no other way.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class Deferred:
+    """A module that is imported when one of its attributes is asked for."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # found without this method from now on
+        return value
+
+
+elementwise = Deferred("spmd.compile.lower.elementwise")
+executable = Deferred("spmd.compile.executable")
+fastcall = Deferred("spmd.compile.fastcall")
+mapcall = Deferred("spmd.compile.mapcall")
+multidevice = Deferred("spmd.compile.multidevice")
+pipeline = Deferred("spmd.compile.pipeline")
