@@ -135,3 +135,12 @@ def test_a_mistake_leaves_no_state_behind():
     x = jnp.arange(4.0)
     np.testing.assert_array_equal(x + 1, np.arange(4.0) + 1)
     np.testing.assert_allclose(pmap(lambda x: x / lax.psum(x, "i"), "i")(x), np.arange(4) / 6)
+
+
+def test_a_loop_s_index_is_a_python_number():
+    """Beside a small dtype it makes no larger one, so that the carry keeps its dtype."""
+    for bounds in [(0, 5), (np.int32(0), np.int32(5))]:
+        total = lax.fori_loop(*bounds, lambda i, x: x + i, jnp.int8(0))
+        assert (int(total), total.dtype) == (10, np.int8)
+    up_to = spmd.jit(lambda n: lax.fori_loop(0, n, lambda i, x: x + i, jnp.int8(0)))
+    assert (int(up_to(5)), up_to(5).dtype) == (10, np.int8)

@@ -10,8 +10,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
@@ -121,13 +119,14 @@ def fori_loop(
 ) -> Any:
     """`for i in range(lower, upper): val = body_fun(i, val)`.
 
-    With bounds known while tracing it is a `scan` and can be differentiated in reverse.
+    With bounds known while tracing it is a `scan` and can be differentiated in reverse. The index
+    is then of a weak type, as a Python number is: `x + i` has the dtype of `x`.
     """
     known = is_concrete(lower) and is_concrete(upper)
     if config.disable_jit and known:
         value = init_val
         for i in range(int(lower), int(upper)):
-            value = body_fun(np.int32(i), value)
+            value = body_fun(i, value)
         return value
     bounds = [typeof(x) for x in (lower, upper)]
     dtype, _ = dtypes.promote(tuple((a.dtype, a.weak_type) for a in bounds))
@@ -136,26 +135,25 @@ def fori_loop(
             f"{current_source()}: lax.fori_loop: lower and upper must be integers, "
             f"got {bounds[0]} and {bounds[1]}"
         )
-    one = np.ones((), dtype)
     if known:
         start, stop = operator.index(lower), operator.index(upper)
 
         def step(carry: Any, _: Any) -> Any:
             i, value = carry
-            return (add(i, one), body_fun(i, value)), None
+            return (add(i, 1), body_fun(i, value)), None
 
-        first = convert_element_type(start, dtype)
         length = max(stop - start, 0)
         (_, out), _ = named_scan(
-            "lax.fori_loop", 1, step, (first, init_val), None, length, unroll=unroll or 1
+            "lax.fori_loop", 1, step, (start, init_val), None, length, unroll=unroll or 1
         )
         return out
-    limits = (convert_element_type(lower, dtype), convert_element_type(upper, dtype))
+    weak = bounds[0].weak_type and bounds[0].dtype == dtype
+    limits = (convert_element_type(lower, dtype, weak), convert_element_type(upper, dtype))
     _, _, out = _named_while(
         "lax.fori_loop",
         2,
         lambda c: lt(c[0], c[1]),
-        lambda c: (add(c[0], one), c[1], body_fun(c[0], c[2])),
+        lambda c: (add(c[0], 1), c[1], body_fun(c[0], c[2])),
         (*limits, init_val),
     )
     return out
