@@ -109,9 +109,11 @@ class JitFunction:
         entry = self._entries.get(key)
         if entry is None:
             entry = self._new_entry(key, split, avals, args, kwargs)
-        if entry.executable is None:
-            entry.executable = pipeline.compile_jaxpr(entry.closed, entry.donated)
-        outs = entry.executable(split.leaves)
+        executable = entry.executable
+        if executable is None:
+            executable = pipeline.compile_jaxpr(entry.closed, entry.donated)
+            entry.executable = executable
+        outs = executable(split.leaves)
         if config.debug_nans:
             check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes:

@@ -122,6 +122,7 @@ def differentiate_now(
         with current_trace(trace.parent):
             if not any(nonzero(tangents)):
                 return True, again(*call.place(tree_unflatten(call.in_tree, primals)))
+            assert isinstance(trace, JVPTrace)
             params = {"num_consts": 0, "name": call.name, **rules}
             outs, found = trace.differentiate(prim, primals, tangents, params)
     except UnexpectedTracerError:

@@ -159,7 +159,7 @@ class LocalCommunicator(CheckedCommunicator):
         return LocalCommunicator(members.index(self.rank), board)
 
     def _end_job(self) -> None:
-        raise PeerError(self._board.job.failure)
+        raise PeerError(self._board.job.failure or "the job has ended")
 
 
 class LocalGroup:
