@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core import dtypes
-from spmd.core.aval import typeof
+from spmd.core.aval import is_arraylike, typeof
 from spmd.core.call import impl_jaxpr, jaxpr_axes
 from spmd.core.context import attributed_to, state
 from spmd.core.custom_call import (
@@ -131,6 +131,11 @@ def _match_tangents(name: str, outs: Sequence[Any], tangents: Sequence[Any]) -> 
             "output tangents; it must return (primal_out, tangent_out) of the same structure"
         )
     for k, (x, t) in enumerate(zip(outs, tangents, strict=True)):
+        if not is_arraylike(t):
+            raise GradError(
+                f"the custom jvp rule of {name} returned {t!r} as the tangent of output {k}: "
+                "tangent_out must have the structure of primal_out"
+            )
         want, got = typeof(x).tangent(), typeof(t)
         if want.dtype != dtypes.float0 and (want.shape, want.dtype) != (got.shape, got.dtype):
             raise GradError(

@@ -149,8 +149,8 @@ def _linearize(
 ) -> Any:
     policy, prevent_cse = how["policy"], how["prevent_cse"]
     cut = linearize_jaxpr(jaxpr, nonzero(tangents))
-    # A policy names operations, wherever they are: also inside calls.
-    whole = cut.primal if policy is None else inline_calls(cut.primal)
+    # What a policy names, and what need not be computed again, may be inside calls.
+    whole = inline_calls(cut.primal)
     saved = _saved_vars(whole, policy)
     n = len(jaxpr.out_avals)
     forward = whole.jaxpr.replace(outvars=[*whole.jaxpr.outvars[:n], *saved])

@@ -44,10 +44,14 @@ def jax_array(dtype, weak):
 def test_weak_promotion_is_jax_s():
     pairs = [(dtypes.canonical(d), weak) for d in ALL for weak in (False, True)]
     pairs = [p for p in pairs if not (p[1] and p[0].kind == "b")]
-    for a, b in itertools.product(pairs, pairs):
+    for a, b in itertools.combinations_with_replacement(pairs, 2):
+        if not (a[1] or b[1]):
+            continue
         arrays = [jax_array(d, weak) for d, weak in (a, b)]
-        wanted = jax.dtypes.result_type(*arrays, return_weak_type_flag=True)
-        assert dtypes.promote((a, b)) == wanted, (a, b)
+        wanted = jax.numpy.add(*arrays)
+        assert (
+            dtypes.promote((a, b)) == dtypes.promote((b, a)) == (wanted.dtype, wanted.weak_type)
+        ), (a, b)
 
 
 @pytest.mark.parametrize(

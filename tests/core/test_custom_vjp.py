@@ -1,0 +1,159 @@
+"""`custom_vjp`: fwd and bwd run wherever the function is differentiated in reverse."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd.core.errors import ArgumentError, GradError, PytreeError, RefusedError
+from tests.jax.compare import assert_same, cases
+
+V = np.array([0.5, -1.0, 2.0], np.float32)
+TREE = {"a": 2.0, "b": 5.0}
+
+
+def product(j):
+    """(x * y, x) with a derivative in x that is twice as large as it should be."""
+
+    @j.custom_vjp
+    def f(x, y):
+        return x * y, x
+
+    f.defvjp(
+        lambda x, y: ((x * y, x), (x, y)),
+        lambda res, ct: (2 * ct[0] * res[1] + ct[1], ct[0] * res[0]),
+    )
+    return f
+
+
+def scaled(j):
+    """g(x) * p['a'], where g is no array and p a tree with a leaf that has no derivative."""
+
+    @partial(j.custom_vjp, nondiff_argnums=(0,))
+    def f(g, x, p):
+        return g(x) * p["a"]
+
+    f.defvjp(
+        lambda g, x, p: (f(g, x, p), (x, p)),
+        lambda g, res, ct: (ct * g(res[0]) * res[1]["a"] * 3, {"a": ct * 7.0, "b": 0.0 * ct}),
+    )
+    return f
+
+
+@cases(
+    grad=lambda j: j.grad(lambda x, y: product(j)(x, y)[0], argnums=(0, 1))(1.0, 2.0),
+    trees=lambda j: j.grad(lambda x, p: scaled(j)(j.np.sin, x, p), argnums=(0, 1))(1.0, TREE),
+    jit=lambda j: j.jit(j.grad(lambda x, p: scaled(j)(j.np.sin, x, p), (0, 1)))(1.0, TREE),
+    grad_jit=lambda j: j.grad(j.jit(lambda x: sum(product(j)(x, x))))(2.0),
+    jit_vmap=lambda j: j.jit(
+        j.vmap(j.grad(lambda x, y: sum(product(j)(x, y)), argnums=(0, 1)), in_axes=(0, None))
+    )(V, 2.0),
+    vmap_inside=lambda j: j.grad(
+        lambda x, y: sum(j.vmap(product(j), in_axes=(0, None))(x, y)).sum(), argnums=(0, 1)
+    )(V, 2.0),
+    vmap_twice=lambda j: j.grad(
+        lambda x: j.vmap(j.vmap(product(j), in_axes=(None, 0)), in_axes=(0, None))(x, V)[0].sum()
+    )(V),
+    scan=lambda j: j.grad(
+        lambda x: j.lax.scan(lambda c, _: (product(j)(c, x)[0], None), x, None, length=3)[0]
+    )(2.0),
+    vmap_of_scan=lambda j: j.vmap(
+        j.grad(lambda x: j.lax.scan(lambda c, _: (product(j)(c, x)[0], None), x, None, length=3)[0])
+    )(V),
+    second=lambda j: j.grad(j.grad(lambda x: product(j)(x, x)[0]))(2.0),
+    third_jit=lambda j: j.jit(j.grad(j.grad(j.grad(lambda x: product(j)(x, x)[0] * x))))(2.0),
+    hessian=lambda j: j.hessian(lambda x: product(j)(x, x)[0].sum())(V),
+    jacrev=lambda j: j.jacrev(lambda x: product(j)(x, x))(V),
+    checkpoint=lambda j: j.grad(j.checkpoint(lambda x: product(j)(j.np.sin(x), x)[0]))(2.0),
+    cond=lambda j: j.grad(lambda x: j.lax.cond(x > 0, lambda: product(j)(x, x)[0], lambda: x))(2.0),
+    integers=lambda j: (
+        lambda f: (
+            f.defvjp(lambda x, i: (x * i, i), lambda i, ct: (ct * i * 2, None)),
+            j.grad(f)(2.0, 3),
+        )[1]
+    )(j.custom_vjp(lambda x, i: x * i)),
+)
+def test_rule_is_used(case):
+    assert_same(case)
+
+
+def test_rules_may_branch_on_concrete_values():
+    def case(j):
+        f = j.custom_vjp(lambda x: x if x > 0 else -x)
+        f.defvjp(lambda x: (f(x), bool(x > 0)), lambda up, ct: (ct * (3 if up else 5),))
+        return j.grad(f)(2.0), j.grad(f)(-2.0)
+
+    assert_same(case)
+
+
+def test_methods_can_have_rules():
+    class Clip:
+        limit = 0.5
+
+        @partial(spmd.custom_vjp, nondiff_argnums=(0,))
+        def apply(self, x):
+            return x
+
+        apply.defvjp(
+            lambda self, x: (x, None),
+            lambda self, _, ct: (snp.clip(ct, -self.limit, self.limit),),
+        )
+
+    assert float(spmd.jit(spmd.grad(lambda x: 9 * Clip().apply(x)))(1.0)) == 0.5
+
+
+# ---- mistakes ----------------------------------------------------------------------------------
+
+
+def with_rules(fwd, bwd, f=lambda x: x):
+    out = spmd.custom_vjp(f)
+    out.defvjp(fwd, bwd)
+    return out
+
+
+@pytest.mark.parametrize("around", [lambda f: f, spmd.jit], ids=["direct", "staged"])
+@pytest.mark.parametrize(
+    ("fwd", "bwd", "text"),
+    [
+        (lambda x: x, lambda r, ct: (ct,), r"must return a pair \(out, residuals\)"),
+        (lambda x: (x, None), lambda r, ct: ct, "must return a tuple of 1 cotangents"),
+        (lambda x: (x, None), lambda r, ct: (snp.ones(3),), r"float32\[3\] for argument leaf 0"),
+        (lambda x: (x, None), lambda r, ct: (snp.float16(1),), r"float16\[\] for argument leaf 0"),
+        (lambda x: (x, None), lambda r, ct: ((ct, ct),), "is not an array"),
+    ],
+)
+def test_bad_rules_are_named(fwd, bwd, text, around):
+    with pytest.raises((GradError, PytreeError, ArgumentError), match=text):
+        spmd.grad(around(with_rules(fwd, bwd)))(2.0)
+
+
+def test_output_structures_must_agree():
+    f = with_rules(lambda x: ((x, x), None), lambda r, ct: (ct[0],))
+    with pytest.raises(GradError, match="fwd rule of <lambda> returned an output of structure"):
+        spmd.jit(spmd.grad(f))(2.0)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, spmd.jit], ids=["direct", "staged"])
+def test_forward_mode_is_refused(around):
+    with pytest.raises(RefusedError, match="cannot be applied to a custom_vjp function"):
+        around(lambda x: spmd.jvp(lambda x: product(spmd)(x, x)[0], (x,), (x,)))(2.0)
+
+
+def test_closing_over_a_differentiated_value_is_refused():
+    def outer(y):
+        return with_rules(lambda x: (x * y, None), lambda r, ct: (ct,), lambda x: x * y)(2.0)
+
+    for around in (lambda f: f, spmd.jit):
+        with pytest.raises(GradError, match="closes over a value that is being differentiated"):
+            spmd.grad(around(outer))(3.0)
+
+
+def test_missing_rules_and_options():
+    with pytest.raises(GradError, match=r"has no rules; set them with \.defvjp"):
+        spmd.custom_vjp(lambda x: x)(1.0)
+    with pytest.raises(ArgumentError, match="symbolic_zeros is not supported"):
+        spmd.custom_vjp(lambda x: x).defvjp(lambda x: x, lambda x: x, symbolic_zeros=True)
