@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import elementwise, executable, mapcall, multidevice, pipeline
+from spmd.compile.deferred import (
+    elementwise,
+    executable,
+    mapcall,
+    meshprogram,
+    multidevice,
+    pipeline,
+)
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
@@ -101,7 +108,7 @@ def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Run a closed jaxpr compiled, remembering the executable with the jaxpr."""
     executable = _calls.get(closed)
     if executable is None:
-        executable = _calls[closed] = pipeline.compile_jaxpr(closed)
+        executable = _calls[closed] = meshprogram.compile_program(closed)
     return executable(operands)
 
 

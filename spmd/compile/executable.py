@@ -29,7 +29,7 @@ from spmd.core.aval import ShapedArray
 from spmd.core.errors import DeletedError, DeviceError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
-from spmd.sharding.array import Array, from_memory
+from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
 # References that an array's own block has while `_can_take` looks at it: the array's slot, the
@@ -135,6 +135,8 @@ def constant(value: Any, aval: ShapedArray) -> Any:
 def _forwarded(x: Any, aval: ShapedArray) -> Array:
     """A result that is an argument: a new array over the same memory if that is immutable."""
     if type(x) is Array:
+        if x.shards is not None:
+            return from_shards(aval, x.sharding, x.shards)
         return from_memory(x.ptr, x.owner, aval, x._sharding)
     block = alloc(aval.nbytes)
     block.view(aval.shape, aval.dtype)[...] = to_numpy(x)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from spmd.compile.deferred import fastcall, pipeline
+from spmd.compile.deferred import mapcall, meshprogram
 from spmd.compile.nans import check_nans
 from spmd.compile.signature import Signature, Split
 from spmd.compile.stages import Lowered, Traced
@@ -36,6 +36,7 @@ from spmd.sharding.named import SingleDeviceSharding
 
 if TYPE_CHECKING:
     from spmd.compile.executable import Executable
+    from spmd.compile.meshprogram import MeshProgram
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class Entry:
     closed: ClosedJaxpr
     out_tree: TreeDef
     donated: tuple[bool, ...]
-    executable: Executable | None = None
+    executable: Executable | MeshProgram | None = None
     calls: dict[Any, int] = field(default_factory=dict)
 
 
@@ -111,7 +112,7 @@ class JitFunction:
             entry = self._new_entry(key, split, avals, args, kwargs)
         executable = entry.executable
         if executable is None:
-            executable = pipeline.compile_jaxpr(entry.closed, entry.donated)
+            executable = meshprogram.compile_program(entry.closed, entry.donated)
             entry.executable = executable
         outs = executable(split.leaves)
         if config.debug_nans:
@@ -127,7 +128,7 @@ class JitFunction:
         kinds = tuple([type(x) for x in split.leaves])
         entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
         if calls == 2 and entry.executable is not None:
-            made = fastcall.specialise(split, entry.executable, entry.out_tree)
+            made = mapcall.specialise_jitted(split, entry.executable, entry.out_tree)
             if made is not None:
                 self._matchers = [made, *self._matchers[: MOST_MATCHERS - 1]]
 

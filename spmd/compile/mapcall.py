@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.compile import fastcall
 from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.executable import Executable
 from spmd.compile.fastcall import (
     ALIGNMENT,
     KEPT_ARENA_BYTES,
@@ -25,9 +27,11 @@ from spmd.compile.fastcall import (
     is_number,
 )
 from spmd.compile.lower.schedule import Buffer
+from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MISS, MappedCall
 from spmd.sharding.named import NamedSharding
@@ -42,6 +46,29 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
         return _MapWriter(call, executable).function()
     except UnmatchedError:
         return None
+
+
+def specialise_jitted(
+    split: Split, executable: Executable | MeshProgram, out_tree: TreeDef
+) -> Callable[..., Any] | None:
+    """A closure for calls of a jitted function like this one, on one device or a mesh."""
+    if isinstance(executable, Executable):
+        return fastcall.specialise(split, executable, out_tree)
+    if not executable.is_plain or split.static_kwargs:
+        return None
+    mesh = executable.executable
+    return specialise(
+        MappedCall(
+            leaves=split.leaves,
+            tree=split.tree,
+            static=split.static_args,
+            in_shardings=mesh.in_shardings,
+            donated=executable.donated,
+            outs=list(zip(mesh.out_avals, mesh.out_shardings, strict=True)),
+            out_tree=out_tree,
+            params=executable.params,
+        )
+    )
 
 
 class _Frames:
@@ -188,7 +215,7 @@ class _MapWriter(Writer):
         made = 0
         outs = []
         results = zip(executable.out_piece_avals, executable.schedule.results, strict=True)
-        for (aval, result), whole in zip(results, self.call.outs, strict=True):
+        for (aval, result), (whole, sharding) in zip(results, self.call.outs, strict=True):
             row = []
             for d, place in enumerate(places):
                 if isinstance(result, Buffer):
@@ -202,10 +229,10 @@ class _MapWriter(Writer):
             made += isinstance(result, Buffer)
             name = self.fresh()
             self.put(f"{name} = Array()")
-            self.put(f"{name}.aval = {self.bind(whole.aval)}; {name}.ptr = 0")
+            self.put(f"{name}.aval = {self.bind(whole)}; {name}.ptr = 0")
             self.put(f"{name}.owner = {name}._numpy = None")
             self.put(f"{name}.shards = ({', '.join(row)},)")
-            self.put(f"{name}._sharding = {self.bind(whole.sharding)}")
+            self.put(f"{name}._sharding = {self.bind(sharding)}")
             outs.append(name)
         return outs
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import pipeline
+from spmd.compile.deferred import meshprogram, pipeline
 from spmd.compile.signature import Signature, Split
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
@@ -22,6 +22,7 @@ from spmd.core.tree import TreeDef, tree_flatten
 
 if TYPE_CHECKING:
     from spmd.compile.executable import Executable
+    from spmd.compile.meshprogram import MeshProgram
     from spmd.compile.pipeline import Report
 
 
@@ -113,7 +114,8 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Make machine code."""
-        return Compiled(self.traced, pipeline.compile_jaxpr(self.traced.jaxpr, self.traced.donated))
+        program = meshprogram.compile_program(self.traced.jaxpr, self.traced.donated)
+        return Compiled(self.traced, program)
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Compiled:
     """A compiled call: accepts arguments of exactly the structure, shapes and dtypes given."""
 
     traced: Traced
-    executable: Executable
+    executable: Executable | MeshProgram
 
     @property
     def in_tree(self) -> TreeDef:

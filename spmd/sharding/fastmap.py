@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spmd.core.aval import ShapedArray
 from spmd.core.config import config
 from spmd.core.context import state
 from spmd.core.trace import EVAL
@@ -33,7 +34,7 @@ class MappedCall:
     static: tuple[tuple[int, Any], ...]
     in_shardings: Sequence[NamedSharding]
     donated: Sequence[bool]
-    outs: Sequence[Array]
+    outs: Sequence[tuple[ShapedArray, NamedSharding]]  # of each result
     out_tree: TreeDef
     params: dict[str, Any]  # of the primitive
 

@@ -325,7 +325,7 @@ class _PmapCall:
             static=tuple(self.static.items()),
             in_shardings=[NamedSharding(self.local_mesh, self._spec(a)) for a in self.in_axes],
             donated=gone,
-            outs=outs,
+            outs=[(x.aval, x.sharding) for x in outs],
             out_tree=mapped.out_tree,
             params=params,
         )

@@ -139,7 +139,8 @@ def _call(
         shardings = [NamedSharding(mesh, s) for s in specs]
         nothing = [False] * len(flat)
         tree = tree_flatten((args, {}))[1]
-        fast.note(MappedCall(flat, tree, (), shardings, nothing, outs, out_tree, params))
+        results = [(x.aval, x.sharding) for x in outs]
+        fast.note(MappedCall(flat, tree, (), shardings, nothing, results, out_tree, params))
     return tree_unflatten(out_tree, outs)
 
 

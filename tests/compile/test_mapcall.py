@@ -168,3 +168,61 @@ def test_a_change_of_settings_forgets_closures():
     with spmd.config.override("enable_x64", True):
         assert not has_closure(f)
         assert f(X.astype(np.float64)).dtype == np.float64
+
+
+# ---- jit of a whole shard_map ------------------------------------------------------------------
+
+
+def mapped_rows(f: Any) -> Any:
+    return spmd.shard_map(
+        f, mesh=spmd.make_mesh((4,), ("i",)), in_specs=(P(), P("i")), out_specs=(P(), P("i"))
+    )
+
+
+def test_jit_of_shard_map_keeps_pieces_in_place():
+    f = spmd.jit(mapped_rows(lambda w, x: (lax.psum(x.sum(), "i") + w, x * w)))
+    total, rows = f(2.0, X)
+    assert rows.sharding.spec == P("i")
+    for _ in range(4):
+        total, rows = f(total * 0 + 1, rows)
+        np.testing.assert_allclose(total, 2 * X.sum() + 1)
+        np.testing.assert_array_equal(rows, 2 * X)
+    assert f._matchers
+    compiled = f.lower(total, rows).compile()
+    np.testing.assert_array_equal(compiled(total, rows)[1], np.asarray(total) * 2 * X)
+
+
+def test_jit_of_shard_map_with_captured_swapped_and_repeated_values():
+    inner = mapped_rows(lambda w, x: (w * 1, x * w))
+    captured = spmd.device_put(X)
+
+    @spmd.jit
+    def f(x: Any, unused: Any, w: Any) -> Any:
+        first, rows = inner(w, captured)
+        return rows, first, rows
+
+    for _ in range(3):
+        a, b, c = f(X, X, 3.0)
+        np.testing.assert_array_equal(a, 3 * X)
+        np.testing.assert_array_equal(c, 3 * X)
+        assert float(b) == 3.0
+
+
+def test_jit_of_shard_map_donates():
+    f = spmd.jit(mapped_rows(lambda w, x: (w + 1, x + w)), donate_argnums=1)
+    w, x = f(0.0, X)
+    for _ in range(4):
+        old = x
+        w, x = f(w, x)
+        assert old.is_deleted()
+    np.testing.assert_array_equal(x, X + 10)
+
+
+def test_jit_around_more_than_a_shard_map():
+    inner = mapped_rows(lambda w, x: (lax.psum(x.sum(), "i"), x * w))
+    f = spmd.jit(lambda w, x: (inner(w + 1, x * 2)[1] - 1, x))
+    for argument in (X, inner(1.0, X)[1]):
+        for _ in range(3):
+            y, same = f(1.0, argument)
+            np.testing.assert_array_equal(y, X * 4 - 1)
+            np.testing.assert_array_equal(same, X)

@@ -1,0 +1,74 @@
+"""jit of a whole shard_map: the mesh's program without a program of one device around it.
+
+The common `jit(shard_map(step))` is a jaxpr of one equation. Compiled like any other it would run
+on one device, gather every argument there and cut it again; instead its call is that of the mesh's
+program, and results stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.executable import Executable
+from spmd.compile.multidevice import mesh_executable
+from spmd.compile.passes.inline import inline_calls
+from spmd.compile.pipeline import compile_jaxpr
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.sharding.array import Array
+
+
+def compile_program(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable | MeshProgram:
+    """The executable of a closed jaxpr, over a mesh if it is one shard_map."""
+    flat = inline_calls(closed)
+    if len(flat.eqns) == 1 and flat.eqns[0].prim.name == "shard_map":
+        if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
+            return MeshProgram(flat, flat.eqns[0], donated)
+    return compile_jaxpr(closed, donated)
+
+
+class MeshProgram:
+    """Runs one shard_map equation; call it with the flat list of arguments."""
+
+    def __init__(self, closed: ClosedJaxpr, eqn: Eqn, donated: Sequence[bool]):
+        jaxpr = closed.jaxpr
+        self.in_avals = tuple(closed.in_avals)
+        self.out_avals = tuple(closed.out_avals)
+        self.donated = tuple(donated) or (False,) * len(self.in_avals)
+        self.params: dict[str, Any] = eqn.params
+        self.executable = mesh_executable(**eqn.params)
+        arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
+        constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+        # Each operand is an argument, by number, or a value.
+        self._operands = [_operand(a, arguments, constants) for a in eqn.invars]
+        self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether arguments and results are the equation's, in order."""
+        arguments = [number for number, _ in self._operands]
+        results = list(range(len(self.executable.out_avals)))
+        return arguments == list(range(len(self.in_avals))) and self._results == results
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Array]:
+        """Run on arguments of exactly the avals compiled for."""
+        operands = [value if number is None else leaves[number] for number, value in self._operands]
+        outs = self.executable(operands)
+        for leaf, gone in zip(leaves, self.donated, strict=True):
+            if gone and isinstance(leaf, Array):
+                leaf.delete()
+        return [outs[k] for k in self._results]
+
+    def as_text(self) -> str:
+        """The steps of the program that each device runs."""
+        return str(self.executable.schedule)
+
+
+def _operand(
+    atom: Atom, arguments: dict[Any, int], constants: dict[Any, Any]
+) -> tuple[int | None, Any]:
+    if isinstance(atom, Literal):
+        return None, np.asarray(atom.val, atom.aval.dtype)
+    return (arguments[atom], None) if atom in arguments else (None, constants[atom])
