@@ -53,6 +53,9 @@ class Box:
         self.content = content
         self.label = label
 
+    def __repr__(self):
+        return f"Box{self.content}"
+
     def tree_flatten(self):
         return self.content, self.label
 
