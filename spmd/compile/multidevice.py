@@ -142,7 +142,7 @@ class MeshExecutable:
         if type(x) is Array and x.shards is not None and x.sharding.layout == sharding.layout:
             for shard in x.shards:
                 if shard.owner is None:
-                    raise deleted(shard)
+                    raise deleted(x)
             return x.shards
         if type(x) is Array and x.shards is None and x.owner is None:
             raise deleted(x)
