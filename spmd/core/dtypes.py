@@ -186,8 +186,10 @@ def complex_of(dtype: np.dtype) -> np.dtype:
 
 
 def to_inexact(dtype: np.dtype) -> np.dtype:
-    """What `sin` of this dtype has: itself if inexact, else the default float."""
-    return dtype if is_inexact(dtype) else canonical(np.float64)
+    """What `sin` of this dtype has: itself if inexact, else the float of as many bits (or 32)."""
+    if is_inexact(dtype):
+        return dtype
+    return canonical(np.float64 if dtype.itemsize == 8 else np.float32)
 
 
 def tangent_dtype(dtype: np.dtype) -> np.dtype:

@@ -156,7 +156,7 @@ def promote_dtypes_numeric(*xs: Any) -> list[Any]:
     """Like `promote_dtypes`, bools becoming integers."""
     dtype, weak = lattice_type(*xs)
     if dtypes.is_bool(dtype):
-        dtype = dtypes.canonical(np.int64)
+        dtype = np.dtype(np.int32)
     return [convert(x, dtype, weak) for x in xs]
 
 
@@ -283,7 +283,7 @@ def promote_args_numeric(name: str, *xs: Any) -> list[Any]:
     """`promote_args` for functions that turn bools into integers."""
     operands, avals = operands_of(name, xs)
     dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
-    dtype = default_int() if dtypes.is_bool(dtype) else dtype
+    dtype = np.dtype(np.int32) if dtypes.is_bool(dtype) else dtype
     return _promoted(name, operands, avals, dtype, weak)
 
 
