@@ -11,6 +11,7 @@ from spmd import (
     collectives,
     distributed,
     dtypes,
+    errors,
     extend,
     lax,
     nn,
@@ -46,7 +47,6 @@ from spmd.api import (
 )
 from spmd.compile import dispatch as _dispatch
 from spmd.compile.cpu import platform as _cpu
-from spmd.core import errors
 from spmd.core.aval import typeof
 from spmd.core.config import config
 from spmd.core.custom import custom_jvp

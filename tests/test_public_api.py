@@ -31,6 +31,7 @@ MODULES = (
     "spmd.dtypes",
     "spmd.debug",
     "spmd.distributed",
+    "spmd.errors",
     "spmd.extend",
     "spmd.export",
     "spmd.testing",

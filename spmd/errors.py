@@ -1,0 +1,32 @@
+"""The exceptions that spmd raises: `except spmd.errors.ShapeError`, `from spmd.errors import ...`.
+
+Each derives from `SpmdError` and from the built-in exception that Python programmers expect.
+"""
+
+# ruff: noqa: F401
+
+from spmd.core.errors import (
+    ArgumentError,
+    AxisError,
+    CollectiveError,
+    ConcretizationError,
+    DeletedError,
+    DeviceError,
+    DtypeError,
+    GradError,
+    IndexingError,
+    InternalError,
+    LaunchError,
+    MutationError,
+    NonConcreteBooleanIndexError,
+    PeerError,
+    PytreeError,
+    RefusedError,
+    ShapeError,
+    ShardingError,
+    SpmdError,
+    TracerArrayConversionError,
+    TracerBoolConversionError,
+    TracerIntegerConversionError,
+    UnexpectedTracerError,
+)
