@@ -39,7 +39,7 @@ class Literal:
         self.aval = aval
 
     def __repr__(self) -> str:
-        value = self.val.item() if isinstance(self.val, (np.ndarray, np.generic)) else self.val
+        value = self.val.item() if isinstance(self.val, np.generic) else self.val
         return f"{value}:{self.aval.short()}"
 
 

@@ -153,7 +153,8 @@ def _linearize(
     whole = inline_calls(cut.primal)
     saved = _saved_vars(whole, policy)
     n = len(jaxpr.out_avals)
-    forward = whole.jaxpr.replace(outvars=[*whole.jaxpr.outvars[:n], *saved])
+    kept_outs = [*whole.jaxpr.outvars[:n], *saved]
+    forward, _ = dce(whole.jaxpr.replace(outvars=kept_outs), [True] * len(kept_outs))
     outs = checkpoint_p.bind(*primals, jaxpr=ClosedJaxpr(forward, whole.consts), name=name, **how)
     outs, kept = split_list(outs, [n])
     given = [t for t in tangents if not isinstance(t, Zero)]

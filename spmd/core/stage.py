@@ -59,7 +59,8 @@ class JaxprTrace(Trace):
         self.debug = debug
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
-        self.consts: dict[int, tuple[Any, JaxprTracer]] = {}
+        # By identity: the value as it was given (kept alive), its tracer, and what the jaxpr holds.
+        self.consts: dict[int, tuple[Any, JaxprTracer, Any]] = {}
 
     # -- values --
 
@@ -89,7 +90,7 @@ class JaxprTrace(Trace):
         if found is None:
             aval = typeof(x)
             tracer = JaxprTracer(self, aval, Var(aval), UNKNOWN)
-            found = self.consts[id(x)] = (x, tracer)
+            found = self.consts[id(x)] = (x, tracer, _fixed(x, aval))
         return found[1]._var
 
     # -- the work --
@@ -143,7 +144,7 @@ class JaxprTrace(Trace):
         used: set[Any] = {v for v in outvars}
         for eqn in self.eqns:
             used.update(eqn.invars)
-        consts = [(v, t._var) for v, t in self.consts.values() if t._var in used]
+        consts = [(v, t._var) for _, t, v in self.consts.values() if t._var in used]
         jaxpr = Jaxpr([v for _, v in consts], self.invars, self.eqns, outvars, self.debug.name)
         return ClosedJaxpr(jaxpr, [c for c, _ in consts])
 
@@ -160,6 +161,15 @@ class JaxprTrace(Trace):
             if tracer._var in eqn.outvars:
                 return f"It was computed by {eqn.prim.name} at {eqn.source}, in {name}.\n"
         return f"It was made while tracing {name}.\n"
+
+
+def _fixed(x: Any, aval: ShapedArray) -> Any:
+    """A constant as it is now: a program does not change when its caller writes to an array."""
+    if not isinstance(x, np.ndarray) or not x.flags.writeable:
+        return x
+    copy = x.astype(aval.dtype)
+    copy.flags.writeable = False
+    return copy
 
 
 def _literal(x: Any) -> Literal | None:
@@ -200,6 +210,6 @@ def trace_to_jaxpr(
         trace.finish()
     del args, outs
     if config.check_leaks:
-        kept = [tracer for _, tracer in trace.consts.values()]
+        kept = [tracer for _, tracer, _ in trace.consts.values()]
         check_no_leak(trace, debug.name, kept)
     return closed

@@ -16,7 +16,7 @@ from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Zero
 from spmd.core.rewrite import close
-from spmd.core.source import UNKNOWN
+from spmd.core.source import UNKNOWN, Source
 from spmd.core.structural import add_any, zeros_like_aval
 
 
@@ -58,13 +58,13 @@ def backward_pass(
     for var, x in zip(jaxpr.invars, operands, strict=True):
         if not isinstance(x, Linear):
             values[var] = x
-    backwards = _run_nonlinear(jaxpr, values)
     found = _Cotangents()
-    for var, ct in zip(jaxpr.outvars, cts, strict=True):
-        if isinstance(var, Var) and var not in values:
-            found.add(var, ct)
     before = state.source
     try:
+        backwards = _run_nonlinear(jaxpr, values, before)
+        for var, ct in zip(jaxpr.outvars, cts, strict=True):
+            if isinstance(var, Var) and var not in values:
+                found.add(var, ct)
         for eqn in reversed(backwards):
             state.source = before if eqn.source is UNKNOWN else eqn.source
             _transpose_eqn(eqn, values, found)
@@ -76,11 +76,12 @@ def backward_pass(
     ]
 
 
-def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any]) -> list[Eqn]:
+def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any], before: Source | None) -> list[Eqn]:
     """Evaluate the equations without linear operands; return the others."""
     linear_eqns = []
     for eqn in jaxpr.eqns:
         if all(isinstance(a, Literal) or a in values for a in eqn.invars):
+            state.source = before if eqn.source is UNKNOWN else eqn.source
             args = [a.val if isinstance(a, Literal) else values[a] for a in eqn.invars]
             outs = eqn.prim.bind(*args, **eqn.params)
             values.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))

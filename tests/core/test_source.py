@@ -1,0 +1,135 @@
+"""Source lines: equations and errors name the user's file, whatever transformed them since."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+from spmd.core.ir import all_eqns
+from spmd.core.source import UNKNOWN, Source, current_source
+from spmd.core.trace import Tracer
+
+V = np.ones(3, np.float32)
+
+
+def line_of(f, text):
+    lines, start = inspect.getsourcelines(f)
+    return start + next(k for k, line in enumerate(lines) if text in line)
+
+
+def inner(x):
+    y = snp.sin(x)
+    return y * x
+
+
+def lines(jaxpr, name):
+    """The lines of this file from which equations of a primitive come."""
+    found = [e.source for e in all_eqns(jaxpr) if e.prim.name == name]
+    assert found and all(s.file == __file__ for s in found), found
+    return {s.line for s in found}
+
+
+TRANSFORMED = {
+    "plain": inner,
+    "jit": spmd.jit(inner),
+    "grad": spmd.grad(inner),
+    "grad(jit)": spmd.grad(spmd.jit(inner)),
+    "jit(grad(jit))": spmd.jit(spmd.grad(spmd.jit(inner))),
+    "hessian(jit)": spmd.hessian(spmd.jit(inner)),
+    "vmap(jit)": spmd.vmap(spmd.jit(inner), axis_size=2, in_axes=None),
+    "checkpoint": spmd.grad(spmd.checkpoint(inner)),
+    "scan": spmd.grad(lambda x: lax.scan(lambda c, _: (inner(c), None), x, None, 3)[0]),
+    "cond": spmd.grad(lambda x: lax.cond(x > 0, inner, inner, x)),
+    "vjp of linear part": lambda x: spmd.vjp(spmd.jit(inner), x)[1](x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_equations_keep_the_line_they_were_written_on(name):
+    jaxpr = spmd.make_jaxpr(TRANSFORMED[name])(1.0)
+    assert lines(jaxpr, "sin") == {line_of(inner, "snp.sin")}
+    if "grad" in name or "hessian" in name:
+        assert line_of(inner, "snp.sin") in lines(jaxpr, "cos")
+        # The product's transpose is on the product's line, not where grad was called.
+        assert line_of(inner, "y * x") in lines(jaxpr, "mul")
+
+
+def test_rules_of_the_user_have_their_own_lines():
+    @spmd.custom_jvp
+    def f(x):
+        return x
+
+    def rule(primals, tangents):
+        return f(*primals), snp.cos(primals[0]) * tangents[0]
+
+    f.defjvp(rule)
+    jaxpr = spmd.make_jaxpr(spmd.grad(spmd.jit(f)))(1.0)
+    assert lines(jaxpr, "cos") == {line_of(rule, "snp.cos")}
+
+    @spmd.custom_vjp
+    def g(x):
+        return x
+
+    def bwd(x, ct):
+        return (snp.tan(x) * ct,)
+
+    g.defvjp(lambda x: (g(x), x), bwd)
+    jaxpr = spmd.make_jaxpr(spmd.grad(spmd.jit(g)))(1.0)
+    assert lines(jaxpr, "tan") == {line_of(bwd, "snp.tan")}
+
+
+def test_an_error_in_a_walk_leaves_no_line_behind():
+    def leaky(x):
+        raise RuntimeError("from the user")
+
+    f = spmd.custom_jvp(lambda x: x)
+    f.defjvp(lambda p, t: leaky(p))
+    with pytest.raises(RuntimeError, match="from the user"):
+        spmd.grad(spmd.jit(f))(1.0)
+    after = current_source()
+    assert after.line == line_of(test_an_error_in_a_walk_leaves_no_line_behind, "after = ")
+
+
+def test_context_managers_are_passed_through():
+    @contextlib.contextmanager
+    def block():
+        yield current_source()
+
+    with block() as source:
+        assert source.function == "block"
+    assert current_source().short.startswith("test_source.py:")
+
+
+def test_command_line_programs_have_lines():
+    program = "import spmd; print(spmd.make_jaxpr(lambda x: x * 2)(1.0).eqns[0].source)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "<string>:1 (<lambda>)"
+
+
+def test_sources_print_briefly():
+    source = Source("/a/b.py", 3, "f")
+    assert (str(source), source.short) == ("/a/b.py:3 (f)", "b.py:3")
+    assert UNKNOWN.line == 0
+
+
+def test_tracers_tell_where_they_come_from():
+    told = []
+
+    def f(weights, x):
+        y = x * 2
+        told.extend(t.where_from() for t in (weights["w"], y) if isinstance(t, Tracer))
+        return y
+
+    spmd.jit(f)({"w": V}, V)
+    assert told[0].startswith("It is argument weights['w'] of f, traced at ")
+    assert told[1].startswith("It was computed by mul at ") and "test_source.py" in told[1]
