@@ -1,7 +1,8 @@
 """Coefficients and ranges of the vector math, by the bits of the element type.
 
-exp, log, sin and cos in f32 after Cephes and N. Juffa, in f64 after fdlibm; erf after N. Juffa;
-erf_inv after M. Giles. Polynomials list the highest coefficient first.
+exp, log, sin and cos in f32 after Cephes and N. Juffa, in f64 after fdlibm; erf_inv after M. Giles;
+erf and erfc are fits of our own: weighted least squares, iterated towards the least maximum.
+Polynomials list the highest coefficient first.
 """
 
 import math
@@ -22,17 +23,12 @@ EXP_POLY = {
     64: tuple(1 / math.factorial(k) for k in range(13, 1, -1)),
 }
 EXP_RANGE = {32: (-105.0, 89.0), 64: (-746.0, 710.0)}
-LOG_POLY_32 = (
-    7.0376836292e-2,
-    -1.1514610310e-1,
-    1.1676998740e-1,
-    -1.2420140846e-1,
-    1.4249322787e-1,
-    -1.6668057665e-1,
-    2.0000714765e-1,
-    -2.4999993993e-1,
-    3.3333331174e-1,
-)
+# log(1 + f) in f32: f - f*f/2 + CUBE f**3 + f**4 (EVEN(f*f) + f ODD(f*f)), 2/3 <= 1 + f < 4/3.
+LOG_EVEN_32 = (-0.130310059, -0.121483512, -0.166846126, -0.249996200)
+LOG_ODD_32 = (0.140869141, 0.139814854, 0.200120345)
+LOG_CUBE_32 = 0.333331972
+# The bits of the least reduced argument: 2/3 and sqrt(1/2).
+LOG_FROM = {32: 0x3F2AAAAB, 64: 0x3FE6A09E667F3BCD}
 LOG_POLY_64 = (
     1.479819860511658591e-01,
     1.531383769920937332e-01,
@@ -73,22 +69,42 @@ COS_POLY = {
         4.16666666666666019037e-02,
     ),
 }
+# erf in f32 with t = |x|: t + t SMALL(t*t) below SPLIT, 1 - ROOT(t - CENTRE)**8 from there to TOP,
+# where it is 1. The eighth root of erfc is smooth, and CENTRE suits the rounding of coefficients.
+ERF_SPLIT = 1.1875
+ERF_CENTRE = 2.77699423
+ERF_TOP = 4.0
 ERF_SMALL = (
-    -5.96761703e-4,
-    4.99119423e-3,
-    -2.67681349e-2,
-    1.12819925e-1,
-    -3.76125336e-1,
-    1.28379166e-1,
+    6.60949227e-05,
+    -0.000759483723,
+    0.00513611687,
+    -0.0268234648,
+    0.11282786,
+    -0.376125485,
+    0.128379151,
 )
-ERF_LARGE = (
-    -1.72853470e-5,
-    3.83197126e-4,
-    -3.88396438e-3,
-    2.42546219e-2,
-    -1.06777877e-1,
-    -6.34846687e-1,
-    -1.28717512e-1,
+ERFC_ROOT = (
+    0.000167807259,
+    0.000129899505,
+    -0.00380529487,
+    0.00616829004,
+    0.0467902832,
+    -0.227979198,
+    0.310286134,
+)
+# (1 + 2t) e**(t*t) erfc(t) - 1 in f32, as a polynomial in (t - 2) / (t + 2); 0 from TOP on.
+ERFC_TOP = 10.0625
+ERFC_POLY = (
+    -0.000398238888,
+    -0.00122594566,
+    0.00131305773,
+    0.00862838887,
+    -0.008060419,
+    -0.0542034321,
+    0.164055511,
+    -0.166031495,
+    -0.0927639902,
+    0.276978403,
 )
 ERF_INV_32 = (
     (

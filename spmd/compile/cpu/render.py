@@ -125,12 +125,13 @@ INSTRUCTIONS = {
     "expm1": 16.0,
     "tanh": 22.0,
     "logistic": 20.0,
-    "log": 30.0,
-    "log1p": 64.0,
+    "log": 27.0,
+    "log1p": 35.0,
     "sin": 32.0,
     "cos": 32.0,
     "tan": 36.0,
-    "erf": 34.0,
+    "erf": 28.0,
+    "erfc": 50.0,
     "erf_inv": 90.0,
     "pow": 150.0,
     "sinh": 50.0,
@@ -166,7 +167,7 @@ def _calls_libm(op: Op) -> bool:
     """Say whether an operation is one scalar call (or division) per lane."""
     if op.op in ("div", "rem") and op.dtype[0] in "iu":
         return True
-    return op.op in LIBM_FUNCTIONS or (op.op in ("erf", "pow") and op.dtype == "f64")
+    return op.op in LIBM_FUNCTIONS or (op.op in ("erf", "erfc", "pow") and op.dtype == "f64")
 
 
 def _single_lanes(kernel: Kernel) -> tuple[int, int]:

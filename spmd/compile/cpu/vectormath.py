@@ -15,17 +15,25 @@ from spmd.compile.cpu.coefficients import (
     COS_POLY,
     DIGAMMA_SERIES,
     DIGAMMA_STEPS,
+    ERF_CENTRE,
     ERF_INV_32,
     ERF_INV_64,
-    ERF_LARGE,
     ERF_SMALL,
+    ERF_SPLIT,
+    ERF_TOP,
+    ERFC_POLY,
+    ERFC_ROOT,
+    ERFC_TOP,
     EXP_POLY,
     EXP_RANGE,
     HALF_PI,
     LN2_HIGH,
     LN2_LOW,
     LOG2_E,
-    LOG_POLY_32,
+    LOG_CUBE_32,
+    LOG_EVEN_32,
+    LOG_FROM,
+    LOG_ODD_32,
     LOG_POLY_64,
     SIN_POLY,
     TRIG_LIMIT,
@@ -117,57 +125,73 @@ def sinh(m: Floats, x: str) -> str:
 # ---- logarithms -----------------------------------------------------------------------------
 
 
-def _split_log(m: Floats, x: str) -> tuple[str, str]:
-    """Return (f, e) with x = (1 + f) * 2**e and sqrt(1/2) <= 1 + f < sqrt(2); x positive."""
-    smallest = m.const(2.0 ** (1 - m.bias))
-    tiny = m.is_("olt", x, smallest)
-    x = m.select(tiny, m.exact_mul(x, m.const(2.0**m.mantissa)), x)
-    root = {32: 0x3F3504F3, 64: 0x3FE6A09E667F3BCD}[m.bits]
-    moved = m.int_op("sub", m.to_bits(x), m.int(root))
-    exponent = m.of_int(m.int_op("ashr", moved, m.int(m.mantissa)))
-    exponent = m.select(tiny, m.sub(exponent, m.const(float(m.mantissa))), exponent)
-    low = m.int_op("and", moved, m.int((1 << m.mantissa) - 1))
-    fraction = m.of_bits(m.int_op("add", low, m.int(root)))
-    return m.exact_sub(fraction, m.const(1.0)), exponent
+def _split_log(m: Floats, bits: str) -> tuple[str, str]:
+    """Return (fraction, e) with x = fraction * 2**e and LOG_FROM <= fraction < 2 * LOG_FROM.
+
+    `bits` are those of a positive x; e is an integer, times 2**mantissa: its bits, not moved down.
+    """
+    start = m.int(LOG_FROM[m.bits])
+    e = m.int_op("and", m.int_op("sub", bits, start), m.int(-1 << m.mantissa))
+    return m.of_bits(m.int_op("sub", bits, e)), e
 
 
 def _log_reduced(m: Floats, f: str, e: str) -> str:
-    """log(1 + f) + e ln 2."""
-    half_square = m.mul(m.mul(f, f), m.const(0.5))
+    """log(1 + f) + e ln 2, with e as `_split_log` gives it."""
+    e, unit = m.of_int(e), 2.0**-m.mantissa
+    high, low = m.const(LN2_HIGH[m.bits] * unit), m.const(LN2_LOW[m.bits] * unit)
+    square = m.mul(f, f)
     if m.bits == 32:
-        square = m.mul(f, f)
-        tail = m.mul(m.mul(m.poly(f, LOG_POLY_32), f), square)
-        tail = m.fma(e, m.const(LN2_LOW[32]), tail)
-        tail = m.fma(square, m.const(-0.5), tail)
-        return m.fma(e, m.const(LN2_HIGH[32]), m.add(f, tail))
+        # Even and odd powers apart: a shorter chain.
+        tail = m.fma(m.poly(square, LOG_ODD_32), f, m.poly(square, LOG_EVEN_32))
+        tail = m.fma(m.fma(tail, f, m.const(LOG_CUBE_32)), f, m.const(-0.5))
+        if m.has_fma:
+            return m.fma(e, m.const(math.log(2) * unit), m.fma(tail, square, f))
+        tail = m.fma(e, low, m.mul(tail, square))
+        return m.fma(e, high, m.add(f, tail))
+    half_square = m.mul(square, m.const(0.5))
     s = m.div(f, m.add(f, m.const(2.0)))
     z = m.mul(s, s)
     rest = m.mul(z, m.poly(z, LOG_POLY_64))
-    inner = m.fma(s, m.add(half_square, rest), m.mul(e, m.const(LN2_LOW[64])))
+    inner = m.fma(s, m.add(half_square, rest), m.mul(e, low))
     inner = m.sub(m.sub(half_square, inner), f)
-    return m.sub(m.exact_mul(e, m.const(LN2_HIGH[64])), inner)
+    return m.sub(m.exact_mul(e, high), inner)
+
+
+def _log_or_special(m: Floats, x: str, bits: str, ordinary: str) -> str:
+    """`ordinary` where x is positive and finite, else what log has there: -inf, inf or NaN."""
+    last_finite = ((1 << (m.bits - m.mantissa - 1)) - 1 << m.mantissa) - 1
+    before = m.int_op("sub", bits, m.int(1))
+    usual = m.emitter.compare("ult", m.integer, before, m.int(last_finite))
+    # All bits set if the sign is: a NaN. Infinity and NaN stay what they are.
+    sign = m.int_op("ashr", bits, m.int(m.bits - 1))
+    special = m.of_bits(m.int_op("or", bits, sign))
+    special = m.select(m.is_("oeq", x, m.const(0.0)), m.const(-math.inf), special)
+    return m.select(usual, ordinary, special)
 
 
 def log(m: Floats, x: str) -> str:
     """Natural logarithm."""
-    f, e = _split_log(m, x)
-    result = _log_reduced(m, f, e)
-    result = m.select(m.is_("olt", x, m.const(math.inf)), result, x)
-    zero = m.const(0.0)
-    result = m.select(m.is_("oeq", x, zero), m.const(-math.inf), result)
-    return m.select(m.is_("olt", x, zero), m.const(math.nan), result)
+    given = m.to_bits(x)
+    grown = m.to_bits(m.exact_mul(x, m.const(2.0**m.mantissa)))
+    grown = m.int_op("sub", grown, m.int(m.mantissa << m.mantissa))
+    tiny = m.is_("olt", x, m.const(2.0 ** (1 - m.bias)))
+    bits = m.emitter.select(tiny, m.integer, grown, given)
+    fraction, e = _split_log(m, bits)
+    result = _log_reduced(m, m.exact_sub(fraction, m.const(1.0)), e)
+    return _log_or_special(m, x, given, result)
 
 
 def log1p(m: Floats, x: str) -> str:
-    """log(1 + x); the rounding error of 1 + x is given back as a first-order term."""
+    """log(1 + x); the rounding error of 1 + x is given back to the fraction."""
     one = m.const(1.0)
     u = m.exact_add(x, one)
     lost = m.exact_sub(x, m.exact_sub(u, one))
-    corrected = m.add(log(m, u), m.div(lost, u))
-    ordinary = m.emitter.binary(
-        "and", "i1", m.is_("one", u, m.const(0.0)), m.is_("olt", u, m.const(math.inf))
-    )
-    result = m.select(ordinary, corrected, log(m, u))
+    bits = m.to_bits(u)
+    fraction, e = _split_log(m, bits)
+    bias = m.int(m.bias << m.mantissa)
+    down = m.of_bits(m.int_op("sub", bias, m.emitter.intrinsic("smin", m.integer, e, bias)))
+    f = m.fma(lost, down, m.exact_sub(fraction, one))
+    result = _log_or_special(m, u, bits, _log_reduced(m, f, e))
     return m.select(m.is_("oeq", x, m.const(0.0)), x, result)
 
 
@@ -265,16 +289,46 @@ def tan(m: Floats, x: str) -> str:
 
 
 def erf(m: Floats, x: str) -> str:
-    """Error function: polynomials in f32, libm in f64."""
+    """Error function: in f32 one of two polynomials, evaluated in one chain; libm in f64."""
     if m.bits == 64:
         return m.emitter.call_lanes("erf", "double", x)
     t = m.abs(x)
-    square = m.mul(x, x)
-    t = m.select(m.is_("ogt", t, m.const(6.0)), m.const(6.0), t)
-    decay = m.sub(m.mul(m.poly(t, ERF_LARGE), t), t)
-    large = m.copysign(m.sub(m.const(1.0), exp(m, decay)), x)
-    small = m.fma(m.poly(square, ERF_SMALL), x, x)
-    return m.select(m.is_("ogt", t, m.const(0.927734375)), large, small)
+    t = m.select(m.is_("ogt", t, m.const(ERF_TOP)), m.const(ERF_TOP), t)
+    small = m.is_("olt", t, m.const(ERF_SPLIT))
+    variable = m.select(small, m.exact_mul(t, t), m.exact_sub(t, m.const(ERF_CENTRE)))
+    value, *others = (
+        m.select(small, m.const(below), m.const(above))
+        for below, above in zip(ERF_SMALL, ERFC_ROOT, strict=True)
+    )
+    for coefficient in others:
+        value = m.fma(value, variable, coefficient)
+    square = m.exact_mul(value, value)
+    fourth = m.exact_mul(square, square)
+    factor, base = m.select(small, t, m.neg(fourth)), m.select(small, t, m.const(1.0))
+    return m.copysign(m.fma(m.select(small, value, fourth), factor, base), x)
+
+
+def erfc(m: Floats, x: str) -> str:
+    """1 - erf(x) without cancellation: in f32 from (1 + 2t) e**(t*t) erfc(t), t = |x|.
+
+    Close to zero that loses digits, and erf has them. In f64 libm's.
+    """
+    if m.bits == 64:
+        return m.emitter.call_lanes("erfc", "double", x)
+    one, two = m.const(1.0), m.const(2.0)
+    t = m.abs(x)
+    t = m.select(m.is_("ogt", t, m.const(ERFC_TOP)), m.const(ERFC_TOP), t)
+    q = m.div(m.exact_sub(t, two), m.exact_add(t, two))
+    ratio = m.div(m.exact_add(m.poly(q, ERFC_POLY), one), m.fma(t, two, one))
+    # t * t in two parts: the square of t's upper bits, which is exact, and the rest.
+    high = m.of_bits(m.int_op("and", m.to_bits(t), m.int(-1 << 12)))
+    rest = m.exact_mul(m.exact_sub(high, t), m.exact_add(high, t))
+    r, exponent = _reduce_exp(m, m.neg(m.exact_mul(high, high)))
+    grown = _expm1_reduced(m, m.exact_add(r, rest))
+    result = m.scale(m.fma(ratio, grown, ratio), exponent)
+    result = m.select(m.is_("olt", x, m.const(0.0)), m.exact_sub(two, result), result)
+    small = m.fma(m.poly(m.exact_mul(x, x), ERF_SMALL), x, x)
+    return m.select(m.is_("olt", t, m.const(0.5)), m.exact_sub(one, small), result)
 
 
 def erf_inv(m: Floats, x: str) -> str:
@@ -365,6 +419,7 @@ VECTOR_FUNCTIONS: dict[str, Callable[..., str]] = {
         cos,
         tan,
         erf,
+        erfc,
         erf_inv,
         digamma,
         pow,
@@ -380,7 +435,6 @@ LIBM_FUNCTIONS = {
     "asinh": "asinh",
     "acosh": "acosh",
     "cbrt": "cbrt",
-    "erfc": "erfc",
     "lgamma": "lgamma",
     "nextafter": "nextafter",
     "rem": "fmod",
