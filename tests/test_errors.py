@@ -1,6 +1,6 @@
 """What users read when they make a mistake: the text of the errors, and what holds for all of them.
 
-The programs are in `mistakes.py`; their messages are kept in `golden/errors/`, with the user's line
+The programs are in `mistakes.py` and `mistakes_inside.py`; their messages are kept in `golden/errors/`, with the user's line
 shown as the text of that line, so that the files read like a session and survive edits.
 """
 
@@ -17,11 +17,13 @@ import pytest
 import spmd
 import spmd.numpy as jnp
 from spmd import lax, pmap, vmap
-from tests import mistakes
+from tests import mistakes, mistakes_inside
 from tests.mistakes import MISTAKES
 
 PROGRAMS = [(topic, name) for topic, programs in MISTAKES.items() for name in programs]
-PLACE = re.compile(r"(?P<file>\S+mistakes\.py):(?P<line>\d+) \([^)]*\)")
+PLACE = re.compile(r"(?P<file>\S+mistakes\w*\.py):(?P<line>\d+) \([^)]*\)")
+
+FILES = {mistakes.__file__, mistakes_inside.__file__}
 
 # Python's own questions to an array get Python's own words.
 PLAIN = {"iteration over a scalar": TypeError, "bool of many": ValueError}
@@ -66,20 +68,20 @@ def test_error_is_ours_and_names_the_user_s_line(topic, name):
     places = [(m["file"], int(m["line"])) for m in PLACE.finditer(str(error))]
     inside = [line for _, line in places if start <= line < start + len(source)]
     helper = {frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-              if frame.filename == mistakes.__file__}  # fmt: skip
+              if frame.filename in FILES}  # fmt: skip
     assert inside or helper & {line for _, line in places}, f"no line of the program in: {error}"
     assert "spmd/core/" not in str(error) and "site-packages" not in str(error)
 
 
 def test_errors_are_caught_by_their_python_names():
     for program, kind in [
-        (mistakes.add_of_shapes_that_do_not_broadcast, (TypeError, ValueError)),
-        (mistakes.float_operation_on_an_integer, TypeError),
+        (mistakes_inside.add_of_shapes_that_do_not_broadcast, (TypeError, ValueError)),
+        (mistakes_inside.float_operation_on_an_integer, TypeError),
         (mistakes.collective_outside_any_map, NameError),
         (mistakes.pmap_over_more_devices_than_there_are, (RuntimeError, ValueError)),
-        (mistakes.index_with_too_many_indices, IndexError),
-        (mistakes.assignment_in_place, TypeError),
-        (mistakes.if_on_a_traced_value, TypeError),
+        (mistakes_inside.index_with_too_many_indices, IndexError),
+        (mistakes_inside.assignment_in_place, TypeError),
+        (mistakes_inside.if_on_a_traced_value, TypeError),
         (mistakes.vmap_over_sizes_that_differ, ValueError),
         (mistakes.donated_array_used_again, RuntimeError),
     ]:
