@@ -1,7 +1,8 @@
 """What users read when they make a mistake: the text of the errors, and what holds for all of them.
 
-The programs are in `mistakes.py` and `mistakes_inside.py`; their messages are kept in `golden/errors/`, with the user's line
-shown as the text of that line, so that the files read like a session and survive edits.
+The programs are in `mistakes.py` and `mistakes_inside.py`; their messages are kept in
+`golden/errors/`, with the user's line shown as the text of that line, so that the files read like a
+session and survive edits.
 """
 
 from __future__ import annotations
