@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from spmd.compile.cpu.emit import Module, Target
 from spmd.compile.cpu.render_nest import Nest, Plan
 from spmd.compile.cpu.render_tile import tile_dim
-from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS
+from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS, VECTOR_FUNCTIONS
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import ROW, Const, Iota, Kernel, Load, Op, Scan, Store, is_sequential
-from spmd.compile.kernel.space import HEAVY_OPS, is_elementwise, normalise
+from spmd.compile.kernel.space import is_elementwise, normalise
 
 # Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
 # threads share 10 000 elements, large enough that starting a unit costs nothing.
@@ -63,12 +63,12 @@ def render(kernel: Kernel, target: Target) -> Rendered:
     check_kernel(kernel)
     kernel = normalise(kernel)
     plan = make_plan(kernel, target)
-    heavy = sum(
-        isinstance(instr, Op) and instr.op in HEAVY_OPS
+    calls = sum(
+        isinstance(instr, Op) and instr.op in VECTOR_FUNCTIONS
         for step in kernel.passes
         for instr in step.instrs
     )
-    module = Module(target, shares_math=heavy > INLINE_FUNCTIONS)
+    module = Module(target, shares_math=calls > INLINE_FUNCTIONS)
     text = _module_text(module, Nest(plan, module).function() if plan.units else _EMPTY)
     symbol = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:32]
     cost = _unit_cost(plan)
@@ -130,7 +130,7 @@ INSTRUCTIONS = {
     "sin": 32.0,
     "cos": 32.0,
     "tan": 36.0,
-    "erf": 28.0,
+    "erf": 32.0,
     "erfc": 50.0,
     "erf_inv": 90.0,
     "pow": 150.0,
