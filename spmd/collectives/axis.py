@@ -78,7 +78,9 @@ def pvary(x: Any, axis_name: Any) -> Any:
 
 
 def _pvary_transpose(ct: Any, x: Any, *, axes: Any) -> Any:
-    return [vma_hooks.total(ct, axes)]
+    # A jaxpr evaluated again on values that vary already has casts that change nothing.
+    new = tuple(a for a in axes if a not in x.aval.vma)
+    return [vma_hooks.total(ct, new) if new else ct]
 
 
 pvary_p = Primitive(

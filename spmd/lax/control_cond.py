@@ -124,9 +124,7 @@ def _switch(
         _check_branch(what, staged[0], s, names[0], name)
     consts = [_varying(c, index_vma) for s in staged for c in s.consts]
     branches = _join_consts(staged, [typeof(c) for c in consts], avals)
-    outs = join_avals([b.out_avals for b in branches])
-    outs = [a.update(vma=a.vma | index_vma) for a in outs]
-    branches = tuple(retype_outputs(b, outs) for b in branches)
+    branches = _same_outputs(branches, index)
     found = cond_p.bind(index, *consts, *flat, branches=branches)
     return tree_unflatten(staged[0].out_tree, found)  # type: ignore[arg-type]
 
@@ -200,7 +198,7 @@ def _union(rows: Sequence[Sequence[bool]]) -> list[bool]:
 def _jvp(primals: Any, tangents: Any, *, branches: Any) -> Any:
     flags = nonzero(tangents[1:])
     force = _union([jvp_jaxpr(b, flags)[1] for b in branches])
-    jvps = tuple(jvp_jaxpr(b, flags, force)[0] for b in branches)
+    jvps = _same_outputs([jvp_jaxpr(b, flags, force)[0] for b in branches], primals[0])
     given = [t for t in tangents[1:] if not isinstance(t, Zero)]
     outs = cond_p.bind(*primals, *given, branches=jvps)
     avals = branches[0].out_avals
@@ -213,9 +211,10 @@ def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, *, branches: 
     force = _union([linearize_jaxpr(b, flags).out_nonzero for b in branches])
     cuts = [linearize_jaxpr(b, flags, force) for b in branches]
     slots, places = _share_slots(cuts)
-    primal = tuple(_with_slots(cut, slots, place) for cut, place in zip(cuts, places, strict=True))
-    linear = tuple(_from_slots(cut, slots, place) for cut, place in zip(cuts, places, strict=True))
     index = primals[0]
+    pairs = list(zip(cuts, places, strict=True))
+    primal = _same_outputs([_with_slots(cut, slots, place) for cut, place in pairs], index)
+    linear = _same_outputs([_from_slots(cut, slots, place) for cut, place in pairs], index)
     outs = cond_p.bind(index, *primals[1:], branches=primal)
     avals = branches[0].out_avals
     outs, residuals = split_list(outs, [len(avals)])
@@ -272,16 +271,18 @@ def _from_slots(cut: Linearized, slots: list[ShapedArray], place: list[int]) -> 
 def _transpose(cts: Any, index: Any, *operands: Any, branches: Any) -> Any:
     linear = [isinstance(x, Linear) for x in operands]
     flags = nonzero(cts)
-    backward = tuple(transpose_jaxpr(b, linear, flags, force=True)[0] for b in branches)
-    backward = _same_outputs(backward)
+    transposed = [transpose_jaxpr(b, linear, flags, force=True)[0] for b in branches]
+    backward = _same_outputs(transposed, index)
     residuals = [x for x in operands if not isinstance(x, Linear)]
     given = [ct for ct in cts if not isinstance(ct, Zero)]
     found = iter(cond_p.bind(index, *residuals, *given, branches=backward))
     return [None, *(next(found) if lin else None for lin in linear)]
 
 
-def _same_outputs(branches: tuple[ClosedJaxpr, ...]) -> tuple[ClosedJaxpr, ...]:
-    outs = join_avals([b.out_avals for b in branches])
+def _same_outputs(branches: Sequence[ClosedJaxpr], index: Any) -> tuple[ClosedJaxpr, ...]:
+    """The branches with outputs of equal types, which vary over what chooses between them."""
+    vma = typeof(index).vma
+    outs = [a.update(vma=a.vma | vma) for a in join_avals([b.out_avals for b in branches])]
     return tuple(retype_outputs(b, outs) for b in branches)
 
 
@@ -291,8 +292,8 @@ def _batch(axis: Any, operands: Any, at: Any, *, branches: Any) -> Any:
     if at[0] is not None:
         return _batched_index(axis, index, at[0], fronts(axis, args, at[1:]), flags, branches)
     force = _union([batch_jaxpr(b, axis, flags)[1] for b in branches])
-    batched = tuple(batch_jaxpr(b, axis, flags, force)[0] for b in branches)
-    outs = cond_p.bind(index, *fronts(axis, args, at[1:]), branches=_same_outputs(batched))
+    batched = _same_outputs([batch_jaxpr(b, axis, flags, force)[0] for b in branches], index)
+    outs = cond_p.bind(index, *fronts(axis, args, at[1:]), branches=batched)
     return outs, [0 if b else None for b in force]
 
 
