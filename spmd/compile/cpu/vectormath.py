@@ -1,7 +1,7 @@
 """Elementary functions as polynomial code on virtual vectors, for f32 and f64.
 
 Every function takes `Floats` and operands and returns the operand of its result. Errors are about 1
-to 2 ulp (the tests measure them); denormals, infinities, NaN and -0.0 are right. What is rare, or
+to 3 ulp (the tests measure them); denormals, infinities, NaN and -0.0 are right. What is rare, or
 costs more than it brings, calls libm lane by lane; `sin`, `cos` and `tan` do so for a vector that
 holds an argument too large for their range reduction.
 """
