@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr, Var
@@ -92,15 +93,24 @@ def linearize_flat(
         pairs = [trace.split(x) for x in outs]
         out_nonzero = [not isinstance(t, Zero) for _, t in pairs]
         with current_trace(tangent_trace):
-            linear = tangent_trace.to_jaxpr([t for _, t in pairs if not isinstance(t, Zero)])
+            tangents = [_varying_like(t, p) for p, t in pairs if not isinstance(t, Zero)]
+            linear = tangent_trace.to_jaxpr(tangents)
     finally:
         trace.finish()
         tangent_trace.finish()
     primals_out = [p for p, _ in pairs]
-    del args, outs, pairs
+    del args, outs, pairs, tangents
     if config.check_leaks:
         check_no_leak(trace, "the function being differentiated")
     return primals_out, prune_consts(linear), out_nonzero
+
+
+def _varying_like(tangent: Any, primal: Any) -> Any:
+    """A tangent cast to vary over the mesh axes that its primal varies over.
+
+    The cotangent that comes back varies over them too, and the cast's transpose adds it up.
+    """
+    return cast_to_vma(tangent, typeof(primal).vma, typeof(tangent).vma)
 
 
 _cache: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -161,7 +171,11 @@ def _linearize_jaxpr(
         must or not isinstance(t, Zero) for (_, t), must in zip(pairs, force, strict=True)
     ]
     with current_trace(tangent_trace):
-        tangents = [instantiate(t) for (_, t), nz in zip(pairs, out_nonzero, strict=True) if nz]
+        tangents = [
+            _varying_like(instantiate(t), p)
+            for (p, t), nz in zip(pairs, out_nonzero, strict=True)
+            if nz
+        ]
         linear = tangent_trace.to_jaxpr(tangents)
     linear, residuals = hoist_consts(_dead_code_gone(linear))
     with current_trace(primal_trace):

@@ -289,3 +289,16 @@ def test_results_are_laid_out_as_their_specs_say():
     assert [s.data.shape for s in out.addressable_shards] == [(4, 2)] * 4
     for shard in out.addressable_shards:
         np.testing.assert_array_equal(shard.data, X[shard.index])
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_pullbacks_inside_take_a_cotangent_by_device(jitted: bool):
+    """`w` is shared, so its cotangent is the sum over devices, though no operation sums."""
+
+    def f(w: Any, x: Any) -> Any:
+        add = spmd.jit(lambda w: w + x) if jitted else lambda w: w + x
+        return spmd.vjp(add, w)[1](x)[0]
+
+    mapped = spmd.shard_map(f, mesh=mesh_of(4), in_specs=(P(), P("x")), out_specs=P())
+    x = X[:4, 0]
+    np.testing.assert_allclose(mapped(np.ones(1, np.float32), x), [x.sum()], rtol=1e-6)
