@@ -64,11 +64,14 @@ def make_jaxpr(
     def jaxpr_of(*args: Any, **kwargs: Any) -> Any:
         fixed = {k % len(args) for k in static}
         dynamic = tuple(k for k in range(len(args)) if k not in fixed)
-        f = partial_of(fun, dynamic, args, kwargs) if fixed else fun
         given = tuple(args[k] for k in dynamic)
-        flat, in_tree = tree_flatten((given, {} if fixed else kwargs))
-        flat_f = FlatFunction(f, in_tree)
-        debug = debug_info(fun, given, {} if fixed else kwargs)
+
+        def f(*some: Any, **named: Any) -> Any:
+            return partial_of(fun, dynamic, args, named)(*some)
+
+        flat, in_tree = tree_flatten((given, kwargs))
+        flat_f = FlatFunction(f if fixed else fun, in_tree)
+        debug = debug_info(fun, given, kwargs)
         with extend_axes(_axis_frames(axis_env)):
             closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug)
         if not return_shape:
