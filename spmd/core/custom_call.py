@@ -36,6 +36,24 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
+def nondiff_positions(
+    f: Callable[..., Any],
+    signature: inspect.Signature | None,
+    argnums: Sequence[int],
+    argnames: str | Sequence[str],
+) -> tuple[int, ...]:
+    """The positions of arguments that are not differentiated, given by number or by name."""
+    names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
+    parameters = [] if signature is None else list(signature.parameters)
+    for name in names:
+        if name not in parameters:
+            raise ArgumentError(
+                f"{function_name(f)}: nondiff_argnames names {name!r}, but its parameters are "
+                f"({', '.join(parameters)})"
+            )
+    return (*argnums, *(parameters.index(name) for name in names))
+
+
 def positional(
     f: Callable[..., Any],
     signature: inspect.Signature | None,

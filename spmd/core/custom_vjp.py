@@ -20,6 +20,7 @@ from spmd.core.custom_call import (
     check_closure,
     differentiate_now,
     inline_transpose,
+    nondiff_positions,
     positional,
     signature_of,
 )
@@ -42,13 +43,20 @@ class custom_vjp:
     >>> f.defvjp(lambda x: (f(x), x), lambda x, ct: (2 * x * ct,))
     """
 
-    def __init__(self, fun: Callable[..., Any], nondiff_argnums: Sequence[int] = ()):
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        nondiff_argnums: Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ):
         functools.update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff_argnums = tuple(nondiff_argnums)
+        self._signature = signature_of(fun)
+        self.nondiff_argnums = nondiff_positions(
+            fun, self._signature, nondiff_argnums, nondiff_argnames
+        )
         self.fwd: Callable[..., Any] | None = None
         self.bwd: Callable[..., Any] | None = None
-        self._signature = signature_of(fun)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)

@@ -15,8 +15,9 @@ from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Zero, linear
 from spmd.core.rewrite import close, eval_closed
+from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import zeros_like_aval
-from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
+from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
 from spmd.core.util import unzip2
 
 # ---- tangents ----------------------------------------------------------------------------------
@@ -54,10 +55,11 @@ def apply_jvp(
 class JVPTracer(Tracer):
     """A primal with its tangent."""
 
-    __slots__ = ("primal", "tangent")
+    __slots__ = ("_source", "primal", "tangent")
 
     def __init__(self, trace: Trace, primal: Any, tangent: Any):
         self._trace = trace
+        self._source = current_source() if config.check_leaks else UNKNOWN
         self.primal = primal
         self.tangent = tangent
 
@@ -70,7 +72,7 @@ class JVPTracer(Tracer):
         return primal.concrete() if isinstance(primal, Tracer) else primal
 
     def where_from(self) -> str:
-        return self.primal.where_from() if isinstance(self.primal, Tracer) else ""
+        return origin(self._source, self.primal)
 
     def describe(self) -> str:
         return f" with primal={self.primal!r} tangent={self.tangent!r}"

@@ -233,8 +233,16 @@ def leak_message(tracer: Tracer) -> str:
         f"{current_source()}: a tracer was used after the transformation that made it had ended: "
         f"{tracer!r}.\n{tracer.where_from()}"
         "A traced function must not save intermediate values in globals, attributes, lists or "
-        "closures; return them as outputs instead. SPMD_CHECK_LEAKS=1 finds where it was kept."
+        "closures; return them as outputs instead. SPMD_CHECK_LEAKS=1 finds out when it is kept, "
+        "and names the line that made it."
     )
+
+
+def origin(source: Source, inner: Any) -> str:
+    """Where a tracer that wraps `inner` comes from; lines are recorded under SPMD_CHECK_LEAKS."""
+    if isinstance(inner, Tracer) and (told := inner.where_from()):
+        return told
+    return "" if source is UNKNOWN else f"It was made at {source}.\n"
 
 
 def check_usable(x: Tracer, source: Source = UNKNOWN) -> None:

@@ -17,8 +17,9 @@ from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import close, eval_closed
+from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import to_front
-from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
+from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,11 @@ class BatchAxis:
 class BatchTracer(Tracer):
     """A value with a batched dim; its aval is that of one example."""
 
-    __slots__ = ("dim", "val")
+    __slots__ = ("_source", "dim", "val")
 
     def __init__(self, trace: Trace, val: Any, dim: int):
         self._trace = trace
+        self._source = current_source() if config.check_leaks else UNKNOWN
         self.val = val
         self.dim = dim
 
@@ -46,7 +48,7 @@ class BatchTracer(Tracer):
         return whole.update(shape=whole.shape[: self.dim] + whole.shape[self.dim + 1 :])
 
     def where_from(self) -> str:
-        return self.val.where_from() if isinstance(self.val, Tracer) else ""
+        return origin(self._source, self.val)
 
     def describe(self) -> str:
         return f" with val={self.val!r} batch_dim={self.dim}"

@@ -143,6 +143,19 @@ def test_defaults_and_nondifferentiated_arguments():
     assert_same(case)
 
 
+def test_arguments_that_are_not_differentiated_by_name():
+    def case(j):
+        f = j.custom_jvp(lambda g, x: g(x), nondiff_argnames="g")
+        f.defjvp(lambda g, p, t: (f(g, p[0]), t[0] * 4))
+        h = j.custom_vjp(lambda x, g: g(x), nondiff_argnames=("g",))
+        h.defvjp(lambda x, g: (h(x, g), x), lambda g, x, ct: (ct * g(x),))
+        return j.grad(f, 1)(j.np.sin, 2.0), j.grad(h)(2.0, j.np.cos)
+
+    assert_same(case)
+    with pytest.raises(ArgumentError, match=r"names 'h', but its parameters are \(g, x\)"):
+        spmd.custom_jvp(lambda g, x: g(x), nondiff_argnames="h")
+
+
 def test_one_rule_per_argument():
     def case(j):
         f = j.custom_jvp(lambda x, y: x * y)

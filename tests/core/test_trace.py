@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -108,8 +109,10 @@ def test_leak_check_finds_who_keeps(name):
         return x
 
     with spmd.config.override("check_leaks", True):
-        with pytest.raises(errors.UnexpectedTracerError, match="leaked 1 traced value"):
+        with pytest.raises(errors.UnexpectedTracerError, match="leaked 1 traced value") as caught:
             how(leaky)(x)
+        made_at = leaky.__code__.co_firstlineno + 1
+        assert re.search(rf"(made|computed by mul) at .*test_trace.py:{made_at}", str(caught.value))
         kept.clear()
         # Nothing is found where nothing is kept.
         how(lambda x: x * 2 + snp.sin(x))(x)
