@@ -7,6 +7,7 @@ Programs are traced once, differentiated, vectorised, compiled, and run on every
 # ruff: noqa: F401
 
 from spmd import (
+    ad_checkpoint,
     api,
     collectives,
     distributed,

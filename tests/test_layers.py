@@ -37,7 +37,7 @@ FLOORS = (
     "compile",
     "api",
     "numpy random nn scipy",
-    "tree tree_util dtypes errors distributed extend export debug testing",
+    "ad_checkpoint tree tree_util dtypes errors distributed extend export debug testing",
 )
 
 # Each optional or late package has one door.

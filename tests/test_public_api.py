@@ -32,6 +32,7 @@ MODULES = (
     "spmd.debug",
     "spmd.distributed",
     "spmd.errors",
+    "spmd.ad_checkpoint",
     "spmd.extend",
     "spmd.export",
     "spmd.testing",

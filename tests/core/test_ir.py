@@ -8,8 +8,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.ad_checkpoint import checkpoint_name
 from spmd.core.ir import Literal, Names, all_eqns, letters
-from spmd.core.remat import checkpoint_name
 
 V = np.ones(3, np.float32)
 W = np.ones((3, 3), np.float32)

@@ -8,8 +8,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.ad_checkpoint import checkpoint_name
 from spmd.core.ir import all_eqns
-from spmd.core.remat import checkpoint_name
 from tests.jax.compare import assert_same, cases
 
 A = np.arange(6.0, dtype=np.float32).reshape(2, 3)
