@@ -1,7 +1,5 @@
 """`checkpoint` and what goes with it, under the module name that JAX users import from."""
 
-# ruff: noqa: F401
-
 from spmd.core.remat import checkpoint, checkpoint_name, checkpoint_policies
 
 __all__ = ["checkpoint", "checkpoint_name", "checkpoint_policies"]
