@@ -1,7 +1,9 @@
 """The first call of a jitted function: trace, compile, run, in a process that never saw it before.
 
 Every sample is a process of its own, so neither side can reuse a kernel; spmd's disk cache is off.
-What a side does once per process (loading its compiler) happens before, with another program.
+What a side does once per process (loading its compiler and its matrix products) happens before,
+with another program. JAX's products come with it as machine code, spmd's are generated once per
+machine and then come from the disk cache: `FIRST_PRODUCT` shows what that first time costs.
 `start to first result` is the opposite: the whole process, import included, as a user waits for it.
 """
 
@@ -22,6 +24,7 @@ from benchmarks.measure import ROOT, Result
 from benchmarks.sides import Side, load_side
 
 SAMPLES = 7
+FIRST_PRODUCT = "the first product of a machine"
 
 
 def compile_small(side: Side) -> Callable[[], Any]:
@@ -63,11 +66,18 @@ def compile_scan(side: Side) -> Callable[[], Any]:
     return lambda: function(w, x)
 
 
+def compile_product(side: Side) -> Callable[[], Any]:
+    """One matrix product."""
+    function, x = side.jit(lambda a: a @ a), side.array(normal(32, 32))
+    return lambda: function(x)
+
+
 PROGRAMS: dict[str, Callable[[Side], Callable[[], Any]]] = {
     "x*y+x": compile_small,
     "chain of 120 operations": compile_chain,
     "step of a 5-layer MLP": compile_mlp,
     "scan": compile_scan,
+    FIRST_PRODUCT: compile_product,
 }
 
 
@@ -76,6 +86,8 @@ def first_call(side_name: str, program: str) -> float:
     side = load_side(side_name)
     loading = side.jit(lambda a: multiply_add(side, a, 1 - a))
     side.ready(loading(side.array(normal(3, 5))))
+    if program != FIRST_PRODUCT:
+        side.ready(side.jit(lambda a, b: a @ b)(side.array(normal(5, 7)), side.array(normal(7, 3))))
     run = PROGRAMS[program](side)
     start = time.perf_counter()
     side.ready(run())
