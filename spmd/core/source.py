@@ -41,10 +41,18 @@ class Source:
 UNKNOWN = Source("<unknown>", 0, "<unknown>")
 
 
+# What generated code is compiled under: a name that no user's file has.
+GENERATED = "<spmd"
+
+
+def is_ours(file: str) -> bool:
+    """Whether a file of a stack frame is spmd's, generated code included."""
+    return file.startswith((PACKAGE_DIR, GENERATED))
+
+
 @functools.cache
-def _is_ours(code: CodeType) -> bool:
-    file = code.co_filename
-    return file.startswith(PACKAGE_DIR) or file in SKIPPED_FILES
+def _is_skipped(code: CodeType) -> bool:
+    return is_ours(code.co_filename) or code.co_filename in SKIPPED_FILES
 
 
 @functools.lru_cache(maxsize=4096)
@@ -59,7 +67,7 @@ def current_source() -> Source:
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not _is_ours(code):
+        if not _is_skipped(code):
             return _interned(code.co_filename, frame.f_lineno, code.co_name)
         frame = frame.f_back
     return UNKNOWN

@@ -14,7 +14,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.core.ir import all_eqns
-from spmd.core.source import UNKNOWN, Source, current_source
+from spmd.core.source import UNKNOWN, Source, current_source, is_ours
 from spmd.core.trace import Tracer
 
 V = np.ones(3, np.float32)
@@ -133,3 +133,11 @@ def test_tracers_tell_where_they_come_from():
     spmd.jit(f)({"w": V}, V)
     assert told[0].startswith("It is argument weights['w'] of f, traced at ")
     assert told[1].startswith("It was computed by mul at ") and "test_source.py" in told[1]
+
+
+def test_generated_code_is_ours():
+    names: dict = {"current_source": current_source}
+    exec(compile("def call(): return current_source()", "<spmd fast path>", "exec"), names)
+    assert names["call"]().file == __file__
+    assert is_ours("<spmd fast path>")
+    assert not is_ours(__file__)

@@ -26,7 +26,7 @@ from typing import Any
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.collectives.transport.failure import failure_text, user_line
 from spmd.core.errors import PeerError
-from spmd.core.source import PACKAGE_DIR
+from spmd.core.source import is_ours
 
 # For ranks in a wait to raise and report: they look every 50 ms at the latest.
 MOMENT_FOR_PEERS = 0.25
@@ -169,7 +169,7 @@ def _traceback(error: BaseException) -> str:
     if not isinstance(error, PeerError):
         return "".join(traceback.format_exception(error))
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE_DIR)]
+    theirs = [frame for frame in frames if not is_ours(frame.filename)]
     last = "".join(traceback.format_exception_only(error))
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(theirs)) + last
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from spmd.core.source import PACKAGE_DIR
+from spmd.core.source import is_ours
 
 
 def failure_text(rank: int, error: BaseException) -> str:
@@ -21,7 +21,7 @@ def user_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    theirs = [frame for frame in frames if not frame.filename.startswith(PACKAGE_DIR)]
+    theirs = [frame for frame in frames if not is_ours(frame.filename)]
     if not frames:
         return ""
     frame = (theirs or frames)[-1]
