@@ -11,7 +11,7 @@ from typing import Any
 
 from spmd.core.context import state
 from spmd.core.ir import ClosedJaxpr, Literal
-from spmd.core.jvp import JVPTrace, jvp_jaxpr
+from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.transpose import transpose_jaxpr
@@ -86,24 +86,31 @@ def _jit_linearize(
     return outs, spread(cut.out_nonzero, out_tangents, [a.tangent() for a in jaxpr.out_avals])
 
 
-def _jit_transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, name: str) -> Any:
+def transpose_call(prim: Primitive, cts: Any, operands: Any, params: dict[str, Any]) -> list[Any]:
+    """The transpose rule of any call: call the transposed jaxpr."""
+    jaxpr = params["jaxpr"]
     linear = [isinstance(x, Linear) for x in operands]
     flags = nonzero(cts)
     make = lambda: transpose_jaxpr(jaxpr, linear, flags)  # noqa: E731
     backward, in_flags = derived(jaxpr, ("transpose", tuple(linear), tuple(flags)), make)
     residuals = [x for x in operands if not isinstance(x, Linear)]
     given = [ct for ct in cts if not isinstance(ct, Zero)]
-    outs = jit_p.bind(*residuals, *given, jaxpr=backward, name=f"transpose_{name}")
+    changes = {"jaxpr": backward, "name": f"transpose_{params['name']}"}
+    outs = prim.bind(*residuals, *given, **(params | changes))
     avals = [x.aval for x in operands if isinstance(x, Linear)]
     found = iter(spread(in_flags, outs, avals))
     return [next(found) if lin else None for lin in linear]
 
 
-def _jit_batch(axis: Any, operands: Any, at: Any, *, jaxpr: ClosedJaxpr, name: str) -> Any:
+def batch_call(
+    prim: Primitive, axis: Any, operands: Any, at: Any, params: dict[str, Any]
+) -> tuple[list[Any], list[int | None]]:
+    """The batch rule of any call: call the batched jaxpr."""
+    jaxpr = params["jaxpr"]
     flags = [d is not None for d in at]
     make = lambda: batch_jaxpr(jaxpr, axis, flags)  # noqa: E731
     batched, out_flags = derived(jaxpr, ("batch", axis, tuple(flags)), make)
-    outs = jit_p.bind(*fronts(axis, operands, at), jaxpr=batched, name=name)
+    outs = prim.bind(*fronts(axis, operands, at), **(params | {"jaxpr": batched}))
     return outs, [0 if b else None for b in out_flags]
 
 
@@ -122,8 +129,8 @@ jit_p = Primitive(
     impl=lambda xp, *args, jaxpr, name: impl_jaxpr(xp, jaxpr, *args),
     jvp=_jit_jvp,
     linearize=_jit_linearize,
-    transpose=_jit_transpose,
-    batch=_jit_batch,
+    transpose=lambda cts, *operands, **params: transpose_call(jit_p, cts, operands, params),
+    batch=lambda axis, operands, at, **params: batch_call(jit_p, axis, operands, at, params),
     dims=Refused("a call is inlined before it is partitioned"),
     multiple=True,
     vma="given",
@@ -131,5 +138,3 @@ jit_p = Primitive(
     effects=lambda params: params["jaxpr"].effects,
     inline=lambda params: params["jaxpr"],
 )
-
-__all__ = ["JVPTrace", "derived", "impl_jaxpr", "jaxpr_axes", "jit_p", "nonzero", "spread"]

@@ -12,20 +12,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.call import derived, impl_jaxpr, jaxpr_axes, nonzero, spread
+from spmd.core.call import (
+    batch_call,
+    derived,
+    impl_jaxpr,
+    jaxpr_axes,
+    nonzero,
+    spread,
+    transpose_call,
+)
 from spmd.core.context import state
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.names import function_source
-from spmd.core.primitive import Linear, Primitive, Refused, Zero, linear
+from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL
-from spmd.core.transpose import transpose_jaxpr
 from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.core.util import function_name, split_list
-from spmd.core.vmap import batch_jaxpr, fronts
 
 Policy = Callable[..., bool]
 
@@ -209,33 +215,14 @@ def _recompute(
     return close(f, [*again.in_avals, *tangent_avals], name)
 
 
-def _transpose(cts: Any, *operands: Any, jaxpr: ClosedJaxpr, name: str, **how: Any) -> Any:
-    flags, lin = nonzero(cts), [isinstance(x, Linear) for x in operands]
-    make = lambda: transpose_jaxpr(jaxpr, lin, flags)  # noqa: E731
-    backward, in_flags = derived(jaxpr, ("transpose", tuple(lin), tuple(flags)), make)
-    residuals = [x for x in operands if not isinstance(x, Linear)]
-    given = [ct for ct in cts if not isinstance(ct, Zero)]
-    outs = checkpoint_p.bind(*residuals, *given, jaxpr=backward, name=f"transpose_{name}", **how)
-    found = iter(spread(in_flags, outs, [x.aval for x in operands if isinstance(x, Linear)]))
-    return [next(found) if is_lin else None for is_lin in lin]
-
-
-def _batch(axis: Any, operands: Any, at: Any, *, jaxpr: ClosedJaxpr, **how: Any) -> Any:
-    flags = [d is not None for d in at]
-    make = lambda: batch_jaxpr(jaxpr, axis, flags)  # noqa: E731
-    batched, out_flags = derived(jaxpr, ("batch", axis, tuple(flags)), make)
-    outs = checkpoint_p.bind(*fronts(axis, operands, at), jaxpr=batched, **how)
-    return outs, [0 if b else None for b in out_flags]
-
-
 checkpoint_p = Primitive(
     "checkpoint",
     abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
     impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
     jvp=_jvp,
     linearize=_linearize,
-    transpose=_transpose,
-    batch=_batch,
+    transpose=lambda cts, *operands, **params: transpose_call(checkpoint_p, cts, operands, params),
+    batch=lambda axis, operands, at, **params: batch_call(checkpoint_p, axis, operands, at, params),
     dims=Refused("a call is inlined before it is partitioned"),
     multiple=True,
     vma="given",
