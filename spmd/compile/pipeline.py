@@ -15,6 +15,7 @@ from spmd.compile.executable import Executable
 from spmd.compile.passes.combine import combine_psums
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
+from spmd.compile.passes.invariant import hoist_invariants
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
 from spmd.core.check import check_jaxpr
@@ -25,6 +26,7 @@ from spmd.core.ir import ClosedJaxpr
 # operations, and what it adds should be fused.
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
+    hoist_invariants,  # what every round of a loop computes again, once before it
     simplify,  # constants, identities, equal equations, dead code
     fuse,  # chains of elementwise work and reductions become one kernel
 )
@@ -32,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
 # For programs over a mesh that spans processes.
 PASSES_ACROSS: tuple[Pass, ...] = (
     inline_calls,
+    hoist_invariants,
     simplify,
     combine_psums,  # small sums share one exchange between processes
     fuse,
