@@ -15,12 +15,14 @@ from spmd.compile.cpu import gemm
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import compile_texts, host
 from spmd.compile.cpu.program import (
+    LANE,
     CallbackStep,
     CollectiveStep,
     CondStep,
     CopyStep,
     ForStep,
     KernelStep,
+    ParallelStep,
     Program,
     Slot,
     View,
@@ -31,6 +33,7 @@ from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.print import format_kernel
+from spmd.compile.lanes import rounded
 from spmd.compile.lower.schedule import (
     Branch,
     Buffer,
@@ -39,6 +42,7 @@ from spmd.compile.lower.schedule import (
     Host,
     Launch,
     Loop,
+    Parallel,
     Product,
     Ref,
     Schedule,
@@ -122,7 +126,10 @@ class _Builder:
     def slot(self, ref: Ref) -> Slot:
         base = self.bases.get(ref.buffer)
         if base is None:
-            return Slot(0, self.plan.offsets[ref.buffer] + ref.offset, ref.strides)
+            strides = ref.strides
+            if ref.buffer.owner in self.plan.lanes.owners:
+                strides = (*strides, (LANE, rounded(ref.buffer.nbytes)))
+            return Slot(0, self.plan.offsets[ref.buffer] + ref.offset, strides)
         return Slot(base, ref.offset, ref.strides)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
@@ -141,6 +148,8 @@ class _Builder:
                 return (self.exchange(step),) if step.rows * step.count else ()
             case Loop(trips=trips, body=body, reverse=reverse):
                 return (ForStep(trips, tuple(self.steps(body)), reverse),)
+            case Parallel():
+                return (self.parallel(step),)
             case While(test=test, predicate=predicate, body=body):
                 test_steps, body_steps = tuple(self.steps(test)), tuple(self.steps(body))
                 return (WhileStep(test_steps, self.slot(predicate), body_steps),)
@@ -156,6 +165,14 @@ class _Builder:
         return KernelStep(
             address, slots, rendered.units, rendered.cost_ns, name=f"{step.name} {step.source}"
         )
+
+    def parallel(self, step: Parallel) -> NativeStep:
+        body = tuple(self.steps(step.body))
+        if step.number in self.plan.lanes.chosen:
+            return ParallelStep(step.trips, body, self.plan.lanes.count)
+        for trips in reversed(step.trips):
+            body = (ForStep(trips, body),)
+        return body[0]
 
     def host(self, step: Host) -> CallbackStep:
         def views(pairs: Sequence[tuple[Ref, Any]]) -> tuple[View, ...]:

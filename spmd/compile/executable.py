@@ -16,6 +16,7 @@ import numpy as np
 
 from spmd.compile.assemble import Assembled, assemble
 from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.loader import available_cores
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     collective,
     control,
@@ -47,7 +48,7 @@ class Executable:
         self.out_avals = tuple(out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.schedule: Schedule = lower(closed)
-        plan = plan_memory(self.schedule.steps)
+        plan = plan_memory(self.schedule.steps, available_cores())
         self.arena = plan.arena
         self.assembled: Assembled = assemble(self.schedule, plan)
         self.native = self.assembled.native

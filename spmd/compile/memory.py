@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from spmd.compile.lanes import Lanes, choose_lanes, rounded
 from spmd.compile.lower.inplace import read_in_place
 from spmd.compile.lower.schedule import (
     TEMP,
@@ -19,14 +20,13 @@ from spmd.compile.lower.schedule import (
     Copy,
     Launch,
     Loop,
+    Parallel,
     Ref,
     Step,
     While,
     accesses,
     blocks,
 )
-
-ALIGNMENT = 64
 
 
 @dataclass(slots=True)
@@ -46,11 +46,17 @@ class Plan:
     arena: int = 0
     lives: dict[Buffer, Life] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    lanes: Lanes = field(default_factory=Lanes)
+
+    def size(self, buffer: Buffer) -> int:
+        """The room that a temporary takes: one place for each lane of the loop that owns it."""
+        copies = self.lanes.count if buffer.owner in self.lanes.owners else 1
+        return copies * rounded(buffer.nbytes)
 
 
-def plan_memory(steps: Sequence[Step]) -> Plan:
-    """Place all temporaries of a program."""
-    plan = Plan()
+def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
+    """Place all temporaries of a program whose parallel loops may use some threads."""
+    plan = Plan(lanes=choose_lanes(steps, threads))
     uses: Uses = {}
     ends: dict[int, int] = {}
     _walk(steps, (), uses, ends, plan.steps)
@@ -65,19 +71,15 @@ def plan_memory(steps: Sequence[Step]) -> Plan:
             placed.remove(heir)
             plan.offsets[buffer] = plan.offsets[heir]
         else:
-            plan.offsets[buffer] = _gap(plan, placed, _rounded(buffer.nbytes))
+            plan.offsets[buffer] = _gap(plan, placed, plan.size(buffer))
         placed.append(buffer)
-        plan.arena = max(plan.arena, plan.offsets[buffer] + _rounded(buffer.nbytes))
+        plan.arena = max(plan.arena, plan.offsets[buffer] + plan.size(buffer))
     return plan
-
-
-def _rounded(nbytes: int) -> int:
-    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
 
 
 def _gap(plan: Plan, placed: Sequence[Buffer], nbytes: int) -> int:
     """The smallest hole between placed buffers that is large enough; else the end."""
-    spans = sorted((plan.offsets[b], plan.offsets[b] + _rounded(b.nbytes)) for b in placed)
+    spans = sorted((plan.offsets[b], plan.offsets[b] + plan.size(b)) for b in placed)
     best: tuple[int, int] | None = None
     free = 0
     for start, end in spans:
@@ -105,7 +107,7 @@ def _walk(
     for step in steps:
         position = len(seen)
         seen.append(step)
-        is_loop = isinstance(step, Loop | While)
+        is_loop = isinstance(step, Loop | Parallel | While)
         inside = (*loops, position) if is_loop else loops
         # What a loop itself reads, it reads in every round.
         for ref, _ in accesses(step):
@@ -148,6 +150,7 @@ def _dying_operand(plan: Plan, buffer: Buffer, placed: Sequence[Buffer]) -> Buff
     step = plan.steps[life.first]
     for operand in overwritable(step, buffer):
         fits = operand.kind == TEMP and operand in placed and operand.nbytes == buffer.nbytes
+        fits = fits and operand.owner == buffer.owner
         dying = plan.lives[operand].last == life.first
         if fits and dying and plan.lives[operand].depth == life.depth:
             return operand

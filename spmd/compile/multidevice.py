@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
+from spmd.compile.cpu.loader import available_cores
 from spmd.compile.executable import constant, deleted, pointer
 from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
@@ -76,7 +77,9 @@ class MeshExecutable:
 
     def _compile(self, closed: ClosedJaxpr) -> None:
         self.schedule = lower(closed, self.topology)
-        plan = plan_memory(self.schedule.steps)
+        # Several devices are the parallel work of such a program.
+        threads = available_cores() if len(self.devices) == 1 else 1
+        plan = plan_memory(self.schedule.steps, threads)
         self.arena = plan.arena
         self.native = assemble(self.schedule, plan, len(self.devices)).native
         self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]

@@ -9,6 +9,7 @@ before unsafe code.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +17,14 @@ import numpy as np
 
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
+    LANE,
     CallbackStep,
     CollectiveStep,
     CondStep,
     CopyStep,
     ForStep,
     KernelStep,
+    ParallelStep,
     Program,
     Slot,
     Step,
@@ -32,7 +35,7 @@ from spmd.compile.cpu.program import (
 # ---- the layout, shared with the executor --------------------------------------------------------
 
 # Opcodes.
-KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT = range(1, 9)
+KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL = range(1, 10)
 
 # Words at the start of every step; the fields of each kind come next, then its slots, then the
 # blocks. A slot is [base, offset, number of strides, (level, stride)...].
@@ -43,6 +46,9 @@ CALLBACK_FIELDS = 2  # slots, together
 FOR_FIELDS = (
     6  # level, trips (-1: in the slot), bytes of the count, most trips, reverse, body words
 )
+# level, number of dims, product of their trips, lanes, trips taken at a time, cost_ps of one trip,
+# body words; then the trips of each dim
+PARALLEL_FIELDS = 7
 WHILE_FIELDS = 3  # level, test words, body words
 COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: its words
 # kind, bytes of a block, rows, group size, groups, reduce kernel, elements, root, cost_ps,
@@ -57,6 +63,8 @@ _TRAFFIC_PS = 50
 # What a step costs apart from its work, and what a call into Python costs.
 STEP_PS = 20_000
 CALLBACK_PS = 5_000_000
+# A thread takes so many trips of a parallel loop at a time that they last about this long.
+_GRAIN_PS = 5_000_000
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
@@ -85,6 +93,8 @@ class Encoder:
         # Trip counts of the loops around the present step; None where only run time knows.
         self._trips: list[int | None] = []
         self._levels = 0
+        # Lanes of the parallel loop around, 0 outside of one.
+        self._lanes = 0
         self._max_args = 1
 
     def encode(self) -> Encoded:
@@ -128,6 +138,8 @@ class Encoder:
                 opcode, (words, cost) = CALLBACK, self._callback(step)
             case ForStep():
                 opcode, (words, cost) = FOR, self._for(step)
+            case ParallelStep():
+                opcode, (words, cost) = PARALLEL, self._parallel(step)
             case WhileStep():
                 opcode, (words, cost) = WHILE, self._while(step)
             case CondStep():
@@ -192,6 +204,25 @@ class Encoder:
         fields = [level, trips, width, bound, int(step.reverse), len(body)]
         return [*fields, *slot, *body], cost * assumed
 
+    def _parallel(self, step: ParallelStep) -> tuple[list[int], int]:
+        if self._lanes or step.lanes < 1 or not step.trips or min(step.trips) < 0:
+            raise ValueError(
+                f"a parallel loop of {step.trips} trips on {step.lanes} lanes"
+                + (" inside of another" if self._lanes else "")
+            )
+        if any(isinstance(s, CallbackStep | CollectiveStep) for s in walk(step.body)):
+            raise ValueError("a parallel loop cannot call Python or meet other devices")
+        level, total = len(self._trips), math.prod(step.trips)
+        self._lanes = step.lanes
+        self._trips.extend(step.trips)
+        self._levels = max(self._levels, len(self._trips))
+        body, cost = self._block(step.body)
+        del self._trips[level:]
+        self._lanes = 0
+        grain = max(1, min(_GRAIN_PS // max(cost, 1), total // (4 * step.lanes)))
+        fields = [level, len(step.trips), total, step.lanes, grain, cost, len(body)]
+        return [*fields, *step.trips, *body], cost * total
+
     def _while(self, step: WhileStep) -> tuple[list[int], int]:
         level = len(self._trips)
         test, test_cost = self._nested(step.test, None)
@@ -252,12 +283,12 @@ class Encoder:
         low, high, certain = slot.offset, slot.offset + extent, True
         strides: list[int] = []
         for level, stride in slot.strides:
-            if not 0 <= level < len(self._trips):
+            if not (0 <= level < len(self._trips) or (level == LANE and self._lanes)):
                 raise ValueError(
                     f"{owner}: strides over loop level {level} inside {len(self._trips)} loops"
                 )
             strides += [level, stride]
-            trips = self._trips[level]
+            trips = self._lanes if level == LANE else self._trips[level]
             if trips is None:
                 certain = False
             else:

@@ -21,6 +21,9 @@ CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
 ]
 
+# The "loop level" at which a slot moves with the lane of a `ParallelStep`.
+LANE = -1
+
 # What a loop with an unknown trip count is assumed to run when the runner estimates its cost.
 ASSUMED_TRIPS = 8
 
@@ -30,7 +33,8 @@ class Slot:
     """An address relative to a frame: `frame[base] + offset + sum(index[level] * stride)`.
 
     `strides` lists (loop level, bytes per iteration). The index of a reversed `ForStep` counts
-    down from trips - 1; the index of a `WhileStep` counts its iterations from 0.
+    down from trips - 1; the index of a `WhileStep` counts its iterations from 0. The level `LANE`
+    is not a loop: its index is the lane of the parallel loop around.
     """
 
     base: int
@@ -118,6 +122,20 @@ class ForStep:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelStep:
+    """Run `body` for each index of the dims `trips`, in any order, on up to `lanes` threads.
+
+    Each dim is a loop level of its own, the outermost first. A lane is taken by one thread at a
+    time, so what a round keeps for itself lies in slots that move with the level `LANE`. Rounds
+    must not depend on each other; no callback, no collective and no other parallel loop inside.
+    """
+
+    trips: tuple[int, ...]
+    body: tuple["Step", ...]
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WhileStep:
     """Run `test`, read the bool at `predicate`, and as long as it is true run `body` and repeat.
 
@@ -181,7 +199,16 @@ class CollectiveStep:
     name: str = "collective"
 
 
-Step = KernelStep | CopyStep | CallbackStep | ForStep | WhileStep | CondStep | CollectiveStep
+Step = (
+    KernelStep
+    | CopyStep
+    | CallbackStep
+    | ForStep
+    | ParallelStep
+    | WhileStep
+    | CondStep
+    | CollectiveStep
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +227,7 @@ class Program:
 def blocks_of(step: Step) -> tuple[tuple[Step, ...], ...]:
     """The step lists nested in `step`, in execution order."""
     match step:
-        case ForStep():
+        case ForStep() | ParallelStep():
             return (step.body,)
         case WhileStep():
             return (step.test, step.body)

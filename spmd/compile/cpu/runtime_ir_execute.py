@@ -31,9 +31,11 @@ REPORT_STEP, REPORT_REACHED = 0, 1
 
 # ---- the run context, on the stack of `spmd_run` (byte offsets) ----------------------------------
 
+# Counters have a row per loop level, with a word per device; the row before the first holds the
+# lane of the parallel loop around, which slots know as level -1.
 FRAMES, FRAME_BYTES, COUNTERS, COUNTER_BYTES, REPORT, CALL, ARGS, THREADS = range(0, 64, 8)
-DEVICE_COUNT = 64
-CONTEXT_BYTES = 72
+DEVICE_COUNT, LEVEL_COUNT = 64, 72
+CONTEXT_BYTES = 80
 
 # Work is shared from this much on (notes on the pool: an awake one costs about 1 us to fork and
 # join, waking it 10 to 50 us). In picoseconds.
@@ -328,6 +330,7 @@ _STEPS = (
     (layout.FOR, "run_for"),
     (layout.WHILE, "run_while"),
     (layout.COND, "run_cond"),
+    (layout.PARALLEL, "run_parallel"),
 )
 
 
@@ -359,18 +362,19 @@ def _run() -> Function:
     code, words, devices, bases, levels, most = (f.load("i64", header, 8 * i) for i in range(6))
     context = f.stack("i64", CONTEXT_BYTES // 8)
     args = f.stack_bytes(most * 8)
-    counters = f.stack_bytes(levels * devices * 8)
+    counters = f.stack_bytes((levels + 1) * devices * 8)
     workers = f.load("i64", f.symbol("spmd_pool"), pool_layout.WORKERS)
     for offset, value in (
         (FRAMES, frames),
         (FRAME_BYTES, bases * 8),
-        (COUNTERS, counters),
+        (COUNTERS, f.at(counters, devices * 8)),
         (COUNTER_BYTES, devices * 8),
         (REPORT, f.at(frames, bases * devices * 8)),
         (CALL, f.load("ptr", header, 8 * CALLBACK)),
         (ARGS, most),
         (THREADS, workers + 1),
         (DEVICE_COUNT, devices),
+        (LEVEL_COUNT, levels),
     ):
         f.store(value, context, offset)
     begin = f.convert("inttoptr", code, "ptr")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from spmd.compile.lower.inplace import may_overwrite
 from spmd.compile.lower.lowering import Lowering, rule
+from spmd.compile.lower.parallel import can_be_parallel, parallel
 from spmd.compile.lower.schedule import TEMP, Branch, Loop, Ref, While
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
 from spmd.core.util import split_list
@@ -27,6 +28,7 @@ def scan(lowering: Lowering, eqn: Eqn) -> None:
     stacks = [lowering.place(v) for v in eqn.outvars[p["num_carry"] :]]
     if p["length"] == 0:
         return
+    before = lowering.count(TEMP)
     body: ClosedJaxpr = p["jaxpr"]
     _, _, x_avals = split_list(body.in_avals, sizes)
     y_avals = body.out_avals[p["num_carry"] :]
@@ -39,7 +41,11 @@ def scan(lowering: Lowering, eqn: Eqn) -> None:
             _round(lowering, body, operands, carry, p["num_consts"], targets)
 
         steps, _ = lowering.block(write)
-    lowering.steps.append(Loop(p["length"], steps, p["reverse"]))
+    if not p["num_carry"] and can_be_parallel(steps):
+        number = lowering.next_parallel()
+        lowering.steps.append(parallel(p["length"], steps, before, number))
+    else:
+        lowering.steps.append(Loop(p["length"], steps, p["reverse"]))
 
 
 @rule("while")

@@ -82,6 +82,7 @@ class Lowering:
         self.refs: dict[Var, Ref] = {}
         self.targets: dict[Var, Ref] = {}
         self._counts: dict[str, int] = {}
+        self._loops = 0
         self._consts: dict[Any, tuple[Ref, Any]] = {}
 
     # ---- places ----
@@ -91,6 +92,15 @@ class Lowering:
         number = self._counts.get(kind, 0)
         self._counts[kind] = number + 1
         return Buffer(kind, nbytes, number)
+
+    def count(self, kind: str) -> int:
+        """How many buffers of a kind there are so far; the number of the next one."""
+        return self._counts.get(kind, 0)
+
+    def next_parallel(self) -> int:
+        """A number for a parallel loop."""
+        self._loops += 1
+        return self._loops
 
     def temp(self, aval: ShapedArray) -> Ref:
         """A new temporary."""

@@ -23,14 +23,19 @@ TEMP, INPUT, OUTPUT, CONST = "temp", "input", "output", "const"
 
 
 class Buffer:
-    """Memory for one value (or a stack of them). Told apart by identity."""
+    """Memory for one value (or a stack of them). Told apart by identity.
 
-    __slots__ = ("kind", "nbytes", "number")
+    `owner` is the number of the parallel loop that keeps a temporary for itself: a round's values
+    are apart from those of the rounds beside it.
+    """
+
+    __slots__ = ("kind", "nbytes", "number", "owner")
 
     def __init__(self, kind: str, nbytes: int, number: int):
         self.kind = kind
         self.nbytes = nbytes
         self.number = number
+        self.owner: int | None = None
 
     def __repr__(self) -> str:
         return f"{self.kind}{self.number}"
@@ -143,6 +148,19 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
+class Parallel:
+    """Run `body` for each index of some dims, in any order or at the same time.
+
+    The dims are as many loop levels, the outermost first. What the body keeps for itself lies in
+    the buffers that the loop owns. A backend may run it in order and share the work inside.
+    """
+
+    trips: tuple[int, ...]
+    body: tuple[Step, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class While:
     """Run `test`; while the bool at `predicate` is true run `body` and repeat."""
 
@@ -160,7 +178,7 @@ class Branch:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step: TypeAlias = Launch | Product | Copy | Host | Exchange | Loop | While | Branch
+Step: TypeAlias = Launch | Product | Copy | Host | Exchange | Loop | Parallel | While | Branch
 
 
 def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
@@ -194,7 +212,7 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
 def blocks(step: Step) -> tuple[tuple[Step, ...], ...]:
     """The step lists nested in a step."""
     match step:
-        case Loop():
+        case Loop() | Parallel():
             return (step.body,)
         case While():
             return step.test, step.body
@@ -245,4 +263,6 @@ def _name(step: Step) -> str:
             return f"product {'x'.join(map(str, sizes))}"
         case Loop():
             return f"loop {step.trips}"
+        case Parallel():
+            return f"parallel {'x'.join(map(str, step.trips))}"
     return type(step).__name__.lower()

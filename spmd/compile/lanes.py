@@ -1,0 +1,67 @@
+"""Which parallel loops of a schedule run on several threads, and on how many lanes.
+
+The outermost loop that has enough rounds for all threads is chosen; those inside of it run in
+order. A loop with fewer rounds runs in order too, and the steps inside it share their own work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from spmd.compile.lower.schedule import TEMP, Buffer, Parallel, Step, accesses, blocks
+from spmd.core.util import product
+
+ALIGNMENT = 64
+# What the lanes of a loop may keep for themselves in all; with more it runs in order.
+MOST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The chosen loops, by number, the owners of the buffers that need a place for each lane."""
+
+    count: int = 1
+    chosen: frozenset[int] = frozenset()
+    owners: frozenset[int | None] = frozenset()
+
+
+def rounded(nbytes: int) -> int:
+    """A size as a multiple of the alignment of all places."""
+    return -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+
+
+def choose_lanes(steps: Sequence[Step], threads: int) -> Lanes:
+    """Choose the loops that run on several threads."""
+    chosen: set[int] = set()
+    owners: set[int | None] = set()
+    if threads > 1:
+        for loop in _outermost(steps, threads):
+            chosen.add(loop.number)
+            owners.update(inner.number for inner in _walk((loop,)) if isinstance(inner, Parallel))
+    return Lanes(threads if chosen else 1, frozenset(chosen), frozenset(owners))
+
+
+def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel]:
+    """The loops to choose among some steps and what is nested in them."""
+    for step in steps:
+        if isinstance(step, Parallel) and product(step.trips) >= threads and _fits(step, threads):
+            yield step
+            continue
+        for block in blocks(step):
+            yield from _outermost(block, threads)
+
+
+def _fits(loop: Parallel, threads: int) -> bool:
+    kept: dict[Buffer, None] = {}
+    for step in _walk(loop.body):
+        kept.update((ref.buffer, None) for ref, _ in accesses(step) if ref.buffer.kind == TEMP)
+    owned = sum(rounded(b.nbytes) for b in kept if b.owner is not None)
+    return owned * threads <= MOST_BYTES
+
+
+def _walk(steps: Sequence[Step]) -> Iterator[Step]:
+    for step in steps:
+        yield step
+        for block in blocks(step):
+            yield from _walk(block)

@@ -1,0 +1,55 @@
+"""Loops without a carry: their rounds do not depend on each other and may run at the same time.
+
+A round writes its rows of the stacked results and nothing else that another round sees. What it
+computes on the way, it keeps in temporaries that the loop owns: each thread gets its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spmd.compile.lower.schedule import (
+    TEMP,
+    Exchange,
+    Host,
+    Loop,
+    Parallel,
+    Step,
+    accesses,
+    blocks,
+)
+
+# A loop of fewer rounds has nothing to share.
+_LEAST_TRIPS = 2
+
+
+def can_be_parallel(steps: Sequence[Step]) -> bool:
+    """Whether the rounds of a body without a carry may run on several threads."""
+    return all(
+        not isinstance(step, Host | Exchange) and all(can_be_parallel(b) for b in blocks(step))
+        for step in steps
+    )
+
+
+def parallel(length: int, body: tuple[Step, ...], before: int, number: int) -> Step:
+    """The loop `number` over a body whose temporaries have the number `before` and higher.
+
+    Loops that are nested with nothing between become one loop over several dims.
+    """
+    if length < _LEAST_TRIPS:
+        return Loop(length, body)
+    if len(body) == 1 and isinstance(body[0], Parallel):
+        return Parallel((length, *body[0].trips), body[0].body, body[0].number)
+    _own(body, before, number)
+    return Parallel((length,), body, number)
+
+
+def _own(steps: Sequence[Step], before: int, number: int) -> None:
+    """Give the loop what its body made and no loop inside of it owns."""
+    for step in steps:
+        for ref, _ in accesses(step):
+            buffer = ref.buffer
+            if buffer.kind == TEMP and buffer.number >= before and buffer.owner is None:
+                buffer.owner = number
+        for block in blocks(step):
+            _own(block, before, number)
