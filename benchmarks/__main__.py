@@ -3,7 +3,10 @@
 python -m benchmarks                           everything
 python -m benchmarks dispatch kernels          some subjects
 python -m benchmarks kernels --only softmax    the cases whose name contains a text
+python -m benchmarks kernels --sides spmd jax  some sides
+python -m benchmarks --quick                   fewer samples: for work in progress
 python -m benchmarks all --json out.json       keep the record
+python -m benchmarks show out.json             print a record again
 python -m benchmarks compare old.json new.json
 """
 
@@ -11,35 +14,38 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cases import SUBJECTS
 from benchmarks.compile_time import measure_compile
-from benchmarks.measure import BLOCKS, Result, measure, workers
+from benchmarks.measure import BLOCKS, QUICK_BLOCKS, Failure, Result, Team, measure
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
 
-EVERYTHING = ("dispatch", "kernels", "mlp", "compile", "psum", "ranks")
+COMPILE = ("compile", "cached", "depth")
+EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "psum", "ranks")
 
 
-def run(subject: str, only: str, blocks: int) -> list[Result]:
+def run(
+    subject: str, only: str, blocks: int, quick: bool, sides: Sequence[str]
+) -> list[Result | Failure]:
     """Measure one subject, saying on standard error how far it is."""
-    if subject == "compile":
-        _progress("compile: fresh processes")
-        return measure_compile(only)
+    if subject in COMPILE:
+        return measure_compile(subject, only, quick, _progress)
     if subject == "ranks":
         _progress("ranks: fresh jobs")
-        return measure_ranks()
+        return [result for result in measure_ranks() if only in result.case]
     cases = [case for case in SUBJECTS[subject]() if only in case.name]
-    results = []
-    for devices in sorted({case.devices for case in cases}):
-        group = [case for case in cases if case.devices == devices]
-        sides = tuple(dict.fromkeys(side for case in group for side in case.sides))
-        with workers(sides, devices) as team:
-            for case in group:
-                _progress(case.name)
-                results += measure(case, team, blocks)
-    return results
+    results: list[Result | Failure] = []
+    for settings in sorted({case.settings for case in cases}):
+        with Team(*settings) as team:
+            for case in cases:
+                if case.settings == settings:
+                    _progress(case.name)
+                    results += measure(case, team, blocks, sides)
+    order = {case.name: k for k, case in enumerate(cases)}
+    return sorted(results, key=lambda result: order[result.case])
 
 
 def _progress(text: str) -> None:
@@ -47,32 +53,49 @@ def _progress(text: str) -> None:
 
 
 def main() -> None:
-    """Run subjects, or compare two records."""
+    """Run subjects, or print or compare records."""
     arguments = sys.argv[1:]
     if arguments[:1] == ["compare"]:
         if len(arguments) != 3:
             raise SystemExit("usage: python -m benchmarks compare old.json new.json")
         print(compare(load(Path(arguments[1])), load(Path(arguments[2]))))
         return
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description="Time spmd beside JAX and NumPy."
-    )
-    parser.add_argument("subjects", nargs="*", help=f"all, or some of: {', '.join(EVERYTHING)}")
-    parser.add_argument("--json", type=Path, help="write the record to this file")
-    parser.add_argument("--only", default="", help="only cases whose name contains this text")
-    parser.add_argument("--blocks", type=int, default=BLOCKS, help="alternating blocks per side")
-    args = parser.parse_args()
+    if arguments[:1] == ["show"]:
+        if len(arguments) != 2:
+            raise SystemExit("usage: python -m benchmarks show record.json")
+        print(show(load(Path(arguments[1]))))
+        return
+    args = _parse(arguments)
     subjects = args.subjects or ["all"]
-    if unknown := set(subjects) - {"all", *EVERYTHING}:
-        parser.error(f"unknown subjects {sorted(unknown)}; there are all, {', '.join(EVERYTHING)}")
-    chosen = EVERYTHING if "all" in subjects else subjects
+    chosen = EVERYTHING if "all" in subjects else [s for s in EVERYTHING if s in subjects]
+    blocks = args.blocks or (QUICK_BLOCKS if args.quick else BLOCKS)
     with machine_to_ourselves():
         load_before = load_average()
-        results = [result for subject in chosen for result in run(subject, args.only, args.blocks)]
+        results = [
+            result
+            for subject in chosen
+            for result in run(subject, args.only, blocks, args.quick, args.sides or ())
+        ]
     saved = record(results, load_before)
     if args.json:
         save(saved, args.json)
     print(show(saved))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="Time spmd beside JAX, NumPy and PyTorch."
+    )
+    parser.add_argument("subjects", nargs="*", help=f"all, or some of: {', '.join(EVERYTHING)}")
+    parser.add_argument("--json", type=Path, help="write the record to this file")
+    parser.add_argument("--only", default="", help="only cases whose name contains this text")
+    parser.add_argument("--sides", nargs="*", help="only these sides, where a case has them")
+    parser.add_argument("--quick", action="store_true", help="few samples, for work in progress")
+    parser.add_argument("--blocks", type=int, help="alternating blocks per side")
+    args = parser.parse_args(arguments)
+    if unknown := set(args.subjects) - {"all", *EVERYTHING}:
+        parser.error(f"unknown subjects {sorted(unknown)}; there are all, {', '.join(EVERYTHING)}")
+    return args
 
 
 if __name__ == "__main__":

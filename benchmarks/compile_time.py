@@ -1,10 +1,14 @@
 """The first call of a jitted function: trace, compile, run, in a process that never saw it before.
 
-Every sample is a process of its own, so neither side can reuse a kernel; spmd's disk cache is off.
-What a side does once per process (loading its compiler and its matrix products) happens before,
-with another program. JAX's products come with it as machine code, spmd's are generated once per
-machine and then come from the disk cache: `FIRST_PRODUCT` shows what that first time costs.
-`start to first result` is the opposite: the whole process, import included, as a user waits for it.
+Every sample is a process of its own, so neither side can reuse a kernel. What a side does once per
+process (loading its compiler and its matrix products) happens before, with another program. JAX's
+products come with it as machine code, spmd's are generated once per machine and then come from the
+disk cache: `FIRST_PRODUCT` shows what that first time costs.
+
+compile/  the first call, disk caches off; `start to first result` is the whole process, import
+          included, as a user waits for it
+cached/   the first call in a second process, both sides with their disk caches
+depth/    the gradient of a transformer by its number of layers, trace and compile apart
 """
 
 from __future__ import annotations
@@ -15,16 +19,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import BOTH, call_jitted, mlp_inputs, mlp_step, multiply_add, normal
-from benchmarks.measure import ROOT, Result
+from benchmarks.case import BOTH, integers, normal
+from benchmarks.cases import find_case
+from benchmarks.dispatch import call_jitted, multiply_add
+from benchmarks.measure import ROOT, Failure, Result, environment
+from benchmarks.programs import to_side, transformer_loss, transformer_params
 from benchmarks.sides import Side, load_side
 
-SAMPLES = 7
+SAMPLES = 5
+QUICK_SAMPLES = 1
+# No more samples of a program than fit into this, but at least two.
+PROGRAM_SECONDS = 14.0
 FIRST_PRODUCT = "the first product of a machine"
+DEPTHS = (12, 24, 48)
+QUICK_DEPTHS = (4,)
+
+Sample = dict[str, float]
 
 
 def compile_small(side: Side) -> Callable[[], Any]:
@@ -42,13 +57,6 @@ def compile_chain(side: Side) -> Callable[[], Any]:
 
     function, x = side.jit(body), side.array(normal(1000))
     return lambda: function(x)
-
-
-def compile_mlp(side: Side) -> Callable[[], Any]:
-    """The training step of a network with five layers."""
-    step = side.jit(partial(mlp_step, side))
-    params, x, y = mlp_inputs(side, (64, 128, 96, 80, 72, 10), 32)
-    return lambda: step(params, x, y)
 
 
 def compile_scan(side: Side) -> Callable[[], Any]:
@@ -75,71 +83,152 @@ def compile_product(side: Side) -> Callable[[], Any]:
 PROGRAMS: dict[str, Callable[[Side], Callable[[], Any]]] = {
     "x*y+x": compile_small,
     "chain of 120 operations": compile_chain,
-    "step of a 5-layer MLP": compile_mlp,
     "scan": compile_scan,
     FIRST_PRODUCT: compile_product,
 }
+CASES = (
+    "kernels/softmax, 1000 x 1024",
+    "kernels/gradient of layernorm, 1000 x 1024",
+    "kernels/sort, 1e+05",
+    "kernels/random normal, 1e+06",
+    "kernels/matmul 64",
+    "kernels/gradient of causal attention, 32 heads",
+    "kernels/gradients of conv 3x3",
+    "programs/MLP 64-256-128-10, batch 128",
+    "programs/transformer with Adam, 2 layers of 128",
+    "programs/convnet, 32 images of 32 x 32",
+    "programs/per-example gradients, 64-128-10, batch 64",
+    "programs/gradient of a GRU, 50 steps",
+    "programs/n-body, 128 bodies, 100 steps",
+    "programs/Hessian of 64 weights",
+    "programs/Adam of 60 parameters",
+)
+CACHED = (
+    "x*y+x",
+    "kernels/softmax, 1000 x 1024",
+    "programs/MLP 64-256-128-10, batch 128",
+    "programs/transformer with Adam, 2 layers of 128",
+)
 
 
-def first_call(side_name: str, program: str) -> float:
-    """Seconds of the first call, measured in this process, which must be fresh."""
+# ---- in a fresh process ------------------------------------------------------------------------
+
+
+def first_call(side: Side, program: str) -> Sample:
+    """Seconds of the first call."""
+    make = PROGRAMS[program] if program in PROGRAMS else find_case(program).make
+    run = make(side)
+    start = time.perf_counter()
+    side.ready(run())
+    return {"": time.perf_counter() - start}
+
+
+def depth(side: Side, layers: int) -> Sample:
+    """Seconds to trace, and then to compile and run, a transformer's gradient."""
+    params = to_side(side, transformer_params(256, 16, 32, layers))
+    tokens = side.array(integers(256, 2, 17))
+    function = side.jit(side.top.value_and_grad(partial(transformer_loss, side, heads=4)))
+    start = time.perf_counter()
+    function.trace(params, tokens)
+    middle = time.perf_counter()
+    side.ready(function(params, tokens))
+    return {", trace": middle - start, ", compile": time.perf_counter() - middle}
+
+
+def in_this_process(side_name: str, program: str) -> Sample:
+    """One sample; the process must be fresh."""
     side = load_side(side_name)
     loading = side.jit(lambda a: multiply_add(side, a, 1 - a))
     side.ready(loading(side.array(normal(3, 5))))
     if program != FIRST_PRODUCT:
         side.ready(side.jit(lambda a, b: a @ b)(side.array(normal(5, 7)), side.array(normal(7, 3))))
-    run = PROGRAMS[program](side)
-    start = time.perf_counter()
-    side.ready(run())
-    return time.perf_counter() - start
+    if program.startswith("depth "):
+        return depth(side, int(program.removeprefix("depth ")))
+    return first_call(side, program)
 
 
-def _fresh(side: str, program: str, byte_code: str) -> tuple[float, float]:
-    """First-call seconds and whole-process seconds of one fresh process."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+# ---- one process a sample ----------------------------------------------------------------------
+
+
+def _fresh(side: str, program: str, byte_code: str, caches: str = "") -> tuple[Sample, float]:
+    """The sample of one fresh process, and the seconds of the whole process."""
+    variables = {
+        **environment(side),
         "PYTHONPYCACHEPREFIX": byte_code,
         "PYTHONDONTWRITEBYTECODE": "",
-        "SPMD_CACHE_DIR": "",
-        "JAX_PLATFORMS": "cpu",
-        "JAX_ENABLE_COMPILATION_CACHE": "0",
+        "SPMD_CACHE_DIR": caches and os.path.join(caches, "spmd"),
+        "JAX_ENABLE_COMPILATION_CACHE": str(int(bool(caches))),
+        "JAX_COMPILATION_CACHE_DIR": os.path.join(caches or byte_code, "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     command = [sys.executable, "-m", "benchmarks.compile_time", side, program]
     start = time.perf_counter()
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1]), time.perf_counter() - start
+    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)
+    past = time.perf_counter() - start
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["it ended"])[-1])
+    return json.loads(done.stdout.splitlines()[-1]), past
 
 
-def measure_compile(only: str = "", samples: int = SAMPLES) -> list[Result]:
-    """The programs whose case contains `only`, the two sides alternating."""
-    with tempfile.TemporaryDirectory(prefix="spmd-benchmarks-") as byte_code:
+def measure_compile(
+    subject: str, only: str, quick: bool, progress: Callable[[str], None]
+) -> list[Result | Failure]:
+    """The programs of a subject whose case contains `only`, the two sides alternating."""
+    results: list[Result | Failure] = []
+    samples = QUICK_SAMPLES if quick else SAMPLES
+    with tempfile.TemporaryDirectory(prefix="spmd-benchmarks-") as folder:
+        byte_code, caches = os.path.join(folder, "code"), os.path.join(folder, "caches")
+        Path(caches).mkdir()
         for side in BOTH:  # an installed package has its byte code; this round writes it
             _fresh(side, "x*y+x", byte_code)
-        return [
-            result
-            for program in PROGRAMS
-            if only in f"compile/{program}"
-            for result in _measure_program(program, samples, byte_code)
-        ]
-
-
-def _measure_program(program: str, samples: int, byte_code: str) -> list[Result]:
-    first: dict[str, list[float]] = {side: [] for side in BOTH}
-    whole: dict[str, list[float]] = {side: [] for side in BOTH}
-    for _ in range(samples):
-        for side in BOTH:
-            call, process = _fresh(side, program, byte_code)
-            first[side].append(call)
-            whole[side].append(process)
-    results = [Result.of(f"compile/{program}", side, first[side], 1) for side in BOTH]
-    if program == "x*y+x":
-        name = f"compile/process start to first result, {program}"
-        results += [Result.of(name, side, whole[side], 1) for side in BOTH]
+        for label, program in _programs(subject, quick):
+            if only in label:
+                progress(label)
+                kept = caches if subject == "cached" else ""
+                results += _measure(label, program, samples, byte_code, kept)
     return results
 
 
+def _programs(subject: str, quick: bool) -> Iterator[tuple[str, str]]:
+    """Labels and programs."""
+    if subject == "compile":
+        for program in (*PROGRAMS, *CASES):
+            yield f"compile/{program.partition('/')[2] or program}", program
+    elif subject == "cached":
+        for program in CACHED:
+            yield f"cached/{program.partition('/')[2] or program}", program
+    else:
+        for layers in QUICK_DEPTHS if quick else DEPTHS:
+            yield f"depth/gradient of a transformer, {layers} layers", f"depth {layers}"
+
+
+def _measure(
+    label: str, program: str, samples: int, byte_code: str, caches: str
+) -> list[Result | Failure]:
+    seconds: dict[tuple[str, str], list[float]] = {}
+    failed: dict[str, Failure] = {}
+    began = time.perf_counter()
+    for number in range(samples + bool(caches)):
+        for side in BOTH:
+            if side in failed:
+                continue
+            try:
+                sample, whole = _fresh(side, program, byte_code, caches)
+            except RuntimeError as error:
+                failed[side] = Failure(label, side, str(error))
+                continue
+            if caches and number == 0:  # this one fills them
+                continue
+            if program == "x*y+x" and not caches:
+                sample[", process start to first result"] = whole
+            for part, value in sample.items():
+                seconds.setdefault((label + part, side), []).append(value)
+        if number > 0 and time.perf_counter() - began > PROGRAM_SECONDS:
+            break
+    made = [Result.of(case, side, values, 1) for (case, side), values in seconds.items()]
+    return [*made, *failed.values()]
+
+
 if __name__ == "__main__":
-    print(json.dumps(first_call(sys.argv[1], sys.argv[2])))
+    print(json.dumps(in_this_process(sys.argv[1], sys.argv[2])))

@@ -1,7 +1,8 @@
 """Times a case on all its sides in alternating blocks and checks that they computed the same.
 
 Blocks alternate (spmd, jax, numpy, spmd, ...) so that a machine that slows down slows all of them.
-All sides make the same number of calls; the number is chosen from the slowest side's time.
+All sides make the same number of calls; the number is chosen from the slowest side's time. A side
+that raises, or computes something else, gets no time and is named in the table.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import numpy
 
 from benchmarks.cases import Case
 
 BLOCKS = 7
+QUICK_BLOCKS = 2
 # A sample shorter than this measures the clock; a block longer than this lets the machine drift.
-SAMPLE_SECONDS = 200e-6
-BLOCK_SECONDS = 0.15
+SAMPLE_SECONDS = 100e-6
+BLOCK_SECONDS = 0.06
+WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -49,88 +53,150 @@ class Result:
         return cls(case, side, median(seconds), low, high, len(seconds), len(seconds) * inner)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A side that has no time for a case, and why."""
+
+    case: str
+    side: str
+    reason: str
+
+
+class WorkerError(RuntimeError):
+    """A worker answered with an exception, or ended."""
+
+
 class Worker:
     """A side's process; `ask` sends one command and waits for its answer."""
 
-    def __init__(self, side: str, devices: int):
-        flags = os.environ.get("XLA_FLAGS", "")
-        if devices > 1:
-            flags = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "SPMD_NUM_CPU_DEVICES": str(devices),
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": flags,
-        }
+    def __init__(self, side: str, devices: int, x64: bool):
         self.side = side
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", side],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=environment(side, devices, x64),
             cwd=ROOT,
         )
 
-    def ask(self, **command: object) -> list[float] | float:
+    def ask(self, **command: object) -> Any:
         """Send a command; the answer's seconds."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
+        answer = ""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(command) + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
         if not answer:
-            raise RuntimeError(
-                f"the worker of {self.side} ended at {command}; see its output above"
-            )
-        return json.loads(answer)["seconds"]
+            raise WorkerError(f"the process of {self.side} ended; see its output above")
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise WorkerError(reply["error"])
+        return reply["seconds"]
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process still answers."""
+        return self.process.poll() is None
 
     def close(self) -> None:
         """End the process."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(timeout=30)
+        with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
+            self.process.stdin.close()
+            self.process.wait(timeout=30)
+        self.process.kill()
 
 
-@contextlib.contextmanager
-def workers(sides: tuple[str, ...], devices: int) -> Iterator[dict[str, Worker]]:
-    """One process per side, ended in any case."""
-    started = {side: Worker(side, devices) for side in sides}
-    try:
-        yield started
-    finally:
-        for worker in started.values():
-            with contextlib.suppress(BrokenPipeError, subprocess.TimeoutExpired):
-                worker.close()
-            worker.process.kill()
+def environment(side: str, devices: int = 1, x64: bool = False) -> dict[str, str]:
+    """The environment that a side's process runs in."""
+    flags = [os.environ.get("XLA_FLAGS", "")]
+    if devices > 1:
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+    if side == "jax512":
+        flags.append(WIDE_VECTORS)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "SPMD_NUM_CPU_DEVICES": str(devices),
+        "SPMD_ENABLE_X64": str(int(x64)),
+        "JAX_ENABLE_X64": str(int(x64)),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join(flags).strip(),
+    }
 
 
-def measure(case: Case, team: dict[str, Worker], blocks: int = BLOCKS) -> list[Result]:
-    """Check and time one case on each of its sides."""
+class Team:
+    """The processes of all sides for one kind of case; a process that ended is started anew."""
+
+    def __init__(self, devices: int = 1, x64: bool = False):
+        self._settings = (devices, x64)
+        self._workers: dict[str, Worker] = {}
+
+    def __getitem__(self, side: str) -> Worker:
+        worker = self._workers.get(side)
+        if worker is None or not worker.lives:
+            worker = self._workers[side] = Worker(side, *self._settings)
+        return worker
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers.values():
+            worker.close()
+
+
+def measure(
+    case: Case, team: Team, blocks: int = BLOCKS, only: Sequence[str] = ()
+) -> list[Result | Failure]:
+    """Check and time one case on each of its sides, or on those among them that are named."""
+    sides = [side for side in case.all_sides if not only or side in only]
+    failures: list[Result | Failure] = []
+    calls: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = {side: str(Path(folder, f"{side}.npz")) for side in case.sides}
-        calls = [team[side].ask(prepare=case.name, save=files[side]) for side in case.sides]
-        check_equal(case, files)
-    slowest, fastest = max(calls), min(calls)
-    inner = max(1, math.ceil(SAMPLE_SECONDS / max(fastest, 1e-9)))
-    count = int(min(100, max(2, BLOCK_SECONDS / (slowest * inner))))
-    seconds: dict[str, list[float]] = {side: [] for side in case.sides}
+        files = {side: str(Path(folder, f"{side}.npz")) for side in sides}
+        for side in sides:
+            try:
+                calls[side] = team[side].ask(prepare=case.name, save=files[side])
+            except WorkerError as error:
+                failures.append(Failure(case.name, side, str(error)))
+        for side, reason in differences(case, {s: files[s] for s in calls if s != "limit"}).items():
+            failures.append(Failure(case.name, side, reason))
+            del calls[side]
+    timed = {side: t for side, t in calls.items() if side != "limit"}
+    if not timed:
+        return failures
+    inner = max(1, math.ceil(SAMPLE_SECONDS / max(min(timed.values()), 1e-9)))
+    count = int(min(100, max(2, BLOCK_SECONDS / (max(timed.values()) * inner))))
+    seconds: dict[str, list[float]] = {side: [] for side in calls}
     for _ in range(blocks):
-        for side in case.sides:
-            seconds[side] += team[side].ask(samples=count, inner=inner)
-    return [Result.of(case.name, side, seconds[side], inner) for side in case.sides]
+        for side in calls:
+            seconds[side] += team[side].ask(samples=min(count, 3) if side == "limit" else count,
+                                            inner=inner)  # fmt: skip
+    return [Result.of(case.name, side, seconds[side], inner) for side in calls] + failures
 
 
-def check_equal(case: Case, files: dict[str, str]) -> None:
-    """All sides must have computed what the first one did; a wrong result has no speed."""
+def differences(case: Case, files: dict[str, str]) -> dict[str, str]:
+    """The sides that computed something else than JAX did; a wrong result has no speed.
+
+    PyTorch gives only the last result (the loss) of a program with many.
+    """
     values = {side: list(numpy.load(path).values()) for side, path in files.items()}
-    first, *others = case.sides
-    for other in others:
-        for one, two in zip(values[first], values[other], strict=True):
-            numpy.testing.assert_allclose(
-                one,
-                two,
-                rtol=case.tolerance,
-                atol=case.tolerance * max(1.0, float(numpy.max(numpy.abs(two), initial=0.0))),
-                err_msg=f"{case.name}: {first} and {other} differ",
-            )
+    truth = next((side for side in ("jax", *values) if side in values), None)
+    wrong = {}
+    for side, found in values.items():
+        if side == truth:
+            continue
+        expected = values[truth or ""]
+        expected = expected[-len(found) :] if side == "torch" else expected
+        try:
+            assert len(expected) == len(found), f"{len(found)} results, not {len(expected)}"
+            for one, two in zip(found, expected, strict=True):
+                scale = max(1.0, float(numpy.max(numpy.abs(two), initial=0.0)))
+                numpy.testing.assert_allclose(one, two, case.tolerance, case.tolerance * scale)
+        except AssertionError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            wrong[side] = f"differs from {truth}: " + "; ".join(lines[1:5] or lines)
+    return wrong

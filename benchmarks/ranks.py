@@ -41,8 +41,7 @@ MPI_ENVIRONMENT = {
 
 
 def _pmapped(side: Side) -> Callable[[int], Callable[[], Any]]:
-    assert side.pmap is not None
-    function = side.pmap(lambda x: side.lax.psum(x, "i") / RANKS, axis_name="i")
+    function = side.top.pmap(lambda x: side.lax.psum(x, "i") / RANKS, axis_name="i")
 
     def make(nbytes: int) -> Callable[[], Any]:
         x = function(numpy.ones((1, nbytes // 4), numpy.float32))

