@@ -23,6 +23,7 @@ from spmd.compile.lower.index import (
     dim,
     linear,
     operand_index,
+    span,
     strides_of,
 )
 from spmd.core import dtypes
@@ -220,16 +221,17 @@ class Expressions:
 
     def _concatenate(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
         along = eqn.params["dimension"]
-        position = self.index_value(index[along], "i64")
+        position = self.position(index[along], eqn.outvars[0].aval.shape[along])
         result, start = None, 0
         for operand in eqn.invars:
             size = operand.aval.shape[along]
             if not size:
                 continue
-            end = self.const(start + size, "i64")
+            end = self.const(start + size, position.dtype)
             inside = self.op("lt", position, end, dtype="bool")
             if start:
-                above = self.op("ge", position, self.const(start, "i64"), dtype="bool")
+                least = self.const(start, position.dtype)
+                above = self.op("ge", position, least, dtype="bool")
                 inside = self.op("and", inside, above)
             moved = (*index[:along], index[along].scale(1, -start), *index[along + 1 :])
             value = self.pull(operand, moved, self.both(guard, inside))
@@ -250,17 +252,23 @@ class Expressions:
             if between:
                 raise NoKernelError("pad with interior padding")
             moved.append(affine.scale(1, -low))
-            position = self.index_value(moved[-1], "i64")
+            position = self.position(moved[-1], size)
             if low > 0:
-                above = self.op("ge", position, self.const(0, "i64"), dtype="bool")
-                inside = self.both(inside, above)
+                least = self.const(0, position.dtype)
+                inside = self.both(inside, self.op("ge", position, least, dtype="bool"))
             if high > 0:
-                below = self.op("lt", position, self.const(size, "i64"), dtype="bool")
-                inside = self.both(inside, below)
+                end = self.const(size, position.dtype)
+                inside = self.both(inside, self.op("lt", position, end, dtype="bool"))
         value = self.pull(operand, tuple(moved), self.both(guard, inside))
         if inside is None:
             return value
         return self.op("select", inside, value, self.pull(padding, (), guard))
+
+    def position(self, affine: Affine, most: int) -> Node:
+        """An affine index to be compared with numbers up to `most`, in few bits if they do."""
+        low, high = span(affine, self.space)
+        narrow = max(most, high) < 1 << 31 and low >= -(1 << 31)
+        return self.index_value(affine, "i32" if narrow else "i64")
 
     # ---- reads at computed places ----
 

@@ -81,6 +81,10 @@ def reshaped(index: Index, shape: Sequence[int], to: Sequence[int], space: Seque
     """The index with the same address in an array of shape `to`; None if it is not affine."""
     if product(to) == 0:
         return tuple(ZERO for _ in to)
+    if [s for s in shape if s != 1] == [s for s in to if s != 1]:
+        # Also right beside the array's edges, where the general rule gives up.
+        kept = iter([a for a, s in zip(index, shape, strict=True) if s != 1])
+        return tuple(ZERO if s == 1 else next(kept) for s in to)
     rest = linear(index, shape)
     out = []
     for size, stride in zip(to, strides_of(to), strict=True):
@@ -88,7 +92,7 @@ def reshaped(index: Index, shape: Sequence[int], to: Sequence[int], space: Seque
             out.append(ZERO)
             continue
         whole, rest = _divide(rest, stride)
-        low, high = _range(rest, space)
+        low, high = span(rest, space)
         if low < 0 or high >= stride:
             return None
         out.append(whole)
@@ -102,7 +106,8 @@ def _divide(affine: Affine, by: int) -> tuple[Affine, Affine]:
     return Affine(whole, affine.offset // by), Affine(rest, affine.offset % by)
 
 
-def _range(affine: Affine, space: Sequence[int]) -> tuple[int, int]:
+def span(affine: Affine, space: Sequence[int]) -> tuple[int, int]:
+    """The least and the largest value of an affine index over a space."""
     spans = [c * (space[d] - 1) for d, c in affine.terms]
     return (
         affine.offset + sum(min(s, 0) for s in spans),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from spmd.compile.kernel.ir import Kernel, Load, Map, Store
 from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.lower.region import build_kernel
+from spmd.compile.lower.region import Layout, build_kernel
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 
 UPDATES = frozenset(
@@ -26,18 +27,25 @@ UPDATES = frozenset(
     )
 )
 
-_kernels: weakref.WeakKeyDictionary[ClosedJaxpr, Kernel | None] = weakref.WeakKeyDictionary()
+Layouts: TypeAlias = tuple[Layout | None, ...]
+_kernels: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Layouts, Kernel | None]]
+_kernels = weakref.WeakKeyDictionary()
 
 
-def group_kernel(eqn: Eqn) -> Kernel | None:
-    """The kernel of a fused equation, built once; None if it has none."""
+def group_kernel(eqn: Eqn, layouts: Layouts = ()) -> Kernel | None:
+    """The kernel of a fused equation, built once; None if it has none.
+
+    `layouts` has an entry for each output (or none at all): where it lies in a larger array.
+    """
     group = eqn.params["jaxpr"]
-    if group not in _kernels:
+    known = _kernels.setdefault(group, {})
+    key = layouts if any(layouts) else ()
+    if key not in known:
         try:
-            _kernels[group] = build_kernel(group, eqn.params["space"])
+            known[key] = build_kernel(group, eqn.params["space"], key)
         except NoKernelError:
-            _kernels[group] = None
-    return _kernels[group]
+            known[key] = None
+    return known[key]
 
 
 def may_overwrite(body: Jaxpr, operand: int, result: int) -> bool:
@@ -57,9 +65,28 @@ def may_overwrite(body: Jaxpr, operand: int, result: int) -> bool:
     if not makers or body.eqns[makers[0]].prim.name in ALIASES:
         return False
     last = max(readers, default=-1)
-    if last < makers[0]:
+    if last < _first_write(body, makers[0]):
         return True
+    if body.eqns[makers[0]].prim.name == "concatenate":
+        return False
     return last == makers[0] and _overwrites(body.eqns[last], names, new)
+
+
+def _first_write(body: Jaxpr, maker: int) -> int:
+    """The first equation that may write to the place of what equation `maker` makes.
+
+    Parts of a concatenation are written by those that make its operands.
+    """
+    if body.eqns[maker].prim.name != "concatenate":
+        return maker
+    behind = set(body.eqns[maker].invars)
+    first = maker
+    for k in range(maker - 1, -1, -1):
+        eqn = body.eqns[k]
+        if any(v in behind for v in eqn.outvars):
+            first = k
+            behind.update(eqn.invars if eqn.prim.name in (*ALIASES, "concatenate") else ())
+    return first
 
 
 def _aliases(body: Jaxpr, var: Var) -> set[Var]:

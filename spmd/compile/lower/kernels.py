@@ -15,7 +15,8 @@ from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, 
 from spmd.compile.lower.index import ZERO, Affine, dim, linear, strides_of
 from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.region import NodeWriter, Space
+from spmd.compile.lower.parts import View
+from spmd.compile.lower.region import Layout, NodeWriter, Space
 from spmd.compile.lower.schedule import TEMP, Launch, Ref
 from spmd.core import dtypes
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
@@ -25,14 +26,31 @@ from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gathe
 @rule("fused")
 def fused(lowering: Lowering, eqn: Eqn) -> None:
     """A fused group is one kernel, or a host step if some operation in it has no native code."""
-    kernel = group_kernel(eqn)
+    views = [lowering.views.get(v) for v in eqn.outvars]
+    layouts, places = _layouts(views)
+    kernel = group_kernel(eqn, layouts)
     if kernel is None:
         host(lowering, eqn)
         return
     reads = [lowering.ref(v) for v in eqn.invars]
-    writes = [lowering.place(v) for v in eqn.outvars]
+    writes = list(places)
+    for var, view in zip(eqn.outvars, views, strict=True):
+        if view is None:
+            writes.append(lowering.place(var))
+        else:
+            lowering.written.add(var)
     name = group_name(eqn.params["jaxpr"])
     launch(lowering, Launch(kernel, (*reads, *writes), name, eqn.source))
+
+
+def _layouts(views: Sequence[View | None]) -> tuple[tuple[Layout | None, ...], list[Ref]]:
+    """The layouts of outputs that are views, and the arrays that they are views of, each once."""
+    arrays = dict.fromkeys(view.ref for view in views if view is not None)
+    number = {ref: k for k, ref in enumerate(arrays)}
+    layouts = tuple(
+        None if v is None else Layout(number[v.ref], v.size, v.offset, v.strides) for v in views
+    )
+    return layouts, list(arrays)
 
 
 def launch(lowering: Lowering, step: Launch) -> None:

@@ -8,6 +8,7 @@ scan's stack, or a temporary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -30,9 +31,14 @@ from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 
 Rule: TypeAlias = Callable[["Lowering", Eqn], None]
+Aim: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
 
 # How a primitive becomes steps, by name; filled by the modules of this package.
 RULES: dict[str, Rule] = {}
+
+# What an equation, by its primitive's name, wants of the places of its operands; called before any
+# equation of the body is written, with the body's makers and how often each variable is read.
+AIMS: dict[str, Aim] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
 ALIASES = frozenset(("reshape", "squeeze", "copy", "stop_gradient", "name", "pvary"))
@@ -44,6 +50,16 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     def declare(function: Rule) -> Rule:
         for name in names:
             RULES[name] = function
+        return function
+
+    return declare
+
+
+def aims(name: str) -> Callable[[Aim], Aim]:
+    """Declare what the equations of a primitive want of the places of their operands."""
+
+    def declare(function: Aim) -> Aim:
+        AIMS[name] = function
         return function
 
     return declare
@@ -81,6 +97,8 @@ class Lowering:
         self.level = 0  # how many loops are around the steps being written
         self.refs: dict[Var, Ref] = {}
         self.targets: dict[Var, Ref] = {}
+        self.views: dict[Var, Any] = {}  # of `parts.View`: places that are not contiguous
+        self.written: set[Var] = set()  # those whose view holds their value
         self._counts: dict[str, int] = {}
         self._loops = 0
         self._consts: dict[Any, tuple[Ref, Any]] = {}
@@ -165,10 +183,20 @@ class Lowering:
         made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
         for var in made:  # the same jaxpr may have been written before, for another equation
             self.targets.pop(var, None)
+            self.views.pop(var, None)
+            self.written.discard(var)
         for atom, target in zip(jaxpr.outvars, wanted, strict=True):
             if isinstance(atom, Var) and atom in made and target is not None:
                 self.targets.setdefault(atom, target)
+        makers: dict[Var, Eqn] = {}
+        readers: Counter[Var] = Counter()
+        if any(eqn.prim.name in AIMS for eqn in jaxpr.eqns):
+            makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+            read = (*jaxpr.outvars, *(v for eqn in jaxpr.eqns for v in eqn.invars))
+            readers.update(v for v in read if isinstance(v, Var))
         for eqn in reversed(jaxpr.eqns):
+            if eqn.prim.name in AIMS:
+                AIMS[eqn.prim.name](self, eqn, makers, readers)
             if eqn.prim.name not in ALIASES:
                 continue
             operand, out = eqn.invars[0], eqn.outvars[0]
@@ -197,7 +225,10 @@ class Lowering:
         """Write the steps of one equation."""
         if eqn.prim.name in ALIASES or eqn.prim.name == "optimization_barrier":
             for operand, out in zip(eqn.invars, eqn.outvars, strict=True):
-                self.refs[out] = self.ref(operand)
+                if operand in self.written:
+                    self.written.add(out)
+                else:
+                    self.refs[out] = self.ref(operand)
         elif all(v.aval.nbytes == 0 for v in eqn.outvars) and not eqn.effects:
             for var in eqn.outvars:
                 self.place(var)

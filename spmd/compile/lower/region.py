@@ -16,6 +16,7 @@ from spmd.compile.kernel.ir import Kernel
 from spmd.compile.lower.elementwise import ENTRIES, NoKernelError
 from spmd.compile.lower.expression import Expressions, Node, need_dtype
 from spmd.compile.lower.index import ZERO, Affine, dim, strides_of
+from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
 
 # A node may be computed again in a later pass if it costs at most this (a load costs 1, an exp 16).
@@ -43,15 +44,29 @@ class Space:
         return f"{outer}({inner})" if self.inner else outer
 
 
-def build_kernel(group: ClosedJaxpr, space: Space) -> Kernel:
-    """The kernel of a group: its arguments are the group's inputs, then its outputs."""
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where an output's elements lie in a larger array: array `array` has `size` elements."""
+
+    array: int
+    size: int
+    offset: int
+    strides: tuple[int, ...]
+
+
+def build_kernel(group: ClosedJaxpr, space: Space, layouts: Sequence[Layout | None] = ()) -> Kernel:
+    """The kernel of a group.
+
+    Its arguments are the group's inputs, the arrays of which outputs are parts (`layouts` has an
+    entry for each output, or none at all), then the other outputs.
+    """
     jaxpr = group.jaxpr
     graph = Expressions(jaxpr.invars, jaxpr.eqns, space.outer, space.inner)
     results = []
     for atom, along in zip(jaxpr.outvars, space.outputs, strict=True):
         index = tuple(ZERO if d == NO_DIM else dim(d, space.sizes[d]) for d in along)
         results.append(graph.pull(atom, index))
-    emitter = _Emitter(group, space)
+    emitter = _Emitter(group, space, layouts or [None] * len(results))
     emitter.emit(results)
     return emitter.builder.build()
 
@@ -90,18 +105,18 @@ class NodeWriter:
         raise AssertionError(node.kind)
 
     def write_index(self, affine: Affine, dtype: str) -> int:
-        """The number that an affine index is."""
-        b = self.builder
+        """The number that an affine index is, computed in 32 bits if `dtype` has no more."""
+        b, wide = self.builder, "i32" if dtype == "i32" else "i64"
         total = None
         for d, coefficient in affine.terms:
-            term = b.iota(d, "i64")
+            term = b.iota(d, wide)
             if coefficient != 1:
-                term = b.op("mul", term, b.const(coefficient, "i64"))
+                term = b.op("mul", term, b.const(coefficient, wide))
             total = term if total is None else b.op("add", total, term)
         if total is None:
-            return b.convert(b.const(affine.offset, "i64"), dtype)
+            return b.convert(b.const(affine.offset, wide), dtype)
         if affine.offset:
-            total = b.op("add", total, b.const(affine.offset, "i64"))
+            total = b.op("add", total, b.const(affine.offset, wide))
         return b.convert(total, dtype)
 
     def write_load(self, node: Node, operands: list[int]) -> int:
@@ -133,17 +148,31 @@ class NodeWriter:
 class _Emitter(NodeWriter):
     """Distributes nodes over passes and writes them with a kernel builder."""
 
-    def __init__(self, group: ClosedJaxpr, space: Space):
+    def __init__(self, group: ClosedJaxpr, space: Space, layouts: Sequence[Layout | None]):
         b = Builder(space.outer, space.inner)
         ins = [b.arg(need_dtype(v.aval.dtype), v.aval.size) for v in group.jaxpr.invars]
         super().__init__(b, ins, space)
         self.out_shapes = [v.aval.shape for v in group.jaxpr.outvars]
-        self.outs = [
-            b.arg(need_dtype(v.aval.dtype), v.aval.size, "out") for v in group.jaxpr.outvars
-        ]
+        self.layouts = layouts
+        self.outs = self.output_args([v.aval for v in group.jaxpr.outvars])
         self.points: dict[Node, int] = {}  # values of POINT passes and reductions
         self.rows: dict[Node, int] = {}  # values of the ROW pass being written
         self.buffers: dict[Node, int] = {}
+
+    def output_args(self, avals: Sequence[ShapedArray]) -> list[int]:
+        """The argument that each output is written to."""
+        whole: dict[int, tuple[str, int]] = {}
+        for aval, layout in zip(avals, self.layouts, strict=True):
+            if layout is not None:
+                whole[layout.array] = (need_dtype(aval.dtype), layout.size)
+        b = self.builder
+        arrays = {k: b.arg(*whole[k], "out") for k in sorted(whole)}
+        return [
+            b.arg(need_dtype(aval.dtype), aval.size, "out")
+            if layout is None
+            else arrays[layout.array]
+            for aval, layout in zip(avals, self.layouts, strict=True)
+        ]
 
     # ---- the plan of passes ----
 
@@ -283,10 +312,14 @@ class _Emitter(NodeWriter):
         in_row = not self.has_rows or self.is_row(k)
         strides = [0] * (len(self.space.sizes) if in_row else len(self.space.outer))
         shape = self.out_shapes[k]
-        for d, size, stride in zip(along, shape, strides_of(shape), strict=True):
+        layout = self.layouts[k]
+        steps, offset = (
+            (strides_of(shape), 0) if layout is None else (layout.strides, layout.offset)
+        )
+        for d, size, stride in zip(along, shape, steps, strict=True):
             if size != 1:
                 strides[d] = stride
-        self.builder.store(self.outs[k], strides, value)
+        self.builder.store(self.outs[k], strides, value, offset)
 
 
 def _walk(roots: Sequence[Node]) -> list[Node]:

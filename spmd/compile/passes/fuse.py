@@ -19,7 +19,7 @@ from typing import Any
 from spmd.compile.kernel.split import CHUNK_ELEMENTS, ENOUGH_POINTS
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, storage_dtype
-from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index
+from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
 from spmd.compile.lower.region import NO_DIM, Space
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
@@ -33,6 +33,12 @@ from spmd.core.util import product
 MAX_ROW = 1 << 16
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
 MAX_EQNS = 256
+
+# Cheap operations that take as long as writing an element and reading it again.
+ROUND_TRIP = 8
+
+# Reads of one value at different places that one kernel makes: a stencil of 3 x 3 and some more.
+MAX_INDICES = 12
 
 # ---- the fused equation ------------------------------------------------------------------------
 
@@ -62,6 +68,8 @@ def fuse(closed: ClosedJaxpr) -> ClosedJaxpr:
 _FREE = frozenset(MOVES) | {"iota"}
 # Of an array in memory, these are the same array with another shape.
 ALIASES = frozenset(("reshape", "squeeze"))
+# The parts of a concatenation are written in place by those that make them; see `lower.parts`.
+_NOT_ROOTS = ALIASES | {"concatenate"}
 _READERS = frozenset(("dynamic_slice", "gather"))
 
 
@@ -118,6 +126,8 @@ class Group:
         self.members = {root}
         self.copies: set[int] = set()
         self.index: dict[Var, Index] = {}
+        # Further indices at which members read a value: it is computed at each of them.
+        self.again: dict[Var, list[Index]] = {}
         self.extra: list[Var] = []
         self.inner: tuple[int, ...] | None = None
         self.sizes = list(eqn.outvars[0].aval.shape)
@@ -170,7 +180,7 @@ class _Fuser:
             eqn = self.eqns[k]
             if k in self.group_of or not (eqn.effects or self._is_needed(eqn)):
                 continue
-            if self.fusible[k] and eqn.prim.name not in ALIASES:
+            if self.fusible[k] and eqn.prim.name not in _NOT_ROOTS:
                 units[k] = self.form(k)
             else:
                 units[k] = None
@@ -215,27 +225,42 @@ class _Fuser:
     ) -> None:
         """Ask for the operands of a new member."""
         eqn = self.eqns[k]
+        (out,) = eqn.outvars
         for position, atom in enumerate(eqn.invars):
             maker = None if isinstance(atom, Literal) else self.makers.get(atom)
             if maker is None or not self.fusible[maker]:
                 continue
-            index = self.index_of_operand(group, eqn, position)
-            if index is None:
-                refused.add(maker)
-                continue
-            wanted.setdefault(maker, []).append(index)
+            for at in (group.index[out], *group.again.get(out, ())):
+                index = self.index_of_operand(group, eqn, position, at)
+                if index is None:
+                    refused.add(maker)
+                elif index not in wanted.setdefault(maker, []):
+                    wanted[maker].append(index)
             heapq.heappush(queue, -maker)
 
-    def index_of_operand(self, group: Group, eqn: Eqn, position: int) -> Index | None:
-        """Where a member reads an operand; None if the operand must come from memory."""
+    def index_of_operand(
+        self, group: Group, eqn: Eqn, position: int, index: Index | None = None
+    ) -> Index | None:
+        """Where a member reads an operand; None if the operand must come from memory.
+
+        `index` is where the member's own value is wanted.
+        """
         name, atom = eqn.prim.name, eqn.invars[position]
-        index = group.index[eqn.outvars[0]]
+        if index is None:
+            index = group.index[eqn.outvars[0]]
         if name in MOVES:
             return operand_index(eqn, index, group.sizes)
         if name in REDUCTIONS:
             return self.reduced_index(group, eqn, index)
-        if name in _READERS or name in ("concatenate", "pad"):
+        if name in _READERS:
             return None
+        if name == "concatenate":
+            return _index_of_part(eqn, position, index)
+        if name == "pad" and position == 0:
+            lows = [low for low, _, _ in eqn.params["padding_config"]]
+            return tuple(a.scale(1, -low) for a, low in zip(index, lows, strict=True))
+        if name == "pad":
+            return ()
         return index if atom.aval.shape else ()
 
     def reduced_index(self, group: Group, eqn: Eqn, index: Index) -> Index:
@@ -247,13 +272,19 @@ class _Fuser:
 
     def admit(self, group: Group, k: int, indices: list[Index]) -> bool:
         """Let an equation join a group if it may; says whether it did."""
-        if k in self.group_of or any(index != indices[0] for index in indices):
+        if k in self.group_of or not indices:
             return False
         eqn, index = self.eqns[k], indices[0]
         out = eqn.outvars[0]
         outside = self.outside_users(group, out)
         shared = bool(outside) or self.is_needed_outside(group, out)
         free = eqn.prim.name in _FREE
+        if eqn.prim.name in MOVES and any(
+            operand_index(eqn, at, group.sizes) is None for at in indices
+        ):
+            return False
+        if len(indices) > MAX_INDICES or not (free or self.is_cheap_at(group, eqn, indices)):
+            return False
         if group.inner is None and dims_of(index) < group.whole:
             opening = self.reduction_behind(group, eqn, index)
             if opening is not None:
@@ -261,22 +292,42 @@ class _Fuser:
         if eqn.prim.name in REDUCTIONS:
             if not self.fits_rows(group, eqn, index):
                 return False
-        elif not free and self.repeats_work(group, eqn, index):
+        elif not free and any(self.repeats_work(group, eqn, at) for at in indices):
             return False
         if shared and not free:
-            if not self.can_store(group, out, index) or self.reach.any_reaches(outside, group):
+            storable = [at for at in indices if self.can_store(group, out, at)]
+            if not storable or self.reach.any_reaches(outside, group):
                 return False
+            index = storable[0]
             group.extra.append(out)
             self.reach.note_exit(group.root, k)
         if eqn.prim.name in REDUCTIONS and group.inner is None:
             self.open_rows(group, eqn, append=dims_of(index) == group.whole)
         group.members.add(k)
         group.index[out] = index
+        if len(indices) > 1:
+            group.again[out] = [at for at in indices if at != index]
         if shared and free:
             group.copies.add(k)
         else:
             self.group_of[k] = group
         return True
+
+    def is_cheap_at(self, group: Group, eqn: Eqn, indices: list[Index]) -> bool:
+        """Whether computing a value at these indices costs less than a round trip to memory.
+
+        At one index inside the value that is no question. A value wanted at several (a stencil), or
+        beside its edges (an operand of a pad or a concatenation, whose consumer computes both sides
+        and selects) is computed more often than it has elements.
+        """
+        shape = eqn.outvars[0].aval.shape
+        inside = all(_is_inside(index, shape, group.sizes) for index in indices)
+        if len(indices) == 1 and inside:
+            return True
+        if eqn.prim.name in EXPENSIVE or not is_elementwise(eqn.prim.name):
+            return False
+        points = product(group.sizes)
+        return points * len(indices) - product(shape) <= ROUND_TRIP * product(shape)
 
     def outside_users(self, group: Group, var: Var) -> list[int]:
         """Equations that read a variable and are not computed in the group only."""
@@ -449,6 +500,22 @@ class _Fuser:
         closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
         params = {"jaxpr": closed, "space": space}
         return Eqn(fused_p, tuple(reads), outs, params, frozenset(), root.source)
+
+
+def _index_of_part(eqn: Eqn, position: int, index: Index) -> Index:
+    """Where a concatenation reads an operand, if its own index is inside that operand."""
+    along = eqn.params["dimension"]
+    start = sum(v.aval.shape[along] for v in eqn.invars[:position])
+    return (*index[:along], index[along].scale(1, -start), *index[along + 1 :])
+
+
+def _is_inside(index: Index, shape: Sequence[int], space: Sequence[int]) -> bool:
+    """Whether an index stays inside a shape at all points of a space."""
+    for affine, size in zip(index, shape, strict=True):
+        low, high = span(affine, space)
+        if low < 0 or high >= size:
+            return False
+    return True
 
 
 def waits_for_effects(

@@ -71,7 +71,7 @@ def _owner(units: dict[int, Any], group: Any) -> int:
 
 def _merge(fuser: Any, a: Any, b: Any) -> bool:
     """Move the members of `b` into `a`, if that is right."""
-    if _key(a) != _key(b) or len(a.members) + len(b.members) > MAX_EQNS:
+    if a.again or b.again or _key(a) != _key(b) or len(a.members) + len(b.members) > MAX_EQNS:
         return False
     index = _translated(a, b)
     if not _agree(fuser, a, b, index) or _apart(fuser, a, b):

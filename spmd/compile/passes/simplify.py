@@ -19,6 +19,8 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import is_refused
 from spmd.core.structural import add_any_p, broadcast_in_dim_p
 from spmd.lax.arithmetic import add_p
+from spmd.lax.concatenate import split_p
+from spmd.lax.slicing import slice_p
 
 
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -45,7 +47,24 @@ class _Simplifier:
                 if found is not None:
                     self.writer.define(eqn.outvars[0], found)
                     continue
-            self.copy(eqn, ins)
+            if eqn.prim is split_p:
+                self.slices(eqn, ins[0])
+            else:
+                self.copy(eqn, ins)
+
+    def slices(self, eqn: Eqn, operand: Atom) -> None:
+        """Write a split as slices, which cost nothing in the kernels that read them."""
+        axis, end = eqn.params["axis"], 0
+        for size, out in zip(eqn.params["sizes"], eqn.outvars, strict=True):
+            starts = [0] * operand.aval.ndim
+            limits = list(operand.aval.shape)
+            starts[axis], end = end, end + size
+            limits[axis] = end
+            params: dict[str, Any] = {"start_indices": tuple(starts), "strides": None}
+            params["limit_indices"] = tuple(limits)
+            piece = Var(out.aval)
+            made = eqn.replace(prim=slice_p, invars=(operand,), outvars=(piece,), params=params)
+            self.writer.define(out, self.emit(made)[0])
 
     def rewrite(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         """What a rule says that the equation is equal to."""
