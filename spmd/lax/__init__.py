@@ -102,6 +102,24 @@ from spmd.lax.control_cond import cond, cond_p, switch
 from spmd.lax.control_maps import associative_scan, map
 from spmd.lax.control_scan import scan, scan_p
 from spmd.lax.control_while import fori_loop, while_loop, while_p
+from spmd.lax.conv import (
+    conv,
+    conv_general_dilated,
+    conv_general_dilated_p,
+    conv_with_general_padding,
+)
+from spmd.lax.conv_derived import (
+    conv_general_dilated_local,
+    conv_general_dilated_patches,
+    conv_general_shape_tuple,
+    conv_transpose,
+)
+from spmd.lax.conv_dims import (
+    ConvDimensionNumbers,
+    conv_dimension_numbers,
+    conv_general_permutations,
+    padtype_to_pads,
+)
 from spmd.lax.convert import (
     bitcast_convert_type,
     bitcast_convert_type_p,
@@ -245,6 +263,17 @@ from spmd.lax.reduce import (
     reduce_sum_p,
     reduce_xor,
     reduce_xor_p,
+)
+from spmd.lax.reduce_window import (
+    reduce_window,
+    reduce_window_max_p,
+    reduce_window_min_p,
+    reduce_window_shape_tuple,
+    reduce_window_sum_p,
+)
+from spmd.lax.reduce_window_select import (
+    select_and_gather_add_p,
+    select_and_scatter_add_p,
 )
 from spmd.lax.scatter import (
     scatter,

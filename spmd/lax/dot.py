@@ -148,14 +148,15 @@ def _check_pairs(kind: str, lhs: ShapedArray, rhs: ShapedArray, pairs: Any) -> N
 _SUM_KINDS = {"b": "biufc", "i": "ifc", "u": "iufc", "f": "fc", "c": "c"}
 
 
-def _check_preferred(dtype: np.dtype, wanted: np.dtype) -> None:
+def check_preferred(name: str, dtype: np.dtype, wanted: np.dtype) -> None:
+    """Raise the user's error if products of `dtype` cannot be summed in `wanted`."""
     kinds = ["f" if dtypes.is_float(d) else d.kind for d in (dtype, wanted)]
     if dtype != wanted and (
         kinds[1] not in _SUM_KINDS[kinds[0]] or wanted.itemsize < dtype.itemsize
     ):
         fail(
             DtypeError,
-            f"dot_general: preferred_element_type={dtypes.long_name(wanted)} cannot hold sums of "
+            f"{name}: preferred_element_type={dtypes.long_name(wanted)} cannot hold sums of "
             f"{dtypes.long_name(dtype)} products; it must be of the same kind (or float for "
             "integers) and not narrower",
         )
@@ -177,7 +178,7 @@ def _dot_abstract(
     _check_side("rhs", rhs, numbers.contract[1], numbers.batch[1])
     _check_pairs("contracted", lhs, rhs, numbers.contract)
     _check_pairs("batch", lhs, rhs, numbers.batch)
-    _check_preferred(lhs.dtype, preferred_element_type)
+    check_preferred("dot_general", lhs.dtype, preferred_element_type)
     shape = (
         *(lhs.shape[d] for d in numbers.batch[0]),
         *(lhs.shape[d] for d in numbers.free(0, lhs.ndim)),

@@ -314,16 +314,11 @@ def _check_reduce(arrays: Any, inits: Any, same_tree: bool, dimensions: Any) -> 
     reduced_shape(typeof(arrays[0]), dimensions, "reduce")
 
 
-def _reduce_any(
-    arrays: Any, inits: Any, tree: Any, computation: Callable[..., Any], dimensions: Any
-) -> list[Any]:
-    columns = tuple(_reduced_dims_first(x, dimensions) for x in arrays)
-    inits = tuple(
-        convert_element_type(init, typeof(x).dtype) for x, init in zip(arrays, inits, strict=True)
-    )
+def combine_arrays(computation: Callable[..., Any], tree: Any) -> Callable[..., Any]:
+    """A function of pytrees of scalars, as one of two tuples of arrays, element by element."""
 
     def on_scalars(*flat: Any) -> list[Any]:
-        count = len(arrays)
+        count = len(flat) // 2
         x, y = (tree_unflatten(tree, part) for part in (flat[:count], flat[count:]))
         return tree_flatten(computation(x, y))[0]
 
@@ -337,6 +332,18 @@ def _reduce_any(
             for out, d in zip(outs, at, strict=True)
         )
 
+    return combine
+
+
+def _reduce_any(
+    arrays: Any, inits: Any, tree: Any, computation: Callable[..., Any], dimensions: Any
+) -> list[Any]:
+    columns = tuple(_reduced_dims_first(x, dimensions) for x in arrays)
+    inits = tuple(
+        convert_element_type(init, typeof(x).dtype) for x, init in zip(arrays, inits, strict=True)
+    )
+
+    combine = combine_arrays(computation, tree)
     kept = typeof(columns[0]).shape[1:]
     start = tuple(broadcast_in_dim(init, kept, ()) for init in inits)
     if typeof(columns[0]).shape[0] == 0:
