@@ -2,8 +2,8 @@
 
 The one idea: instead of flattening the arguments and hashing their avals, generated source
 *matches* them against the structure that was compiled for, leaf by leaf, comparing interned avals
-by identity; then it packs the raw addresses into a frame and calls the program. A mismatch returns
-`MISS` and the call is looked up the general way. Two small arrays cost about a microsecond.
+by identity; then it hands the raw addresses to the program's door. A mismatch returns `MISS` and
+the call is looked up the general way. Two small arrays cost about half a microsecond.
 
 Only what is common is matched: tuples, lists, dicts, named tuples and None, with single-device
 arrays, NumPy arrays of the exact dtype and numbers as leaves. Everything else stays on the general
@@ -12,15 +12,15 @@ path.
 
 from __future__ import annotations
 
-import ctypes
-import struct
+import itertools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu import door
+from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.compile.executable import Executable
 from spmd.compile.lower.schedule import Buffer
 from spmd.compile.signature import Split
@@ -32,7 +32,7 @@ from spmd.sharding.fastmap import MISS
 # Results that are small together share one block; larger ones get a block each.
 SLAB_BYTES = 16 * 1024
 ALIGNMENT = 64
-# An arena up to this size stays with its frame; larger ones go back to the allocator.
+# An arena up to this size stays with its closure; larger ones go back to the allocator.
 KEPT_ARENA_BYTES = 64 * 1024
 
 
@@ -56,10 +56,6 @@ class UnmatchedError(Exception):
     """The call has a container that generated code does not match."""
 
 
-# How `struct` writes a number as an element of a dtype; what does not fit is an error, so a miss.
-_FORMATS = {"float32": "f", "float64": "d", "int32": "i", "int64": "q", "bool": "?"}
-
-
 def _is_matchable(x: Any, aval: ShapedArray) -> bool:
     if type(x) is Array:
         return x.shards is None and x._sharding is None
@@ -68,30 +64,18 @@ def _is_matchable(x: Any, aval: ShapedArray) -> bool:
     return is_number(x, aval)
 
 
+def _has_buffer(x: np.ndarray) -> bool:
+    """Whether NumPy lends the memory of arrays of this dtype."""
+    try:
+        memoryview(x)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def is_number(x: Any, aval: ShapedArray) -> bool:
-    """Whether `x` is a number that generated code can write into memory."""
-    return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in _FORMATS
-
-
-# ---- frames ------------------------------------------------------------------------------------
-
-
-class Frame:
-    """The words of one call in flight: constants stay, addresses are packed in for each call."""
-
-    __slots__ = ("address", "arena", "words")
-
-    def __init__(self, executable: Executable):
-        native = executable.native
-        # Numbers among the arguments are written behind the runtime's words.
-        self.words = bytearray(8 * (native.words_needed + len(executable.in_avals)))
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
-        consts = executable.const_pointers
-        struct.pack_into(f"{len(consts)}q", self.words, 8 * executable.first_const, *consts)
-        self.arena = None
-        if executable.arena <= KEPT_ARENA_BYTES:
-            self.arena = alloc(executable.arena)
-            struct.pack_into("q", self.words, 0, self.arena.address)
+    """Whether `x` is a number that a door can write into memory."""
+    return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in door.NUMBERS
 
 
 # ---- the source --------------------------------------------------------------------------------
@@ -108,34 +92,19 @@ class Writer:
         self.names: dict[str, Any] = {}
         self.leaf = 0
         self.count = 0
-        self.pointers: list[str] = []
-        self.numbers: list[str] = []
+        # What the door is given, the kind of each, the word of the frames for it; and the words
+        # that are so many bytes behind another.
+        self.operands: list[str] = []
+        self.kinds: list[int] = []
+        self.words: list[int] = []
+        self.offsets: list[tuple[int, int, int]] = []
         self.arrays: list[str] = []
 
     def function(self) -> Callable[..., Any]:
         """The compiled function `match(args, kwargs)`."""
         self.match_call()
-        self.put("frame = frames.pop() if frames else new_frame()")
-        self.lines += self.numbers
         matching, self.lines = self.lines, []
         self.results()
-        executable = self.executable
-        words = 1 + len(self.pointers) + len(executable.outputs)
-        self.names |= {
-            "MISS": MISS,
-            "StructError": struct.error,
-            "Array": Array,
-            "Block": Block,
-            "alloc": alloc,
-            "entry": executable.native.entry,
-            "fail": executable.native.fail,
-            "frames": [],
-            "new_frame": lambda: Frame(executable),
-            "pack": struct.Struct(f"{words - 1}q").pack_into,
-            "pack_word": struct.Struct("q").pack_into,
-            "getrefcount": sys.getrefcount,
-            "ndarray": np.ndarray,
-        }
         return self.compiled(matching)
 
     def compiled(self, matching: Sequence[str]) -> Callable[..., Any]:
@@ -145,11 +114,21 @@ class Writer:
                 "def match(args, kwargs):",
                 "    try:",
                 *("        " + line for line in matching),
-                "    except (AttributeError, KeyError, StructError, OverflowError):",
+                "    except (AttributeError, KeyError):",
                 "        return MISS",
                 *("    " + line for line in self.lines),
             )
         )
+        self.names |= {
+            "MISS": MISS,
+            "Array": Array,
+            "Block": Block,
+            "alloc": alloc,
+            "fail": self.executable.native.fail,
+            "getrefcount": sys.getrefcount,
+            "ndarray": np.ndarray,
+            "zero": b"\0",
+        }
         exec(compile(source, "<spmd fast path>", "exec"), self.names)
         return self.names["match"]
 
@@ -234,71 +213,105 @@ class Writer:
         if type(leaf) is not Array:
             self.match_number(name, leaf, aval)
             return
-        # A tracer has an aval too, but no ptr; a deleted or multi-device array has ptr 0.
-        self.put(f"if {name}.aval is not {self.bind(aval)} or {name}._sharding is not None")
-        self.lines[-1] += f" or not {name}.ptr: return MISS"
-        self.pointers.append(f"{name}.ptr")
+        # A tracer has an aval too, but no _sharding; a deleted array has ptr 0, which is unfit.
+        self.put(f"if {name}.aval is not {self.bind(aval)} or {name}._sharding is not None:")
+        self.lines[-1] += " return MISS"
+        self.operand(f"{name}.ptr", door.ADDRESS)
+
+    def operand(self, text: str, kind: int) -> None:
+        """Hand the value of an expression to the door."""
+        self.operands.append(text)
+        self.kinds.append(kind)
 
     def match_ndarray(self, name: str, leaf: np.ndarray) -> None:
         dtype, shape = self.bind(leaf.dtype), self.bind(leaf.shape)
-        self.put(f"if type({name}) is not ndarray or {name}.dtype != {dtype} or")
-        self.lines[-1] += f" {name}.shape != {shape} or"
-        self.lines[-1] += f" not {name}.flags.c_contiguous: return MISS"
-        self.pointers.append(f"{name}.__array_interface__['data'][0]")
+        self.put(f"if type({name}) is not ndarray or {name}.shape != {shape} or")
+        self.lines[-1] += f" {name}.dtype is not {dtype} and {name}.dtype != {dtype}: return MISS"
+        if not _has_buffer(leaf):
+            raise UnmatchedError
+        self.operand(name, door.BUFFER)  # which is unfit if its memory is not in order
 
     def match_number(self, name: str, leaf: Any, aval: ShapedArray) -> None:
-        place = 8 * (self.executable.native.words_needed + len(self.numbers))
-        write = self.bind(struct.Struct(_FORMATS[aval.dtype.name]).pack_into)
         self.put(f"if type({name}) is not {self.bind(type(leaf))}: return MISS")
-        self.numbers.append(f"{write}(frame.words, {place}, {name})")
-        self.pointers.append(f"frame.address + {place}")
+        self.operand(name, door.NUMBERS[aval.dtype.name])
 
     # ---- running ----
 
     def results(self) -> None:
         """Allocate, run, and build the results."""
         executable = self.executable
-        owners = self.allocate()
-        if executable.arena > KEPT_ARENA_BYTES:
-            self.put(f"arena = alloc({executable.arena})")
-            self.put("pack_word(frame.words, 0, arena.address)")
-        words = ", ".join([*self.pointers, *(place for _, place in owners)])
-        if words:
-            self.put(f"pack(frame.words, 8, {words})")
-        header = executable.native.header_address
-        self.put(f"status = entry({header}, frame.address)")
-        self.put("if status: fail(status, frame.address)")
-        self.put("frames.append(frame)")
-        made = iter(zip(owners, executable.outputs, strict=True))
+        first = 1 + len(self.operands)
+        self.words += range(1, first)
+        template = [0] * first
+        template[0] = self.arena(executable.native.is_alone, "arena", 0)
+        owners = self.allocate([max(a.nbytes, 1) for a in executable.outputs], first)
+        template += [*(0 for _ in owners), *executable.const_pointers]
+        self.run(template)
+        outs = self.forward(owners)
+        for x, gone, leaf in zip(self.arrays, executable.donated, self.split.leaves, strict=True):
+            if gone and type(leaf) is Array:
+                self.put(f"{x}.ptr = 0; {x}.owner = {x}._numpy = None")
+        self.put("return " + self.tree(self.out_tree, iter(outs)))
+
+    def arena(self, kept: bool, name: str, word: int) -> int:
+        """The address of an arena that stays with the closure, or 0 if each call gets its own.
+
+        It may stay if it is small and no two runs can meet in it.
+        """
+        executable = self.executable
+        if kept and executable.arena <= KEPT_ARENA_BYTES:
+            arena = alloc(executable.arena)
+            self.bind(arena)
+            return arena.address
+        self.put(f"{name} = alloc({executable.arena})")
+        self.place(f"{name}.address", word)
+        return 0
+
+    def place(self, text: str, word: int) -> None:
+        """Hand an address to the door, for a word of the frames."""
+        self.operand(text, door.ADDRESS)
+        self.words.append(word)
+
+    def run(self, template: list[int]) -> None:
+        """Write the call of the program."""
+        operands = list(zip(self.kinds, self.words, strict=True))
+        opened = door.open_door(self.executable.native, template, operands, self.offsets)
+        self.bind(opened)  # the function refers to it by address only
+        self.names["run"] = opened.call
+        # The slab of small results is the last operand, and `base` its address.
+        self.put(f"base = run({', '.join(self.operands)})")
+        self.put("if base < 0:")
+        self.put(f"    if base == {door.UNFIT}: return MISS")
+        self.put("    fail(-base)")
+
+    def forward(self, owners: list[tuple[str, str]]) -> list[str]:
+        """Write the making of the results; gives their names."""
+        executable = self.executable
+        made = iter(owners)
         outs = []
         for result, aval in zip(executable.schedule.results, executable.out_avals, strict=True):
             if isinstance(result, Buffer):
-                (owner, place), _ = next(made)
+                owner, place = next(made)
                 outs.append(self.array(aval, place, owner, "None"))
             elif type(self.split.leaves[result]) is Array:
                 x = self.arrays[result]
                 outs.append(self.array(aval, f"{x}.ptr", f"{x}.owner", "None"))
             else:
                 raise UnmatchedError
-        for x, gone, leaf in zip(self.arrays, executable.donated, self.split.leaves, strict=True):
-            if gone and type(leaf) is Array:
-                self.put(f"{x}.ptr = 0; {x}.owner = {x}._numpy = None")
-        self.put("return " + self.tree(self.out_tree, iter(outs)))
+        return outs
 
-    def allocate(self) -> list[tuple[str, str]]:
-        """Write the allocation of all outputs; gives (owner, address) of each."""
-        executable = self.executable
-        sizes = [max(aval.nbytes, 1) for aval in executable.outputs]
-        rounded = [-(-n // ALIGNMENT) * ALIGNMENT for n in sizes]
-        if len(sizes) > 1 and sum(rounded) <= SLAB_BYTES and not executable.takes:
-            self.put(f"slab = alloc({sum(rounded)})")
-            self.put("base = slab.address")
-            starts = [sum(rounded[:k]) for k in range(len(sizes))]
-            return [("slab", f"base + {start}") for start in starts]
+    def allocate(self, sizes: Sequence[int], first: int) -> list[tuple[str, str]]:
+        """Write the allocation of all outputs; gives (owner, address) of each.
+
+        The first of them has the word `first`.
+        """
+        takes = self.executable.takes
+        if not takes and (slab := self.slab(sizes, [first + k for k in range(len(sizes))])):
+            return slab
         found = []
         for k, nbytes in enumerate(sizes):
             owner = f"block{k}"
-            taken = executable.takes.get(k)
+            taken = takes.get(k)
             if taken is None or type(self.split.leaves[taken]) is not Array:
                 self.put(f"{owner} = alloc({nbytes})")
             else:
@@ -306,8 +319,30 @@ class Writer:
                 self.put(f"{owner} = {self.arrays[taken]}.owner")
                 self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3:")
                 self.put(f"    {owner} = alloc({nbytes})")
+            self.place(f"{owner}.address", first + k)
             found.append((owner, f"{owner}.address"))
         return found
+
+    def slab(self, sizes: Sequence[int], words: Sequence[int]) -> list[tuple[str, str]]:
+        """Write one allocation for results that are small together; empty if they are not."""
+        for alignment, most in ((SMALL_ALIGNMENT, SMALL_BYTES), (ALIGNMENT, SLAB_BYTES)):
+            rounded = [-(-n // alignment) * alignment for n in sizes]
+            total = sum(rounded)
+            if not total or total > most:
+                continue
+            if alignment == SMALL_ALIGNMENT:
+                # A bytes object that nobody has seen yet: no call, and no finaliser.
+                self.put(f"slab = zero * {total}")
+                self.operand("slab", door.BYTES)
+                self.words.append(words[0])
+            else:
+                self.put(f"slab = alloc({total})")
+                self.place("slab.address", words[0])
+            starts = list(itertools.accumulate(rounded, initial=0))[:-1]
+            pairs = zip(words[1:], starts[1:], strict=True)
+            self.offsets += [(word, words[0], start) for word, start in pairs]
+            return [("slab", f"base + {start}" if start else "base") for start in starts]
+        return []
 
     def array(self, aval: ShapedArray, place: str, owner: str, sharding: str) -> str:
         """Write the making of one result; gives its name."""

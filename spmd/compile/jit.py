@@ -23,7 +23,7 @@ from spmd.compile.stages import Lowered, Traced
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.config import config
-from spmd.core.context import state
+from spmd.core.context import busy, state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import eval_closed, hoist_tracers
@@ -56,6 +56,10 @@ _entries = WeakCache()
 _instances: weakref.WeakSet[JitFunction] = weakref.WeakSet()
 
 
+def _no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return MISS
+
+
 class JitFunction:
     """A function that is traced once per signature and runs compiled; see `spmd.jit`."""
 
@@ -86,16 +90,17 @@ class JitFunction:
         self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
         # Closures for calls that were made before, the most recent first.
         self._matchers: list[Callable[..., Any]] = []
+        self._match: Callable[..., Any] = _no_match
         _instances.add(self)
 
     # ---- calling ----
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if state.trace is EVAL and not state.axes:
-            for match in self._matchers:
-                out = match(args, kwargs)
-                if out is not MISS:
-                    return out
+        if not busy or (state.trace is EVAL and not state.axes):
+            match = self._match  # a method call of what is an attribute would be slower
+            out = match(args, kwargs)
+            if out is not MISS:
+                return out
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +135,22 @@ class JitFunction:
         if calls == 2 and entry.executable is not None:
             made = mapcall.specialise_jitted(split, entry.executable, entry.out_tree)
             if made is not None:
-                self._matchers = [made, *self._matchers[: MOST_MATCHERS - 1]]
+                self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
+
+    def _set_matchers(self, matchers: list[Callable[..., Any]]) -> None:
+        self._matchers = matchers
+        if len(matchers) < 2:
+            self._match = matchers[0] if matchers else _no_match
+            return
+
+        def match_any(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            for match in matchers:
+                out = match(args, kwargs)
+                if out is not MISS:
+                    return out
+            return MISS
+
+        self._match = match_any
 
     def _bind(
         self, closed: ClosedJaxpr, out_tree: TreeDef, hoisted: list[Any], leaves: list[Any]
@@ -283,7 +303,7 @@ class JitFunction:
     def clear_cache(self) -> None:
         """Forget everything that was traced and compiled."""
         self._entries.clear()
-        self._matchers = []
+        self._set_matchers([])
 
     def _cache_size(self) -> int:
         return len(self._entries)
@@ -303,7 +323,7 @@ def clear_caches() -> None:
 
 def _forget_fast_paths(_: Any) -> None:
     for function in list(_instances):
-        function._matchers = []
+        function._set_matchers([])
 
 
 # The fast path's guards do not look at settings: a change of one that matters forgets it.

@@ -7,25 +7,15 @@ whole array whose pieces are contiguous is cut by adding to its address.
 
 from __future__ import annotations
 
-import ctypes
-import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from spmd.compile import fastcall
-from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu import door
 from spmd.compile.executable import Executable
-from spmd.compile.fastcall import (
-    ALIGNMENT,
-    KEPT_ARENA_BYTES,
-    SLAB_BYTES,
-    UnmatchedError,
-    Writer,
-    is_number,
-)
+from spmd.compile.fastcall import UnmatchedError, Writer, is_number
 from spmd.compile.lower.schedule import Buffer
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
@@ -33,7 +23,7 @@ from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MISS, MappedCall
+from spmd.sharding.fastmap import MappedCall
 from spmd.sharding.named import NamedSharding
 
 
@@ -71,28 +61,6 @@ def specialise_jitted(
     )
 
 
-class _Frames:
-    """The words of one call in flight, for all devices: constants and small arenas stay."""
-
-    __slots__ = ("address", "arenas", "words")
-
-    def __init__(self, executable: MeshExecutable, keep_arenas: bool):
-        native = executable.native
-        # Numbers among the arguments are written behind the runtime's words.
-        self.words = bytearray(8 * (native.words_needed + len(executable.piece_avals)))
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.words))
-        self.arenas = []
-        count = len(executable.devices)
-        bases = native.frame_words // count
-        for d in range(count):
-            consts = executable.const_pointers(d)
-            first = 8 * ((d + 1) * bases - len(consts))
-            struct.pack_into(f"{len(consts)}q", self.words, first, *consts)
-            if keep_arenas:
-                self.arenas.append(alloc(executable.arena))
-                struct.pack_into("q", self.words, 8 * d * bases, self.arenas[d].address)
-
-
 class _MapWriter(Writer):
     """Writes the function of one kind of call."""
 
@@ -101,38 +69,8 @@ class _MapWriter(Writer):
         super().__init__(split, executable, call.out_tree)
         self.call = call
         self.count_devices = len(executable.devices)
-        self.addresses: list[list[str]] = [[] for _ in executable.devices]
+        self.bases = executable.native.frame_words // self.count_devices
         self.pieces: list[list[str] | None] = []  # the names of each leaf's shards
-        self.keeps_arenas = executable.arena <= KEPT_ARENA_BYTES
-
-    def function(self) -> Callable[..., Any]:
-        """The compiled function `match(args, kwargs)`."""
-        self.match_call()
-        alive = [f"{s}.ptr" for row in self.pieces if row for s in row]
-        if alive:
-            self.put(f"if not ({' and '.join(alive)}): return MISS")  # a deleted array
-        self.put("frame = frames.pop() if frames else new_frame()")
-        self.lines += self.numbers
-        matching, self.lines = self.lines, []
-        self.results()
-        executable, keep = self.executable, self.keeps_arenas
-        inputs, outputs = len(executable.piece_avals), len(self.outputs())
-        self.names |= {
-            "MISS": MISS,
-            "StructError": struct.error,
-            "Array": Array,
-            "Block": Block,
-            "alloc": alloc,
-            "entry": executable.native.entry,
-            "fail": executable.native.fail,
-            "frames": [],
-            "new_frame": lambda: _Frames(executable, keep),
-            "pack": struct.Struct(f"{inputs + outputs}q").pack_into,
-            "pack_word": struct.Struct("q").pack_into,
-            "getrefcount": sys.getrefcount,
-            "ndarray": np.ndarray,
-        }
-        return self.compiled(matching)
 
     # ---- matching ----
 
@@ -147,21 +85,22 @@ class _MapWriter(Writer):
             return
         self.pieces.append(None)
         starts = _contiguous_starts(aval, sharding)
-        base = self.fresh()
         if type(leaf) is Array:
-            self.put(f"if {name}.aval is not {self.bind(aval)} or {name}.shards is not None")
-            self.lines[-1] += f" or not {name}.ptr: return MISS"
-            self.put(f"{base} = {name}.ptr")
+            self.put(f"if {name}.aval is not {self.bind(aval)} or {name}.shards is not None:")
+            self.lines[-1] += " return MISS"
+            self.operand(f"{name}.ptr", door.ADDRESS)
         elif type(leaf) is np.ndarray and leaf.dtype == aval.dtype and leaf.flags.c_contiguous:
             self.match_ndarray(name, leaf)
-            self.put(f"{base} = {self.pointers.pop()}")
         elif is_number(leaf, aval):
             self.match_number(name, leaf, aval)
-            self.numbers.append(f"{base} = {self.pointers.pop()}")
         else:
             raise UnmatchedError
-        for addresses, start in zip(self.addresses, starts, strict=True):
-            addresses.append(f"{base} + {start}" if start else base)
+        # The first device's word gets the array's address, then all pieces' words are so many bytes
+        # behind it; the first itself is moved last.
+        words = [d * self.bases + 1 + k for d in range(self.count_devices)]
+        self.words.append(words[0])
+        moved = [(word, words[0], start) for word, start in zip(words, starts, strict=True)]
+        self.offsets += [*moved[1:], moved[0]]
 
     def _match_shards(self, name: str, aval: ShapedArray, sharding: NamedSharding) -> None:
         given = self.split.leaves[self.leaf - 1].sharding
@@ -173,8 +112,8 @@ class _MapWriter(Writer):
         shards = [self.fresh() for _ in range(self.count_devices)]
         self.put(f"{', '.join(shards)}, = {name}.shards")
         self.pieces.append(shards)
-        for addresses, shard in zip(self.addresses, shards, strict=True):
-            addresses.append(f"{shard}.ptr")
+        for d, shard in enumerate(shards):
+            self.place(f"{shard}.ptr", d * self.bases + self.leaf)
 
     # ---- running ----
 
@@ -188,20 +127,14 @@ class _MapWriter(Writer):
     def results(self) -> None:
         """Allocate, run, and build the results."""
         executable = self.executable
+        template: list[int] = []
+        inputs, outputs = len(executable.piece_avals), len(self.outputs())
+        for d in range(self.count_devices):
+            arena = self.arena(executable.native.is_alone, f"arena{d}", d * self.bases)
+            consts = executable.const_pointers(d)
+            template += [arena, *[0] * (inputs + outputs), *consts]
         owners = self.allocate_all()
-        bases = executable.native.frame_words // self.count_devices
-        if not self.keeps_arenas:
-            for d in range(self.count_devices):
-                self.put(f"arena{d} = alloc({executable.arena})")
-                self.put(f"pack_word(frame.words, {8 * d * bases}, arena{d}.address)")
-        for d, addresses in enumerate(self.addresses):
-            words = ", ".join([*addresses, *(place for _, place in owners[d])])
-            if words:
-                self.put(f"pack(frame.words, {8 * (d * bases + 1)}, {words})")
-        header = executable.native.header_address
-        self.put(f"status = entry({header}, frame.address)")
-        self.put("if status: fail(status, frame.address)")
-        self.put("frames.append(frame)")
+        self.run(template)
         outs = self._arrays(owners)
         for name, gone, leaf in zip(self.arrays, self.call.donated, self.split.leaves, strict=True):
             if gone and type(leaf) is Array:
@@ -247,23 +180,18 @@ class _MapWriter(Writer):
     def allocate_all(self) -> list[list[tuple[str, str]]]:
         """Write the allocation of all results; gives (owner, address) by device and result."""
         sizes = [max(aval.nbytes, 1) for aval in self.outputs()]
-        rounded = [-(-n // ALIGNMENT) * ALIGNMENT for n in sizes]
-        total = sum(rounded)
-        devices = range(self.count_devices)
-        if sizes and total * self.count_devices <= SLAB_BYTES:
-            self.put(f"slab = alloc({total * self.count_devices})")
-            self.put("base = slab.address")
-            starts = [sum(rounded[:k]) for k in range(len(sizes))]
-            return [[("slab", f"base + {d * total + start}") for start in starts] for d in devices]
-        found: list[list[tuple[str, str]]] = []
-        for d in devices:
-            row = []
-            for k, nbytes in enumerate(sizes):
-                owner = f"block{d}_{k}"
+        first, count = 1 + len(self.executable.piece_avals), len(sizes)
+        words = [
+            d * self.bases + first + k for d in range(self.count_devices) for k in range(count)
+        ]
+        owners = self.slab(sizes * self.count_devices, words)
+        if not owners:
+            for word, nbytes in zip(words, sizes * self.count_devices, strict=True):
+                owner = f"block{word}"
                 self.put(f"{owner} = alloc({nbytes})")
-                row.append((owner, f"{owner}.address"))
-            found.append(row)
-        return found
+                self.place(f"{owner}.address", word)
+                owners.append((owner, f"{owner}.address"))
+        return [owners[d * count : (d + 1) * count] for d in range(self.count_devices)]
 
 
 def _contiguous_starts(aval: ShapedArray, sharding: NamedSharding) -> list[int]:

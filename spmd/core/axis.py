@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from spmd.core.context import state
+from spmd.core.context import busy, state
 from spmd.core.errors import AxisError
 from spmd.core.util import product
 
@@ -31,10 +31,12 @@ def extend_axes(frames: Sequence[AxisFrame]) -> Iterator[None]:
     """Bring axis names into scope for the length of a `with` block."""
     before = state.axes
     state.axes = (*before, *frames)
+    busy.append(None)
     try:
         yield
     finally:
         state.axes = before
+        busy.pop()
 
 
 @contextmanager
@@ -42,10 +44,12 @@ def replace_axes(frames: Sequence[AxisFrame]) -> Iterator[None]:
     """Make `frames` the only axis names in scope: used when a stored jaxpr is traced again."""
     before = state.axes
     state.axes = tuple(frames)
+    busy.append(None)
     try:
         yield
     finally:
         state.axes = before
+        busy.pop()
 
 
 def axis_frame(name: Any) -> AxisFrame:

@@ -25,16 +25,32 @@ class _State(threading.local):
 evaluation: list[Any] = [None]
 state = _State()
 
+# One entry for each scope, on any thread, that began a transformation or brought axis names. While
+# it is empty every thread evaluates, and a call need not ask for its own thread's `state`, which
+# would take a tenth of it. `list.append` and `list.pop` are atomic.
+busy: list[None] = []
 
-@contextmanager
-def current_trace(trace: Any) -> Iterator[Any]:
+
+class current_trace:
     """Make `trace` the one that processes primitives, for the length of a `with` block."""
-    before = state.trace
-    state.trace = trace
-    try:
-        yield trace
-    finally:
-        state.trace = before
+
+    __slots__ = ("_before", "_begins", "_trace")
+
+    def __init__(self, trace: Any):
+        self._trace = trace
+
+    def __enter__(self) -> Any:
+        self._before = before = state.trace
+        self._begins = before is evaluation[0] and self._trace is not before
+        if self._begins:
+            busy.append(None)
+        state.trace = self._trace
+        return self._trace
+
+    def __exit__(self, *error: object) -> None:
+        state.trace = self._before
+        if self._begins:
+            busy.pop()
 
 
 @contextmanager

@@ -22,6 +22,9 @@ from spmd.core.errors import DeletedError, MutationError, ShardingError
 from spmd.core.trace import in_place_message
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
 
+# Small results are kept in `bytes` objects, where CPython has the content behind the header.
+BYTES_OFFSET = bytes.__basicsize__ - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -292,6 +295,9 @@ def _view(ptr: int, aval: ShapedArray, owner: Any) -> np.ndarray:
         return owner
     if aval.nbytes == 0:
         out = np.empty(aval.shape, aval.dtype)
+    elif type(owner) is bytes:
+        start = ptr - id(owner) - BYTES_OFFSET
+        return np.ndarray(aval.shape, aval.dtype, owner, start)
     else:
         buffer: Any = (ctypes.c_char * aval.nbytes).from_address(ptr)
         buffer._owner = owner  # the view keeps the memory through its base

@@ -14,7 +14,7 @@ from typing import Any
 
 from spmd.core.aval import ShapedArray
 from spmd.core.config import config
-from spmd.core.context import state
+from spmd.core.context import busy, state
 from spmd.core.trace import EVAL
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
@@ -59,7 +59,7 @@ class FastCalls:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that a closure matches, else `MISS`."""
-        if state.trace is EVAL and not state.axes:
+        if is_evaluated():
             for match in self.matchers:
                 out = match(args, kwargs)
                 if out is not MISS:
@@ -84,7 +84,7 @@ class FastCalls:
 
 def is_evaluated() -> bool:
     """Whether a call made here runs now, outside of all transformations and maps."""
-    return state.trace is EVAL and not state.axes
+    return not busy or (state.trace is EVAL and not state.axes)
 
 
 def _forget(_: Any) -> None:

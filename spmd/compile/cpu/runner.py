@@ -9,7 +9,7 @@ concurrent call, so that a program may run in several threads at once.
     frames[:] = ...
     native.run(frames)
 
-Dispatchers that count nanoseconds skip the buffer: `native.call(*addresses)`.
+Dispatchers that count nanoseconds skip the buffer: see `spmd.compile.cpu.door`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -39,7 +38,7 @@ from spmd.compile.cpu.program import (
     WhileStep,
 )
 from spmd.compile.cpu.reduce import reduce_kernels
-from spmd.compile.cpu.runtime import call_function, runtime
+from spmd.compile.cpu.runtime import runtime
 from spmd.core.errors import CollectiveError, SpmdError
 
 __all__ = [
@@ -62,8 +61,6 @@ __all__ = [
 # Programs estimated below this keep the GIL: releasing and taking it back costs more than what
 # another thread could do meanwhile. A loop whose trips are not known may take any time.
 SHORT_PS = 20_000_000
-# With more addresses than this a buffer is the quicker way to hand them over.
-MOST_CALL_WORDS = 64
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -138,21 +135,8 @@ class NativeProgram:
         if status:
             self.fail(status, frames)
 
-    @cached_property
-    def call(self) -> Callable[..., int]:
-        """`call(*addresses)` runs the program; hand a status that is not 0 to `fail`.
-
-        The addresses are those of `new_frames`, as positional arguments: `frame_words` of them.
-        """
-        if self.frame_words > MOST_CALL_WORDS:
-            raise ValueError(
-                f"call takes at most {MOST_CALL_WORDS} addresses, and the program needs "
-                f"{self.frame_words}; fill a buffer and use run"
-            )
-        return partial(call_function(self.frame_words, self.keeps_gil), self.header_address)
-
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
-        """Raise the exception that belongs to the status of a run (of `call`, without frames)."""
+        """Raise the exception that belongs to the status of a run (of a door, without frames)."""
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words
         report = (ctypes.c_int64 * (1 + self.program.devices)).from_address(place)
         step = self._steps[report[native.REPORT_STEP]]
@@ -172,6 +156,11 @@ class NativeProgram:
     def keeps_gil(self) -> bool:
         """Whether a run holds the GIL from begin to end."""
         return self.entry is runtime().run_short
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other Python code can run, on any thread, from begin to end of a run."""
+        return self.keeps_gil and self._callbacks is None
 
 
 class _Callbacks:

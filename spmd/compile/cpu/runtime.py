@@ -12,12 +12,11 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from spmd.compile.cpu.loader import available_cores, compile_texts
 from spmd.compile.cpu.runtime_ir_control import control_texts
 from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
-from spmd.compile.cpu.runtime_ir_execute import call_symbol, call_text, execute_texts
+from spmd.compile.cpu.runtime_ir_execute import execute_texts
 from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
 from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
 from spmd.core.config import config
@@ -77,15 +76,6 @@ def _load() -> Runtime:
         os.register_at_fork(after_in_child=lambda: loaded.reset(_wanted_workers()))
     config.on_update("num_threads", lambda _: set_workers(loaded, _wanted_workers()))
     return loaded
-
-
-@cache
-def call_function(words: int, keeps_gil: bool) -> Callable[..., int]:
-    """The native function (header, addresses...) -> status that takes `words` addresses."""
-    symbols = compile_texts([call_text(words)], optimize=True)
-    make = ctypes.PYFUNCTYPE if keeps_gil else ctypes.CFUNCTYPE
-    prototype = make(ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_void_p] * words)
-    return prototype(symbols[call_symbol(words)])
 
 
 def _wanted_workers() -> int:

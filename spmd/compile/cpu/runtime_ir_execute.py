@@ -382,29 +382,3 @@ def _run() -> Function:
     everyone = f.load("ptr", header, 8 * EVERYONE)
     f.ret(f.call("block", "i64", context, begin, end, everyone, devices, args))
     return f
-
-
-def call_text(words: int) -> str:
-    """The module of spmd_call_<words>(header, addresses...): a run whose frames are arguments.
-
-    For dispatchers: it saves them the buffer. The report of a failed run is copied to the buffer
-    at the header's FAILURE.
-    """
-    f = Function(call_symbol(words), "i64", ["ptr", *["i64"] * words])
-    header, addresses = f.params[0], f.params[1:]
-    devices = f.load("i64", header, 8 * DEVICES)
-    frames = f.stack_bytes((devices + (words + 1)) * 8)
-    for i, address in enumerate(addresses):
-        f.store(address, frames, 8 * i)
-    status = f.call(f.load("ptr", header, 8 * RUN), "i64", header, frames)
-    with f.if_(status.differs(OK)):
-        report = f.load("ptr", header, 8 * FAILURE)
-        with f.range(0, devices + 1) as i:
-            f.store(f.load("i64", frames, i * 8 + 8 * words), report, i * 8)
-    f.ret(status)
-    return f.text()
-
-
-def call_symbol(words: int) -> str:
-    """The name of the function that takes `words` addresses."""
-    return f"spmd_call_{words}"

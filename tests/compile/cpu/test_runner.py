@@ -144,31 +144,6 @@ def test_programs_run_in_many_threads_at_once():
     assert not wrong
 
 
-@pytest.mark.parametrize("devices", DEVICES)
-def test_a_call_takes_the_addresses_themselves(devices):
-    arrays = [[np.full(5, d, F32), np.ones(5, F32), np.zeros(5, F32)] for d in range(devices)]
-    native = compile_for([binary("fadd", "float", Slot(0), Slot(1), Slot(2), 5)], arrays)
-    assert native.call(*[address(a) for device in arrays for a in device]) == 0
-    assert [a[2][4] for a in arrays] == [d + 1 for d in range(devices)]
-    with pytest.raises(TypeError):
-        native.call(address(arrays[0][0]))
-
-
-def test_a_failed_call_is_reported():
-    def fail(device, inputs, outputs):
-        raise ZeroDivisionError
-
-    native = compile_for([CopyStep(Slot(0), Slot(0), 4), CallbackStep(fail, (), ())], [[I32_ONE]])
-    with pytest.raises(ZeroDivisionError):
-        native.fail(native.call(address(I32_ONE)))
-
-
-def test_a_call_of_too_many_addresses_is_refused():
-    native = build_program(Program((4,) * 65, ()))
-    with pytest.raises(ValueError, match="at most 64 addresses"):
-        native.call()
-
-
 # ---- callbacks -----------------------------------------------------------------------------------
 
 

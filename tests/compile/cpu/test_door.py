@@ -1,0 +1,146 @@
+"""Doors: programs as built-in functions of addresses, buffers and numbers."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from spmd.compile.cpu import door
+from spmd.compile.cpu.door import ADDRESS, BUFFER, BYTES, NUMBERS, UNFIT, open_door
+from spmd.compile.cpu.program import CallbackStep, CopyStep, Program, Slot
+from spmd.compile.cpu.runner import build_program
+from tests.compile.cpu.programs import F32, address, binary, compile_for
+
+ONE = np.ones(1, F32)
+
+
+def adder(count=1, cost_ns=0.3):
+    """z = x + y, from bases 0 and 1 to base 2."""
+    arrays = [[np.ones(count, F32)] * 3]
+    return compile_for([binary("fadd", "float", Slot(0), Slot(1), Slot(2), count, cost_ns)], arrays)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_addresses(devices):
+    arrays = [[np.full(5, d, F32), np.ones(5, F32), np.zeros(5, F32)] for d in range(devices)]
+    native = compile_for([binary("fadd", "float", Slot(0), Slot(1), Slot(2), 5)], arrays)
+    words = range(3 * devices)
+    opened = open_door(native, [0] * len(words), [(ADDRESS, w) for w in words])
+    given = [address(a) for device in arrays for a in device]
+    assert opened.call(*given) == given[-1]
+    assert [a[2][4] for a in arrays] == [d + 1 for d in range(devices)]
+    assert opened.call(*given[:-1]) == UNFIT == opened.call()
+
+
+def test_constant_words_and_offsets():
+    x, out = np.arange(4, dtype=F32), np.zeros(2, F32)
+    opened = open_door(
+        adder(), [0, address(ONE), 0], [(ADDRESS, 0), (ADDRESS, 2)], [(0, 0, 8), (2, 2, 4)]
+    )
+    assert opened.call(address(x), address(out)) == address(out)
+    np.testing.assert_array_equal(out, [0, x[2] + 1])
+
+
+@pytest.mark.parametrize("cost_ns", [0.3, 1e6], ids=["keeps the GIL", "releases the GIL"])
+def test_bytes_and_buffers(cost_ns):
+    native = adder(4, cost_ns)
+    assert native.keeps_gil == (cost_ns < 1)
+    opened = open_door(native, [0] * 3, [(BUFFER, 0), (BUFFER, 1), (BYTES, 2)])
+    x, y, out = np.arange(4, dtype=F32), np.full(4, 2, F32), b"\0" * len("a result of it's")
+    before = sys.getrefcount(x), sys.getrefcount(out)
+    for _ in range(100):
+        assert opened.call(x, y, out) > 0
+    np.testing.assert_array_equal(np.frombuffer(out, F32), x + y)
+    assert (sys.getrefcount(x), sys.getrefcount(out)) == before
+    assert opened.call(np.arange(8, dtype=F32)[::2], y, out) == UNFIT
+    assert opened.call(x, None, out) == UNFIT
+    assert opened.call(x, y, 5) == UNFIT
+    assert sys.getrefcount(x) == before[0]
+    x.resize(5, refcheck=False)  # refused while somebody holds the buffer
+
+
+@pytest.mark.parametrize("number", [1.5, 7, -3, np.float32(0.1), True, float("inf")])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers(name, number):
+    dtype = np.dtype(name)
+    if dtype.kind in "ib" and isinstance(number, (float, np.floating)):
+        pytest.skip("guarded by type")
+    native = build_program(
+        Program((dtype.itemsize,) * 2, (CopyStep(Slot(1), Slot(0), dtype.itemsize),))
+    )
+    opened = open_door(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
+    out = np.zeros(1, dtype)
+    assert opened.call(number, address(out)) == address(out)
+    np.testing.assert_array_equal(out[0], np.asarray(number).astype(dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("int32", 2**31),
+        ("int32", -(2**40)),
+        ("int64", 2**63),
+        ("int32", "1"),
+        ("float32", "1.5"),
+        ("float64", None),
+        ("float64", 10**400),
+    ],
+)
+def test_numbers_that_do_not_fit(name, wrong):
+    native = build_program(Program((8, 8), (CopyStep(Slot(1), Slot(0), 8),)))
+    opened = open_door(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
+    out = np.zeros(1)
+    assert opened.call(wrong, address(out)) == UNFIT
+    assert out[0] == 0
+
+
+def test_an_address_of_nothing_is_unfit():
+    opened = open_door(adder(), [0] * 3, [(ADDRESS, 0), (ADDRESS, 1), (ADDRESS, 2)])
+    here = address(ONE)
+    for given in ((0, here, here), (here, here, -1), (here, "x", here)):
+        assert opened.call(*given) == UNFIT
+
+
+def test_a_failure_is_reported():
+    def fail(device, inputs, outputs):
+        raise ZeroDivisionError
+
+    native = compile_for([CopyStep(Slot(0), Slot(0), 4), CallbackStep(fail, (), ())], [[ONE]])
+    assert not native.is_alone
+    opened = open_door(native, [0], [(ADDRESS, 0)])
+    status = opened.call(address(ONE))
+    assert status < 0 and status != UNFIT
+    with pytest.raises(ZeroDivisionError):
+        native.fail(-status)
+
+
+def test_threads_meet_in_one_door():
+    count = 1000
+    opened = open_door(adder(count, 1e4), [0] * 3, [(BUFFER, 0), (BUFFER, 1), (ADDRESS, 2)])
+    wrong = []
+
+    def work(k):
+        x, out = np.full(count, k, F32), np.zeros(count, F32)
+        for _ in range(200):
+            opened.call(x, x, address(out))
+            if out[0] != 2 * k or out[-1] != 2 * k:
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_doors_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="2 words for frames of 3"):
+        open_door(adder(), [0, 0], [])
+    with pytest.raises(ValueError, match="do not have all of"):
+        open_door(adder(), [0] * 3, [(door.ADDRESS, 3)])
+    with pytest.raises(ValueError, match="do not have all of"):
+        open_door(adder(), [0] * 3, [], [(0, -1, 8)])
