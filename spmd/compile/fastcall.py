@@ -64,7 +64,7 @@ def _is_matchable(x: Any, aval: ShapedArray) -> bool:
     return is_number(x, aval)
 
 
-def _has_buffer(x: np.ndarray) -> bool:
+def _has_buffer(x: Any) -> bool:
     """Whether NumPy lends the memory of arrays of this dtype."""
     try:
         memoryview(x)
