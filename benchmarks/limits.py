@@ -10,6 +10,7 @@ previous call left it.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import threading
 import time
@@ -108,54 +109,56 @@ class Limit:
         i64, pointer = ctypes.c_int64, ctypes.c_void_p
         self._copy = ctypes.CFUNCTYPE(None, pointer, pointer, i64, i64)(addresses["limit_copy"])
         self._fma = ctypes.CFUNCTYPE(None, pointer, i64)(addresses["limit_fma"])
-        self._once: Callable[[int], float] = lambda rounds: 0.0
+        # What each thread does in a number of rounds, and the part of a round that is the case.
+        self._work: Callable[[int, int], None] = lambda thread, rounds: None
+        self._scale = 1.0
 
     def prepare(self, case: Case) -> float:
         """Choose the loop of a case; give its time."""
-        self._once = self._copies(case.nbytes) if case.nbytes else self._products(case.flops)
-        self.samples(2, 1)
+        if case.nbytes:
+            self._copies(case.nbytes)
+        else:
+            self._products(case.flops)
         return min(self.samples(3, 1))
 
     def samples(self, count: int, inner: int) -> list[float]:
         """Seconds of the case's work, `count` times; each over as many rounds as it takes."""
         del inner
-        rounds = max(1, int(ROUND_SECONDS / max(self._once(2), 1e-9)))
-        return [self._once(rounds) for _ in range(count)]
+        rounds, seconds = 1, self._together(1)
+        while seconds < ROUND_SECONDS:
+            rounds *= max(2, math.ceil(ROUND_SECONDS / max(seconds, 1e-6)))
+            seconds = self._together(rounds)
+        return [self._together(rounds) / rounds * self._scale for _ in range(count)]
 
-    def _copies(self, nbytes: int) -> Callable[[int], float]:
+    def _copies(self, nbytes: int) -> None:
         # Each thread copies its part of half the bytes; whole cache lines, four vectors a turn.
         step = 16 * self.lanes
         part = max(step, nbytes // 2 // self.threads // step * step)
         memory = [_aligned(2 * part) for _ in range(self.threads)]
-        scale = nbytes / 2 / (part * self.threads)
 
         def work(thread: int, rounds: int) -> None:
             place = memory[thread].__array_interface__["data"][0]
             self._copy(place + part, place, part, rounds)
 
-        return lambda rounds: self._together(work, rounds) / rounds * scale
+        self._work, self._scale = work, nbytes / 2 / (part * self.threads)
 
-    def _products(self, flops: int) -> Callable[[int], float]:
-        per_turn = 2 * self.lanes * CHAINS
+    def _products(self, flops: int) -> None:
+        per_round = 2 * self.lanes * CHAINS * _TURNS
         out = [numpy.full(2 * self.lanes, 0.5, numpy.float32) for _ in range(self.threads)]
-        turns_needed = flops / per_turn / self.threads
 
         def work(thread: int, rounds: int) -> None:
             self._fma(out[thread].__array_interface__["data"][0], rounds * _TURNS)
 
-        def once(rounds: int) -> float:
-            return self._together(work, rounds) / (rounds * _TURNS) * turns_needed
+        self._work, self._scale = work, flops / per_round / self.threads
 
-        return once
-
-    def _together(self, work: Callable[[int, int], None], rounds: int) -> float:
+    def _together(self, rounds: int) -> float:
         """The time of the slowest thread; all begin at once."""
         gate, seconds = threading.Barrier(self.threads), [0.0] * self.threads
 
         def run(thread: int) -> None:
             gate.wait()
             start = time.perf_counter()
-            work(thread, rounds)
+            self._work(thread, rounds)
             seconds[thread] = time.perf_counter() - start
 
         others = [threading.Thread(target=run, args=(t,)) for t in range(1, self.threads)]

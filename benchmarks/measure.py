@@ -175,6 +175,8 @@ def measure(
         for side in calls:
             seconds[side] += team[side].ask(samples=min(count, 3) if side == "limit" else count,
                                             inner=inner)  # fmt: skip
+    if "limit" in seconds:  # what the machine can do is what it did at best
+        seconds["limit"] = [min(seconds["limit"])]
     return [Result.of(case.name, side, seconds[side], inner) for side in calls] + failures
 
 
