@@ -7,21 +7,25 @@ python -m benchmarks kernels --sides spmd jax  some sides
 python -m benchmarks --quick                   fewer samples: for work in progress
 python -m benchmarks all --json out.json       keep the record
 python -m benchmarks show out.json             print a record again
+python -m benchmarks profile softmax           where the time of spmd goes, step by step
 python -m benchmarks compare old.json new.json
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cases import SUBJECTS
 from benchmarks.compile_time import measure_compile
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, Failure, Result, Team, measure
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
+from benchmarks.sides import load_side
 
 COMPILE = ("compile", "cached", "depth")
 EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "psum", "ranks")
@@ -48,6 +52,26 @@ def run(
     return sorted(results, key=lambda result: order[result.case])
 
 
+def profile_cases(only: str) -> None:
+    """Print the time of each step of the programs of some cases."""
+    side = load_side("spmd")
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        jitted = side.jit(function)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            print(side.top.debug.profile(jitted)(*args, **kwargs), end="\n\n")
+            return jitted(*args, **kwargs)
+
+        return call
+
+    for make in SUBJECTS.values():
+        for case in make():
+            if only in case.name and case.settings == (1, False):
+                print(f"## {case.name}\n")
+                case.make(dataclasses.replace(side, jit=watched))()
+
+
 def _progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -64,6 +88,11 @@ def main() -> None:
         if len(arguments) != 2:
             raise SystemExit("usage: python -m benchmarks show record.json")
         print(show(load(Path(arguments[1]))))
+        return
+    if arguments[:1] == ["profile"]:
+        if len(arguments) != 2:
+            raise SystemExit("usage: python -m benchmarks profile TEXT-IN-THE-NAME")
+        profile_cases(arguments[1])
         return
     args = _parse(arguments)
     subjects = args.subjects or ["all"]

@@ -10,6 +10,7 @@ from spmd import (
     ad_checkpoint,
     api,
     collectives,
+    debug,
     distributed,
     dtypes,
     errors,

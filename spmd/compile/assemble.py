@@ -36,7 +36,6 @@ from spmd.compile.kernel.print import format_kernel
 from spmd.compile.lanes import rounded
 from spmd.compile.lower.schedule import (
     Branch,
-    Buffer,
     Copy,
     Exchange,
     Host,
@@ -79,17 +78,8 @@ def assemble(schedule: Schedule, plan: Plan, devices: int = 1) -> Assembled:
 
     Frames hold the arena, then inputs, outputs and constants.
     """
-    consts = [buffer for buffer, _ in schedule.consts]
-    named = (*schedule.inputs, *schedule.outputs, *consts)
-    bases = {buffer: k for k, buffer in enumerate(named, 1)}
-    addresses = _compile(schedule.steps)
-    builder = _Builder(bases, plan, addresses)
-    program = Program(
-        (plan.arena, *(b.nbytes for b in named)),
-        tuple(builder.steps(schedule.steps)),
-        devices,
-    )
-    counts = (len(schedule.inputs), len(schedule.outputs), len(consts))
+    program = Builder(schedule, plan).program(devices)
+    counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
     return Assembled(build_program(program), *counts)
 
 
@@ -115,13 +105,21 @@ def _compile(steps: Sequence[Step]) -> dict[Kernel, tuple[Rendered, int]]:
     return {k: (_rendered[k], addresses[_rendered[k].symbol]) for k in kernels}
 
 
-class _Builder:
+class Builder:
     """Turns steps over buffers into steps over slots."""
 
-    def __init__(self, bases: dict[Buffer, int], plan: Plan, kernels: dict[Kernel, Any]):
-        self.bases = bases
+    def __init__(self, schedule: Schedule, plan: Plan):
+        self.schedule = schedule
         self.plan = plan
-        self.kernels = kernels
+        consts = [buffer for buffer, _ in schedule.consts]
+        self.named = (*schedule.inputs, *schedule.outputs, *consts)
+        self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
+        self.kernels = _compile(schedule.steps)
+
+    def program(self, devices: int) -> Program:
+        """The whole, for a number of virtual devices."""
+        steps = tuple(self.steps(self.schedule.steps))
+        return Program((self.plan.arena, *(b.nbytes for b in self.named)), steps, devices)
 
     def slot(self, ref: Ref) -> Slot:
         base = self.bases.get(ref.buffer)

@@ -48,7 +48,7 @@ class Executable:
         self.out_avals = tuple(out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.schedule: Schedule = lower(closed)
-        plan = plan_memory(self.schedule.steps, available_cores())
+        self.plan = plan = plan_memory(self.schedule.steps, available_cores())
         self.arena = plan.arena
         self.assembled: Assembled = assemble(self.schedule, plan)
         self.native = self.assembled.native

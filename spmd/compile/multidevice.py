@@ -79,7 +79,7 @@ class MeshExecutable:
         self.schedule = lower(closed, self.topology)
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
-        plan = plan_memory(self.schedule.steps, threads)
+        self.plan = plan = plan_memory(self.schedule.steps, threads)
         self.arena = plan.arena
         self.native = assemble(self.schedule, plan, len(self.devices)).native
         self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]

@@ -1,0 +1,142 @@
+"""What a step has to move and to compute at least: bytes read and written, and operations.
+
+Counted from the program, not measured. A kernel reads each element of an operand once, however
+often it uses it, and what stays in registers or row buffers counts nothing. An operation on numbers
+is one flop, whatever it is: an exponential too. Loops count their rounds; a loop that only run
+time can count is taken for one round, and of the branches of a conditional the dearest counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.kernel.ir import ROW, Kernel, Load, Map, Op, Scan, Store
+from spmd.compile.lower.schedule import (
+    Branch,
+    Copy,
+    Exchange,
+    Host,
+    Launch,
+    Loop,
+    Parallel,
+    Product,
+    Step,
+    While,
+    accesses,
+)
+
+# Operations that compute nothing: they choose, convert or rename.
+_MOVES = frozenset(("convert", "bitcast", "select", "copy", "real", "imag", "complex"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Bytes read and written, and operations."""
+
+    read: int = 0
+    written: int = 0
+    flops: int = 0
+
+    @property
+    def moved(self) -> int:
+        """All bytes."""
+        return self.read + self.written
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.read + other.read, self.written + other.written, self.flops + other.flops)
+
+    def times(self, rounds: int) -> Cost:
+        """The cost of several rounds."""
+        return Cost(self.read * rounds, self.written * rounds, self.flops * rounds)
+
+
+def cost_of(steps: Sequence[Step]) -> Cost:
+    """The cost of a list of steps, those nested in them included."""
+    total = Cost()
+    for step in steps:
+        total += step_cost(step)
+    return total
+
+
+def step_cost(step: Step) -> Cost:
+    """The cost of one step; of a loop, that of all its rounds."""
+    match step:
+        case Launch(kernel=kernel):
+            return kernel_cost(kernel)
+        case Product():
+            return _product_cost(step)
+        case Copy(nbytes=nbytes):
+            return Cost(nbytes, nbytes)
+        case Host(inputs=inputs, outputs=outputs):
+            return Cost(sum(a.nbytes for _, a in inputs), sum(a.nbytes for _, a in outputs))
+        case Exchange():
+            nbytes = step.rows * step.count * step.dtype.itemsize
+            return Cost(nbytes, nbytes)
+        case Loop(trips=trips, body=body):
+            return cost_of(body).times(trips)
+        case Parallel(trips=trips, body=body):
+            return cost_of(body).times(math.prod(trips))
+        case While(test=test, body=body):
+            return cost_of(test) + cost_of(body)
+        case Branch(branches=branches):
+            return max(map(cost_of, branches), key=lambda cost: (cost.moved, cost.flops))
+    # A step of another kind: its buffers, and what it says of itself.
+    refs = list(dict.fromkeys((ref.buffer, writes) for ref, writes in accesses(step)))
+    read = sum(buffer.nbytes for buffer, writes in refs if not writes)
+    written = sum(buffer.nbytes for buffer, writes in refs if writes)
+    return Cost(read, written, getattr(step, "flops", 0))
+
+
+def kernel_cost(kernel: Kernel) -> Cost:
+    """The cost of one launch."""
+    points = {True: math.prod(kernel.sizes), False: math.prod(kernel.outer)}
+    read = [0] * len(kernel.args)
+    written = [0] * len(kernel.args)
+    flops = 0
+    for part in kernel.passes:
+        row = part.level == ROW
+        sizes = kernel.sizes if row else kernel.outer
+        for instr in part.instrs:
+            if isinstance(instr, Load):
+                read[instr.arg] += _touched(instr.map, sizes)
+            elif isinstance(instr, Scan) or (isinstance(instr, Op) and instr.op not in _MOVES):
+                flops += points[row]
+        flops += len(part.reductions) * points[row]
+        for store in part.stores:
+            if isinstance(store, Store):
+                written[store.arg] += _touched(store.map, sizes)
+                if store.combine is not None:
+                    read[store.arg] += _touched(store.map, sizes)
+                    flops += points[row]
+    nbytes = [itemsize(arg.dtype) for arg in kernel.args]
+    limits = [arg.size for arg in kernel.args]
+
+    def total(elements: list[int]) -> int:
+        pairs = zip(elements, limits, nbytes, strict=True)
+        return sum(min(count, most) * width for count, most, width in pairs)
+
+    return Cost(total(read), total(written), flops)
+
+
+def _touched(place: Map, sizes: Sequence[int]) -> int:
+    """How many elements of an argument a map names; with gathered indices, at most."""
+    if place.gathered:
+        return math.prod(sizes)
+    return math.prod(n for n, stride in zip(sizes, place.strides, strict=True) if stride)
+
+
+def _product_cost(step: Product) -> Cost:
+    batch = math.prod(step.batch)
+    source, result = step.source_dtype.itemsize, step.result_dtype.itemsize
+
+    def elements(strides: Sequence[int], rows: int, columns: int) -> int:
+        repeated = zip(step.batch, strides[2:], strict=True)
+        return rows * columns * math.prod(n for n, stride in repeated if stride)
+
+    read = elements(step.a_strides, step.m, step.k) + elements(step.b_strides, step.k, step.n)
+    return Cost(
+        read * source, batch * step.m * step.n * result, 2 * batch * step.m * step.n * step.k
+    )

@@ -1,0 +1,178 @@
+"""What `show` and `profile` look at: the program of a call, and its steps with their costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.api.compiled import jit
+from spmd.compile.cost import Cost, step_cost
+from spmd.compile.executable import Executable
+from spmd.compile.jit import JitFunction
+from spmd.compile.lower.schedule import (
+    Branch,
+    Copy,
+    Exchange,
+    Host,
+    Launch,
+    Loop,
+    Parallel,
+    Product,
+    Schedule,
+    Step,
+    While,
+    blocks,
+)
+from spmd.compile.memory import Plan
+from spmd.compile.meshprogram import MeshProgram, compile_program
+from spmd.compile.multidevice import MeshExecutable
+from spmd.compile.stages import Traced
+from spmd.core.source import UNKNOWN, Source
+
+
+@dataclass(frozen=True)
+class Program:
+    """A traced and compiled call, and the seconds that both took."""
+
+    traced: Traced
+    executable: Executable | MeshProgram
+    trace_seconds: float
+    compile_seconds: float
+
+    @property
+    def core(self) -> Executable | MeshExecutable:
+        """What holds the schedule: of a mapped function, the program that each device runs."""
+        executable = self.executable
+        return executable.executable if isinstance(executable, MeshProgram) else executable
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps."""
+        return self.core.schedule
+
+    @property
+    def plan(self) -> Plan:
+        """Where temporaries lie."""
+        return self.core.plan
+
+    @property
+    def devices(self) -> int:
+        """How many devices of this process run the steps."""
+        return len(self.core.devices) if isinstance(self.core, MeshExecutable) else 1
+
+
+def compile_call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Program:
+    """Trace and compile a call of `fun`, jitted or not, mapped or not; nothing is donated."""
+    jitted = fun if isinstance(fun, JitFunction) else jit(fun)
+    started = time.perf_counter()
+    traced = jitted.trace(*args, **kwargs)
+    middle = time.perf_counter()
+    executable = compile_program(traced.jaxpr)
+    return Program(traced, executable, middle - started, time.perf_counter() - middle)
+
+
+# ---- steps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """One step of a program: what it is, whose line it comes from, what it costs each time."""
+
+    kind: str
+    name: str
+    source: Source
+    depth: int
+    rounds: int
+    cost: Cost
+    step: Step
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the step returns to Python."""
+        return self.kind == "host"
+
+
+def steps_of(schedule: Schedule) -> list[StepInfo]:
+    """All steps in order, those in loops and branches behind theirs and one deeper."""
+    return list(_infos(schedule.steps, 0, 1))
+
+
+def _infos(steps: Sequence[Step], depth: int, rounds: int) -> Iterator[StepInfo]:
+    for step in steps:
+        kind, name = describe(step)
+        source = getattr(step, "source", UNKNOWN)
+        source = source if isinstance(source, Source) else UNKNOWN
+        yield StepInfo(kind, name, source, depth, rounds, step_cost(step), step)
+        for block in blocks(step):
+            yield from _infos(block, depth + 1, rounds * _trips(step))
+
+
+def _trips(step: Step) -> int:
+    if isinstance(step, Loop):
+        return step.trips
+    if isinstance(step, Parallel):
+        trips = 1
+        for n in step.trips:
+            trips *= n
+        return trips
+    return 1
+
+
+def describe(step: Step) -> tuple[str, str]:
+    """The kind of a step, in a word, and what tells it from others of that kind."""
+    match step:
+        case Launch(name=name):
+            return "kernel", name
+        case Product():
+            sizes = "x".join(map(str, (step.m, step.n, step.k)))
+            batch = "x".join(map(str, step.batch))
+            return "product", f"{batch} of {sizes}" if batch else sizes
+        case Copy(nbytes=nbytes):
+            return "copy", f"{nbytes} bytes"
+        case Host(name=name):
+            return "host", name
+        case Exchange():
+            return "collective", f"{step.kind} {step.name}"
+        case Loop(trips=trips):
+            return "loop", f"{trips} rounds"
+        case Parallel(trips=trips):
+            return "parallel", f"{'x'.join(map(str, trips))} rounds"
+        case While():
+            return "while", ""
+        case Branch(branches=branches):
+            return "branch", f"one of {len(branches)}"
+    return type(step).__name__.lower(), str(getattr(step, "name", ""))
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+def amount(number: float, unit: str = "B") -> str:
+    """A number with three digits: 1.23 MB."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= 0.9995 * factor:
+            return f"{number / factor:.3g} {prefix}{unit}"
+    return f"{number:.3g} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A time with three digits: 1.23 ms."""
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9995 * factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Rows as aligned text; the columns in `right` are flush right."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if k in right else cell.ljust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
