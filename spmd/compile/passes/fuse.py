@@ -31,6 +31,11 @@ from spmd.core.util import product
 
 # Rows longer than this are not swept twice by one kernel: they leave the cache in between.
 MAX_ROW = 1 << 16
+# The same where lanes run across the rows (a softmax over columns): a row buffer is as wide as the
+# lanes then, and has to stay in the second-level cache.
+MAX_COLUMN = 2048
+# With fewer columns, blocks of lanes would be too few to share out, unless all work is small.
+LEAST_COLUMNS, SMALL_SPACE = 256, 1 << 15
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
 MAX_EQNS = 256
 
@@ -199,7 +204,7 @@ class _Fuser:
         group = Group(root, eqn)
         self.group_of[root] = group
         if eqn.prim.name in REDUCTIONS:
-            self.open_rows(group, eqn, append=True)
+            self.open_rows(group, eqn)
         queue: list[int] = []
         wanted: dict[int, list[Index]] = {}
         refused: set[int] = set()
@@ -288,7 +293,7 @@ class _Fuser:
         if group.inner is None and dims_of(index) < group.whole:
             opening = self.reduction_behind(group, eqn, index)
             if opening is not None:
-                self.open_rows(group, opening, append=False)
+                self.open_rows(group, *opening)
         if eqn.prim.name in REDUCTIONS:
             if not self.fits_rows(group, eqn, index):
                 return False
@@ -302,7 +307,8 @@ class _Fuser:
             group.extra.append(out)
             self.reach.note_exit(group.root, k)
         if eqn.prim.name in REDUCTIONS and group.inner is None:
-            self.open_rows(group, eqn, append=dims_of(index) == group.whole)
+            kept = dims_of(index)
+            self.open_rows(group, eqn, None if kept == group.whole else kept)
         group.members.add(k)
         group.index[out] = index
         if len(indices) > 1:
@@ -346,8 +352,13 @@ class _Fuser:
             self.is_needed_outside(group, self.eqns[u].outvars[0]) for u in copies
         )
 
-    def reduction_behind(self, group: Group, eqn: Eqn, index: Index) -> Eqn | None:
-        """A reduction that an equation's value is made of and that could open the group's rows."""
+    def reduction_behind(
+        self, group: Group, eqn: Eqn, index: Index
+    ) -> tuple[Eqn, frozenset[int]] | None:
+        """A reduction that an equation's value is made of and that could open the group's rows.
+
+        With it come the dims that it keeps.
+        """
         stack, seen = [(eqn, index)], 0
         while stack and seen < 32:
             eqn, index = stack.pop()
@@ -355,7 +366,7 @@ class _Fuser:
             name = eqn.prim.name
             if name in REDUCTIONS:
                 if self.fits_rows(group, eqn, index):
-                    return eqn
+                    return eqn, dims_of(index)
                 continue
             if name not in MOVES and not is_elementwise(name):
                 continue
@@ -404,7 +415,7 @@ class _Fuser:
         """Whether a reduction's missing dims are, or can become, the group's inner dims."""
         if any(a != ZERO and a.plain_dim() is None for a in index):
             return False
-        plain = [a.plain_dim() for a in index if a != ZERO]
+        plain = [d for d in (a.plain_dim() for a in index) if d is not None]
         dims = frozenset(plain)
         if len(plain) != len(dims):
             return False
@@ -413,26 +424,40 @@ class _Fuser:
             return dims == group.points and reduced == self._row_shape(group)
         if dims == group.whole:
             return True
-        if product(reduced) > MAX_ROW or not dims:
-            return False
-        rest = [d for d in range(len(group.sizes)) if d not in dims]
-        tail = list(range(len(group.sizes) - len(reduced), len(group.sizes)))
-        long = [d for d in rest if group.sizes[d] != 1]
-        fits = tuple(group.sizes[d] for d in tail) == reduced
-        return fits and all(d in tail for d in long) and not any(d in dims for d in tail)
+        return bool(dims) and self.row_dims(group, dims, reduced) is not None
+
+    def row_dims(
+        self, group: Group, kept: frozenset[int], reduced: tuple[int, ...]
+    ) -> tuple[int, ...] | None:
+        """The space dims that become the group's rows: those of the reduced sizes, in order."""
+        rest = [d for d in range(len(group.sizes)) if d not in kept]
+        sizes, chosen = list(reduced), []
+        for d in rest:
+            if sizes and group.sizes[d] == sizes[0]:
+                chosen.append(d)
+                sizes.pop(0)
+            elif group.sizes[d] != 1:
+                return None
+        points = product(group.sizes[d] for d in kept)
+        is_tail = not chosen or chosen == list(range(chosen[0], len(group.sizes)))
+        most = MAX_ROW if is_tail else MAX_COLUMN
+        if sizes or product(reduced) > most or not (is_tail or _fills_lanes(points, reduced)):
+            return None
+        return tuple(chosen)
 
     def _row_shape(self, group: Group) -> tuple[int, ...]:
         return tuple(group.sizes[d] for d in group.inner or ())
 
-    def open_rows(self, group: Group, eqn: Eqn, append: bool) -> None:
-        """Give the group inner dims: new ones, or its last ones."""
-        reduced = [eqn.invars[0].aval.shape[d] for d in sorted(eqn.params["axes"])]
+    def open_rows(self, group: Group, eqn: Eqn, kept: frozenset[int] | None = None) -> None:
+        """Give the group inner dims: new ones, or those of its dims that are not `kept`."""
+        reduced = tuple(eqn.invars[0].aval.shape[d] for d in sorted(eqn.params["axes"]))
         count = len(group.sizes)
-        if append:
+        if kept is None:
             group.sizes.extend(reduced)
             group.inner = tuple(range(count, count + len(reduced)))
         else:
-            group.inner = tuple(range(count - len(reduced), count))
+            group.inner = self.row_dims(group, kept, reduced)
+            assert group.inner is not None, "rows are opened after `fits_rows`"
 
     def close(self, group: Group) -> None:
         """Note what the finished group reads from memory."""
@@ -500,6 +525,11 @@ class _Fuser:
         closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
         params = {"jaxpr": closed, "space": space}
         return Eqn(fused_p, tuple(reads), outs, params, frozenset(), root.source)
+
+
+def _fills_lanes(points: int, row: Sequence[int]) -> bool:
+    """Whether a kernel with lanes across its rows has work for more than one thread."""
+    return points >= LEAST_COLUMNS or points * product(row) <= SMALL_SPACE
 
 
 def _index_of_part(eqn: Eqn, position: int, index: Index) -> Index:
