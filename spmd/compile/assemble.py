@@ -33,6 +33,7 @@ from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.print import format_kernel
+from spmd.compile.kernel.product import Product
 from spmd.compile.lanes import rounded
 from spmd.compile.lower.schedule import (
     Branch,
@@ -41,8 +42,8 @@ from spmd.compile.lower.schedule import (
     Host,
     Launch,
     Loop,
+    Multiply,
     Parallel,
-    Product,
     Ref,
     Schedule,
     Step,
@@ -65,6 +66,7 @@ class Assembled:
 
 # Rendered kernels of this process, so that equal kernels of different programs are rendered once.
 _rendered: dict[Kernel, Rendered] = {}
+_planned: dict[Product, gemm.Plan] = {}
 
 
 def cpu_target() -> Target:
@@ -90,9 +92,20 @@ def _walk(steps: Sequence[Step]) -> Iterator[Step]:
             yield from _walk(block)
 
 
-def _compile(steps: Sequence[Step]) -> dict[Kernel, tuple[Rendered, int]]:
-    """Render and compile all kernels of a program."""
-    kernels = dict.fromkeys(s.kernel for s in _walk(steps) if isinstance(s, Launch))
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """What the steps of a program call: rendered kernels, planned products, loaded symbols."""
+
+    kernels: dict[Kernel, Rendered]
+    products: dict[Product, gemm.Plan]
+    addresses: dict[str, int]
+
+
+def _compile(steps: Sequence[Step]) -> _Code:
+    """Render and compile all kernels and products of a program."""
+    walked = list(_walk(steps))
+    kernels = dict.fromkeys(s.kernel for s in walked if isinstance(s, Launch))
+    products = dict.fromkeys(s.product for s in walked if isinstance(s, Multiply))
     target = cpu_target() if kernels else None
     for kernel in kernels:
         if kernel not in _rendered:
@@ -100,9 +113,17 @@ def _compile(steps: Sequence[Step]) -> dict[Kernel, tuple[Rendered, int]]:
             _rendered[kernel] = render(kernel, target)
             if "4" in config.debug:
                 print(f"spmd: {_rendered[kernel].symbol}\n{format_kernel(kernel)}", file=sys.stderr)
-    texts = {_rendered[k].symbol: _rendered[k].text for k in kernels}
-    addresses = compile_texts(list(texts.values())) if texts else {}
-    return {k: (_rendered[k], addresses[_rendered[k].symbol]) for k in kernels}
+    for product in products:
+        if product not in _planned:
+            _planned[product] = gemm.plan_product(product)
+    plans = {product: _planned[product] for product in products}
+    rendered = [_rendered[k] for k in kernels] + [e for p in plans.values() for e in p.epilogues]
+    texts = dict.fromkeys(r.text for r in rendered)
+    addresses = compile_texts(list(texts)) if texts else {}
+    written = dict.fromkeys(text for plan in plans.values() for text in plan.texts)
+    if written:
+        addresses = addresses | compile_texts(list(written), optimize=True)
+    return _Code({k: _rendered[k] for k in kernels}, plans, addresses)
 
 
 class Builder:
@@ -114,7 +135,7 @@ class Builder:
         consts = [buffer for buffer, _ in schedule.consts]
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
-        self.kernels = _compile(schedule.steps)
+        self.code = _compile(schedule.steps)
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""
@@ -154,11 +175,12 @@ class Builder:
             case Branch(index=index, dtype=dtype, branches=branches):
                 made = tuple(tuple(self.steps(b)) for b in branches)
                 return (CondStep(self.slot(index), made, dtype),)
-            case Product():
+            case Multiply():
                 return (self.product(step),)
 
     def launch(self, step: Launch) -> KernelStep:
-        rendered, address = self.kernels[step.kernel]
+        rendered = self.code.kernels[step.kernel]
+        address = self.code.addresses[rendered.symbol]
         slots = tuple(self.slot(ref) for ref in step.refs)
         return KernelStep(
             address, slots, rendered.units, rendered.cost_ns, name=f"{step.name} {step.source}"
@@ -194,22 +216,7 @@ class Builder:
             name=step.name,
         )
 
-    def product(self, step: Product) -> NativeStep:
-        def operand(strides: Sequence[int]) -> gemm.Operand:
-            return gemm.Operand(strides[0], strides[1], tuple(strides[2:]))
-
-        description = gemm.Product(
-            m=step.m,
-            n=step.n,
-            k=step.k,
-            a=operand(step.a_strides),
-            b=operand(step.b_strides),
-            c=operand(step.out_strides),
-            source=step.source_dtype,
-            result=step.result_dtype,
-            batch=step.batch,
-        )
-        slots = [self.slot(ref) for ref in (step.a, step.b, step.out)]
-        made = gemm.gemm_step(description, *slots, name=f"dot {step.source}")
-        assert made is not None, "the lowering asks whether the dtypes are supported"
-        return made
+    def product(self, step: Multiply) -> NativeStep:
+        slots = [self.slot(ref) for ref in step.refs]
+        name = f"{step.name} {step.source}"
+        return gemm.product_step(self.code.products[step.product], self.code.addresses, slots, name)

@@ -21,7 +21,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     collective,
     control,
     kernels,
-    library,
+    product,
 )
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule

@@ -1,253 +1,437 @@
-"""Matrix products as kernel steps: orientation, packing and blocking; compiled once per dtype.
+"""Matrix products as kernel steps: orientation, packing, blocking, and which code is needed.
 
-The one idea: the caller describes C[b, i, j] = sum over k of A[b, i, k] B[b, k, j] by sizes and
-strides, so transposes, broadcast batches and slices cost nothing, and gets one `KernelStep`. What
-the kernel does with it is in `gemm_ir_loops`; here are only the decisions, all of them taken from
-sizes and strides alone.
+The one idea: a `Product` of the kernel IR says by sizes and strides what is multiplied, so
+transposes, broadcast batches and slices cost nothing; here it becomes one `KernelStep`. What the
+kernel does is in `gemm_ir_loops`; here are only the decisions, all of them taken from sizes and
+strides, and only the block sizes from the number of threads, so that no bit depends on it.
 
-    product = Product(m=64, n=32, k=16, a=Operand(offset=..., row=16, column=1), ...)
-    step = gemm_step(product, a_slot, b_slot, c_slot)       # None: not supported, use the fallback
+    plan = plan_product(product)                    # decisions, and the texts to compile
+    addresses = compile_texts(plan.texts, optimize=True) | compile_texts(plan.epilogues)
+    step = product_step(plan, addresses, slots)     # slots: A, B, the epilogue's arguments
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-from functools import cache
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from spmd.compile.cpu.gemm_ir import Shape
-from spmd.compile.cpu.gemm_ir_loops import SIZES, gemm_text, gemv_symbol, product_symbol
+from spmd.compile.cpu.emit import Target
+from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
+from spmd.compile.cpu.gemm_ir_loops import (
+    SIZES,
+    combine_symbol,
+    combine_text,
+    dots_symbol,
+    dots_text,
+    product_symbol,
+    product_text,
+)
+from spmd.compile.cpu.gemm_ir_pack import pack_symbol, pack_text
 from spmd.compile.cpu.loader import Host, available_cores, compile_texts, host
 from spmd.compile.cpu.program import KernelStep, Slot
+from spmd.compile.cpu.render import Rendered, render
+from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.kernel.ir import Map, Store
+from spmd.compile.kernel.product import Product, argument_maps, block_epilogue, plain_store
 
-# Dtypes of A and B, and what C may be for each.
-_RESULTS = {
-    "float32": ("float32",),
-    "float64": ("float64",),
-    "bfloat16": ("bfloat16", "float32"),
-    "float16": ("float16", "float32"),
-}
+MOST_BATCH_DIMS = 3
 
-# A panel of B of this depth (f32) stays in the L1 or L2 cache beside the tile it is used for.
-_DEPTH_BYTES = 2048
-# Rows of A per block, in register tiles: with the depth above a block fills half of a 1 MiB L2.
+# A panel of B of this depth, two vectors wide, stays in the L1 cache beside a panel of A.
+_DEPTH_BYTES = 1024
+# Rows of A per block, in register tiles: with the depth above a block fills a tenth of the L2.
 _BLOCK_TILES = 16
-_BLOCK_COLUMNS = 1024
-# A narrow result is rounded once, so its products are not cut along k; this bounds the scratch.
-_SCRATCH_BYTES = 4 * 2**20
+# Columns of a unit: its block of B and, where it needs one, of C stay in the L2 cache.
+_UNIT_COLUMNS = 512
+_UNIT_ROWS = 384
 # Below this many multiply-adds a product is one unit: sharing it would cost more than it brings.
 _SHARED_FROM = 2**17
+# From this many on units are made smaller than the threads need, so that none waits for long.
+_FINE_FROM = 2**24
+# A is packed if more columns than this are multiplied with it, B if more rows are.
+_PACK_FROM = 96
 # Estimates for the decision to use threads, per core.
 _FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
 _BYTES_PER_NS = 12.0
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """The layout of A, B or C: strides in elements, any sign, 0 for a broadcast dim."""
-
-    row: int
-    column: int
-    batch: tuple[int, ...] = ()
-
-    @property
-    def transposed(self) -> Operand:
-        """The layout with rows and columns exchanged."""
-        return Operand(self.column, self.row, self.batch)
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """C = A B with A of m x k, B of k x n, for each index of at most three batch dims."""
-
-    m: int
-    n: int
-    k: int
-    a: Operand
-    b: Operand
-    c: Operand
-    source: np.dtype  # of A and B
-    result: np.dtype  # of C
-    batch: tuple[int, ...] = ()
-
-    @property
-    def transposed(self) -> Product:
-        """The same product read as C^T = B^T A^T."""
-        return dataclasses.replace(
-            self,
-            m=self.n,
-            n=self.m,
-            a=self.b.transposed,
-            b=self.a.transposed,
-            c=self.c.transposed,
-        )
-
-    @property
-    def multiply_adds(self) -> int:
-        """The work of one product of the batch."""
-        return self.m * self.n * self.k
-
-
-def supports(source: np.dtype, result: np.dtype) -> bool:
-    """Whether there is a native product of these dtypes."""
-    return result.name in _RESULTS.get(source.name, ())
-
-
-def gemm_step(product: Product, a: Slot, b: Slot, c: Slot, name: str = "dot") -> KernelStep | None:
-    """The step that computes a product, or None if its dtypes are not supported.
-
-    The slots are the addresses of the elements [0, 0] (with negative strides not the lowest). C
-    must not overlap A or B, and no two elements of C each other.
-    """
-    if not supports(product.source, product.result):
-        return None
-    if len(product.batch) > 3 or any(
-        len(o.batch) != len(product.batch) for o in (product.a, product.b, product.c)
-    ):
-        raise ValueError(f"a product takes up to three batch dims, equally many each: {product}")
-    shape = shape_for(product.source.name, product.result.name, host())
-    oriented = orient(product)
-    if oriented is not product:
-        a, b = b, a
-    plan = plan_product(oriented, shape)
-    address = _addresses(shape)[plan.symbol]
-    return KernelStep(
-        address,
-        (a, b, c),
-        plan.units,
-        plan.cost_ns,
-        sizes=tuple(plan.sizes[key] for key in SIZES),
-        scratch=plan.scratch,
-        name=name,
-    )
-
-
-def shape_for(source: str, result: str, machine: Host) -> Shape:
-    """The register tile for a processor."""
-    # AVX-512 and NEON have 32 registers, the others 16: tile, one row of B, one element of A.
-    rows = 12 if machine.vector_bytes == 64 else 6
-    return Shape(source, result, machine.vector_bytes, rows)
-
-
-@cache
-def _addresses(shape: Shape) -> dict[str, int]:
-    return compile_texts([gemm_text(shape)], optimize=True)
-
-
-# ---- decisions -------------------------------------------------------------------------------
+# What a vector's store may write behind the end of a panel.
+_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A product ready to run: the kernel, its run-time numbers and units."""
+    """A product ready to be compiled: the kernel, its run-time numbers and what they refer to."""
 
     symbol: str
     sizes: dict[str, int]
+    # Names of SIZES whose value is the address of a symbol.
+    functions: dict[str, str]
+    strides: tuple[int, ...]  # of the epilogue's arguments, see SIZES
+    texts: tuple[str, ...]
+    epilogues: tuple[Rendered, ...]
+    swapped: bool  # whether A and B changed places
+    offsets: tuple[int, ...]  # bytes to add to the slots of the epilogue's arguments
     units: int
     cost_ns: float
     scratch: int
 
 
-def orient(product: Product) -> Product:
-    """The product or its transpose: vectors want to run along the columns of C and of B."""
-    p = product
-    if p.n == 1 and p.m > 1:
-        # A with contiguous rows is read row by row; otherwise as B^T, where it is contiguous.
-        return p if p.a.column == 1 or p.a.row != 1 else p.transposed
-    if p.m == 1 and p.n > 1:
-        return p if p.b.column == 1 or p.b.row != 1 else p.transposed
-    return p.transposed if p.c.row == 1 and p.c.column != 1 else p
+def gemm_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> KernelStep:
+    """The step of one product, compiled; for many `plan_product` lets them compile together.
+
+    The slots are the addresses of the elements [0, 0] of A and B (with negative strides not the
+    lowest) and of the epilogue's arguments. What it writes must not overlap A or B.
+    """
+    plan = plan_product(product)
+    addresses = compile_texts(plan.texts, optimize=True)
+    addresses = addresses | compile_texts([r.text for r in plan.epilogues])
+    return product_step(plan, addresses, slots, name)
 
 
-def plan_product(p: Product, shape: Shape) -> Plan:
-    """Choose packing and blocks for an oriented product."""
-    batches = int(np.prod(p.batch, dtype=np.int64))
-    if p.n == 1 and p.a.column == 1:
-        return _plan_gemv(p, shape, batches)
-    nr = {1: 8, 2: 4}.get(p.m, 2) * shape.lanes
-    kc = _depth(p, shape)
-    mc, nc = _blocks(p, shape, batches, nr)
-    m_blocks, n_blocks = -(-p.m // mc), -(-p.n // nc)
-    pack_b = shape.converts or p.b.column != 1 or (p.m > 4 * shape.rows and p.k * p.n > 2**16)
-    pack_a = shape.converts or (min(nc, p.n) > 2 * nr and p.m >= shape.rows)
-    direct = p.c.column == 1 and p.result.itemsize == shape.nbytes
-    sizes = _sizes(p, shape)
-    sizes |= {
-        "mc": mc,
-        "nc": nc,
-        "kc": kc,
-        "nr": nr,
-        "pack_a": int(pack_a),
-        "pack_b": int(pack_b),
-        "direct_c": int(direct),
-        "m_blocks": m_blocks,
-        "n_blocks": n_blocks,
-    }
-    tall = -(-mc // shape.rows) * shape.rows if pack_a else 0
-    scratch = kc * (nr + tall) * shape.nbytes
-    unit_flops = 2.0 * min(mc, p.m) * min(nc, p.n) * p.k
-    cost = max(unit_flops / _FLOPS_PER_NS[shape.vector_bytes], 5.0)
-    return Plan(product_symbol(shape), sizes, m_blocks * n_blocks * batches, cost, scratch)
+def product_step(
+    plan: Plan, addresses: Mapping[str, int], slots: Sequence[Slot], name: str = "dot"
+) -> KernelStep:
+    """The step of a planned product whose texts are compiled."""
+    a, b, *rest = slots
+    if plan.swapped:
+        a, b = b, a
+    moved = [
+        replace(slot, offset=slot.offset + offset)
+        for slot, offset in zip(rest, plan.offsets, strict=True)
+    ]
+    sizes = plan.sizes | {key: addresses[symbol] for key, symbol in plan.functions.items()}
+    return KernelStep(
+        addresses[plan.symbol],
+        (a, b, *moved),
+        plan.units,
+        plan.cost_ns,
+        sizes=(*(sizes[key] for key in SIZES), *plan.strides),
+        scratch=plan.scratch,
+        name=name,
+    )
 
 
-def _depth(p: Product, shape: Shape) -> int:
-    """How much of k is done at a time."""
-    if p.result.itemsize != shape.nbytes:
-        return max(p.k, 1)
-    most = _DEPTH_BYTES // shape.nbytes
-    parts = -(-p.k // most) or 1
-    return max(-(-p.k // parts), 1)
+def plan_product(product: Product, machine: Host | None = None) -> Plan:
+    """Decide how a product is computed."""
+    if len(product.batch) > MOST_BATCH_DIMS:
+        raise ValueError(f"a product takes up to {MOST_BATCH_DIMS} batch dims: {product.batch}")
+    oriented = orient(product)
+    planner = _Planner(oriented, machine or host())
+    return planner.plan(oriented is not product)
 
 
-def _blocks(p: Product, shape: Shape, batches: int, nr: int) -> tuple[int, int]:
-    """Rows and columns of a block: as large as the caches like, as small as the threads need."""
-    tall = _BLOCK_TILES * shape.rows
-    if p.result.itemsize != shape.nbytes:
-        fits = _SCRATCH_BYTES // (max(p.k, 1) * shape.nbytes) // shape.rows * shape.rows
-        tall = max(min(tall, fits), shape.rows)
-    m_blocks, n_blocks = -(-p.m // tall) or 1, -(-p.n // _BLOCK_COLUMNS) or 1
-    wanted = 4 * available_cores() if batches * p.multiply_adds >= _SHARED_FROM else 1
+# ---- orientation -----------------------------------------------------------------------------
 
-    def extent(size: int, blocks: int, step: int) -> int:
-        return max(-(-size // (blocks * step)), 1) * step
+# So few rows are multiplied with contiguous columns of B without packing these.
+_FEW_ROWS = 4
 
-    while m_blocks * n_blocks * batches < wanted:
-        mc, nc = extent(p.m, m_blocks, shape.rows), extent(p.n, n_blocks, nr)
-        # Wide blocks share the packing of A, tall ones that of B, which costs more.
-        if nc > 4 * nr or (nc > nr and mc <= 4 * shape.rows):
-            n_blocks *= 2
-        elif mc > 4 * shape.rows:
-            m_blocks *= 2
+
+def orient(p: Product) -> Product:
+    """The product or its transpose: vectors want to run along the columns of C."""
+    if p.n == 1 or p.m == 1:
+        return p.transposed if p.m > 1 else p
+    along_k = p.a.column == 1 and p.k >= 64
+    if p.n <= _FEW_ROWS < p.m and along_k:
+        return p.transposed
+    row, column = _stored(p).strides[-2:]
+    return p.transposed if row == 1 and column != 1 else p
+
+
+def _stored(p: Product) -> Map:
+    """Where the first result of a product goes."""
+    first = p.epilogue.passes[0].stores[0]
+    assert isinstance(first, Store)
+    return first.map
+
+
+def tile_rows(machine: Host) -> int:
+    """The most rows of a register tile of two vectors."""
+    # AVX-512 and NEON have 32 registers, the others 16: tile, one row of B, one element of A.
+    return 12 if machine.vector_bytes == 64 else 6
+
+
+def tile_width(rows: int, most: int) -> int:
+    """The width in vectors of a tile of fewer rows: as many registers, up to 8 vectors."""
+    return min(1 << (2 * most // rows).bit_length() - 1, 8)
+
+
+# ---- the plan ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Planner:
+    """Collects the decisions on one oriented product."""
+
+    p: Product
+    machine: Host
+    sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
+    functions: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    epilogues: list[Rendered] = field(default_factory=list)
+    scratch: int = 0
+
+    def plan(self, swapped: bool) -> Plan:
+        p, sizes = self.p, self.sizes
+        batches = math.prod(p.batch)
+        self.put_layout()
+        if p.m == 1 and p.b.column == 1 and p.n > 1:
+            symbol, cost = self.put_combine(batches)
+        elif p.m <= _FEW_ROWS and p.b.row == 1 and p.k >= 16:
+            symbol, cost = self.put_dots(batches)
         else:
-            break
-    return extent(p.m, m_blocks, shape.rows), extent(p.n, n_blocks, nr)
+            symbol, cost = self.put_tiles(batches)
+        cost += self.put_epilogue()
+        maps, nbytes = self.arguments()
+        strides = [
+            (where.strides[-2], where.strides[-1], *_three(where.strides[:-2])) for where in maps
+        ]
+        return Plan(
+            symbol=symbol,
+            sizes=sizes,
+            functions=self.functions,
+            strides=tuple(s * n for each, n in zip(strides, nbytes, strict=True) for s in each),
+            texts=tuple(self.texts.values()),
+            epilogues=tuple(self.epilogues),
+            swapped=swapped,
+            offsets=tuple(m.offset * n for m, n in zip(maps, nbytes, strict=True)),
+            units=sizes["m_blocks"] * sizes["n_blocks"] * batches,
+            cost_ns=cost,
+            scratch=self.scratch,
+        )
+
+    # ---- facts ----
+
+    @property
+    def vectors(self) -> Vectors:
+        return Vectors(self.p.carried, self.machine.vector_bytes)
+
+    @property
+    def direct(self) -> bool:
+        """Whether tiles write C where it is wanted."""
+        where = plain_store(self.p.epilogue)
+        return where is not None and (where.strides[-1] == 1 or self.p.n == 1)
+
+    def arguments(self) -> tuple[tuple[Map, ...], list[int]]:
+        """The maps of the epilogue's arguments but C, and the bytes of their elements."""
+        kernel = self.p.epilogue
+        return argument_maps(kernel)[1:], [itemsize(a.dtype) for a in kernel.args[1:]]
+
+    # ---- numbers ----
+
+    def put_layout(self) -> None:
+        """Note the sizes and strides that are given by the product itself."""
+        p, sizes = self.p, self.sizes
+        a_bytes, b_bytes = NBYTES[p.a.dtype], NBYTES[p.b.dtype]
+        batch = (1,) * (MOST_BATCH_DIMS - len(p.batch)) + p.batch
+        sizes |= {"m": p.m, "n": p.n, "k": p.k}
+        sizes |= {"batch1": max(batch[1], 1), "batch2": max(batch[2], 1)}
+        sizes |= {"a_row": p.a.row * a_bytes, "a_k": p.a.column * a_bytes}
+        sizes |= {"b_k": p.b.row * b_bytes, "b_col": p.b.column * b_bytes}
+        for i in range(MOST_BATCH_DIMS):
+            sizes[f"a_batch{i}"] = _three(p.a.batch)[i] * a_bytes
+            sizes[f"b_batch{i}"] = _three(p.b.batch)[i] * b_bytes
+        sizes["arguments"] = len(p.epilogue.args) - 1
+
+    def put_blocks(self, mb: int, nb: int) -> None:
+        """Note the extents of a unit, and where it writes C."""
+        p, sizes = self.p, self.sizes
+        nb = min(nb, max(p.n, 1))
+        sizes |= {"mb": mb, "nb": nb}
+        sizes |= {"m_blocks": -(-p.m // mb), "n_blocks": -(-p.n // nb)}
+        if self.direct:
+            where = _stored(p)
+            nbytes = itemsize(p.carried)
+            sizes["c_row"] = where.strides[-2] * nbytes
+            for i, stride in enumerate(_three(where.strides[:-2])):
+                sizes[f"c_batch{i}"] = stride * nbytes
+        else:
+            sizes["c_row"] = self.c_row * itemsize(p.carried)
+            sizes["at_c"] = self.reserve(mb * sizes["c_row"])
+
+    @property
+    def c_row(self) -> int:
+        """Elements between the rows of a unit's own block of C: a vector more than it has."""
+        lanes = self.vectors.lanes
+        return (-(-self.sizes["nb"] // lanes) + 1) * lanes
+
+    def reserve(self, nbytes: int) -> int:
+        """Scratch memory of a thread: the offset of so many bytes."""
+        offset = self.scratch
+        self.scratch += (nbytes + _SLACK + 63) // 64 * 64
+        return offset
+
+    def use(self, key: str, symbol: str, text: str) -> None:
+        """Note that a number is the address of a function."""
+        self.functions[key] = symbol
+        self.texts[symbol] = text
+
+    def pack(self, key: str, source: str, way: str) -> None:
+        v = self.vectors
+        self.use(key, pack_symbol(v, source, way), pack_text(v, source, way))
+
+    # ---- the epilogue ----
+
+    def put_epilogue(self) -> float:
+        """Note the kernels that run on finished blocks of C; gives their time for a unit."""
+        p, sizes = self.p, self.sizes
+        if self.direct or not p.m * p.n * math.prod(p.batch):
+            return 0.0
+        features = {f[1:]: f.startswith("+") for f in self.machine.features.split(",") if f}
+        target = Target.from_features(features)
+        rows = min(sizes["mb"], p.m)
+        widths = dict.fromkeys((sizes["nb"], p.n % sizes["nb"] or sizes["nb"]))
+        made = [
+            render(block_epilogue(p.epilogue, rows, width, self.c_row), target, tiles=False)
+            for width in widths
+        ]
+        self.functions["epilogue_0"] = made[0].symbol
+        self.functions["epilogue_1"] = made[-1].symbol
+        self.epilogues += made
+        assert all(r.units == rows for r in made), "each row of an epilogue is a unit"
+        return made[0].cost_ns * rows
+
+    # ---- few rows ----
+
+    def columns_for(self, row_ns: float, batches: int, least: int) -> int:
+        """Columns of a unit of few rows, of which all columns take so long."""
+        p = self.p
+        if row_ns * batches < 5000:
+            return p.n
+        parts = -(-available_cores() * (2 if row_ns > 50_000 else 1) // batches)
+        lanes = self.vectors.lanes
+        return max(-(-p.n // (parts * lanes)) * lanes, least)
+
+    def put_combine(self, batches: int) -> tuple[str, float]:
+        """C as a combination of the rows of B."""
+        p, v = self.p, self.vectors
+        self.put_row_of_a(carried=p.a.dtype == p.carried)
+        whole = p.k * p.n * NBYTES[p.b.dtype] / _BYTES_PER_NS
+        nb = min(self.columns_for(whole, batches, 256), 2048)
+        self.put_blocks(1, max(nb, 1))
+        symbol = combine_symbol(v, p.b.dtype)
+        self.texts[symbol] = combine_text(v, p.b.dtype)
+        return symbol, max(whole * min(nb, p.n) / max(p.n, 1), 5.0)
+
+    def put_dots(self, batches: int) -> tuple[str, float]:
+        """C as dot products of rows of A and columns of B."""
+        p, v = self.p, self.vectors
+        rows = max(p.m, 1)
+        self.put_row_of_a(carried=p.a.dtype == p.carried and p.a.column == 1)
+        whole = p.k * p.n * NBYTES[p.b.dtype] / _BYTES_PER_NS
+        nb = self.columns_for(whole, batches, 16)
+        self.put_blocks(rows, max(nb, 1))
+        symbol = dots_symbol(v, p.b.dtype, rows)
+        self.texts[symbol] = dots_text(v, p.b.dtype, rows)
+        return symbol, max(whole * min(nb, p.n) / max(p.n, 1), 5.0)
+
+    def put_row_of_a(self, carried: bool) -> None:
+        """Pack the few rows of A unless they can be read as they are."""
+        p, sizes = self.p, self.sizes
+        sizes["tile_a_row"] = sizes["a_row"]
+        if not carried:
+            self.pack("pack_a", p.a.dtype, "copy" if p.a.column == 1 else "gather")
+            nbytes = self.vectors.nbytes
+            sizes["tile_a_row"] = (p.k * nbytes + _SLACK) // 64 * 64 + 64
+            sizes["at_a"] = self.reserve(p.m * sizes["tile_a_row"])
+
+    # ---- tiles ----
+
+    def put_tiles(self, batches: int) -> tuple[str, float]:
+        """C in register tiles."""
+        p, v, sizes = self.p, self.vectors, self.sizes
+        most = tile_rows(self.machine)
+        mr = _balanced(p.m, most)
+        width = tile_width(mr, most)
+        nr = min(width, -(-p.n // v.lanes) or 1) * v.lanes
+        parts = -(-p.k * v.nbytes // _DEPTH_BYTES) or 1
+        kc = max(-(-p.k // parts), 1)
+        mb, nb = self.unit(mr, nr, batches)
+        mc = min(_BLOCK_TILES * mr, mb)
+        sizes |= {"mc": mc, "kc": kc, "mr": mr, "nr": nr}
+        self.put_blocks(mb, nb)
+        self.put_a(mc, kc, mr)
+        self.put_b(nb, kc, nr, mb)
+        self.put_tile_functions(mr, nr // v.lanes)
+        symbol = product_symbol(v)
+        self.texts[symbol] = product_text(v)
+        flops = 2.0 * min(mb, p.m) * min(nb, p.n) * p.k
+        return symbol, max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0)
+
+    def unit(self, mr: int, nr: int, batches: int) -> tuple[int, int]:
+        """Rows and columns of a unit: as large as the caches like, as small as the threads need."""
+        p = self.p
+        rows = p.m if self.direct else min(p.m, _UNIT_ROWS)
+        m_blocks, n_blocks = -(-p.m // max(rows, 1)) or 1, -(-p.n // _UNIT_COLUMNS) or 1
+        work, wanted = batches * p.multiply_adds, 1
+        if work >= _SHARED_FROM:
+            wanted = available_cores() * (4 if work >= _FINE_FROM else 1)
+
+        def extent(size: int, blocks: int, step: int) -> int:
+            return max(-(-size // (blocks * step)), 1) * step
+
+        while m_blocks * n_blocks * batches < wanted:
+            mb, nb = extent(p.m, m_blocks, mr), extent(p.n, n_blocks, nr)
+            # Wide blocks share the packing of A, tall ones that of B, which costs more.
+            if mb <= 4 * mr and nb <= 4 * nr:
+                break
+            if nb > 4 * nr and (nb >= mb or mb <= 4 * mr):
+                n_blocks *= 2
+            else:
+                m_blocks *= 2
+        return extent(p.m, m_blocks, mr), extent(p.n, n_blocks, nr)
+
+    def put_a(self, mc: int, kc: int, mr: int) -> None:
+        """Note how tiles find the rows of A, and the packing that this takes."""
+        p, sizes, nbytes = self.p, self.sizes, self.vectors.nbytes
+        plain = p.a.dtype == p.carried
+        if plain and p.a.column == 1:
+            # Rows of A are streams of their own: they need no packing.
+            sizes |= {"tile_a": sizes["a_row"], "tile_a_row": sizes["a_row"], "tile_a_k": nbytes}
+        elif plain and p.a.row == 1 and p.n < _PACK_FROM:
+            sizes |= {"tile_a": nbytes, "tile_a_row": nbytes, "tile_a_k": sizes["a_k"]}
+        elif p.a.column == 1:
+            row = (kc * nbytes + _SLACK) // 64 * 64 + 64
+            self.pack("pack_a", p.a.dtype, "copy")
+            sizes["at_a"] = self.reserve(mc * row)
+            sizes |= {"rows_a": 1, "tile_a": row, "tile_a_row": row, "tile_a_k": nbytes}
+        else:
+            self.pack("pack_a", p.a.dtype, "copy" if p.a.row == 1 else "gather")
+            sizes["at_a"] = self.reserve(mc * kc * nbytes)
+            sizes |= {"tile_a": kc * nbytes, "tile_a_row": nbytes, "tile_a_k": mr * nbytes}
+
+    def put_b(self, nb: int, kc: int, nr: int, mb: int) -> None:
+        """The same for the columns of B."""
+        p, sizes, nbytes = self.p, self.sizes, self.vectors.nbytes
+        if p.b.dtype == p.carried and p.b.column == 1 and min(mb, p.m) < _PACK_FROM:
+            sizes |= {"tile_b": sizes["b_col"], "tile_b_k": sizes["b_k"]}
+            return
+        way = "copy" if p.b.column == 1 else "turn" if p.b.row == 1 else "gather"
+        self.pack("pack_b", p.b.dtype, way)
+        sizes["at_b"] = self.reserve(-(-nb // nr) * nr * kc * nbytes)
+        sizes |= {"tile_b": kc * nbytes, "tile_b_k": nr * nbytes}
+
+    def put_tile_functions(self, mr: int, width: int) -> None:
+        """Choose the tiles for whole and last rows, whole and last columns."""
+        p, v = self.p, self.vectors
+        unit = self.sizes["tile_a_row"] == v.nbytes
+        rest_rows, rest_columns = p.m % mr or mr, p.n % (width * v.lanes)
+        narrow = -(-rest_columns // v.lanes) or width
+        for row, rows in enumerate((mr, rest_rows)):
+            whole = Tile(v, rows, width, False, unit)
+            last = Tile(v, rows, narrow, rest_columns % v.lanes > 0, unit)
+            if not rest_columns:
+                last = whole
+            if p.n < width * v.lanes:
+                whole = last
+            for column, tile in enumerate((whole, last)):
+                self.use(f"tile_{row}{column}", tile.symbol, tile.text())
 
 
-def _plan_gemv(p: Product, shape: Shape, batches: int) -> Plan:
-    row_ns = max(p.k * shape.source_bytes / _BYTES_PER_NS, 1.0)
-    # Every unit copies x once, so a unit has enough rows to make that cheap.
-    mc = max(int(20_000 / row_ns), 16)
-    m_blocks = -(-p.m // mc) or 1
-    sizes = _sizes(p, shape) | {"mc": mc, "m_blocks": m_blocks}
-    cost = row_ns * min(mc, p.m)
-    return Plan(gemv_symbol(shape), sizes, m_blocks * batches, cost, max(p.k, 1) * shape.nbytes)
+def _balanced(m: int, most: int) -> int:
+    """Rows of a tile: the most, or fewer where that leaves the last tile more than a sliver."""
+    if m <= 2 * most or 0 < m % most < most // 3:
+        return -(-m // (-(-m // most) or 1)) or 1
+    return most
 
 
-def _sizes(p: Product, shape: Shape) -> dict[str, int]:
-    """The run-time numbers that are given by the product itself."""
-    sizes: dict[str, int] = dict.fromkeys(SIZES, 1)
-    source, result = shape.source_bytes, shape.result_bytes
-    sizes |= {"m": p.m, "n": p.n, "k": p.k}
-    sizes |= {"a_row": p.a.row * source, "a_k": p.a.column * source}
-    sizes |= {"b_k": p.b.row * source, "b_col": p.b.column * source}
-    sizes |= {"c_row": p.c.row * result, "c_col": p.c.column * result}
-    missing = 3 - len(p.batch)
-    counts = (*(1,) * missing, *p.batch)
-    sizes |= {"batch1": max(counts[1], 1), "batch2": max(counts[2], 1)}
-    for letter, operand, nbytes in (("a", p.a, source), ("b", p.b, source), ("c", p.c, result)):
-        strides = (*(0,) * missing, *operand.batch)
-        for i, stride in enumerate(strides):
-            sizes[f"{letter}_batch{i}"] = stride * nbytes
-    return sizes
+def _three(strides: Sequence[int]) -> tuple[int, ...]:
+    return (*(0,) * (MOST_BATCH_DIMS - len(strides)), *strides)

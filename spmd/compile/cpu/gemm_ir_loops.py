@@ -1,282 +1,367 @@
-"""The loops around the register tiles: one kernel for products, one for matrix times vector.
+"""The loops around the register tiles: products of blocks, and of one or few rows.
 
-The one idea: all sizes, strides and blockings are run-time numbers (`SIZES`), so one module per
-dtype serves every product. Each element of C is one chain of multiply-adds over k, in blocks of
-`kc`, whatever tile or thread it falls to, so the result does not depend on how the work was split.
+The one idea: all sizes, strides, blockings and the functions to call (tiles, packing, epilogues)
+are run-time numbers (`SIZES`), so each of these modules is compiled once and serves every product.
+Each element of C is one chain of multiply-adds over k, in blocks of `kc`, whatever tile or thread
+it falls to, so the result does not depend on how the work was split.
+
+Three kernels: `product` for matrices; for few rows of A, which mean one sweep over B, `combine`
+adds multiples of the rows of B, and `dots` multiplies rows of A with contiguous columns of B.
+
+A finished block of C that is not wanted as it is lies in scratch memory, and the epilogue's kernel
+runs on its rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spmd.compile.cpu.gemm_ir import (
-    MICRO_PARAMS,
     STORED,
-    Shape,
-    declarations,
-    function_attributes,
+    Vectors,
     lane_mask,
     load_vector,
-    mangled,
-    merge,
-    micro,
-    micro_name,
     multiply_add,
-    narrow,
-    pack,
+    splat,
+    store_vector,
 )
 from spmd.compile.cpu.runtime_ir import Function, Value
 
 # The run-time numbers of a product, in the order in which the code finds them. Strides in bytes.
 SIZES = (
-    "m n k a_row a_k b_k b_col c_row c_col mc nc kc nr pack_a pack_b direct_c m_blocks n_blocks "
-    "batch1 batch2 a_batch0 a_batch1 a_batch2 b_batch0 b_batch1 b_batch2 c_batch0 c_batch1 c_batch2"
+    # sizes of the product, of a unit, of a block of A, of a tile
+    "m n k mb nb mc kc mr nr m_blocks n_blocks batch1 batch2 "
+    # where the operands and a directly written C lie
+    "a_row a_k b_k b_col c_row a_batch0 a_batch1 a_batch2 b_batch0 b_batch1 b_batch2 "
+    "c_batch0 c_batch1 c_batch2 "
+    # packing: functions (or 0), where in the scratch memory, and how a tile finds its rows
+    "pack_a pack_b rows_a at_a at_b at_c tile_a tile_a_row tile_a_k tile_b tile_b_k "
+    # tiles for whole or last rows, whole or last columns
+    "tile_00 tile_01 tile_10 tile_11 "
+    # epilogue for whole or last columns (or 0), number of its arguments; five strides each follow
+    "epilogue_0 epilogue_1 arguments"
 ).split()
 
+# Strides of an epilogue's argument: along rows, columns and the batch dims.
+ARGUMENT_STRIDES = 5
 
-def product_symbol(shape: Shape) -> str:
-    """The kernel that computes C = A B."""
-    return f"gemm_{shape.symbol}"
-
-
-def gemv_symbol(shape: Shape) -> str:
-    """The kernel that computes y = A x with the rows of A contiguous."""
-    return f"gemv_{shape.symbol}"
+_KERNEL_PARAMS = ["ptr", "ptr", "i64", "i64"]
 
 
-def gemm_text(shape: Shape) -> str:
-    """The module of one shape."""
-    functions = [
-        *(micro(shape, rows, vectors, masked=True) for rows, vectors in shape.steps()),
-        *(micro(shape, rows, vectors, masked=True) for rows, vectors in shape.narrow_steps()),
-        micro(shape, shape.rows, 2, masked=False),
-        micro(shape, shape.rows, 2, masked=False, packed=True),
-        pack(shape),
-        merge(shape),
-        _tile(shape),
-        _product(shape),
-        _gemv(shape),
-    ]
-    return "\n".join([*declarations(shape), *(f.text() for f in functions)])
+def product_symbol(v: Vectors) -> str:
+    """The kernel that multiplies matrices in tiles."""
+    return f"product_{v.symbol}"
 
 
-# ---- the loops -------------------------------------------------------------------------------
+def combine_symbol(v: Vectors, source: str) -> str:
+    """The kernel that combines rows of B, stored as `source`, into the one row of C."""
+    return f"combine_{source}_{v.symbol}"
 
 
-def _tile(shape: Shape) -> Function:
-    """Compute the next rows of a column panel; give their number.
-
-    tile(a, a_row, a_k, b, b_k, k, c, c_row, columns, accumulate, rows left, packed).
-    """
-    params = [*MICRO_PARAMS, "i64", "i64"]
-    f = Function("tile", "i64", params, internal=True, attributes=function_attributes(shape))
-    operands, (left, packed) = f.params[:10], f.params[10:]
-    columns = operands[8]
-    full = (left >= shape.rows) & columns.equals(2 * shape.lanes)
-    with f.if_(full & packed.differs(0)):
-        f.call(micro_name(shape, shape.rows, 2, False, True), "void", *operands)
-        f.ret(shape.rows)
-    with f.if_(full):
-        f.call(micro_name(shape, shape.rows, 2, False, False), "void", *operands)
-        f.ret(shape.rows)
-    narrow = columns <= shape.lanes
-    for steps, fits in ((shape.narrow_steps(), narrow), (shape.steps(), narrow.equals(0))):
-        with f.if_(fits):
-            for rows, vectors in steps:
-                with f.if_(left >= rows):
-                    f.call(micro_name(shape, rows, vectors, True, False), "void", *operands)
-                    f.ret(rows)
-    f.ret(0)
-    return f
+def dots_symbol(v: Vectors, source: str, rows: int) -> str:
+    """The kernel that multiplies `rows` rows of A at a time with columns of B."""
+    return f"dots{rows}_{source}_{v.symbol}"
 
 
-def _named_sizes(f: Function, sizes: Value) -> dict[str, Value]:
-    return {name: f.load("i64", sizes, 8 * i) for i, name in enumerate(SIZES)}
+# ---- what all kernels do -----------------------------------------------------------------------
 
 
-def _batch_addresses(f: Function, of: dict[str, Value], batch: Value) -> list[Value]:
-    """The addresses of A, B and C of one product of the batch."""
-    args = f.params[0]
-    rest = batch // of["batch2"]
-    index2 = batch - rest * of["batch2"]
-    index0 = rest // of["batch1"]
-    index1 = rest - index0 * of["batch1"]
-    addresses = []
-    for i, name in enumerate("abc"):
-        offset = (
-            index0 * of[f"{name}_batch0"]
-            + index1 * of[f"{name}_batch1"]
-            + index2 * of[f"{name}_batch2"]
-        )
-        addresses.append(f.at(f.load("ptr", args, 8 * i), offset))
-    return addresses
+class _Unit:
+    """Addresses and extents of one unit of work: a block of one product of the batch."""
 
-
-def _product(shape: Shape) -> Function:
-    """The kernel: unit = (product of the batch, block of columns, block of rows)."""
-    f = Function(
-        product_symbol(shape),
-        "void",
-        ["ptr", "ptr", "i64", "i64"],
-        attributes=function_attributes(shape),
-    )
-    args, sizes, begin, end = f.params
-    of = _named_sizes(f, sizes)
-    scratch = f.load("ptr", args, 24)
-    tile = f.stack(shape.vector, max(2 * shape.rows, 8), align=64)
-    packed_a = f.at(scratch, of["kc"] * of["nr"] * shape.nbytes)
-    with f.range(begin, end) as unit:
+    def __init__(self, f: Function, of: dict[str, Value], unit: Value, arguments: Value):
+        self.f, self.of = f, of
+        args = f.params[0]
         blocks = unit // of["m_blocks"]
-        m_first = (unit - blocks * of["m_blocks"]) * of["mc"]
+        self.m_first = (unit - blocks * of["m_blocks"]) * of["mb"]
         batch = blocks // of["n_blocks"]
-        n_first = (blocks - batch * of["n_blocks"]) * of["nc"]
-        a, b, c = _batch_addresses(f, of, batch)
-        a = f.at(a, m_first * of["a_row"])
-        b = f.at(b, n_first * of["b_col"])
-        c = f.at(c, m_first * of["c_row"] + n_first * of["c_col"])
-        rows = f.smaller(of["m"] - m_first, of["mc"])
-        columns = f.smaller(of["n"] - n_first, of["nc"])
+        self.n_first = (blocks - batch * of["n_blocks"]) * of["nb"]
+        self.rows = f.smaller(of["m"] - self.m_first, of["mb"])
+        self.columns = f.smaller(of["n"] - self.n_first, of["nb"])
+        rest = batch // of["batch2"]
+        index0 = rest // of["batch1"]
+        self.index = (index0, rest - index0 * of["batch1"], batch - rest * of["batch2"])
+        self.a = f.at(self._start("a", 0), self.m_first * of["a_row"])
+        self.b = f.at(self._start("b", 1), self.n_first * of["b_col"])
+        self.scratch = f.load("ptr", args, (of["arguments"] + 2) * 8)
+        self.direct = of["epilogue_0"].equals(0)
+        self.arguments = arguments
+        c_first = self.m_first * of["c_row"] + self.n_first * of["nbytes"]
+        direct = f.at(self._start("c", 2), c_first)
+        self.c = f.select(self.direct, direct, f.at(self.scratch, of["at_c"]))
+
+    def _start(self, name: str, number: int) -> Value:
+        of = self.of
+        offset = self.f.value("i64", 0)
+        for i, index in enumerate(self.index):
+            offset = offset + index * of[f"{name}_batch{i}"]
+        return self.f.at(self.f.load("ptr", self.f.params[0], 8 * number), offset)
+
+    def finish(self, first: Value, rows: Value, c: Value) -> None:
+        """Run the epilogue on finished rows of the unit's block, if there is one."""
+        f, of = self.f, self.of
+        args, sizes = f.params[:2]
+        with f.if_(self.direct.equals(0)):
+            f.store(c, self.arguments)
+            table = f.at(sizes, 8 * len(SIZES))
+            places = (self.m_first + first, self.n_first, *self.index)
+            with f.range(0, of["arguments"]) as number:
+                strides = f.at(table, number * (8 * ARGUMENT_STRIDES))
+                offset = f.value("i64", 0)
+                for i, place in enumerate(places):
+                    offset = offset + place * f.load("i64", strides, 8 * i)
+                address = f.at(f.load("ptr", f.at(args, 16), number * 8), offset)
+                f.store(address, f.at(self.arguments, 8), number * 8)
+            whole = self.columns.equals(of["nb"])
+            kernel = f.select(whole, of["epilogue_0"], of["epilogue_1"])
+            target = f.convert("inttoptr", kernel, "ptr")
+            f.call(target, "void", self.arguments, f.null(), f.value("i64", 0), rows)
+
+
+def _begin(f: Function, v: Vectors) -> tuple[dict[str, Value], Value]:
+    """Read the sizes, and make room for an epilogue's arguments."""
+    of = {name: f.load("i64", f.params[1], 8 * i) for i, name in enumerate(SIZES)}
+    of["nbytes"] = f.value("i64", v.nbytes)
+    return of, f.stack_bytes((of["arguments"] + 1) * 8)
+
+
+def _pack(f: Function, function: Value, *operands: Value) -> None:
+    f.call(f.convert("inttoptr", function, "ptr"), "void", *operands)
+
+
+# ---- matrices ----------------------------------------------------------------------------------
+
+
+def product_text(v: Vectors) -> str:
+    """The module of the kernel over tiles: unit = (product of the batch, columns, rows)."""
+    f = Function(product_symbol(v), "void", _KERNEL_PARAMS, attributes=v.attributes)
+    of, arguments = _begin(f, v)
+    with f.range(f.params[2], f.params[3]) as number:
+        unit = _Unit(f, of, number, arguments)
         # At least once: a product over nothing is zero.
         with f.range(0, f.larger(of["k"], 1), of["kc"]) as k_first:
             depth = f.smaller(of["k"] - k_first, of["kc"])
-            a_block = f.at(a, k_first * of["a_k"])
-            b_block = f.at(b, k_first * of["b_k"])
-            with f.if_(of["pack_a"].differs(0)):
-                _pack_rows(f, shape, of, a_block, rows, depth, packed_a)
-            _panels(
-                f, shape, of, (a_block, b_block, c), (rows, columns, depth, k_first), scratch, tile
-            )
-    return f
+            b = _packed_b(f, of, unit, k_first, depth)
+            with f.range(0, unit.rows, of["mc"]) as i:
+                rows = f.smaller(unit.rows - i, of["mc"])
+                a = _packed_a(f, of, unit, (k_first, depth), (i, rows))
+                c = f.at(unit.c, i * of["c_row"])
+                _tiles(f, of, (a, b, c), (rows, unit.columns, depth), k_first)
+                with f.if_(k_first + of["kc"] >= of["k"]):
+                    unit.finish(i, rows, c)
+    return f.text()
 
 
-def _pack_rows(
+def _packed_b(f: Function, of: dict[str, Value], unit: _Unit, first: Value, depth: Value) -> Value:
+    """Pack the unit's columns of B into panels as wide as a tile, if they are packed at all."""
+    source = f.at(unit.b, first * of["b_k"])
+    found = f.var("ptr", source)
+    with f.if_(of["pack_b"].differs(0)):
+        target = f.at(unit.scratch, of["at_b"])
+        with f.range(0, unit.columns, of["nr"]) as j:
+            width = f.smaller(unit.columns - j, of["nr"])
+            origin, place = f.at(source, j * of["b_col"]), f.at(target, j * of["tile_b"])
+            strides = of["b_col"], of["b_k"]
+            _pack(f, of["pack_b"], origin, *strides, width, depth, place, of["tile_b_k"])
+        found.set(target)
+    return found.get()
+
+
+def _packed_a(
     f: Function,
-    shape: Shape,
     of: dict[str, Value],
-    a: Value,
-    rows: Value,
-    depth: Value,
-    target: Value,
-) -> None:
-    """Pack a block of A into panels of as many rows as the register tile has."""
-    height = shape.rows
-    with f.range(0, rows, height) as i:
-        width = f.smaller(rows - i, height)
-        place = f.at(target, i * depth * shape.nbytes)
-        stride = f.value("i64", height * shape.nbytes)
-        origin = f.at(a, i * of["a_row"])
-        f.call("pack", "void", origin, of["a_row"], of["a_k"], width, depth, place, stride)
+    unit: _Unit,
+    along: tuple[Value, Value],
+    rows: tuple[Value, Value],
+) -> Value:
+    """Pack rows of A: as rows, or into panels as high as a tile."""
+    (k_first, depth), (first, count) = along, rows
+    source = f.at(unit.a, first * of["a_row"] + k_first * of["a_k"])
+    found = f.var("ptr", source)
+    with f.if_(of["pack_a"].differs(0)):
+        target = f.at(unit.scratch, of["at_a"])
+        with f.if_else(of["rows_a"].differs(0)) as it:
+            strides = of["a_k"], of["a_row"]
+            _pack(f, of["pack_a"], source, *strides, depth, count, target, of["tile_a_row"])
+            it.otherwise()
+            with f.range(0, count, of["mr"]) as i:
+                height = f.smaller(count - i, of["mr"])
+                origin, place = f.at(source, i * of["a_row"]), f.at(target, i * of["tile_a"])
+                strides = of["a_row"], of["a_k"]
+                _pack(f, of["pack_a"], origin, *strides, height, depth, place, of["tile_a_k"])
+        found.set(target)
+    return found.get()
 
 
-def _panels(
+def _tiles(
     f: Function,
-    shape: Shape,
     of: dict[str, Value],
     operands: tuple[Value, Value, Value],
-    extents: tuple[Value, Value, Value, Value],
-    scratch: Value,
-    tile: Value,
+    extents: tuple[Value, Value, Value],
+    k_first: Value,
 ) -> None:
     """Multiply a block of A with all column panels of a block of B."""
     a, b, c = operands
-    rows, columns, depth, k_first = extents
-    packed_a = f.at(scratch, of["kc"] * of["nr"] * shape.nbytes)
-    panel_stride = of["nr"] * shape.nbytes
+    rows, columns, depth = extents
     accumulate = f.convert("zext", k_first > 0, "i64")
     with f.range(0, columns, of["nr"]) as j:
         width = f.smaller(columns - j, of["nr"])
-        b_now, b_k = f.var("ptr", f.at(b, j * of["b_col"])), f.var("i64", of["b_k"])
-        with f.if_(of["pack_b"].differs(0)):
-            strides = of["b_col"], of["b_k"]
-            f.call("pack", "void", b_now.get(), *strides, width, depth, scratch, panel_stride)
-            b_now.set(scratch)
-            b_k.set(panel_stride)
-        row = f.var("i64", 0)
-        with f.loop():
-            i = row.get()
-            f.break_if(i >= rows)
-            a_now, a_row = f.var("ptr", f.at(a, i * of["a_row"])), f.var("i64", of["a_row"])
-            a_k = f.var("i64", of["a_k"])
-            with f.if_(of["pack_a"].differs(0)):
-                inside = i % shape.rows
-                a_now.set(f.at(packed_a, ((i - inside) * depth + inside) * shape.nbytes))
-                a_row.set(shape.nbytes)
-                a_k.set(shape.rows * shape.nbytes)
-            c_now = f.at(c, i * of["c_row"] + j * of["c_col"])
-            left = rows - i
-            both_packed = of["pack_a"] & of["pack_b"]
-            shared = (a_now.get(), a_row.get(), a_k.get(), b_now.get(), b_k.get(), depth)
-            with f.if_else(of["direct_c"].differs(0)) as it:
-                place = (c_now, of["c_row"], width, accumulate)
-                row.set(i + f.call("tile", "i64", *shared, *place, left, both_packed))
-                it.otherwise()
-                place = (tile, panel_stride, width, f.value("i64", 0))
-                done = f.call("tile", "i64", *shared, *place, left, both_packed)
-                target = (c_now, of["c_row"], of["c_col"], done, width, accumulate)
-                f.call("merge", "void", tile, panel_stride, *target)
-                row.set(i + done)
+        whole = width.equals(of["nr"])
+        inner = f.select(whole, of["tile_00"], of["tile_01"])
+        last = f.select(whole, of["tile_10"], of["tile_11"])
+        b_now, c_now = f.at(b, j * of["tile_b"]), f.at(c, j * of["nbytes"])
+        with f.range(0, rows, of["mr"]) as i:
+            chosen = f.select(i + of["mr"] <= rows, inner, last)
+            tile = f.convert("inttoptr", chosen, "ptr")
+            left = f.at(a, i * of["tile_a"]), of["tile_a_row"], of["tile_a_k"]
+            target = f.at(c_now, i * of["c_row"]), of["c_row"]
+            f.call(tile, "void", *left, b_now, of["tile_b_k"], depth, *target, width, accumulate)
 
 
-# ---- matrix times vector ---------------------------------------------------------------------
+# ---- one row -----------------------------------------------------------------------------------
 
-# Rows of A that share a pass over x, to have several loads in flight.
-GEMV_ROWS = 4
-
-
-def _gemv(shape: Shape) -> Function:
-    """The kernel y = A x, A contiguous along k: unit = (product of the batch, block of rows)."""
-    f = Function(
-        gemv_symbol(shape),
-        "void",
-        ["ptr", "ptr", "i64", "i64"],
-        attributes=function_attributes(shape),
-    )
-    args, sizes, begin, end = f.params
-    of = _named_sizes(f, sizes)
-    scratch = f.load("ptr", args, 24)
-    nbytes, k = f.value("i64", shape.nbytes), of["k"]
-    with f.range(begin, end) as unit:
-        batch = unit // of["m_blocks"]
-        first = (unit - batch * of["m_blocks"]) * of["mc"]
-        a, x, y = _batch_addresses(f, of, batch)
-        # x as a contiguous vector of the carried type, whatever it was.
-        f.call(
-            "pack", "void", x, f.value("i64", 0), of["b_k"], f.value("i64", 1), k, scratch, nbytes
-        )
-        last = f.smaller(first + of["mc"], of["m"])
-        grouped = last - (last - first) % GEMV_ROWS
-        for rows, begin_row, end_row in (
-            (GEMV_ROWS, first, grouped),
-            (1, grouped, last),
-        ):
-            with f.range(begin_row, end_row, rows) as i:
-                origin = f.at(a, i * of["a_row"])
-                for row, total in enumerate(_dot_rows(f, shape, of, origin, scratch, rows)):
-                    target = f.at(y, (i + row) * of["c_row"])
-                    f.store(narrow(f, shape, total), target)
-    return f
+# Rows of B that are added to C in one pass over it: that many streams are in flight.
+COMBINED_ROWS = 8
 
 
-def _dot_rows(
-    f: Function, shape: Shape, of: dict[str, Value], a: Value, x: Value, rows: int
-) -> list[Value]:
-    """The dot products of `rows` rows of A with x: a vector of partial sums each, then the rest."""
-    stored, lanes = STORED[shape.source], shape.lanes
-    k = of["k"]
-    totals = [f.var(shape.vector, 0) for _ in range(rows)]
+def combine_text(v: Vectors, source: str) -> str:
+    """The module of the kernel C = A B for one row of A, B with contiguous rows.
+
+    Unit = (product of the batch, columns). C stays in the L1 cache while rows of B stream by.
+    """
+    symbol = combine_symbol(v, source)
+    f = Function(symbol, "void", _KERNEL_PARAMS, attributes=v.attributes)
+    of, arguments = _begin(f, v)
+    with f.range(f.params[2], f.params[3]) as number:
+        unit = _Unit(f, of, number, arguments)
+        a, a_k = _row_of_a(f, v, of, unit)
+        k, count = of["k"], COMBINED_ROWS
+        grouped = k - k % count
+        with f.if_(k.equals(0)):
+            _combine(f, v, source, unit, (a, a_k), (of["b_k"], f.value("i64", 0)), 0)
+        first = f.var("i64", 0)
+        for rows, end in ((count, grouped), (1, k)):
+            with f.range(first.get(), end, rows) as at:
+                _combine(f, v, source, unit, (a, a_k), (of["b_k"], at), rows)
+            first.set(grouped)
+        unit.finish(f.value("i64", 0), f.value("i64", 1), unit.c)
+    return f"{v.declarations(STORED[source])}\n{f.text()}"
+
+
+def _combine(
+    f: Function,
+    v: Vectors,
+    source: str,
+    unit: _Unit,
+    a: tuple[Value, Value],
+    b: tuple[Value, Value],
+    rows: int,
+) -> None:
+    """Add `rows` multiples of rows of B to C, which the first of them sets; none: C = 0."""
+    (x, x_k), (b_k, at) = a, b
+    stored, nbytes = STORED[source], _stored_bytes(source)
+    factors = [splat(f, f.load(v.element, x, (at + i) * x_k), v.lanes) for i in range(rows)]
+    lines = [f.at(unit.b, (at + i) * b_k) for i in range(rows)]
+    starts = at.equals(0)
+
+    def step(j: Value, mask: Value | None) -> None:
+        place = f.at(unit.c, j * v.nbytes)
+        total = f.var(v.vector, 0)
+        if rows:
+            with f.if_(starts.equals(0)):
+                total.set(load_vector(f, v, place, mask))
+        for factor, line in zip(factors, lines, strict=True):
+            part = load_vector(f, v, f.at(line, j * nbytes), mask, stored)
+            multiply_add(f, factor, part, total)
+        store_vector(f, v, total.get(), place, mask)
+
+    _along(f, v.lanes, unit.columns, step)
+
+
+def _along(f: Function, lanes: int, count: Value, step) -> None:
+    """Call `step(index, mask)` for all whole vectors, then for the rest."""
+    whole = count - count % lanes
+    with f.range(0, whole, lanes) as j:
+        step(j, None)
+    with f.if_(whole < count):
+        step(whole, lane_mask(f, lanes, count - whole))
+
+
+def _row_of_a(f: Function, v: Vectors, of: dict[str, Value], unit: _Unit) -> tuple[Value, Value]:
+    """The rows of A as carried elements, packed if they must be, and the bytes between those."""
+    a, a_k = f.var("ptr", unit.a), f.var("i64", of["a_k"])
+    with f.if_(of["pack_a"].differs(0)):
+        target = f.at(unit.scratch, of["at_a"])
+        strides = of["a_k"], of["a_row"]
+        count = unit.rows
+        _pack(f, of["pack_a"], a.get(), *strides, of["k"], count, target, of["tile_a_row"])
+        a.set(target)
+        a_k.set(of["nbytes"])
+    return a.get(), a_k.get()
+
+
+def _stored_bytes(source: str) -> int:
+    return {"half": 2, "i16": 2, "float": 4, "double": 8}[STORED[source]]
+
+
+# ---- few rows ----------------------------------------------------------------------------------
+
+# Columns of B that share a pass over the rows of A.
+DOT_COLUMNS = {1: 8, 2: 4, 3: 4, 4: 4}
+
+
+def dots_text(v: Vectors, source: str, rows: int) -> str:
+    """The module of the kernel C = A B, rows of A and columns of B contiguous along k.
+
+    Unit = (product of the batch, columns). Takes `rows` rows of A at a time; m must be a multiple.
+    """
+    symbol = dots_symbol(v, source, rows)
+    f = Function(symbol, "void", _KERNEL_PARAMS, attributes=v.attributes)
+    of, arguments = _begin(f, v)
+    group = DOT_COLUMNS[rows]
+    with f.range(f.params[2], f.params[3]) as number:
+        unit = _Unit(f, of, number, arguments)
+        a, _ = _row_of_a(f, v, of, unit)
+        grouped = unit.columns - unit.columns % group
+        first = f.var("i64", 0)
+        for count, end in ((group, grouped), (1, unit.columns)):
+            with f.range(first.get(), end, count) as j, f.range(0, of["m"], rows) as i:
+                left = [f.at(a, (i + row) * of["tile_a_row"]) for row in range(rows)]
+                right = [f.at(unit.b, (j + column) * of["b_col"]) for column in range(count)]
+                sums = _dots(f, v, source, left, right, of["k"])
+                for row, values in enumerate(sums):
+                    place = f.at(unit.c, (i + row) * of["c_row"] + j * of["nbytes"])
+                    for column, value in enumerate(values):
+                        f.store(value, place, column * v.nbytes)
+            first.set(grouped)
+        unit.finish(f.value("i64", 0), of["m"], unit.c)
+    lines = [v.declarations(STORED[source]), f"declare {v.element} @{_sum_name(v)}"]
+    lines[-1] += f"({v.element}, {v.vector})"
+    return "\n".join([*lines, f.text()])
+
+
+def _sum_name(v: Vectors) -> str:
+    return f"llvm.vector.reduce.fadd.v{v.lanes}{v.carried}"
+
+
+def _dots(
+    f: Function, v: Vectors, source: str, a: Sequence[Value], b: Sequence[Value], k: Value
+) -> list[list[Value]]:
+    """All dot products of lines of A with lines of B: a vector of partial sums each."""
+    stored, nbytes = STORED[source], _stored_bytes(source)
+    totals = [[f.var(v.vector, 0) for _ in b] for _ in a]
 
     def step(at: Value, mask: Value | None) -> None:
-        x_now = load_vector(f, shape, f.at(x, at * shape.nbytes), mask)
-        for row, total in enumerate(totals):
-            origin = f.at(f.at(a, of["a_row"] * row), at * shape.source_bytes)
-            multiply_add(f, load_vector(f, shape, origin, mask, stored), x_now, total)
+        lefts = [load_vector(f, v, f.at(line, at * v.nbytes), mask) for line in a]
+        for column, line in enumerate(b):
+            right = load_vector(f, v, f.at(line, at * nbytes), mask, stored)
+            for row, left in enumerate(lefts):
+                multiply_add(f, left, right, totals[row][column])
 
-    whole = k - k % lanes
-    with f.range(0, whole, lanes) as at:
-        step(at, None)
-    with f.if_(whole < k):
-        step(whole, lane_mask(f, shape, k - whole))
-    name = f"llvm.vector.reduce.fadd.{mangled(shape)}"
-    sums = []
-    for total in totals:
-        operands = f"{shape.carried} -0.0, {shape.vector} {total.get().text}"
-        sums.append(f.emit(shape.carried, f"call reassoc {shape.carried} @{name}({operands})"))
-    return sums
+    _along(f, v.lanes, k, step)
+
+    def summed(total: Value) -> Value:
+        operands = f"{v.element} -0.0, {v.vector} {total.text}"
+        return f.emit(v.element, f"call reassoc {v.element} @{_sum_name(v)}({operands})")
+
+    return [[summed(total.get()) for total in row] for row in totals]

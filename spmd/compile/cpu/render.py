@@ -58,11 +58,15 @@ class Rendered:
     cost_ns: float
 
 
-def render(kernel: Kernel, target: Target) -> Rendered:
-    """Render `kernel`; its address, once compiled, is a function of the ABI above."""
+def render(kernel: Kernel, target: Target, tiles: bool = True) -> Rendered:
+    """Render `kernel`; its address, once compiled, is a function of the ABI above.
+
+    Without `tiles` arrays that lie across the lanes are read element by element, and every point of
+    the outer dims stays a unit of its own.
+    """
     check_kernel(kernel)
     kernel = normalise(kernel)
-    plan = make_plan(kernel, target)
+    plan = make_plan(kernel, target, tiles)
     calls = sum(
         isinstance(instr, Op) and instr.op in VECTOR_FUNCTIONS
         for step in kernel.passes
@@ -91,7 +95,7 @@ def _module_text(module: Module, body: str) -> str:
 # ---- the plan -------------------------------------------------------------------------------
 
 
-def make_plan(kernel: Kernel, target: Target) -> Plan:
+def make_plan(kernel: Kernel, target: Target, tiles: bool = True) -> Plan:
     """Choose lanes and units of a normalised kernel."""
     dim = kernel.vector_dim
     if 0 in kernel.outer or not kernel.passes:
@@ -105,7 +109,7 @@ def make_plan(kernel: Kernel, target: Target) -> Plan:
     if dim is not None and dim < len(kernel.outer):
         size = kernel.outer[dim]
         return Plan(kernel, width, 0, points // size * -(-size // width))
-    tiled = tile_dim(kernel, width)
+    tiled = tile_dim(kernel, width) if tiles else None
     if tiled is not None:
         steps = kernel.outer[tiled]
         return Plan(kernel, width, 0, points // steps * -(-steps // width), tiled)

@@ -56,6 +56,8 @@ def writes_once(where: Map, sizes: tuple[int, ...]) -> bool:
 
     Sufficient, and exact for layouts whose strides nest: each stride passes over all smaller ones.
     """
+    if 0 in sizes:
+        return True
     dims = [(abs(stride), size) for stride, size in zip(where.strides, sizes, strict=True)]
     reach = 0
     for stride, size in sorted(dim for dim in dims if dim[1] > 1):

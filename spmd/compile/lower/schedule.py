@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.product import Product
 from spmd.core.aval import ShapedArray
 from spmd.core.source import UNKNOWN, Source
 
@@ -76,25 +77,12 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """Multiply matrices, m x k by k x n, for each index of some batch dims.
+class Multiply:
+    """Run a product over A at `refs[0]`, B at `refs[1]` and its epilogue's arguments."""
 
-    Strides are in elements: of `a` along (m, k, *batch), of `b` along (k, n, *batch), of `out`
-    along (m, n, *batch).
-    """
-
-    source_dtype: np.dtype
-    result_dtype: np.dtype
-    m: int
-    n: int
-    k: int
-    batch: tuple[int, ...]
-    a_strides: tuple[int, ...]
-    b_strides: tuple[int, ...]
-    out_strides: tuple[int, ...]
-    a: Ref
-    b: Ref
-    out: Ref
+    product: Product
+    refs: tuple[Ref, ...]
+    name: str = "dot"
     source: Source = UNKNOWN
 
 
@@ -178,7 +166,7 @@ class Branch:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step: TypeAlias = Launch | Product | Copy | Host | Exchange | Loop | Parallel | While | Branch
+Step: TypeAlias = Launch | Multiply | Copy | Host | Exchange | Loop | Parallel | While | Branch
 
 
 def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
@@ -190,10 +178,11 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
                     yield ref, False
                 if arg.role != "in":
                     yield ref, True
-        case Product():
-            yield step.a, False
-            yield step.b, False
-            yield step.out, True
+        case Multiply():
+            yield step.refs[0], False
+            yield step.refs[1], False
+            for ref, arg in zip(step.refs[2:], step.product.epilogue.args[1:], strict=True):
+                yield ref, arg.role == "out"
         case Copy():
             yield step.source, False
             yield step.target, True
@@ -258,9 +247,8 @@ def _name(step: Step) -> str:
             return f"{step.kind} {step.name}"
         case Launch() | Host():
             return f"{type(step).__name__.lower()} {step.name}"
-        case Product():
-            sizes = (*step.batch, step.m, step.n, step.k)
-            return f"product {'x'.join(map(str, sizes))}"
+        case Multiply(product=p):
+            return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
         case Loop():
             return f"loop {step.trips}"
         case Parallel():

@@ -1,16 +1,22 @@
 """Matrix products against NumPy: shapes, strides, batches, dtypes, threads, processors."""
 
-import dataclasses
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from spmd.compile.cpu import gemm
-from spmd.compile.cpu.gemm import Operand, Product, gemm_step, orient, plan_product, shape_for
+from spmd.compile.cpu.gemm import gemm_step, orient, plan_product
 from spmd.compile.cpu.loader import Host, loader
 from spmd.compile.cpu.program import Program, Slot
 from spmd.compile.cpu.runner import build_program
+from spmd.compile.kernel.dtypes import kernel_dtype
+from spmd.compile.kernel.product import (
+    Operand,
+    Product,
+    argument_maps,
+    product_dtype,
+    store_epilogue,
+)
 from spmd.core.config import config
 from tests.compile.cpu.programs import address
 
@@ -47,26 +53,21 @@ SHAPES = [
 
 def operand(array: np.ndarray) -> Operand:
     strides = [s // array.itemsize for s in array.strides]
-    return Operand(strides[-2], strides[-1], tuple(strides[:-2]))
+    return Operand(kernel_dtype(array.dtype), strides[-2], strides[-1], tuple(strides[:-2]))
 
 
 def product_of(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Product:
-    return Product(
-        *c.shape[-2:],
-        a.shape[-1],
-        operand(a),
-        operand(b),
-        operand(c),
-        a.dtype,
-        c.dtype,
-        c.shape[:-2],
-    )
+    """The product that stores into c, which may be laid out in any way but backwards."""
+    *batch, m, n = c.shape
+    carried = product_dtype(kernel_dtype(a.dtype), kernel_dtype(c.dtype))
+    strides = [s // c.itemsize for s in c.strides]
+    epilogue = store_epilogue(batch, m, n, carried, kernel_dtype(c.dtype), strides)
+    return Product(m, n, a.shape[-1], operand(a), operand(b), carried, epilogue, tuple(batch))
 
 
 def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     """c[...] = a @ b by the generated kernel."""
-    step = gemm_step(product_of(a, b, c), Slot(0), Slot(1), Slot(2))
-    assert step is not None
+    step = gemm_step(product_of(a, b, c), (Slot(0), Slot(1), Slot(2)))
     native = build_program(Program((None, None, None), (step,)))
     frames = native.new_frames()
     frames[:3] = [address(a), address(b), address(c)]
@@ -111,7 +112,7 @@ LAYOUTS = ("rows", "columns", "sliced", "backwards")
 
 @pytest.mark.parametrize("a_layout", LAYOUTS)
 @pytest.mark.parametrize("b_layout", LAYOUTS)
-@pytest.mark.parametrize("c_layout", LAYOUTS)
+@pytest.mark.parametrize("c_layout", LAYOUTS[:3])
 def test_any_strides(a_layout, b_layout, c_layout):
     rng = np.random.default_rng(7)
     for m, n, k in ((14, 35, 21), (1, 40, 33), (40, 1, 33), (70, 90, 600)):
@@ -126,7 +127,8 @@ def test_random_products():
     for _ in range(150):
         m, n, k = (int(2 ** rng.uniform(0, 7.5)) for _ in range(3))
         source, result = DTYPES[rng.integers(len(DTYPES))]
-        a_layout, b_layout, c_layout = rng.choice(LAYOUTS, 3)
+        a_layout, b_layout = rng.choice(LAYOUTS, 2)
+        c_layout = rng.choice(LAYOUTS[:3])
         a, b = matrix(rng, (m, k), source, a_layout), matrix(rng, (k, n), source, b_layout)
         c = matrix(rng, (m, n), result, c_layout)
         multiply(a, b, c)
@@ -194,20 +196,6 @@ def test_the_bits_do_not_depend_on_threads(m, n, k, monkeypatch):
     assert len(results) == 1
 
 
-def test_what_is_not_supported_says_so():
-    ints = np.zeros((2, 2), np.int32)
-    assert gemm_step(product_of(ints, ints, ints), Slot(0), Slot(1), Slot(2)) is None
-    complex_ = np.zeros((2, 2), np.complex64)
-    assert gemm_step(product_of(complex_, complex_, complex_), Slot(0), Slot(1), Slot(2)) is None
-
-
-def test_batch_dims_must_agree():
-    x = np.zeros((2, 2, 2), np.float32)
-    broken = dataclasses.replace(product_of(x, x, x), a=Operand(2, 1))
-    with pytest.raises(ValueError, match="equally many"):
-        gemm_step(broken, Slot(0), Slot(1), Slot(2))
-
-
 @pytest.mark.parametrize("features, vector_bytes", [("+avx2,+fma", 32), ("+sse4.2", 16)])
 def test_the_code_for_smaller_processors(features, vector_bytes, monkeypatch):
     """The tiles of other processors run here too, on wider registers than they need."""
@@ -228,14 +216,13 @@ def test_the_transpose_is_chosen_for_columns():
     x = np.zeros((64, 64), np.float32)
     assert orient(product_of(x, x, x)).a.column == 1
     turned = orient(product_of(x, x, x.T))
-    assert (turned.c.row, turned.c.column) == (64, 1)
+    assert argument_maps(turned.epilogue)[1].strides == (64, 1)
 
 
 def test_blocks_share_large_products_and_leave_small_ones_whole():
-    shape = shape_for("float32", "float32", loader.host)
     small, large = np.zeros((16, 16), np.float32), np.zeros((512, 512), np.float32)
-    assert plan_product(product_of(small, small, small), shape).units == 1
-    plan = plan_product(product_of(large, large, large), shape)
+    assert plan_product(product_of(small, small, small)).units == 1
+    plan = plan_product(product_of(large, large, large))
     assert plan.units >= 4
-    assert plan.sizes["mc"] * plan.sizes["m_blocks"] >= 512
-    assert plan.sizes["nc"] * plan.sizes["n_blocks"] >= 512
+    assert plan.sizes["mb"] * plan.sizes["m_blocks"] >= 512
+    assert plan.sizes["nb"] * plan.sizes["n_blocks"] >= 512

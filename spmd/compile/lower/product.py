@@ -1,21 +1,30 @@
-"""Rules for equations that become library steps: matrix products.
+"""Rules for products: `dot_general` becomes a `Product`, or a loop nest where it cannot.
 
 A `dot_general` is a batch of products of matrices whose rows, columns and depth are groups of
 operand dims. Groups that one stride walks through become one dim; what does not collapse is
-repacked by a small kernel first. Transposes of operands cost nothing: they are strides.
+repacked by a small kernel first. Transposes of operands cost nothing: they are strides. Products of
+integers and of complex numbers are ordinary kernels that reduce over the depth.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from spmd.compile.cpu.gemm import supports
 from spmd.compile.kernel.build import Builder
-from spmd.compile.lower.expression import storage_dtype
+from spmd.compile.kernel.dtypes import kind
+from spmd.compile.kernel.product import (
+    NO_EPILOGUE,
+    Operand,
+    Product,
+    product_dtype,
+    store_epilogue,
+)
+from spmd.compile.lower.expression import need_dtype, storage_dtype
 from spmd.compile.lower.index import strides_of
+from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import Launch, Product, Ref
+from spmd.compile.lower.schedule import Launch, Multiply, Ref
 from spmd.core.ir import Atom, Eqn
 from spmd.core.util import product
 from spmd.lax.dot import DimensionNumbers
@@ -50,11 +59,33 @@ def collapse(dims: Sequence[Dim]) -> list[Dim]:
 @rule("dot_general")
 def dot_general(lowering: Lowering, eqn: Eqn) -> None:
     """One product step, after repacking operands whose dims do not collapse."""
-    lhs, rhs = eqn.invars
     out = eqn.outvars[0]
-    if not supports(lhs.aval.dtype, out.aval.dtype):
-        host(lowering, eqn)
+    found = find_product(lowering, eqn)
+    if found is None:
+        if not _loop_nest(lowering, eqn):
+            host(lowering, eqn)
         return
+    made, strides, refs = found
+    kernel = storage_dtype(out.aval.dtype)
+    assert kernel is not None
+    epilogue = store_epilogue(made.batch, made.m, made.n, made.carried, kernel, strides)
+    refs = (*refs, lowering.place(out))
+    made = replace(made, epilogue=epilogue)
+    lowering.steps.append(Multiply(made, refs, "dot", eqn.source))
+
+
+def find_product(
+    lowering: Lowering, eqn: Eqn
+) -> tuple[Product, tuple[int, ...], tuple[Ref, Ref]] | None:
+    """The product of an equation, without its epilogue; the strides of its result; its operands.
+
+    None if its dtypes are not those of a `Product`.
+    """
+    lhs, rhs = eqn.invars
+    source, result = (storage_dtype(v.aval.dtype) for v in (lhs, eqn.outvars[0]))
+    carried = product_dtype(source, result) if source and result else None
+    if carried is None:
+        return None
     numbers = eqn.params["dimension_numbers"]
     sides = [_Side(lowering, lhs), _Side(lowering, rhs)]
     free = [numbers.free(s, x.aval.ndim) for s, x in enumerate((lhs, rhs))]
@@ -62,13 +93,13 @@ def dot_general(lowering: Lowering, eqn: Eqn) -> None:
         (*numbers.batch[0], *free[0], *numbers.contract[0]),
         (*numbers.batch[1], *numbers.contract[1], *free[1]),
     )
-    step = _step(eqn, sides, numbers, free, lowering)
-    if step is None:
+    found = _collapsed(eqn, sides, numbers, free, carried)
+    if found is None:
         for side, order in zip(sides, orders, strict=True):
             side.repack(order)
-        step = _step(eqn, sides, numbers, free, lowering)
-        assert step is not None, "repacked operands collapse"
-    lowering.steps.append(step)
+        found = _collapsed(eqn, sides, numbers, free, carried)
+        assert found is not None, "repacked operands collapse"
+    return *found, (sides[0].ref, sides[1].ref)
 
 
 class _Side:
@@ -101,14 +132,14 @@ class _Side:
         self.strides = tuple(strides)
 
 
-def _step(
+def _collapsed(
     eqn: Eqn,
     sides: Sequence[_Side],
     numbers: DimensionNumbers,
     free: Sequence[Sequence[int]],
-    lowering: Lowering,
-) -> Product | None:
-    """The product step if all groups of dims collapse."""
+    carried: str,
+) -> tuple[Product, tuple[int, ...]] | None:
+    """The product and the strides of its result, if all groups of dims collapse."""
     a, b = sides
     out = eqn.outvars[0].aval
     c_strides = strides_of(out.shape)
@@ -144,18 +175,59 @@ def _step(
     if len(batch) > MAX_BATCH_DIMS or len(depth) > 1:
         return None
     row, column, along = (group[0] if group else Dim(1, (0, 0)) for group in (m, n, depth))
-    return Product(
-        source_dtype=a.atom.aval.dtype,
-        result_dtype=out.dtype,
+    left, right = (
+        Operand(need_dtype(side.atom.aval.dtype), *strides, tuple(d.strides[k] for d in batch))
+        for k, (side, strides) in enumerate(
+            ((a, (row.strides[0], along.strides[0])), (b, (along.strides[1], column.strides[0])))
+        )
+    )
+    found = Product(
         m=row.size,
         n=column.size,
         k=along.size if product(a.shape) and product(b.shape) else 0,
+        a=left,
+        b=right,
+        carried=carried,
+        epilogue=NO_EPILOGUE,
         batch=tuple(d.size for d in batch),
-        a_strides=(row.strides[0], along.strides[0], *(d.strides[0] for d in batch)),
-        b_strides=(along.strides[1], column.strides[0], *(d.strides[1] for d in batch)),
-        out_strides=(row.strides[1], column.strides[1], *(d.strides[2] for d in batch)),
-        a=a.ref,
-        b=b.ref,
-        out=lowering.place(eqn.outvars[0]),
-        source=eqn.source,
     )
+    strides = (*(d.strides[2] for d in batch), row.strides[1], column.strides[1])
+    return found, strides
+
+
+# ---- products that are loop nests ----------------------------------------------------------------
+
+
+def _loop_nest(lowering: Lowering, eqn: Eqn) -> bool:
+    """Write a product as a kernel that sums over the contracted dims; says whether it could."""
+    (lhs, rhs), (out,) = eqn.invars, eqn.outvars
+    numbers: DimensionNumbers = eqn.params["dimension_numbers"]
+    source, result = (storage_dtype(v.aval.dtype) for v in (lhs, out))
+    if source is None or result is None or "b" in (kind(source), kind(result)):
+        return False
+    shapes, strides = (
+        [v.aval.shape for v in (lhs, rhs)],
+        [strides_of(v.aval.shape) for v in eqn.invars],
+    )
+    free = [numbers.free(s, len(shape)) for s, shape in enumerate(shapes)]
+    inner = [shapes[0][d] for d in numbers.contract[0]] or [1]
+    b = Builder(out.aval.shape, inner)
+    args = [b.arg(source, v.aval.size) for v in (lhs, rhs)]
+    target = b.arg(result, out.aval.size, "out")
+    none = [[0] * len(free[s]) for s in range(2)]
+    maps = []
+    for s in range(2):
+        own = [strides[s][d] for d in free[s]]
+        batch = [strides[s][d] for d in numbers.batch[s]]
+        outer = [*batch, *(own if s == 0 else none[0]), *(own if s == 1 else none[1])]
+        maps.append([*outer, *([strides[s][d] for d in numbers.contract[s]] or [0])])
+    with b.row():
+        values = [
+            b.convert(b.load(arg, where), result) for arg, where in zip(args, maps, strict=True)
+        ]
+        total = b.reduce("add", b.op("mul", *values))
+    with b.point():
+        b.store(target, strides_of(out.aval.shape), total)
+    refs = (*(lowering.ref(v) for v in eqn.invars), lowering.place(out))
+    launch(lowering, Launch(b.build(), refs, "dot", eqn.source))
+    return True

@@ -1,0 +1,135 @@
+"""Packing for matrix products: a panel of an operand, in the order in which tiles read it.
+
+    pack(source, i stride, k stride, width, depth, target, target stride)
+    target[k * target stride + i] = source[i * i stride + k * k stride]    i < width, k < depth
+
+in the carried type. One function per way the source lies in memory: `copy` where i is contiguous,
+`turn` where k is (a transpose, through registers), `gather` where neither is. i are columns of B or
+rows of A. Whole vectors are stored: what lies behind the width of the last k is overwritten.
+"""
+
+from __future__ import annotations
+
+from spmd.compile.cpu.gemm_ir import (
+    NBYTES,
+    STORED,
+    Vectors,
+    lane_mask,
+    load_vector,
+    widen,
+)
+from spmd.compile.cpu.runtime_ir import Function, Value
+
+PACK_PARAMS = ["ptr", "i64", "i64", "i64", "i64", "ptr", "i64"]
+WAYS = ("copy", "turn", "gather")
+
+
+def pack_symbol(v: Vectors, source: str, way: str) -> str:
+    """The name of a packing function of elements of a kernel dtype."""
+    return f"pack_{way}_{source}_{v.symbol}"
+
+
+def pack_text(v: Vectors, source: str, way: str) -> str:
+    """The module of a packing function."""
+    write = {"copy": _copy, "turn": _turn, "gather": _gather}[way]
+    f = Function(pack_symbol(v, source, way), "void", PACK_PARAMS, attributes=v.attributes)
+    write(f, v, source)
+    return f"{v.declarations(STORED[source])}\n{f.text()}"
+
+
+def _copy(f: Function, v: Vectors, source: str) -> None:
+    origin, _, k_stride, width, depth, target, target_stride = f.params
+    stored, nbytes = STORED[source], NBYTES[source]
+    whole = width - width % v.lanes
+    rest = lane_mask(f, v.lanes, width - whole)
+    with f.range(0, depth) as k:
+        read, write = f.at(origin, k * k_stride), f.at(target, k * target_stride)
+        with f.range(0, whole, v.lanes) as i:
+            value = load_vector(f, v, f.at(read, i * nbytes), None, stored)
+            f.store(value, write, i * v.nbytes, align=v.nbytes)
+        with f.if_(whole < width):
+            value = load_vector(f, v, f.at(read, whole * nbytes), rest, stored)
+            f.store(value, write, whole * v.nbytes, align=v.nbytes)
+
+
+def _gather(f: Function, v: Vectors, source: str) -> None:
+    origin, i_stride, k_stride, width, depth, target, target_stride = f.params
+    with f.range(0, depth) as k, f.range(0, width) as i:
+        element = f.load(STORED[source], origin, i * i_stride + k * k_stride)
+        f.store(widen(f, element, v.element), target, k * target_stride + i * v.nbytes)
+
+
+def _turn(f: Function, v: Vectors, source: str) -> None:
+    """Transpose in strips of `lanes` rows: within 16 bytes by interleaving, across by loading."""
+    origin, i_stride, _, width, depth, target, target_stride = f.params
+    nbytes = NBYTES[source]
+    side = min(16 // v.nbytes, v.lanes)
+    whole = depth - depth % side
+    with f.range(0, width, v.lanes) as i:
+        # Rows behind the last are read as the last: what they give is never used.
+        rows = [f.at(origin, f.smaller(i + lane, width - 1) * i_stride) for lane in range(v.lanes)]
+        write = f.at(target, i * v.nbytes)
+        with f.range(0, whole, side) as k:
+            columns = _turned(f, v, source, [f.at(row, k * nbytes) for row in rows], side)
+            for step, column in enumerate(columns):
+                f.store(column, write, (k + step) * target_stride, align=v.nbytes)
+        with f.range(whole, depth) as k:
+            for lane, row in enumerate(rows):
+                element = widen(f, f.load(STORED[source], row, k * nbytes), v.element)
+                f.store(element, write, k * target_stride + lane * v.nbytes)
+
+
+def _turned(f: Function, v: Vectors, source: str, rows: list[Value], side: int) -> list[Value]:
+    """The `side` columns, as vectors over all rows, of what the rows begin with."""
+    small = f"<{side} x {STORED[source]}>"
+    quarters = v.lanes // side
+    values = []
+    for first in range(side):
+        # Part q holds row first + q * side, so that interleaving within parts puts rows in order.
+        parts = [
+            f.load(small, rows[first + q * side], align=NBYTES[source]) for q in range(quarters)
+        ]
+        values.append(widen(f, _concatenate(f, parts), v.vector))
+    return _interleave_parts(f, v, values, side)
+
+
+def _concatenate(f: Function, parts: list[Value]) -> Value:
+    while len(parts) > 1:
+        count, element = parts[0].type.strip("<>").split(" x ")
+        size = int(count)
+        picks = ", ".join(f"i32 {i}" for i in range(2 * size))
+        type = parts[0].type
+        parts = [
+            f.emit(
+                f"<{2 * size} x {element}>",
+                f"shufflevector {type} {a.text}, {type} {b.text}, <{2 * size} x i32> <{picks}>",
+            )
+            for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+    return parts[0]
+
+
+def _interleave_parts(f: Function, v: Vectors, values: list[Value], side: int) -> list[Value]:
+    """Transpose the squares of `side` by `side` that the parts of 16 bytes form."""
+    half = side // 2
+    rounds = side.bit_length() - 1
+    for _ in range(rounds):
+        values = [
+            _interleave(f, v, values[i], values[i + half], side, high)
+            for i in range(half)
+            for high in (False, True)
+        ]
+    return values
+
+
+def _interleave(f: Function, v: Vectors, a: Value, b: Value, side: int, high: bool) -> Value:
+    start = side // 2 if high else 0
+    order = [
+        part + start + i + other
+        for part in range(0, v.lanes, side)
+        for i in range(side // 2)
+        for other in (0, v.lanes)
+    ]
+    picks = ", ".join(f"i32 {index}" for index in order)
+    text = f"shufflevector {v.vector} {a.text}, {v.vector} {b.text}, <{v.lanes} x i32> <{picks}>"
+    return f.emit(v.vector, text)

@@ -1,0 +1,382 @@
+"""Products of matrices with an epilogue: the one kernel of the IR that is more than a loop nest.
+
+    out = epilogue(C, ...)      C[b, i, j] = sum over k of A[b, i, k] B[b, k, j]
+
+A loop nest could say this too, but then every backend would have to find the product in it again.
+So it is a node of its own: sizes and strides of both operands, the dtype in which products are
+summed, and an ordinary elementwise kernel, the *epilogue*, whose argument 0 is C. What stores a
+plain result, adds a bias, rounds to bf16, permutes dims or applies an activation is the same
+thing: an epilogue. C itself need never be in memory: a backend computes a block of it and runs the
+epilogue on that block (`block_epilogue`) while it is in a cache, or in registers.
+
+`check_product` is the law, `interpret_product` the meaning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
+from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.compile.kernel.interpret import interpret
+from spmd.compile.kernel.ir import ROW, Arg, Const, Instr, Kernel, Load, Map, Op, Store
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """The layout of A or B: strides in elements, any sign, 0 for a broadcast dim."""
+
+    dtype: str
+    row: int
+    column: int
+    batch: tuple[int, ...] = ()
+
+    @property
+    def transposed(self) -> Operand:
+        """The layout with rows and columns exchanged."""
+        return replace(self, row=self.column, column=self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A of m x k times B of k x n for each index of the batch dims, then the epilogue.
+
+    The arguments of the step are A, B, and the epilogue's arguments without its first. Operands of
+    another dtype than `carried` are converted to it before they are multiplied.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: Operand
+    b: Operand
+    carried: str  # the dtype in which products are computed and summed
+    epilogue: Kernel  # outer (*batch, m), inner (n,); argument 0 is C, contiguous
+    batch: tuple[int, ...] = ()
+
+    @property
+    def multiply_adds(self) -> int:
+        """The work of one product of the batch."""
+        return self.m * self.n * self.k
+
+    @property
+    def transposed(self) -> Product:
+        """The same product read as C^T = B^T A^T."""
+        flipped = replace(
+            self, m=self.n, n=self.m, a=self.b.transposed, b=self.a.transposed, epilogue=NO_EPILOGUE
+        )
+        return replace(flipped, epilogue=_transposed_epilogue(self))
+
+
+# What stands for the epilogue of a product that is still being put together.
+NO_EPILOGUE = Kernel((), (), (), ())
+
+
+def product_dtype(source: str, result: str) -> str | None:
+    """The dtype in which products of `source` elements are summed; None: not as a `Product`.
+
+    Integers, whose sums wrap, and complex numbers are loop nests like any other reduction.
+    """
+    if kind(source) != "f" or kind(result) != "f":
+        return None
+    return "f64" if "f64" in (source, result) else "f32"
+
+
+# ---- epilogues -------------------------------------------------------------------------------
+
+
+def c_strides(batch: Sequence[int], m: int, n: int) -> tuple[int, ...]:
+    """The strides of C along (*batch, m, n): it is contiguous."""
+    sizes = (*batch, m, n)
+    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+
+
+def store_epilogue(
+    batch: Sequence[int],
+    m: int,
+    n: int,
+    carried: str,
+    dtype: str,
+    strides: Sequence[int],
+    size: int | None = None,
+) -> Kernel:
+    """The epilogue that only stores C, as `dtype`, at strides along (*batch, m, n)."""
+    b = Builder((*batch, m), (n,))
+    source = b.arg(carried, math.prod((*batch, m, n)))
+    if size is None:
+        size = affine_range(Map(tuple(strides)), (*batch, m, n))[1] + 1
+    target = b.arg(dtype, max(size, 0), "out")
+    with b.row():
+        value = b.load(source, c_strides(batch, m, n))
+        b.store(target, strides, b.convert(value, dtype))
+    return b.build()
+
+
+def plain_store(epilogue: Kernel) -> Map | None:
+    """Where C goes if the epilogue only stores it as it is, else None."""
+    step = epilogue.passes[0]
+    if len(epilogue.args) != 2 or len(step.instrs) != 1 or len(step.stores) != 1:
+        return None
+    store = step.stores[0]
+    return store.map if isinstance(store, Store) and store.combine is None else None
+
+
+def argument_maps(epilogue: Kernel) -> tuple[Map, ...]:
+    """The one map through which each argument is read and written."""
+    found: dict[int, Map] = {}
+    for item in (*epilogue.passes[0].instrs, *epilogue.passes[0].stores):
+        if isinstance(item, Load | Store):
+            found.setdefault(item.arg, item.map)
+    none = Map((0,) * len(epilogue.sizes))
+    return tuple(found.get(number, none) for number in range(len(epilogue.args)))
+
+
+def block_epilogue(epilogue: Kernel, rows: int, columns: int, c_row: int) -> Kernel:
+    """The epilogue on a block of C whose rows are `c_row` elements apart: outer (rows,).
+
+    Its pointers are those of the block's first element, so all offsets are zero; lanes run along
+    the columns, and each row is a unit of work.
+    """
+    maps = argument_maps(epilogue)
+
+    def of(number: int) -> Map:
+        if number == 0:
+            return Map((c_row, 1))
+        return Map(maps[number].strides[-2:])
+
+    def size(number: int) -> int:
+        return affine_range(of(number), (rows, columns))[1] + 1
+
+    step = epilogue.passes[0]
+    args = tuple(replace(arg, size=size(k)) for k, arg in enumerate(epilogue.args))
+    instrs = tuple(replace(i, map=of(i.arg)) if isinstance(i, Load) else i for i in step.instrs)
+    stores = tuple(replace(s, map=of(s.arg)) if isinstance(s, Store) else s for s in step.stores)
+    passes = (replace(step, instrs=instrs, stores=stores),)
+    return Kernel(args, (rows,), (columns,), passes, vector_dim=1)
+
+
+def _transposed_epilogue(p: Product) -> Kernel:
+    def turned(where: Map) -> Map:
+        *batch, row, column = where.strides
+        return replace(where, strides=(*batch, column, row))
+
+    def moved(item: Any) -> Any:
+        if not isinstance(item, Load | Store):
+            return item
+        if item.arg == 0:
+            return replace(item, map=Map(c_strides(p.batch, p.n, p.m)))
+        return replace(item, map=turned(item.map))
+
+    step = p.epilogue.passes[0]
+    instrs, stores = tuple(map(moved, step.instrs)), tuple(map(moved, step.stores))
+    passes = (replace(step, instrs=instrs, stores=stores),)
+    return Kernel(p.epilogue.args, (*p.batch, p.n), (p.m,), passes)
+
+
+# ---- the law ---------------------------------------------------------------------------------
+
+
+def check_product(p: Product) -> None:
+    """Raise `KernelError` if a product is not well formed."""
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            raise KernelError(f"product {p.m}x{p.n}x{p.k}: {message}")
+
+    need(min(p.m, p.n, p.k, *p.batch) >= 0, f"negative size in {(*p.batch, p.m, p.n, p.k)}")
+    for name, operand in (("a", p.a), ("b", p.b)):
+        need(operand.dtype in DTYPES, f"{name} has unknown dtype {operand.dtype!r}")
+        need(len(operand.batch) == len(p.batch), f"{name} needs {len(p.batch)} batch strides")
+    need(kind(p.carried) in "iufc", f"nothing is summed in {p.carried}")
+    check_epilogue(p.epilogue, p.batch, p.m, p.n, p.carried)
+
+
+def check_epilogue(kernel: Kernel, batch: Sequence[int], m: int, n: int, carried: str) -> None:
+    """Raise `KernelError` unless a kernel can follow a product: elementwise, affine, C first."""
+
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            raise KernelError(f"epilogue: {message}")
+
+    check_kernel(kernel)
+    need((kernel.outer, kernel.inner) == ((*batch, m), (n,)), "its space is not that of C")
+    need(len(kernel.passes) == 1 and kernel.passes[0].level == ROW, "it needs one ROW pass")
+    need(not kernel.buffers and not kernel.passes[0].reductions, "it must be elementwise")
+    need(bool(kernel.args) and kernel.args[0].role == "in", "argument 0 is C, and is only read")
+    need(kernel.args[0].dtype == carried, f"C is {carried}, not {kernel.args[0].dtype}")
+    maps = argument_maps(kernel)
+    for item in (*kernel.passes[0].instrs, *kernel.passes[0].stores):
+        need(isinstance(item, Const | Op | Load | Store), f"{type(item).__name__} depends on place")
+        if isinstance(item, Load | Store):
+            need(not item.map.gathered and item.guard is None, "maps must be affine, without guard")
+            need(item.map == maps[item.arg], f"argument {item.arg} is used at two maps")
+            need(min(item.map.strides[-2:]) >= 0, f"argument {item.arg} runs backwards")
+    need(maps[0] == Map(c_strides(batch, m, n)), "C is contiguous")
+
+
+# ---- the meaning -----------------------------------------------------------------------------
+
+
+def interpret_product(p: Product, a: Array, b: Array, *rest: Array) -> None:
+    """Run a product on flat arrays: A and B from their elements [0, 0], then the epilogue's.
+
+    The order in which a backend sums is its own, as long as it depends on nothing but the product.
+    """
+    check_product(p)
+    dtype = DTYPES[p.carried].numpy
+    left = _view(a, (*p.batch, p.m, p.k), (*p.a.batch, p.a.row, p.a.column)).astype(dtype)
+    right = _view(b, (*p.batch, p.k, p.n), (*p.b.batch, p.b.row, p.b.column)).astype(dtype)
+    with np.errstate(all="ignore"):
+        c = np.matmul(left, right)
+    interpret(p.epilogue, [np.ascontiguousarray(c).reshape(-1), *rest])
+
+
+def _view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    nbytes = tuple(stride * array.itemsize for stride in strides)
+    return np.lib.stride_tricks.as_strided(array, shape, nbytes, writeable=False)
+
+
+# ---- joining a kernel to a product -------------------------------------------------------------
+
+
+def attach(
+    kernel: Kernel, position: int, batch: Sequence[int], m: int, n: int, carried: str
+) -> tuple[Kernel, tuple[int, ...]] | None:
+    """Make `kernel`, which reads C as its argument `position`, the epilogue of a product.
+
+    Gives the epilogue, and for each of its arguments but the first the number of the argument of
+    `kernel` that it is; None if the kernel cannot be one. `kernel` sees C as a contiguous array
+    with elements in its own dims' order; its dtype may be narrower than `carried`, then C is
+    rounded to it first.
+    """
+    step = kernel.passes[0] if len(kernel.passes) == 1 else None
+    if step is None or step.level != ROW or kernel.buffers or step.reductions:
+        return None
+    accesses = [i for i in (*step.instrs, *step.stores) if isinstance(i, Load | Store)]
+    if any(i.map.gathered or i.guard is not None for i in accesses):
+        return None
+    if any(not isinstance(i, Const | Op | Load) for i in step.instrs):
+        return None
+    if any(not isinstance(s, Store) or s.combine is not None for s in step.stores):
+        return None
+    seen = {i.map for i in accesses if i.arg == position}
+    if len(seen) != 1 or 0 in kernel.sizes:
+        return None
+    c_map = seen.pop()
+    groups = _match(kernel.sizes, c_map, (*batch, m, n))
+    if groups is None:
+        return None
+    return _Attachment(kernel, position, groups, (*batch, m, n), carried).build()
+
+
+# For each dim of C the (kernel dim, size, factor of the kernel dim's stride) it consists of,
+# fastest first.
+_Groups = list[list[tuple[int, int, int]]]
+
+
+def _match(sizes: Sequence[int], c_map: Map, wanted: Sequence[int]) -> _Groups | None:
+    """Cut and join the kernel's dims into those of C."""
+    dims = sorted((c_map.strides[d], d, size) for d, size in enumerate(sizes) if size != 1)
+    expected = 1
+    for stride, _, size in dims:
+        if stride != expected:
+            return None
+        expected *= size
+    if expected != math.prod(wanted) or c_map.offset:
+        return None
+    rest = [(d, size, 1) for _, d, size in dims]
+    groups: _Groups = []
+    for size in reversed(wanted):
+        group: list[tuple[int, int, int]] = []
+        while size > 1:
+            d, have, factor = rest.pop(0)
+            taken = math.gcd(have, size) if have != size else size
+            if taken != min(have, size):
+                return None
+            group.append((d, taken, factor))
+            if have > taken:
+                rest.insert(0, (d, have // taken, factor * taken))
+            size //= taken
+        groups.append(group)
+    return groups[::-1]
+
+
+class _Attachment:
+    """Rewrites the maps of a kernel to the dims of C."""
+
+    def __init__(
+        self, kernel: Kernel, position: int, groups: _Groups, sizes: Sequence[int], carried: str
+    ):
+        self.kernel = kernel
+        self.position = position
+        self.groups = groups
+        self.sizes = tuple(sizes)
+        self.carried = carried
+        self.args = [Arg(carried, math.prod(sizes))]
+        self.origins: list[int] = []
+        self.numbers: dict[tuple[int, Map], int] = {}
+
+    def build(self) -> tuple[Kernel, tuple[int, ...]] | None:
+        step = self.kernel.passes[0]
+        instrs: list[Instr] = []
+        highest = max([i.out for i in step.instrs])
+        for instr in step.instrs:
+            if not isinstance(instr, Load):
+                instrs.append(instr)
+                continue
+            place = self.place(instr.arg, instr.map)
+            if place is None:
+                return None
+            number, where = place
+            if number == 0 and instr.dtype != self.carried:
+                highest += 1
+                instrs.append(Load(highest, self.carried, 0, where))
+                instrs.append(Op(instr.out, instr.dtype, "convert", (highest,)))
+            else:
+                instrs.append(replace(instr, arg=number, map=where))
+        stores = []
+        for store in step.stores:
+            assert isinstance(store, Store)
+            place = self.place(store.arg, store.map)
+            if place is None:
+                return None
+            stores.append(replace(store, arg=place[0], map=place[1]))
+        passes = (replace(step, instrs=tuple(instrs), stores=tuple(stores)),)
+        made = Kernel(tuple(self.args), self.sizes[:-1], self.sizes[-1:], passes)
+        check_kernel(made)
+        return made, tuple(self.origins)
+
+    def place(self, arg: int, where: Map) -> tuple[int, Map] | None:
+        """The new number and map of an access; None if its strides do not join."""
+        strides = []
+        for group in self.groups:
+            span = None
+            first = 0
+            for d, size, factor in group:
+                stride = where.strides[d] * factor
+                if span is None:
+                    first = stride
+                elif stride != span:
+                    return None
+                span = stride * size
+            strides.append(first)
+        if min(strides[-2:]) < 0:
+            return None
+        if arg == self.position:
+            # Dims of size 1 have no stride of their own in the kernel.
+            return 0, Map(c_strides(self.sizes[:-2], *self.sizes[-2:]))
+        new = Map(tuple(strides), where.offset)
+        key = (arg, new)
+        if key not in self.numbers:
+            self.numbers[key] = len(self.args)
+            self.args.append(self.kernel.args[arg])
+            self.origins.append(arg)
+        return self.numbers[key], new
