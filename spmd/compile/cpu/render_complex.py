@@ -14,11 +14,6 @@ from spmd.compile.cpu.vectormath import call_function
 
 Pair = tuple[str, str]
 
-SUPPORTED = frozenset(
-    "add sub mul div neg conj real imag complex abs exp log sqrt eq ne select convert "
-    "integer_pow".split()
-)
-
 
 def render(
     e: Emitter, op: str, parts: Sequence[tuple[str, ...]], element: str, attr: int | None

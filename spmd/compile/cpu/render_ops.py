@@ -22,7 +22,6 @@ from spmd.compile.cpu.render_convert import (
 )
 from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS, call_function
 from spmd.compile.kernel.dtypes import kind
-from spmd.compile.kernel.ops import result_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +36,6 @@ class Value:
     parts: tuple[str, ...]
     width: int
     constant: int | float | None = None
-
-
-def supports(op: str, operands: Sequence[str], dtype: str) -> bool:
-    """Say whether the CPU renderer has code for `op` on these dtypes.
-
-    What it lacks is left to NumPy: the lowering asks before it puts an operation into a kernel.
-    """
-    if result_dtype(op, tuple(operands), dtype) != dtype:
-        return False
-    if "c" in (kind(dtype), kind(operands[-1])):
-        return op in render_complex.SUPPORTED
-    if op == "nextafter":
-        return dtype in ("f32", "f64")
-    return True
 
 
 def render_op(

@@ -16,6 +16,7 @@ Meaning where Python, C and NumPy differ (the rules of XLA, which JAX users know
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
@@ -101,6 +102,26 @@ def result_dtype(op: str, operands: tuple[str, ...], wanted: str) -> str | None:
                 return None
             return wanted
     return dtype
+
+
+# What kernels do with complex numbers; programs that need more leave it to NumPy.
+COMPLEX_OPS = frozenset(
+    "add sub mul div neg conj real imag complex abs exp log sqrt eq ne select convert "
+    "integer_pow".split()
+)
+
+
+def supports(op: str, operands: Sequence[str], dtype: str) -> bool:
+    """Say whether kernels may contain `op` on these dtypes: then every renderer has code for it.
+
+    The lowering asks before it puts an operation into a kernel.
+    """
+    if result_dtype(op, tuple(operands), dtype) != dtype:
+        return False
+    if "c" in (kind(dtype), kind(operands[-1])):
+        return op in COMPLEX_OPS
+    # The neighbours of a narrow float are not those of the f32 that carries it.
+    return op != "nextafter" or dtype in ("f32", "f64")
 
 
 def _can_bitcast(source: str, target: str) -> bool:

@@ -30,11 +30,24 @@ from spmd.compile.kernel.ir import (
 )
 from spmd.compile.kernel.ops import ARG_REDUCERS
 
-# Rows shorter than twice this stay whole; a chunk has at least this many elements.
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """How finely reductions are split; it depends on the kind of machine, never on its load.
+
+    Rows shorter than two chunks of at least `elements` stay whole, a row has `most` chunks at most,
+    and `enough_points` outer points are enough to share out without splitting rows.
+    """
+
+    elements: int
+    most: int
+    enough_points: int
+
+
+# For a few cores: a chunk is worth waking a thread for.
 CHUNK_ELEMENTS = 16 * 1024
-MOST_CHUNKS = 256
-# With this many outer points there is enough to share out without splitting rows.
 ENOUGH_POINTS = 32
+CHUNKS = Chunks(CHUNK_ELEMENTS, most=256, enough_points=ENOUGH_POINTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +64,14 @@ class Split:
     temporaries: tuple[tuple[str, int], ...]
 
 
-def split_reduction(kernel: Kernel) -> Split | None:
+def split_reduction(kernel: Kernel, chunks: Chunks = CHUNKS) -> Split | None:
     """Split a kernel of one ROW pass of reductions (and POINT passes), if that is worth it."""
     check_kernel(kernel)
-    if not _can_split(kernel):
+    if not _can_split(kernel, chunks):
         return None
     rest = math.prod(kernel.inner[1:])
     extent = kernel.inner[0]
-    chunk = max(CHUNK_ELEMENTS // rest, -(-extent // MOST_CHUNKS), 1)
+    chunk = max(chunks.elements // rest, -(-extent // chunks.most), 1)
     whole, left = divmod(extent, chunk)
     if whole < 2:
         return None
@@ -73,7 +86,7 @@ def split_reduction(kernel: Kernel) -> Split | None:
     return Split(tuple(partials), _combine(kernel, temporaries, count), temporaries)
 
 
-def _can_split(kernel: Kernel) -> bool:
+def _can_split(kernel: Kernel, chunks: Chunks) -> bool:
     if not kernel.passes or not kernel.inner or 0 in kernel.sizes or kernel.buffers:
         return False
     row, *others = kernel.passes
@@ -83,8 +96,8 @@ def _can_split(kernel: Kernel) -> bool:
         return False
     if any(isinstance(instr, Scan) for instr in row.instrs):
         return False
-    few = math.prod(kernel.outer) < ENOUGH_POINTS
-    return few and math.prod(kernel.inner) >= 2 * CHUNK_ELEMENTS
+    few = math.prod(kernel.outer) < chunks.enough_points
+    return few and math.prod(kernel.inner) >= 2 * chunks.elements
 
 
 def _row_major(sizes: tuple[int, ...], last: int) -> tuple[int, ...]:

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.render_ops import supports
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype, kind
 from spmd.compile.kernel.ir import Op
-from spmd.compile.kernel.ops import OPS, result_dtype
+from spmd.compile.kernel.ops import OPS, result_dtype, supports
 from spmd.compile.lower.random_bits import RANDOM_ENTRIES
 from spmd.core import dtypes
 from spmd.core.ir import Eqn

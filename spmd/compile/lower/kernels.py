@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spmd.compile.cpu.render_ops import supports
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.ops import supports
 from spmd.compile.kernel.split import Split, split_reduction
 from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, windows_at

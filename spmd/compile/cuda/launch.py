@@ -1,0 +1,54 @@
+"""What a rendered kernel is, as data: functions in launch order and their scratch arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What every GPU from sm_80 on gives a block without asking; more needs the launcher's opt-in.
+SHARED_WITHOUT_ASKING = 48 * 1024
+# The least of what blocks may ask for among the GPUs from sm_80 on.
+MOST_SHARED = 99 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a function is started: blocks of the grid, threads (x, y) of a block, shared bytes.
+
+    All shared memory is dynamic, so `shared` is all there is. Above `SHARED_WITHOUT_ASKING` the
+    launcher sets the function's maximum first.
+    """
+
+    grid: int
+    block: tuple[int, int]
+    shared: int = 0
+
+    @property
+    def threads(self) -> int:
+        """The threads of a block."""
+        return self.block[0] * self.block[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One `__global__` function: its symbol (a hash of its text), text, and launch.
+
+    `arguments` numbers what it is given: the kernel's arguments, then the temporaries. `barriers`
+    says whether its threads meet (in `__syncthreads` or a shuffle).
+    """
+
+    symbol: str
+    text: str
+    launch: Launch
+    arguments: tuple[int, ...]
+    barriers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A kernel for CUDA: functions to launch one after the other on one stream.
+
+    `temporaries` are scratch arrays, (dtype, elements) each, that only these functions touch.
+    """
+
+    functions: tuple[Function, ...]
+    temporaries: tuple[tuple[str, int], ...] = ()

@@ -1,0 +1,120 @@
+"""Kernel IR to CUDA C++ text.
+
+    rendered = render(kernel)
+    source = module_text(rendered.functions)       # for NVRTC
+    # then launch each of rendered.functions as its `launch` says
+
+The shape of a kernel decides what its threads are: points (`elementwise.py`), teams of threads for
+rows (`rows.py`), or, where the order of points counts, one thread or one for each independent lane
+(`serial.py`). A long reduction with few results becomes two launches: partial results of chunks,
+and one that joins them. There are no atomics, and every order is fixed by the shapes: the same
+inputs give the same bits. A symbol is a hash of the text, so equal kernels share compiled code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
+from spmd.compile.cuda.launch import Function, Launch, Rendered
+from spmd.compile.cuda.render_ops import carrier
+from spmd.compile.cuda.rows import SCRATCH, RowText, plan_rows
+from spmd.compile.cuda.serial import render_serial
+from spmd.compile.cuda.text import Text
+from spmd.compile.kernel.check import check_kernel
+from spmd.compile.kernel.ir import Kernel, is_sequential
+from spmd.compile.kernel.print import format_kernel
+from spmd.compile.kernel.space import is_elementwise, normalise
+from spmd.compile.kernel.split import Chunks, split_reduction
+
+# With this many rows every multiprocessor of today's largest GPUs has two of them.
+CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)
+
+PRELUDE = "\n".join(
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("scalar.cuh", "team.cuh")
+)
+
+
+def render(kernel: Kernel) -> Rendered:
+    """Render `kernel` as CUDA functions to launch in order."""
+    check_kernel(kernel)
+    if 0 in kernel.outer or not kernel.passes or (is_elementwise(kernel) and 0 in kernel.sizes):
+        return Rendered(())
+    split = None if is_sequential(kernel) else split_reduction(kernel, CHUNKS)
+    if split is None:
+        return _render_whole(kernel)
+    functions: list[Function] = []
+    temporaries = list(split.temporaries)
+    for part in (*split.partials, split.combine):
+        made = _render_whole(part, len(kernel.args) + len(temporaries))
+        functions += made.functions
+        temporaries += made.temporaries
+    return Rendered(tuple(functions), tuple(temporaries))
+
+
+def module_text(functions: Iterable[Function]) -> str:
+    """Return the source of one module with all these functions, equal ones once."""
+    return "\n".join(
+        [PRELUDE, *{function.symbol: function.text for function in functions}.values()]
+    )
+
+
+def _render_whole(kernel: Kernel, first_temporary: int | None = None) -> Rendered:
+    """Render as one function; its scratch arrays are numbered from `first_temporary`."""
+    kernel = normalise(kernel)
+    count = len(kernel.args)
+    first = count if first_temporary is None else first_temporary
+    text, temporaries, barriers = Text(), (), False
+    text.depth = 1
+    if is_sequential(kernel) and is_elementwise(kernel):
+        launch = render_serial(kernel, text)
+    elif is_elementwise(kernel):
+        along = tile_dim(kernel)
+        barriers = along is not None
+        launch = render_points(kernel, text) if along is None else render_tiles(kernel, along, text)
+    else:
+        plan = plan_rows(kernel)
+        barriers = plan.team > 1
+        launch = RowText(kernel, plan, text, first).write()
+        if plan.place == SCRATCH:
+            elements = math.prod(kernel.sizes)
+            temporaries = tuple((carrier(dtype), elements) for dtype in kernel.buffers)
+    arguments = (*range(count), *range(first, first + len(temporaries)))
+    function = _function(kernel, text, launch, arguments, temporaries, barriers)
+    return Rendered((function,), temporaries)
+
+
+def _function(
+    kernel: Kernel,
+    text: Text,
+    launch: Launch,
+    arguments: tuple[int, ...],
+    temporaries: tuple[tuple[str, int], ...],
+    barriers: bool,
+) -> Function:
+    """Put the head around a body, with the kernel's own text as a comment above it."""
+    parameters = [
+        f"{'const ' if arg.role == 'in' else ''}{arg.dtype} *a{number}"
+        for number, arg in enumerate(kernel.args)
+    ]
+    scratch = arguments[len(kernel.args) :]
+    parameters += [
+        f"{dtype} *a{number}" for number, (dtype, _) in zip(scratch, temporaries, strict=True)
+    ]
+    lines = [
+        f'extern "C" __global__ void __launch_bounds__({launch.threads})',
+        f"SYMBOL({', '.join(parameters)}) {{",
+        *(["  extern __shared__ unsigned char shared[];"] if launch.shared else []),
+        str(text),
+        "}\n",
+    ]
+    rendered = "\n".join(lines)
+    symbol = "kernel_" + hashlib.sha256(f"{launch}{rendered}".encode()).hexdigest()[:32]
+    comment = "".join(f"// {line}\n" for line in format_kernel(kernel).splitlines())
+    return Function(
+        symbol, comment + rendered.replace("SYMBOL", symbol), launch, arguments, barriers
+    )

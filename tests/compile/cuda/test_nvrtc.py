@@ -1,0 +1,99 @@
+"""NVRTC compiles every rendered kernel for sm_80 and sm_90, which needs no GPU."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spmd.compile.cuda import nvrtc
+from spmd.compile.cuda.launch import Function
+from spmd.compile.cuda.nvrtc import NvrtcError, compile_cubin, parse_usage, with_lines
+from spmd.compile.cuda.render import module_text, render
+from tests.compile.cuda.corpus import operation_cases, program_kernels, written_cases
+from tests.compile.kernel.op_kernels import row_sum
+
+ARCHS = ("sm_80", "sm_90")
+# A multiprocessor has 65536 registers: with more than this a thread the largest block can't start.
+REGISTERS = 65536
+
+
+def corpus() -> dict[str, Function]:
+    """All functions of all tested kernels, equal ones once."""
+    kernels = [case.kernel for case in (*written_cases(), *operation_cases())]
+    kernels += program_kernels()
+    return {f.symbol: f for kernel in kernels for f in render(kernel).functions}
+
+
+def test_every_kernel_compiles():
+    functions = corpus()
+    assert len(functions) > 300
+    source = module_text(functions.values())
+    with ThreadPoolExecutor(len(ARCHS)) as pool:
+        compiled = list(pool.map(lambda arch: compile_cubin(source, arch), ARCHS))
+    for arch, each in zip(ARCHS, compiled, strict=True):
+        assert each.arch == arch and each.cubin.startswith(b"\x7fELF")
+        assert set(each.usage) == set(functions)
+        for symbol, usage in each.usage.items():
+            function = functions[symbol]
+            assert usage.spill_stores == usage.spill_loads == 0, function.text
+            assert usage.registers * function.launch.threads <= REGISTERS, function.text
+            assert function.barriers or not usage.barriers, function.text
+
+
+def test_an_error_shows_the_source_around_its_line():
+    source = "\n".join([*["// nothing"] * 50, "int f() { return missing; }", "// after"])
+    with pytest.raises(NvrtcError) as caught:
+        compile_cubin(source, "sm_90")
+    message = str(caught.value)
+    assert message.startswith("NVRTC for sm_90: NVRTC_ERROR_COMPILATION\n")
+    assert 'identifier "missing" is undefined' in message
+    assert ">   51 | int f() { return missing; }\n    52 | // after" in message
+    assert "   49 | // nothing" in message and "   48 |" not in message
+
+
+def test_an_unknown_architecture_is_an_error():
+    with pytest.raises(NvrtcError, match="sm_7"):
+        compile_cubin("", "sm_7")
+
+
+def test_without_the_wheel_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(nvrtc, "DISTRIBUTION", "nvidia-cuda-nvrtc-of-no-version")
+    nvrtc._library.cache_clear()
+    try:
+        with pytest.raises(NvrtcError, match="pip install nvidia-cuda-nvrtc-of-no-version"):
+            compile_cubin("", "sm_90")
+    finally:
+        nvrtc._library.cache_clear()
+
+
+def test_version_is_that_of_a_supported_toolkit():
+    assert nvrtc.version() >= (13, 0)
+
+
+def test_reading_the_report_of_ptxas():
+    log = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'kernel_1' for 'sm_90'
+ptxas info    : Function properties for kernel_1
+    8 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
+ptxas info    : Used 38 registers, used 1 barriers, 8 bytes cumulative stack size
+ptxas info    : Compiling entry function 'kernel_2' for 'sm_90'
+ptxas info    : Function properties for kernel_2
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 10 registers, used 0 barriers
+"""
+    usage = parse_usage(log)
+    assert str(usage["kernel_1"]) == "38 registers, 40 bytes spilled, 1 barriers"
+    assert usage["kernel_2"].registers == 10 and usage["kernel_2"].stack == 0
+
+
+def test_numbered_lines_are_those_that_the_log_names():
+    text = with_lines("kernels.cu(3): error: no", "a\nb\nc\nd\ne\nf", around=1)
+    assert text == "kernels.cu(3): error: no\n     2 | b\n>    3 | c\n     4 | d"
+
+
+def test_the_least_use_of_a_row_sum():
+    rendered = render(row_sum(1000, 1000))
+    usage = compile_cubin(module_text(rendered.functions), "sm_90").usage
+    (only,) = rendered.functions
+    assert usage[only.symbol].registers <= 40
