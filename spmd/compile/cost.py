@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Load, Map, Op, Scan, Store
+from spmd.compile.kernel.product import Operand, Product
 from spmd.compile.lower.schedule import (
     Branch,
     Copy,
@@ -21,8 +22,8 @@ from spmd.compile.lower.schedule import (
     Host,
     Launch,
     Loop,
+    Multiply,
     Parallel,
-    Product,
     Step,
     While,
     accesses,
@@ -66,8 +67,8 @@ def step_cost(step: Step) -> Cost:
     match step:
         case Launch(kernel=kernel):
             return kernel_cost(kernel)
-        case Product():
-            return _product_cost(step)
+        case Multiply(product=multiplied):
+            return product_cost(multiplied)
         case Copy(nbytes=nbytes):
             return Cost(nbytes, nbytes)
         case Host(inputs=inputs, outputs=outputs):
@@ -128,15 +129,17 @@ def _touched(place: Map, sizes: Sequence[int]) -> int:
     return math.prod(n for n, stride in zip(sizes, place.strides, strict=True) if stride)
 
 
-def _product_cost(step: Product) -> Cost:
+def product_cost(step: Product) -> Cost:
+    """The cost of a product: its operands once, what its epilogue reads and writes, no C."""
     batch = math.prod(step.batch)
-    source, result = step.source_dtype.itemsize, step.result_dtype.itemsize
 
-    def elements(strides: Sequence[int], rows: int, columns: int) -> int:
-        repeated = zip(step.batch, strides[2:], strict=True)
+    def elements(operand: Operand, rows: int, columns: int) -> int:
+        repeated = zip(step.batch, operand.batch, strict=True)
         return rows * columns * math.prod(n for n, stride in repeated if stride)
 
-    read = elements(step.a_strides, step.m, step.k) + elements(step.b_strides, step.k, step.n)
-    return Cost(
-        read * source, batch * step.m * step.n * result, 2 * batch * step.m * step.n * step.k
-    )
+    after = kernel_cost(step.epilogue)
+    c = batch * step.m * step.n
+    read = elements(step.a, step.m, step.k) * itemsize(step.a.dtype)
+    read += elements(step.b, step.k, step.n) * itemsize(step.b.dtype)
+    read += after.read - c * itemsize(step.carried)
+    return Cost(read, after.written, 2 * c * step.k + after.flops)

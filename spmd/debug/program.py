@@ -18,8 +18,8 @@ from spmd.compile.lower.schedule import (
     Host,
     Launch,
     Loop,
+    Multiply,
     Parallel,
-    Product,
     Schedule,
     Step,
     While,
@@ -125,10 +125,11 @@ def describe(step: Step) -> tuple[str, str]:
     match step:
         case Launch(name=name):
             return "kernel", name
-        case Product():
-            sizes = "x".join(map(str, (step.m, step.n, step.k)))
-            batch = "x".join(map(str, step.batch))
-            return "product", f"{batch} of {sizes}" if batch else sizes
+        case Multiply(product=p, name=name):
+            sizes = "x".join(map(str, (p.m, p.n, p.k)))
+            batch = "x".join(map(str, p.batch))
+            what = f"{batch} of {sizes}" if batch else sizes
+            return "product", what if name == "dot" else f"{what} {name}"
         case Copy(nbytes=nbytes):
             return "copy", f"{nbytes} bytes"
         case Host(name=name):
