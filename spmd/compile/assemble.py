@@ -34,7 +34,6 @@ from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
-from spmd.compile.lanes import rounded
 from spmd.compile.lower.schedule import (
     Branch,
     Copy,
@@ -145,9 +144,8 @@ class Builder:
     def slot(self, ref: Ref) -> Slot:
         base = self.bases.get(ref.buffer)
         if base is None:
-            strides = ref.strides
-            if ref.buffer.owner in self.plan.lanes.owners:
-                strides = (*strides, (LANE, rounded(ref.buffer.nbytes)))
+            lane = self.plan.lane_stride(ref.buffer)
+            strides = (*ref.strides, (LANE, lane)) if lane else ref.strides
             return Slot(0, self.plan.offsets[ref.buffer] + ref.offset, strides)
         return Slot(base, ref.offset, ref.strides)
 

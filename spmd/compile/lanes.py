@@ -6,8 +6,8 @@ order. A loop with fewer rounds runs in order too, and the steps inside it share
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from spmd.compile.lower.schedule import TEMP, Buffer, Parallel, Step, accesses, blocks
 from spmd.core.util import product
@@ -19,11 +19,14 @@ MOST_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The chosen loops, by number, the owners of the buffers that need a place for each lane."""
+    """The chosen loops, by number; and for these and all parallel loops in them the chosen one.
+
+    What a loop in `roots` owns needs a place for each of the `count` lanes.
+    """
 
     count: int = 1
     chosen: frozenset[int] = frozenset()
-    owners: frozenset[int | None] = frozenset()
+    roots: Mapping[int | None, int] = field(default_factory=dict)
 
 
 def rounded(nbytes: int) -> int:
@@ -33,13 +36,13 @@ def rounded(nbytes: int) -> int:
 
 def choose_lanes(steps: Sequence[Step], threads: int) -> Lanes:
     """Choose the loops that run on several threads."""
-    chosen: set[int] = set()
-    owners: set[int | None] = set()
+    roots: dict[int | None, int] = {}
     if threads > 1:
         for loop in _outermost(steps, threads):
-            chosen.add(loop.number)
-            owners.update(inner.number for inner in _walk((loop,)) if isinstance(inner, Parallel))
-    return Lanes(threads if chosen else 1, frozenset(chosen), frozenset(owners))
+            for inner in _walk((loop,)):
+                if isinstance(inner, Parallel):
+                    roots[inner.number] = loop.number
+    return Lanes(threads if roots else 1, frozenset(roots.values()), roots)
 
 
 def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel]:

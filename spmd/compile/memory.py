@@ -47,11 +47,12 @@ class Plan:
     lives: dict[Buffer, Life] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     lanes: Lanes = field(default_factory=Lanes)
+    lane_bytes: dict[int, int] = field(default_factory=dict)
 
-    def size(self, buffer: Buffer) -> int:
-        """The room that a temporary takes: one place for each lane of the loop that owns it."""
-        copies = self.lanes.count if buffer.owner in self.lanes.owners else 1
-        return copies * rounded(buffer.nbytes)
+    def lane_stride(self, buffer: Buffer) -> int:
+        """The distance between a temporary's places in two lanes; 0 if it has just one."""
+        root = self.lanes.roots.get(buffer.owner)
+        return 0 if root is None else self.lane_bytes[root]
 
 
 def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
@@ -62,8 +63,36 @@ def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
     _walk(steps, (), uses, ends, plan.steps)
     plan.lives = {buffer: _life(buffer, places, ends) for buffer, places in uses.items()}
     temps = [b for b in plan.lives if b.kind == TEMP]
+    roots = plan.lanes.roots
+    kept: dict[int | None, list[Buffer]] = {None: []}
+    for buffer in temps:
+        kept.setdefault(roots.get(buffer.owner), []).append(buffer)
+    shared = kept.pop(None)
+    # All that a lane keeps is one region, laid out alike in each: the lanes are in step nowhere.
+    regions = {root: _region(plan, own) for root, own in kept.items() if root is not None}
+    plan.arena = _place(plan, [*shared, *regions.values()])
+    for root, region in regions.items():
+        start = plan.offsets.pop(region)
+        plan.lane_bytes[root] = region.nbytes // plan.lanes.count
+        for buffer in kept[root]:
+            plan.offsets[buffer] += start
+        del plan.lives[region]
+    return plan
+
+
+def _region(plan: Plan, buffers: Sequence[Buffer]) -> Buffer:
+    """Place what a parallel loop keeps; a buffer for all lanes of it, in use with any of them."""
+    region = Buffer(TEMP, plan.lanes.count * _place(plan, buffers), -1)
+    lives = [plan.lives[b] for b in buffers]
+    plan.lives[region] = Life(min(x.first for x in lives), max(x.last for x in lives), ())
+    return region
+
+
+def _place(plan: Plan, buffers: Sequence[Buffer]) -> int:
+    """Give buffers their offsets; the bytes that they take in all."""
     placed: list[Buffer] = []
-    for buffer in sorted(temps, key=lambda b: plan.lives[b].first):
+    total = 0
+    for buffer in sorted(buffers, key=lambda b: plan.lives[b].first):
         life = plan.lives[buffer]
         placed = [b for b in placed if plan.lives[b].last >= life.first]
         heir = _dying_operand(plan, buffer, placed)
@@ -71,15 +100,15 @@ def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
             placed.remove(heir)
             plan.offsets[buffer] = plan.offsets[heir]
         else:
-            plan.offsets[buffer] = _gap(plan, placed, plan.size(buffer))
+            plan.offsets[buffer] = _gap(plan, placed, rounded(buffer.nbytes))
         placed.append(buffer)
-        plan.arena = max(plan.arena, plan.offsets[buffer] + plan.size(buffer))
-    return plan
+        total = max(total, plan.offsets[buffer] + rounded(buffer.nbytes))
+    return total
 
 
 def _gap(plan: Plan, placed: Sequence[Buffer], nbytes: int) -> int:
     """The smallest hole between placed buffers that is large enough; else the end."""
-    spans = sorted((plan.offsets[b], plan.offsets[b] + plan.size(b)) for b in placed)
+    spans = sorted((plan.offsets[b], plan.offsets[b] + rounded(b.nbytes)) for b in placed)
     best: tuple[int, int] | None = None
     free = 0
     for start, end in spans:
@@ -150,7 +179,6 @@ def _dying_operand(plan: Plan, buffer: Buffer, placed: Sequence[Buffer]) -> Buff
     step = plan.steps[life.first]
     for operand in overwritable(step, buffer):
         fits = operand.kind == TEMP and operand in placed and operand.nbytes == buffer.nbytes
-        fits = fits and operand.owner == buffer.owner
         dying = plan.lives[operand].last == life.first
         if fits and dying and plan.lives[operand].depth == life.depth:
             return operand

@@ -13,12 +13,10 @@ from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
-from spmd.nn.functions import softmax
+from spmd.lax.attention import attention
 from spmd.numpy.creation import asarray
-from spmd.numpy.einsum import einsum
 from spmd.numpy.promotion import as_array, check_arraylike, constant_like, plain
 from spmd.numpy.searching import where
-from spmd.numpy.ufuncs import add, multiply
 
 
 def dot_product_attention(
@@ -47,30 +45,58 @@ def dot_product_attention(
     q_BTNH, k_BSKH, v_BSKH = (_four_dims(x) for x in (query, key, value))
     _check_shapes(typeof(q_BTNH).shape, typeof(k_BSKH).shape, typeof(v_BSKH).shape)
     b, t, n, h = typeof(q_BTNH).shape
-    k = typeof(k_BSKH).shape[2]
-    q_BTKGH = lax.reshape(q_BTNH, (b, t, k, n // k, h))
-    wide = dtypes.promote_types(typeof(q_BTNH).dtype, np.float32)
-    logits = einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=wide)
-    logits = multiply(logits, constant_like(logits, 1 / np.sqrt(h) if scale is None else scale))
-    s = typeof(k_BSKH).shape[1]
-    logits_BNTS = lax.reshape(logits, (b, n, t, s))
-    if bias is not None:
-        with_bias = add(logits_BNTS, _four_dims(bias))
-        logits_BNTS = lax.convert_element_type(with_bias, wide)
-    seen = _seen(mask, (b, n, t, s), is_causal, local_window_size, query_seq_lengths,
-                 key_value_seq_lengths)  # fmt: skip
-    if seen is not None:
-        # Finite, so that a query that sees nothing gives an average instead of NaN.
-        hidden = np.array(-0.7 * float(np.finfo(np.float32).max), wide)
-        logits_BNTS = where(seen, logits_BNTS, hidden)
-    weights = softmax(lax.convert_element_type(logits_BNTS, np.dtype(np.float32)), -1)
-    weights = lax.convert_element_type(weights, typeof(k_BSKH).dtype)
-    weights = lax.reshape(weights, (b, k, n // k, t, s))
-    out = lax.reshape(einsum("BKGTS,BSKH->BTKGH", weights, v_BSKH), (b, t, n, h))
+    s, k = typeof(k_BSKH).shape[1:3]
+    q_BKGTH = lax.permute_dims(lax.reshape(q_BTNH, (b, t, k, n // k, h)), (0, 2, 3, 1, 4))
+    k_BKSH, v_BKSH = (lax.permute_dims(x, (0, 2, 1, 3)) for x in (k_BSKH, v_BSKH))
+    masks = _length_masks(query_seq_lengths, key_value_seq_lengths, (b, t, s))
+    if mask is not None:
+        check_arraylike("dot_product_attention", mask)
+        if not dtypes.is_bool(typeof(plain(mask)).dtype):
+            raise ArgumentError(
+                f"dot_product_attention: mask must be bool, got {typeof(plain(mask))}"
+            )
+        masks.append(_by_heads("mask", mask, (b, n, t, s), k))
+    window = local_window_size
+    out_BKGTH = attention(
+        q_BKGTH,
+        k_BKSH,
+        v_BKSH,
+        None if bias is None else _by_heads("bias", bias, (b, n, t, s), k),
+        masks,
+        scale=1 / np.sqrt(h) if scale is None else scale,
+        causal=is_causal,
+        window=(window, window) if isinstance(window, int) else window,
+    )
+    out = lax.reshape(lax.permute_dims(out_BKGTH, (0, 3, 1, 2, 4)), (b, t, n, h))
     if query_seq_lengths is not None:
         inside = lax.lt(_positions((b, t, n, h), 1), _lengths(query_seq_lengths, (b, t, n, h)))
         out = where(inside, out, constant_like(out, 0))
     return lax.reshape(out, shape)
+
+
+def _by_heads(name: str, x: Any, shape: tuple[int, ...], key_heads: int) -> Any:
+    """A bias or mask that broadcasts to (B, N, T, S), as (B, K, G, T, S) with dims of 1 kept."""
+    x = _four_dims(x)
+    b, n, t, s = own = typeof(x).shape
+    if len(own) != 4 or any(d not in (1, whole) for d, whole in zip(own, shape, strict=True)):
+        raise ShapeError(
+            f"dot_product_attention: {name} of shape {own} does not broadcast to "
+            f"(B, N, T, S) = {shape}"
+        )
+    heads = (1, 1) if n == 1 else (key_heads, n // key_heads)
+    return lax.reshape(x, (b, *heads, t, s))
+
+
+def _length_masks(query_lengths: Any, key_lengths: Any, shape: tuple[int, int, int]) -> list[Any]:
+    """Which queries and which keys lie within their sequences, to broadcast to (B, K, G, T, S)."""
+    b, t, s = shape
+    masks = []
+    for lengths, size, at in ((query_lengths, t, 3), (key_lengths, s, 4)):
+        if lengths is not None:
+            inside = lax.lt(_positions((b, size), 1), _lengths(lengths, (b, size)))
+            masks.append(lax.reshape(inside, [b if d == 0 else size if d == at else 1
+                                              for d in range(5)]))  # fmt: skip
+    return masks
 
 
 def _four_dims(x: Any) -> Any:
@@ -99,37 +125,3 @@ def _lengths(lengths: Any, shape: tuple[int, ...]) -> Any:
             f"dot_product_attention: lengths must have shape {shape[:1]}, got {typeof(whole).shape}"
         )
     return lax.broadcast_in_dim(whole, shape, (0,))
-
-
-def _seen(
-    mask: Any,
-    shape: tuple[int, ...],
-    is_causal: bool,
-    window: int | tuple[int, int] | None,
-    query_lengths: Any,
-    key_lengths: Any,
-) -> Any:
-    """Which keys each query sees, in shape (B, N, T, S); None if all."""
-    conditions = []
-    if mask is not None:
-        check_arraylike("dot_product_attention", mask)
-        if not dtypes.is_bool(typeof(plain(mask)).dtype):
-            raise ArgumentError(
-                f"dot_product_attention: mask must be bool, got {typeof(plain(mask))}"
-            )
-        conditions.append(lax.broadcast_in_dim(_four_dims(mask), shape, range(4)))
-    at_query, at_key = _positions(shape, 2), _positions(shape, 3)
-    if is_causal:
-        conditions.append(lax.ge(at_query, at_key))
-    if window is not None:
-        left, right = (window, window) if isinstance(window, int) else window
-        conditions.append(lax.le(at_query, lax.add(at_key, np.int32(left))))
-        conditions.append(lax.ge(at_query, lax.sub(at_key, np.int32(right))))
-    if query_lengths is not None:
-        conditions.append(lax.lt(at_query, _lengths(query_lengths, shape)))
-    if key_lengths is not None:
-        conditions.append(lax.lt(at_key, _lengths(key_lengths, shape)))
-    seen = None
-    for condition in conditions:
-        seen = condition if seen is None else lax.bitwise_and(seen, condition)
-    return seen

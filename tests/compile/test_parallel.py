@@ -118,6 +118,18 @@ def test_each_lane_has_its_own_temporaries():
     assert plan_memory(steps, 4).arena == 4 * plan_memory(steps, 1).arena
 
 
+def test_what_lanes_keep_does_not_meet():
+    """Whatever each lane is just doing: all it has lies in a region of its own."""
+    steps = schedule_of(nested_with_work_between, (9, 6, 30, 20))
+    plan = plan_memory(steps, 4)
+    kept = [b for b in plan.offsets if plan.lane_stride(b)]
+    (stride,) = {plan.lane_stride(b) for b in kept}
+    first = min(plan.offsets[b] for b in kept)
+    assert len(kept) > 2 and len({b.nbytes for b in kept}) > 1
+    assert all(plan.offsets[b] + b.nbytes <= first + stride for b in kept)
+    assert first + 4 * stride <= plan.arena
+
+
 def test_a_loop_that_calls_python_stays_in_order():
     def program(x, w):
         return lax.map(lambda r: snp.sort(lax.complex(r @ w, r @ w), axis=0), x)

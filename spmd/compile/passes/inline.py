@@ -1,7 +1,8 @@
 """Inline: replace calls by the equations they stand for, so that nothing below sees a call.
 
 Calls are the primitives with an `inline` slot: `jit`, and the custom derivative calls, whose rules
-have done their work when a program is compiled.
+have done their work when a program is compiled. What has an `expand` slot is compiled as the jaxpr
+that it holds.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _write(writer: Writer, eqn: Eqn) -> None:
-    if eqn.prim.inline is None:
+    inside = eqn.prim.inline or eqn.prim.expand
+    if inside is None:
         writer.copy(eqn, map_subjaxprs(eqn, inline_calls))
         return
-    body: ClosedJaxpr = eqn.prim.inline(eqn.params)
+    body: ClosedJaxpr = inside(eqn.params)
     writer.define_consts(body)
     for inner, operand in zip(body.jaxpr.invars, eqn.invars, strict=True):
         writer.define(inner, writer.read(operand))
