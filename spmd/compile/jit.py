@@ -137,6 +137,15 @@ class JitFunction:
             if made is not None:
                 self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
 
+    def closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """The closure for calls like this one, `closure(args, {})`; None if there is none."""
+        split, avals = self._read(args, {})
+        key = self._key(split, avals)
+        entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
+        if entry.executable is None:
+            entry.executable = meshprogram.compile_program(entry.closed, entry.donated)
+        return mapcall.specialise_jitted(split, entry.executable, entry.out_tree)
+
     def _set_matchers(self, matchers: list[Callable[..., Any]]) -> None:
         self._matchers = matchers
         if len(matchers) < 2:

@@ -26,7 +26,8 @@ class ShapedArray:
     hold different values; a value with empty `vma` is equal on all devices.
     """
 
-    __slots__ = ("_hash", "dtype", "ndim", "shape", "size", "vma", "weak_type")
+    # Equal avals are one object, so identity is equality and the hash that of any object.
+    __slots__ = ("dtype", "ndim", "shape", "size", "vma", "weak_type")
     _interned: ClassVar[dict[Any, ShapedArray]] = {}
 
     shape: tuple[int, ...]
@@ -53,12 +54,8 @@ class ShapedArray:
             found.vma = vma
             found.ndim = len(shape)
             found.size = product(shape)
-            found._hash = hash(exact)
             cls._interned[exact] = found
         return found
-
-    def __hash__(self) -> int:
-        return self._hash
 
     def __reduce__(self):
         return ShapedArray, (self.shape, self.dtype, self.weak_type, self.vma)

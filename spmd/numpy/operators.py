@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.compile.hot import hot_binary, hot_unary
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy import (
@@ -32,6 +33,7 @@ from spmd.numpy import (
 from spmd.numpy.indexing import IndexUpdateHelper, getitem
 from spmd.numpy.promotion import user_dtype
 from spmd.numpy.taking import take
+from spmd.sharding.array import Array
 
 # ---- operators ---------------------------------------------------------------------------------
 
@@ -109,6 +111,26 @@ def _operators() -> dict[str, Callable[..., Any]]:
         # A Python function, not the ufunc itself, so that `self` is bound whatever `f` is.
         table[f"__{name}__"] = lambda self, f=f: f(self)
     return table
+
+
+# Their meaning depends on the value of a Python number.
+_NEVER_HOT = frozenset(("__pow__", "__rpow__", "__divmod__", "__rdivmod__"))
+
+
+def _hot(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of concrete arrays, compiled when it is used again and again."""
+    if name in _NEVER_HOT:
+        return method
+    if name[2:-2] in _UNARY:
+        return hot_unary(method)
+    return hot_binary(method)
+
+
+def _getitem(self: Any, index: Any) -> Any:
+    """`x[i]` of a concrete array: an integer is an operand, so that a loop compiles once."""
+    if type(index) is int and self.aval.shape and -len(self) <= index < len(self):
+        return _element(self, index)
+    return getitem(self, index)
 
 
 # ---- special methods ---------------------------------------------------------------------------
@@ -196,6 +218,8 @@ def _put_at(self: Any) -> IndexUpdateHelper:
     return IndexUpdateHelper(self)
 
 
+_element = hot_binary(getitem)
+
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "__getitem__": getitem,
     "__round__": _round,
@@ -259,12 +283,18 @@ _METHODS: dict[str, Callable[..., Any]] = {
 def install(cls: type) -> None:
     """Give a class of arrays all operators, properties and methods that it does not define."""
 
+    operators = _operators()
+    special = _SPECIAL
+    if cls is Array:
+        special = {**_SPECIAL, "__getitem__": _getitem}
+        operators = {name: _hot(name, method) for name, method in operators.items()}
+
     def define(name: str, value: Any) -> None:
         # Comparisons and `__getitem__` inherited from `object` or a base class are replaced.
         if name not in cls.__dict__:
             setattr(cls, name, value)
 
-    for name, method in {**_operators(), **_SPECIAL}.items():
+    for name, method in {**operators, **special}.items():
         method.__name__ = name if method.__name__ in ("method", "<lambda>") else method.__name__
         define(name, method)
     for name, f in _PROPERTIES.items():

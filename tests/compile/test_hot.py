@@ -1,0 +1,126 @@
+"""Operations outside jit that come again and again: compiled once, with the same bits."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd.compile import hot
+from spmd.compile.cpu.loader import loader
+from spmd.compile.hot import HOT_AFTER, Hot, hot_binary, is_determined
+from spmd.core.config import config
+from spmd.sharding.array import Array
+
+OPERATORS = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def cold():
+    for each in hot._all:
+        each.forget()
+
+
+def bits(x):
+    value = np.asarray(x)
+    return x.dtype, x.weak_type, x.shape, value.tobytes()
+
+
+def compiled_kinds():
+    return sum(closure is not None for each in hot._all for closure in each.table.values())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.float16], ids=str)
+@pytest.mark.parametrize("f", OPERATORS, ids=lambda f: f.__name__)
+def test_every_call_gives_the_same_bits(f, dtype):
+    rng = np.random.default_rng(0)
+    x, y = (snp.asarray(rng.normal(size=(3, 5)) * 9).astype(dtype) for _ in range(2))
+    row = y[0]
+    for other in (y, row, 3, 2.5, True):
+        first, swapped = bits(f(x, other)), bits(f(other, x))
+        for _ in range(HOT_AFTER + 3):
+            assert bits(f(x, other)) == first
+            assert bits(f(other, x)) == swapped
+
+
+def test_what_is_hot_is_compiled_once_for_all_numbers():
+    x = snp.arange(5.0)
+    for k in range(HOT_AFTER):
+        x + float(k)
+    before = len(loader._loaded), compiled_kinds()
+    assert before[1] >= 1
+    for k in range(3 * HOT_AFTER):
+        np.testing.assert_array_equal(x + float(k), np.arange(5, dtype=np.float32) + np.float32(k))
+    assert (len(loader._loaded), compiled_kinds()) == before
+
+
+def test_elements():
+    x = snp.asarray(np.arange(12, dtype=np.int32).reshape(4, 3))
+    for _ in range(HOT_AFTER):
+        for k in range(-4, 4):
+            np.testing.assert_array_equal(x[k], np.asarray(x)[k])
+    assert compiled_kinds() == 1
+    np.testing.assert_array_equal(x[7], np.asarray(x)[3])  # clamped, as cold
+
+
+def test_what_rounds_twice_stays_as_it_was():
+    assert is_determined(spmd.make_jaxpr(lambda x, y: x * y)(1.0, 2.0))
+    assert not is_determined(spmd.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0))
+    assert not is_determined(spmd.make_jaxpr(snp.exp)(1.0))
+    assert not is_determined(spmd.make_jaxpr(snp.sum)(np.ones(3, np.float32)))
+    assert not is_determined(spmd.make_jaxpr(lambda x: x.astype(np.int32))(1.0))
+    assert not is_determined(spmd.make_jaxpr(lambda x: x + x)(np.ones(1 << 17, np.float32)))
+
+
+def test_odd_operands_go_the_general_way():
+    x = snp.arange(3.0)
+    for _ in range(HOT_AFTER + 2):
+        x + x, x + 1
+    np.testing.assert_array_equal(x + np.ones(3, np.float32), [1, 2, 3])
+    np.testing.assert_array_equal(x + snp.ones(()), [1, 2, 3])
+    with pytest.raises(spmd.errors.ArgumentError):
+        operator.add(x, [1, 2, 3])
+    with pytest.raises(TypeError):
+        x + object()
+    with pytest.raises(OverflowError):
+        snp.arange(3) + 2**40
+    x.delete()
+    with pytest.raises(spmd.errors.DeletedError):
+        x + 1
+
+
+def test_committed_results_stay_committed():
+    device = spmd.devices()[1]
+    x, free = spmd.device_put(np.ones(3, np.float32), device), snp.ones(3)
+    for _ in range(HOT_AFTER + 3):
+        free + free
+        assert (x + x).devices() == {device}
+        assert (free + x).devices() == {device}
+
+
+def test_transformations_and_settings_are_respected():
+    x = snp.arange(3.0)
+    for _ in range(HOT_AFTER + 2):
+        x * x
+    assert "mul" in str(spmd.make_jaxpr(lambda y: x * y)(x))
+    np.testing.assert_array_equal(spmd.grad(lambda y: (x * y).sum())(x), x)
+    with config.override("enable_x64", True):
+        for _ in range(HOT_AFTER + 2):
+            assert (snp.arange(3.0) * 2.0).dtype == np.float64
+    assert (snp.arange(3.0) * 2.0).dtype == np.float32
+
+
+def test_memory_of_kinds_is_bounded(monkeypatch):
+    monkeypatch.setattr(hot, "MOST_KINDS", 4)
+    method = hot_binary(operator.add)
+    each: Hot = hot._all[-1]
+    for n in range(10):
+        for _ in range(HOT_AFTER):
+            assert type(method(snp.ones(n), 1)) is Array
+    assert len(each.table) == 4 and len(each._counts) <= 5
