@@ -7,8 +7,9 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from spmd.compile.cpu import gemm
@@ -34,6 +35,7 @@ from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
+from spmd.compile.loops import LoopCode, LoopCompiler
 from spmd.compile.lower.schedule import (
     Branch,
     Copy,
@@ -68,6 +70,7 @@ _rendered: dict[Kernel, Rendered] = {}
 _planned: dict[Product, gemm.Plan] = {}
 
 
+@cache
 def cpu_target() -> Target:
     """The renderer's view of this machine."""
     features = {f[1:]: f.startswith("+") for f in host().features.split(",") if f}
@@ -84,45 +87,73 @@ def assemble(schedule: Schedule, plan: Plan, devices: int = 1) -> Assembled:
     return Assembled(build_program(program), *counts)
 
 
-def _walk(steps: Sequence[Step]) -> Iterator[Step]:
+def _rendering(kernel: Kernel) -> Rendered:
+    """A kernel as text."""
+    found = _rendered.get(kernel)
+    if found is None:
+        found = _rendered[kernel] = render(kernel, cpu_target())
+        if "4" in config.debug:
+            print(f"spmd: {found.symbol}\n{format_kernel(kernel)}", file=sys.stderr)
+    return found
+
+
+def _planning(product: Product) -> gemm.Plan:
+    """How a product is computed."""
+    found = _planned.get(product)
+    if found is None:
+        found = _planned[product] = gemm.plan_product(product)
+    return found
+
+
+def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Kernel | Product]:
+    """What steps run, apart from the kernels that are written into loops."""
     for step in steps:
-        yield step
-        for block in blocks(step):
-            yield from _walk(block)
+        if isinstance(step, Launch):
+            yield step.kernel
+        elif isinstance(step, Multiply):
+            yield step.product
+        elif id(step) in loops:
+            yield from loops[id(step)].calls
+        else:
+            for block in blocks(step):
+                yield from _called(block, loops)
 
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """What the steps of a program call: rendered kernels, planned products, loaded symbols."""
+    """What the steps of a program call: small loops, by the id of their step, and symbols."""
 
-    kernels: dict[Kernel, Rendered]
-    products: dict[Product, gemm.Plan]
+    loops: dict[int, LoopCode]
     addresses: dict[str, int]
 
+    def address(self, kernel: Kernel) -> int:
+        return self.addresses[_rendering(kernel).symbol]
 
-def _compile(steps: Sequence[Step]) -> _Code:
-    """Render and compile all kernels and products of a program."""
-    walked = list(_walk(steps))
-    kernels = dict.fromkeys(s.kernel for s in walked if isinstance(s, Launch))
-    products = dict.fromkeys(s.product for s in walked if isinstance(s, Multiply))
-    target = cpu_target() if kernels else None
-    for kernel in kernels:
-        if kernel not in _rendered:
-            assert target is not None
-            _rendered[kernel] = render(kernel, target)
-            if "4" in config.debug:
-                print(f"spmd: {_rendered[kernel].symbol}\n{format_kernel(kernel)}", file=sys.stderr)
-    for product in products:
-        if product not in _planned:
-            _planned[product] = gemm.plan_product(product)
-    plans = {product: _planned[product] for product in products}
-    rendered = [_rendered[k] for k in kernels] + [e for p in plans.values() for e in p.epilogues]
-    texts = dict.fromkeys(r.text for r in rendered)
+    def words(self, callee: Kernel | Product) -> tuple[int, ...]:
+        """The address of a function that a loop calls, and the sizes that it is given."""
+        if isinstance(callee, Kernel):
+            return (self.address(callee),)
+        plan = _planning(callee)
+        unplaced = [Slot(0)] * (2 + len(plan.offsets))
+        step = gemm.product_step(plan, self.addresses, unplaced)
+        return (step.address, *step.sizes)
+
+
+def _compile(steps: Sequence[Step], slot: Callable[[Ref], Slot]) -> _Code:
+    """Render and compile all kernels, products and small loops of a program."""
+    loops: dict[int, LoopCode] = {}
+    if any(blocks(step) for step in steps):
+        loops = LoopCompiler(cpu_target(), _rendering, _planning, slot).find(steps)
+    callees = dict.fromkeys(_called(steps, loops))
+    kernels = [_rendering(callee) for callee in callees if isinstance(callee, Kernel)]
+    plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
+    texts = dict.fromkeys(r.text for r in (*kernels, *(e for p in plans for e in p.epilogues)))
     addresses = compile_texts(list(texts)) if texts else {}
-    written = dict.fromkeys(text for plan in plans.values() for text in plan.texts)
+    written = dict.fromkeys(text for plan in plans for text in plan.texts)
+    written |= dict.fromkeys(loop.text for loop in loops.values())
     if written:
         addresses = addresses | compile_texts(list(written), optimize=True)
-    return _Code({k: _rendered[k] for k in kernels}, plans, addresses)
+    return _Code(loops, addresses)
 
 
 class Builder:
@@ -134,7 +165,7 @@ class Builder:
         consts = [buffer for buffer, _ in schedule.consts]
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
-        self.code = _compile(schedule.steps)
+        self.code = _compile(schedule.steps, self.slot)
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""
@@ -153,6 +184,9 @@ class Builder:
         return [made for step in steps for made in self.step(step)]
 
     def step(self, step: Step) -> Sequence[NativeStep]:
+        loop = self.code.loops.get(id(step))
+        if loop is not None:
+            return (loop.step(self.code.addresses[loop.symbol], self.code.words),)
         match step:
             case Launch():
                 return (self.launch(step),)
@@ -177,8 +211,7 @@ class Builder:
                 return (self.product(step),)
 
     def launch(self, step: Launch) -> KernelStep:
-        rendered = self.code.kernels[step.kernel]
-        address = self.code.addresses[rendered.symbol]
+        rendered, address = _rendering(step.kernel), self.code.address(step.kernel)
         slots = tuple(self.slot(ref) for ref in step.refs)
         return KernelStep(
             address, slots, rendered.units, rendered.cost_ns, name=f"{step.name} {step.source}"
@@ -217,4 +250,4 @@ class Builder:
     def product(self, step: Multiply) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
-        return gemm.product_step(self.code.products[step.product], self.code.addresses, slots, name)
+        return gemm.product_step(_planning(step.product), self.code.addresses, slots, name)

@@ -376,6 +376,8 @@ def has_callbacks(program: Program) -> bool:
 def has_open_loops(program: Program) -> bool:
     """Whether the program holds a loop whose trip count only run time knows."""
     return any(
-        isinstance(step, WhileStep) or (isinstance(step, ForStep) and isinstance(step.trips, Slot))
+        isinstance(step, WhileStep)
+        or (isinstance(step, ForStep) and isinstance(step.trips, Slot))
+        or (isinstance(step, KernelStep) and step.is_open)
         for step in walk(program.steps)
     )

@@ -65,7 +65,7 @@ class KernelStep:
     of i64. With `scratch` > 0 the function finds one more pointer behind its args: that many bytes
     (64-byte aligned), private to the calling thread and undefined at entry. `extents`, if given,
     says how many bytes from each slot's address the kernel may touch; they are checked against the
-    bases when the program is built.
+    bases when the program is built. An `is_open` function may take any time: its work is not known.
     """
 
     address: int
@@ -76,6 +76,7 @@ class KernelStep:
     scratch: int = 0
     extents: tuple[int, ...] | None = None
     name: str = "kernel"
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,22 +74,42 @@ def render(kernel: Kernel, target: Target, tiles: bool = True) -> Rendered:
     )
     module = Module(target, shares_math=calls > INLINE_FUNCTIONS)
     text = _module_text(module, Nest(plan, module).function() if plan.units else _EMPTY)
-    symbol = "kernel_" + hashlib.sha256(text.encode()).hexdigest()[:32]
+    symbol = content_symbol("kernel", text)
     cost = _unit_cost(plan)
     return Rendered(symbol, text.replace("@SYMBOL", f"@{symbol}"), plan.units, cost)
+
+
+def render_function(kernel: Kernel, module: Module, name: str) -> str:
+    """Render `kernel` as a function of the same ABI that is to be inlined where it is called.
+
+    It does all units, whatever it is told; helpers and declarations go to `module`.
+    """
+    plan = make_plan(normalise(kernel), module.target)
+    body = Nest(plan, module, whole=True).function() if plan.units else _EMPTY
+    head = f"define internal void @{name}(ptr %args, ptr %sizes, i64 %begin, i64 %end)"
+    return f"{head} alwaysinline #0 {{\n{body}\n}}"
+
+
+def content_symbol(kind: str, text: str) -> str:
+    """Return the name of a function by its text, in which it is called `SYMBOL`."""
+    return f"{kind}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 _EMPTY = "entry:\n  ret void"
 
 
 def _module_text(module: Module, body: str) -> str:
-    bits = module.target.vector_bits
     function = f"define void @SYMBOL(ptr %args, ptr %sizes, i64 %begin, i64 %end) #0 {{\n{body}\n}}"
-    attributes = (
+    return "\n".join((function, module.text(), attributes_text(module), ""))
+
+
+def attributes_text(module: Module) -> str:
+    """Return the attribute group #0, which all functions of kernels have."""
+    bits = module.target.vector_bits
+    return (
         f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" '
         f'"min-legal-vector-width"="{bits}" }}'
     )
-    return "\n".join((function, module.text(), attributes, ""))
 
 
 # ---- the plan -------------------------------------------------------------------------------

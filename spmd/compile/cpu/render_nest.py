@@ -76,8 +76,10 @@ class Sweep:
 class Nest:
     """Writes the body of one kernel's function."""
 
-    def __init__(self, plan: Plan, module: Module):
+    def __init__(self, plan: Plan, module: Module, whole: bool = False):
+        """With `whole` the function does all units, and those it is given do not matter."""
         self.plan = plan
+        self.whole = whole
         self.kernel = plan.kernel
         self.width = plan.width
         self.e = Emitter(module, 1)
@@ -90,10 +92,11 @@ class Nest:
     def function(self) -> str:
         """Return the text between the braces."""
         e = self.e
-        nothing, some = e.label(), e.label()
-        empty = e.set("icmp sge i64 %begin, %end")
-        e.put(f"br i1 {empty}, label %{nothing}, label %{some}")
-        e.start(some)
+        nothing = e.label()
+        if not self.whole:
+            some, empty = e.label(), e.set("icmp sge i64 %begin, %end")
+            e.put(f"br i1 {empty}, label %{nothing}, label %{some}")
+            e.start(some)
         for number in range(len(self.kernel.args)):
             slot = e.at("ptr", "%args", str(number))
             self.body.pointers.append(e.set(f"load ptr, ptr {slot}, align 8"))
@@ -101,7 +104,12 @@ class Nest:
         first, end = "%begin", "%end"
         if is_sequential(self.kernel):
             first, end = "0", str(math.prod(self.kernel.outer))
-        e.loop(first, end, [], self._unit)
+        elif self.whole:
+            first, end = "0", str(self.plan.units)
+        if (first, end) == ("0", "1"):
+            self._unit("0", [])
+        else:
+            e.loop(first, end, [], self._unit)
         for pointer in self.heap:
             e.module.declare("@free", "declare void @free(ptr)")
             e.put(f"call void @free(ptr {pointer})")

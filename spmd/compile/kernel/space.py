@@ -353,14 +353,22 @@ def _cost(kernel: Kernel, dim: int | None) -> float:
         weight = 1.0 if level == ROW else 0.1
         whole = smooth and not (where.gathered and stores)
         total += weight * (1 / width if whole else STRIDED_COST * (1.2 if stores else 1.0))
+    # What happens once for a row is scalar code unless the lanes are rows.
+    once, rows = 0.0, max(math.prod(kernel.inner), 1)
     for step in kernel.passes:
         for instr in step.instrs:
             if isinstance(instr, Op):
-                total += (12.0 if instr.op in HEAVY_OPS else 1.0) / width
+                work = 12.0 if instr.op in HEAVY_OPS else 1.0
+                if step.level == ROW:
+                    total += work / width
+                elif dim is not None and dim < len(kernel.outer):
+                    total += work / width / rows
+                else:
+                    once += work / rows
     if dim is None:
-        return total
+        return total + once
     size = kernel.sizes[dim]
     if dim >= len(kernel.outer):
         reductions = sum(len(step.reductions) for step in kernel.passes)
-        total += reductions * ACROSS_COST / max(math.prod(kernel.inner), 1)
-    return total * (-(-size // LANES) * LANES) / size
+        total += reductions * ACROSS_COST / rows
+    return total * (-(-size // LANES) * LANES) / size + once
