@@ -7,7 +7,7 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -139,11 +139,8 @@ class _Code:
         return (step.address, *step.sizes)
 
 
-def _compile(steps: Sequence[Step], slot: Callable[[Ref], Slot]) -> _Code:
+def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     """Render and compile all kernels, products and small loops of a program."""
-    loops: dict[int, LoopCode] = {}
-    if any(blocks(step) for step in steps):
-        loops = LoopCompiler(cpu_target(), _rendering, _planning, slot).find(steps)
     callees = dict.fromkeys(_called(steps, loops))
     kernels = [_rendering(callee) for callee in callees if isinstance(callee, Kernel)]
     plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
@@ -159,13 +156,19 @@ def _compile(steps: Sequence[Step], slot: Callable[[Ref], Slot]) -> _Code:
 class Builder:
     """Turns steps over buffers into steps over slots."""
 
+    compiles_loops = True
+
     def __init__(self, schedule: Schedule, plan: Plan):
         self.schedule = schedule
         self.plan = plan
         consts = [buffer for buffer, _ in schedule.consts]
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
-        self.code = _compile(schedule.steps, self.slot)
+        loops: dict[int, LoopCode] = {}
+        if self.compiles_loops and any(blocks(step) for step in schedule.steps):
+            compiler = LoopCompiler(cpu_target(), _rendering, _planning, self.slot)
+            loops = compiler.find(schedule.steps)
+        self.code = _compile(schedule.steps, loops)
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""

@@ -168,6 +168,9 @@ def measure(fun: Callable[..., Any], args: Any, kwargs: Any, repeats: int) -> Pr
 class _Watched(Builder):
     """Builds a program that reads the clock after each step and at the begin of each block."""
 
+    # A loop that is one function has no steps between which a clock could be read.
+    compiles_loops = False
+
     def __init__(self, schedule: Schedule, plan: Plan):
         super().__init__(schedule, plan)
         self.infos = steps_of(schedule)
