@@ -156,6 +156,24 @@ def test_imports_point_down():
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_backend_leaks_into_what_backends_share():
+    """What CPU and CUDA have in common imports neither, and they don't import each other."""
+    backends = ("spmd.compile.cpu", "spmd.compile.cuda")
+    common = ("spmd.compile.kernel", "spmd.compile.passes", "spmd.compile.lower")
+
+    def lies_in(module: str, packages: tuple[str, ...]) -> bool:
+        return any(module == p or module.startswith(p + ".") for p in packages)
+
+    wrong = [
+        str(found)
+        for found in _all_imports(SOURCES)
+        for backend in backends
+        if lies_in(found.module, (backend,))
+        and lies_in(found.importer, (*common, *(b for b in backends if b != backend)))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_import_of_spmd_inside_a_function():
     wrong = [
         f"{found} inside a function; move it to the top, or turn the dependency around"

@@ -5,28 +5,31 @@
     # then launch each of rendered.functions as its `launch` says
 
 The shape of a kernel decides what its threads are: points (`elementwise.py`), teams of threads for
-rows (`rows.py`), or, where the order of points counts, one thread or one for each independent lane
-(`serial.py`). A long reduction with few results becomes two launches: partial results of chunks,
-and one that joins them. There are no atomics, and every order is fixed by the shapes: the same
-inputs give the same bits. A symbol is a hash of the text, so equal kernels share compiled code.
+rows (`rows.py`), blocks for tiles of a product (`product.py`), or, where the order of points
+counts, one thread or one for each independent lane (`serial.py`). A long reduction with few results
+becomes two launches: partial results of chunks, and one that joins them. There are no atomics, and
+every order is fixed by the shapes: the same inputs give the same bits. A symbol is a hash of the
+text, so equal kernels share compiled code.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
 from spmd.compile.cuda.launch import Function, Launch, Rendered
+from spmd.compile.cuda.product import ProductText, as_rows, is_narrow
 from spmd.compile.cuda.render_ops import carrier
 from spmd.compile.cuda.rows import SCRATCH, RowText, plan_rows
 from spmd.compile.cuda.serial import render_serial
 from spmd.compile.cuda.text import Text
 from spmd.compile.kernel.check import check_kernel
-from spmd.compile.kernel.ir import Kernel, is_sequential
+from spmd.compile.kernel.ir import Arg, Kernel, is_sequential
 from spmd.compile.kernel.print import format_kernel
+from spmd.compile.kernel.product import Product, check_product
 from spmd.compile.kernel.space import is_elementwise, normalise
 from spmd.compile.kernel.split import Chunks, split_reduction
 
@@ -54,6 +57,25 @@ def render(kernel: Kernel) -> Rendered:
         functions += made.functions
         temporaries += made.temporaries
     return Rendered(tuple(functions), tuple(temporaries))
+
+
+def render_product(product: Product) -> Rendered:
+    """Render a product; its arguments are A, B and the epilogue's without the first."""
+    check_product(product)
+    if 0 in (*product.batch, product.m, product.n):
+        return Rendered(())
+    if is_narrow(product):
+        return render(as_rows(product))
+    text = Text()
+    text.depth = 1
+    launch = ProductText(product, text).write()
+    operands = [f"const {product.a.dtype} *a", f"const {product.b.dtype} *b"]
+    rest = list(enumerate(product.epilogue.args))[1:]
+    parameters = [*operands, *(_parameter(arg, number) for number, arg in rest)]
+    arguments = tuple(range(len(parameters)))
+    sizes = "x".join(map(str, (*product.batch, product.m, product.n, product.k)))
+    comment = f"product {sizes}, then\n{format_kernel(product.epilogue)}"
+    return Rendered((_function(comment, parameters, text, launch, arguments, True),))
 
 
 def module_text(functions: Iterable[Function]) -> str:
@@ -84,27 +106,27 @@ def _render_whole(kernel: Kernel, first_temporary: int | None = None) -> Rendere
             elements = math.prod(kernel.sizes)
             temporaries = tuple((carrier(dtype), elements) for dtype in kernel.buffers)
     arguments = (*range(count), *range(first, first + len(temporaries)))
-    function = _function(kernel, text, launch, arguments, temporaries, barriers)
+    parameters = [_parameter(arg, number) for number, arg in enumerate(kernel.args)]
+    scratch = zip(arguments[count:], temporaries, strict=True)
+    parameters += [f"{dtype} *a{number}" for number, (dtype, _) in scratch]
+    comment = format_kernel(kernel)
+    function = _function(comment, parameters, text, launch, arguments, barriers)
     return Rendered((function,), temporaries)
 
 
+def _parameter(arg: Arg, number: int) -> str:
+    return f"{'const ' if arg.role == 'in' else ''}{arg.dtype} *a{number}"
+
+
 def _function(
-    kernel: Kernel,
+    comment: str,
+    parameters: Sequence[str],
     text: Text,
     launch: Launch,
     arguments: tuple[int, ...],
-    temporaries: tuple[tuple[str, int], ...],
     barriers: bool,
 ) -> Function:
     """Put the head around a body, with the kernel's own text as a comment above it."""
-    parameters = [
-        f"{'const ' if arg.role == 'in' else ''}{arg.dtype} *a{number}"
-        for number, arg in enumerate(kernel.args)
-    ]
-    scratch = arguments[len(kernel.args) :]
-    parameters += [
-        f"{dtype} *a{number}" for number, (dtype, _) in zip(scratch, temporaries, strict=True)
-    ]
     lines = [
         f'extern "C" __global__ void __launch_bounds__({launch.threads})',
         f"SYMBOL({', '.join(parameters)}) {{",
@@ -114,7 +136,5 @@ def _function(
     ]
     rendered = "\n".join(lines)
     symbol = "kernel_" + hashlib.sha256(f"{launch}{rendered}".encode()).hexdigest()[:32]
-    comment = "".join(f"// {line}\n" for line in format_kernel(kernel).splitlines())
-    return Function(
-        symbol, comment + rendered.replace("SYMBOL", symbol), launch, arguments, barriers
-    )
+    above = "".join(f"// {line}\n" for line in comment.splitlines())
+    return Function(symbol, above + rendered.replace("SYMBOL", symbol), launch, arguments, barriers)

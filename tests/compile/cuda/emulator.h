@@ -13,7 +13,9 @@
 #include <ucontext.h>
 
 // What the source declares as `extern __shared__ unsigned char shared[]`.
-namespace emulated { alignas(16) unsigned char shared[256 * 1024]; }
+namespace emulated {
+extern "C" { alignas(16) unsigned char shared[256 * 1024]; }
+}
 
 namespace emulator {
 
