@@ -12,11 +12,57 @@ from spmd.compile.deferred import Deferred
 from spmd.core.errors import ArgumentError
 
 if TYPE_CHECKING:
+    from spmd.debug.explain import Explanation
     from spmd.debug.timing import Profile
 
-__all__ = ["profile"]
+__all__ = ["memory_stats", "profile", "show"]
 
+_allocator = Deferred("spmd.compile.cpu.allocator")
+_explain = Deferred("spmd.debug.explain")
 _timing = Deferred("spmd.debug.timing")
+
+
+def show(fun: Callable[..., Any], *, lines: int = 60) -> Callable[..., Explanation]:
+    """Print what a call becomes: `show(f)(*args)`; the call is compiled but not run.
+
+    Printed are the jaxpr, what each pass left of it, the steps of the program with the bytes they
+    read and write and what they compute, those that return to Python (with `!`, and why), and the
+    memory it needs. Of a mapped function it is the program that each device runs. No list gets
+    longer than `lines`. What is returned has it all as fields: `kernels`, `products`,
+    `collectives`, `host_steps`, `steps`, `passes`, `jaxpr`, `bytes`, `flops`, `memory`,
+    `peak_bytes`; `str` of it is the text.
+
+    >>> import spmd, spmd.numpy as snp
+    >>> found = spmd.debug.show(lambda x: snp.sum(snp.sin(x) * 2))(snp.arange(1000.0))
+    <lambda>: traced in ...
+    >>> len(found.kernels), found.bytes, found.flops
+    (1, 4004, 3000)
+    """
+    if lines < 1:
+        raise ArgumentError(f"show: lines={lines} must be at least 1")
+
+    def explain(*args: Any, **kwargs: Any) -> Explanation:
+        found = _explain.explain(fun, args, kwargs, lines)
+        print(found)
+        return found
+
+    return explain
+
+
+def memory_stats() -> dict[str, int]:
+    """Bytes of the recycling allocator, by JAX's names where JAX has them.
+
+    `bytes_in_use` are in arrays and running programs, `peak_bytes_in_use` is the most there has
+    been, `bytes_reserved` also counts what waits to be used again, `num_allocs` how many blocks
+    the system was asked for.
+
+    >>> import spmd, spmd.numpy as snp
+    >>> before = spmd.debug.memory_stats()["bytes_in_use"]
+    >>> x = snp.ones(1_000_000).block_until_ready()
+    >>> spmd.debug.memory_stats()["bytes_in_use"] - before >= 4_000_000
+    True
+    """
+    return _allocator.statistics()
 
 
 def profile(fun: Callable[..., Any], *, repeats: int = 10) -> Callable[..., Profile]:

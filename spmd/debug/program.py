@@ -63,13 +63,18 @@ class Program:
         return len(self.core.devices) if isinstance(self.core, MeshExecutable) else 1
 
 
-def compile_call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Program:
-    """Trace and compile a call of `fun`, jitted or not, mapped or not; nothing is donated."""
+def compile_call(
+    fun: Callable[..., Any], args: Any, kwargs: Any, *, donate: bool = False
+) -> Program:
+    """Trace and compile a call of `fun`, jitted or not, mapped or not.
+
+    To be run on the same arguments again and again it must not `donate` them.
+    """
     jitted = fun if isinstance(fun, JitFunction) else jit(fun)
     started = time.perf_counter()
     traced = jitted.trace(*args, **kwargs)
     middle = time.perf_counter()
-    executable = compile_program(traced.jaxpr)
+    executable = compile_program(traced.jaxpr, traced.donated if donate else ())
     return Program(traced, executable, middle - started, time.perf_counter() - middle)
 
 

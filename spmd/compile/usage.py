@@ -1,0 +1,98 @@
+"""How much memory a compiled program needs, from its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spmd.compile.lower.schedule import TEMP, Buffer, Schedule
+from spmd.compile.memory import Plan
+
+if TYPE_CHECKING:
+    from spmd.compile.executable import Executable
+    from spmd.compile.meshprogram import MeshProgram
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAnalysis:
+    """Bytes that one call needs on a device; the first four have JAX's names and meaning.
+
+    Temporaries share one arena of `temp_size_in_bytes`; `live_temp_size_in_bytes` of them are alive
+    at once at some time, so that no plan can do with less. Aliased are results that are written
+    over donated arguments or are arguments themselves. `peak_memory_in_bytes` is the sum of
+    arguments, results, constants and arena, aliased bytes counted once.
+    """
+
+    argument_size_in_bytes: int
+    output_size_in_bytes: int
+    alias_size_in_bytes: int
+    temp_size_in_bytes: int
+    constant_size_in_bytes: int
+    live_temp_size_in_bytes: int
+    temp_buffers: int
+    temp_buffer_size_in_bytes: int
+
+    @property
+    def peak_memory_in_bytes(self) -> int:
+        """What a call holds at most, its arguments included."""
+        held = self.argument_size_in_bytes + self.output_size_in_bytes + self.temp_size_in_bytes
+        return held + self.constant_size_in_bytes - self.alias_size_in_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"arguments {self.argument_size_in_bytes}, results {self.output_size_in_bytes} "
+            f"({self.alias_size_in_bytes} of them in the place of arguments), constants "
+            f"{self.constant_size_in_bytes}, temporaries {self.temp_size_in_bytes} "
+            f"({self.temp_buffers} of {self.temp_buffer_size_in_bytes}): "
+            f"{self.peak_memory_in_bytes} bytes"
+        )
+
+
+def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
+    """The memory of a call; of a mapped function, on one device."""
+    core: Any = getattr(executable, "executable", executable)
+    return analyse(core.schedule, core.plan, core.takes)
+
+
+def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnalysis:
+    """The memory of a program whose outputs `takes` the place of inputs."""
+    temps = [b for b in plan.lives if b.kind == TEMP]
+    forwarded = [schedule.inputs[r].nbytes for r in schedule.results if isinstance(r, int)]
+    return MemoryAnalysis(
+        argument_size_in_bytes=_total(schedule.inputs),
+        output_size_in_bytes=_total(schedule.outputs) + sum(forwarded),
+        alias_size_in_bytes=_total([schedule.outputs[k] for k in takes]) + sum(forwarded),
+        temp_size_in_bytes=plan.arena,
+        constant_size_in_bytes=_total([buffer for buffer, _ in schedule.consts]),
+        live_temp_size_in_bytes=_most_alive(temps, plan),
+        temp_buffers=len(temps),
+        temp_buffer_size_in_bytes=sum(plan.size(b) for b in temps),
+    )
+
+
+def _total(buffers: Sequence[Buffer]) -> int:
+    return sum(b.nbytes for b in buffers)
+
+
+def _most_alive(temps: Sequence[Buffer], plan: Plan) -> int:
+    """The largest sum of temporaries that are in use at one time.
+
+    Where a step may write a result over an operand that dies there, both have one place.
+    """
+    changes: dict[int, int] = {}
+    for buffer in temps:
+        life = plan.lives[buffer]
+        inherits = any(
+            plan.offsets[other] == plan.offsets[buffer] and plan.lives[other].last == life.first
+            for other in temps
+            if other is not buffer and other.nbytes == buffer.nbytes
+        )
+        first = life.first + 1 if inherits else life.first
+        changes[first] = changes.get(first, 0) + plan.size(buffer)
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - plan.size(buffer)
+    alive = most = 0
+    for position in sorted(changes):
+        alive += changes[position]
+        most = max(most, alive)
+    return most
