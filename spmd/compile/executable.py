@@ -33,7 +33,7 @@ from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
-# References that an array's own block has while `_can_take` looks at it: the array's slot, the
+# References that an array's own block has while `take` looks at it: the array's slot, the
 # local variable and getrefcount's argument.
 _OWN_REFERENCES = 3
 
@@ -52,7 +52,7 @@ class Executable:
         self.arena = plan.arena
         self.assembled: Assembled = assemble(self.schedule, plan)
         self.native = self.assembled.native
-        self.takes = _takes(self.schedule, plan, self.donated)
+        self.takes = takes(self.schedule, plan, self.donated)
         self._consts = [constant(value, aval) for _, (value, aval) in self.schedule.consts]
         self.const_pointers = [pointer(c) for c in self._consts]
         self.outputs = [
@@ -69,8 +69,7 @@ class Executable:
         arrays = [_readable(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
         owners: list[Any] = []
         for k, aval in enumerate(self.outputs):
-            taken = self.takes.get(k)
-            block = _take(leaves[taken]) if taken is not None else None
+            block = take(self.takes[k], leaves) if k in self.takes else None
             owners.append(alloc(aval.nbytes) if block is None else block)
         arena = alloc(self.arena)
         words = [arena.address, *map(pointer, arrays), *(o.address for o in owners)]
@@ -168,21 +167,21 @@ def place(results: Sequence[Any], operands: Sequence[Any]) -> None:
 # ---- donation ----------------------------------------------------------------------------------
 
 
-def _takes(schedule: Schedule, plan: Plan, donated: Sequence[bool]) -> dict[int, int]:
+def takes(schedule: Schedule, plan: Plan, donated: Sequence[bool]) -> dict[int, int]:
     """For outputs that may be written over a donated input: which one."""
     free = [k for k, given in enumerate(donated) if given]
     forwarded = {r for r in schedule.results if isinstance(r, int)}
-    takes: dict[int, int] = {}
+    found: dict[int, int] = {}
     for k, out in enumerate(schedule.outputs):
         for candidate in free:
             place = schedule.inputs[candidate]
             if candidate in forwarded or place.nbytes != out.nbytes or not out.nbytes:
                 continue
             if _read_before(place, out, plan):
-                takes[k] = candidate
+                found[k] = candidate
                 free.remove(candidate)
                 break
-    return takes
+    return found
 
 
 def _read_before(place: Buffer, out: Buffer, plan: Plan) -> bool:
@@ -195,9 +194,15 @@ def _read_before(place: Buffer, out: Buffer, plan: Plan) -> bool:
     return reading.last == writing.first and place in overwritable(plan.steps[writing.first], out)
 
 
-def _take(x: Any) -> Block | None:
-    """The block of a donated argument, if nothing but the argument refers to it."""
+def take(number: int, operands: Sequence[Any]) -> Block | None:
+    """The block of a donated operand, if it is all of it and nothing else refers to it."""
+    x = operands[number]
     if type(x) is not Array or type(x.owner) is not Block:
         return None
+    # Two operands may be one array, or arrays over one block.
+    for other, y in enumerate(operands):
+        if other != number and type(y) is Array and y.owner is x.owner:
+            return None
     block = x.owner
-    return block if sys.getrefcount(block) == _OWN_REFERENCES else None
+    alone = sys.getrefcount(block) == _OWN_REFERENCES
+    return block if alone and block.address == x.ptr else None

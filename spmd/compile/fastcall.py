@@ -315,13 +315,27 @@ class Writer:
             if taken is None or type(self.split.leaves[taken]) is not Array:
                 self.put(f"{owner} = alloc({nbytes})")
             else:
-                # Three references are ours: the array's, the variable's, and getrefcount's own.
-                self.put(f"{owner} = {self.arrays[taken]}.owner")
-                self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3:")
-                self.put(f"    {owner} = alloc({nbytes})")
+                self.take(owner, self.arrays[taken], self.whole_arrays(), nbytes)
             self.place(f"{owner}.address", first + k)
             found.append((owner, f"{owner}.address"))
         return found
+
+    def whole_arrays(self) -> list[str]:
+        """The names of the arguments that are arrays on one device."""
+        pairs = zip(self.arrays, self.split.leaves, strict=True)
+        return [name for name, leaf in pairs if type(leaf) is Array]
+
+    def take(self, owner: str, donated: str, operands: Sequence[str], nbytes: int) -> None:
+        """Write the choice between a donated array's block and a new one, as `executable.take`."""
+        # Three references are ours: the array's, the variable's, and getrefcount's own.
+        self.put(f"{owner} = {donated}.owner")
+        self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3 or")
+        self.lines[-1] += f" {owner}.address != {donated}.ptr"
+        for other in operands:
+            if other != donated:
+                self.lines[-1] += f" or {other}.owner is {owner}"
+        self.lines[-1] += ":"
+        self.put(f"    {owner} = alloc({nbytes})")
 
     def slab(self, sizes: Sequence[int], words: Sequence[int]) -> list[tuple[str, str]]:
         """Write one allocation for results that are small together; empty if they are not."""

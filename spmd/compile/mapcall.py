@@ -14,7 +14,7 @@ import numpy as np
 
 from spmd.compile import fastcall
 from spmd.compile.cpu import door
-from spmd.compile.executable import Executable
+from spmd.compile.executable import Executable, takes
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
 from spmd.compile.lower.schedule import Buffer
 from spmd.compile.meshprogram import MeshProgram
@@ -184,11 +184,20 @@ class _MapWriter(Writer):
         words = [
             d * self.bases + first + k for d in range(self.count_devices) for k in range(count)
         ]
-        owners = self.slab(sizes * self.count_devices, words)
+        taken = takes(self.executable.schedule, self.executable.plan, self.call.donated)
+        taken = {k: x for k, x in taken.items() if self.pieces[x] is not None}
+        owners = self.slab(sizes * self.count_devices, words) if not taken else []
         if not owners:
-            for word, nbytes in zip(words, sizes * self.count_devices, strict=True):
+            for place, word in enumerate(words):
+                device, k = divmod(place, count)
                 owner = f"block{word}"
-                self.put(f"{owner} = alloc({nbytes})")
+                if k in taken:
+                    mine = [shards[device] for shards in self.pieces if shards is not None]
+                    mine += self.whole_arrays()
+                    donated = (self.pieces[taken[k]] or [])[device]
+                    self.take(owner, donated, mine, sizes[k])
+                else:
+                    self.put(f"{owner} = alloc({sizes[k]})")
                 self.place(f"{owner}.address", word)
                 owners.append((owner, f"{owner}.address"))
         return [owners[d * count : (d + 1) * count] for d in range(self.count_devices)]

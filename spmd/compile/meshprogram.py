@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.executable import Executable
+from spmd.compile.executable import Executable, takes
 from spmd.compile.multidevice import mesh_executable
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.pipeline import compile_jaxpr
@@ -43,7 +43,18 @@ class MeshProgram:
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
         self._operands = [_operand(a, arguments, constants) for a in eqn.invars]
+        # The results of each device that may be written over a donated argument: by output, which.
+        self.takes = self._takes()
         self._results = [eqn.outvars.index(v) for v in jaxpr.outvars]
+
+    def _takes(self) -> dict[int, int]:
+        given = [number for number, _ in self._operands]
+        # An argument that is an operand twice stays as it is.
+        donated = [
+            number is not None and self.donated[number] and given.count(number) == 1
+            for number in given
+        ]
+        return takes(self.executable.schedule, self.executable.plan, donated)
 
     @property
     def is_plain(self) -> bool:
@@ -55,7 +66,7 @@ class MeshProgram:
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = self.executable(operands)
+        outs = self.executable(operands, self.takes)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
 from spmd.compile.cpu.loader import available_cores
-from spmd.compile.executable import constant, deleted, pointer
+from spmd.compile.executable import constant, deleted, pointer, take
 from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
 from spmd.compile.lower.schedule import Buffer, Host
@@ -34,6 +34,10 @@ from spmd.sharding.spec import Mesh, PartitionSpec
 
 _known: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
 _known = weakref.WeakKeyDictionary()
+
+
+# No output takes the place of an input.
+NOTHING: Mapping[int, int] = {}
 
 
 def mesh_executable(
@@ -92,33 +96,38 @@ class MeshExecutable:
 
     # -- calling --
 
-    def __call__(self, operands: Sequence[Any]) -> list[Array]:
-        """Run on global arrays; results are global arrays of this process's pieces."""
+    def __call__(self, operands: Sequence[Any], takes: Mapping[int, int] = NOTHING) -> list[Array]:
+        """Run on global arrays; results are global arrays of this process's pieces.
+
+        Outputs of the program may be written over the operands that they take the place of.
+        """
         pieces = [
             self._pieces(x, s, a)
             for x, s, a in zip(operands, self.in_shardings, self.piece_avals, strict=True)
         ]
-        outs = self.run(pieces)
+        outs = self.run(pieces, takes)
         return [
             from_shards(aval, sharding, shards)
             for aval, sharding, shards in zip(self.out_avals, self.out_shardings, outs, strict=True)
         ]
 
-    def run(self, pieces: Sequence[Sequence[Any]]) -> list[list[Array]]:
+    def run(
+        self, pieces: Sequence[Sequence[Any]], takes: Mapping[int, int] = NOTHING
+    ) -> list[list[Array]]:
         """Run on pieces: for each operand one for each local device; results likewise."""
         count = len(self.devices)
         blocks: list[list[Any]] = []
         arenas = [alloc(self.arena) for _ in range(count)]
         words: list[int] = []
         for d in range(count):
-            mine = [
-                alloc(aval.nbytes)
-                for aval, result in zip(self.out_piece_avals, self.schedule.results, strict=True)
-                if isinstance(result, Buffer)
-            ]
+            mine = []
+            given = [x[d] for x in pieces]
+            for k, out in enumerate(self.schedule.outputs):
+                block = take(takes[k], given) if k in takes else None
+                mine.append(alloc(out.nbytes) if block is None else block)
             blocks.append(mine)
             words.append(arenas[d].address)
-            words += [pointer(x[d]) for x in pieces]
+            words += map(pointer, given)
             words += [b.address for b in mine]
             words += [pointer(c[d]) for c in self._consts]
         frames = bytearray(self._pack(*words) + self._report)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import meshprogram, pipeline
+from spmd.compile.deferred import cost, meshprogram, pipeline, usage
 from spmd.compile.signature import Signature, Split
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spmd.compile.executable import Executable
     from spmd.compile.meshprogram import MeshProgram
     from spmd.compile.pipeline import Report
+    from spmd.compile.usage import MemoryAnalysis
 
 
 class ShapeDtypeStruct:
@@ -140,6 +141,16 @@ class Compiled:
     def as_text(self) -> str:
         """The program: its steps, and where each operand lies."""
         return self.executable.as_text()
+
+    def memory_analysis(self) -> MemoryAnalysis:
+        """The bytes that a call needs: arguments, results, temporaries; see its fields."""
+        return usage.memory_of(self.executable)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """What a call has to compute and to move at least: "flops" and "bytes accessed"."""
+        core: Any = getattr(self.executable, "executable", self.executable)
+        found = cost.cost_of(core.schedule.steps)
+        return {"flops": float(found.flops), "bytes accessed": float(found.moved)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))

@@ -52,7 +52,7 @@ class MemoryAnalysis:
 def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
     """The memory of a call; of a mapped function, on one device."""
     core: Any = getattr(executable, "executable", executable)
-    return analyse(core.schedule, core.plan, core.takes)
+    return analyse(core.schedule, core.plan, executable.takes)
 
 
 def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnalysis:

@@ -52,9 +52,10 @@ def show(fun: Callable[..., Any], *, lines: int = 60) -> Callable[..., Explanati
 def memory_stats() -> dict[str, int]:
     """Bytes of the recycling allocator, by JAX's names where JAX has them.
 
-    `bytes_in_use` are in arrays and running programs, `peak_bytes_in_use` is the most there has
-    been, `bytes_reserved` also counts what waits to be used again, `num_allocs` how many blocks
-    the system was asked for.
+    `bytes_in_use` are in arrays and running programs, `bytes_waiting` were and will be used again,
+    `bytes_reserved` are both together, `peak_bytes_reserved` is the most there has been, and
+    `num_allocs` says how often the system was asked for a block. Results of a few kilobytes and
+    arrays that NumPy made are not among them.
 
     >>> import spmd, spmd.numpy as snp
     >>> before = spmd.debug.memory_stats()["bytes_in_use"]

@@ -85,7 +85,7 @@ class Explanation:
 
     def __repr__(self) -> str:
         return (
-            f"<{self.name}: {len(self.steps)} steps, {len(self.kernels)} of them kernels, "
+            f"<compiled {self.name}: {len(self.steps)} steps, {len(self.kernels)} of them kernels, "
             f"{amount(self.bytes)} moved, {amount(self.flops, 'flop')}, "
             f"{amount(self.peak_bytes)} held>"
         )

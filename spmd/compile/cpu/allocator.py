@@ -144,8 +144,32 @@ _by_request: dict[int, SizeClass] = {}
 # A program may ask for ever new sizes; the shortcut is only for those that come back.
 _MOST_REQUESTS = 4096
 
-# Guards the lists of large blocks while they are counted and cut.
+# Guards the lists of large blocks while they are counted and cut, and the system's account.
 _lock = threading.RLock()
+
+
+class _System:
+    """What is held of the system's memory: it is asked rarely, so counting costs nothing."""
+
+    def __init__(self) -> None:
+        self.reserved = self.most_reserved = self.largest = self.asked = 0
+
+    def took(self, nbytes: int) -> None:
+        """Note a block from the system."""
+        with _lock:
+            self.asked += 1
+            self.reserved += nbytes
+            self.most_reserved = max(self.most_reserved, self.reserved)
+            self.largest = max(self.largest, nbytes)
+
+    def free(self, home: SizeClass, address: int) -> None:
+        """Give a block back to the system."""
+        _free(address)
+        with _lock:
+            self.reserved -= home.capacity
+
+
+_system = _System()
 
 
 def alloc(nbytes: int) -> Block:
@@ -184,6 +208,7 @@ def _fresh(capacity: int) -> int:
         if _posix_memalign(ctypes.byref(place), alignment, capacity):
             raise MemoryError(f"no memory for an array of {capacity / 2**20:.1f} MiB")
     address = place.value or 0
+    _system.took(capacity)
     if huge and _madvise is not None and _MADV_HUGEPAGE is not None:
         # Advice only: a kernel without huge pages refuses, and small pages work too.
         _madvise(address, capacity, _MADV_HUGEPAGE)
@@ -195,7 +220,7 @@ def _give_back(home: SizeClass, address: int) -> None:
     if sys.is_finalizing():
         return
     if home.capacity < LARGE or home.capacity > LIMIT:
-        _free(address)
+        _system.free(home, address)
         return
     with _lock:
         home.free.append(address)
@@ -209,7 +234,7 @@ def _cut_large(limit: int) -> None:
     for home in sorted(large, key=lambda c: -c.capacity):
         while waiting > limit and home.free:
             try:
-                _free(home.free.pop())
+                _system.free(home, home.free.pop())
             except IndexError:  # another thread took the last one
                 break
             waiting -= home.capacity
@@ -222,7 +247,7 @@ def trim() -> None:
         for home in list(_classes.values()):
             while home.free:
                 try:
-                    _free(home.free.pop())
+                    _system.free(home, home.free.pop())
                 except IndexError:
                     break
 
@@ -230,3 +255,17 @@ def trim() -> None:
 def waiting_bytes() -> int:
     """The bytes that wait in the free lists."""
     return sum(c.capacity * len(c.free) for c in list(_classes.values()))
+
+
+def statistics() -> dict[str, int]:
+    """What `spmd.debug.memory_stats` tells; small results, which are bytes objects, don't count."""
+    with _lock:
+        waiting = waiting_bytes()
+        return {
+            "bytes_in_use": _system.reserved - waiting,
+            "bytes_waiting": waiting,
+            "bytes_reserved": _system.reserved,
+            "peak_bytes_reserved": _system.most_reserved,
+            "largest_alloc_size": _system.largest,
+            "num_allocs": _system.asked,
+        }

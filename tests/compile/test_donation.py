@@ -1,0 +1,101 @@
+"""Donated arguments: their memory becomes that of results, and of nothing that is still read."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+from spmd.errors import DeletedError
+from spmd.sharding import PartitionSpec as P
+
+# Larger than what is allocated together with other results.
+LARGE = 100_000
+
+
+def places(x):
+    """The addresses of an array's pieces."""
+    return [shard.ptr for shard in x.shards or (x,)]
+
+
+def pmapped(f, **options):
+    return spmd.pmap(f, axis_name="i", **options)
+
+
+def sharded(f, **options):
+    mesh = spmd.make_mesh((4,), ("i",))
+    return spmd.jit(spmd.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i")), **options)
+
+
+@pytest.mark.parametrize("mapped", [pmapped, sharded], ids=["pmap", "jit of shard_map"])
+def test_a_mapped_step_writes_over_its_donated_state(mapped):
+    step = mapped(lambda x: x * 2 + lax.axis_index("i").astype(np.float32), donate_argnums=0)
+    state = mapped(lambda x: x)(np.ones((4, LARGE), np.float32))
+    state = step(state)
+    seen = set()
+    for _ in range(6):  # the general path first, then the closure written for the call
+        before = places(state)
+        old, state = state, step(state)
+        with pytest.raises(DeletedError):
+            np.asarray(old)
+        seen.update(places(state))
+    assert places(state) == before and len(seen) <= 8, "no new memory once the closure is made"
+    expected = np.ones((4, LARGE), np.float32)
+    for _ in range(7):
+        expected = expected * 2 + np.arange(4, dtype=np.float32)[:, None]
+    np.testing.assert_array_equal(state, expected)
+
+
+def test_a_donated_piece_that_is_read_later_stays():
+    def f(x):
+        total = lax.psum(x, "i")
+        return x + 1, total[::-1] + x
+
+    step = pmapped(f, donate_argnums=0)
+    x = np.arange(4 * LARGE, dtype=np.float32).reshape(4, LARGE)
+    for _ in range(4):
+        given = pmapped(lambda x: x)(x)
+        one, two = step(given)
+        np.testing.assert_array_equal(one, x + 1)
+        np.testing.assert_array_equal(two, x.sum(0)[::-1] + x)
+
+
+@pytest.mark.parametrize("calls", [1, 3], ids=["general", "closure"])
+def test_an_array_given_twice_is_not_overwritten(calls):
+    @partial(spmd.jit, donate_argnums=0)
+    def f(a, b):
+        return a + 1, snp.cumsum(b)[::-1] + b[::-1]
+
+    for _ in range(calls):
+        x = snp.arange(float(LARGE)) * 1e-3
+        expected = np.asarray(x).copy()
+        one, two = f(x, x)
+        np.testing.assert_array_equal(one, expected + 1)
+        np.testing.assert_allclose(two, np.cumsum(expected)[::-1] + expected[::-1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("calls", [1, 3], ids=["general", "closure"])
+def test_an_array_inside_of_a_block_is_not_moved_to_its_begin(calls):
+    pair = spmd.jit(lambda x: (x + 1, x * 2))  # small results share one block
+    shift = spmd.jit(lambda x: x[::-1] + x, donate_argnums=0)
+    given = np.arange(3000, dtype=np.float32)
+    for _ in range(calls):
+        first, second = pair(given)
+        del first
+        np.testing.assert_array_equal(shift(second), 2 * (given[::-1] + given))
+
+
+def test_memory_analysis_counts_what_is_written_over_donated_arguments():
+    x = np.ones(LARGE, np.float32)
+
+    def alias(f, **options):
+        compiled = spmd.jit(f, **options).trace(x).lower().compile()
+        return compiled.memory_analysis().alias_size_in_bytes
+
+    assert alias(lambda x: x + 1) == 0
+    assert alias(lambda x: x + 1, donate_argnums=0) == x.nbytes
+    assert alias(lambda x: x[:5] + 1, donate_argnums=0) == 0, "no result is as large"
