@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spmd.compile.lanes import rounded
 from spmd.compile.lower.schedule import TEMP, Buffer, Schedule
 from spmd.compile.memory import Plan
 
@@ -67,7 +68,7 @@ def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnal
         constant_size_in_bytes=_total([buffer for buffer, _ in schedule.consts]),
         live_temp_size_in_bytes=_most_alive(temps, plan),
         temp_buffers=len(temps),
-        temp_buffer_size_in_bytes=sum(plan.size(b) for b in temps),
+        temp_buffer_size_in_bytes=sum(_room(b, plan) for b in temps),
     )
 
 
@@ -75,22 +76,25 @@ def _total(buffers: Sequence[Buffer]) -> int:
     return sum(b.nbytes for b in buffers)
 
 
+def _room(buffer: Buffer, plan: Plan) -> int:
+    """What a temporary takes: a place in each lane of the loop that keeps it."""
+    places = plan.lanes.count if plan.lane_stride(buffer) else 1
+    return places * rounded(buffer.nbytes)
+
+
 def _most_alive(temps: Sequence[Buffer], plan: Plan) -> int:
     """The largest sum of temporaries that are in use at one time.
 
-    Where a step may write a result over an operand that dies there, both have one place.
+    Where a step writes a result over an operand that dies there, both have one place.
     """
+    ends = {(plan.offsets[b], plan.lives[b].last, b.nbytes) for b in temps}
     changes: dict[int, int] = {}
     for buffer in temps:
-        life = plan.lives[buffer]
-        inherits = any(
-            plan.offsets[other] == plan.offsets[buffer] and plan.lives[other].last == life.first
-            for other in temps
-            if other is not buffer and other.nbytes == buffer.nbytes
-        )
-        first = life.first + 1 if inherits else life.first
-        changes[first] = changes.get(first, 0) + plan.size(buffer)
-        changes[life.last + 1] = changes.get(life.last + 1, 0) - plan.size(buffer)
+        life, room = plan.lives[buffer], _room(buffer, plan)
+        inherits = (plan.offsets[buffer], life.first, buffer.nbytes) in ends
+        first = life.first + 1 if inherits and life.last > life.first else life.first
+        changes[first] = changes.get(first, 0) + room
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - room
     alive = most = 0
     for position in sorted(changes):
         alive += changes[position]
