@@ -7,11 +7,12 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from spmd.compile import gang
 from spmd.compile.cpu import gemm
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import compile_texts, host
@@ -77,12 +78,15 @@ def cpu_target() -> Target:
     return Target.from_features(features)
 
 
-def assemble(schedule: Schedule, plan: Plan, devices: int = 1) -> Assembled:
+def assemble(
+    schedule: Schedule, plan: Plan, devices: int = 1, takes: Mapping[int, int] | None = None
+) -> Assembled:
     """Make a schedule whose memory is planned ready to run.
 
-    Frames hold the arena, then inputs, outputs and constants.
+    Frames hold the arena, then inputs, outputs and constants. `takes` says which outputs may be
+    written over which inputs.
     """
-    program = Builder(schedule, plan).program(devices)
+    program = Builder(schedule, plan, takes or {}).program(devices)
     counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
     return Assembled(build_program(program), *counts)
 
@@ -158,9 +162,11 @@ class Builder:
 
     compiles_loops = True
 
-    def __init__(self, schedule: Schedule, plan: Plan):
+    def __init__(self, schedule: Schedule, plan: Plan, takes: Mapping[int, int] | None = None):
         self.schedule = schedule
         self.plan = plan
+        first_output = 1 + len(schedule.inputs)
+        self.aliases = {first_output + k: 1 + taken for k, taken in (takes or {}).items()}
         consts = [buffer for buffer, _ in schedule.consts]
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
@@ -184,7 +190,7 @@ class Builder:
         return Slot(base, ref.offset, ref.strides)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
-        return [made for step in steps for made in self.step(step)]
+        return gang.join([(step, self.step(step)) for step in steps], self.aliases)
 
     def step(self, step: Step) -> Sequence[NativeStep]:
         loop = self.code.loops.get(id(step))

@@ -50,9 +50,9 @@ class Executable:
         self.schedule: Schedule = lower(closed)
         self.plan = plan = plan_memory(self.schedule.steps, available_cores())
         self.arena = plan.arena
-        self.assembled: Assembled = assemble(self.schedule, plan)
-        self.native = self.assembled.native
         self.takes = takes(self.schedule, plan, self.donated)
+        self.assembled: Assembled = assemble(self.schedule, plan, takes=self.takes)
+        self.native = self.assembled.native
         self._consts = [constant(value, aval) for _, (value, aval) in self.schedule.consts]
         self.const_pointers = [pointer(c) for c in self._consts]
         self.outputs = [

@@ -23,6 +23,7 @@ from spmd.compile.cpu.program import (
     CondStep,
     CopyStep,
     ForStep,
+    GangStep,
     KernelStep,
     ParallelStep,
     Program,
@@ -35,7 +36,7 @@ from spmd.compile.cpu.program import (
 # ---- the layout, shared with the executor --------------------------------------------------------
 
 # Opcodes.
-KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL = range(1, 10)
+KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL, GANG = range(1, 11)
 
 # Words at the start of every step; the fields of each kind come next, then its slots, then the
 # blocks. A slot is [base, offset, number of strides, (level, stride)...].
@@ -49,6 +50,9 @@ FOR_FIELDS = (
 # level, number of dims, product of their trips, lanes, trips taken at a time, cost_ps of one trip,
 # body words; then the trips of each dim
 PARALLEL_FIELDS = 7
+# pieces, cost_ps of one; then for each piece [word at which its step stands, first and last unit],
+# then the steps
+GANG_FIELDS = 2
 WHILE_FIELDS = 3  # level, test words, body words
 COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: its words
 # kind, bytes of a block, rows, group size, groups, reduce kernel, elements, root, cost_ps,
@@ -65,6 +69,8 @@ STEP_PS = 20_000
 CALLBACK_PS = 5_000_000
 # A thread takes so many trips of a parallel loop at a time that they last about this long.
 _GRAIN_PS = 5_000_000
+# A piece of a gang's step lasts about this long, if its units are not longer.
+_PIECE_PS = 5_000_000
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
@@ -140,6 +146,8 @@ class Encoder:
                 opcode, (words, cost) = FOR, self._for(step)
             case ParallelStep():
                 opcode, (words, cost) = PARALLEL, self._parallel(step)
+            case GangStep():
+                opcode, (words, cost) = GANG, self._gang(step)
             case WhileStep():
                 opcode, (words, cost) = WHILE, self._while(step)
             case CondStep():
@@ -222,6 +230,21 @@ class Encoder:
         grain = max(1, min(_GRAIN_PS // max(cost, 1), total // (4 * step.lanes)))
         fields = [level, len(step.trips), total, step.lanes, grain, cost, len(body)]
         return [*fields, *step.trips, *body], cost * total
+
+    def _gang(self, step: GangStep) -> tuple[list[int], int]:
+        encoded = [self._step(one) for one in step.steps]
+        pieces: list[tuple[int, int, int]] = []
+        position = 0
+        for one, (words, _) in zip(step.steps, encoded, strict=True):
+            grain = max(1, _PIECE_PS // max(1, round(one.cost_ns * 1000)))
+            for first in range(0, one.units, grain):
+                pieces.append((position, first, min(first + grain, one.units)))
+            position += len(words)
+        total = sum(cost for _, cost in encoded)
+        steps_at = HEAD + GANG_FIELDS + 3 * len(pieces)
+        table = [word for at, *units in pieces for word in (steps_at + at, *units)]
+        fields = [len(pieces), max(1, total // max(1, len(pieces)))]
+        return [*fields, *table, *(w for words, _ in encoded for w in words)], total
 
     def _while(self, step: WhileStep) -> tuple[list[int], int]:
         level = len(self._trips)

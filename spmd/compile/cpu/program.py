@@ -137,6 +137,16 @@ class ParallelStep:
 
 
 @dataclass(frozen=True, slots=True)
+class GangStep:
+    """Run kernels that do not depend on each other, their units in any order, as one shared job.
+
+    Sixty small updates of an optimizer, each too short to share out, are long enough together.
+    """
+
+    steps: tuple[KernelStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WhileStep:
     """Run `test`, read the bool at `predicate`, and as long as it is true run `body` and repeat.
 
@@ -206,6 +216,7 @@ Step = (
     | CallbackStep
     | ForStep
     | ParallelStep
+    | GangStep
     | WhileStep
     | CondStep
     | CollectiveStep
@@ -230,6 +241,8 @@ def blocks_of(step: Step) -> tuple[tuple[Step, ...], ...]:
     match step:
         case ForStep() | ParallelStep():
             return (step.body,)
+        case GangStep():
+            return (step.steps,)
         case WhileStep():
             return (step.test, step.body)
         case CondStep():

@@ -57,6 +57,8 @@ def execute_texts() -> list[str]:
         _share(),
         _kernel_units(),
         _kernel(),
+        _gang_pieces(),
+        _gang(),
         _copy_pieces(),
         _copy(),
         _callback(),
@@ -228,6 +230,41 @@ def _kernel() -> Function:
     return f
 
 
+def _gang_pieces() -> Function:
+    """Pool body: pieces [begin, end) of a gang, counted over all active devices."""
+    f = Function("gang_pieces", "void", ["ptr", "i64", "i64"], internal=True)
+    job, begin, end = f.params
+    context, gang = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
+    active, pieces = f.load("ptr", job, JOB_ACTIVE), f.load("i64", job, JOB_UNITS)
+    args = f.stack_bytes(f.load("i64", context, ARGS) * 8)
+    table = f.at(gang, 8 * (layout.HEAD + layout.GANG_FIELDS))
+    with f.range(begin, end) as number:
+        position = number // pieces
+        piece = f.at(table, (number - position * pieces) * 24)
+        step = f.at(gang, f.load("i64", piece) * 8)
+        sizes = f.at(step, field(f, step, 5) * 8)
+        function = f.load("ptr", step, 8 * layout.HEAD)
+        _fill_args(f, context, step, device_at(f, active, position), args)
+        with f.if_else(_add_scratch(f, step, args).equals(0)) as it:
+            first, last = f.load("i64", piece, 8), f.load("i64", piece, 16)
+            f.call(function, "void", args, sizes, first, last)
+            it.otherwise()
+            f.atomic_store(f.value("i64", 1), job, JOB_FAILED)
+    return f
+
+
+def _gang() -> Function:
+    """Run a gang: all pieces of all its kernels are one job for the pool."""
+    f = Function("run_gang", "i64", STEP_SIGNATURE, internal=True)
+    context, step, end, active, count, _ = f.params
+    pieces = field(f, step, 0)
+    job = write_job(f, context, step, end, active, pieces)
+    body, piece_ps = f.symbol("gang_pieces"), field(f, step, 1)
+    f.call("share", "void", context, body, job, pieces * count, piece_ps)
+    f.ret(f.select(f.load("i64", job, JOB_FAILED).equals(0), f.value("i64", OK), NO_MEMORY))
+    return f
+
+
 def _copy_pieces() -> Function:
     """Pool body: pieces [begin, end) of a copy, job = [target, source, bytes]."""
     f = Function("copy_pieces", "void", ["ptr", "i64", "i64"], internal=True)
@@ -331,6 +368,7 @@ _STEPS = (
     (layout.WHILE, "run_while"),
     (layout.COND, "run_cond"),
     (layout.PARALLEL, "run_parallel"),
+    (layout.GANG, "run_gang"),
 )
 
 

@@ -1,0 +1,77 @@
+"""Gangs: neighbouring kernels that do not depend on each other become one step.
+
+A kernel that takes a microsecond is too short to share out over threads, and sixty of them in a row
+leave all but one thread idle. Together they are one job. Whether two kernels depend on each other
+is read from the addresses that the memory plan gave them: what they touch overlaps, and one writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spmd.compile.cpu.program import GangStep, KernelStep, Slot
+from spmd.compile.cpu.program import Step as NativeStep
+from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.lower.schedule import Launch, Step
+
+# A gang's members are compared pairwise.
+MOST_MEMBERS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """Bytes of a base that a kernel reads or writes; they move with loops by `strides`."""
+
+    base: int
+    first: int
+    end: int
+    strides: tuple[tuple[int, int], ...]
+    writes: bool
+
+    def meets(self, other: Touch) -> bool:
+        """Whether the order of the two touches could matter."""
+        if self.base != other.base or not (self.writes or other.writes):
+            return False
+        if self.strides != other.strides:
+            return True
+        return self.first < other.end and other.first < self.end
+
+
+def touches(step: Launch, slots: Sequence[Slot], aliases: Mapping[int, int]) -> list[Touch]:
+    """What a kernel touches. `aliases` maps bases to others that may be the same memory."""
+    found = []
+    for arg, slot in zip(step.kernel.args, slots, strict=True):
+        base, nbytes = aliases.get(slot.base, slot.base), arg.size * itemsize(arg.dtype)
+        end = slot.offset + nbytes
+        found.append(Touch(base, slot.offset, end, slot.strides, arg.role != "in"))
+    return found
+
+
+def join(
+    steps: Sequence[tuple[Step, Sequence[NativeStep]]], aliases: Mapping[int, int]
+) -> list[NativeStep]:
+    """Native steps in their order, with runs of independent kernels as gangs."""
+    made: list[NativeStep] = []
+    members: list[KernelStep] = []
+    touched: list[Touch] = []
+
+    def close() -> None:
+        made.extend(members if len(members) == 1 else [GangStep(tuple(members))] * bool(members))
+        members.clear()
+        touched.clear()
+
+    for step, native in steps:
+        if not isinstance(step, Launch):
+            close()
+            made.extend(native)
+            continue
+        (kernel,) = native
+        assert isinstance(kernel, KernelStep)
+        mine = touches(step, kernel.slots, aliases)
+        if len(members) == MOST_MEMBERS or any(a.meets(b) for a in mine for b in touched):
+            close()
+        members.append(kernel)
+        touched.extend(mine)
+    close()
+    return made

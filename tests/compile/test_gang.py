@@ -1,0 +1,114 @@
+"""Which kernels join a gang, that dependent ones never do, and that threads change no bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spmd import lax
+from spmd.api import disable_jit, jit
+from spmd.compile import pipeline
+from spmd.compile.assemble import Builder
+from spmd.compile.cpu.program import GangStep, KernelStep, walk
+from spmd.compile.gang import MOST_MEMBERS, Touch
+from spmd.compile.lower.lowering import lower
+from spmd.compile.memory import plan_memory
+
+LEAVES = [np.random.default_rng(k).normal(size=(64, 65)).astype(np.float32) for k in range(20)]
+
+
+def native_steps(function, *args):
+    schedule = lower(pipeline.run_passes(jit(function).trace(*args).jaxpr))
+    return Builder(schedule, plan_memory(schedule.steps)).program(1).steps
+
+
+def sizes(steps):
+    """Members of each gang; 1 for a kernel by itself."""
+    return [len(s.steps) if isinstance(s, GangStep) else 1 for s in steps]
+
+
+def test_updates_of_many_leaves_are_one_step():
+    steps = native_steps(lambda xs: [x * 2 + 1 for x in xs], LEAVES)
+    assert sizes(steps) == [20]
+
+
+def test_a_gang_has_a_limit():
+    leaves = [x[:2, :2] for x in LEAVES] * 10
+    assert sizes(native_steps(lambda xs: [x + 1 for x in xs], leaves)) == [MOST_MEMBERS, 72]
+
+
+def test_a_reader_waits_for_what_it_reads():
+    def chain(x):
+        total = x.sum(0)
+        return (x - total).sum(1)
+
+    steps = native_steps(chain, LEAVES[0])
+    assert len(sizes(steps)) == 2 and all(isinstance(s, KernelStep) for s in steps)
+
+
+def test_two_chains_go_side_by_side():
+    def chains(xs):
+        totals = [x.sum(0) for x in xs]
+        return [(x - t).sum(1) for x, t in zip(xs, totals, strict=True)]
+
+    assert sizes(native_steps(chains, LEAVES[:3])) == [3, 3]
+
+
+def test_in_loops_too():
+    def body(carry, _):
+        return [x * 0.5 + 1 for x in carry], None
+
+    steps = native_steps(lambda xs: lax.scan(body, xs, None, length=3)[0], LEAVES[:4])
+    assert [len(s.steps) for s in walk(steps) if isinstance(s, GangStep)] == [4]
+
+
+READ = Touch(1, 0, 64, (), False)
+
+
+@pytest.mark.parametrize(
+    ("other", "meets"),
+    [
+        (Touch(1, 0, 64, (), False), False),
+        (Touch(1, 32, 48, (), True), True),
+        (Touch(1, 64, 96, (), True), False),
+        (Touch(2, 0, 64, (), True), False),
+        (Touch(1, 64, 96, ((0, 8),), True), True),
+    ],
+    ids=["two reads", "overlap", "behind", "another base", "moves otherwise"],
+)
+def test_when_touches_meet(other, meets):
+    assert READ.meets(other) is meets and other.meets(READ) is meets
+
+
+def test_an_output_that_takes_a_donated_input_is_that_input():
+    def swap(x, y):
+        return (y * 2).sum(0), x + 1
+
+    schedule = lower(pipeline.run_passes(jit(swap).trace(*LEAVES[:2]).jaxpr))
+    plan = plan_memory(schedule.steps)
+    assert sizes(Builder(schedule, plan).program(1).steps) == [2]
+    # Were output 1 written over input 1, the sum would have to be done with reading it.
+    assert sizes(Builder(schedule, plan, {1: 1}).program(1).steps) == [1, 1]
+
+
+def test_values_on_threads():
+    def adam(params, first, second):
+        first = [0.9 * m + 0.1 * p for m, p in zip(first, params, strict=True)]
+        second = [0.9 * v + 0.1 * p * p for v, p in zip(second, params, strict=True)]
+        moved = [
+            p - m / (lax.sqrt(v) + 1e-3) for p, m, v in zip(params, first, second, strict=True)
+        ]
+        return moved, first, second, [x.sum(0) for x in params]
+
+    given = (LEAVES, [x + 1 for x in LEAVES], [x * x for x in LEAVES])
+    compiled = jit(adam)
+    results = compiled(*given)
+    with disable_jit():
+        expected = adam(*given)
+    for got, want in zip(results, expected, strict=True):
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-5)
+    again = compiled(*given)
+    for got, want in zip(again, results, strict=True):
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
