@@ -6,18 +6,23 @@ and `sub`. Nothing may assume that NaNs, infinities or signed zeros do not occur
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spmd.compile.cpu.emit import Emitter
 
 
 class Floats:
-    """Lane-wise operations on `float` or `double` operands of one emitter."""
+    """Lane-wise operations on `float` or `double` operands of one emitter.
 
-    def __init__(self, emitter: Emitter, element: str):
+    `wanted` are the bits of the type that results are rounded to in the end: what is computed in
+    f64 for an f32 result does with shorter polynomials.
+    """
+
+    def __init__(self, emitter: Emitter, element: str, wanted: int | None = None):
         self.emitter = emitter
         self.element = element
         self.bits = 32 if element == "float" else 64
+        self.wanted = wanted or self.bits
         self.mantissa = 23 if element == "float" else 52
         self.bias = 127 if element == "float" else 1023
         self.integer = f"i{self.bits}"
@@ -81,6 +86,16 @@ class Floats:
     def sqrt(self, x: str) -> str:
         return self.emitter.intrinsic("sqrt", self.element, x)
 
+    def in_double(
+        self, function: Callable[..., str], *operands: str, wanted: int | None = None
+    ) -> str:
+        """Apply a function of (Floats, operands) in f64 and round its result to this type once."""
+        if self.bits == 64:
+            return function(self, *operands)
+        e, wide = self.emitter, Floats(self.emitter, "double", wanted or 32)
+        given = [e.cast("fpext", "float", "double", operand) for operand in operands]
+        return e.cast("fptrunc", "double", "float", function(wide, *given))
+
     # ---- comparing and choosing ----
 
     def is_(self, predicate: str, x: str, y: str) -> str:
@@ -124,6 +139,14 @@ class Floats:
         bits = self.to_bits(shifted)
         offset = self.to_bits(self.const(magic))
         return whole, self.int_op("sub", bits, offset)
+
+    def of_small_int(self, x: str) -> str:
+        """Convert an integer of fewer bits than the mantissa: the inverse of `nearest`.
+
+        Converting 64-bit integers takes AVX-512; adding bits does not.
+        """
+        magic = self.const(1.5 * 2.0**self.mantissa)
+        return self.exact_sub(self.of_bits(self.int_op("add", x, self.to_bits(magic))), magic)
 
     def power_of_two(self, exponent: str) -> str:
         """Make 2**exponent of an integer exponent in the normal range."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from spmd.compile.cpu.emit import Module, Target
 from spmd.compile.cpu.render_nest import Nest, Plan
 from spmd.compile.cpu.render_tile import tile_dim
-from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS, VECTOR_FUNCTIONS
+from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import ROW, Const, Iota, Kernel, Load, Op, Scan, Store, is_sequential
@@ -147,7 +147,7 @@ INSTRUCTIONS = {
     "exp": 16.0,
     "exp2": 15.0,
     "expm1": 16.0,
-    "tanh": 22.0,
+    "tanh": 30.0,
     "logistic": 20.0,
     "log": 27.0,
     "log1p": 35.0,
@@ -155,12 +155,23 @@ INSTRUCTIONS = {
     "cos": 32.0,
     "tan": 36.0,
     "erf": 32.0,
-    "erfc": 50.0,
-    "erf_inv": 90.0,
+    "erfc": 90.0,
+    "erf_inv": 120.0,
     "pow": 150.0,
     "sinh": 50.0,
     "cosh": 36.0,
     "atanh": 70.0,
+    "asinh": 60.0,
+    "acosh": 60.0,
+    "asin": 22.0,
+    "acos": 22.0,
+    "atan": 26.0,
+    "atan2": 40.0,
+    "cbrt": 40.0,
+    "rem": 16.0,
+    "nextafter": 10.0,
+    "lgamma": 250.0,
+    "digamma": 250.0,
 }
 
 
@@ -188,10 +199,8 @@ def _element_bits(kernel: Kernel) -> int:
 
 
 def _calls_libm(op: Op) -> bool:
-    """Say whether an operation is one scalar call (or division) per lane."""
-    if op.op in ("div", "rem") and op.dtype[0] in "iu":
-        return True
-    return op.op in LIBM_FUNCTIONS or (op.op in ("erf", "erfc", "pow") and op.dtype == "f64")
+    """Say whether an operation is one scalar instruction or call per lane."""
+    return op.op in ("div", "rem") and op.dtype[0] in "iu"
 
 
 def _single_lanes(kernel: Kernel) -> tuple[int, int]:

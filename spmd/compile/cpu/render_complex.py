@@ -52,7 +52,7 @@ def render(
         case "exp":
             return _exp(m, x)
         case "log":
-            angle = e.call_lanes("atan2f" if m.bits == 32 else "atan2", element, x[1], x[0])
+            angle = call_function(e, "atan2", element, x[1], x[0])
             return (call_function(e, "log", element, _modulus(m, x)), angle)
         case "sqrt":
             return _sqrt(m, x)

@@ -20,7 +20,7 @@ from spmd.compile.cpu.render_convert import (
     memory_element,
     to_memory,
 )
-from spmd.compile.cpu.vectormath import LIBM_FUNCTIONS, call_function
+from spmd.compile.cpu.vectormath import call_function
 from spmd.compile.kernel.dtypes import kind
 
 
@@ -240,9 +240,6 @@ def _float_op(
         case "integer_pow":
             power = integer_power(x, abs(attr or 0), m.const(1.0), m.mul)
             return power if (attr or 0) >= 0 else m.div(m.const(1.0), power)
-    if op in LIBM_FUNCTIONS:
-        symbol = LIBM_FUNCTIONS[op] + ("f" if element == "float" else "")
-        return e.call_lanes(symbol, element, *operands)
     return call_function(e, op, element, *operands)
 
 

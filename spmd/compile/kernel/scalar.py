@@ -188,7 +188,8 @@ def _by_element(op: str) -> Callable[[Array], Array]:
 def _lgamma(x: float) -> float:
     if math.isinf(x) or (x <= 0 and x == math.floor(x)):
         return math.inf
-    return math.lgamma(x)
+    # Beyond it the result is no double.
+    return math.inf if x > 2.55e305 else math.lgamma(x)
 
 
 def _digamma(x: float) -> float:

@@ -1,10 +1,11 @@
 """Accuracy of the vector math: largest error in ulp over samples, and special values.
 
-The references are NumPy's functions in long double, or `math`'s in double where it has no others.
+The references are NumPy's functions in long double, or mpmath's where it has no others.
 """
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -18,12 +19,34 @@ TARGETS = {"host": None, "plain": Target(128, False)}
 NUMPY = {"f32": np.float32, "f64": np.float64}
 
 
-def by_double(function):
-    return lambda x: np.vectorize(function, otypes=[float])(x.astype(float)).astype(LONG)
+def precise(name):
+    """Return mpmath's function on arrays, rounded to long double in two parts."""
+    function = {"lgamma": lambda x: mpmath.loggamma(x).real, "erf_inv": mpmath.erfinv}.get(
+        name, getattr(mpmath, name, None)
+    )
+
+    def one(x):
+        if not abs(x) < 1e300 or (name in ("lgamma", "digamma") and x <= 0 and x == int(x)):
+            limits = scalar_op(name, ("f64",), "f64", None)
+            return LONG(limits(np.float64(x)))
+        if name == "erf_inv" and abs(x) >= 1:
+            return LONG(math.copysign(math.inf, x) if abs(x) == 1 else math.nan)
+        if x == 0 and name in ("erf", "erf_inv"):
+            return LONG(x)
+        with mpmath.workdps(30 if name != "erfc" or x < 5 else 60):
+            value = function(mpmath.mpf(x))
+            high = float(value)
+            return LONG(high) + LONG(float(value - high)) if math.isfinite(high) else LONG(high)
+
+    return lambda x: np.array([one(float(value)) for value in x], LONG)
 
 
-def erf_inv(x):
-    return scalar_op("erf_inv", ("f64",), "f64", None)(x.astype(float)).astype(LONG)
+def cbrt(x):
+    # NumPy's long double cbrt is libm's, which is good to double only on some machines.
+    root = np.cbrt(x)
+    with np.errstate(all="ignore"):
+        better = root - (root * root * root - x) / (3 * root * root)
+    return np.where(np.isfinite(better), better, root)
 
 
 # name: reference, interval in f32, interval in f64, allowed ulp in f32 and f64
@@ -32,19 +55,28 @@ FUNCTIONS = {
     "exp2": (np.exp2, (-150, 129), (-1076, 1025), 1.5, 1.5),
     "expm1": (np.expm1, (-20, 89), (-40, 710), 2, 2),
     "log": (np.log, (0, 3e38), (0, 1e308), 1, 1),
-    "log1p": (np.log1p, (-1, 1e4), (-1, 1e4), 1.75, 1.5),
-    "tanh": (np.tanh, (-10, 10), (-22, 22), 3, 3),
-    "sinh": (np.sinh, (-90, 90), (-711, 711), 2.5, 2.5),
+    "log1p": (np.log1p, (-1, 1e4), (-1, 1e4), 1.75, 1.75),
+    "tanh": (np.tanh, (-10, 10), (-22, 22), 2, 2),
+    "sinh": (np.sinh, (-90, 90), (-711, 711), 2, 2),
     "cosh": (np.cosh, (-90, 90), (-711, 711), 2, 2),
-    "sin": (np.sin, (-1e5, 1e5), (-1e6, 1e6), 1.5, 2.5),
-    "cos": (np.cos, (-1e5, 1e5), (-1e6, 1e6), 1.5, 2.5),
-    "tan": (np.tan, (-1e3, 1e3), (-1e3, 1e3), 4, 4),
-    "atanh": (np.arctanh, (-1, 1), (-1, 1), 2.5, 2.5),
-    "logistic": (lambda x: 1 / (1 + np.exp(-x)), (-80, 90), (-700, 700), 2.5, 2.5),
-    "erf": (by_double(math.erf), (-5, 5), (-6, 6), 1.75, 1),
-    "erfc": (by_double(math.erfc), (-5, 11), (-6, 27), 3.5, 1.5),
-    "erf_inv": (erf_inv, (-1, 1), (-1, 1), 4, 6),
+    "sin": (np.sin, (-1e5, 1e5), (-1e6, 1e6), 1.5, 2),
+    "cos": (np.cos, (-1e5, 1e5), (-1e6, 1e6), 1.5, 2),
+    "tan": (np.tan, (-1e3, 1e3), (-1e3, 1e3), 2, 3),
+    "asin": (np.arcsin, (-1, 1), (-1, 1), 1.5, 1.5),
+    "acos": (np.arccos, (-1, 1), (-1, 1), 1.5, 1.5),
+    "atan": (np.arctan, (-100, 100), (-100, 100), 1.5, 2.5),
+    "asinh": (np.arcsinh, (-1e3, 1e3), (-1e3, 1e3), 2, 2.5),
+    "acosh": (np.arccosh, (1, 1e3), (1, 1e3), 2, 2.5),
+    "atanh": (np.arctanh, (-1, 1), (-1, 1), 2, 2),
+    "logistic": (lambda x: 1 / (1 + np.exp(-x)), (-80, 90), (-700, 700), 2, 2),
+    "erf": (precise("erf"), (-5, 5), (-6, 6), 2, 2),
+    "erfc": (precise("erfc"), (-5, 11), (-6, 27), 1, 4),
+    "erf_inv": (precise("erf_inv"), (-1, 1), (-1, 1), 1, 4),
+    "lgamma": (precise("lgamma"), (0, 1e3), (0, 1e3), 1, 4),
+    "digamma": (precise("digamma"), (0, 1e3), (0, 1e3), 1, 4),
+    "cbrt": (cbrt, (-1e9, 1e9), (-1e9, 1e9), 1, 1),
 }
+SLOW_REFERENCES = ("erf", "erfc", "erf_inv", "lgamma", "digamma")
 
 
 def apply(op: str, dtype: str, *operands: np.ndarray, target: Target | None = None) -> np.ndarray:
@@ -89,6 +121,7 @@ def samples(low: float, high: float, dtype: str) -> np.ndarray:
 def test_error_in_ulp(name, dtype, target):
     reference, narrow, wide, allowed_32, allowed_64 = FUNCTIONS[name]
     x = samples(*(narrow if dtype == "f32" else wide), dtype)
+    x = x[::20].copy() if name in SLOW_REFERENCES else x
     with np.errstate(all="ignore"):
         got = apply(name, dtype, x, target=TARGETS[target])
         error = ulps(got, reference(x.astype(LONG)))
@@ -135,4 +168,4 @@ def test_pow(dtype):
         narrow = want.astype(NUMPY[dtype])
         np.testing.assert_array_equal(np.isnan(got), np.isnan(narrow))
         np.testing.assert_array_equal(np.signbit(got[narrow == 0]), np.signbit(narrow[narrow == 0]))
-        assert ulps(got, want).max() <= 1.5
+        assert ulps(got, want).max() <= 2

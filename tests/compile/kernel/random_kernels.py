@@ -202,6 +202,9 @@ class _Generator:
         with b.row():
             for _ in range(self.rng.integers(1, 3)):
                 value, name = self.chain(int(self.rng.integers(0, 4))), self.pick(names)
+                if name == "argmax" and letter == "f":
+                    # Computed values that differ in their last bit may change places.
+                    value = self.chain(0)
                 position = self.pick(("i32", "i64")) if name.startswith("arg") else None
                 results.append(b.reduce(name, value, position))
                 if self.chance(0.3):

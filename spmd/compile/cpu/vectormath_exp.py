@@ -1,0 +1,106 @@
+"""Exponentials and hyperbolic functions on virtual vectors."""
+
+from __future__ import annotations
+
+import math
+
+from spmd.compile.cpu.coefficients import (
+    EXP_POLY,
+    EXP_RANGE,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2_E,
+    SINH_SMALL,
+    TANH_SMALL,
+    TANH_SPLIT,
+)
+from spmd.compile.cpu.floats import Floats
+
+
+def reduce_exp(m: Floats, x: str) -> tuple[str, str]:
+    """Return (r, k) with x = k ln 2 + r, |r| <= ln(2)/2."""
+    whole, exponent = m.nearest(x, LOG2_E)
+    r = m.fma(whole, m.const(-LN2_HIGH[m.bits]), x)
+    return m.fma(whole, m.const(-LN2_LOW[m.bits]), r), exponent
+
+
+def expm1_reduced(m: Floats, r: str) -> str:
+    return m.fma(m.mul(r, r), m.poly(r, EXP_POLY[m.wanted]), r)
+
+
+def exp(m: Floats, x: str) -> str:
+    """e**x."""
+    r, exponent = reduce_exp(m, m.clamp(x, *EXP_RANGE[m.bits]))
+    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), exponent)
+
+
+def exp2(m: Floats, x: str) -> str:
+    """2**x; exact for whole x."""
+    limit = float(m.bias + 2)
+    x = m.clamp(x, -limit - m.mantissa, limit)
+    whole, exponent = m.nearest(x, 1.0)
+    r = m.mul(m.sub(x, whole), m.const(math.log(2)))
+    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), exponent)
+
+
+def expm1(m: Floats, x: str) -> str:
+    """e**x - 1 without cancellation near zero."""
+    low = {32: -25.0, 64: -45.0}[m.bits]
+    r, exponent = reduce_exp(m, m.clamp(x, low, EXP_RANGE[m.bits][1]))
+    # Half of the scale first: 2**(k-1) is finite where 2**k is not.
+    half = m.power_of_two(m.int_op("sub", exponent, m.int(1)))
+    result = m.fma(half, expm1_reduced(m, r), m.sub(half, m.const(0.5)))
+    result = m.add(result, result)
+    return m.select(m.is_("oeq", x, m.const(0.0)), x, result)
+
+
+def tanh(m: Floats, x: str) -> str:
+    """Hyperbolic tangent: an odd polynomial up to one half, then 1 - 2 / (e**2x + 1)."""
+    one, two = m.const(1.0), m.const(2.0)
+    magnitude = m.abs(x)
+    top = {32: 10.0, 64: 22.0}[m.bits]
+    capped = m.select(m.is_("ogt", magnitude, m.const(top)), m.const(top), magnitude)
+    r, exponent = reduce_exp(m, m.exact_mul(capped, two))
+    power = m.power_of_two(exponent)
+    grown = m.fma(power, expm1_reduced(m, r), power)
+    large = m.exact_sub(one, m.div(two, m.exact_add(grown, one)))
+    square = m.exact_mul(x, x)
+    small = m.fma(m.exact_mul(magnitude, square), m.poly(square, TANH_SMALL[m.bits]), magnitude)
+    result = m.select(m.is_("olt", magnitude, m.const(TANH_SPLIT)), small, large)
+    return m.copysign(result, x)
+
+
+def logistic(m: Floats, x: str) -> str:
+    """1 / (1 + e**-x), from e**-|x|, which neither overflows nor loses a denormal result."""
+    one = m.const(1.0)
+    decayed = exp(m, m.neg(m.abs(x)))
+    above = m.select(m.is_("olt", x, m.const(0.0)), decayed, one)
+    below = m.exact_add(decayed, one)
+    ratio = m.div(above, below)
+    # What the sum lost; a line is near enough to 1 / below between 1 and 2.
+    lost = m.exact_sub(decayed, m.exact_sub(below, one))
+    inverse = m.fma(below, m.const(-0.4853), m.const(1.4571))
+    return m.fma(m.neg(m.exact_mul(ratio, inverse)), lost, ratio)
+
+
+def _exp_half(m: Floats, magnitude: str) -> str:
+    """e**x / 2 for x >= 0, finite wherever the result is."""
+    r, exponent = reduce_exp(m, m.clamp(magnitude, 0.0, EXP_RANGE[m.bits][1] + 1.0))
+    exponent = m.int_op("sub", exponent, m.int(1))
+    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), exponent)
+
+
+def cosh(m: Floats, x: str) -> str:
+    """Hyperbolic cosine."""
+    half = _exp_half(m, m.abs(x))
+    return m.add(half, m.div(m.const(0.25), half))
+
+
+def sinh(m: Floats, x: str) -> str:
+    """Hyperbolic sine: an odd polynomial up to 1, then from half the exponential."""
+    magnitude = m.abs(x)
+    square = m.exact_mul(x, x)
+    small = m.fma(m.exact_mul(magnitude, square), m.poly(square, SINH_SMALL[m.bits]), magnitude)
+    half = _exp_half(m, magnitude)
+    large = m.exact_sub(half, m.div(m.const(0.25), half))
+    return m.copysign(m.select(m.is_("olt", magnitude, m.const(1.0)), small, large), x)
