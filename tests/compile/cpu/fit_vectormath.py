@@ -1,6 +1,6 @@
 """Fit the polynomials of `spmd/compile/cpu/coefficients*.py` again: minimax, in 45 digits.
 
-    python tools/fit_vectormath.py [NAME ...]
+    python tests/compile/cpu/fit_vectormath.py [NAME ...]
 
 prints each table with its largest weighted error. Remez' exchange on a grid finds the least
 maximum; then the coefficients are rounded to the element type one by one, lowest power first, and
