@@ -84,9 +84,9 @@ def assemble(
     """Make a schedule whose memory is planned ready to run.
 
     Frames hold the arena, then inputs, outputs and constants. `takes` says which outputs may be
-    written over which inputs.
+    written over which inputs; where it is not known yet, every step keeps its place.
     """
-    program = Builder(schedule, plan, takes or {}).program(devices)
+    program = Builder(schedule, plan, takes).program(devices)
     counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
     return Assembled(build_program(program), *counts)
 
@@ -166,7 +166,9 @@ class Builder:
         self.schedule = schedule
         self.plan = plan
         first_output = 1 + len(schedule.inputs)
-        self.aliases = {first_output + k: 1 + taken for k, taken in (takes or {}).items()}
+        self.aliases = None
+        if takes is not None:
+            self.aliases = {first_output + k: 1 + taken for k, taken in takes.items()}
         consts = [buffer for buffer, _ in schedule.consts]
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
@@ -190,7 +192,10 @@ class Builder:
         return Slot(base, ref.offset, ref.strides)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
-        return gang.join([(step, self.step(step)) for step in steps], self.aliases)
+        made = [(step, self.step(step)) for step in steps]
+        if self.aliases is None:
+            return [one for _, native in made for one in native]
+        return gang.join(made, self.aliases)
 
     def step(self, step: Step) -> Sequence[NativeStep]:
         loop = self.code.loops.get(id(step))
