@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd.compile.executable import Executable
+from spmd.compile.passes.attach import attach_epilogues
 from spmd.compile.passes.combine import combine_psums
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
@@ -29,6 +30,7 @@ PASSES: tuple[Pass, ...] = (
     hoist_invariants,  # what every round of a loop computes again, once before it
     simplify,  # constants, identities, equal equations, dead code
     fuse,  # chains of elementwise work and reductions become one kernel
+    attach_epilogues,  # what follows a product is done to its blocks
 )
 
 # For programs over a mesh that spans processes.
@@ -38,6 +40,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     simplify,
     combine_psums,  # small sums share one exchange between processes
     fuse,
+    attach_epilogues,
 )
 
 

@@ -38,8 +38,8 @@ from spmd.compile.kernel.product import Product, argument_maps, block_epilogue, 
 MOST_BATCH_DIMS = 3
 
 # A panel of B of this depth, two vectors wide, stays in the L1 cache beside a panel of A.
-_DEPTH_BYTES = 1024
-# Rows of A per block, in register tiles: with the depth above a block fills a tenth of the L2.
+_DEPTH_BYTES = 1536
+# Rows of A per block, in register tiles: with the depth above a block fills a seventh of the L2.
 _BLOCK_TILES = 16
 # Columns of a unit: its block of B and, where it needs one, of C stay in the L2 cache.
 _UNIT_COLUMNS = 512
@@ -50,6 +50,9 @@ _SHARED_FROM = 2**17
 _FINE_FROM = 2**24
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
+# Rows of A are streams that need no packing, unless they spread over more memory than this: then
+# their pages are too many for the processor to remember.
+_SPREAD = 2**18
 # Estimates for the decision to use threads, per core.
 _FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
 _BYTES_PER_NS = 12.0
@@ -383,8 +386,8 @@ class _Planner:
         """Note how tiles find the rows of A, and the packing that this takes."""
         p, sizes, nbytes = self.p, self.sizes, self.vectors.nbytes
         plain = p.a.dtype == p.carried
-        if plain and p.a.column == 1:
-            # Rows of A are streams of their own: they need no packing.
+        spread = mc * abs(sizes["a_row"]) > _SPREAD and p.n >= 2 * _PACK_FROM
+        if plain and p.a.column == 1 and not spread:
             sizes |= {"tile_a": sizes["a_row"], "tile_a_row": sizes["a_row"], "tile_a_k": nbytes}
         elif plain and p.a.row == 1 and p.n < _PACK_FROM:
             sizes |= {"tile_a": nbytes, "tile_a_row": nbytes, "tile_a_k": sizes["a_k"]}

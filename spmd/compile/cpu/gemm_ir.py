@@ -177,7 +177,8 @@ class Tile:
 
     def text(self) -> str:
         """The module."""
-        return f"{self.vectors.declarations()}\n{self._function().text()}"
+        prefetch = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
+        return f"{self.vectors.declarations()}\n{prefetch}\n{self._function().text()}"
 
     def _function(self) -> Function:
         v, rows = self.vectors, range(self.rows)
@@ -194,6 +195,15 @@ class Tile:
         pointers = [f.var("ptr", f.at(a, a_row * first)) for first in range(0, self.rows, share)]
         offsets = [a_row * i for i in range(share)]
         b_now, left = f.var("ptr", b), f.var("i64", k)
+        places = [
+            (f.at(f.at(c, c_row * row), start), masks[i], totals[row][i])
+            for row in rows
+            for i, start in enumerate(starts)
+        ]
+        # C is on its way while the sums are made: at the end all of it is wanted at once.
+        for place, _, _ in places:
+            write, keep, data = (f.value("i32", flag) for flag in (1, 3, 1))
+            f.call("llvm.prefetch.p0", "void", place, write, keep, data)
         with f.loop():
             f.break_if(left.get() <= 0)
             b_row = [
@@ -210,11 +220,6 @@ class Tile:
                 pointer.set(f.at(pointer.get(), a_k))
             b_now.set(f.at(b_now.get(), b_k))
             left.set(left.get() - 1)
-        places = [
-            (f.at(f.at(c, c_row * row), start), masks[i], totals[row][i])
-            for row in rows
-            for i, start in enumerate(starts)
-        ]
         with f.if_(accumulate.differs(0)):
             for place, mask, total in places:
                 total.set(total.get() + load_vector(f, v, place, mask))

@@ -15,6 +15,7 @@ describes threads that it does not have.
 
 from __future__ import annotations
 
+import mmap
 import platform
 import signal
 
@@ -44,6 +45,11 @@ OPEN = 1 << 40
 WORKER_SPINS = 1500
 CALLER_SPINS = 500
 
+# Scratch blocks from here on start on a huge page.
+HUGE_PAGE = 2 * 2**20
+HUGE_FROM = 2**17
+MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
+
 _MACHINE = platform.machine().lower()
 _PAUSE = {
     "x86_64": ("declare void @llvm.x86.sse2.pause()", "call void @llvm.x86.sse2.pause()"),
@@ -72,6 +78,7 @@ declare i32 @pthread_key_create(ptr, ptr)
 declare ptr @pthread_getspecific(i64)
 declare i32 @pthread_setspecific(i64, ptr)
 declare i32 @posix_memalign(ptr, i64, i64)
+declare i32 @madvise(ptr, i64, i32)
 declare void @free(ptr)
 declare ptr @memcpy(ptr, ptr, i64)
 declare ptr @memmove(ptr, ptr, i64)
@@ -297,7 +304,9 @@ def _initialize() -> Function:
 def _scratch() -> Function:
     """scratch(bytes): memory of the calling thread, kept until it ends or asks for more.
 
-    The block starts with its size, in a cache line of its own. Null if there is no memory.
+    The block starts with its size, in a cache line of its own. Null if there is no memory. Large
+    blocks ask for huge pages: packed operands are read all over, and with small pages the look-ups
+    of their addresses cost a product of 1024 rows up to a third of its speed.
     """
     f = Function("scratch", "ptr", ["i64"], internal=True)
     needed = f.params[0]
@@ -308,11 +317,16 @@ def _scratch() -> Function:
             f.ret(f.at(block, 64))
         f.call("free", "void", block)
         f.call("pthread_setspecific", "i32", key, f.null())
-    place = f.stack("ptr")
-    failed = f.call("posix_memalign", "i32", place, f.value("i64", 64), needed + 64)
+    place, huge = f.stack("ptr"), needed >= HUGE_FROM
+    alignment = f.select(huge, f.value("i64", HUGE_PAGE), 64)
+    whole = (needed + 63 + alignment) // alignment * alignment
+    failed = f.call("posix_memalign", "i32", place, alignment, whole)
     with f.if_(failed.differs(0)):
         f.ret(f.null())
     fresh = f.load("ptr", place)
+    if MADV_HUGEPAGE is not None:
+        with f.if_(huge):
+            f.call("madvise", "i32", fresh, whole, f.value("i32", MADV_HUGEPAGE))
     f.store(needed, fresh)
     f.call("pthread_setspecific", "i32", key, fresh)
     f.ret(f.at(fresh, 64))

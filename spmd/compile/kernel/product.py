@@ -247,15 +247,23 @@ def _view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Arr
 # ---- joining a kernel to a product -------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where the user's C lies: the sizes of (*batch, m, n), its strides along them, its dtype."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
 def attach(
-    kernel: Kernel, position: int, batch: Sequence[int], m: int, n: int, carried: str
+    kernel: Kernel, position: int, result: Result, carried: str, keep: bool = False
 ) -> tuple[Kernel, tuple[int, ...]] | None:
     """Make `kernel`, which reads C as its argument `position`, the epilogue of a product.
 
     Gives the epilogue, and for each of its arguments but the first the number of the argument of
-    `kernel` that it is; None if the kernel cannot be one. `kernel` sees C as a contiguous array
-    with elements in its own dims' order; its dtype may be narrower than `carried`, then C is
-    rounded to it first.
+    `kernel` that it is; None if the kernel cannot be one. With `keep` C itself is stored too, as
+    an argument that comes last and has the number `position`.
     """
     step = kernel.passes[0] if len(kernel.passes) == 1 else None
     if step is None or step.level != ROW or kernel.buffers or step.reductions:
@@ -268,13 +276,12 @@ def attach(
     if any(not isinstance(s, Store) or s.combine is not None for s in step.stores):
         return None
     seen = {i.map for i in accesses if i.arg == position}
-    if len(seen) != 1 or 0 in kernel.sizes:
+    if len(seen) != 1 or 0 in kernel.sizes or kernel.args[position].role != "in":
         return None
-    c_map = seen.pop()
-    groups = _match(kernel.sizes, c_map, (*batch, m, n))
+    groups = _match(kernel.sizes, seen.pop(), result)
     if groups is None:
         return None
-    return _Attachment(kernel, position, groups, (*batch, m, n), carried).build()
+    return _Attachment(kernel, position, groups, result, carried).build(keep)
 
 
 # For each dim of C the (kernel dim, size, factor of the kernel dim's stride) it consists of,
@@ -282,7 +289,7 @@ def attach(
 _Groups = list[list[tuple[int, int, int]]]
 
 
-def _match(sizes: Sequence[int], c_map: Map, wanted: Sequence[int]) -> _Groups | None:
+def _match(sizes: Sequence[int], c_map: Map, result: Result) -> _Groups | None:
     """Cut and join the kernel's dims into those of C."""
     dims = sorted((c_map.strides[d], d, size) for d, size in enumerate(sizes) if size != 1)
     expected = 1
@@ -290,78 +297,91 @@ def _match(sizes: Sequence[int], c_map: Map, wanted: Sequence[int]) -> _Groups |
         if stride != expected:
             return None
         expected *= size
-    if expected != math.prod(wanted) or c_map.offset:
+    if expected != math.prod(result.sizes) or c_map.offset:
         return None
     rest = [(d, size, 1) for _, d, size in dims]
-    groups: _Groups = []
-    for size in reversed(wanted):
-        group: list[tuple[int, int, int]] = []
+    groups: _Groups = [[] for _ in result.sizes]
+    for _, place in sorted((stride, k) for k, stride in enumerate(result.strides)):
+        size = result.sizes[place]
         while size > 1:
             d, have, factor = rest.pop(0)
-            taken = math.gcd(have, size) if have != size else size
+            taken = math.gcd(have, size)
             if taken != min(have, size):
                 return None
-            group.append((d, taken, factor))
+            groups[place].append((d, taken, factor))
             if have > taken:
                 rest.insert(0, (d, have // taken, factor * taken))
             size //= taken
-        groups.append(group)
-    return groups[::-1]
+    return groups
 
 
 class _Attachment:
     """Rewrites the maps of a kernel to the dims of C."""
 
     def __init__(
-        self, kernel: Kernel, position: int, groups: _Groups, sizes: Sequence[int], carried: str
+        self, kernel: Kernel, position: int, groups: _Groups, result: Result, carried: str
     ):
         self.kernel = kernel
         self.position = position
         self.groups = groups
-        self.sizes = tuple(sizes)
+        self.result = result
         self.carried = carried
-        self.args = [Arg(carried, math.prod(sizes))]
+        self.args = [Arg(carried, math.prod(result.sizes))]
         self.origins: list[int] = []
         self.numbers: dict[tuple[int, Map], int] = {}
 
-    def build(self) -> tuple[Kernel, tuple[int, ...]] | None:
+    def build(self, keep: bool) -> tuple[Kernel, tuple[int, ...]] | None:
+        """The rewritten kernel, and what its arguments are."""
         step = self.kernel.passes[0]
         instrs: list[Instr] = []
-        highest = max([i.out for i in step.instrs])
         for instr in step.instrs:
-            if not isinstance(instr, Load):
-                instrs.append(instr)
+            if isinstance(instr, Load) and instr.arg == self.position:
+                instrs += self.load_c(instr)
                 continue
-            place = self.place(instr.arg, instr.map)
-            if place is None:
+            moved = self.moved(instr) if isinstance(instr, Load) else instr
+            if moved is None:
                 return None
-            number, where = place
-            if number == 0 and instr.dtype != self.carried:
-                highest += 1
-                instrs.append(Load(highest, self.carried, 0, where))
-                instrs.append(Op(instr.out, instr.dtype, "convert", (highest,)))
-            else:
-                instrs.append(replace(instr, arg=number, map=where))
-        stores = []
-        for store in step.stores:
-            assert isinstance(store, Store)
-            place = self.place(store.arg, store.map)
-            if place is None:
-                return None
-            stores.append(replace(store, arg=place[0], map=place[1]))
-        passes = (replace(step, instrs=tuple(instrs), stores=tuple(stores)),)
-        made = Kernel(tuple(self.args), self.sizes[:-1], self.sizes[-1:], passes)
+            instrs.append(moved)
+        stores = [self.moved(store) for store in step.stores if isinstance(store, Store)]
+        if None in stores:
+            return None
+        if keep:
+            value = next(
+                i.out for i in step.instrs if isinstance(i, Load) and i.arg == self.position
+            )
+            place = Map(self.result.strides)
+            stores.append(Store(len(self.args), place, value))
+            self.args.append(Arg(self.result.dtype, math.prod(self.result.sizes), "out"))
+            self.origins.append(self.position)
+        made = Kernel(
+            tuple(self.args),
+            self.result.sizes[:-1],
+            self.result.sizes[-1:],
+            (replace(step, instrs=tuple(instrs), stores=tuple(stores)),),
+        )
         check_kernel(made)
         return made, tuple(self.origins)
 
-    def place(self, arg: int, where: Map) -> tuple[int, Map] | None:
-        """The new number and map of an access; None if its strides do not join."""
+    def load_c(self, load: Load) -> list[Instr]:
+        """C as the kernel sees it: in its own dtype, which may be narrower than the sums."""
+        sizes = self.result.sizes
+        where = Map(c_strides(sizes[:-2], *sizes[-2:]))
+        if load.dtype == self.carried:
+            return [replace(load, arg=0, map=where)]
+        highest = max(i.out for i in self.kernel.passes[0].instrs)
+        wide = highest + 1 + load.out
+        return [
+            Load(wide, self.carried, 0, where),
+            Op(load.out, load.dtype, "convert", (wide,)),
+        ]
+
+    def moved(self, item: Any) -> Any:
+        """A load or store of another argument than C; None if its strides do not join."""
         strides = []
         for group in self.groups:
-            span = None
-            first = 0
+            first, span = 0, None
             for d, size, factor in group:
-                stride = where.strides[d] * factor
+                stride = item.map.strides[d] * factor
                 if span is None:
                     first = stride
                 elif stride != span:
@@ -370,13 +390,10 @@ class _Attachment:
             strides.append(first)
         if min(strides[-2:]) < 0:
             return None
-        if arg == self.position:
-            # Dims of size 1 have no stride of their own in the kernel.
-            return 0, Map(c_strides(self.sizes[:-2], *self.sizes[-2:]))
-        new = Map(tuple(strides), where.offset)
-        key = (arg, new)
+        where = Map(tuple(strides), item.map.offset)
+        key = (item.arg, where)
         if key not in self.numbers:
             self.numbers[key] = len(self.args)
-            self.args.append(self.kernel.args[arg])
-            self.origins.append(arg)
-        return self.numbers[key], new
+            self.args.append(self.kernel.args[item.arg])
+            self.origins.append(item.arg)
+        return replace(item, arg=self.numbers[key], map=where)

@@ -17,17 +17,20 @@ from spmd.compile.kernel.product import (
     NO_EPILOGUE,
     Operand,
     Product,
+    Result,
+    attach,
     product_dtype,
     store_epilogue,
 )
 from spmd.compile.lower.expression import need_dtype, storage_dtype
 from spmd.compile.lower.index import strides_of
-from spmd.compile.lower.kernels import launch
+from spmd.compile.lower.inplace import group_kernel
+from spmd.compile.lower.kernels import fused, group_name, launch
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Launch, Multiply, Ref
-from spmd.core.ir import Atom, Eqn
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.util import product
-from spmd.lax.dot import DimensionNumbers
+from spmd.lax.dot import DimensionNumbers, dot_general_p
 
 MAX_BATCH_DIMS = 3
 
@@ -60,34 +63,97 @@ def collapse(dims: Sequence[Dim]) -> list[Dim]:
 def dot_general(lowering: Lowering, eqn: Eqn) -> None:
     """One product step, after repacking operands whose dims do not collapse."""
     out = eqn.outvars[0]
-    found = find_product(lowering, eqn)
-    if found is None:
+    view = view_product(eqn)
+    if view is None:
         if not _loop_nest(lowering, eqn):
             host(lowering, eqn)
         return
-    made, strides, refs = found
-    kernel = storage_dtype(out.aval.dtype)
-    assert kernel is not None
-    epilogue = store_epilogue(made.batch, made.m, made.n, made.carried, kernel, strides)
+    refs = view.operands(lowering)
+    made, result = view.product, view.result
+    epilogue = store_epilogue(
+        made.batch, made.m, made.n, made.carried, result.dtype, result.strides
+    )
     refs = (*refs, lowering.place(out))
-    made = replace(made, epilogue=epilogue)
-    lowering.steps.append(Multiply(made, refs, "dot", eqn.source))
+    lowering.steps.append(Multiply(replace(made, epilogue=epilogue), refs, "dot", eqn.source))
 
 
-def find_product(
-    lowering: Lowering, eqn: Eqn
-) -> tuple[Product, tuple[int, ...], tuple[Ref, Ref]] | None:
-    """The product of an equation, without its epilogue; the strides of its result; its operands.
+@rule("product")
+def product_with_epilogue(lowering: Lowering, eqn: Eqn) -> None:
+    """A product and the group that follows it: one step."""
+    dot, group = parts_of(eqn)
+    kernel, position = group_kernel(group), eqn.params["position"]
+    view = view_product(dot)
+    assert view is not None and kernel is not None, "the pass attaches only what has kernels"
+    keep = len(eqn.outvars) > len(group.outvars)
+    refs = view.operands(lowering)
+    attached = attach(kernel, position, view.result, view.product.carried, keep)
+    if attached is None:  # repacked operands may cut the result in other ways
+        dot_general(lowering, dot)
+        fused(lowering, group)
+        return
+    epilogue, origins = attached
+    places = [lowering.ref(v) if v is not dot.outvars[0] else None for v in group.invars]
+    places += [lowering.place(v) for v in group.outvars]
+    if keep:
+        places[position] = lowering.place(dot.outvars[0])
+    rest = [places[origin] for origin in origins]
+    refs = (*refs, *(place for place in rest if place is not None))
+    name = f"dot+{group_name(group.params['jaxpr'])}"
+    product = replace(view.product, epilogue=epilogue)
+    lowering.steps.append(Multiply(product, refs, name, eqn.source))
 
-    None if its dtypes are not those of a `Product`.
-    """
+
+def parts_of(eqn: Eqn) -> tuple[Eqn, Eqn]:
+    """The `dot_general` that a `product` equation stands for, and the group as an equation."""
+    params = eqn.params
+    group: ClosedJaxpr = params["jaxpr"]
+    count = len(group.jaxpr.outvars)
+    lhs, rhs, *rest = eqn.invars
+    numbers, precision, dtype = params["dot"]
+    c = group.jaxpr.invars[params["position"]]
+    made = eqn.outvars[count] if len(eqn.outvars) > count else Var(c.aval)
+    dot = Eqn(
+        dot_general_p,
+        (lhs, rhs),
+        (made,),
+        {
+            "dimension_numbers": numbers,
+            "precision": precision,
+            "preferred_element_type": dtype,
+        },
+        frozenset(),
+        eqn.source,
+    )
+    # The result may be seen with another shape; its bytes are the same.
+    rest.insert(params["position"], made)
+    space = {"jaxpr": group, "space": params["space"]}
+    follows = eqn.replace(invars=tuple(rest), outvars=eqn.outvars[:count], params=space)
+    return dot, follows
+
+
+@dataclass(slots=True)
+class View:
+    """A `dot_general` as a product, still without epilogue, and where its result lies."""
+
+    sides: tuple[_Side, _Side]
+    product: Product
+    result: Result
+
+    def operands(self, lowering: Lowering) -> tuple[Ref, Ref]:
+        """Where A and B are, after writing the steps that repack them."""
+        left, right = (side.place(lowering) for side in self.sides)
+        return left, right
+
+
+def view_product(eqn: Eqn) -> View | None:
+    """How an equation is a product; None if its dtypes are not those of one."""
     lhs, rhs = eqn.invars
     source, result = (storage_dtype(v.aval.dtype) for v in (lhs, eqn.outvars[0]))
     carried = product_dtype(source, result) if source and result else None
     if carried is None:
         return None
     numbers = eqn.params["dimension_numbers"]
-    sides = [_Side(lowering, lhs), _Side(lowering, rhs)]
+    sides = (_Side(lhs), _Side(rhs))
     free = [numbers.free(s, x.aval.ndim) for s, x in enumerate((lhs, rhs))]
     orders = (
         (*numbers.batch[0], *free[0], *numbers.contract[0]),
@@ -99,37 +165,40 @@ def find_product(
             side.repack(order)
         found = _collapsed(eqn, sides, numbers, free, carried)
         assert found is not None, "repacked operands collapse"
-    return *found, (sides[0].ref, sides[1].ref)
+    return View(sides, *found)
 
 
 class _Side:
-    """One operand: where it is and its strides, by its original dims."""
+    """One operand: its strides by its original dims, and how it is repacked, if it is."""
 
-    def __init__(self, lowering: Lowering, atom: Atom):
-        self.lowering = lowering
+    def __init__(self, atom: Atom):
         self.atom = atom
         self.shape = atom.aval.shape
-        self.ref: Ref = lowering.ref(atom)
         self.strides = strides_of(self.shape)
+        self.order: tuple[int, ...] | None = None
 
     def repack(self, order: Sequence[int]) -> None:
-        """Copy the operand so that its dims lie in the given order."""
-        aval = self.atom.aval
-        dtype = storage_dtype(aval.dtype)
-        assert dtype is not None
-        sizes = [self.shape[d] for d in order]
-        packed = strides_of(sizes)
-        b = Builder(sizes, ())
-        source, target = b.arg(dtype, aval.size), b.arg(dtype, aval.size, "out")
-        with b.row():
-            b.store(target, packed, b.load(source, [self.strides[d] for d in order]))
-        place = self.lowering.temp(aval)
-        self.lowering.steps.append(Launch(b.build(), (self.ref, place), "repack"))
-        self.ref = place
+        """Let the operand be copied so that its dims lie in the given order."""
+        self.order = tuple(order)
         strides = [0] * len(order)
-        for d, stride in zip(order, packed, strict=True):
+        for d, stride in zip(order, strides_of([self.shape[d] for d in order]), strict=True):
             strides[d] = stride
         self.strides = tuple(strides)
+
+    def place(self, lowering: Lowering) -> Ref:
+        """Where the operand is, after writing the step that repacks it."""
+        if self.order is None:
+            return lowering.ref(self.atom)
+        aval, order = self.atom.aval, self.order
+        dtype, before = need_dtype(aval.dtype), strides_of(self.shape)
+        b = Builder([self.shape[d] for d in order], ())
+        source, target = b.arg(dtype, aval.size), b.arg(dtype, aval.size, "out")
+        with b.row():
+            value = b.load(source, [before[d] for d in order])
+            b.store(target, [self.strides[d] for d in order], value)
+        place = lowering.temp(aval)
+        lowering.steps.append(Launch(b.build(), (lowering.ref(self.atom), place), "repack"))
+        return place
 
 
 def _collapsed(
@@ -138,8 +207,8 @@ def _collapsed(
     numbers: DimensionNumbers,
     free: Sequence[Sequence[int]],
     carried: str,
-) -> tuple[Product, tuple[int, ...]] | None:
-    """The product and the strides of its result, if all groups of dims collapse."""
+) -> tuple[Product, Result] | None:
+    """The product and where its result lies, if all groups of dims collapse."""
     a, b = sides
     out = eqn.outvars[0].aval
     c_strides = strides_of(out.shape)
@@ -192,7 +261,8 @@ def _collapsed(
         batch=tuple(d.size for d in batch),
     )
     strides = (*(d.strides[2] for d in batch), row.strides[1], column.strides[1])
-    return found, strides
+    dtype = need_dtype(out.dtype)
+    return found, Result((*found.batch, found.m, found.n), strides, dtype)
 
 
 # ---- products that are loop nests ----------------------------------------------------------------

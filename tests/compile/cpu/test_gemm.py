@@ -9,11 +9,14 @@ from spmd.compile.cpu.gemm import gemm_step, orient, plan_product
 from spmd.compile.cpu.loader import Host, loader
 from spmd.compile.cpu.program import Program, Slot
 from spmd.compile.cpu.runner import build_program
+from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype
 from spmd.compile.kernel.product import (
     Operand,
     Product,
     argument_maps,
+    c_strides,
+    interpret_product,
     product_dtype,
     store_epilogue,
 )
@@ -226,3 +229,96 @@ def test_blocks_share_large_products_and_leave_small_ones_whole():
     assert plan.units >= 4
     assert plan.sizes["mb"] * plan.sizes["m_blocks"] >= 512
     assert plan.sizes["nb"] * plan.sizes["n_blocks"] >= 512
+
+
+# ---- epilogues ---------------------------------------------------------------------------------
+
+
+def random_epilogue(rng, batch, m, n, carried: str, result: str):
+    """An epilogue over C, a vector or matrix in any layout, with one or two results."""
+    space = (*batch, m, n)
+    size = int(np.prod(space))
+    dense = c_strides(batch, m, n)
+    turned = (*dense[:-2], 1, m)
+    b = Builder((*batch, m), (n,))
+    c = b.arg(carried, size)
+    layouts = [dense, turned, (*(0,) * len(batch), 0, 1), (*(0,) * len(batch), 1, 0)]
+    strides = layouts[rng.integers(len(layouts))]
+    other = b.arg(result, size)
+    outs = [b.arg(result, size, "out") for _ in range(1 + rng.integers(2))]
+    with b.row():
+        value = b.op("add", b.load(c, dense), b.convert(b.load(other, strides), carried))
+        b.store(outs[0], turned if rng.integers(3) == 0 else dense, b.convert(value, result))
+        for out in outs[1:]:
+            b.store(out, dense, b.convert(b.op("tanh", value), result))
+    return b.build()
+
+
+def run_native(p: Product, arrays: list[np.ndarray]) -> None:
+    step = gemm_step(p, [Slot(k) for k in range(len(arrays))])
+    native = build_program(Program((None,) * len(arrays), (step,)))
+    frames = native.new_frames()
+    frames[: len(arrays)] = [address(array) for array in arrays]
+    native.run(frames)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_epilogues_are_what_the_interpreter_says(seed):
+    rng = np.random.default_rng(seed)
+    batch = ((), (3,), (2, 2))[seed % 3]
+    m, n, k = (int(2 ** rng.uniform(0, 7)) for _ in range(3))
+    if seed == 5:
+        m, n, k = 500, 700, 40  # several blocks, the last ones cut
+    source, result = DTYPES[seed % len(DTYPES)]
+    carried = product_dtype(kernel_dtype(source), kernel_dtype(result))
+    a = matrix(rng, (*batch, m, k), source, LAYOUTS[seed % 2])
+    b = matrix(rng, (*batch, k, n), source, LAYOUTS[(seed // 2) % 2])
+    epilogue = random_epilogue(rng, batch, m, n, carried, kernel_dtype(result))
+    p = Product(m, n, k, operand(a), operand(b), carried, epilogue, batch)
+    other = rng.standard_normal(m * n * int(np.prod(batch))).astype(result)
+    outs = [np.zeros(other.size, result) for _ in epilogue.args[2:]]
+    expected = [out.copy() for out in outs]
+    run_native(p, [a, b, other, *outs])
+    flat = [x.base if x.base is not None else x for x in (a, b)]
+    interpret_product(p, *(x.reshape(-1) for x in flat), other, *expected)
+    eps = float(ml_dtypes.finfo(result).eps)
+    for out, wanted in zip(outs, expected, strict=True):
+        actual, exact = out.astype(np.float64), wanted.astype(np.float64)
+        bound = 4 * eps * np.abs(exact) + 1e-5 * np.sqrt(k + 1) * (carried == "f32") + 1e-12
+        assert (np.abs(actual - exact) <= bound).all()
+
+
+def test_a_bias_and_an_activation_cost_no_bits():
+    """What the epilogue does to a block is what a kernel would do to the whole result."""
+    rng = np.random.default_rng(6)
+    a, b = rng.standard_normal((150, 90)).astype("f4"), rng.standard_normal((90, 70)).astype("f4")
+    c = np.zeros((150, 70), np.float32)
+    multiply(a, b, c)
+    builder = Builder((150,), (70,))
+    source, bias = builder.arg("f32", c.size), builder.arg("f32", 70)
+    target = builder.arg("f32", c.size, "out")
+    with builder.row():
+        total = builder.op("add", builder.load(source, (70, 1)), builder.load(bias, (0, 1)))
+        zero = builder.const(0.0, "f32")
+        builder.store(target, (70, 1), builder.op("max", total, zero))
+    p = Product(150, 70, 90, operand(a), operand(b), "f32", builder.build())
+    bias = rng.standard_normal(70).astype(np.float32)
+    out = np.zeros_like(c)
+    run_native(p, [a, b, bias, out])
+    np.testing.assert_array_equal(out, np.maximum(c + bias, 0))
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("source", [np.dtype("f4"), BF16, np.dtype("f8")], ids=str)
+def test_few_rows_in_every_layout(m, source):
+    rng = np.random.default_rng(m)
+    for n, k in ((77, 130), (1, 64), (300, 17), (9, 3)):
+        for a_layout in LAYOUTS[:2]:
+            for b_layout in LAYOUTS[:2]:
+                a, b = matrix(rng, (m, k), source, a_layout), matrix(rng, (k, n), source, b_layout)
+                c = np.full((m, n), np.nan, source)
+                multiply(a, b, c)
+                assert_product(c, a, b)
+                turned = np.full((n, m), np.nan, source)
+                multiply(b.T, a.T, turned)
+                assert_product(turned, b.T, a.T)

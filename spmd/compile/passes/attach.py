@@ -1,0 +1,166 @@
+"""Attach: an elementwise group that follows a matrix product becomes its epilogue.
+
+After `fuse`, a `dot_general` whose first reader is an elementwise `fused` group, which reads each
+element of the result where the group's own results have theirs, becomes one `product` equation
+with that group. The result of the product then need not be in memory: bias, activation, residual
+and casts are applied to blocks of it while these are in a cache. Whether a group fits is asked of
+its kernel (`kernel/product.py`); nothing here knows what the operations are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.compile.kernel.product import attach
+from spmd.compile.lower.inplace import group_kernel
+from spmd.compile.lower.lowering import ALIASES
+from spmd.compile.lower.product import view_product
+from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.core.call import impl_jaxpr
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
+from spmd.core.primitive import Primitive, Refused
+from spmd.lax.dot import dot_general_p
+
+# ---- the equation ------------------------------------------------------------------------------
+
+_WHY = "products with epilogues exist only inside the compiler, below all transformations"
+
+
+def _abstract(*avals: Any, dot: Any, jaxpr: Any, space: Any, position: int, keep: Any) -> Any:
+    return [*jaxpr.out_avals, *([keep] if keep is not None else [])]
+
+
+def _impl(
+    xp: Any, lhs: Any, rhs: Any, *rest: Any, dot: Any, jaxpr: Any, position: int, **params: Any
+) -> Any:
+    names = ("dimension_numbers", "precision", "preferred_element_type")
+    c = dot_general_p.rule("impl")(xp, lhs, rhs, **dict(zip(names, dot, strict=True)))
+    seen = c.reshape(jaxpr.jaxpr.invars[position].aval.shape)
+    found = impl_jaxpr(xp, jaxpr, *rest[:position], seen, *rest[position:])
+    return [*found, *([c] if params["keep"] is not None else [])]
+
+
+# `dot` holds the parameters of the dot_general, `position` says which input of the group is its
+# result, `keep` is the type of that result if others read it too: it then is the last result.
+product_p = Primitive(
+    "product",
+    abstract=_abstract,
+    impl=_impl,
+    jvp=Refused(_WHY),
+    transpose=Refused(_WHY),
+    batch=Refused(_WHY),
+    dims=Refused(_WHY),
+    multiple=True,
+    vma="given",
+)
+
+
+# ---- the pass ----------------------------------------------------------------------------------
+
+
+def attach_epilogues(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Join products with the groups that follow them, in control flow bodies too."""
+    return _Attacher(closed).run()
+
+
+class _Attacher:
+    """Finds the pairs of one jaxpr and writes it anew."""
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.closed = closed
+        self.eqns = closed.eqns
+        # What is the same bytes as the result of a product, and which equation made that.
+        self.product_of: dict[Var, int] = {}
+        self.renames: dict[int, list[int]] = {}
+        self.readers: dict[int, list[int]] = {}
+        for k, eqn in enumerate(self.eqns):
+            self.note(k, eqn)
+        self.wanted = {
+            self.product_of[v]
+            for v in closed.jaxpr.outvars
+            if isinstance(v, Var) and v in self.product_of
+        }
+
+    def note(self, k: int, eqn: Eqn) -> None:
+        """Note what an equation makes and reads of products."""
+        if eqn.prim.name == "dot_general":
+            self.product_of[eqn.outvars[0]] = k
+            self.renames[k], self.readers[k] = [], []
+        read = {self.product_of[v] for v in eqn.invars if v in self.product_of}
+        if eqn.prim.name in ALIASES and len(eqn.invars) == 1:
+            for product in read:
+                self.product_of[eqn.outvars[0]] = product
+                self.renames[product].append(k)
+            return
+        for product in sorted(read):
+            self.readers[product].append(k)
+
+    def run(self) -> ClosedJaxpr:
+        chosen: dict[int, tuple[int, int]] = {}
+        # Of several products that one group reads the last is taken: it is made just before.
+        for k in sorted(self.readers, reverse=True):
+            readers = self.readers[k]
+            group = readers[0] if readers else -1
+            position = self.fits(k, group) if readers and group not in chosen else None
+            if position is not None:
+                chosen[group] = (k, position)
+        if not chosen and not any(_nests(eqn) for eqn in self.eqns):
+            return self.closed
+        moved = {j for k, _ in chosen.values() for j in (k, *self.renames[k])}
+        writer, invars = start(self.closed)
+        for k, eqn in enumerate(self.eqns):
+            if k in chosen:
+                product, position = chosen[k]
+                kept = len(self.readers[product]) > 1 or product in self.wanted
+                writer.copy(self.joined(self.eqns[product], eqn, position, kept))
+                for rename in self.renames[product] if kept else ():
+                    writer.copy(self.eqns[rename])
+            elif k not in moved:
+                nested = map_subjaxprs(eqn, attach_epilogues) if _nests(eqn) else None
+                writer.copy(eqn, nested)
+        return finish(writer, self.closed, invars)
+
+    def fits(self, k: int, group: int) -> int | None:
+        """Which input of a group is the product, if the group can be its epilogue."""
+        eqn = self.eqns[group]
+        if eqn.prim.name != "fused" or eqn.params["space"].inner:
+            return None
+        positions = [
+            i
+            for i, v in enumerate(eqn.invars)
+            if not isinstance(v, Literal) and self.product_of.get(v) == k
+        ]
+        kernel = group_kernel(eqn)
+        if kernel is None or len(positions) != 1:
+            return None
+        view = view_product(self.eqns[k])
+        if view is None:
+            return None
+        found = attach(kernel, positions[0], view.result, view.product.carried)
+        return None if found is None else positions[0]
+
+    def joined(self, dot: Eqn, group: Eqn, position: int, kept: bool) -> Eqn:
+        """The equation of a product and its group."""
+        c = dot.outvars[0]
+        rest = (*group.invars[:position], *group.invars[position + 1 :])
+        params = group.params | {
+            "dot": tuple(
+                dot.params[name]
+                for name in ("dimension_numbers", "precision", "preferred_element_type")
+            ),
+            "position": position,
+            "keep": c.aval if kept else None,
+        }
+        outs = (*group.outvars, *((c,) if kept else ()))
+        return group.replace(
+            prim=product_p, invars=(*dot.invars, *rest), outvars=outs, params=params
+        )
+
+
+def _nests(eqn: Eqn) -> bool:
+    """Whether an equation has bodies of its own that are run step by step."""
+    return eqn.prim.name not in ("fused", "product") and any(
+        isinstance(value, ClosedJaxpr)
+        or (isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr) for v in value))
+        for value in eqn.params.values()
+    )
