@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from spmd.compile import gang
-from spmd.compile.cpu import gemm
+from spmd.compile.cpu import contract, gemm
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import compile_texts, host
 from spmd.compile.cpu.program import (
@@ -33,12 +33,14 @@ from spmd.compile.cpu.program import (
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
+from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.loops import LoopCode, LoopCompiler
 from spmd.compile.lower.schedule import (
     Branch,
+    Contract,
     Copy,
     Exchange,
     Host,
@@ -69,6 +71,7 @@ class Assembled:
 # Rendered kernels of this process, so that equal kernels of different programs are rendered once.
 _rendered: dict[Kernel, Rendered] = {}
 _planned: dict[Product, gemm.Plan] = {}
+_contracted: dict[Contraction, contract.Plan] = {}
 
 
 @cache
@@ -109,13 +112,25 @@ def _planning(product: Product) -> gemm.Plan:
     return found
 
 
-def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Kernel | Product]:
+def _contracting(contraction: Contraction) -> contract.Plan:
+    """How a contraction over windows is computed."""
+    found = _contracted.get(contraction)
+    if found is None:
+        found = _contracted[contraction] = contract.plan_contraction(contraction)
+    return found
+
+
+def _called(
+    steps: Sequence[Step], loops: dict[int, LoopCode]
+) -> Iterator[Kernel | Product | Contraction]:
     """What steps run, apart from the kernels that are written into loops."""
     for step in steps:
         if isinstance(step, Launch):
             yield step.kernel
         elif isinstance(step, Multiply):
             yield step.product
+        elif isinstance(step, Contract):
+            yield step.contraction
         elif id(step) in loops:
             yield from loops[id(step)].calls
         else:
@@ -150,7 +165,8 @@ def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
     texts = dict.fromkeys(r.text for r in (*kernels, *(e for p in plans for e in p.epilogues)))
     addresses = compile_texts(list(texts)) if texts else {}
-    written = dict.fromkeys(text for plan in plans for text in plan.texts)
+    contracted = [_contracting(callee) for callee in callees if isinstance(callee, Contraction)]
+    written = dict.fromkeys(text for plan in (*plans, *contracted) for text in plan.texts)
     written |= dict.fromkeys(loop.text for loop in loops.values())
     if written:
         addresses = addresses | compile_texts(list(written), optimize=True)
@@ -221,6 +237,8 @@ class Builder:
             case Branch(index=index, dtype=dtype, branches=branches):
                 made = tuple(tuple(self.steps(b)) for b in branches)
                 return (CondStep(self.slot(index), made, dtype),)
+            case Contract():
+                return (self.contraction(step),)
             case Multiply():
                 return (self.product(step),)
 
@@ -260,6 +278,12 @@ class Builder:
             pairs=step.pairs,
             name=step.name,
         )
+
+    def contraction(self, step: Contract) -> NativeStep:
+        slots = [self.slot(ref) for ref in step.refs]
+        plan = _contracting(step.contraction)
+        name = f"{step.name} {step.source}"
+        return contract.contract_step(plan, self.code.addresses, slots, name)
 
     def product(self, step: Multiply) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]

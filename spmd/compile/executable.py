@@ -20,8 +20,10 @@ from spmd.compile.cpu.loader import available_cores
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     collective,
     control,
+    conv,
     kernels,
     product,
+    reduce_window,
 )
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule

@@ -13,6 +13,7 @@ from spmd.compile.executable import Executable
 from spmd.compile.jit import JitFunction
 from spmd.compile.lower.schedule import (
     Branch,
+    Contract,
     Copy,
     Exchange,
     Host,
@@ -135,6 +136,9 @@ def describe(step: Step) -> tuple[str, str]:
             batch = "x".join(map(str, p.batch))
             what = f"{batch} of {sizes}" if batch else sizes
             return "product", what if name == "dot" else f"{what} {name}"
+        case Contract(contraction=c):
+            sizes = "x".join(map(str, (c.rows.count, c.columns, c.depth.count)))
+            return "contraction", sizes if c.batch[0] == 1 else f"{c.batch[0]} of {sizes}"
         case Copy(nbytes=nbytes):
             return "copy", f"{nbytes} bytes"
         case Host(name=name):

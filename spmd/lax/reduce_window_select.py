@@ -17,6 +17,7 @@ from spmd.core.errors import ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Dims, Primitive, Zero, dims
 from spmd.core.structural import to_front
+from spmd.core.util import product
 from spmd.lax.conv import padded_array, window_view
 from spmd.lax.conv_dims import Windows
 from spmd.lax.families import FLOAT, ORDERED, check_dtype, fail
@@ -68,7 +69,7 @@ def _selected(xp: Any, operand: Any, select: str, windows: Windows) -> tuple[Any
     )
     values = window_view(xp, padded_array(xp, operand, windows, fill), windows)
     shape = values.shape[:ndim]
-    inside, values = (v.reshape((*shape, -1)) for v in (inside, values))
+    inside, values = (v.reshape((*shape, product(windows.sizes))) for v in (inside, values))
     if not values.shape[-1]:
         return xp.zeros(shape, np.int64), xp.zeros(shape, np.bool_)
     best = (xp.max if select == "max" else xp.min)(values, axis=-1, keepdims=True)
@@ -93,7 +94,7 @@ def _gather_abstract(
 def _gather_impl(xp: Any, tangents: Any, operand: Any, *, select: str, windows: Windows) -> Any:
     place, some = _selected(xp, operand, select, windows)
     taps = window_view(xp, padded_array(xp, tangents, windows, 0), windows)
-    taps = taps.reshape((*place.shape, -1))
+    taps = taps.reshape((*place.shape, product(windows.sizes)))
     if not taps.shape[-1]:
         return xp.zeros(place.shape, tangents.dtype)
     found = xp.take_along_axis(taps, place[..., None], axis=-1)[..., 0]

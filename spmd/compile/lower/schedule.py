@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import Product
 from spmd.core.aval import ShapedArray
@@ -84,6 +85,21 @@ class Multiply:
     refs: tuple[Ref, ...]
     name: str = "dot"
     source: Source = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """Run a contraction over windows: A at `refs[0]`, B at `refs[1]`, the result at `refs[2]`."""
+
+    contraction: Contraction
+    refs: tuple[Ref, Ref, Ref]
+    name: str = "conv"
+    source: Source = UNKNOWN
+
+    @property
+    def flops(self) -> int:
+        """Its multiplications and additions."""
+        return 2 * self.contraction.multiply_adds * self.contraction.batch[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +182,9 @@ class Branch:
     branches: tuple[tuple[Step, ...], ...]
 
 
-Step: TypeAlias = Launch | Multiply | Copy | Host | Exchange | Loop | Parallel | While | Branch
+Step: TypeAlias = (
+    Launch | Multiply | Contract | Copy | Host | Exchange | Loop | Parallel | While | Branch
+)
 
 
 def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
@@ -183,6 +201,10 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
             yield step.refs[1], False
             for ref, arg in zip(step.refs[2:], step.product.epilogue.args[1:], strict=True):
                 yield ref, arg.role == "out"
+        case Contract():
+            yield step.refs[0], False
+            yield step.refs[1], False
+            yield step.refs[2], True
         case Copy():
             yield step.source, False
             yield step.target, True
@@ -249,6 +271,9 @@ def _name(step: Step) -> str:
             return f"{type(step).__name__.lower()} {step.name}"
         case Multiply(product=p):
             return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
+        case Contract(contraction=c):
+            sizes = (c.batch[0], c.rows.count, c.columns, c.depth.count)
+            return f"contract {'x'.join(map(str, sizes))} {step.name}"
         case Loop():
             return f"loop {step.trips}"
         case Parallel():

@@ -1,0 +1,137 @@
+"""Contractions over windows as kernel steps: tables, blocks and units, chosen from sizes alone.
+
+    C[r, j] = sum over k of A[r, k] B[k, j],  A at row_a[r] + depth_a[k], B at depth_b[k] + j
+
+Rows and depth are each the index space of some dims. Their innermost dims become tables inside the
+step; what would make a table too long is a loop around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spmd.compile.cpu.contract_ir import HEADER, contract_symbol, contract_text, heights
+from spmd.compile.cpu.gemm_ir import Vectors
+from spmd.compile.cpu.loader import Host, available_cores, host
+from spmd.compile.cpu.program import KernelStep, Slot
+from spmd.compile.kernel.contraction import Contraction
+
+# A panel of B this deep (f32) is 24 KiB: it stays in L1 beside what is read of A.
+_BLOCK_BYTES = 768
+# The longest table inside a step: rows and depth of a 56 x 56 image and more.
+_TABLE = 4096
+# Tiles of a unit: enough that packing B for them costs a few percent.
+_GROUP_TILES = 16
+_FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
+
+
+# ---- decisions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A contraction ready to be compiled: the kernel, its run-time numbers and tables, units."""
+
+    symbol: str
+    texts: tuple[str, ...]
+    sizes: tuple[int, ...]
+    units: int
+    cost_ns: float
+    scratch: int
+
+
+def contract_step(
+    plan: Plan, addresses: Mapping[str, int], slots: Sequence[Slot], name: str = "conv"
+) -> KernelStep:
+    """The step of a planned contraction whose texts are compiled. It must not write A or B."""
+    return KernelStep(
+        addresses[plan.symbol],
+        tuple(slots),
+        plan.units,
+        plan.cost_ns,
+        sizes=plan.sizes,
+        scratch=plan.scratch,
+        name=name,
+    )
+
+
+def tile_height(rows: int, v: Vectors) -> int:
+    """The height with which the rows take the least time: short tiles wait for memory."""
+    return min(heights(v), key=lambda h: (-(-rows // h)) * (h + 3))
+
+
+def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
+    """Choose tiles, blocks and units, and lay out the tables."""
+    v = Vectors(given.dtype, (machine or host()).vector_bytes)
+    nbytes = v.nbytes
+    outer_rows, rows = given.rows.split(_TABLE)
+    outer_depth, depth = given.depth.split(_TABLE)
+    height = tile_height(rows.count, v)
+    row_table = rows.offsets() * nbytes
+    filled = -(-rows.count // height) * height
+    # The last tile is filled up with its last row, which is computed again.
+    row_table = row_table[np.minimum(np.arange(filled), rows.count - 1)]
+    depth_table = depth.offsets() * nbytes
+    panel = 2 * v.nbytes_of_vector
+    in_place = given.columns * nbytes == panel and _is_packed(depth_table[:, 1], panel)
+    block = _block(depth.count, v)
+    tiles = filled // height
+    members, *strides = given.batch
+    around = outer_rows.count * members
+    group = _group(tiles, around, given.multiply_adds * members)
+    tables = {
+        "rows": row_table,
+        "outer_rows": outer_rows.offsets() * nbytes,
+        "depth": depth_table,
+        "outer_depth": outer_depth.offsets() * nbytes,
+        "batch": np.arange(members)[:, None] * (np.array(strides, np.int64) * nbytes),
+    }
+    numbers = {
+        "columns": given.columns,
+        "panel": panel,
+        "pack": int(not in_place),
+        "tiles": tiles,
+        "height": height,
+        "group": group,
+        "depth": depth.count,
+        "block": block,
+        "outer_depth": outer_depth.count,
+        "outer_rows": outer_rows.count,
+        "row_groups": -(-tiles // group),
+    }
+    units = -(-tiles // group) * around
+    flops = 2.0 * group * height * given.columns * given.depth.count
+    cost = max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0)
+    texts = (contract_text(v),)
+    return Plan(contract_symbol(v), texts, _words(numbers, tables), units, cost, block * panel)
+
+
+def _words(numbers: dict[str, int], tables: dict[str, np.ndarray]) -> tuple[int, ...]:
+    at = len(HEADER)
+    for name, table in tables.items():
+        numbers[f"at_{name}"] = at
+        at += table.size
+    body = np.concatenate([table.reshape(-1) for table in tables.values()])
+    return (*(numbers[name] for name in HEADER), *body.tolist())
+
+
+def _is_packed(offsets: np.ndarray, panel: int) -> bool:
+    return bool(np.array_equal(offsets - offsets[:1], np.arange(len(offsets)) * panel))
+
+
+def _block(depth: int, v: Vectors) -> int:
+    """Steps of the depth done at a time: equal parts of at most what stays in L1."""
+    most = _BLOCK_BYTES // v.nbytes
+    parts = -(-depth // most) or 1
+    return max(-(-depth // parts), 1)
+
+
+def _group(tiles: int, around: int, multiply_adds: int) -> int:
+    """Tiles of a unit: fewer where there would not be enough units for the cores."""
+    groups = -(-tiles // _GROUP_TILES)
+    wanted = 4 * available_cores() if multiply_adds >= 2**17 else 1
+    groups = max(groups, min(-(-wanted // around), tiles))
+    return -(-tiles // groups)

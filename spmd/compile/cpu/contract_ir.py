@@ -1,0 +1,217 @@
+"""The kernel of contractions over windows, as LLVM IR: a product whose rows and depth are tables.
+
+The one idea: an element of A lies at `row offset + depth offset`, and both offsets come from a
+table. Then A may be the overlapping windows of an image, and no patch is ever copied: a tile of C
+lives in registers while the processor streams, per step of the depth, one element from each of the
+tile's rows of A (wherever they are) and one row of B, which is packed into panels that stay in L1.
+
+All sizes and tables are run-time numbers (`HEADER`, then the tables), so one module per dtype
+serves every contraction. Each element of C is one chain of multiply-adds over the depth, in blocks,
+whatever thread it falls to.
+"""
+
+from __future__ import annotations
+
+import platform
+
+from spmd.compile.cpu.gemm_ir import (
+    Vectors,
+    lane_mask,
+    load_vector,
+    multiply_add,
+    splat,
+    store_vector,
+)
+from spmd.compile.cpu.runtime_ir import Function, Value, Variable
+
+# The run-time numbers, in the order in which the code finds them. `at_*` are the words at which
+# tables begin: of (a, c) bytes for each row and outer row, of (a, b) bytes for each step of the
+# depth and of the outer depth, of (a, b, c) bytes for each member of the batch. A panel of B is
+# read where it lies if `pack` is 0, its rows `panel` bytes apart.
+HEADER = (
+    "columns panel pack tiles height group depth block outer_depth outer_rows row_groups "
+    "at_rows at_outer_rows at_depth at_outer_depth at_batch"
+).split()
+
+_WORD = 8
+# How inline assembly names "any vector register", by processor.
+_VECTOR_REGISTER = {"x86_64": "v", "AMD64": "v", "aarch64": "w", "arm64": "w"}
+
+
+def heights(v: Vectors) -> tuple[int, ...]:
+    """Rows of the register tiles: two vectors wide, they leave room for B and one element of A."""
+    return (14, 12, 8, 4, 1) if v.nbytes_of_vector == 64 else (6, 4, 1)
+
+
+def contract_symbol(v: Vectors) -> str:
+    """The kernel that computes a contraction."""
+    return f"contract_{v.symbol}"
+
+
+def contract_text(v: Vectors) -> str:
+    """The module of one v."""
+    functions = [
+        *(_tile(v, rows, vectors) for rows in heights(v) for vectors in (1, 2)),
+        _pack(v),
+        _contract(v),
+    ]
+    return "\n".join([v.declarations(), *(f.text() for f in functions)])
+
+
+# ---- the register tile -------------------------------------------------------------------------
+
+
+def _tile_name(rows: int, vectors: int) -> str:
+    return f"tile_{rows}x{vectors}"
+
+
+# a, c, table of the tile's rows; table of the depth, its length; b, bytes between its rows;
+# columns; whether to add to c.
+_TILE_PARAMS = ["ptr", "ptr", "ptr", "ptr", "i64", "ptr", "i64", "i64", "i64"]
+
+
+def _tile(v: Vectors, rows: int, vectors: int) -> Function:
+    """One tile: C[rows, columns] (+)= sum over the depth of A[rows, k] B[k, columns]."""
+    f = Function(
+        _tile_name(rows, vectors),
+        "void",
+        _TILE_PARAMS,
+        internal=True,
+        attributes=v.attributes,
+    )
+    a, c, table, steps, depth, b, panel, columns, accumulate = f.params
+    starts = [f.at(a, f.load("i64", table, 2 * _WORD * row)) for row in range(rows)]
+    totals = [[f.var(v.vector, 0) for _ in range(vectors)] for _ in range(rows)]
+    b_now, step = f.var("ptr", b), f.var("ptr", steps)
+    with f.range(0, depth):
+        along = f.load("i64", step.get())
+        b_row = [
+            load_vector(f, v, f.at(b_now.get(), n * v.nbytes_of_vector), None)
+            for n in range(vectors)
+        ]
+        for row in range(rows):
+            element = splat(f, f.load(v.element, f.at(starts[row], along)), v.lanes)
+            for n in range(vectors):
+                multiply_add(f, element, b_row[n], totals[row][n])
+                keep_in_place(f, v, totals[row][n])
+        b_now.set(f.at(b_now.get(), panel))
+        step.set(f.at(step.get(), 2 * _WORD))
+    masks = [lane_mask(f, v.lanes, columns - n * v.lanes) for n in range(vectors)]
+    places = []
+    for row in range(rows):
+        origin = f.at(c, f.load("i64", table, 2 * _WORD * row + _WORD))
+        for n in range(vectors):
+            places.append((f.at(origin, n * v.nbytes_of_vector), masks[n], totals[row][n]))
+    # All are read before any is written: rows that fill up the last tile repeat its last row.
+    with f.if_(accumulate.differs(0)):
+        for place, mask, total in places:
+            total.set(total.get() + load_vector(f, v, place, mask))
+    for place, mask, total in places:
+        store_vector(f, v, total.get(), place, mask)
+    return f
+
+
+def keep_in_place(f: Function, v: Vectors, total: Variable) -> None:
+    """Do nothing, but do it between the reads before and after, and once `total` is known.
+
+    LLVM would read the elements of all rows first, which pushes the tile out of its registers.
+    """
+    constraint = _VECTOR_REGISTER.get(platform.machine())
+    if constraint is None:
+        return
+    value = total.get()
+    text = f'call {value.type} asm sideeffect "", "={constraint},0,~{{memory}}"'
+    total.set(f.emit(value.type, f"{text}({value.type} {value.text})"))
+
+
+# ---- packing -----------------------------------------------------------------------------------
+
+
+def _pack(v: Vectors) -> Function:
+    """pack(b, table of the depth, its length, columns, target, panel bytes): copy a panel of B."""
+    params = ["ptr", "ptr", "i64", "i64", "ptr", "i64"]
+    f = Function("pack", "void", params, internal=True, attributes=v.attributes)
+    b, steps, depth, columns, target, panel = f.params
+    step, place = f.var("ptr", steps), f.var("ptr", target)
+    masks = [lane_mask(f, v.lanes, columns - n * v.lanes) for n in range(2)]
+    with f.range(0, depth):
+        origin = f.at(b, f.load("i64", step.get(), _WORD))
+        for n, mask in enumerate(masks):
+            value = load_vector(f, v, f.at(origin, n * v.nbytes_of_vector), mask)
+            f.store(value, place.get(), n * v.nbytes_of_vector, align=v.nbytes)
+        place.set(f.at(place.get(), panel))
+        step.set(f.at(step.get(), 2 * _WORD))
+    return f
+
+
+# ---- the loops ---------------------------------------------------------------------------------
+
+
+def _contract(v: Vectors) -> Function:
+    """The kernel: unit = (member of the batch, outer row, group of tiles)."""
+    f = Function(
+        contract_symbol(v),
+        "void",
+        ["ptr", "ptr", "i64", "i64"],
+        attributes=v.attributes,
+    )
+    args, sizes, begin, end = f.params
+    of = {name: f.load("i64", sizes, _WORD * i) for i, name in enumerate(HEADER)}
+    scratch = f.load("ptr", args, 3 * _WORD)
+
+    def entry(table: str, index: Value, width: int, column: int) -> Value:
+        word = of[f"at_{table}"] + index * width + column
+        return f.load("i64", sizes, word * _WORD)
+
+    with f.range(begin, end) as unit:
+        outer = unit // of["row_groups"]
+        first = (unit - outer * of["row_groups"]) * of["group"]
+        batch = outer // of["outer_rows"]
+        outer_row = outer - batch * of["outer_rows"]
+        a, b, c = (
+            f.at(f.load("ptr", args, _WORD * i), entry("batch", batch, 3, i)) for i in range(3)
+        )
+        a = f.at(a, entry("outer_rows", outer_row, 2, 0))
+        c = f.at(c, entry("outer_rows", outer_row, 2, 1))
+        last = f.smaller(first + of["group"], of["tiles"])
+        rows = f.at(sizes, of["at_rows"] * _WORD)
+        accumulate = f.var("i64", 0)
+        with f.range(0, of["outer_depth"]) as outer_step:
+            a_part = f.at(a, entry("outer_depth", outer_step, 2, 0))
+            b_part = f.at(b, entry("outer_depth", outer_step, 2, 1))
+            # At least once: a sum over nothing is zero.
+            with f.range(0, f.larger(of["depth"], 1), of["block"]) as start:
+                depth = f.smaller(of["depth"] - start, of["block"])
+                steps = f.at(sizes, (of["at_depth"] + start * 2) * _WORD)
+                block = (a_part, b_part, c, steps, depth, accumulate.get())
+                _panels(f, v, of, block, (rows, first, last), scratch)
+                accumulate.set(1)
+    return f
+
+
+def _panels(
+    f: Function,
+    v: Vectors,
+    of: dict[str, Value],
+    block: tuple[Value, ...],
+    tiles: tuple[Value, Value, Value],
+    scratch: Value,
+) -> None:
+    """Add a block of the depth to a group of tiles, one panel of columns after the other."""
+    a, b, c, steps, depth, accumulate = block
+    rows, first, last = tiles
+    with f.range(0, of["columns"], 2 * v.lanes) as j:
+        columns = f.smaller(of["columns"] - j, 2 * v.lanes)
+        origin = f.at(b, j * v.nbytes)
+        panel = f.var("ptr", scratch)
+        with f.if_else(of["pack"].differs(0)) as it:
+            f.call("pack", "void", origin, steps, depth, columns, scratch, of["panel"])
+            it.otherwise()
+            panel.set(f.at(origin, f.load("i64", steps, _WORD)))
+        target = f.at(c, j * v.nbytes)
+        for height in heights(v):
+            for vectors, fits in ((1, columns <= v.lanes), (2, columns > v.lanes)):
+                with f.if_(of["height"].equals(height) & fits), f.range(first, last) as tile:
+                    table = f.at(rows, tile * (2 * _WORD * height))
+                    operands = (a, target, table, steps, depth, panel.get(), of["panel"])
+                    f.call(_tile_name(height, vectors), "void", *operands, columns, accumulate)
