@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_flat
@@ -60,6 +61,9 @@ def attention(
 
 
 def _bind(prim: Primitive, *operands: Any, spec: Attention) -> Any:
+    # All vary over the mesh axes that any varies over; the casts' transposes add cotangents up.
+    axes = frozenset().union(*(typeof(x).vma for x in operands))
+    operands = tuple(cast_to_vma(x, axes, typeof(x).vma) for x in operands)
     jaxpr = _program(prim.name, spec, tuple(typeof(x).strip_weak() for x in operands))
     return prim.bind(*operands, spec=spec, jaxpr=jaxpr)
 

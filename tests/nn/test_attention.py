@@ -196,3 +196,32 @@ def test_the_formula_is_softmax():
     np.testing.assert_allclose(out[0, 0, 0], weights @ v[0, 0], rtol=1e-5)
     np.testing.assert_allclose((top + rest)[0, 0, 0], np.log(np.exp(scores).sum(-1)), rtol=1e-5)
     np.testing.assert_allclose(attention(q, k, v, scale=0.5), out, rtol=1e-5)
+
+
+def test_over_devices_with_keys_that_all_share():
+    """shard_map over the batch: cotangents of keys and values are added up over the devices."""
+    q, k, v = triple(4, 40, 30, 2, 1, 8)
+    k, v = k[:1], v[:1]
+
+    def f(m, q, k, v):
+        return (m.dot_product_attention(q, k, v, is_causal=True) ** 2).sum()
+
+    before = spmd.config.num_cpu_devices
+    spmd.config.update("num_cpu_devices", 4)
+    try:
+        mesh = spmd.make_mesh((4,), ("i",))
+        P = spmd.sharding.PartitionSpec
+        step = spmd.shard_map(
+            lambda *x: spmd.grad(lambda *y: spmd.lax.psum(f(nn, *y), "i"), (0, 1, 2))(*x),
+            mesh=mesh,
+            in_specs=(P("i"), P(), P()),
+            out_specs=(P("i"), P(), P()),
+        )
+        found = [np.asarray(x) for x in spmd.jit(step)(q, k, v)]
+    finally:
+        spmd.config.update("num_cpu_devices", before)
+    wide = lambda x: np.broadcast_to(x, (4, *x.shape[1:]))  # noqa: E731
+    wanted = spmd.grad(lambda q, k, v: f(nn, q, k, v), (0, 1, 2))(q, wide(k), wide(v))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-5)
+    for mine, there in zip(found[1:], wanted[1:], strict=True):
+        np.testing.assert_allclose(mine[0], np.asarray(there).sum(0), rtol=1e-4, atol=1e-5)
