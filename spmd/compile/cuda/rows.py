@@ -156,7 +156,9 @@ class RowText:
         self.row = math.prod(kernel.inner)
         self.outer = math.prod(kernel.outer)
         self.whole = self.outer % plan.points == 0
+        self.loaded: set[int] = set()
         self.stored: set[int] = set()
+        self.loads_at_point = False
         self.backwards = False
 
     def write(self) -> Launch:
@@ -222,13 +224,19 @@ class RowText:
         self.body.row_element = lambda buffer: f"row{buffer}{place}"
 
     def _settle(self, step: Pass) -> None:
-        """Write a barrier where a pass reads what other threads of the team wrote before."""
-        reads = {item.arg for item in step.instrs if isinstance(item, Load)}
+        """Write a barrier where a pass meets what other threads of the team read or wrote before.
+
+        An argument may be read and written by different threads: once for the row by the first one,
+        or at other elements. (Arguments that share memory are read where they are written.)
+        """
+        loads = {item.arg for item in step.instrs if isinstance(item, Load)}
+        stores = {item.arg for item in step.stores if isinstance(item, Store)}
         # A scan that runs backwards hands elements to other threads than one that runs forwards.
         crosses = has_scans(self.kernel) and any(isinstance(i, LoadRow) for i in step.instrs)
-        if self.plan.team > 1 and (reads & self.stored or crosses):
+        if self.plan.team > 1 and (loads & self.stored or stores & self.loaded or crosses):
             self.text.add("__syncthreads();")
-        self.stored |= {item.arg for item in step.stores if isinstance(item, Store)}
+        self.loaded |= loads
+        self.stored |= stores
 
     # ---- passes ----
 
@@ -236,9 +244,10 @@ class RowText:
         """Every thread computes the point's values; the team's first one stores."""
         self.text.add("// once for the row")
         self.body.instrs(step)
+        self.loads_at_point |= any(isinstance(instr, Load) for instr in step.instrs)
         if not step.stores:
             return
-        if self.plan.team > 1 and any(isinstance(instr, Load) for instr in step.instrs):
+        if self.plan.team > 1 and self.loads_at_point:
             # An argument may be updated in place: all threads have read before one writes.
             self.text.add("__syncthreads();")
         conditions = [] if self.whole else ["live"]
@@ -250,9 +259,7 @@ class RowText:
         text.add("// for each element of the row")
         totals = [self._start(reduction) for reduction in step.reductions]
         scans = [instr for instr in step.instrs if isinstance(instr, Scan)]
-        directions = {scan.reverse for scan in scans}
-        assert len(directions) < 2, "the scans of a pass run in one direction"
-        self.backwards = True in directions
+        self.backwards = any(scan.reverse for scan in scans)
         if self.row and scans and plan.team > 1:
             self._together(step, scans, totals)
         elif self.row:

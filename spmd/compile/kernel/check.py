@@ -111,6 +111,9 @@ class _Checker:
             self.check_operands(operands_of(instr))
             self.check_instr(instr, step.level, sizes)
             self.define(instr.out, instr.dtype)
+        self.where = f"pass {number}"
+        directions = {instr.reverse for instr in step.instrs if isinstance(instr, Scan)}
+        self.need(len(directions) < 2, "the scans of a pass run in one direction")
         kept: set[int] = set()
         for index, store in enumerate(step.stores):
             self.where = f"pass {number}, store {index}"

@@ -131,7 +131,8 @@ class Scan:
     """The running combination of `operand` along the row, this element included (cumsum, cummax).
 
     Only in a ROW pass of a kernel with exactly one inner dim. `op` is add, mul, max or min;
-    `reverse` runs from the last element back. It is an instruction, so later ones may use it.
+    `reverse` runs from the last element back; all scans of a pass run in one direction. It is an
+    instruction, so later ones may use it.
     """
 
     out: int

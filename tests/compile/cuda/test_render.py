@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+import pytest
 
-from spmd.compile.cuda.render import render
+from spmd.compile.cuda.render import render, render_product
+from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.interpret import interpret
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.product import Operand, Product, store_epilogue
 from tests.compile.cuda.corpus import (
     operation_cases,
     program_kernels,
@@ -15,7 +19,8 @@ from tests.compile.cuda.corpus import (
     written_cases,
 )
 from tests.compile.cuda.emulator import Emulator
-from tests.compile.kernel.op_kernels import assert_close
+from tests.compile.cuda.large_kernels import LARGE, elementwise, large_inputs
+from tests.compile.kernel.op_kernels import assert_close, row_sum
 from tests.compile.kernel.random_kernels import Case
 
 
@@ -43,3 +48,76 @@ def test_the_kernels_of_programs():
     kernels = program_kernels()
     assert len(kernels) > 200, "the corpus has shrunk: is the lowering still asked?"
     assert_emulates(with_inputs(kernel, seed) for seed, kernel in enumerate(kernels))
+
+
+@pytest.fixture(scope="module")
+def large():
+    """The large kernels, rendered and compiled as one module."""
+    made = {name: (kernel := make(), render(kernel)) for name, (make, _) in LARGE.items()}
+    functions = [function for _, each in made.values() for function in each.functions]
+    return made, Emulator(functions)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_each_way_to_run_a_large_kernel(name, large):
+    made, emulator = large
+    kernel, rendered = made[name]
+    assert any(LARGE[name][1] in function.text for function in rendered.functions)
+    arrays = large_inputs(kernel)
+    expected, got = [a.copy() for a in arrays], [a.copy() for a in arrays]
+    interpret(kernel, expected)
+    emulator.run(rendered, got)
+    assert_close(kernel, expected, got)
+
+
+def test_the_same_bits_on_every_run(large):
+    made, emulator = large
+    for name in ("a split sum", "positions", "scan in teams"):
+        kernel, rendered = made[name]
+        runs = [large_inputs(kernel) for _ in range(2)]
+        for arrays in runs:
+            emulator.run(rendered, arrays)
+        assert all(x.tobytes() == y.tobytes() for x, y in zip(*runs, strict=True))
+
+
+# ---- the text -----------------------------------------------------------------------------------
+
+
+def test_equal_kernels_have_equal_text_whatever_their_value_numbers():
+    def kernel(unused: int) -> Kernel:
+        b = Builder((), (5,))
+        x, out = b.arg("f32", 5), b.arg("f32", 5, "out")
+        b._dtypes += ["f32"] * unused  # the numbers of values start later
+        with b.row():
+            b.store(out, (1,), b.op("exp", b.load(x, (1,))))
+        return b.build()
+
+    first, second = (render(kernel(unused)).functions[0].symbol for unused in (0, 3))
+    assert first == second
+    assert render(row_sum(3, 4)).functions[0].symbol != render(row_sum(3, 5)).functions[0].symbol
+
+
+def test_the_text_of_a_row_kernel(golden):
+    (function,) = render(LARGE["registers"][0]()).functions
+    golden("cuda/softmax.cu", function.text)
+
+
+def test_the_text_of_a_tiled_product(golden):
+    epilogue = store_epilogue((), 100, 60, "f32", "bf16", (60, 1))
+    product = Product(100, 60, 70, Operand("bf16", 70, 1), Operand("bf16", 1, 70), "f32", epilogue)
+    (function,) = render_product(product).functions
+    golden("cuda/product.cu", function.text)
+
+
+def test_large_arrays_have_wide_indices():
+    (function,) = render(elementwise(1 << 20)).functions
+    assert "const int point" in function.text
+    (function,) = render(elementwise(1 << 32)).functions
+    assert "const i64 point = (i64)blockIdx.x * 1024 + threadIdx.x + item * 256;" in function.text
+
+
+def test_a_kernel_without_points_has_no_functions():
+    assert render(row_sum(0, 5)).functions == ()
+    assert render(elementwise(0)).functions == ()
+    (function,) = render(row_sum(5, 0)).functions  # sums of nothing are stored
+    assert "a1[point] = total0;" in function.text

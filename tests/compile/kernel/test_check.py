@@ -6,7 +6,7 @@ import pytest
 
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.check import KernelError, check_kernel
-from spmd.compile.kernel.ir import Kernel, Load, Map, Op, Pass, Reduce, Store, StoreRow
+from spmd.compile.kernel.ir import Kernel, Load, Map, Op, Pass, Reduce, Scan, Store, StoreRow
 from spmd.compile.kernel.print import format_kernel
 
 
@@ -37,6 +37,10 @@ LOAD = Load(0, "f32", 0, Map((4, 1)))
 NEG = Op(1, "f32", "neg", (0,))
 
 BROKEN = {
+    "scans that run both ways": (
+        with_row(instrs=(LOAD, Scan(1, "f32", "add", 0), Scan(3, "f32", "add", 0, reverse=True))),
+        "scans of a pass run in one direction",
+    ),
     "too few strides": (with_row(instrs=(replace(LOAD, map=Map((1,))), NEG)), "1 strides for 2"),
     "address beyond the end": (
         with_row(instrs=(replace(LOAD, map=Map((4, 1), 1)), NEG)),
