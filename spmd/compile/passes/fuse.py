@@ -1,10 +1,15 @@
 """Fuse: group equations that become one kernel.
 
 Groups grow from a root (the last equation) towards its producers. The root's result defines the
-space; every member has an index in it, found with `lower.index`. A producer joins if its value is
-wanted at one index only, computing it there repeats no real work, and no cycle between groups
-arises. A reduction joins if the dims that its result lacks are the group's inner dims, which is how
-a softmax (max, exp, sum, divide) becomes one kernel with three passes over each row.
+space; every member has an index in it, found with `lower.index`, or several, if members read it at
+several places. A producer joins if computing it where it is wanted costs less than a round trip to
+memory (`worth` says what counts), and no cycle between groups arises. A reduction joins if the dims
+that its result lacks are the group's inner dims, which is how a softmax (max, exp, sum, divide)
+becomes one kernel with three passes over each row.
+
+A value that others need too is written by the group that computes it, as one more output. What only
+moves elements is worth no memory: each group that reads it makes its own copy. `merge` then joins
+groups that grew side by side.
 
 Each group becomes one `fused` equation, whose jaxpr still says what it means.
 """
@@ -16,7 +21,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.kernel.split import CHUNK_ELEMENTS, ENOUGH_POINTS
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
@@ -24,23 +28,14 @@ from spmd.compile.lower.region import NO_DIM, Space
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
 from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.compile.passes.worth import is_one_sum, repeating_pays, rows_fit
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.util import product
 
-# Rows longer than this are not swept twice by one kernel: they leave the cache in between.
-MAX_ROW = 1 << 16
-# The same where lanes run across the rows (a softmax over columns): a row buffer is as wide as the
-# lanes then, and has to stay in the second-level cache.
-MAX_COLUMN = 2048
-# With fewer columns, blocks of lanes would be too few to share out, unless all work is small.
-LEAST_COLUMNS, SMALL_SPACE = 256, 1 << 15
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
 MAX_EQNS = 256
-
-# Cheap operations that take as long as writing an element and reading it again.
-ROUND_TRIP = 8
 
 # Reads of one value at different places that one kernel makes: a stencil of 3 x 3 and some more.
 MAX_INDICES = 12
@@ -322,18 +317,15 @@ class _Fuser:
     def is_cheap_at(self, group: Group, eqn: Eqn, indices: list[Index]) -> bool:
         """Whether computing a value at these indices costs less than a round trip to memory.
 
-        At one index inside the value that is no question. A value wanted at several (a stencil), or
-        beside its edges (an operand of a pad or a concatenation, whose consumer computes both sides
-        and selects) is computed more often than it has elements.
+        At one index inside the value that is no question.
         """
         shape = eqn.outvars[0].aval.shape
         inside = all(_is_inside(index, shape, group.sizes) for index in indices)
         if len(indices) == 1 and inside:
             return True
-        if eqn.prim.name in EXPENSIVE or not is_elementwise(eqn.prim.name):
-            return False
-        points = product(group.sizes)
-        return points * len(indices) - product(shape) <= ROUND_TRIP * product(shape)
+        evaluations = product(group.sizes) * len(indices)
+        name = eqn.prim.name
+        return is_elementwise(name) and repeating_pays(name, product(shape), evaluations)
 
     def outside_users(self, group: Group, var: Var) -> list[int]:
         """Equations that read a variable and are not computed in the group only."""
@@ -398,18 +390,11 @@ class _Fuser:
             elif affine != ZERO or size != 1:
                 return False
         dims = frozenset(along)
-        if len(along) != len(dims) or self.is_one_sum(group):
-            return False
-        return dims == group.whole or (group.inner is not None and dims == group.points)
-
-    def is_one_sum(self, group: Group) -> bool:
-        """Whether the group's work can be shared only by cutting a long row in parts.
-
-        That needs a kernel that does nothing but reduce.
-        """
         points = product(group.sizes[d] for d in group.points)
         row = product(group.sizes[d] for d in group.inner or ())
-        return group.inner is not None and points < ENOUGH_POINTS and row >= 2 * CHUNK_ELEMENTS
+        if len(along) != len(dims) or (group.inner is not None and is_one_sum(points, row)):
+            return False
+        return dims == group.whole or (group.inner is not None and dims == group.points)
 
     def fits_rows(self, group: Group, eqn: Eqn, index: Index) -> bool:
         """Whether a reduction's missing dims are, or can become, the group's inner dims."""
@@ -440,8 +425,7 @@ class _Fuser:
                 return None
         points = product(group.sizes[d] for d in kept)
         is_tail = not chosen or chosen == list(range(chosen[0], len(group.sizes)))
-        most = MAX_ROW if is_tail else MAX_COLUMN
-        if sizes or product(reduced) > most or not (is_tail or _fills_lanes(points, reduced)):
+        if sizes or not rows_fit(points, product(reduced), is_tail):
             return None
         return tuple(chosen)
 
@@ -525,11 +509,6 @@ class _Fuser:
         closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
         params = {"jaxpr": closed, "space": space}
         return Eqn(fused_p, tuple(reads), outs, params, frozenset(), root.source)
-
-
-def _fills_lanes(points: int, row: Sequence[int]) -> bool:
-    """Whether a kernel with lanes across its rows has work for more than one thread."""
-    return points >= LEAST_COLUMNS or points * product(row) <= SMALL_SPACE
 
 
 def _index_of_part(eqn: Eqn, position: int, index: Index) -> Index:
