@@ -23,12 +23,14 @@ from typing import Any
 from benchmarks.cases import SUBJECTS
 from benchmarks.compile_time import measure_compile
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, Failure, Result, Team, measure
+from benchmarks.memory import measure_memory
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
 from benchmarks.sides import load_side
 
+PLANNED = ("kernels", "programs")
 COMPILE = ("compile", "cached", "depth")
-EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "psum", "ranks")
+EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "ranks")
 
 
 def run(
@@ -40,6 +42,10 @@ def run(
     if subject == "ranks":
         _progress("ranks: fresh jobs")
         return [result for result in measure_ranks() if only in result.case]
+    if subject == "memory":
+        planned = [case for name in PLANNED for case in SUBJECTS[name]() if not case.x64]
+        with Team() as team:
+            return measure_memory([c for c in planned if only in c.name], team, _progress)
     cases = [case for case in SUBJECTS[subject]() if only in case.name]
     results: list[Result | Failure] = []
     for settings in sorted({case.settings for case in cases}):

