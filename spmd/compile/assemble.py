@@ -204,7 +204,9 @@ class Builder:
         if base is None:
             lane = self.plan.lane_stride(ref.buffer)
             strides = (*ref.strides, (LANE, lane)) if lane else ref.strides
-            return Slot(0, self.plan.offsets[ref.buffer] + ref.offset, strides)
+            lender = self.plan.lent.get(ref.buffer)
+            base = 0 if lender is None else self.bases[lender]
+            return Slot(base, self.plan.offsets[ref.buffer] + ref.offset, strides)
         return Slot(base, ref.offset, ref.strides)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:

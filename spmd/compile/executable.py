@@ -27,7 +27,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
 )
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule
-from spmd.compile.memory import Plan, overwritable, plan_memory
+from spmd.compile.memory import plan_program, takes
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import DeletedError, DeviceError
 from spmd.core.ir import ClosedJaxpr
@@ -50,7 +50,7 @@ class Executable:
         self.out_avals = tuple(out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.schedule: Schedule = lower(closed)
-        self.plan = plan = plan_memory(self.schedule.steps, available_cores())
+        self.plan = plan = plan_program(self.schedule, self.donated, available_cores())
         self.arena = plan.arena
         self.takes = takes(self.schedule, plan, self.donated)
         self.assembled: Assembled = assemble(self.schedule, plan, takes=self.takes)
@@ -167,33 +167,6 @@ def place(results: Sequence[Any], operands: Sequence[Any]) -> None:
 
 
 # ---- donation ----------------------------------------------------------------------------------
-
-
-def takes(schedule: Schedule, plan: Plan, donated: Sequence[bool]) -> dict[int, int]:
-    """For outputs that may be written over a donated input: which one."""
-    free = [k for k, given in enumerate(donated) if given]
-    forwarded = {r for r in schedule.results if isinstance(r, int)}
-    found: dict[int, int] = {}
-    for k, out in enumerate(schedule.outputs):
-        for candidate in free:
-            place = schedule.inputs[candidate]
-            if candidate in forwarded or place.nbytes != out.nbytes or not out.nbytes:
-                continue
-            if _read_before(place, out, plan):
-                found[k] = candidate
-                free.remove(candidate)
-                break
-    return found
-
-
-def _read_before(place: Buffer, out: Buffer, plan: Plan) -> bool:
-    """Whether an input is read for the last time before (or while) an output is first written."""
-    reading, writing = plan.lives.get(place), plan.lives.get(out)
-    if writing is None:
-        return False
-    if reading is None or reading.last < writing.first:
-        return True
-    return reading.last == writing.first and place in overwritable(plan.steps[writing.first], out)
 
 
 def take(number: int, operands: Sequence[Any]) -> Block | None:

@@ -14,9 +14,10 @@ import numpy as np
 
 from spmd.compile import fastcall
 from spmd.compile.cpu import door
-from spmd.compile.executable import Executable, takes
+from spmd.compile.executable import Executable
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
 from spmd.compile.lower.schedule import Buffer
+from spmd.compile.memory import takes
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
 from spmd.compile.signature import Split

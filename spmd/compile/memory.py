@@ -5,10 +5,15 @@ that whole loop, as every round uses it: one that is read there until the end, o
 there (a row a round, perhaps) from the start. Values whose lives do not meet share bytes, and a
 kernel may write its result over an operand that dies there, if it reads each element only where it
 writes it.
+
+The memory of a result is free until the result is first written: until then it is lent to large
+temporaries. So what becomes a result by its last step (a gradient and its update) needs no memory
+of its own.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -22,11 +27,17 @@ from spmd.compile.lower.schedule import (
     Loop,
     Parallel,
     Ref,
+    Schedule,
     Step,
     While,
     accesses,
     blocks,
 )
+
+# Smaller results share blocks of coarser alignment, and smaller temporaries don't matter.
+LENT_BYTES = 8192
+# How many results are asked for room: more of them make plans slower, not better.
+_MOST_ASKED = 8
 
 
 @dataclass(slots=True)
@@ -40,7 +51,10 @@ class Life:
 
 @dataclass(slots=True)
 class Plan:
-    """Where each temporary lies, how large the arena is, and every buffer's life."""
+    """Where each temporary lies, how large the arena is, and every buffer's life.
+
+    A temporary lies in the arena, or in the output that is `lent` to it.
+    """
 
     offsets: dict[Buffer, int] = field(default_factory=dict)
     arena: int = 0
@@ -48,6 +62,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     lanes: Lanes = field(default_factory=Lanes)
     lane_bytes: dict[int, int] = field(default_factory=dict)
+    lent: dict[Buffer, Buffer] = field(default_factory=dict)
 
     def lane_stride(self, buffer: Buffer) -> int:
         """The distance between a temporary's places in two lanes; 0 if it has just one."""
@@ -56,12 +71,32 @@ class Plan:
 
 
 def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
-    """Place all temporaries of a program whose parallel loops may use some threads."""
+    """Place all temporaries of some steps, whose parallel loops may use some threads."""
+    return place_temporaries(plan_lives(steps, threads))
+
+
+def plan_program(schedule: Schedule, donated: Sequence[bool], threads: int = 1) -> Plan:
+    """Place all temporaries of a program; outputs that may take donated inputs lend nothing."""
+    plan = plan_lives(schedule.steps, threads)
+    taken = takes(schedule, plan, donated)
+    return place_temporaries(plan, [b for k, b in enumerate(schedule.outputs) if k not in taken])
+
+
+def plan_lives(steps: Sequence[Step], threads: int = 1) -> Plan:
+    """When each buffer is in use; nothing has a place yet."""
     plan = Plan(lanes=choose_lanes(steps, threads))
     uses: Uses = {}
     ends: dict[int, int] = {}
     _walk(steps, (), uses, ends, plan.steps)
     plan.lives = {buffer: _life(buffer, places, ends) for buffer, places in uses.items()}
+    return plan
+
+
+def place_temporaries(plan: Plan, lenders: Sequence[Buffer] = ()) -> Plan:
+    """Give all temporaries of a plan their places; gives the plan.
+
+    `lenders` are outputs in whose memory no input is read.
+    """
     temps = [b for b in plan.lives if b.kind == TEMP]
     roots = plan.lanes.roots
     kept: dict[int | None, list[Buffer]] = {None: []}
@@ -70,13 +105,20 @@ def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
     shared = kept.pop(None)
     # All that a lane keeps is one region, laid out alike in each: the lanes are in step nowhere.
     regions = {root: _region(plan, own) for root, own in kept.items() if root is not None}
-    plan.arena = _place(plan, [*shared, *regions.values()])
+    plan.arena = _place(plan, [*shared, *regions.values()], _Lenders(plan, lenders))
     for root, region in regions.items():
         start = plan.offsets.pop(region)
         plan.lane_bytes[root] = region.nbytes // plan.lanes.count
+        lender = plan.lent.pop(region, None)
         for buffer in kept[root]:
             plan.offsets[buffer] += start
+            if lender is not None:
+                plan.lent[buffer] = lender
         del plan.lives[region]
+    for buffer, lender in plan.lent.items():
+        # From here on the output is in use when its lodger is.
+        life = plan.lives[lender]
+        life.first = min(life.first, plan.lives[buffer].first)
     return plan
 
 
@@ -88,22 +130,71 @@ def _region(plan: Plan, buffers: Sequence[Buffer]) -> Buffer:
     return region
 
 
-def _place(plan: Plan, buffers: Sequence[Buffer]) -> int:
-    """Give buffers their offsets; the bytes that they take in all."""
+def _place(plan: Plan, buffers: Sequence[Buffer], lenders: _Lenders | None = None) -> int:
+    """Give buffers their offsets; the bytes that they take of the arena."""
     placed: list[Buffer] = []
     total = 0
     for buffer in sorted(buffers, key=lambda b: plan.lives[b].first):
         life = plan.lives[buffer]
         placed = [b for b in placed if plan.lives[b].last >= life.first]
         heir = _dying_operand(plan, buffer, placed)
+        if heir is not None and heir in plan.lent:
+            assert lenders is not None
+            if not lenders.lends(plan.lent[heir], buffer, plan.offsets[heir]):
+                heir = None
         if heir is not None:
             placed.remove(heir)
             plan.offsets[buffer] = plan.offsets[heir]
-        else:
-            plan.offsets[buffer] = _gap(plan, placed, rounded(buffer.nbytes))
+            if heir in plan.lent:
+                plan.lent[buffer] = plan.lent[heir]
+        elif lenders is None or not lenders.take_in(buffer, placed):
+            mine = [b for b in placed if b not in plan.lent]
+            plan.offsets[buffer] = _gap(plan, mine, rounded(buffer.nbytes))
         placed.append(buffer)
-        total = max(total, plan.offsets[buffer] + rounded(buffer.nbytes))
+        if buffer not in plan.lent:
+            total = max(total, plan.offsets[buffer] + rounded(buffer.nbytes))
     return total
+
+
+class _Lenders:
+    """Outputs that lend their memory until they are written."""
+
+    def __init__(self, plan: Plan, outputs: Sequence[Buffer]):
+        self._plan = plan
+        large = [b for b in outputs if b in plan.lives and b.nbytes >= LENT_BYTES]
+        self._outputs = sorted(large, key=lambda b: b.nbytes)
+        self._sizes = [b.nbytes for b in self._outputs]
+        self._known = frozenset(self._outputs)
+
+    def take_in(self, buffer: Buffer, placed: Sequence[Buffer]) -> bool:
+        """Place a temporary in an output, if one has room while it lives."""
+        if buffer.nbytes < LENT_BYTES or not self._outputs:
+            return False
+        start = bisect_left(self._sizes, buffer.nbytes)
+        fitting = self._outputs[start : start + _MOST_ASKED]
+        # The output that is written when the temporary is read for the last time comes first.
+        for output in (*self._written_last(buffer), *fitting):
+            lodgers = [b for b in placed if self._plan.lent.get(b) is output]
+            offset = _gap(self._plan, lodgers, rounded(buffer.nbytes))
+            if offset + buffer.nbytes <= output.nbytes and self.lends(output, buffer, offset):
+                self._plan.lent[buffer] = output
+                self._plan.offsets[buffer] = offset
+                return True
+        return False
+
+    def lends(self, output: Buffer, buffer: Buffer, offset: int) -> bool:
+        """Whether a temporary has left when the output is written, or is then written over."""
+        last, first = self._plan.lives[buffer].last, self._plan.lives[output].first
+        if last != first:
+            return last < first
+        whole = offset == 0 and output.nbytes == buffer.nbytes
+        return whole and buffer in overwritable(self._plan.steps[first], output)
+
+    def _written_last(self, buffer: Buffer) -> Iterator[Buffer]:
+        step = self._plan.steps[self._plan.lives[buffer].last]
+        for ref, written in accesses(step):
+            if written and ref.buffer in self._known:
+                yield ref.buffer
 
 
 def _gap(plan: Plan, placed: Sequence[Buffer], nbytes: int) -> int:
@@ -201,3 +292,33 @@ def overwritable(step: Step, buffer: Buffer) -> Iterator[Buffer]:
                     everywhere = {n for n, r in enumerate(refs) if r.buffer is source.buffer}
                     if source == Ref(source.buffer) and everywhere <= safe:
                         yield source.buffer
+
+
+# ---- donated inputs ----------------------------------------------------------------------------
+
+
+def takes(schedule: Schedule, plan: Plan, donated: Sequence[bool]) -> dict[int, int]:
+    """For outputs that may be written over a donated input: which one."""
+    free = [k for k, given in enumerate(donated) if given]
+    forwarded = {r for r in schedule.results if isinstance(r, int)}
+    found: dict[int, int] = {}
+    for k, out in enumerate(schedule.outputs):
+        for candidate in free:
+            place = schedule.inputs[candidate]
+            if candidate in forwarded or place.nbytes != out.nbytes or not out.nbytes:
+                continue
+            if _read_before(place, out, plan):
+                found[k] = candidate
+                free.remove(candidate)
+                break
+    return found
+
+
+def _read_before(place: Buffer, out: Buffer, plan: Plan) -> bool:
+    """Whether an input is read for the last time before (or while) an output is first written."""
+    reading, writing = plan.lives.get(place), plan.lives.get(out)
+    if writing is None:
+        return False
+    if reading is None or reading.last < writing.first:
+        return True
+    return reading.last == writing.first and place in overwritable(plan.steps[writing.first], out)

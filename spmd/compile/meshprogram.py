@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.executable import Executable, takes
+from spmd.compile.executable import Executable
+from spmd.compile.memory import takes
 from spmd.compile.multidevice import mesh_executable
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.pipeline import compile_jaxpr

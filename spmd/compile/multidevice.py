@@ -20,7 +20,7 @@ from spmd.compile.executable import constant, deleted, pointer, take
 from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
 from spmd.compile.lower.schedule import Buffer, Host
-from spmd.compile.memory import plan_memory
+from spmd.compile.memory import plan_program
 from spmd.compile.pipeline import PASSES, PASSES_ACROSS, run_passes
 from spmd.core.aval import ShapedArray
 from spmd.core.device import process_index
@@ -83,7 +83,9 @@ class MeshExecutable:
         self.schedule = lower(closed, self.topology)
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
-        self.plan = plan = plan_memory(self.schedule.steps, threads)
+        # Which arguments will be donated is not known yet: any may be.
+        maybe = [True] * len(self.schedule.inputs)
+        self.plan = plan = plan_program(self.schedule, maybe, threads)
         self.arena = plan.arena
         self.native = assemble(self.schedule, plan, len(self.devices)).native
         self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]

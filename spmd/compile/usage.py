@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class MemoryAnalysis:
     """Bytes that one call needs on a device; the first four have JAX's names and meaning.
 
-    Temporaries share one arena of `temp_size_in_bytes`; `live_temp_size_in_bytes` of them are alive
-    at once at some time, so that no plan can do with less. Aliased are results that are written
+    Temporaries share one arena of `temp_size_in_bytes`, but for those that lie in the memory of a
+    result that is not written yet; `live_temp_size_in_bytes` of the arena are in use at once at
+    some time, so that no plan can do with less. Aliased are results that are written
     over donated arguments or are arguments themselves. `peak_memory_in_bytes` is the sum of
     arguments, results, constants and arena, aliased bytes counted once.
     """
@@ -59,6 +60,7 @@ def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
 def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnalysis:
     """The memory of a program whose outputs `takes` the place of inputs."""
     temps = [b for b in plan.lives if b.kind == TEMP]
+    own = [b for b in temps if b not in plan.lent]
     forwarded = [schedule.inputs[r].nbytes for r in schedule.results if isinstance(r, int)]
     return MemoryAnalysis(
         argument_size_in_bytes=_total(schedule.inputs),
@@ -66,7 +68,7 @@ def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnal
         alias_size_in_bytes=_total([schedule.outputs[k] for k in takes]) + sum(forwarded),
         temp_size_in_bytes=plan.arena,
         constant_size_in_bytes=_total([buffer for buffer, _ in schedule.consts]),
-        live_temp_size_in_bytes=_most_alive(temps, plan),
+        live_temp_size_in_bytes=_most_alive(own, plan),
         temp_buffers=len(temps),
         temp_buffer_size_in_bytes=sum(_room(b, plan) for b in temps),
     )

@@ -82,3 +82,67 @@ def test_a_donated_argument_is_not_overwritten_while_the_loop_reads_it():
     wanted = np.asarray(spmd.jit(f)(X))
     given = spmd.device_put(X)
     np.testing.assert_array_equal(spmd.jit(f, donate_argnums=0)(given), wanted)
+
+
+# ---- temporaries in the memory of results ------------------------------------------------------
+
+
+def planned(f: Any, *args: Any, **options: Any) -> Any:
+    return spmd.jit(f, **options).trace(*args).lower().compile()
+
+
+def test_what_becomes_a_result_needs_no_memory_of_its_own():
+    def step(w: Any, x: Any) -> Any:
+        return w - 0.1 * snp.sin(x.T @ (x @ w))
+
+    w, x = np.ones((64, 64), np.float32), np.ones((128, 64), np.float32)
+    compiled = planned(step, w, x)
+    plan = compiled.executable.plan
+    assert {out.nbytes for out in plan.lent.values()} == {w.nbytes}
+    assert compiled.memory_analysis().temp_size_in_bytes <= 2 * x.nbytes
+    np.testing.assert_allclose(compiled(w, x), w - 0.1 * np.sin(x.T @ (x @ w)), rtol=1e-5)
+
+
+def test_a_result_over_a_donated_argument_lends_nothing():
+    def step(w: Any, x: Any) -> Any:
+        return snp.sin(x.T @ (x @ w)) + w
+
+    w, x = np.ones((64, 64), np.float32), np.ones((128, 64), np.float32)
+    assert planned(step, w, x).executable.plan.lent
+    donating = planned(step, w, x, donate_argnums=0)
+    assert donating.executable.takes == {0: 0} and not donating.executable.plan.lent
+    given = snp.array(w)
+    np.testing.assert_allclose(donating(given, x), step(w, x), rtol=1e-5)
+
+
+def test_a_result_that_a_loop_writes_lends_nothing_in_the_loop():
+    def f(x: Any) -> Any:
+        def turn(c: Any, k: Any) -> Any:
+            square = c @ c
+            return snp.tanh(square @ c), square[:4] * k
+
+        return lax.scan(turn, x, snp.arange(6, dtype=np.float32))
+
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 20
+    with spmd.disable_jit():
+        wanted = f(x)
+    for found, expected in zip(spmd.jit(f)(x), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_several_results_lend_to_what_fits():
+    def f(x: Any) -> Any:
+        a = snp.sort(x @ x, axis=0)
+        b = snp.sort(a @ x, axis=1)
+        c = snp.sort(b @ a, axis=0)
+        return c @ b, c[:32] * 2, snp.sin(b) @ a[:, :48]
+
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 8
+    compiled = planned(f, x)
+    plan = compiled.executable.plan
+    for lodger, lender in plan.lent.items():
+        assert plan.offsets[lodger] + lodger.nbytes <= lender.nbytes
+    with spmd.disable_jit():
+        wanted = f(x)
+    for found, expected in zip(compiled(x), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

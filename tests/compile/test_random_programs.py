@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from spmd.compile import memory
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.pipeline import PASSES, compile_jaxpr, run_passes
@@ -70,3 +71,18 @@ def test_donated_inputs_change_nothing_but_themselves(seed):
     closed, args = random_program(seed)
     donated = compile_jaxpr(closed, [True] * len(args))
     assert_close(donated(args), by_impl(closed, args))
+
+
+@pytest.mark.parametrize("seed", range(300, 340))
+def test_temporaries_in_results_change_nothing(seed, monkeypatch):
+    monkeypatch.setattr(memory, "LENT_BYTES", 1)
+    closed, args = random_program(seed, length=25)
+    executable = compile_jaxpr(closed, [k % 3 == 0 for k in range(len(args))])
+    wanted = by_impl(closed, args)
+    assert_close(executable(args), wanted)
+
+
+def test_random_programs_do_have_temporaries_in_results(monkeypatch):
+    monkeypatch.setattr(memory, "LENT_BYTES", 1)
+    plans = [compile_jaxpr(random_program(seed, length=25)[0]).plan for seed in range(300, 310)]
+    assert any(plan.lent for plan in plans)
