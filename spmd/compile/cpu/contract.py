@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.compile.cpu.contract_ir import HEADER, contract_symbol, contract_text, heights
+from spmd.compile.cpu.contract_ir import (
+    HEADER,
+    contract_symbol,
+    contract_text,
+    heights,
+    tile_symbol,
+    tile_text,
+)
 from spmd.compile.cpu.gemm_ir import Vectors
 from spmd.compile.cpu.loader import Host, available_cores, host
 from spmd.compile.cpu.program import KernelStep, Slot
@@ -37,6 +44,7 @@ class Plan:
 
     symbol: str
     texts: tuple[str, ...]
+    tiles: tuple[str, str]  # symbols of the narrow and the wide tile, the first of HEADER
     sizes: tuple[int, ...]
     units: int
     cost_ns: float
@@ -52,7 +60,7 @@ def contract_step(
         tuple(slots),
         plan.units,
         plan.cost_ns,
-        sizes=plan.sizes,
+        sizes=(*(addresses[tile] for tile in plan.tiles), *plan.sizes),
         scratch=plan.scratch,
         name=name,
     )
@@ -105,8 +113,19 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     units = -(-tiles // group) * around
     flops = 2.0 * group * height * given.columns * given.depth.count
     cost = max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0)
-    texts = (contract_text(v),)
-    return Plan(contract_symbol(v), texts, _words(numbers, tables), units, cost, block * panel)
+    widths = _widths(given.columns, v)
+    texts = [contract_text(v), *(tile_text(v, height, n) for n in dict.fromkeys(widths))]
+    symbols = tile_symbol(v, height, widths[0]), tile_symbol(v, height, widths[1])
+    words = _words(numbers, tables)
+    return Plan(contract_symbol(v), tuple(texts), symbols, words, units, cost, block * panel)
+
+
+def _widths(columns: int, v: Vectors) -> tuple[int, int]:
+    """Vectors of the tiles for narrow and for wide panels: those that the columns need."""
+    if columns <= v.lanes:
+        return 1, 1
+    rest = columns % (2 * v.lanes)
+    return (1 if 0 < rest <= v.lanes else 2), 2
 
 
 def _words(numbers: dict[str, int], tables: dict[str, np.ndarray]) -> tuple[int, ...]:
@@ -115,7 +134,7 @@ def _words(numbers: dict[str, int], tables: dict[str, np.ndarray]) -> tuple[int,
         numbers[f"at_{name}"] = at
         at += table.size
     body = np.concatenate([table.reshape(-1) for table in tables.values()])
-    return (*(numbers[name] for name in HEADER), *body.tolist())
+    return (*(numbers[name] for name in HEADER[2:]), *body.tolist())
 
 
 def _is_packed(offsets: np.ndarray, panel: int) -> bool:

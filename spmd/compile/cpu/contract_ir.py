@@ -5,9 +5,9 @@ table. Then A may be the overlapping windows of an image, and no patch is ever c
 lives in registers while the processor streams, per step of the depth, one element from each of the
 tile's rows of A (wherever they are) and one row of B, which is packed into panels that stay in L1.
 
-All sizes and tables are run-time numbers (`HEADER`, then the tables), so one module per dtype
-serves every contraction. Each element of C is one chain of multiply-adds over the depth, in blocks,
-whatever thread it falls to.
+All sizes and tables are run-time numbers (`HEADER`, then the tables), so one kernel per dtype
+serves every contraction; register tiles are texts of their own, compiled when first needed. Each
+element of C is one chain of multiply-adds over the depth, in blocks, whatever thread it falls to.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 
 # The run-time numbers, in the order in which the code finds them. `at_*` are the words at which
 # tables begin: of (a, c) bytes for each row and outer row, of (a, b) bytes for each step of the
-# depth and of the outer depth, of (a, b, c) bytes for each member of the batch. A panel of B is
-# read where it lies if `pack` is 0, its rows `panel` bytes apart.
+# depth and of the outer depth, of (a, b, c) bytes for each member of the batch. `narrow` and `wide`
+# are the addresses of the tiles of one and of two vectors. A panel of B is read where it lies if
+# `pack` is 0, its rows `panel` bytes apart.
 HEADER = (
-    "columns panel pack tiles height group depth block outer_depth outer_rows row_groups "
-    "at_rows at_outer_rows at_depth at_outer_depth at_batch"
+    "narrow wide columns panel pack tiles height group depth block outer_depth outer_rows "
+    "row_groups at_rows at_outer_rows at_depth at_outer_depth at_batch"
 ).split()
 
 _WORD = 8
@@ -49,20 +50,21 @@ def contract_symbol(v: Vectors) -> str:
 
 
 def contract_text(v: Vectors) -> str:
-    """The module of one v."""
-    functions = [
-        *(_tile(v, rows, vectors) for rows in heights(v) for vectors in (1, 2)),
-        _pack(v),
-        _contract(v),
-    ]
-    return "\n".join([v.declarations(), *(f.text() for f in functions)])
+    """The kernel, which is given the addresses of its tiles."""
+    return "\n".join([v.declarations(), _pack(v).text(), _contract(v).text()])
 
 
 # ---- the register tile -------------------------------------------------------------------------
 
 
-def _tile_name(rows: int, vectors: int) -> str:
-    return f"tile_{rows}x{vectors}"
+def tile_symbol(v: Vectors, rows: int, vectors: int) -> str:
+    """The register tile of a height and a width in vectors."""
+    return f"contract_tile_{v.symbol}_{rows}x{vectors}"
+
+
+def tile_text(v: Vectors, rows: int, vectors: int) -> str:
+    """The module of one register tile."""
+    return "\n".join([v.declarations(), _tile(v, rows, vectors).text()])
 
 
 # a, c, table of the tile's rows; table of the depth, its length; b, bytes between its rows;
@@ -72,13 +74,8 @@ _TILE_PARAMS = ["ptr", "ptr", "ptr", "ptr", "i64", "ptr", "i64", "i64", "i64"]
 
 def _tile(v: Vectors, rows: int, vectors: int) -> Function:
     """One tile: C[rows, columns] (+)= sum over the depth of A[rows, k] B[k, columns]."""
-    f = Function(
-        _tile_name(rows, vectors),
-        "void",
-        _TILE_PARAMS,
-        internal=True,
-        attributes=v.attributes,
-    )
+    name = tile_symbol(v, rows, vectors)
+    f = Function(name, "void", _TILE_PARAMS, attributes=v.attributes)
     a, c, table, steps, depth, b, panel, columns, accumulate = f.params
     starts = [f.at(a, f.load("i64", table, 2 * _WORD * row)) for row in range(rows)]
     totals = [[f.var(v.vector, 0) for _ in range(vectors)] for _ in range(rows)]
@@ -209,9 +206,9 @@ def _panels(
             it.otherwise()
             panel.set(f.at(origin, f.load("i64", steps, _WORD)))
         target = f.at(c, j * v.nbytes)
-        for height in heights(v):
-            for vectors, fits in ((1, columns <= v.lanes), (2, columns > v.lanes)):
-                with f.if_(of["height"].equals(height) & fits), f.range(first, last) as tile:
-                    table = f.at(rows, tile * (2 * _WORD * height))
-                    operands = (a, target, table, steps, depth, panel.get(), of["panel"])
-                    f.call(_tile_name(height, vectors), "void", *operands, columns, accumulate)
+        tile = f.select(columns <= v.lanes, of["narrow"], of["wide"])
+        function = f.convert("inttoptr", tile, "ptr")
+        with f.range(first, last) as number:
+            table = f.at(rows, number * of["height"] * (2 * _WORD))
+            operands = (a, target, table, steps, depth, panel.get(), of["panel"])
+            f.call(function, "void", *operands, columns, accumulate)

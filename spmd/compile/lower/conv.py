@@ -4,8 +4,8 @@ The lhs is A, in place if it needs no padding, else in a padded copy with its di
 had; the rhs is B. Rows run over the batch and the windows, depth over the input features and the
 taps, columns over the output features; all layouts are only strides. A dilated lhs is not spread
 out: windows that begin at the same distance from an element (a *phase*) hit elements with the same
-taps, so each phase is a contraction of its own that writes every n-th result. A convolution with a
-feature per group has no product in it, and is a kernel with a sum over the taps.
+taps, so each phase is a contraction of its own that writes every n-th result. A convolution with
+one output feature (per group) has no product in it, and is a kernel with a sum over the taps.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class _Convolution:
         """All steps."""
         floats = {kind(x.dtype) for x in (self.lhs, self.out)} == {"f"}
         wide = "f64" if "f64" in (self.lhs.dtype, self.out.dtype) else "f32"
-        multiplies = floats and (self.columns > 1 or self.groups == 1)
+        multiplies = floats and self.columns > 1
         self.pad(wide if multiplies else self.lhs.dtype)
         target = self.out
         if multiplies:
@@ -339,7 +339,7 @@ class _Convolution:
             outer.append((p.windows, p.stride * a[d], 0, p.period * c[d]))
             inner.append((p.taps, p.step * a[d], p.tap_step * b[d]))
         outer = sorted((dim for dim in outer if dim[0] != 1), key=lambda dim: -dim[3])
-        inner = [dim for dim in inner if dim[0] != 1]
+        inner = sorted((dim for dim in inner if dim[0] != 1), key=lambda dim: -dim[1])
         self.write_kernel(outer, inner, self.offsets(combination))
 
     def write_kernel(
