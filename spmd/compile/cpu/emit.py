@@ -119,7 +119,7 @@ class Emitter:
 
     def lanes(self, values: Sequence[int], element: str) -> str:
         """Write a constant with one integer per lane."""
-        if self.width == 1:
+        if len(values) == 1:
             return str(values[0])
         return "<" + ", ".join(f"{element} {value}" for value in values) + ">"
 
@@ -186,6 +186,32 @@ class Emitter:
 
         self.loop("0", str(width), [], one)
         return self.set(f"load {kind}, ptr {buffers[0]}, align 64")
+
+    def in_registers(
+        self, function: Callable[..., str], element: str, lanes: int, *operands: str
+    ) -> str:
+        """Apply a function to `lanes` lanes at a time and join the results."""
+        if self.width == lanes:
+            return function(*operands)
+        whole, numbers = self.type(element), range(self.width)
+        parts = []
+        for first in range(0, self.width, lanes):
+            mask = self.lanes(numbers[first : first + lanes], "i32")
+            pieces = [
+                self.set(f"shufflevector {whole} {operand}, {whole} poison, <{lanes} x i32> {mask}")
+                for operand in operands
+            ]
+            with self.at_width(lanes):
+                parts.append(function(*pieces))
+        while len(parts) > 1:
+            half = self.type(element, lanes)
+            lanes *= 2
+            mask = f"<{lanes} x i32> {self.lanes(range(lanes), 'i32')}"
+            parts = [
+                self.set(f"shufflevector {half} {low}, {half} {high}, {mask}")
+                for low, high in zip(parts[::2], parts[1::2], strict=True)
+            ]
+        return parts[0]
 
     def extract(self, element: str, vector: str, lane: int) -> str:
         """Take one lane out of a vector."""

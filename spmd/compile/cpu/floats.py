@@ -27,6 +27,8 @@ class Floats:
         self.bias = 127 if element == "float" else 1023
         self.integer = f"i{self.bits}"
         self.has_fma = emitter.module.target.fma
+        # The integers behind the whole floats that `nearest` made.
+        self._integers: dict[str, str] = {}
 
     def const(self, value: float) -> str:
         """Write a constant."""
@@ -138,7 +140,12 @@ class Floats:
         whole = self.exact_sub(shifted, self.const(magic))
         bits = self.to_bits(shifted)
         offset = self.to_bits(self.const(magic))
-        return whole, self.int_op("sub", bits, offset)
+        self._integers[whole] = self.int_op("sub", bits, offset)
+        return whole, self._integers[whole]
+
+    def integer_of(self, whole: str) -> str:
+        """The integer behind a whole float that `nearest` made."""
+        return self._integers[whole]
 
     def of_small_int(self, x: str) -> str:
         """Convert an integer of fewer bits than the mantissa: the inverse of `nearest`.
@@ -153,8 +160,27 @@ class Floats:
         biased = self.int_op("add", exponent, self.int(self.bias))
         return self.of_bits(self.int_op("shl", biased, self.int(self.mantissa)))
 
-    def scale(self, x: str, exponent: str) -> str:
-        """x * 2**exponent, right also where 2**exponent alone is denormal or too large."""
+    def scale(self, x: str, whole: str, normal: bool = False) -> str:
+        """x * 2**whole for a `whole` of `nearest`, right also where 2**whole alone is no normal.
+
+        `normal` promises that it is.
+        """
+        lanes = 512 // self.bits
+        if self.emitter.module.target.vector_bits == 512 and self.emitter.width % lanes == 0:
+            return self.emitter.in_registers(self._scale_register, self.element, lanes, x, whole)
+        exponent = self.integer_of(whole)
+        if normal or self.wanted < self.bits:
+            return self.exact_mul(x, self.power_of_two(exponent))
         half = self.int_op("ashr", exponent, self.int(1))
         rest = self.int_op("sub", exponent, half)
         return self.exact_mul(self.exact_mul(x, self.power_of_two(half)), self.power_of_two(rest))
+
+    def _scale_register(self, x: str, whole: str) -> str:
+        """AVX-512 has an instruction for it."""
+        e, kind = self.emitter, self.emitter.type(self.element)
+        letter = "s" if self.bits == 32 else "d"
+        mask = f"i{e.width}"
+        name = f"@llvm.x86.avx512.mask.scalef.p{letter}.512"
+        e.module.declare(name, f"declare {kind} {name}({kind}, {kind}, {kind}, {mask}, i32)")
+        given = f"{kind} {x}, {kind} {whole}, {kind} zeroinitializer, {mask} -1, i32 4"
+        return e.set(f"call {kind} {name}({given})")

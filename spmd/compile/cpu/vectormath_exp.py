@@ -18,10 +18,10 @@ from spmd.compile.cpu.floats import Floats
 
 
 def reduce_exp(m: Floats, x: str) -> tuple[str, str]:
-    """Return (r, k) with x = k ln 2 + r, |r| <= ln(2)/2."""
-    whole, exponent = m.nearest(x, LOG2_E)
+    """Return (r, k) with x = k ln 2 + r, |r| <= ln(2)/2, k as `Floats.scale` takes it."""
+    whole, _ = m.nearest(x, LOG2_E)
     r = m.fma(whole, m.const(-LN2_HIGH[m.bits]), x)
-    return m.fma(whole, m.const(-LN2_LOW[m.bits]), r), exponent
+    return m.fma(whole, m.const(-LN2_LOW[m.bits]), r), whole
 
 
 def expm1_reduced(m: Floats, r: str) -> str:
@@ -30,25 +30,25 @@ def expm1_reduced(m: Floats, r: str) -> str:
 
 def exp(m: Floats, x: str) -> str:
     """e**x."""
-    r, exponent = reduce_exp(m, m.clamp(x, *EXP_RANGE[m.bits]))
-    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), exponent)
+    r, whole = reduce_exp(m, m.clamp(x, *EXP_RANGE[m.wanted]))
+    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), whole)
 
 
 def exp2(m: Floats, x: str) -> str:
     """2**x; exact for whole x."""
     limit = float(m.bias + 2)
     x = m.clamp(x, -limit - m.mantissa, limit)
-    whole, exponent = m.nearest(x, 1.0)
+    whole, _ = m.nearest(x, 1.0)
     r = m.mul(m.sub(x, whole), m.const(math.log(2)))
-    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), exponent)
+    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), whole)
 
 
 def expm1(m: Floats, x: str) -> str:
     """e**x - 1 without cancellation near zero."""
     low = {32: -25.0, 64: -45.0}[m.bits]
-    r, exponent = reduce_exp(m, m.clamp(x, low, EXP_RANGE[m.bits][1]))
+    r, whole = reduce_exp(m, m.clamp(x, low, EXP_RANGE[m.bits][1]))
     # Half of the scale first: 2**(k-1) is finite where 2**k is not.
-    half = m.power_of_two(m.int_op("sub", exponent, m.int(1)))
+    half = m.power_of_two(m.int_op("sub", m.integer_of(whole), m.int(1)))
     result = m.fma(half, expm1_reduced(m, r), m.sub(half, m.const(0.5)))
     result = m.add(result, result)
     return m.select(m.is_("oeq", x, m.const(0.0)), x, result)
@@ -60,9 +60,8 @@ def tanh(m: Floats, x: str) -> str:
     magnitude = m.abs(x)
     top = {32: 10.0, 64: 22.0}[m.bits]
     capped = m.select(m.is_("ogt", magnitude, m.const(top)), m.const(top), magnitude)
-    r, exponent = reduce_exp(m, m.exact_mul(capped, two))
-    power = m.power_of_two(exponent)
-    grown = m.fma(power, expm1_reduced(m, r), power)
+    r, whole = reduce_exp(m, m.exact_mul(capped, two))
+    grown = m.scale(m.exact_add(expm1_reduced(m, r), one), whole, normal=True)
     large = m.exact_sub(one, m.div(two, m.exact_add(grown, one)))
     square = m.exact_mul(x, x)
     small = m.fma(m.exact_mul(magnitude, square), m.poly(square, TANH_SMALL[m.bits]), magnitude)
@@ -85,9 +84,8 @@ def logistic(m: Floats, x: str) -> str:
 
 def _exp_half(m: Floats, magnitude: str) -> str:
     """e**x / 2 for x >= 0, finite wherever the result is."""
-    r, exponent = reduce_exp(m, m.clamp(magnitude, 0.0, EXP_RANGE[m.bits][1] + 1.0))
-    exponent = m.int_op("sub", exponent, m.int(1))
-    return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), exponent)
+    r, whole = reduce_exp(m, m.clamp(magnitude, 0.0, EXP_RANGE[m.bits][1] + 1.0))
+    return m.scale(m.fma(expm1_reduced(m, r), m.const(0.5), m.const(0.5)), whole)
 
 
 def cosh(m: Floats, x: str) -> str:

@@ -59,9 +59,9 @@ def _power_64(m: Floats, a: str, y: str) -> str:
     rest = m.fma(y, low, m.fma(y, high, m.neg(product)))
     outside = m.is_("ugt", m.abs(product), m.const(800.0))
     rest = m.select(outside, m.const(0.0), rest)
-    r, exponent = reduce_exp(m, m.clamp(product, *EXP_RANGE[64]))
+    r, whole = reduce_exp(m, m.clamp(product, *EXP_RANGE[64]))
     grown = expm1_reduced(m, m.exact_add(r, rest))
-    return m.scale(m.exact_add(grown, m.const(1.0)), exponent)
+    return m.scale(m.exact_add(grown, m.const(1.0)), whole)
 
 
 def _log_in_two(m: Floats, a: str) -> tuple[str, str]:

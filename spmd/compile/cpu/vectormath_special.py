@@ -77,7 +77,7 @@ def _erfc_positive(m: Floats, t: str) -> str:
     above = m.poly(q, ERFC_POLY[m.wanted])
     ratio = m.exact_mul(above, inverse)
     if m.wanted == 32:
-        r, exponent = reduce_exp(m, m.neg(m.exact_mul(t, t)))
+        r, whole = reduce_exp(m, m.neg(m.exact_mul(t, t)))
         grown = expm1_reduced(m, r)
     else:
         missing = m.fma(m.neg(ratio), t, m.fma(m.neg(ratio), c, above))
@@ -85,9 +85,9 @@ def _erfc_positive(m: Floats, t: str) -> str:
         # t * t in two parts: the square of t's upper bits, which is exact, and the rest.
         high = m.of_bits(m.int_op("and", m.to_bits(t), m.int(-1 << 27)))
         rest = m.exact_mul(m.exact_sub(high, t), m.exact_add(high, t))
-        r, exponent = reduce_exp(m, m.neg(m.exact_mul(high, high)))
+        r, whole = reduce_exp(m, m.neg(m.exact_mul(high, high)))
         grown = expm1_reduced(m, m.exact_add(r, rest))
-    return m.scale(m.fma(ratio, grown, ratio), exponent)
+    return m.scale(m.fma(ratio, grown, ratio), whole)
 
 
 def erfc(m: Floats, x: str) -> str:
