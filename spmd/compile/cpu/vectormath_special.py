@@ -68,7 +68,7 @@ def _erfc_positive(m: Floats, t: str) -> str:
     """erfc(t) for 0 <= t <= ERFC_TOP, in f64: P((t - c) / (t + c)) / (t + c) * e**(-t*t)."""
     c = m.const(ERFC_CENTRE[m.wanted])
     below = m.exact_add(t, c)
-    inverse = m.div(m.const(1.0), below)
+    inverse = m.reciprocal(below)
     q = m.exact_mul(m.exact_sub(t, c), inverse)
     if m.wanted == 64:
         # q * (t + c) should be t - c: one correction takes the three roundings off.
@@ -121,7 +121,7 @@ def _erf_inv(m: Floats, x: str) -> str:
     if m.wanted == 32:
         # Squares of f32 are exact in f64.
         w = m.neg(log(m, m.exact_sub(one, square)))
-        root = m.sqrt(w)
+        root = m.in_float(lambda narrow, x: narrow.sqrt(x), w)
         centre = m.poly(m.exact_sub(w, m.const(2.5)), ERF_INV_32[0])
         tail = m.poly(m.exact_sub(root, m.const(3.0)), ERF_INV_32[1])
         factor = m.select(m.is_("olt", w, m.const(5.0)), centre, tail)

@@ -143,9 +143,8 @@ def erf_tail(z: mp.mpf) -> mp.mpf:
     return mp.erf(mp.sqrt(z)) / mp.sqrt(z) - 1
 
 
-def log_tail(z: mp.mpf) -> mp.mpf:
-    s = mp.sqrt(z)
-    return (2 * mp.atanh(s) - 2 * s) / (s * z)
+def log_tail(f: mp.mpf) -> mp.mpf:
+    return (mp.log1p(f) - f + f * f / 2) / f**3
 
 
 ROOT = mp.findroot(mp.digamma, 1.46163)
@@ -163,12 +162,7 @@ FITS = {
     "ATAN_POLY 64": odd(mp.atan, 0.17159, 12, 64),
     "CBRT_START": Fit(lambda x: x ** (-mp.mpf(1) / 3), mp.mpf(1), mp.mpf(2), 5, 32),
     "LOG_WIDE_32": Fit(
-        log_tail,
-        TINY,
-        mp.mpf("0.02945"),
-        4,
-        64,
-        lambda z: z * mp.sqrt(z) / 2 / mp.atanh(mp.sqrt(z)),
+        log_tail, mp.sqrt(HALF) - 1, mp.sqrt(2) - 1, 11, 64, lambda f: f**3 / mp.log1p(f)
     ),
     "ERF_SMALL_64": Fit(
         erf_tail, TINY, mp.mpf(1), 13, 64, lambda z: mp.sqrt(z) / mp.erf(mp.sqrt(z))

@@ -34,7 +34,7 @@ ALLOWED = {
     "atan": 1.25,
     "erf": 1.75,
     "erfc": 0.75,
-    "erf_inv": 0.75,
+    "erf_inv": 1.5,
     "lgamma": 0.5,
     "digamma": 0.5,
     "cbrt": 0.51,

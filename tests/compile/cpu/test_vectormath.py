@@ -71,7 +71,7 @@ FUNCTIONS = {
     "logistic": (lambda x: 1 / (1 + np.exp(-x)), (-80, 90), (-700, 700), 2, 2),
     "erf": (precise("erf"), (-5, 5), (-6, 6), 2, 2),
     "erfc": (precise("erfc"), (-5, 11), (-6, 27), 1, 4),
-    "erf_inv": (precise("erf_inv"), (-1, 1), (-1, 1), 1, 4),
+    "erf_inv": (precise("erf_inv"), (-1, 1), (-1, 1), 1.5, 4),
     "lgamma": (precise("lgamma"), (0, 1e3), (0, 1e3), 1, 4),
     "digamma": (precise("digamma"), (0, 1e3), (0, 1e3), 1, 4),
     "cbrt": (cbrt, (-1e9, 1e9), (-1e9, 1e9), 1, 1),
