@@ -22,7 +22,18 @@ from spmd.compile.cpu.render_tile import tile_dim
 from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
-from spmd.compile.kernel.ir import ROW, Const, Iota, Kernel, Load, Op, Scan, Store, is_sequential
+from spmd.compile.kernel.ir import (
+    ROW,
+    Const,
+    Iota,
+    Kernel,
+    Load,
+    Op,
+    Scan,
+    Store,
+    is_sequential,
+    is_serial,
+)
 from spmd.compile.kernel.space import is_elementwise, normalise
 
 # Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
@@ -125,7 +136,7 @@ def make_plan(kernel: Kernel, target: Target, tiles: bool = True) -> Plan:
     width = 1 if dim is None else _width(kernel, target, kernel.sizes[dim])
     points = math.prod(kernel.outer)
     if is_sequential(kernel):
-        return Plan(kernel, width, 0, 1)
+        return Plan(kernel, width, 0, 1 if is_serial(kernel) else points)
     if dim is not None and dim < len(kernel.outer):
         size = kernel.outer[dim]
         return Plan(kernel, width, 0, points // size * -(-size // width))

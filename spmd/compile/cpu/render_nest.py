@@ -18,7 +18,7 @@ from spmd.compile.cpu.render_body import Body
 from spmd.compile.cpu.render_reduce import Accumulator
 from spmd.compile.cpu.render_tile import is_transposed, stage
 from spmd.compile.kernel.dtypes import DTYPES, itemsize
-from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_sequential
+from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_serial
 
 # Row buffers beyond this live on the heap: worker threads have small stacks.
 STACK_BYTES = 32 * 1024
@@ -102,7 +102,7 @@ class Nest:
             self.body.pointers.append(e.set(f"load ptr, ptr {slot}, align 8"))
         self._make_buffers()
         first, end = "%begin", "%end"
-        if is_sequential(self.kernel):
+        if is_serial(self.kernel):
             first, end = "0", str(math.prod(self.kernel.outer))
         elif self.whole:
             first, end = "0", str(self.plan.units)

@@ -171,10 +171,11 @@ class Builder:
         guard: int | None = None,
         combine: str | None = None,
         unique: bool = False,
+        apart: bool = False,
     ) -> None:
         """Write a value to an argument; see `ir.Store`."""
         where = Map(tuple(strides), offset, tuple(gathered))
-        self._stores.append(Store(arg, where, value, guard, combine, unique))
+        self._stores.append(Store(arg, where, value, guard, combine, unique, apart))
 
     def store_row(self, buffer: int, value: int) -> None:
         """Keep a value of this element in a row buffer for later passes."""

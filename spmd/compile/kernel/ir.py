@@ -156,7 +156,8 @@ class Store:
     may write one element from a POINT pass only once per outer point. With them this is a scatter:
     `unique` promises that no two points write the same element; otherwise points act one after
     the other in row-major order, and `combine` (add, mul, max, min or None for plain overwriting)
-    says what to do with the old contents. `combine` needs an "inout" argument.
+    says what to do with the old contents. `combine` needs an "inout" argument. `apart` promises
+    that points of different outer indices write different elements: only rows are in order.
     """
 
     arg: int
@@ -165,6 +166,7 @@ class Store:
     guard: int | None = None
     combine: str | None = None
     unique: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,4 +264,14 @@ def is_sequential(kernel: Kernel) -> bool:
         isinstance(store, Store) and store.map.gathered and not store.unique
         for step in kernel.passes
         for store in step.stores
+    )
+
+
+def is_serial(kernel: Kernel) -> bool:
+    """Say whether also outer points must run in order, so that the kernel is one unit of work."""
+    return is_sequential(kernel) and not all(
+        store.apart
+        for step in kernel.passes
+        for store in step.stores
+        if isinstance(store, Store) and store.map.gathered and not store.unique
     )

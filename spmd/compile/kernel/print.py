@@ -74,7 +74,7 @@ def _store(store: Store | StoreRow) -> str:
     arrow = "<-" if store.combine is None else f"<-{store.combine}-"
     text = f"store a{store.arg}[{_map(store.map)}] {arrow} %{store.value}"
     text += "" if store.guard is None else f" where %{store.guard}"
-    return text + (" unique" if store.unique else "")
+    return text + (" unique" if store.unique else "") + (" apart" if store.apart else "")
 
 
 def _map(where: Map) -> str:

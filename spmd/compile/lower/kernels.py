@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,10 +15,10 @@ from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, windows_at
 from spmd.compile.lower.index import ZERO, Affine, dim, linear, strides_of
 from spmd.compile.lower.inplace import group_kernel
-from spmd.compile.lower.lowering import Lowering, host, rule
+from spmd.compile.lower.lowering import Lowering, aims, host, rule
 from spmd.compile.lower.parts import View
 from spmd.compile.lower.region import Layout, NodeWriter, Space
-from spmd.compile.lower.schedule import TEMP, Launch, Ref
+from spmd.compile.lower.schedule import OUTPUT, TEMP, Launch, Ref
 from spmd.core import dtypes
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
@@ -153,10 +154,12 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
         return
     p = eqn.params
     numbers = as_gather(p["dimension_numbers"])
-    writer = _PartWriter(eqn, (operand, indices, updates), updates.aval.shape)
+    windows = _window_sizes(numbers, operand.aval.shape, updates.aval.shape)
+    unique = bool(p["unique_indices"])
+    blocks = 0 if unique else _blocks(numbers, windows, operand, updates)
+    writer = _PartWriter(eqn, (operand, indices, updates), updates.aval.shape, blocks)
     graph, index = writer.graph, writer.index
     place = windows_at(numbers, index, operand.aval.ndim)
-    windows = _window_sizes(numbers, operand.aval.shape, updates.aval.shape)
     strides = strides_of(operand.aval.shape)
     fits: Node | None = None
     gathered = []
@@ -170,8 +173,43 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
         gathered.append((start, strides[d]))
     address = linear(place.operand, operand.aval.shape)
     value = graph.pull(updates, index)
-    writer.store(address, gathered, fits, value, combine, unique=bool(p["unique_indices"]))
+    writer.store(address, gathered, fits, value, combine, unique)
     writer.launch(lowering)
+
+
+# Scatters of at least so many elements are shared between threads, by parts of their windows.
+_SHARED_FROM = 32 * 1024
+_LEAST_BLOCK = 32
+
+
+def _blocks(
+    numbers: GatherDimensionNumbers, windows: Sequence[int], operand: Atom, updates: Atom
+) -> int:
+    """How many parts of their last dim the windows are cut into, which never touch each other."""
+    size = windows[-1] if windows else 1
+    last = operand.aval.ndim - 1
+    single = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    # A window as wide as the operand always begins at 0.
+    whole = last not in single and size == operand.aval.shape[-1]
+    whole = whole and updates.aval.ndim - 1 in numbers.offset_dims
+    if not whole or updates.aval.size < _SHARED_FROM:
+        return 1
+    return next((n for n in (4, 2) if size % n == 0 and size // n >= _LEAST_BLOCK), 1)
+
+
+@aims("dynamic_update_slice", *_COMBINE)
+def _aim_operand(
+    lowering: Lowering, eqn: Eqn, makers: dict[Var, Eqn], readers: Counter[Var]
+) -> None:
+    """Make an operand that only an update reads right where the program wants the result.
+
+    Not in loops: there a value's place may still hold what it was in the round before.
+    """
+    operand, target = eqn.invars[0], lowering.targets.get(eqn.outvars[0])
+    if target is None or target.buffer.kind != OUTPUT or lowering.level:
+        return
+    if isinstance(operand, Var) and operand in makers and readers[operand] == 1:
+        lowering.targets.setdefault(operand, target)
 
 
 def _need_scatter(operand: Atom, indices: Atom, combine: str | None) -> None:
@@ -199,14 +237,22 @@ def _copy_operand(lowering: Lowering, eqn: Eqn) -> None:
 class _PartWriter:
     """A kernel that updates a part of its first operand in place, point by point of the part."""
 
-    def __init__(self, eqn: Eqn, operands: Sequence[Atom], shape: Sequence[int]):
+    def __init__(self, eqn: Eqn, operands: Sequence[Atom], shape: Sequence[int], blocks: int = 0):
+        """With `blocks` the points are in order, apart from so many blocks of the last dim."""
         self.eqn = eqn
-        self.space = Space(tuple(shape), (), ())
-        self.index = tuple(dim(d, s) for d, s in enumerate(shape))
+        self.apart = blocks > 1
+        sizes = tuple(shape)
+        self.index = tuple(dim(d, s) for d, s in enumerate(sizes))
+        if blocks > 1:
+            sizes = (blocks, *sizes[:-1], sizes[-1] // blocks)
+            self.index = tuple(dim(d, s) for d, s in enumerate(sizes))[1:]
+            self.index = (*self.index[:-1], self.index[-1] + dim(0, blocks).scale(sizes[-1]))
+        outer = 1 if blocks > 1 else 0 if blocks else len(sizes)
+        self.space = Space(sizes, (), ())
         target, *rest = operands
         self.reads = list(dict.fromkeys(v for v in rest if isinstance(v, Var)))
-        self.graph = Expressions(self.reads, (), tuple(shape), ())
-        self.builder = b = Builder(tuple(shape), ())
+        self.graph = Expressions(self.reads, (), sizes, ())
+        self.builder = b = Builder(sizes[:outer], sizes[outer:])
         ins = [b.arg(need_dtype(v.aval.dtype), v.aval.size) for v in self.reads]
         self.target = b.arg(need_dtype(target.aval.dtype), target.aval.size, "inout")
         self.nodes = NodeWriter(b, ins, self.space)
@@ -233,6 +279,7 @@ class _PartWriter:
                 None if guard is None else self.value(guard),
                 combine,
                 unique,
+                self.apart,
             )
 
     def value(self, node: Node) -> int:

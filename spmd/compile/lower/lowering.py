@@ -55,11 +55,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return declare
 
 
-def aims(name: str) -> Callable[[Aim], Aim]:
-    """Declare what the equations of a primitive want of the places of their operands."""
+def aims(*names: str) -> Callable[[Aim], Aim]:
+    """Declare what the equations of some primitives want of the places of their operands."""
 
     def declare(function: Aim) -> Aim:
-        AIMS[name] = function
+        for name in names:
+            AIMS[name] = function
         return function
 
     return declare
