@@ -33,6 +33,7 @@ from spmd.compile.cpu.program import (
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
+from spmd.compile.cpu.sort import sort_step
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.print import format_kernel
@@ -50,6 +51,7 @@ from spmd.compile.lower.schedule import (
     Parallel,
     Ref,
     Schedule,
+    Sort,
     Step,
     While,
     blocks,
@@ -243,6 +245,10 @@ class Builder:
                 return (self.contraction(step),)
             case Multiply():
                 return (self.product(step),)
+            case Sort():
+                name = f"{step.name} {step.source}"
+                words = self.slot(step.words)
+                return (sort_step(words, step.rows, step.size, step.kept, name),)
 
     def launch(self, step: Launch) -> KernelStep:
         rendered, address = _rendering(step.kernel), self.code.address(step.kernel)

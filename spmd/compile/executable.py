@@ -24,6 +24,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     kernels,
     product,
     reduce_window,
+    sort,
 )
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Buffer, Schedule

@@ -87,6 +87,26 @@ class Multiply:
     source: Source = UNKNOWN
 
 
+# Up to so many least words are kept in order while their row is read once.
+MOST_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """Sort rows of unsigned 64-bit words in place, stably by their upper halves.
+
+    With `kept` (at most MOST_KEPT) only so many least words, by all their bits, come first; the
+    rest is undefined.
+    """
+
+    rows: int
+    size: int
+    kept: int | None
+    words: Ref
+    name: str = "sort"
+    source: Source = UNKNOWN
+
+
 @dataclass(frozen=True, slots=True)
 class Contract:
     """Run a contraction over windows: A at `refs[0]`, B at `refs[1]`, the result at `refs[2]`."""
@@ -183,7 +203,7 @@ class Branch:
 
 
 Step: TypeAlias = (
-    Launch | Multiply | Contract | Copy | Host | Exchange | Loop | Parallel | While | Branch
+    Launch | Multiply | Contract | Sort | Copy | Host | Exchange | Loop | Parallel | While | Branch
 )
 
 
@@ -205,6 +225,9 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
             yield step.refs[0], False
             yield step.refs[1], False
             yield step.refs[2], True
+        case Sort():
+            yield step.words, False
+            yield step.words, True
         case Copy():
             yield step.source, False
             yield step.target, True
@@ -267,7 +290,7 @@ def _name(step: Step) -> str:
     match step:
         case Exchange():
             return f"{step.kind} {step.name}"
-        case Launch() | Host():
+        case Launch() | Host() | Sort():
             return f"{type(step).__name__.lower()} {step.name}"
         case Multiply(product=p):
             return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
