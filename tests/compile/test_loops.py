@@ -88,7 +88,7 @@ def inside_another(x: Any, a: Any) -> Any:
     def outer(k: Any, state: Any) -> Any:
         x, total = state
         few = lax.fori_loop(0, 5, lambda i, t: t * 0.5 + x[i], total)
-        return snp.sin(snp.sort(x) + few) @ snp.cos(a), few
+        return snp.sin(snp.sort(x) + few) @ snp.cos(a) / 300, few
 
     return lax.fori_loop(0, 3, outer, (x, F32(0)))
 
