@@ -14,7 +14,8 @@ from spmd import lax
 from spmd.compile.executable import lower
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.lower.schedule import Launch, Step, blocks
+from spmd.compile.kernel.product import Product
+from spmd.compile.lower.schedule import Launch, Multiply, Step, blocks
 from spmd.compile.pipeline import run_passes
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr
@@ -31,7 +32,7 @@ from tests.compile.kernel.random_kernels import Case, random_case
 from tests.compile.programs import random_program
 from tests.lax.records import RECORDS
 
-RANDOM_KERNELS = 70
+RANDOM_KERNELS = 50
 RANDOM_PROGRAMS = 15
 
 
@@ -55,26 +56,28 @@ def operation_cases() -> Iterator[Case]:
 # ---- kernels of programs ------------------------------------------------------------------------
 
 
-def launches(steps: Iterable[Step]) -> Iterator[Kernel]:
-    """All kernels of a schedule, in order."""
+def work(steps: Iterable[Step]) -> Iterator[Kernel | Product]:
+    """All kernels and products of a schedule, in order."""
     for step in steps:
         if isinstance(step, Launch):
             yield step.kernel
+        elif isinstance(step, Multiply):
+            yield step.product
         for block in blocks(step):
-            yield from launches(block)
+            yield from work(block)
 
 
-def kernels_of(closed: ClosedJaxpr) -> list[Kernel]:
-    """The distinct kernels of a traced program."""
-    return list(dict.fromkeys(launches(lower(run_passes(closed)).steps)))
+def work_of(closed: ClosedJaxpr) -> dict[Kernel | Product, None]:
+    """The distinct kernels and products of a traced program."""
+    return dict.fromkeys(work(lower(run_passes(closed)).steps))
 
 
 @functools.cache
-def program_kernels() -> tuple[Kernel, ...]:
-    """The distinct kernels of random programs, and of every op record in float32."""
-    found: dict[Kernel, None] = {}
+def program_work() -> tuple[Kernel | Product, ...]:
+    """Those of random programs, and of every op record in float32."""
+    found: dict[Kernel | Product, None] = {}
     for seed in range(RANDOM_PROGRAMS):
-        found |= dict.fromkeys(kernels_of(random_program(seed)[0]))
+        found |= work_of(random_program(seed)[0])
     for record in RECORDS:
         single = np.dtype(np.float32)
         operands = record.make(single if single in record.dtypes else record.dtypes[0])
@@ -83,8 +86,18 @@ def program_kernels() -> tuple[Kernel, ...]:
             out = record.function(lax, *given)
             return list(out) if isinstance(out, list | tuple) else [out]
 
-        found |= dict.fromkeys(kernels_of(trace_to_jaxpr(call, [typeof(x) for x in operands])))
+        found |= work_of(trace_to_jaxpr(call, [typeof(x) for x in operands]))
     return tuple(found)
+
+
+def program_kernels() -> list[Kernel]:
+    """The distinct kernels of programs."""
+    return [each for each in program_work() if isinstance(each, Kernel)]
+
+
+def program_products() -> list[Product]:
+    """The distinct products of programs."""
+    return [each for each in program_work() if isinstance(each, Product)]
 
 
 def with_inputs(kernel: Kernel, seed: int = 0) -> Case:

@@ -9,8 +9,14 @@ import pytest
 from spmd.compile.cuda import nvrtc
 from spmd.compile.cuda.launch import Function
 from spmd.compile.cuda.nvrtc import NvrtcError, compile_cubin, parse_usage, with_lines
-from spmd.compile.cuda.render import module_text, render
-from tests.compile.cuda.corpus import operation_cases, program_kernels, written_cases
+from spmd.compile.cuda.render import module_text, render, render_product
+from spmd.compile.cuda.report import report
+from tests.compile.cuda.corpus import (
+    operation_cases,
+    program_kernels,
+    program_products,
+    written_cases,
+)
 from tests.compile.kernel.op_kernels import row_sum
 
 ARCHS = ("sm_80", "sm_90")
@@ -22,7 +28,9 @@ def corpus() -> dict[str, Function]:
     """All functions of all tested kernels, equal ones once."""
     kernels = [case.kernel for case in (*written_cases(), *operation_cases())]
     kernels += program_kernels()
-    return {f.symbol: f for kernel in kernels for f in render(kernel).functions}
+    rendered = [render(kernel) for kernel in kernels]
+    rendered += [render_product(product) for product in program_products()]
+    return {function.symbol: function for each in rendered for function in each.functions}
 
 
 def test_every_kernel_compiles():
@@ -92,8 +100,14 @@ def test_numbered_lines_are_those_that_the_log_names():
     assert text == "kernels.cu(3): error: no\n     2 | b\n>    3 | c\n     4 | d"
 
 
-def test_the_least_use_of_a_row_sum():
-    rendered = render(row_sum(1000, 1000))
-    usage = compile_cubin(module_text(rendered.functions), "sm_90").usage
-    (only,) = rendered.functions
-    assert usage[only.symbol].registers <= 40
+def test_the_report_has_a_line_for_each_function():
+    products = program_products()[:2]
+    lines = report([row_sum(1000, 1000), row_sum(1, 100_000), *products, *products]).splitlines()
+    assert lines[0].split() == ["function", "grid", "block", "registers", "spilled", "shared"]
+    # One function, then partial sums, those of the shorter last chunk, and what joins them.
+    launches = [line.split()[1:3] for line in lines[1:5]]
+    assert launches == [["1000", "256x1"], ["24", "1024x1"], ["1", "512x1"], ["1", "32x1"]]
+    assert len(lines) == 5 + len(products)
+    for line in lines[1:]:
+        _, _, _, registers, spilled, _ = line.split()
+        assert 0 < int(registers) <= 128 and spilled == "0"

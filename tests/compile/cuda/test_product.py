@@ -11,8 +11,10 @@ from spmd.compile.cuda.launch import MOST_SHARED
 from spmd.compile.cuda.nvrtc import compile_cubin
 from spmd.compile.cuda.product import as_rows, is_narrow, plan_tiles
 from spmd.compile.cuda.render import module_text, render_product
+from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.product import Operand, Product, interpret_product, store_epilogue
+from tests.compile.cuda.corpus import program_products
 from tests.compile.cuda.emulator import Emulator
 from tests.compile.kernel.op_kernels import assert_close
 from tests.compile.kernel.random_products import ProductCase, random_product
@@ -23,6 +25,21 @@ CASES = [random_product(seed, sizes) for seed, sizes in enumerate(SIZES)]
 CASES += [random_product(seed) for seed in range(100, 130)]
 
 
+def of_programs() -> list[ProductCase]:
+    """The products of programs, with numbers for the arguments of their loop nests."""
+    rng = np.random.default_rng(1)
+    return [
+        ProductCase(
+            product,
+            [
+                rng.uniform(-1, 1, arg.size).astype(DTYPES[arg.dtype].numpy)
+                for arg in as_rows(product).args
+            ],
+        )
+        for product in program_products()
+    ]
+
+
 def assert_same(case: ProductCase, expected, got) -> None:
     with np.errstate(all="ignore"):
         # Sums of up to 300 products, in another order than NumPy's.
@@ -30,9 +47,11 @@ def assert_same(case: ProductCase, expected, got) -> None:
 
 
 def test_products_are_what_the_interpreter_says():
-    rendered = [render_product(case.product) for case in CASES]
+    cases = CASES + of_programs()
+    assert len(cases) > len(CASES) + 10
+    rendered = [render_product(case.product) for case in cases]
     emulator = Emulator(function for each in rendered for function in each.functions)
-    for case, each in zip(CASES, rendered, strict=True):
+    for case, each in zip(cases, rendered, strict=True):
         expected, got = [x.copy() for x in case.arrays], [x.copy() for x in case.arrays]
         interpret_product(case.product, *expected)
         emulator.run(each, got)
