@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spmd import lax
+import spmd
+import spmd.numpy as jnp
+from spmd import lax, nn
 from spmd.api import jit, make_jaxpr
+from spmd.compile.lower.alike import form
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
+from spmd.compile.passes.reach import Reach
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import run_passes
 from spmd.core.custom import custom_jvp
@@ -272,3 +276,45 @@ def test_a_cond_loses_unused_results():
     assert len(loop.outvars) == 1 and all(len(b.eqns) <= 1 for b in loop.params["branches"])
     np.testing.assert_allclose(jit(f)(X, True), np.sin(X), rtol=1e-6)
     np.testing.assert_array_equal(jit(f)(X, False), X)
+
+
+# ---- what is asked often -------------------------------------------------------------------------
+
+
+def test_reachability_by_bits_is_that_of_a_walk(monkeypatch):
+    by_bits, answers = Reach.any_reaches, []
+
+    def both(self, starts, group):
+        found = by_bits(self, starts, group)
+        assert found == self.any_walks_to(starts, group)
+        answers.append(found)
+        return found
+
+    monkeypatch.setattr(Reach, "any_reaches", both)
+
+    def network(params, x):
+        for w, b in params:
+            y = jnp.tanh(x @ w + b)
+            x = x + nn.softmax(y * y.mean(1, keepdims=True), axis=1)
+        return (x * x).sum()
+
+    params = [(np.ones((8, 8), np.float32), np.ones(8, np.float32))] * 3
+    grads = jit(spmd.grad(network)).trace(params, np.ones((4, 8), np.float32)).jaxpr
+    run_passes(grads)
+    assert {True, False} <= set(answers)
+
+
+def test_groups_that_are_alike_have_one_kernel():
+    def layers(x):
+        for _ in range(6):
+            x = lax.sort(x)  # no kernel: what is before and after it stays apart
+            x = lax.exp(lax.mul(lax.sin(x), np.float32(0.5)))
+        return lax.mul(x, np.float32(-0.0))
+
+    fused = run_passes(jit(layers).trace(np.ones((4, 4), np.float32)).jaxpr)
+    groups = [e.params["jaxpr"] for e in fused.eqns if e.prim.name == "fused"]
+    forms = {form(g) for g in groups}
+    assert None not in forms and 1 < len(forms) < len(groups)
+    other = run_passes(jit(lambda x: lax.mul(x, np.float32(0.0))).trace(np.ones(4)).jaxpr)
+    minus = run_passes(jit(lambda x: lax.mul(x, np.float32(-0.0))).trace(np.ones(4)).jaxpr)
+    assert form(other.eqns[0].params["jaxpr"]) != form(minus.eqns[0].params["jaxpr"])

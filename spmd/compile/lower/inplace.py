@@ -7,13 +7,14 @@ itself reads it only where it writes (an elementwise kernel), or updates it in p
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
 from spmd.compile.kernel.ir import Kernel, Load, Map, Store
+from spmd.compile.lower.alike import form
 from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.lower.region import Layout, build_kernel
+from spmd.compile.lower.region import Layout, Space, build_kernel
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 
 UPDATES = frozenset(
@@ -28,21 +29,27 @@ UPDATES = frozenset(
 )
 
 Layouts: TypeAlias = tuple[Layout | None, ...]
-_kernels: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Layouts, Kernel | None]]
-_kernels = weakref.WeakKeyDictionary()
+Built: TypeAlias = dict[tuple[Space, Layouts], Kernel | None]
+# Of each group, the kernels of all groups that are alike; the second finds them by their form.
+_kernels: weakref.WeakKeyDictionary[ClosedJaxpr, Built] = weakref.WeakKeyDictionary()
+_by_form: dict[Hashable, Built] = {}
 
 
 def group_kernel(eqn: Eqn, layouts: Layouts = ()) -> Kernel | None:
-    """The kernel of a fused equation, built once; None if it has none.
+    """The kernel of a fused equation, built once for all that are alike; None if it has none.
 
     `layouts` has an entry for each output (or none at all): where it lies in a larger array.
     """
     group = eqn.params["jaxpr"]
-    known = _kernels.setdefault(group, {})
-    key = layouts if any(layouts) else ()
+    known = _kernels.get(group)
+    if known is None:
+        shared = form(group)
+        known = {} if shared is None else _by_form.setdefault(shared, {})
+        _kernels[group] = known
+    key = eqn.params["space"], layouts if any(layouts) else ()
     if key not in known:
         try:
-            known[key] = build_kernel(group, eqn.params["space"], key)
+            known[key] = build_kernel(group, *key)
         except NoKernelError:
             known[key] = None
     return known[key]

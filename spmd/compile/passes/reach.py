@@ -1,4 +1,9 @@
-"""Reachability between equations while groups form: would one more member close a circle?"""
+"""Reachability between equations while groups form: would one more member close a circle?
+
+The one idea: what an equation leads to is a set of equations, kept as the bits of one integer, so
+the union of hundreds is a few thousand machine instructions. Only groups that have several outputs
+lead to more than their members do: a walk enters them by one and leaves by another.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.core.ir import Eqn
+
+# Sets of bits take the square of this in memory; larger programs are walked.
+MOST_BITS = 20_000
 
 
 class Reach:
@@ -21,6 +29,9 @@ class Reach:
         self._exits: dict[int, int] = {}
         self._roots: list[int] = []
         self._first: list[int] = []
+        self._after = _descendants(eqns, users) if len(eqns) <= MOST_BITS else None
+        # Of groups with several outputs: how many members they had, their bits, what they lead to.
+        self._known: dict[int, tuple[int, int, int]] = {}
 
     def note_exit(self, root: int, k: int) -> None:
         """The group of `root` has an output at equation `k` too."""
@@ -35,6 +46,47 @@ class Reach:
 
         A group counts as one: who reaches a member reaches everything that any member leads to.
         """
+        if self._after is None:
+            return self.any_walks_to(starts, group)
+        goal, reached = 0, 0
+        for k in group.members:
+            goal |= 1 << k
+        for k in starts:
+            if k not in group.members:
+                reached |= self._after[k] | 1 << k
+        if reached & goal or not reached:
+            return bool(reached)
+        closed = {id(group)}
+        grows = True
+        while grows:
+            grows = False
+            for root in self._roots:
+                other = self._group_of[root]
+                if id(other) in closed:
+                    continue
+                bits, after = self._leads_to(root, other)
+                if reached & bits:
+                    closed.add(id(other))
+                    grows = grows or after | reached != reached
+                    reached |= after
+                    if reached & goal:
+                        return True
+        return False
+
+    def _leads_to(self, root: int, group: Any) -> tuple[int, int]:
+        """The bits of a group's own members, and of all that any of them leads to."""
+        found = self._known.get(root)
+        if found is None or found[0] != len(group.members):
+            assert self._after is not None
+            bits = after = 0
+            for k in group.members - group.copies:
+                bits |= 1 << k
+                after |= self._after[k]
+            found = self._known[root] = len(group.members), bits, after | bits
+        return found[1:]
+
+    def any_walks_to(self, starts: Sequence[int], group: Any) -> bool:
+        """What `any_reaches` answers, found step by step."""
         seen: set[int] = set()
         stack = [k for k in starts if k not in group.members]
         while stack:
@@ -68,3 +120,15 @@ class Reach:
                 return False
             k = self._first[at]
         return True
+
+
+def _descendants(eqns: Sequence[Eqn], users: dict[Any, list[int]]) -> list[int]:
+    """For each equation, the bits of those that it leads to."""
+    after = [0] * len(eqns)
+    for k in range(len(eqns) - 1, -1, -1):
+        bits = 0
+        for var in eqns[k].outvars:
+            for user in users.get(var, ()):
+                bits |= after[user] | 1 << user
+        after[k] = bits
+    return after
