@@ -19,6 +19,9 @@ from dataclasses import dataclass, field, replace
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
 from spmd.compile.cpu.gemm_ir_loops import (
+    ALL_PANELS,
+    AS_ROWS,
+    BY_PANELS,
     SIZES,
     combine_symbol,
     combine_text,
@@ -395,9 +398,10 @@ class _Planner:
             row = (kc * nbytes + _SLACK) // 64 * 64 + 64
             self.pack("pack_a", p.a.dtype, "copy")
             sizes["at_a"] = self.reserve(mc * row)
-            sizes |= {"rows_a": 1, "tile_a": row, "tile_a_row": row, "tile_a_k": nbytes}
+            sizes |= {"whole_a": AS_ROWS, "tile_a": row, "tile_a_row": row, "tile_a_k": nbytes}
         else:
             self.pack("pack_a", p.a.dtype, "copy" if p.a.row == 1 else "gather")
+            sizes["whole_a"] = ALL_PANELS if p.a.row == 1 else BY_PANELS
             sizes["at_a"] = self.reserve(mc * kc * nbytes)
             sizes |= {"tile_a": kc * nbytes, "tile_a_row": nbytes, "tile_a_k": mr * nbytes}
 
@@ -409,6 +413,7 @@ class _Planner:
             return
         way = "copy" if p.b.column == 1 else "turn" if p.b.row == 1 else "gather"
         self.pack("pack_b", p.b.dtype, way)
+        sizes["whole_b"] = int(way == "copy")
         sizes["at_b"] = self.reserve(-(-nb // nr) * nr * kc * nbytes)
         sizes |= {"tile_b": kc * nbytes, "tile_b_k": nr * nbytes}
 

@@ -35,7 +35,7 @@ SIZES = (
     "a_row a_k b_k b_col c_row a_batch0 a_batch1 a_batch2 b_batch0 b_batch1 b_batch2 "
     "c_batch0 c_batch1 c_batch2 "
     # packing: functions (or 0), where in the scratch memory, and how a tile finds its rows
-    "pack_a pack_b rows_a at_a at_b at_c tile_a tile_a_row tile_a_k tile_b tile_b_k "
+    "pack_a pack_b whole_a whole_b at_a at_b at_c tile_a tile_a_row tile_a_k tile_b tile_b_k "
     # tiles for whole or last rows, whole or last columns
     "tile_00 tile_01 tile_10 tile_11 "
     # epilogue for whole or last columns (or 0), number of its arguments; five strides each follow
@@ -157,14 +157,22 @@ def _packed_b(f: Function, of: dict[str, Value], unit: _Unit, first: Value, dept
     source = f.at(unit.b, first * of["b_k"])
     found = f.var("ptr", source)
     with f.if_(of["pack_b"].differs(0)):
-        target = f.at(unit.scratch, of["at_b"])
-        with f.range(0, unit.columns, of["nr"]) as j:
-            width = f.smaller(unit.columns - j, of["nr"])
-            origin, place = f.at(source, j * of["b_col"]), f.at(target, j * of["tile_b"])
-            strides = of["b_col"], of["b_k"]
-            _pack(f, of["pack_b"], origin, *strides, width, depth, place, of["tile_b_k"])
+        target, pack = f.at(unit.scratch, of["at_b"]), of["pack_b"]
+        with f.if_else(of["whole_b"].differs(0)) as it:
+            strides, extents = (of["tile_b"] * of["nr"], of["b_k"]), (unit.columns, depth)
+            _pack(f, pack, source, *strides, *extents, target, of["tile_b_k"])
+            it.otherwise()
+            with f.range(0, unit.columns, of["nr"]) as j:
+                width = f.smaller(unit.columns - j, of["nr"])
+                origin, place = f.at(source, j * of["b_col"]), f.at(target, j * of["tile_b"])
+                strides = of["b_col"], of["b_k"]
+                _pack(f, pack, origin, *strides, width, depth, place, of["tile_b_k"])
         found.set(target)
     return found.get()
+
+
+# What `whole_a` says of the packing of A: by panels, all panels in one call, or as rows.
+BY_PANELS, ALL_PANELS, AS_ROWS = range(3)
 
 
 def _packed_a(
@@ -179,16 +187,18 @@ def _packed_a(
     source = f.at(unit.a, first * of["a_row"] + k_first * of["a_k"])
     found = f.var("ptr", source)
     with f.if_(of["pack_a"].differs(0)):
-        target = f.at(unit.scratch, of["at_a"])
-        with f.if_else(of["rows_a"].differs(0)) as it:
+        target, pack = f.at(unit.scratch, of["at_a"]), of["pack_a"]
+        with f.if_(of["whole_a"].equals(AS_ROWS)):
             strides = of["a_k"], of["a_row"]
-            _pack(f, of["pack_a"], source, *strides, depth, count, target, of["tile_a_row"])
-            it.otherwise()
-            with f.range(0, count, of["mr"]) as i:
-                height = f.smaller(count - i, of["mr"])
-                origin, place = f.at(source, i * of["a_row"]), f.at(target, i * of["tile_a"])
-                strides = of["a_row"], of["a_k"]
-                _pack(f, of["pack_a"], origin, *strides, height, depth, place, of["tile_a_k"])
+            _pack(f, pack, source, *strides, depth, count, target, of["tile_a_row"])
+        with f.if_(of["whole_a"].equals(ALL_PANELS)):
+            strides = of["tile_a"] * of["mr"], of["a_k"]
+            _pack(f, pack, source, *strides, count, depth, target, of["tile_a_k"])
+        with f.if_(of["whole_a"].equals(BY_PANELS)), f.range(0, count, of["mr"]) as i:
+            height = f.smaller(count - i, of["mr"])
+            origin, place = f.at(source, i * of["a_row"]), f.at(target, i * of["tile_a"])
+            strides = of["a_row"], of["a_k"]
+            _pack(f, pack, origin, *strides, height, depth, place, of["tile_a_k"])
         found.set(target)
     return found.get()
 

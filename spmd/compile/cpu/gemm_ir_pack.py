@@ -5,7 +5,8 @@
 
 in the carried type. One function per way the source lies in memory: `copy` where i is contiguous,
 `turn` where k is (a transpose, through registers), `gather` where neither is. i are columns of B or
-rows of A. Whole vectors are stored: what lies behind the width of the last k is overwritten.
+rows of A. `turn` stores whole vectors, also behind the width. `copy` takes the distance between
+panels in place of the i stride and fills all that the width reaches over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from spmd.compile.cpu.gemm_ir import (
     Vectors,
     lane_mask,
     load_vector,
+    store_vector,
     widen,
 )
 from spmd.compile.cpu.runtime_ir import Function, Value
@@ -38,18 +40,27 @@ def pack_text(v: Vectors, source: str, way: str) -> str:
 
 
 def _copy(f: Function, v: Vectors, source: str) -> None:
-    origin, _, k_stride, width, depth, target, target_stride = f.params
+    """Copy rows to as many panels as they reach over, `target stride` wide and `i stride` apart.
+
+    A row is read from end to end, as memory likes it, whatever the panels are.
+    """
+    origin, panel_stride, k_stride, width, depth, target, target_stride = f.params
     stored, nbytes = STORED[source], NBYTES[source]
-    whole = width - width % v.lanes
-    rest = lane_mask(f, v.lanes, width - whole)
+    panel = target_stride // v.nbytes
     with f.range(0, depth) as k:
-        read, write = f.at(origin, k * k_stride), f.at(target, k * target_stride)
-        with f.range(0, whole, v.lanes) as i:
-            value = load_vector(f, v, f.at(read, i * nbytes), None, stored)
-            f.store(value, write, i * v.nbytes, align=v.nbytes)
-        with f.if_(whole < width):
-            value = load_vector(f, v, f.at(read, whole * nbytes), rest, stored)
-            f.store(value, write, whole * v.nbytes, align=v.nbytes)
+        read, write = f.at(origin, k * k_stride), f.var("ptr", f.at(target, k * target_stride))
+        with f.range(0, width, panel) as first:
+            line, place = f.at(read, first * nbytes), write.get()
+            count = f.smaller(width - first, panel)
+            whole = count - count % v.lanes
+            with f.range(0, whole, v.lanes) as i:
+                value = load_vector(f, v, f.at(line, i * nbytes), None, stored)
+                f.store(value, place, i * v.nbytes, align=v.nbytes)
+            with f.if_(whole < count):
+                rest = lane_mask(f, v.lanes, count - whole)
+                value = load_vector(f, v, f.at(line, whole * nbytes), rest, stored)
+                store_vector(f, v, value, f.at(place, whole * v.nbytes), rest)
+            write.set(f.at(place, panel_stride))
 
 
 def _gather(f: Function, v: Vectors, source: str) -> None:
