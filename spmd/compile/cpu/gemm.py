@@ -51,6 +51,8 @@ _UNIT_ROWS = 384
 _SHARED_FROM = 2**17
 # From this many on units are made smaller than the threads need, so that none waits for long.
 _FINE_FROM = 2**24
+# And from this many on larger again, as each unit packs what it needs for itself.
+_COARSE_FROM = 2**28
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
@@ -369,7 +371,8 @@ class _Planner:
         m_blocks, n_blocks = -(-p.m // max(rows, 1)) or 1, -(-p.n // _UNIT_COLUMNS) or 1
         work, wanted = batches * p.multiply_adds, 1
         if work >= _SHARED_FROM:
-            wanted = available_cores() * (4 if work >= _FINE_FROM else 1)
+            per_core = 1 if work < _FINE_FROM else 4 if work < _COARSE_FROM else 2
+            wanted = available_cores() * per_core
 
         def extent(size: int, blocks: int, step: int) -> int:
             return max(-(-size // (blocks * step)), 1) * step
