@@ -20,15 +20,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS
 from benchmarks.compile_time import measure_compile
-from benchmarks.measure import BLOCKS, QUICK_BLOCKS, Failure, Result, Team, measure
+from benchmarks.measure import BLOCKS, QUICK_BLOCKS, QUICK_SIDES, Failure, Result, Team, measure
 from benchmarks.memory import measure_memory
 from benchmarks.ranks import measure_ranks
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
 from benchmarks.sides import load_side
 
 PLANNED = ("kernels", "programs")
+# What is between arguments and results shows in gradients and in what is made of several kernels.
+PLANNED_KERNELS = ("gradient", "attention", "layer", "cumsum", "random")
 COMPILE = ("compile", "cached", "depth")
 EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "ranks")
 
@@ -43,7 +46,7 @@ def run(
         _progress("ranks: fresh jobs")
         return [result for result in measure_ranks() if only in result.case]
     if subject == "memory":
-        planned = [case for name in PLANNED for case in SUBJECTS[name]() if not case.x64]
+        planned = [case for name in PLANNED for case in SUBJECTS[name]() if plans(case)]
         with Team() as team:
             return measure_memory([c for c in planned if only in c.name], team, _progress)
     cases = [case for case in SUBJECTS[subject]() if only in case.name]
@@ -56,6 +59,11 @@ def run(
                     results += measure(case, team, blocks, sides)
     order = {case.name: k for k, case in enumerate(cases)}
     return sorted(results, key=lambda result: order[result.case])
+
+
+def plans(case: Case) -> bool:
+    """Whether a case says something about the planning of memory."""
+    return case.name.startswith("programs/") or any(n in case.name for n in PLANNED_KERNELS)
 
 
 def profile_cases(only: str) -> None:
@@ -104,12 +112,13 @@ def main() -> None:
     subjects = args.subjects or ["all"]
     chosen = EVERYTHING if "all" in subjects else [s for s in EVERYTHING if s in subjects]
     blocks = args.blocks or (QUICK_BLOCKS if args.quick else BLOCKS)
+    sides = args.sides or (QUICK_SIDES if args.quick else ())
     with machine_to_ourselves():
         load_before = load_average()
         results = [
             result
             for subject in chosen
-            for result in run(subject, args.only, blocks, args.quick, args.sides or ())
+            for result in run(subject, args.only, blocks, args.quick, sides)
         ]
     saved = record(results, load_before)
     if args.json:

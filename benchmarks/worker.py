@@ -31,7 +31,7 @@ from benchmarks.sides import Side, load_side
 # gradients and updates are right.
 COMPARED_CALL = 3
 WARM_UP_CALLS = 10
-WARM_UP_SECONDS = 0.15
+WARM_UP_SECONDS = 0.1
 MOST_WARM_UP_SECONDS = 1.0
 
 
