@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,13 @@ class Entry:
 # compiles once. An entry never refers to the function, or neither would ever be freed.
 _entries = WeakCache()
 _instances: weakref.WeakSet[JitFunction] = weakref.WeakSet()
+
+
+def _static_text(key: Any) -> str:
+    """Static values as a user would write them."""
+    given, named, _ = key
+    parts = [f"argument {k}: {v!r}" for k, v in given] + [f"{k}={v!r}" for k, v in named]
+    return "(" + ", ".join(parts) + ")"
 
 
 def _no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -117,8 +125,7 @@ class JitFunction:
             entry = self._new_entry(key, split, avals, args, kwargs)
         executable = entry.executable
         if executable is None:
-            executable = meshprogram.compile_program(entry.closed, entry.donated)
-            entry.executable = executable
+            executable = self._compile(entry)
         outs = executable(split.leaves)
         if config.debug_nans:
             check_nans(entry.closed, self._signature.name, split.leaves, outs)
@@ -142,9 +149,19 @@ class JitFunction:
         split, avals = self._read(args, {})
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
-        if entry.executable is None:
-            entry.executable = meshprogram.compile_program(entry.closed, entry.donated)
-        return mapcall.specialise_jitted(split, entry.executable, entry.out_tree)
+        executable = entry.executable or self._compile(entry)
+        return mapcall.specialise_jitted(split, executable, entry.out_tree)
+
+    def _compile(self, entry: Entry) -> Executable | MeshProgram:
+        started = time.perf_counter()
+        made = entry.executable = meshprogram.compile_program(entry.closed, entry.donated)
+        if config.log_compiles:
+            print(
+                f"spmd: compiled {self._signature.name}, {len(entry.closed.eqns)} equations, in "
+                f"{time.perf_counter() - started:.2f} s",
+                file=sys.stderr,
+            )
+        return made
 
     def _set_matchers(self, matchers: list[Callable[..., Any]]) -> None:
         self._matchers = matchers
@@ -282,7 +299,8 @@ class JitFunction:
                 if old is not new
             ]
             if static != split.static_key:
-                changed.append("a static value changed")
+                old, new = _static_text(static), _static_text(split.static_key)
+                changed.append(f"the static values were {old}, are {new}")
             if axes != state.axes or x64 != config.enable_x64:
                 changed.append("the axis names in scope or enable_x64 changed")
             reason = "; ".join(changed)

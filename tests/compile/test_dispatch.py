@@ -244,6 +244,21 @@ def test_log_compiles_says_why(capsys):
     assert "x was float32[3,4], is float32[4]" in text
 
 
+def test_log_compiles_names_static_values_and_tells_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr("spmd.compile.cpu.loader.SECONDS_BETWEEN_REPORTS", 0.0)
+    scale = 1 + np.random.default_rng().random()  # a kernel that no cache has
+    g = jit(
+        lambda x, n, mode: lax.mul(lax.sin(x), n * scale), static_argnums=1, static_argnames="mode"
+    )
+    with config.override("log_compiles", True):
+        g(X, 3.0, mode="up")
+        g(X, 4.0, mode="up")
+    text = capsys.readouterr().err
+    assert "static values were (argument 1: 3.0, mode='up'), are (argument 1: 4.0" in text
+    assert "equations, in 0." in text
+    assert "spmd: compiled 1 of 1 kernels in" in text and "the last was kernel_" in text
+
+
 # ---- errors --------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
 import re
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,12 +24,18 @@ from types import ModuleType
 from typing import Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache
+from spmd.compile.cpu.cores import available_cores
+from spmd.core.config import config
 
 # Functions and variables that others may look up: all definitions that are not private to the text.
 _DEFINITION = re.compile(
     r"^(?:define (?!internal |private )[^@\n]*@|@(?=[\w.$]+ = (?:global|constant) ))([\w.$]+)",
     re.MULTILINE,
 )
+
+
+# Under `log_compiles`, who waits hears of it this often.
+SECONDS_BETWEEN_REPORTS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +139,8 @@ class Loader:
         workers = min(len(texts), available_cores())
         while len(self._emitters) < workers:
             self._emitters.append(_Emitter(self._llvm, self._target_machine()))
-        if workers == 1:
-            return [self._emitters[0].emit(text, optimize) for text in texts]
         free = list(self._emitters)
+        progress = _Progress(len(texts))
 
         def emit(text: str) -> bytes:
             emitter = free.pop()
@@ -142,6 +148,10 @@ class Loader:
                 return emitter.emit(text, optimize)
             finally:
                 free.append(emitter)
+                progress.one_more(text)
+
+        if workers == 1:
+            return [emit(text) for text in texts]
 
         # Long texts first, so that no thread is left with a long one at the end.
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
@@ -157,6 +167,28 @@ class Loader:
         tracker = builder.link(self._jit, f"text{next(self._numbers)}")
         tracker.detach()
         return {symbol: tracker[symbol] for symbol in symbols}
+
+
+class _Progress:
+    """Says on stderr, once a second under `log_compiles`, how many texts are compiled."""
+
+    def __init__(self, count: int):
+        self._count = count
+        self._done = 0
+        self._started = self._told = time.perf_counter()
+
+    def one_more(self, text: str) -> None:
+        """Note that a text is compiled."""
+        self._done += 1
+        now = time.perf_counter()
+        if config.log_compiles and now - self._told >= SECONDS_BETWEEN_REPORTS:
+            self._told = now
+            symbol = next(iter(_DEFINITION.findall(text)), "a text")
+            print(
+                f"spmd: compiled {self._done} of {self._count} kernels in "
+                f"{now - self._started:.1f} s, the last was {symbol}",
+                file=sys.stderr,
+            )
 
 
 class _Emitter:
@@ -240,12 +272,7 @@ def _merge(tables: list[dict[str, int]]) -> dict[str, int]:
     return merged
 
 
-def available_cores() -> int:
-    """How many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
+__all__ = ["Host", "Loader", "available_cores", "compile_texts", "host", "loader"]
 
 loader = Loader()
 compile_texts = loader.compile_texts
