@@ -40,7 +40,7 @@ THREADS = 256
 MOST_TEAM = 1024
 # Elements that a thread of a team takes before the team is made larger.
 ITEMS = 4
-# Row buffer elements that a thread holds in registers.
+# Registers (of four bytes) that a thread gives to row buffers: half of what the largest teams have.
 MOST_REGISTERS = 32
 # Neighbouring rows along x where lanes run along an outer dim.
 COLUMNS = 32
@@ -75,7 +75,7 @@ def plan_rows(kernel: Kernel) -> RowPlan:
     row, outer = math.prod(kernel.inner), math.prod(kernel.outer)
     scans = has_scans(kernel)
     if is_sequential(kernel):
-        short = row * len(kernel.buffers) <= MOST_REGISTERS and not scans
+        short = _registers(kernel, row) <= MOST_REGISTERS and not scans
         return RowPlan(1, 1, False, REGISTERS if short else SCRATCH, 0, 0, serial=True)
     across = _lanes_outer(kernel) and not (scans and _row_is_contiguous(kernel))
     wanted = _power_of_two(-(-row // ITEMS))
@@ -93,11 +93,16 @@ def plan_rows(kernel: Kernel) -> RowPlan:
     slots = _slot_bytes(kernel, team, points, across)
     buffers = sum(itemsize(carrier(dtype)) for dtype in kernel.buffers)
     place, shared = REGISTERS, slots
-    if buffers and (scans or -(-row // team) * len(kernel.buffers) > MOST_REGISTERS):
+    if buffers and (scans or _registers(kernel, -(-row // team)) > MOST_REGISTERS):
         # Shared memory holds whole rows of all the block's points.
         place = SHARED if slots + buffers * row * points <= MOST_SHARED else SCRATCH
         shared += buffers * row * points if place == SHARED else 0
     return RowPlan(team, points, across, place, slots, shared)
+
+
+def _registers(kernel: Kernel, items: int) -> int:
+    """Return the registers that `items` elements of all row buffers take."""
+    return items * sum(max(itemsize(carrier(dtype)) // 4, 1) for dtype in kernel.buffers)
 
 
 def has_scans(kernel: Kernel) -> bool:

@@ -32,8 +32,8 @@ from tests.compile.kernel.random_kernels import Case, random_case
 from tests.compile.programs import random_program
 from tests.lax.records import RECORDS
 
-RANDOM_KERNELS = 50
-RANDOM_PROGRAMS = 15
+RANDOM_KERNELS = 30
+RANDOM_PROGRAMS = 10
 
 
 # ---- kernels written for tests ----------------------------------------------------------------

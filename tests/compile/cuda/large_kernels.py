@@ -11,14 +11,16 @@ from spmd.compile.kernel.ir import Kernel
 from tests.compile.kernel.op_kernels import row_sum
 
 
-def softmax(rows: int, columns: int, over_rows: bool = False, buffers: int = 1) -> Kernel:
+def softmax(
+    rows: int, columns: int, over_rows: bool = False, buffers: int = 1, dtype: str = "f32"
+) -> Kernel:
     """Softmax of a matrix over one of its dims, with a row buffer (or several, all used)."""
     sizes, strides = (rows, columns), (columns, 1)
     if over_rows:
         sizes, strides = (columns, rows), (1, columns)
     b = Builder(sizes[:1], sizes[1:])
-    x, out = b.arg("f32", rows * columns), b.arg("f32", rows * columns, "out")
-    kept = [b.buffer("f32") for _ in range(buffers)]
+    x, out = b.arg(dtype, rows * columns), b.arg(dtype, rows * columns, "out")
+    kept = [b.buffer(dtype) for _ in range(buffers)]
     with b.row():
         top = b.reduce("max", b.load(x, strides))
     with b.row():
@@ -126,6 +128,8 @@ def histogram(points: int, bins: int) -> Kernel:
 # What each is there for, and a word of the text that shows that it is.
 LARGE: dict[str, tuple[Callable[[], Kernel], str]] = {
     "registers": (lambda: softmax(5, 1000), "f32 row0["),
+    "many registers": (lambda: softmax(1, 16384, dtype="f64"), "f64 row0[16];"),
+    "scratch of wide elements": (lambda: softmax(1, 20000, dtype="f64"), "= a2;"),
     "scratch rows": (lambda: softmax(3, 20000, buffers=2), "= a2;"),
     "registers across": (lambda: softmax(70, 40, True), "f32 row0["),
     "scratch across": (lambda: softmax(1100, 33, True, buffers=2), "= a2;"),

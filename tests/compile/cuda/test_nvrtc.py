@@ -17,6 +17,7 @@ from tests.compile.cuda.corpus import (
     program_products,
     written_cases,
 )
+from tests.compile.cuda.large_kernels import LARGE
 from tests.compile.kernel.op_kernels import row_sum
 
 ARCHS = ("sm_80", "sm_90")
@@ -27,6 +28,7 @@ REGISTERS = 65536
 def corpus() -> dict[str, Function]:
     """All functions of all tested kernels, equal ones once."""
     kernels = [case.kernel for case in (*written_cases(), *operation_cases())]
+    kernels += [make() for make, _ in LARGE.values()]
     kernels += program_kernels()
     rendered = [render(kernel) for kernel in kernels]
     rendered += [render_product(product) for product in program_products()]
