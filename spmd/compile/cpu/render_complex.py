@@ -52,8 +52,7 @@ def render(
         case "exp":
             return _exp(m, x)
         case "log":
-            angle = call_function(e, "atan2", element, x[1], x[0])
-            return (call_function(e, "log", element, _modulus(m, x)), angle)
+            return _log_modulus(m, x), call_function(e, "atan2", element, x[1], x[0])
         case "sqrt":
             return _sqrt(m, x)
         case "integer_pow":
@@ -96,24 +95,65 @@ def _modulus(m: Floats, x: Pair) -> str:
 
 def _exp(m: Floats, x: Pair) -> Pair:
     e = m.emitter
-    length = call_function(e, "exp", m.element, x[0])
+    # The length may be too large where its product with a small sine or cosine is not.
+    limit, step = {32: (80.0, 64.0), 64: (700.0, 512.0)}[m.bits]
+    large = m.is_("ogt", x[0], m.const(limit))
+    moved = m.exact_sub(x[0], m.select(large, m.const(step), m.const(0.0)))
+    length = call_function(e, "exp", m.element, moved)
+    factor = m.select(large, m.const(math.exp(step)), m.const(1.0))
     real = m.exact_mul(length, call_function(e, "cos", m.element, x[1]))
     imag = m.exact_mul(length, call_function(e, "sin", m.element, x[1]))
     # A real argument has a real exponential, infinite or not.
     on_axis = m.is_("oeq", x[1], m.const(0.0))
-    return m.select(on_axis, length, real), m.select(on_axis, x[1], imag)
+    real = m.exact_mul(m.select(on_axis, length, real), factor)
+    return real, m.select(on_axis, x[1], m.exact_mul(imag, factor))
+
+
+def _log_modulus(m: Floats, x: Pair) -> str:
+    """log|z| as log(large) + log1p((small/large)**2) / 2, which does not overflow.
+
+    Around |z| = 1 that would cancel; there it is log1p(|z|**2 - 1) / 2.
+    """
+    a, b, one = m.abs(x[0]), m.abs(x[1]), m.const(1.0)
+    less = m.is_("olt", a, b)
+    large, small = m.select(less, b, a), m.select(less, a, b)
+    zero = m.is_("oeq", large, m.const(0.0))
+    ratio = m.div(small, m.select(zero, one, large))
+    above = m.exact_mul(m.exact_sub(large, one), m.exact_add(large, one))
+    above = m.fma(small, small, above)
+    near = m.is_("olt", m.abs(above), m.const(0.5))
+    tail = call_function(
+        m.emitter, "log1p", m.element, m.select(near, above, m.exact_mul(ratio, ratio))
+    )
+    whole = call_function(m.emitter, "log", m.element, m.select(near, one, large))
+    result = m.exact_add(whole, m.exact_mul(tail, m.const(0.5)))
+    infinity = m.const(math.inf)
+    either = m.emitter.binary("or", "i1", m.is_("oeq", a, infinity), m.is_("oeq", b, infinity))
+    result = m.select(m.is_("uno", x[0], x[1]), m.const(math.nan), result)
+    return m.select(either, infinity, result)
 
 
 def _sqrt(m: Floats, x: Pair) -> Pair:
     """The root with a non-negative real part; the branch cut takes the sign of im."""
+    # Both parts are brought into a range where neither sums overflow nor halves underflow.
+    a, b = m.abs(x[0]), m.abs(x[1])
+    largest = m.select(m.is_("olt", a, b), b, a)
+    tiny = m.is_("olt", largest, m.const(2.0 ** (m.mantissa + 2 - m.bias)))
+    huge = m.is_("ogt", largest, m.const(2.0 ** (m.bias - 3)))
+    power = m.mantissa + 5 & ~1
+    up, back = m.const(2.0 ** (2 * power)), m.const(2.0**-power)
+    one = m.const(1.0)
+    factor = m.select(tiny, up, m.select(huge, m.const(2.0**-6), one))
+    undo = m.select(tiny, back, m.select(huge, m.const(2.0**3), one))
+    x = (m.exact_mul(x[0], factor), m.exact_mul(x[1], factor))
     a, length = m.abs(x[0]), _modulus(m, x)
-    # Halved before adding: |re| + |z| may overflow.
     half = m.const(0.5)
     t = m.sqrt(m.exact_add(m.exact_mul(a, half), m.exact_mul(length, half)))
     zero = m.is_("oeq", t, m.const(0.0))
     other = m.select(zero, m.const(0.0), m.div(m.exact_mul(m.abs(x[1]), half), t))
     right = m.is_("oge", x[0], m.const(0.0))
     real, imag = m.select(right, t, other), m.select(right, other, t)
+    real, imag = m.exact_mul(real, undo), m.exact_mul(imag, undo)
     infinite = m.is_("oeq", m.abs(x[1]), m.const(math.inf))
     imag = m.select(infinite, m.const(math.inf), imag)
     real = m.select(infinite, m.const(math.inf), real)
