@@ -25,7 +25,7 @@ STACK_BYTES = 32 * 1024
 
 # Blocks of lanes after which a float sum starts a fresh accumulator: the error of a long row grows
 # with the length of its runs, not with its own length.
-SUM_RUN = 256
+SUM_RUN = 32
 
 LoopBody: TypeAlias = Callable[[str, list[str]], list[str]]
 
@@ -399,19 +399,50 @@ class Nest:
         sums += [False] * (len(state) - len(sums))
         fresh = [operand for carrier in sweep.carriers for operand in carrier.initial()]
 
-        def one_run(start: str, carried: list[str]) -> list[str]:
+        # What the sum of runs loses is carried beside it and added at the end.
+        kinds = [kind for is_sum, kind in zip(sums, sweep.types, strict=True) if is_sum]
+        lost = [fresh[place] for place, is_sum in enumerate(sums) if is_sum]
+
+        def one_run(start: str, both: list[str]) -> list[str]:
+            carried, missing = both[: len(sums)], iter(both[len(sums) :])
             end = self._least(e.set(f"add i64 {start}, {run}"), size)
             begun = [
                 zero if is_sum else value
                 for is_sum, zero, value in zip(sums, fresh, carried, strict=True)
             ]
             done = e.loop(start, end, sweep.paired(begun), at, step)
-            return [
-                e.set(f"fadd {kind} {total}, {value}") if is_sum else value
-                for is_sum, kind, total, value in zip(sums, sweep.types, carried, done, strict=True)
-            ]
+            results, rest = [], []
+            for is_sum, kind, total, value in zip(sums, sweep.types, carried, done, strict=True):
+                if not is_sum:
+                    results.append(value)
+                    continue
+                grown, error = self._two_sum(kind, total, value)
+                results.append(grown)
+                rest.append(e.set(f"fadd {kind} {next(missing)}, {error}"))
+            return results + rest
 
-        return e.loop("0", str(size), sweep.paired(state), one_run, run)
+        before = [*sweep.paired(state), *zip(kinds, lost, strict=True)]
+        both = e.loop("0", str(size), before, one_run, run)
+        missing = iter(both[len(sums) :])
+        return [
+            e.set(f"fadd {kind} {total}, {next(missing)}") if is_sum else total
+            for is_sum, kind, total in zip(sums, sweep.types, both[: len(sums)], strict=True)
+        ]
+
+    def _two_sum(self, kind: str, x: str, y: str) -> tuple[str, str]:
+        """Return x + y rounded, and what the rounding lost (Knuth)."""
+        e = self.e
+        total = e.set(f"fadd {kind} {x}, {y}")
+        second = e.set(f"fsub {kind} {total}, {x}")
+        first = e.set(f"fsub {kind} {total}, {second}")
+        lost = [e.set(f"fsub {kind} {given}, {kept}") for given, kept in ((x, first), (y, second))]
+        lost = e.set(f"fadd {kind} {lost[0]}, {lost[1]}")
+        # Infinite sums have lost nothing.
+        width = kind.partition(" x ")[0].removeprefix("<") if "x" in kind else "1"
+        with e.at_width(int(width)):
+            element = kind.rpartition(" ")[2].removesuffix(">")
+            zero = e.float(0.0, element)
+            return total, e.select(e.compare("ord", element, lost, lost), element, lost, zero)
 
 
 def _as_reduction(scan: Scan) -> Reduce:

@@ -1,4 +1,4 @@
-"""Complex functions at the edges: no overflow, underflow or cancellation that the result has not."""
+"""Complex functions at the edges: no overflow or cancellation that the result has not."""
 
 import numpy as np
 import pytest

@@ -18,7 +18,7 @@ ALLOWED = {
     "exp2": 1.1,
     "expm1": 1.5,
     "log": 1.0,
-    "log1p": 1.5,
+    "log1p": 1.6,
     "tanh": 1.5,
     "logistic": 2.0,
     "sinh": 2.0,
