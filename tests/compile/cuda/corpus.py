@@ -33,7 +33,7 @@ from tests.compile.programs import random_program
 from tests.lax.records import RECORDS
 
 RANDOM_KERNELS = 30
-RANDOM_PROGRAMS = 10
+RANDOM_PROGRAMS = 15
 
 
 # ---- kernels written for tests ----------------------------------------------------------------
