@@ -17,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from spmd.compile.kernel.ir import Kernel
 from spmd.compile.lanes import Lanes, choose_lanes, rounded
 from spmd.compile.lower.inplace import read_in_place
 from spmd.compile.lower.schedule import (
@@ -25,6 +26,7 @@ from spmd.compile.lower.schedule import (
     Copy,
     Launch,
     Loop,
+    Multiply,
     Parallel,
     Ref,
     Schedule,
@@ -283,15 +285,29 @@ def overwritable(step: Step, buffer: Buffer) -> Iterator[Buffer]:
             if target.buffer is buffer and target.offset == source.offset == 0:
                 yield source.buffer
         case Launch(kernel=kernel, refs=refs):
-            for k, ref in enumerate(refs):
-                if ref.buffer is not buffer or kernel.args[k].role != "out" or ref.offset:
-                    continue
-                safe = set(read_in_place(kernel, k))
-                for other in sorted(safe):
-                    source = refs[other]
-                    everywhere = {n for n, r in enumerate(refs) if r.buffer is source.buffer}
-                    if source == Ref(source.buffer) and everywhere <= safe:
-                        yield source.buffer
+            yield from _overwritable_refs(kernel, refs, buffer)
+        case Multiply(product=product, refs=(a, b, *rest)):
+            # The epilogue's first argument is the product itself, which is in no buffer.
+            for operand in _overwritable_refs(product.epilogue, (None, *rest), buffer):
+                if operand is not a.buffer and operand is not b.buffer:
+                    yield operand
+
+
+def _overwritable_refs(
+    kernel: Kernel, refs: Sequence[Ref | None], buffer: Buffer
+) -> Iterator[Buffer]:
+    """The operands of a kernel over which it may write its result `buffer`."""
+    for k, ref in enumerate(refs):
+        if ref is None or ref.buffer is not buffer or kernel.args[k].role != "out" or ref.offset:
+            continue
+        safe = set(read_in_place(kernel, k))
+        for other in sorted(safe):
+            source = refs[other]
+            if source is None:
+                continue
+            everywhere = {n for n, r in enumerate(refs) if r and r.buffer is source.buffer}
+            if source == Ref(source.buffer) and everywhere <= safe:
+                yield source.buffer
 
 
 # ---- donated inputs ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Launch
+from spmd.compile.memory import overwritable
 from spmd.compile.passes.attach import attach_epilogues
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.simplify import simplify
@@ -162,3 +163,40 @@ def test_integers_and_complex_numbers_are_kernels(dtype):
         found = np.asarray(spmd.jit(f)(x, y))
         np.testing.assert_array_equal(found, np.einsum("bki,jkb->bij", x, y))
         assert found.dtype == dtype
+
+
+def test_an_update_may_be_written_over_what_it_updates():
+    """But not over an operand of the product, of which later blocks still need all."""
+
+    def update(w, x, g):
+        return w - 0.1 * (x.T @ g)
+
+    def square(w, x, g):
+        return w - 0.1 * (w @ w)
+
+    w, x, g = arrays((20, 20), (30, 20), (30, 20))
+    for f, safe in ((update, True), (square, False)):
+        schedule = lower(run_passes(spmd.make_jaxpr(f)(w, x, g)))
+        (step,) = schedule.steps
+        found = list(overwritable(step, schedule.outputs[0]))
+        assert (schedule.inputs[0] in found) == safe
+        assert_same(f, w, x, g)
+        given = spmd.device_put(w)
+        found = spmd.jit(f, donate_argnums=0)(given, x, g)
+        np.testing.assert_allclose(found, f(w, x, g), rtol=2e-5, atol=2e-5)
+
+
+def test_permuted_operands_are_read_where_they_lie():
+    def f(x, y):
+        return x.T @ y, snp.einsum("ij,kj->ik", x, y), y.T @ x.T.T
+
+    x, y = arrays((30, 20), (30, 20))
+    assert names(f, x, y) == ["dot_general"] * 3
+    assert_same(f, x, y)
+
+    def heads(q, k):
+        return snp.einsum("bhsd,bhtd->bhst", q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3))
+
+    q, k = arrays((2, 9, 3, 8), (2, 11, 3, 8))
+    assert names(heads, q, k) == ["dot_general"]
+    assert_same(heads, q, k)

@@ -17,6 +17,7 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Literal, Var
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
+from spmd.lax.dot import DimensionNumbers
 
 Rule = Callable[[Writer, Eqn, Sequence[Atom]], Atom | None]
 
@@ -138,6 +139,27 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
 
         return rule
 
+    def dot(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        """Read permuted operands where they lie: a product takes any strides."""
+        numbers: DimensionNumbers = eqn.params["dimension_numbers"]
+        operands = list(ins)
+        contract, batch = list(numbers.contract), list(numbers.batch)
+        for side in range(2):
+            inner = producers.of(ins[side], "permute_dims")
+            if inner is None:
+                continue
+            perm = inner.params["permutation"]
+            free = [perm[d] for d in numbers.free(side, len(perm))]
+            if free == sorted(free):
+                operands[side] = inner.invars[0]
+                contract[side] = tuple(perm[d] for d in contract[side])
+                batch[side] = tuple(perm[d] for d in batch[side])
+        if operands == list(ins):
+            return None
+        moved = DimensionNumbers((contract[0], contract[1]), (batch[0], batch[1]))
+        params = eqn.params | {"dimension_numbers": moved}
+        return writer.emit(eqn.prim, operands, params, eqn.source)
+
     def permute(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         perm = eqn.params["permutation"]
         product = producers.of(ins[0], "dot_general")
@@ -193,6 +215,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         "neg": involution("neg"),
         "not": involution("not"),
         "conj": involution("conj"),
+        "dot_general": dot,
         "permute_dims": permute,
         "reshape": reshape,
         "broadcast_in_dim": broadcast,
