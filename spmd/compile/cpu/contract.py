@@ -32,6 +32,8 @@ _BLOCK_BYTES = 768
 _TABLE = 4096
 # Tiles of a unit: enough that packing B for them costs a few percent.
 _GROUP_TILES = 16
+# Below this many multiply-adds a contraction is not worth sharing.
+_SHARED_FROM = 2**17
 _FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
 
 
@@ -66,9 +68,21 @@ def contract_step(
     )
 
 
-def tile_height(rows: int, v: Vectors) -> int:
-    """The height with which the rows take the least time: short tiles wait for memory."""
-    return min(heights(v), key=lambda h: (-(-rows // h)) * (h + 3))
+def tiling(rows: int, around: int, multiply_adds: int, v: Vectors) -> tuple[int, int]:
+    """The height of tiles and how many a unit has: what the busiest core finishes first with.
+
+    Neither changes a result. Short tiles wait for memory, which counts as three rows.
+    """
+    cores = available_cores() if multiply_adds >= _SHARED_FROM else 1
+
+    def busiest(height: int) -> int:
+        tiles = -(-rows // height)
+        group = _group(tiles, around, cores)
+        units = -(-tiles // group) * around
+        return -(-units // cores) * group * (height + 3)
+
+    height = min(heights(v), key=busiest)
+    return height, _group(-(-rows // height), around, cores)
 
 
 def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
@@ -77,7 +91,9 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     nbytes = v.nbytes
     outer_rows, rows = given.rows.split(_TABLE)
     outer_depth, depth = given.depth.split(_TABLE)
-    height = tile_height(rows.count, v)
+    members, *strides = given.batch
+    around = outer_rows.count * members
+    height, group = tiling(rows.count, around, given.multiply_adds * members, v)
     row_table = rows.offsets() * nbytes
     filled = -(-rows.count // height) * height
     # The last tile is filled up with its last row, which is computed again.
@@ -87,9 +103,6 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     in_place = given.columns * nbytes == panel and _is_packed(depth_table[:, 1], panel)
     block = _block(depth.count, v)
     tiles = filled // height
-    members, *strides = given.batch
-    around = outer_rows.count * members
-    group = _group(tiles, around, given.multiply_adds * members)
     tables = {
         "rows": row_table,
         "outer_rows": outer_rows.offsets() * nbytes,
@@ -148,9 +161,8 @@ def _block(depth: int, v: Vectors) -> int:
     return max(-(-depth // parts), 1)
 
 
-def _group(tiles: int, around: int, multiply_adds: int) -> int:
+def _group(tiles: int, around: int, cores: int) -> int:
     """Tiles of a unit: fewer where there would not be enough units for the cores."""
-    groups = -(-tiles // _GROUP_TILES)
-    wanted = 4 * available_cores() if multiply_adds >= 2**17 else 1
-    groups = max(groups, min(-(-wanted // around), tiles))
+    wanted = 4 * cores if cores > 1 else 1
+    groups = max(-(-tiles // _GROUP_TILES), min(-(-wanted // around), tiles))
     return -(-tiles // groups)
