@@ -138,3 +138,38 @@ def _copy_into(dtype: str, shape: Sequence[int], source: Ref, view: View, eqn: E
     with b.row():
         b.store(write, view.strides, b.load(read, strides_of(shape)), view.offset)
     return Launch(b.build(), (source, view.ref), eqn.prim.name, eqn.source)
+
+
+# ---- interior padding --------------------------------------------------------------------------
+
+
+@rule("pad")
+def pad(lowering: Lowering, eqn: Eqn) -> None:
+    """Fill the result, then write the operand's elements to their places in it.
+
+    Only padding between elements comes here; what has none is a read at an affine index and fuses.
+    """
+    operand, padding = eqn.invars
+    (out,) = eqn.outvars
+    dtype, config = storage_dtype(out.aval.dtype), eqn.params["padding_config"]
+    if dtype is None or any(low < 0 or high < 0 for low, high, _ in config):
+        host(lowering, eqn)
+        return
+    value, source = lowering.ref(padding), lowering.ref(operand)
+    place = lowering.place(out)
+    b = Builder((out.aval.size,), ())
+    number, target = b.arg(dtype, 1), b.arg(dtype, out.aval.size, "out")
+    with b.row():
+        b.store(target, (1,), b.load(number, (0,)))
+    lowering.steps.append(Launch(b.build(), (value, place), "pad", eqn.source))
+    if not operand.aval.size:
+        return
+    pitches = list(zip(strides_of(out.aval.shape), config, strict=True))
+    strides = [pitch * (between + 1) for pitch, (_, _, between) in pitches]
+    offset = sum(pitch * low for pitch, (low, _, _) in pitches)
+    b = Builder(operand.aval.shape, ())
+    given = b.arg(dtype, operand.aval.size)
+    target = b.arg(dtype, out.aval.size, "inout")
+    with b.row():
+        b.store(target, strides, b.load(given, strides_of(operand.aval.shape)), offset)
+    lowering.steps.append(Launch(b.build(), (source, place), "pad", eqn.source))
