@@ -115,15 +115,13 @@ def main() -> None:
     sides = args.sides or (QUICK_SIDES if args.quick else ())
     with machine_to_ourselves():
         load_before = load_average()
-        results = [
-            result
-            for subject in chosen
-            for result in run(subject, args.only, blocks, args.quick, sides)
-        ]
-    saved = record(results, load_before)
-    if args.json:
-        save(saved, args.json)
-    print(show(saved))
+        results: list[Result | Failure] = []
+        for subject in chosen:
+            results += run(subject, args.only, blocks, args.quick, sides)
+            # What was measured is kept, whatever becomes of the rest.
+            if args.json:
+                save(record(results, load_before), args.json)
+    print(show(record(results, load_before)))
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
