@@ -10,11 +10,13 @@ from spmd import (
     ad_checkpoint,
     api,
     collectives,
+    custom_batching,
     debug,
     distributed,
     dtypes,
     errors,
     extend,
+    flatten_util,
     lax,
     nn,
     numpy,
@@ -26,6 +28,8 @@ from spmd import (
 from spmd.api import (
     ShapeDtypeStruct,
     block_until_ready,
+    closure_convert,
+    custom_gradient,
     device_get,
     device_put,
     device_put_replicated,
@@ -65,6 +69,8 @@ from spmd.core.device import (
 )
 from spmd.core.dtypes import float0
 from spmd.core.remat import checkpoint, checkpoint_policies
+from spmd.core.scope import named_call, named_scope
+from spmd.lax.callback import effects_barrier, io_callback, pure_callback
 from spmd.sharding.array import Array
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.pmap import pmap

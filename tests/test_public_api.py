@@ -34,6 +34,8 @@ MODULES = (
     "spmd.errors",
     "spmd.ad_checkpoint",
     "spmd.extend",
+    "spmd.flatten_util",
+    "spmd.custom_batching",
     "spmd.export",
     "spmd.testing",
 )

@@ -4,6 +4,7 @@
 vectorises and inspects.
 """
 
+from spmd.api.closure import closure_convert, custom_gradient
 from spmd.api.compiled import jit
 from spmd.api.forward import jvp, linearize
 from spmd.api.inspect import (
@@ -29,6 +30,8 @@ from spmd.api.vectorize import vmap
 __all__ = [
     "ShapeDtypeStruct",
     "block_until_ready",
+    "closure_convert",
+    "custom_gradient",
     "device_get",
     "device_put",
     "device_put_replicated",

@@ -18,6 +18,8 @@ class Deferred:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)  # what inspects objects must not import the module
         value = getattr(importlib.import_module(self._name), attribute)
         setattr(self, attribute, value)  # found without this method from now on
         return value

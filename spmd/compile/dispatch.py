@@ -41,7 +41,10 @@ COMPILE_FROM_ELEMENTS = 1 << 16
 
 # Where a slice starts is a parameter: `x[k : k + n]` in a loop would compile a program for every k,
 # for what NumPy does by copying a view.
-NEVER_COMPILED = frozenset({"slice"})
+NEVER_COMPILED = frozenset({"slice", "pure_callback"})
+
+# Each call may bring a function of its own, which would be kept alive for ever.
+NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
 # Loops are compiled whole; the jaxpr in this parameter keeps their executables alive.
 LOOP_BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
@@ -92,7 +95,9 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     key = (prim, *avals, *params.items())
     known = _signatures.get(key)
     if known is None:
-        known = _signatures[key] = _Signature(prim, avals, params)
+        known = _Signature(prim, avals, params)
+        if prim.name not in NEVER_KEPT:
+            _signatures[key] = known
     if known.is_large:
         if known.executable is None:
             known.executable = _one_equation(prim, avals, known.expected, params)

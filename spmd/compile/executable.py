@@ -18,6 +18,7 @@ from spmd.compile.assemble import Assembled, assemble
 from spmd.compile.cpu.allocator import Block, alloc
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
+    callback,
     collective,
     control,
     conv,

@@ -65,7 +65,7 @@ class MeshExecutable:
         devices = mesh.flat_devices()
         mine = process_index()
         processes = tuple(d.process_index for d in devices)
-        self.topology = Topology(mesh.shape, processes, mine)
+        self.topology = Topology(mesh.shape, processes, mine, tuple(devices))
         self.devices = [devices[k] for k in self.topology.local]
         self.piece_avals = tuple(closed.in_avals)
         self.out_piece_avals = tuple(closed.out_avals)

@@ -19,6 +19,7 @@ class _State(threading.local):
         self.trace: Any = evaluation[0]
         self.axes: tuple[Any, ...] = ()
         self.source: Any = None
+        self.scope: str = ""
 
 
 # The trace that every thread starts with; core/trace.py puts its `EvalTrace` here.

@@ -23,19 +23,23 @@ SKIPPED_FILES = {functools.__file__, contextlib.__file__, "<frozen runpy>"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's program."""
+    """A place in the user's program; `scope` is what `named_scope` calls it."""
 
     file: str
     line: int
     function: str
+    scope: str = ""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} ({self.function})"
+        return f"{self.file}:{self.line} ({self.function})" + self._suffix()
 
     @property
     def short(self) -> str:
         """`file:line`, without folders."""
-        return f"{os.path.basename(self.file)}:{self.line}"
+        return f"{os.path.basename(self.file)}:{self.line}" + self._suffix()
+
+    def _suffix(self) -> str:
+        return f" in {self.scope}" if self.scope else ""
 
 
 UNKNOWN = Source("<unknown>", 0, "<unknown>")
@@ -56,8 +60,8 @@ def _is_skipped(code: CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _interned(file: str, line: int, function: str) -> Source:
-    return Source(file, line, function)
+def _interned(file: str, line: int, function: str, scope: str) -> Source:
+    return Source(file, line, function, scope)
 
 
 def current_source() -> Source:
@@ -68,6 +72,6 @@ def current_source() -> Source:
     while frame is not None:
         code = frame.f_code
         if not _is_skipped(code):
-            return _interned(code.co_filename, frame.f_lineno, code.co_name)
+            return _interned(code.co_filename, frame.f_lineno, code.co_name, state.scope)
         frame = frame.f_back
     return UNKNOWN

@@ -92,7 +92,7 @@ def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any], before: Source | None) 
 
 def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None:
     cts = [found.take(v) for v in eqn.outvars]
-    if all(isinstance(ct, Zero) for ct in cts):
+    if all(isinstance(ct, Zero) for ct in cts) and (eqn.outvars or not eqn.effects):
         return
     operands = [
         a.val if isinstance(a, Literal) else values[a] if a in values else Linear(a.aval)

@@ -1,21 +1,35 @@
-"""Looking into compiled programs: what a call becomes, what it costs, where its time goes.
+"""Looking into programs: their values while they run, what a call becomes, what it costs.
 
 What looks inside is imported when it is first asked for, like the compiler itself.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spmd.compile.deferred import Deferred
 from spmd.core.errors import ArgumentError
+from spmd.debug.debugger import debug_breakpoint as breakpoint
+from spmd.debug.printing import debug_print as print
+from spmd.lax.callback import Place, here
+from spmd.lax.callback import debug_callback as callback
 
 if TYPE_CHECKING:
     from spmd.debug.explain import Explanation
     from spmd.debug.timing import Profile
 
-__all__ = ["memory_stats", "profile", "show"]
+__all__ = [
+    "Place",
+    "breakpoint",
+    "callback",
+    "here",
+    "memory_stats",
+    "print",
+    "profile",
+    "show",
+]
 
 _allocator = Deferred("spmd.compile.cpu.allocator")
 _explain = Deferred("spmd.debug.explain")
@@ -43,7 +57,7 @@ def show(fun: Callable[..., Any], *, lines: int = 60) -> Callable[..., Explanati
 
     def explain(*args: Any, **kwargs: Any) -> Explanation:
         found = _explain.explain(fun, args, kwargs, lines)
-        print(found)
+        builtins.print(found)
         return found
 
     return explain

@@ -318,9 +318,10 @@ def _hoist_invariant(
     residuals = primal.outvars[num_out:]
     is_fixed = [v not in varying for v in residuals]
     moving, fixed = partition_list(is_fixed, residuals)
-    once, _ = dce(
-        primal.replace(invars=primal.invars[:num_consts], outvars=fixed), [True] * len(fixed)
-    )
+    # Effects happen in every iteration, and nothing that is fixed comes from one.
+    without = [eqn for eqn in primal.eqns if not eqn.effects]
+    before = primal.replace(invars=primal.invars[:num_consts], eqns=without, outvars=fixed)
+    once, _ = dce(before, [True] * len(fixed))
     outs = [*primal.outvars[:num_out], *moving]
     smaller, _ = dce(primal.replace(outvars=outs), [True] * len(outs))
     linear = cut.linear.jaxpr

@@ -126,7 +126,7 @@ def run_lockstep(
     if trace is not None:
         return _run_inner(trace, f, args, avals, sizes)
     processes = [d.process_index for d in devices]
-    trace = LockstepTrace(Lockstep(sizes, processes), devices)
+    trace = LockstepTrace(Lockstep(sizes, processes, devices), devices)
     frames = [AxisFrame(n, s, kind) for n, s in sizes.items()]
     with extend_axes(frames), current_trace(trace):
         tracers = [trace.join(v, a) for v, a in zip(args, avals, strict=True)]

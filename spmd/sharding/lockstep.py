@@ -19,6 +19,7 @@ from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr, Literal, all_eqns, subjaxprs
 from spmd.core.primitive import Primitive
 from spmd.core.util import split_list
+from spmd.lax.callback import Place, at_place
 
 Values = list[np.ndarray]  # one for each local device
 
@@ -26,7 +27,12 @@ Values = list[np.ndarray]  # one for each local device
 class Lockstep:
     """The devices of a mesh, and which of them are here."""
 
-    def __init__(self, sizes: dict[Any, int], processes: Sequence[int] | None = None):
+    def __init__(
+        self,
+        sizes: dict[Any, int],
+        processes: Sequence[int] | None = None,
+        devices: Sequence[Any] = (),
+    ):
         """`sizes` are the mesh axes; `processes[k]` is where position k lives (None: all here)."""
         self.sizes = dict(sizes)
         shape = tuple(sizes.values())
@@ -36,6 +42,10 @@ class Lockstep:
         self.processes = [mine] * self.count if processes is None else list(processes)
         self.local = [k for k, p in enumerate(self.processes) if p == mine]
         self.is_spread = len(set(self.processes)) > 1
+        self.places = [
+            Place(devices[k] if devices else k, tuple(self.positions[k].items()))
+            for k in self.local
+        ]
 
     # -- jaxprs --
 
@@ -80,8 +90,11 @@ class Lockstep:
 
     def _each(self, prim: Primitive, operands: Sequence[Values], params: dict[str, Any]) -> Any:
         rule = prim.rule("impl")
+        rows = []
         with np.errstate(all="ignore"):
-            rows = [rule(np, *[x[j] for x in operands], **params) for j in range(len(self.local))]
+            for j in range(len(self.local)):
+                with at_place(self.places[j]):
+                    rows.append(rule(np, *[x[j] for x in operands], **params))
         return [list(column) for column in zip(*rows, strict=True)] if prim.multiple else rows
 
     def _collective(self, prim: Primitive, x: Values, params: dict[str, Any]) -> Values:

@@ -27,6 +27,7 @@ class Topology:
     sizes: dict[Any, int]
     processes: tuple[int, ...]
     mine: int
+    devices: tuple[Any, ...] = ()
 
     @property
     def local(self) -> list[int]:

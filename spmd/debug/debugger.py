@@ -1,0 +1,167 @@
+"""`debug.breakpoint`: stop a compiled program and look at the values of the calling function."""
+
+from __future__ import annotations
+
+import cmd
+import linecache
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.core.aval import is_arraylike
+from spmd.core.device import process_count
+from spmd.core.errors import ArgumentError, SpmdError
+from spmd.core.source import current_source, is_ours
+from spmd.core.tree import tree_flatten, tree_unflatten
+from spmd.lax.callback import debug_callback, here
+
+# Lines shown before and after the one that stopped.
+AROUND = 5
+
+
+class BreakpointQuit(SpmdError, KeyboardInterrupt):
+    """The user ended the program at a breakpoint."""
+
+    located = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """One breakpoint: the frames that called it, innermost first, as (file, line, function)."""
+
+    frames: tuple[tuple[str, int, str], ...]
+
+    def __call__(self, variables: list[dict[str, Any]]) -> None:
+        sys.stdout.flush()
+        _Debugger(self.frames, variables).cmdloop()
+
+    @property
+    def __name__(self) -> str:
+        return "debug.breakpoint"
+
+
+def debug_breakpoint(
+    *, filter_frames: bool = True, num_frames: int | None = None, ordered: bool = False
+) -> None:
+    """Stop here when the compiled program runs, and read commands from standard input.
+
+    The arrays among the local variables of the calling functions (`num_frames` of them, default
+    all) are values then, those of one example under vmap and of one device under pmap. Commands: `p
+    EXPRESSION`, `pp EXPRESSION`, `l` (list the source), `bt` (the frames), `u` and `d` (up and down
+    the frames), `c` (continue), `q` (end the program). With `filter_frames`, frames of spmd are not
+    shown. Only in a program of one process.
+    """
+    if process_count() > 1:
+        raise ArgumentError(
+            f"{current_source()}: debug.breakpoint reads standard input, which {process_count()} "
+            "processes cannot share; use debug.print, or run in one process with "
+            "SPMD_NUM_CPU_DEVICES devices"
+        )
+    frames, variables = [], []
+    frame: Any = sys._getframe(1)
+    while frame is not None and (num_frames is None or len(frames) < num_frames):
+        code = frame.f_code
+        if not (filter_frames and is_ours(code.co_filename)):
+            frames.append((code.co_filename, frame.f_lineno, code.co_name))
+            # Names at module level may be anything: they are those of the program, not values.
+            variables.append({} if code.co_name == "<module>" else _values(frame.f_locals))
+        frame = frame.f_back
+    debug_callback(_Stop(tuple(frames)), variables, ordered=ordered)
+
+
+def _values(found: dict[str, Any]) -> dict[str, Any]:
+    """The local variables that are pytrees of arrays only."""
+    out = {}
+    for name, value in found.items():
+        leaves, tree = tree_flatten(value)
+        if leaves and all(is_arraylike(x) for x in leaves):
+            out[name] = tree_unflatten(tree, leaves)
+    return out
+
+
+class _Debugger(cmd.Cmd):
+    """The commands of a breakpoint."""
+
+    prompt = "(spmd) "
+
+    def __init__(self, frames: Any, variables: list[dict[str, Any]]):
+        # Not readline: what is read and written are sys.stdin and sys.stdout as they are now.
+        super().__init__(stdin=sys.stdin, stdout=sys.stdout)
+        self.use_rawinput = False
+        self.frames, self.variables, self.at = frames, variables, 0
+        place = here()
+        where = f" on {place.device} ({place})" if place.axes else ""
+        self.intro = f"spmd breakpoint{where}\n{self._line(0)}"
+
+    def _line(self, k: int) -> str:
+        file, line, function = self.frames[k]
+        return f"{'>' if k == self.at else ' '} {file}:{line} ({function})"
+
+    def _say(self, text: str) -> None:
+        self.stdout.write(text + "\n")
+
+    def _evaluate(self, text: str) -> Any:
+        return eval(text, {}, dict(self.variables[self.at]))
+
+    def onecmd(self, line: str) -> bool:
+        try:
+            return bool(super().onecmd(line))
+        except (BreakpointQuit, SystemExit):
+            raise
+        except Exception as error:  # a mistake in what was typed must not end the program
+            self._say(f"*** {type(error).__name__}: {error}")
+            return False
+
+    def do_p(self, arg: str) -> None:
+        """Print the value of an expression."""
+        self._say(repr(self._evaluate(arg)))
+
+    def do_pp(self, arg: str) -> None:
+        """Print the value of an expression, as `print` does."""
+        self._say(str(self._evaluate(arg)))
+
+    def default(self, line: str) -> bool:
+        """Anything else is an expression; the end of the input continues."""
+        if line == "EOF":
+            return True
+        self.do_p(line)
+        return False
+
+    def emptyline(self) -> bool:
+        return False
+
+    def do_l(self, arg: str) -> None:
+        """List the source around the current line."""
+        file, line, _ = self.frames[self.at]
+        for k in range(max(line - AROUND, 1), line + AROUND + 1):
+            text = linecache.getline(file, k).rstrip()
+            if text:
+                self._say(f"{'->' if k == line else '  '} {k:4} {text}")
+
+    do_list = do_l
+
+    def do_bt(self, arg: str) -> None:
+        """Show the frames."""
+        self._say("\n".join(self._line(k) for k in range(len(self.frames))))
+
+    def do_u(self, arg: str) -> None:
+        """Go to the calling frame."""
+        self.at = min(self.at + 1, len(self.frames) - 1)
+        self._say(self._line(self.at))
+
+    def do_d(self, arg: str) -> None:
+        """Go back to the called frame."""
+        self.at = max(self.at - 1, 0)
+        self._say(self._line(self.at))
+
+    def do_c(self, arg: str) -> bool:
+        """Continue."""
+        return True
+
+    do_cont = do_continue = do_c
+
+    def do_q(self, arg: str) -> bool:
+        """End the program."""
+        raise BreakpointQuit("the program was ended at a breakpoint")
+
+    do_quit = do_q
