@@ -199,6 +199,7 @@ from spmd.lax.elementwise import (
     tanh,
     tanh_p,
 )
+from spmd.lax.fft import FftType, fft, fft_p
 from spmd.lax.gather import (
     gather,
     gather_p,

@@ -21,7 +21,7 @@ from numpy import (
 )
 
 from spmd.core.trace import Tracer as _Tracer
-from spmd.numpy import linalg
+from spmd.numpy import fft, linalg
 from spmd.numpy.creation import (
     array,
     asarray,

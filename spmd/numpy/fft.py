@@ -1,0 +1,297 @@
+"""`spmd.numpy.fft`: discrete Fourier transforms over any dims, of any length, with three norms.
+
+Every transform is the same four steps: crop or pad the dims to the lengths asked for, bring them to
+the end, one `lax.fft`, and one factor for the norm.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.util import canonical_dim
+from spmd.lax import FftType
+from spmd.numpy.creation import asarray
+from spmd.numpy.manipulation import moveaxis, roll
+from spmd.numpy.promotion import check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.ufuncs import conjugate, divide, multiply
+
+__all__ = [
+    "fft",
+    "fft2",
+    "fftfreq",
+    "fftn",
+    "fftshift",
+    "hfft",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "ifftshift",
+    "ihfft",
+    "irfft",
+    "irfft2",
+    "irfftn",
+    "rfft",
+    "rfft2",
+    "rfftfreq",
+    "rfftn",
+]
+
+# ---- what all transforms share -----------------------------------------------------------------
+
+
+def _transform(
+    name: str, kind: FftType, a: Any, s: Any, axes: Sequence[int] | None, norm: str | None
+) -> Any:
+    check_arraylike(name, a)
+    (a,) = promote_dtypes_inexact(plain(a))
+    aval = typeof(a)
+    if aval.dtype in (dtypes.bfloat16, np.dtype(np.float16)):
+        a = lax.convert_element_type(a, np.float32)
+    if kind is FftType.RFFT and dtypes.is_complex(aval.dtype):
+        raise DtypeError(
+            f"{name}: transforms real arrays, got {aval}; take its .real, or use "
+            f"{name.replace('rfft', 'fft')}, which transforms complex ones"
+        )
+    chosen = _axes(name, aval.shape, s, axes)
+    if not chosen:
+        return a
+    lengths = _lengths(name, kind, aval.shape, s, chosen)
+    needed = list(lengths)
+    if kind is FftType.IRFFT:
+        needed[-1] = lengths[-1] // 2 + 1
+    for d, n in zip(chosen, needed, strict=True):
+        a = _resized(a, d, n)
+    at_end = tuple(range(aval.ndim - len(chosen), aval.ndim))
+    out = lax.fft(moveaxis(a, chosen, at_end), kind, lengths)
+    return _scaled(name, moveaxis(out, at_end, chosen), kind, lengths, norm)
+
+
+def _axes(name: str, shape: tuple[int, ...], s: Any, axes: Any) -> tuple[int, ...]:
+    """The dims to transform, counted from the front."""
+    ndim = len(shape)
+    if axes is None:
+        count = ndim if s is None else len(s)
+        if count > ndim:
+            raise ShapeError(f"{name}: s={tuple(s)} has more numbers than {shape} has dims")
+        return tuple(range(ndim - count, ndim))
+    if s is not None and len(s) != len(axes):
+        raise ArgumentError(f"{name}: s={tuple(s)} and axes={tuple(axes)} need equal lengths")
+    chosen = tuple(canonical_dim(d, ndim, "axes") for d in axes)
+    if len(set(chosen)) != len(chosen):
+        raise ArgumentError(f"{name}: axes={tuple(axes)} name a dim twice")
+    return chosen
+
+
+def _lengths(
+    name: str, kind: FftType, shape: tuple[int, ...], s: Any, axes: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The sizes of the transformed dims in space."""
+    if s is not None:
+        lengths = tuple(operator.index(n) for n in s)
+    else:
+        lengths = tuple(shape[d] for d in axes)
+        if kind is FftType.IRFFT:
+            lengths = (*lengths[:-1], max(0, 2 * (lengths[-1] - 1)))
+    if min(lengths) < 1:
+        raise ShapeError(
+            f"{name}: a transform needs at least one point along each dim, got lengths {lengths} "
+            f"for an array of shape {shape}"
+        )
+    return lengths
+
+
+def _resized(a: Any, d: int, n: int) -> Any:
+    """`a` cropped, or padded with zeros, to size n along a dim."""
+    aval = typeof(a)
+    if aval.shape[d] == n:
+        return a
+    config = [(0, 0, 0)] * aval.ndim
+    config[d] = (0, n - aval.shape[d], 0)
+    return lax.pad(a, np.zeros((), aval.dtype), config)
+
+
+def _scaled(name: str, out: Any, kind: FftType, lengths: Sequence[int], norm: str | None) -> Any:
+    count = math.prod(lengths)
+    backward = kind in (FftType.IFFT, FftType.IRFFT)
+    if norm is None or norm == "backward":
+        return out
+    if norm == "ortho":
+        factor = math.sqrt(count) if backward else 1.0 / math.sqrt(count)
+    elif norm == "forward":
+        factor = float(count) if backward else 1.0 / count
+    else:
+        raise ArgumentError(
+            f"{name}: norm must be None, 'backward', 'ortho' or 'forward', got {norm!r}"
+        )
+    return multiply(out, factor)
+
+
+def _one(name: str, kind: FftType, a: Any, n: Any, axis: Any, norm: str | None) -> Any:
+    if isinstance(axis, (tuple, list)):
+        raise ArgumentError(f"{name}: axis must be an integer, got {axis}; {name}n takes several")
+    return _transform(name, kind, a, None if n is None else (n,), (axis,), norm)
+
+
+# ---- complex transforms ------------------------------------------------------------------------
+
+
+def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """The Fourier transform along one dim: `out[k] = sum of a[j] exp(-2 pi i j k / n)`.
+
+    The dim is cropped, or padded with zeros, to `n` elements first. `norm` says where the factor
+    1/n goes: "backward" (the inverse has it), "forward", or "ortho" (its root in both).
+
+    >>> fft(asarray([1.0, 2.0, 1.0, 2.0]))
+    Array([ 6.+0.j,  0.+0.j, -2.+0.j,  0.+0.j], dtype=complex64)
+    """
+    return _one("fft", FftType.FFT, a, n, axis, norm)
+
+
+def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """The inverse of `fft`."""
+    return _one("ifft", FftType.IFFT, a, n, axis, norm)
+
+
+def fft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
+    """The Fourier transform over two dims."""
+    return _transform("fft2", FftType.FFT, a, s, axes, norm)
+
+
+def ifft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
+    """The inverse of `fft2`."""
+    return _transform("ifft2", FftType.IFFT, a, s, axes, norm)
+
+
+def fftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
+    """The Fourier transform over several dims (all; or the last `len(s)` if only s is given)."""
+    return _transform("fftn", FftType.FFT, a, s, axes, norm)
+
+
+def ifftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
+    """The inverse of `fftn`."""
+    return _transform("ifftn", FftType.IFFT, a, s, axes, norm)
+
+
+# ---- transforms of real arrays -----------------------------------------------------------------
+
+
+def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """The first `n // 2 + 1` elements of `fft` of a real array; the others are their mirror image.
+
+    >>> rfft(asarray([1.0, 2.0, 1.0, 2.0]))
+    Array([ 6.+0.j,  0.+0.j, -2.+0.j], dtype=complex64)
+    """
+    return _one("rfft", FftType.RFFT, a, n, axis, norm)
+
+
+def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """The inverse of `rfft`: `n` real elements (`2 * (m - 1)` by default, of m frequencies)."""
+    return _one("irfft", FftType.IRFFT, a, n, axis, norm)
+
+
+def rfft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
+    """The transform of a real array over two dims; the last one holds half of the frequencies."""
+    return _transform("rfft2", FftType.RFFT, a, s, axes, norm)
+
+
+def irfft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
+    """The inverse of `rfft2`."""
+    return _transform("irfft2", FftType.IRFFT, a, s, axes, norm)
+
+
+def rfftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
+    """The transform of a real array over several dims; the last holds half of the frequencies."""
+    return _transform("rfftn", FftType.RFFT, a, s, axes, norm)
+
+
+def irfftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
+    """The inverse of `rfftn`."""
+    return _transform("irfftn", FftType.IRFFT, a, s, axes, norm)
+
+
+# A Hermitian signal is the conjugate of a real one's transform: forward and backward are swapped.
+_SWAPPED = {None: "forward", "backward": "forward", "ortho": "ortho", "forward": "backward"}
+
+
+def _swapped(name: str, norm: str | None) -> str:
+    if norm not in _SWAPPED:
+        raise ArgumentError(
+            f"{name}: norm must be None, 'backward', 'ortho' or 'forward', got {norm!r}"
+        )
+    return _SWAPPED[norm]
+
+
+def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """The real transform of a signal with Hermitian symmetry, given by its first half."""
+    check_arraylike("hfft", a)
+    return _one("hfft", FftType.IRFFT, conjugate(a), n, axis, _swapped("hfft", norm))
+
+
+def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+    """The inverse of `hfft`."""
+    return conjugate(_one("ihfft", FftType.RFFT, a, n, axis, _swapped("ihfft", norm)))
+
+
+# ---- frequencies -------------------------------------------------------------------------------
+
+
+def _count(name: str, n: Any) -> int:
+    if isinstance(n, (tuple, list)) or not hasattr(n, "__index__"):
+        raise ArgumentError(f"{name}: n must be one positive integer, got {n!r}")
+    count = operator.index(n)
+    if count < 1:
+        raise ArgumentError(f"{name}: n must be one positive integer, got {count}")
+    return count
+
+
+def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+    """The frequencies of the elements of `fft`, for n samples a distance d apart.
+
+    >>> fftfreq(4)
+    Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float32)
+    """
+    n = _count("fftfreq", n)
+    cycles = np.concatenate([np.arange((n + 1) // 2), np.arange(-(n // 2), 0)])
+    return _frequencies(cycles, n, d, dtype, device)
+
+
+def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
+    """The frequencies of the elements of `rfft`, for n samples a distance d apart."""
+    n = _count("rfftfreq", n)
+    return _frequencies(np.arange(n // 2 + 1), n, d, dtype, device)
+
+
+def _frequencies(cycles: np.ndarray, n: int, d: Any, dtype: Any, device: Any) -> Any:
+    check_arraylike("fftfreq", d)
+    dtype = dtypes.canonical(np.float64 if dtype is None else dtype)
+    return divide(asarray(cycles / n, dtype, device=device), asarray(d, dtype))
+
+
+def fftshift(x: Any, axes: Any = None) -> Any:
+    """Move the frequency zero to the middle of the given dims (all by default)."""
+    return _shifted("fftshift", x, axes, lambda n: n // 2)
+
+
+def ifftshift(x: Any, axes: Any = None) -> Any:
+    """The inverse of `fftshift`."""
+    return _shifted("ifftshift", x, axes, lambda n: -(n // 2))
+
+
+def _shifted(name: str, x: Any, axes: Any, shift: Any) -> Any:
+    check_arraylike(name, x)
+    shape = typeof(plain(x)).shape
+    if axes is None:
+        axes = tuple(range(len(shape)))
+    elif not isinstance(axes, (tuple, list)):
+        axes = (axes,)
+    chosen = tuple(canonical_dim(d, len(shape), "axes") for d in axes)
+    return roll(x, tuple(shift(shape[d]) for d in chosen), chosen)
