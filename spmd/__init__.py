@@ -21,6 +21,7 @@ from spmd import (
     nn,
     numpy,
     random,
+    scipy,
     sharding,
     tree,
     tree_util,

@@ -313,6 +313,8 @@ from spmd.lax.special import (
     erfc,
     erfc_p,
     igamma,
+    igamma_grad_a,
+    igamma_grad_a_p,
     igamma_p,
     igammac,
     igammac_p,
@@ -320,8 +322,18 @@ from spmd.lax.special import (
     lgamma_p,
     polygamma,
     polygamma_p,
+    random_gamma_grad,
+    random_gamma_grad_p,
     zeta,
     zeta_p,
+)
+from spmd.lax.special_beta import (
+    bessel_i0e,
+    bessel_i0e_p,
+    bessel_i1e,
+    bessel_i1e_p,
+    betainc,
+    regularized_incomplete_beta_p,
 )
 from spmd.lax.windows import (
     GatherDimensionNumbers,

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from spmd.core.errors import RefusedError
-from spmd.lax.arithmetic import add, log, mul, neg, square, sub
+from spmd.lax.arithmetic import add, div, log, mul, neg, square, sub
 from spmd.lax.convert import matched
 from spmd.lax.elementwise import exp
 from spmd.lax.families import FLOAT, binary, const, fail, unary
+from spmd.lax.special_incomplete_values import igamma_grad_a_values, random_gamma_grad_values
 from spmd.lax.special_values import (
     digamma_values,
     erf_inv_values,
@@ -50,7 +51,7 @@ def _bell(x: Any) -> Any:
     return mul(const(x, 2 / math.sqrt(math.pi)), exp(neg(square(x))))
 
 
-def _in_float64(f: Any) -> Any:
+def in_float64(f: Any) -> Any:
     """An `impl` that computes in float64 and rounds to the first operand's dtype."""
 
     def impl(xp: Any, *arrays: Any, **params: Any) -> Any:
@@ -60,7 +61,7 @@ def _in_float64(f: Any) -> Any:
     return impl
 
 
-def _refused(name: str, argument: str) -> Any:
+def refused(name: str, argument: str) -> Any:
     """A derivative that there is no closed form for, and no user who asked."""
 
     def rule(t: Any, *operands: Any) -> Any:
@@ -74,18 +75,18 @@ def _refused(name: str, argument: str) -> Any:
 
 
 erf_p = unary(
-    "erf", accepts=FLOAT, impl=_in_float64(erf_values), jvp=lambda t, x, out: mul(t, _bell(x))
+    "erf", accepts=FLOAT, impl=in_float64(erf_values), jvp=lambda t, x, out: mul(t, _bell(x))
 )
 erfc_p = unary(
     "erfc",
     accepts=FLOAT,
-    impl=_in_float64(erfc_values),
+    impl=in_float64(erfc_values),
     jvp=lambda t, x, out: neg(mul(t, _bell(x))),
 )
 erf_inv_p = unary(
     "erf_inv",
     accepts=FLOAT,
-    impl=_in_float64(erf_inv_values),
+    impl=in_float64(erf_inv_values),
     jvp=lambda t, x, out: mul(t, mul(const(x, math.sqrt(math.pi) / 2), exp(square(out)))),
 )
 
@@ -122,30 +123,30 @@ def _polygamma(xp: Any, m: Any, x: Any) -> Any:
 lgamma_p = unary(
     "lgamma",
     accepts=FLOAT,
-    impl=_in_float64(lgamma_values),
+    impl=in_float64(lgamma_values),
     jvp=lambda t, x, out: mul(t, digamma(x)),
 )
 digamma_p = unary(
     "digamma",
     accepts=FLOAT,
-    impl=_in_float64(digamma_values),
+    impl=in_float64(digamma_values),
     jvp=lambda t, x, out: mul(t, polygamma(const(x, 1), x)),
 )
 polygamma_p = binary(
     "polygamma",
     accepts=FLOAT,
-    impl=_in_float64(_polygamma),
+    impl=in_float64(_polygamma),
     jvp=(
-        _refused("polygamma", "m"),
+        refused("polygamma", "m"),
         lambda t, m, x, out: mul(t, polygamma(add(m, const(m, 1)), x)),
     ),
 )
 zeta_p = binary(
     "zeta",
     accepts=FLOAT,
-    impl=_in_float64(zeta_values),
+    impl=in_float64(zeta_values),
     jvp=(
-        _refused("zeta", "x"),
+        refused("zeta", "x"),
         lambda t, x, q, out: mul(t, mul(neg(x), zeta(add(x, const(x, 1)), q))),
     ),
 )
@@ -171,12 +172,59 @@ def _density(a: Any, x: Any) -> Any:
 igamma_p = binary(
     "igamma",
     accepts=FLOAT,
-    impl=_in_float64(igamma_values),
-    jvp=(_refused("igamma", "a"), lambda t, a, x, out: mul(t, _density(a, x))),
+    impl=in_float64(igamma_values),
+    jvp=(
+        lambda t, a, x, out: mul(t, igamma_grad_a(a, x)),
+        lambda t, a, x, out: mul(t, _density(a, x)),
+    ),
 )
 igammac_p = binary(
     "igammac",
     accepts=FLOAT,
-    impl=_in_float64(igammac_values),
-    jvp=(_refused("igammac", "a"), lambda t, a, x, out: neg(mul(t, _density(a, x)))),
+    impl=in_float64(igammac_values),
+    jvp=(
+        lambda t, a, x, out: neg(mul(t, igamma_grad_a(a, x))),
+        lambda t, a, x, out: neg(mul(t, _density(a, x))),
+    ),
+)
+
+
+def igamma_grad_a(a: Any, x: Any) -> Any:
+    """The derivative of `igamma` in a, elementwise."""
+    return igamma_grad_a_p.bind(*matched(a, x))
+
+
+def random_gamma_grad(a: Any, x: Any) -> Any:
+    """The derivative in a of a sample x of the gamma distribution, its probability held.
+
+    It is what implicit reparameterisation needs: `-igamma_grad_a(a, x) / density(a, x)`.
+    """
+    return random_gamma_grad_p.bind(*matched(a, x))
+
+
+def _log_slope(a: Any, x: Any) -> Any:
+    """The derivative of the density's logarithm in a."""
+    return sub(log(x), digamma(a))
+
+
+def _random_gamma_grad_in_x(t: Any, a: Any, x: Any, out: Any) -> Any:
+    """With g = -P_a / p: `-(log p)_a - g (log p)_x`."""
+    in_x = sub(div(sub(a, const(a, 1)), x), const(x, 1))
+    return neg(mul(t, add(_log_slope(a, x), mul(out, in_x))))
+
+
+igamma_grad_a_p = binary(
+    "igamma_grad_a",
+    accepts=FLOAT,
+    impl=in_float64(igamma_grad_a_values),
+    jvp=(
+        refused("igamma_grad_a", "a"),
+        lambda t, a, x, out: mul(t, mul(_density(a, x), _log_slope(a, x))),
+    ),
+)
+random_gamma_grad_p = binary(
+    "random_gamma_grad",
+    accepts=FLOAT,
+    impl=in_float64(random_gamma_grad_values),
+    jvp=(refused("random_gamma_grad", "a"), _random_gamma_grad_in_x),
 )

@@ -8,10 +8,10 @@ import pytest
 
 from spmd.core import dtypes
 from spmd.core.config import config
-from tests.lax import records_fft
+from tests.lax import records_fft, records_special
 from tests.lax import test_records as suite
 
-RECORDS = [*records_fft.RECORDS]
+RECORDS = [*records_fft.RECORDS, *records_special.RECORDS]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_dims_law(record):
     suite.test_dims_law(record)
 
 
-@pytest.mark.parametrize("module", ["fft"])
+@pytest.mark.parametrize("module", ["fft", "special_beta", "special_integrals"])
 def test_every_primitive_of_these_files_has_a_record(module):
     contents = vars(importlib.import_module(f"spmd.lax.{module}"))
     own = {value.name for name, value in contents.items() if name.endswith("_p")}

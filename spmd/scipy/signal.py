@@ -1,0 +1,461 @@
+"""`spmd.scipy.signal`: convolution in any number of dims, detrending, and spectra of segments.
+
+The one idea of the spectra: cut the signal into overlapping segments, transform each, and either
+keep them (`stft`), or average their products (`csd`, `welch`). All sizes are static.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd import numpy as snp
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.util import canonical_dim
+from spmd.numpy.promotion import as_array, promote_dtypes_inexact
+
+__all__ = [
+    "convolve",
+    "convolve2d",
+    "correlate",
+    "correlate2d",
+    "csd",
+    "detrend",
+    "fftconvolve",
+    "istft",
+    "stft",
+    "welch",
+]
+
+# ---- convolution -------------------------------------------------------------------------------
+
+_MODES = ("full", "same", "valid")
+
+
+def _pair(name: str, in1: Any, in2: Any, mode: str) -> list[Any]:
+    if mode not in _MODES:
+        raise ArgumentError(f"{name}: mode must be one of {_MODES}, got {mode!r}")
+    in1, in2 = promote_dtypes_inexact(as_array(in1), as_array(in2))
+    if typeof(in1).ndim != typeof(in2).ndim:
+        raise ShapeError(
+            f"{name}: in1 and in2 need equal numbers of dims, got {typeof(in1).shape} and "
+            f"{typeof(in2).shape}"
+        )
+    return [in1, in2]
+
+
+def _full(in1: Any, in2: Any, precision: Any) -> Any:
+    """The whole convolution, by one `conv_general_dilated`; the smaller array is the kernel."""
+    if typeof(in1).size < typeof(in2).size:
+        in1, in2 = in2, in1
+    ndim = typeof(in1).ndim
+    if ndim == 0:
+        return in1 * in2
+    padding = [(n - 1, n - 1) for n in typeof(in2).shape]
+    kernel = snp.flip(in2)[None, None]
+    out = lax.conv_general_dilated(
+        in1[None, None], kernel, (1,) * ndim, padding, precision=precision
+    )
+    return out[0, 0]
+
+
+def _cut(full: Any, mode: str, first: Sequence[int], second: Sequence[int]) -> Any:
+    """What `mode` keeps of a full convolution: all, the size of `first`, or where both overlap."""
+    if mode == "full":
+        return full
+    if mode == "same":
+        starts = [(n - 1) // 2 for n in second]
+        sizes = first
+    else:
+        starts = [min(n, m) - 1 for n, m in zip(first, second, strict=True)]
+        sizes = [abs(n - m) + 1 for n, m in zip(first, second, strict=True)]
+    return full[tuple(slice(s, s + n) for s, n in zip(starts, sizes, strict=True))]
+
+
+def _check_overlap(name: str, mode: str, first: Sequence[int], second: Sequence[int]) -> None:
+    larger = all(n >= m for n, m in zip(first, second, strict=True))
+    smaller = all(n <= m for n, m in zip(first, second, strict=True))
+    if mode == "valid" and not (larger or smaller):
+        raise ShapeError(
+            f"{name}: for mode='valid' one input must be at least as large as the other in every "
+            f"dim, got {tuple(first)} and {tuple(second)}"
+        )
+
+
+def _convolved(name: str, in1: Any, in2: Any, mode: str, method: str, precision: Any) -> Any:
+    shapes = typeof(in1).shape, typeof(in2).shape
+    if 0 in shapes[0] or 0 in shapes[1]:
+        raise ShapeError(f"{name}: the inputs must have elements, got {shapes[0]} and {shapes[1]}")
+    _check_overlap(name, mode, *shapes)
+    if method == "fft":
+        return fftconvolve(in1, in2, mode)
+    if method not in ("auto", "direct"):
+        raise ArgumentError(f"{name}: method must be 'auto', 'direct' or 'fft', got {method!r}")
+    return _cut(_full(in1, in2, precision), mode, *shapes)
+
+
+def convolve(
+    in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None
+) -> Any:
+    """The convolution of two arrays of any, equal, number of dims.
+
+    `mode` is "full", "same" (the size of in1) or "valid" (where they overlap entirely); `method`
+    "direct" (also "auto") or "fft".
+
+    >>> convolve(snp.asarray([1.0, 2.0]), snp.asarray([1.0, 1.0]))
+    Array([1., 3., 2.], dtype=float32)
+    """
+    return _convolved("convolve", *_pair("convolve", in1, in2, mode), mode, method, precision)
+
+
+def correlate(
+    in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None
+) -> Any:
+    """The cross-correlation: the convolution with in2 conjugated and reversed."""
+    in1, in2 = _pair("correlate", in1, in2, mode)
+    in2 = snp.flip(snp.conj(in2))
+    return _convolved("correlate", in1, in2, mode, method, precision)
+
+
+def _two_dims(name: str, in1: Any, in2: Any, mode: str, boundary: str, fillvalue: Any) -> list[Any]:
+    if boundary != "fill" or fillvalue != 0:
+        raise ArgumentError(
+            f"{name}: only boundary='fill' with fillvalue=0 is there, got {boundary!r} and "
+            f"{fillvalue!r}; pad in1 with spmd.numpy.pad and use mode='valid'"
+        )
+    if any(typeof(as_array(x)).ndim != 2 for x in (in1, in2)):
+        raise ShapeError(f"{name}: takes matrices, got {snp.shape(in1)} and {snp.shape(in2)}")
+    return _pair(name, in1, in2, mode)
+
+
+def convolve2d(
+    in1: Any,
+    in2: Any,
+    mode: str = "full",
+    boundary: str = "fill",
+    fillvalue: float = 0,
+    precision: Any = None,
+) -> Any:
+    """The convolution of two matrices, zeros around them."""
+    in1, in2 = _two_dims("convolve2d", in1, in2, mode, boundary, fillvalue)
+    return _convolved("convolve2d", in1, in2, mode, "direct", precision)
+
+
+def correlate2d(
+    in1: Any,
+    in2: Any,
+    mode: str = "full",
+    boundary: str = "fill",
+    fillvalue: float = 0,
+    precision: Any = None,
+) -> Any:
+    """The cross-correlation of two matrices, zeros around them."""
+    in1, in2 = _two_dims("correlate2d", in1, in2, mode, boundary, fillvalue)
+    swapped = mode == "valid" and typeof(in1).size < typeof(in2).size
+    out = _convolved("correlate2d", in1, snp.flip(snp.conj(in2)), mode, "direct", precision)
+    return snp.flip(out) if swapped else out
+
+
+def fftconvolve(
+    in1: Any, in2: Any, mode: str = "full", axes: int | Sequence[int] | None = None
+) -> Any:
+    """The convolution along `axes` (all by default) by Fourier transforms; others broadcast."""
+    in1, in2 = _pair("fftconvolve", in1, in2, mode)
+    first, second = typeof(in1).shape, typeof(in2).shape
+    if axes is None:
+        axes = range(len(first))
+    elif isinstance(axes, int):
+        axes = (axes,)
+    chosen = sorted({canonical_dim(d, len(first), "axes") for d in axes})
+    if not chosen:
+        return in1 * in2
+    n, m = ([s[d] for d in chosen] for s in (first, second))
+    _check_overlap("fftconvolve", mode, n, m)
+    lengths = [a + b - 1 for a, b in zip(n, m, strict=True)]
+    if dtypes.is_complex(typeof(in1).dtype):
+        spectra = [snp.fft.fftn(x, lengths, chosen) for x in (in1, in2)]
+        full = snp.fft.ifftn(spectra[0] * spectra[1], lengths, chosen)
+    else:
+        spectra = [snp.fft.rfftn(x, lengths, chosen) for x in (in1, in2)]
+        full = snp.fft.irfftn(spectra[0] * spectra[1], lengths, chosen)
+    whole = list(typeof(full).shape)
+    kept_first, kept_second = list(whole), [1] * len(whole)
+    for d, a, b in zip(chosen, n, m, strict=True):
+        kept_first[d], kept_second[d] = a, b
+    return _cut(full, mode, kept_first, kept_second)
+
+
+# ---- detrending --------------------------------------------------------------------------------
+
+
+def detrend(
+    data: Any,
+    axis: int = -1,
+    type: str = "linear",
+    bp: int | Sequence[int] | np.ndarray = 0,
+    overwrite_data: None = None,
+) -> Any:
+    """`data` less its mean (`type="constant"`) or its line of least squares along an axis.
+
+    With `type="linear"`, `bp` are the places where a new line begins.
+    """
+    if overwrite_data is not None:
+        raise ArgumentError("detrend: arrays are immutable, overwrite_data must be None")
+    if type not in ("constant", "linear"):
+        raise ArgumentError(f"detrend: type must be 'constant' or 'linear', got {type!r}")
+    (data,) = promote_dtypes_inexact(as_array(data))
+    if type == "constant":
+        return data - snp.mean(data, axis=axis, keepdims=True)
+    axis = canonical_dim(axis, typeof(data).ndim)
+    size = typeof(data).shape[axis]
+    cuts = sorted({0, size, *(int(b) for b in np.atleast_1d(bp))})
+    if cuts[0] < 0 or cuts[-1] > size:
+        raise ArgumentError(f"detrend: the breaks bp={bp!r} must lie in 0..{size}")
+    moved = snp.moveaxis(data, axis, -1)
+    parts = [_less_line(moved[..., a:b]) for a, b in itertools.pairwise(cuts)]
+    return snp.moveaxis(snp.concatenate(parts, axis=-1), -1, axis)
+
+
+def _less_line(x: Any) -> Any:
+    size = typeof(x).shape[-1]
+    x = x - snp.mean(x, axis=-1, keepdims=True)
+    places = np.arange(size) - (size - 1) / 2
+    if size < 2:
+        return x
+    places = (places / np.sqrt(np.sum(places**2))).astype(typeof(x).dtype)
+    return x - snp.sum(x * places, axis=-1, keepdims=True) * places
+
+
+# ---- segments ----------------------------------------------------------------------------------
+
+_WINDOWS: dict[str, Callable[[int], np.ndarray]] = {
+    "hann": np.hanning,
+    "hamming": np.hamming,
+    "blackman": np.blackman,
+    "bartlett": np.bartlett,
+    "boxcar": np.ones,
+}
+
+
+def _window(name: str, window: Any, nperseg: int | None, size: int | None) -> tuple[Any, int]:
+    """The window's values, and the size of a segment: at most `size`, by default 256."""
+    if not isinstance(window, str):
+        values = as_array(window)
+        if typeof(values).ndim != 1 or nperseg not in (None, typeof(values).shape[0]):
+            raise ArgumentError(f"{name}: an array as window must be a vector of nperseg elements")
+        return values, typeof(values).shape[0]
+    if window not in _WINDOWS:
+        raise ArgumentError(
+            f"{name}: window must be one of {tuple(_WINDOWS)} or a vector, got {window!r}"
+        )
+    count = 256 if nperseg is None else operator.index(nperseg)
+    if count < 1:
+        raise ArgumentError(f"{name}: nperseg must be positive, got {count}")
+    count = count if size is None else min(count, size)
+    # Periodic: the last of one point more would be the first of the next period.
+    values = _WINDOWS[window](count + 1)[:-1] if count > 1 else np.ones(1)
+    return values, count
+
+
+def _overlap(name: str, noverlap: int | None, nperseg: int, nfft: int | None) -> tuple[int, int]:
+    overlap = nperseg // 2 if noverlap is None else operator.index(noverlap)
+    points = nperseg if nfft is None else operator.index(nfft)
+    if not 0 <= overlap < nperseg:
+        raise ArgumentError(f"{name}: noverlap={overlap} must be in range({nperseg}), or nperseg")
+    if points < nperseg:
+        raise ArgumentError(f"{name}: nfft={points} must be at least nperseg={nperseg}")
+    return overlap, points
+
+
+def _spectra(
+    x: Any, window: Any, step: int, nfft: int, trend: Any, onesided: bool
+) -> tuple[Any, Any]:
+    """The transforms of all segments of the last dim: (..., segment, frequency)."""
+    nperseg = len(window)
+    count = (typeof(x).shape[-1] - nperseg) // step + 1
+    places = np.arange(count)[:, None] * step + np.arange(nperseg)
+    segments = x[..., places]
+    if callable(trend):
+        segments = trend(segments)
+    elif trend:
+        segments = detrend(segments, type=trend)
+    segments = segments * window
+    transform = snp.fft.rfft if onesided else snp.fft.fft
+    return transform(segments, nfft)
+
+
+def _frequencies(nfft: int, fs: Any, onesided: bool) -> Any:
+    function = snp.fft.rfftfreq if onesided else snp.fft.fftfreq
+    return function(nfft, 1 / fs)
+
+
+def csd(
+    x: Any,
+    y: Any,
+    fs: Any = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Any = "constant",
+    return_onesided: bool = True,
+    scaling: str = "density",
+    axis: int = -1,
+    average: str = "mean",
+) -> tuple[Any, Any]:
+    """The cross spectral density by Welch's method: (frequencies, averaged products).
+
+    `y=None` stands for x. `scaling` is "density" or "spectrum", `average` "mean" or "median".
+    """
+    if scaling not in ("density", "spectrum") or average not in ("mean", "median"):
+        raise ArgumentError(
+            "csd: scaling is 'density' or 'spectrum', average is 'mean' or 'median'; got "
+            f"{scaling!r} and {average!r}"
+        )
+    arrays = promote_dtypes_inexact(*(as_array(v) for v in ((x,) if y is None else (x, y))))
+    arrays = [snp.moveaxis(v, axis, -1) for v in arrays]
+    size = max(typeof(v).shape[-1] for v in arrays)
+    values, nperseg = _window("csd", window, nperseg, size)
+    overlap, nfft = _overlap("csd", noverlap, nperseg, nfft)
+    arrays = [_extended(v, size - typeof(v).shape[-1]) for v in arrays]
+    onesided = return_onesided and not dtypes.is_complex(typeof(arrays[0]).dtype)
+    values = as_array(values).astype(dtypes.real_of(typeof(arrays[0]).dtype))
+    spectra = [_spectra(v, values, nperseg - overlap, nfft, detrend, onesided) for v in arrays]
+    product = snp.conj(spectra[0]) * spectra[-1]
+    power = snp.sum(values * values) * fs if scaling == "density" else snp.sum(values) ** 2
+    product = product / power
+    if onesided:
+        doubled = np.full(nfft // 2 + 1, 2.0)
+        doubled[0] = 1.0
+        if nfft % 2 == 0:
+            doubled[-1] = 1.0
+        product = product * doubled.astype(dtypes.real_of(typeof(product).dtype))
+    if y is None:
+        product = snp.real(product)
+    averaged = _average(product, average)
+    return _frequencies(nfft, fs, onesided), snp.moveaxis(averaged, -1, axis)
+
+
+def _average(product: Any, average: str) -> Any:
+    """The mean over segments, or the median with its bias taken out (Percival and Walden)."""
+    if average == "mean":
+        return snp.mean(product, axis=-2)
+    odd = 2 * np.arange(1, (typeof(product).shape[-2] - 1) // 2 + 1)
+    bias = 1 + np.sum(1 / (odd + 1) - 1 / odd)
+    if not dtypes.is_complex(typeof(product).dtype):
+        return snp.median(product, axis=-2) / bias
+    parts = (snp.median(f(product), axis=-2) for f in (snp.real, snp.imag))
+    return lax.complex(*parts) / bias
+
+
+def _extended(x: Any, count: int) -> Any:
+    if count == 0:
+        return x
+    return snp.pad(x, [(0, 0)] * (typeof(x).ndim - 1) + [(0, count)])
+
+
+def welch(
+    x: Any,
+    fs: Any = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Any = "constant",
+    return_onesided: bool = True,
+    scaling: str = "density",
+    axis: int = -1,
+    average: str = "mean",
+) -> tuple[Any, Any]:
+    """The power spectral density by Welch's method: (frequencies, powers)."""
+    settings = (fs, window, nperseg, noverlap, nfft, detrend, return_onesided)
+    return csd(x, None, *settings, scaling, axis, average)
+
+
+def stft(
+    x: Any,
+    fs: Any = 1.0,
+    window: Any = "hann",
+    nperseg: int = 256,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Any = False,
+    return_onesided: bool = True,
+    boundary: str | None = "zeros",
+    padded: bool = True,
+    axis: int = -1,
+) -> tuple[Any, Any, Any]:
+    """The short-time Fourier transform: (frequencies, times, transforms of the segments).
+
+    The transforms have the frequencies in place of `axis` and the times last. `boundary` is
+    "zeros" or None; `padded` fills up the last segment.
+    """
+    if boundary not in ("zeros", None):
+        raise ArgumentError(f"stft: boundary must be 'zeros' or None, got {boundary!r}")
+    (x,) = promote_dtypes_inexact(as_array(x))
+    axis = canonical_dim(axis, typeof(x).ndim)
+    x = snp.moveaxis(x, axis, -1)
+    values, nperseg = _window("stft", window, nperseg, typeof(x).shape[-1])
+    overlap, nfft = _overlap("stft", noverlap, nperseg, nfft)
+    step = nperseg - overlap
+    if boundary == "zeros":
+        around = (nperseg // 2, nperseg // 2)
+        x = snp.pad(x, [(0, 0)] * (typeof(x).ndim - 1) + [around])
+    if padded:
+        x = _extended(x, -(typeof(x).shape[-1] - nperseg) % step)
+    onesided = return_onesided and not dtypes.is_complex(typeof(x).dtype)
+    values = as_array(values).astype(dtypes.real_of(typeof(x).dtype))
+    out = _spectra(x, values, step, nfft, detrend, onesided) / snp.sum(values)
+    starts = np.arange(typeof(out).shape[-2]) * step + nperseg / 2
+    times = starts - nperseg / 2 if boundary else starts
+    out = snp.moveaxis(snp.swapaxes(out, -1, -2), -2, axis)
+    return _frequencies(nfft, fs, onesided), as_array(times) / fs, out
+
+
+def istft(
+    Zxx: Any,
+    fs: Any = 1.0,
+    window: Any = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    input_onesided: bool = True,
+    boundary: bool = True,
+    time_axis: int = -1,
+    freq_axis: int = -2,
+) -> tuple[Any, Any]:
+    """The inverse of `stft`: (times, signal), segments added where they overlap."""
+    Z = as_array(Zxx)
+    Z = snp.moveaxis(Z, (freq_axis, time_axis), (-1, -2))
+    count, bins = typeof(Z).shape[-2:]
+    points = 2 * (bins - 1) if input_onesided else bins
+    nperseg = points if nperseg is None else operator.index(nperseg)
+    if nfft is None:
+        nfft = nperseg if input_onesided and nperseg == points + 1 else points
+    values, nperseg = _window("istft", window, nperseg, None)
+    overlap, nfft = _overlap("istft", noverlap, nperseg, nfft)
+    step = nperseg - overlap
+    segments = (snp.fft.irfft if input_onesided else snp.fft.ifft)(Z, nfft)[..., :nperseg]
+    values = as_array(values).astype(dtypes.real_of(typeof(segments).dtype))
+    size = nperseg + (count - 1) * step
+    places = np.arange(count)[:, None] * step + np.arange(nperseg)
+    empty = snp.zeros((*typeof(segments).shape[:-2], size), typeof(segments).dtype)
+    x = empty.at[..., places].add(segments * values * snp.sum(values))
+    weights = snp.zeros(size, typeof(values).dtype).at[places].add(values * values)
+    if boundary:
+        cut = slice(nperseg // 2, size - nperseg // 2)
+        x, weights = x[..., cut], weights[cut]
+    x = x / snp.where(weights > 1e-10, weights, 1.0)
+    times = as_array(np.arange(typeof(x).shape[-1])) / fs
+    rank = typeof(x).ndim
+    if rank > 1:
+        target = min(canonical_dim(time_axis, rank + 1), canonical_dim(freq_axis, rank + 1))
+        x = snp.moveaxis(x, -1, target)
+    return times, x

@@ -1,0 +1,420 @@
+"""`spmd.scipy.special`: special functions of arrays of any dtypes that promote to a float.
+
+Most are one line over the primitives of `spmd.lax`: promote the operands, apply the formula. A
+product with a logarithm has its own derivative where the product's rule would give `0 * inf`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd import numpy as snp
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.custom import custom_jvp
+from spmd.core.errors import ArgumentError, DtypeError
+from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
+from spmd.nn import log_softmax as _log_softmax
+from spmd.nn import logsumexp
+from spmd.nn import softmax as _softmax
+from spmd.numpy.promotion import (
+    check_real,
+    constant_like,
+    default_float,
+    promote_args_inexact,
+    select,
+)
+
+__all__ = [
+    "bernoulli", "beta", "betainc", "betaln", "boxcox", "boxcox1p", "comb", "dawsn", "digamma",
+    "entr", "erf", "erfc", "erfinv", "exp1", "expi", "expit", "expn", "factorial", "gamma",
+    "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e", "kl_div", "log_ndtr",
+    "log_softmax", "loggamma", "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "poch",
+    "polygamma", "rel_entr", "softmax", "spence", "xlog1py", "xlogy", "zeta",
+]  # fmt: skip
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def _real(name: str, *xs: Any) -> list[Any]:
+    """The operands, promoted to one float dtype and one shape."""
+    out = promote_args_inexact(name, *xs)
+    check_real(name, *out)
+    shape = np.broadcast_shapes(*(typeof(x).shape for x in out))
+    return [snp.broadcast_to(x, shape) if typeof(x).shape != shape else x for x in out]
+
+
+def _function(name: str, op: Callable[..., Any], doc: str, count: int = 1) -> Callable[..., Any]:
+    """A function of `count` arrays that is one primitive."""
+    if count == 1:
+
+        def f(x: Any) -> Any:
+            return op(*_real(name, x))
+    else:
+
+        def f(x: Any, y: Any) -> Any:
+            return op(*_real(name, x, y))
+
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = doc
+    return f
+
+
+# ---- error functions and the normal distribution -----------------------------------------------
+
+erf = _function("erf", lax.erf, "The error function.")
+erfc = _function("erfc", lax.erfc, "One minus the error function, accurate where erf is near 1.")
+erfinv = _function("erfinv", lax.erf_inv, "The inverse of the error function.")
+dawsn = _function("dawsn", dawsn_p.bind, "Dawson's integral: `sqrt(pi)/2 exp(-x**2) erfi(x)`.")
+
+
+def ndtr(x: Any) -> Any:
+    """The cumulative distribution function of the standard normal distribution.
+
+    >>> ndtr(0.0)
+    Array(0.5, dtype=float32)
+    """
+    (x,) = _real("ndtr", x)
+    return lax.mul(constant_like(x, 0.5), lax.erfc(lax.mul(x, constant_like(x, -math.sqrt(0.5)))))
+
+
+def ndtri(p: Any) -> Any:
+    """The inverse of `ndtr`: the quantile of the standard normal distribution."""
+    (p,) = _real("ndtri", p)
+    two, one = constant_like(p, 2.0), constant_like(p, 1.0)
+    return lax.mul(constant_like(p, math.sqrt(2)), lax.erf_inv(lax.sub(lax.mul(two, p), one)))
+
+
+@functools.partial(custom_jvp, nondiff_argnums=(1,))
+def _log_ndtr(x: Any, series_order: int) -> Any:
+    """By erfc while it is a normal number, and by the asymptotic series far below zero.
+
+    Near 1 the logarithm is `log1p(-ndtr(-x))`.
+    """
+    lower = -10.0 if dtypes.is_float(typeof(x).dtype) and typeof(x).dtype.itemsize < 8 else -20.0
+    upper = constant_like(x, 0.0)
+    cut = constant_like(x, lower)
+    middle = lax.log(ndtr(lax.max(x, cut)))
+    above = lax.log1p(lax.neg(ndtr(lax.neg(lax.max(x, upper)))))
+    below = _log_ndtr_below(lax.min(x, cut), series_order)
+    return select(lax.gt(x, upper), above, select(lax.gt(x, cut), middle, below))
+
+
+def _log_ndtr_below(x: Any, series_order: int) -> Any:
+    square = lax.square(x)
+    log_scale = -0.5 * square - snp.log(-x) - 0.5 * _LOG_2PI
+    total, term = 1.0, 1.0
+    for k in range(1, series_order + 1):
+        term = term * (-(2 * k - 1.0)) / square
+        total = total + term
+    return log_scale + snp.log(total)
+
+
+@_log_ndtr.defjvp
+def _log_ndtr_jvp(series_order: int, primals: Any, tangents: Any) -> Any:
+    """`exp(log density - log_ndtr)`, which neither overflows nor divides zero by zero."""
+    (x,), (t,) = primals, tangents
+    out = _log_ndtr(x, series_order)
+    return out, t * snp.exp(-0.5 * x * x - 0.5 * _LOG_2PI - out)
+
+
+def log_ndtr(x: Any, series_order: int = 3) -> Any:
+    """The logarithm of `ndtr`, accurate in both tails.
+
+    Far below zero it is an asymptotic series of `series_order` terms.
+    """
+    if not isinstance(series_order, int) or not 0 <= series_order <= 30:
+        raise ArgumentError(f"log_ndtr: series_order must be in 0..30, got {series_order!r}")
+    return _log_ndtr(*_real("log_ndtr", x), max(series_order, 1))
+
+
+# ---- gamma functions ---------------------------------------------------------------------------
+
+gammaln = _function("gammaln", lax.lgamma, "The logarithm of the absolute gamma function.")
+loggamma = _function("loggamma", lax.lgamma, "The logarithm of the gamma function, real x > 0.")
+digamma = _function("digamma", lax.digamma, "The derivative of `gammaln`.")
+
+
+def gammainc(a: Any, x: Any) -> Any:
+    """The regularised lower incomplete gamma function, differentiable in both arguments."""
+    return lax.igamma(*_real("gammainc", a, x))
+
+
+def gammaincc(a: Any, x: Any) -> Any:
+    """The regularised upper incomplete gamma function: `1 - gammainc(a, x)`."""
+    return lax.igammac(*_real("gammaincc", a, x))
+
+
+def polygamma(n: Any, x: Any) -> Any:
+    """The n-th derivative of `digamma`."""
+    return lax.polygamma(*_real("polygamma", n, x))
+
+
+def zeta(x: Any, q: Any = None) -> Any:
+    """The Hurwitz zeta function, the sum of `(k + q) ** -x`; Riemann's if q is left out."""
+    return lax.zeta(*_real("zeta", x, 1.0 if q is None else q))
+
+
+def gammasgn(x: Any) -> Any:
+    """The sign of the gamma function; NaN at its negative poles, and that of zero at zero."""
+    (x,) = _real("gammasgn", x)
+    floor = lax.floor(x)
+    odd = lax.ne(lax.rem(floor, constant_like(x, 2.0)), constant_like(x, 0.0))
+    negative = select(odd, constant_like(x, -1.0), constant_like(x, 1.0))
+    pole = snp.logical_and(lax.eq(x, floor), lax.lt(x, constant_like(x, 0.0)))
+    negative = select(pole, constant_like(x, np.nan), negative)
+    at_zero = snp.copysign(constant_like(x, 1.0), x)
+    sign = select(lax.lt(x, constant_like(x, 0.0)), negative, at_zero)
+    return select(snp.isnan(x), x, sign)
+
+
+def gamma(x: Any) -> Any:
+    """The gamma function: `exp(gammaln(x))` with its sign.
+
+    >>> gamma(5.0)
+    Array(24., dtype=float32)
+    """
+    (x,) = _real("gamma", x)
+    return lax.mul(gammasgn(x), lax.exp(lax.lgamma(x)))
+
+
+def factorial(n: Any, exact: bool = False) -> Any:
+    """n! of floats, `gamma(n + 1)`; 0 for negative n."""
+    if exact:
+        raise ArgumentError("factorial: exact=True needs integers of any size; use math.factorial")
+    (n,) = _real("factorial", n)
+    one, zero = constant_like(n, 1.0), constant_like(n, 0.0)
+    return select(lax.lt(n, zero), zero, lax.exp(lax.lgamma(lax.add(n, one))))
+
+
+def poch(z: Any, m: Any) -> Any:
+    """Pochhammer's rising factorial: `gamma(z + m) / gamma(z)`."""
+    z, m = _real("poch", z, m)
+    top = lax.add(z, m)
+    ratio = lax.exp(lax.sub(lax.lgamma(top), lax.lgamma(z)))
+    value = lax.mul(lax.mul(gammasgn(top), gammasgn(z)), ratio)
+    return select(lax.eq(m, constant_like(m, 0.0)), constant_like(z, 1.0), value)
+
+
+def multigammaln(a: Any, d: Any) -> Any:
+    """The logarithm of the gamma function of dimension d (a static integer)."""
+    (a,) = _real("multigammaln", a)
+    d = operator.index(d)
+    total = constant_like(a, 0.25 * d * (d - 1) * math.log(math.pi))
+    for k in range(d):
+        total = lax.add(total, lax.lgamma(lax.sub(a, constant_like(a, k / 2))))
+    return total
+
+
+def comb(N: Any, k: Any, *, repetition: bool = False) -> Any:
+    """The number of ways to choose k of N, of floats; with `repetition`, k of N + k - 1."""
+    N, k = _real("comb", N, k)
+    one, zero = constant_like(N, 1.0), constant_like(N, 0.0)
+    if repetition:
+        N = lax.sub(lax.add(N, k), one)
+    top, bottom = lax.lgamma(lax.add(N, one)), lax.lgamma(lax.add(lax.sub(N, k), one))
+    value = lax.exp(lax.sub(lax.sub(top, bottom), lax.lgamma(lax.add(k, one))))
+    whole = snp.logical_and(lax.eq(N, lax.floor(N)), lax.eq(k, lax.floor(k)))
+    value = select(whole, lax.round(value), value)
+    outside = snp.logical_or(lax.lt(k, zero), snp.logical_or(lax.lt(N, zero), lax.gt(k, N)))
+    return select(outside, zero, value)
+
+
+# ---- beta functions ----------------------------------------------------------------------------
+
+
+def betaln(a: Any, b: Any) -> Any:
+    """The logarithm of the absolute beta function."""
+    a, b = _real("betaln", a, b)
+    return lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
+
+
+def beta(a: Any, b: Any) -> Any:
+    """The beta function: `gamma(a) gamma(b) / gamma(a + b)`."""
+    a, b = _real("beta", a, b)
+    sign = lax.mul(lax.mul(gammasgn(a), gammasgn(b)), gammasgn(lax.add(a, b)))
+    return lax.mul(sign, lax.exp(betaln(a, b)))
+
+
+def betainc(a: Any, b: Any, x: Any) -> Any:
+    """The regularised incomplete beta function; its derivative is with respect to x."""
+    return lax.betainc(*_real("betainc", a, b, x))
+
+
+# ---- logarithms, odds and entropies ------------------------------------------------------------
+
+
+def logit(x: Any) -> Any:
+    """The logarithm of the odds, `log(x / (1 - x))`."""
+    (x,) = _real("logit", x)
+    return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
+
+
+def expit(x: Any) -> Any:
+    """The logistic function, `1 / (1 + exp(-x))`."""
+    return lax.logistic(*_real("expit", x))
+
+
+@custom_jvp
+def _xlogy(x: Any, y: Any) -> Any:
+    zero = constant_like(x, 0.0)
+    is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
+    return select(is_zero, zero, lax.mul(x, lax.log(y)))
+
+
+@_xlogy.defjvp
+def _xlogy_jvp(primals: Any, tangents: Any) -> Any:
+    (x, y), (tx, ty) = primals, tangents
+    return _xlogy(x, y), lax.add(lax.mul(tx, lax.log(y)), lax.mul(ty, _ratio(x, y)))
+
+
+@custom_jvp
+def _xlog1py(x: Any, y: Any) -> Any:
+    zero = constant_like(x, 0.0)
+    is_zero = snp.logical_and(lax.eq(x, zero), lax.eq(y, y))
+    return select(is_zero, zero, lax.mul(x, lax.log1p(y)))
+
+
+@_xlog1py.defjvp
+def _xlog1py_jvp(primals: Any, tangents: Any) -> Any:
+    (x, y), (tx, ty) = primals, tangents
+    slope = _ratio(x, lax.add(y, constant_like(y, 1.0)))
+    return _xlog1py(x, y), lax.add(lax.mul(tx, lax.log1p(y)), lax.mul(ty, slope))
+
+
+def _ratio(x: Any, y: Any) -> Any:
+    """`x / y`, and 0 for x = 0 even where y is."""
+    nothing = snp.logical_and(lax.eq(x, constant_like(x, 0.0)), lax.eq(y, constant_like(y, 0.0)))
+    return select(nothing, constant_like(x, 0.0), lax.div(x, select(nothing, _one(y), y)))
+
+
+def _one(y: Any) -> Any:
+    return constant_like(y, 1.0)
+
+
+def xlogy(x: Any, y: Any) -> Any:
+    """`x log(y)`, which is 0 for x = 0.
+
+    >>> xlogy(0.0, 0.0)
+    Array(0., dtype=float32)
+    """
+    return _xlogy(*_real("xlogy", x, y))
+
+
+def xlog1py(x: Any, y: Any) -> Any:
+    """`x log1p(y)`, which is 0 for x = 0."""
+    return _xlog1py(*_real("xlog1py", x, y))
+
+
+def entr(x: Any) -> Any:
+    """`-x log(x)`: the term of an entropy; minus infinity for negative x."""
+    (x,) = _real("entr", x)
+    negative = lax.lt(x, constant_like(x, 0.0))
+    return select(negative, constant_like(x, -np.inf), lax.neg(_xlogy(x, x)))
+
+
+def rel_entr(p: Any, q: Any) -> Any:
+    """`p log(p / q)`: the term of a relative entropy; infinite outside of its domain."""
+    p, q = _real("rel_entr", p, q)
+    zero = constant_like(p, 0.0)
+    both = snp.logical_and(lax.gt(p, zero), lax.gt(q, zero))
+    empty = snp.logical_and(lax.eq(p, zero), lax.ge(q, zero))
+    safe_p, safe_q = select(both, p, _one(p)), select(both, q, _one(q))
+    term = lax.mul(safe_p, lax.sub(lax.log(safe_p), lax.log(safe_q)))
+    return select(both, term, select(empty, zero, constant_like(p, np.inf)))
+
+
+def kl_div(p: Any, q: Any) -> Any:
+    """`p log(p / q) - p + q`: the term of a Kullback-Leibler divergence."""
+    p, q = _real("kl_div", p, q)
+    return lax.add(lax.sub(rel_entr(p, q), p), q)
+
+
+def boxcox(x: Any, lmbda: Any) -> Any:
+    """The Box-Cox transformation, `(x**lmbda - 1) / lmbda`, and `log(x)` for lmbda = 0."""
+    x, lmbda = _real("boxcox", x, lmbda)
+    return _power_over(lmbda, lax.log(x))
+
+
+def boxcox1p(x: Any, lmbda: Any) -> Any:
+    """The Box-Cox transformation of `1 + x`."""
+    x, lmbda = _real("boxcox1p", x, lmbda)
+    return _power_over(lmbda, lax.log1p(x))
+
+
+def _power_over(lmbda: Any, log_x: Any) -> Any:
+    """`expm1(lmbda log_x) / lmbda`."""
+    zero = lax.eq(lmbda, constant_like(lmbda, 0.0))
+    safe = select(zero, _one(lmbda), lmbda)
+    return select(zero, log_x, lax.div(lax.expm1(lax.mul(safe, log_x)), safe))
+
+
+def softmax(x: Any, /, *, axis: Any = None) -> Any:
+    """The exponentials of x divided by their sum; over all dims by default."""
+    return _softmax(x, axis)
+
+
+def log_softmax(x: Any, /, *, axis: Any = None) -> Any:
+    """The logarithm of `softmax`; over all dims by default."""
+    return _log_softmax(x, axis)
+
+
+# ---- Bessel functions --------------------------------------------------------------------------
+
+i0e = _function("i0e", lax.bessel_i0e, "`exp(-|x|)` times the modified Bessel function `i0`.")
+i1e = _function("i1e", lax.bessel_i1e, "`exp(-|x|)` times the modified Bessel function `i1`.")
+
+
+def i0(x: Any) -> Any:
+    """The modified Bessel function of order 0."""
+    (x,) = _real("i0", x)
+    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i0e(x))
+
+
+def i1(x: Any) -> Any:
+    """The modified Bessel function of order 1."""
+    (x,) = _real("i1", x)
+    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i1e(x))
+
+
+# ---- integrals ---------------------------------------------------------------------------------
+
+exp1 = _function("exp1", exp1_p.bind, "The integral of `exp(-t) / t` from x to infinity.")
+expi = _function("expi", expi_p.bind, "The integral of `exp(t) / t` from -infinity to x.")
+spence = _function("spence", spence_p.bind, "The dilogarithm: `log(t) / (1 - t)` from 1 to x.")
+
+
+def expn(n: Any, x: Any) -> Any:
+    """The generalised exponential integral of whole order n; NaN for negative n."""
+    if not dtypes.is_integer(typeof(n).dtype) and not isinstance(n, (int, float)):
+        raise DtypeError(f"expn: n must be integers, got {typeof(n)}; convert it with .astype(int)")
+    n, x = _real("expn", n, x)
+    n = lax.stop_gradient(n)
+    return select(lax.lt(n, constant_like(n, 0.0)), constant_like(x, np.nan), expn_p.bind(n, x))
+
+
+# ---- numbers -----------------------------------------------------------------------------------
+
+
+def bernoulli(n: int) -> Any:
+    """The first n + 1 Bernoulli numbers (that of index 1 is -1/2).
+
+    >>> bernoulli(2)
+    Array([ 1.        , -0.5       ,  0.16666667], dtype=float32)
+    """
+    n = operator.index(n)
+    if n < 0:
+        raise ArgumentError(f"bernoulli: n must not be negative, got {n}")
+    numbers = [Fraction(1)]
+    for m in range(1, n + 1):
+        terms = (math.comb(m + 1, k) * numbers[k] for k in range(m))
+        numbers.append(-sum(terms, Fraction(0)) / (m + 1))
+    return snp.asarray(np.array([float(b) for b in numbers]), default_float())

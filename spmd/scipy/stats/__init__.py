@@ -1,0 +1,30 @@
+"""Probability distributions and statistics of samples, as in `jax.scipy.stats`.
+
+This file only lists what is public, file by file.
+"""
+
+# ruff: noqa: F401
+
+from spmd.scipy.stats.continuous import (
+    beta,
+    cauchy,
+    chi2,
+    expon,
+    gamma,
+    gennorm,
+    gumbel_l,
+    gumbel_r,
+    laplace,
+    logistic,
+    norm,
+    pareto,
+    t,
+    truncnorm,
+    uniform,
+    vonmises,
+    wrapcauchy,
+)
+from spmd.scipy.stats.discrete import bernoulli, betabinom, binom, geom, nbinom, poisson
+from spmd.scipy.stats.family import Distribution
+from spmd.scipy.stats.joint import dirichlet, multinomial
+from spmd.scipy.stats.samples import rankdata, sem

@@ -1,0 +1,208 @@
+"""Continuous distributions, each by the formulas of its standard form.
+
+`z` is the standard variable, inside the support; `q` a probability.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spmd import numpy as snp
+from spmd.nn import log1mexp
+from spmd.scipy import special
+from spmd.scipy.stats.family import continuous
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+def _positive(*shapes: Any) -> tuple[Any, Any]:
+    return 0.0, np.inf
+
+
+def _unit(*shapes: Any) -> tuple[Any, Any]:
+    return 0.0, 1.0
+
+
+# ---- on the whole line -------------------------------------------------------------------------
+
+norm = continuous(
+    "norm",
+    "The normal distribution.",
+    logpdf=lambda z: -0.5 * (z * z + _LOG_2PI),
+    cdf=special.ndtr,
+    sf=lambda z: special.ndtr(-z),
+    logcdf=special.log_ndtr,
+    logsf=lambda z: special.log_ndtr(-z),
+    ppf=special.ndtri,
+    isf=lambda q: -special.ndtri(q),
+)
+cauchy = continuous(
+    "cauchy",
+    "The Cauchy distribution.",
+    logpdf=lambda z: -snp.log1p(z * z) - math.log(math.pi),
+    cdf=lambda z: snp.arctan2(snp.ones_like(z), -z) / math.pi,
+    sf=lambda z: snp.arctan2(snp.ones_like(z), z) / math.pi,
+    ppf=lambda q: snp.tan(math.pi * (q - 0.5)),
+    isf=lambda q: snp.tan(math.pi * (0.5 - q)),
+)
+laplace = continuous(
+    "laplace",
+    "The Laplace distribution.",
+    logpdf=lambda z: -snp.abs(z) - math.log(2),
+    cdf=lambda z: 0.5 - 0.5 * snp.sign(z) * snp.expm1(-snp.abs(z)),
+)
+logistic = continuous(
+    "logistic",
+    "The logistic distribution.",
+    logpdf=lambda z: -snp.abs(z) - 2 * snp.log1p(snp.exp(-snp.abs(z))),
+    cdf=special.expit,
+    sf=lambda z: special.expit(-z),
+    ppf=special.logit,
+    isf=lambda q: -special.logit(q),
+)
+gennorm = continuous(
+    "gennorm",
+    "The generalised normal distribution, whose density is that of `exp(-|z|**beta)`.",
+    "beta",
+    logpdf=lambda z, b: snp.log(0.5 * b) - special.gammaln(1 / b) - snp.abs(z) ** b,
+    cdf=lambda z, b: 0.5 * (1 + snp.sign(z) * special.gammainc(1 / b, snp.abs(z) ** b)),
+)
+gumbel_r = continuous(
+    "gumbel_r",
+    "The right-skewed Gumbel distribution, of maxima.",
+    logpdf=lambda z: -z - snp.exp(-z),
+    logcdf=lambda z: -snp.exp(-z),
+    sf=lambda z: -snp.expm1(-snp.exp(-z)),
+    ppf=lambda q: -snp.log(-snp.log(q)),
+)
+gumbel_l = continuous(
+    "gumbel_l",
+    "The left-skewed Gumbel distribution, of minima.",
+    logpdf=lambda z: z - snp.exp(z),
+    logsf=lambda z: -snp.exp(z),
+    cdf=lambda z: -snp.expm1(-snp.exp(z)),
+    ppf=lambda q: snp.log(-snp.log1p(-q)),
+)
+
+
+def _t_logpdf(z: Any, df: Any) -> Any:
+    constant = special.gammaln(0.5 * (df + 1)) - special.gammaln(0.5 * df)
+    return constant - 0.5 * snp.log(math.pi * df) - 0.5 * (df + 1) * snp.log1p(z * z / df)
+
+
+def _t_cdf(z: Any, df: Any) -> Any:
+    tail = 0.5 * special.betainc(0.5 * df, snp.full_like(df, 0.5), df / (df + z * z))
+    return snp.where(z > 0, 1 - tail, tail)
+
+
+t = continuous("t", "Student's t distribution.", "df", logpdf=_t_logpdf, cdf=_t_cdf)
+
+# ---- on the positive half ----------------------------------------------------------------------
+
+expon = continuous(
+    "expon",
+    "The exponential distribution.",
+    "",
+    _positive,
+    logpdf=lambda z: -z,
+    cdf=lambda z: -snp.expm1(-z),
+    sf=lambda z: snp.exp(-z),
+    logsf=lambda z: -z,
+    ppf=lambda q: -snp.log1p(-q),
+    isf=lambda q: -snp.log(q),
+)
+gamma = continuous(
+    "gamma",
+    "The gamma distribution.",
+    "a",
+    _positive,
+    logpdf=lambda z, a: special.xlogy(a - 1, z) - z - special.gammaln(a),
+    cdf=lambda z, a: special.gammainc(a, z),
+    sf=lambda z, a: special.gammaincc(a, z),
+)
+chi2 = continuous(
+    "chi2",
+    "The chi-squared distribution.",
+    "df",
+    _positive,
+    logpdf=lambda z, df: (
+        special.xlogy(0.5 * df - 1, z)
+        - 0.5 * z
+        - special.gammaln(0.5 * df)
+        - 0.5 * math.log(2) * df
+    ),
+    cdf=lambda z, df: special.gammainc(0.5 * df, 0.5 * z),
+    sf=lambda z, df: special.gammaincc(0.5 * df, 0.5 * z),
+)
+pareto = continuous(
+    "pareto",
+    "The Pareto distribution, from 1 on.",
+    "b",
+    lambda b: (1.0, np.inf),
+    logpdf=lambda z, b: snp.log(b) - (b + 1) * snp.log(z),
+    cdf=lambda z, b: -snp.expm1(-b * snp.log(z)),
+    sf=lambda z, b: z**-b,
+    logsf=lambda z, b: -b * snp.log(z),
+    ppf=lambda q, b: (1 - q) ** (-1 / b),
+    isf=lambda q, b: q ** (-1 / b),
+)
+
+# ---- on an interval ----------------------------------------------------------------------------
+
+uniform = continuous(
+    "uniform",
+    "The uniform distribution on [loc, loc + scale].",
+    "",
+    _unit,
+    logpdf=lambda z: snp.zeros_like(z),
+    cdf=lambda z: z,
+    ppf=lambda q: q,
+)
+beta = continuous(
+    "beta",
+    "The beta distribution.",
+    "a b",
+    _unit,
+    logpdf=lambda z, a, b: (
+        special.xlogy(a - 1, z) + special.xlog1py(b - 1, -z) - special.betaln(a, b)
+    ),
+    cdf=lambda z, a, b: special.betainc(a, b, z),
+    sf=lambda z, a, b: special.betainc(b, a, 1 - z),
+)
+
+
+def _log_mass(a: Any, b: Any) -> Any:
+    """The logarithm of the normal probability between a and b, from the tail that is thinner."""
+    right = a > 0
+    low, high = snp.where(right, -b, a), snp.where(right, -a, b)
+    top, bottom = special.log_ndtr(high), special.log_ndtr(low)
+    apart = top > bottom
+    gap = snp.where(apart, top - bottom, 1.0)
+    return snp.where(apart, top + log1mexp(gap), -np.inf)
+
+
+truncnorm = continuous(
+    "truncnorm",
+    "The normal distribution between a and b (in units of the scale, from the location).",
+    "a b",
+    lambda a, b: (a, b),
+    logpdf=lambda z, a, b: -0.5 * (z * z + _LOG_2PI) - _log_mass(a, b),
+    logcdf=lambda z, a, b: _log_mass(a, z) - _log_mass(a, b),
+    logsf=lambda z, a, b: _log_mass(z, b) - _log_mass(a, b),
+)
+vonmises = continuous(
+    "vonmises",
+    "The von Mises distribution of angles.",
+    "kappa",
+    logpdf=lambda z, kappa: kappa * (snp.cos(z) - 1) - _LOG_2PI - snp.log(special.i0e(kappa)),
+)
+wrapcauchy = continuous(
+    "wrapcauchy",
+    "The Cauchy distribution wrapped around a circle.",
+    "c",
+    lambda c: (0.0, 2 * math.pi),
+    logpdf=lambda z, c: snp.log1p(-c * c) - _LOG_2PI - snp.log1p(c * c - 2 * c * snp.cos(z)),
+)

@@ -1,0 +1,70 @@
+"""Distributions of whole numbers, each by the logarithm of its probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd import numpy as snp
+from spmd.scipy import special
+from spmd.scipy.stats.family import discrete
+
+
+def _log_choose(n: Any, k: Any) -> Any:
+    return special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
+
+
+bernoulli = discrete(
+    "bernoulli",
+    "One trial that succeeds with probability p.",
+    "p",
+    lambda p: (0, 1),
+    lambda k, p: special.xlogy(k, p) + special.xlog1py(1 - k, -p),
+    cdf=lambda k, p: snp.where(k < 0, 0.0, snp.where(k < 1, 1 - p, 1.0)),
+    ppf=lambda q, p: snp.where(
+        (q >= 0) & (q <= 1) & (p >= 0) & (p <= 1), snp.where(q > 1 - p, 1.0, 0.0), np.nan
+    ),
+)
+binom = discrete(
+    "binom",
+    "The number of successes in n trials.",
+    "n p",
+    lambda n, p: (0, n),
+    lambda k, n, p: _log_choose(n, k) + special.xlogy(k, p) + special.xlog1py(n - k, -p),
+)
+betabinom = discrete(
+    "betabinom",
+    "The number of successes in n trials whose probability has a beta distribution.",
+    "n a b",
+    lambda n, a, b: (0, n),
+    lambda k, n, a, b: _log_choose(n, k) + special.betaln(k + a, n - k + b) - special.betaln(a, b),
+)
+geom = discrete(
+    "geom",
+    "The number of trials up to the first success.",
+    "p",
+    lambda p: (1, np.inf),
+    lambda k, p: special.xlog1py(k - 1, -p) + snp.log(p),
+)
+nbinom = discrete(
+    "nbinom",
+    "The number of failures before the n-th success.",
+    "n p",
+    lambda n, p: (0, np.inf),
+    lambda k, n, p: (
+        special.gammaln(k + n)
+        - special.gammaln(n)
+        - special.gammaln(k + 1)
+        + special.xlogy(n, p)
+        + special.xlog1py(k, -p)
+    ),
+)
+poisson = discrete(
+    "poisson",
+    "The number of independent events, mu on average.",
+    "mu",
+    lambda mu: (0, np.inf),
+    lambda k, mu: special.xlogy(k, mu) - special.gammaln(k + 1) - mu,
+    cdf=lambda k, mu: snp.where(k < 0, 0.0, special.gammaincc(snp.maximum(k, 0) + 1, mu)),
+)

@@ -1,0 +1,196 @@
+"""How distributions are made: few formulas of a standard variable become all public functions.
+
+The one idea: a continuous distribution is given in its standard form, with location 0 and scale 1.
+`continuous` adds the two, the support, and what follows: `pdf` from `logpdf`, `sf` from `cdf`, and
+so on. Where the derived one would lose digits, the table gives a formula of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd import numpy as snp
+from spmd.core.aval import typeof
+from spmd.numpy.promotion import as_array, check_real, constant_like, promote_args_inexact
+
+Formula = Callable[..., Any]
+Support = Callable[..., tuple[Any, Any]]
+
+_SUMMARIES = {
+    "logpdf": "The logarithm of the probability density at x.",
+    "pdf": "The probability density at x.",
+    "logpmf": "The logarithm of the probability of k.",
+    "pmf": "The probability of k.",
+    "cdf": "The probability of values up to this one.",
+    "logcdf": "The logarithm of `cdf`.",
+    "sf": "The probability of values above this one.",
+    "logsf": "The logarithm of `sf`.",
+    "ppf": "The quantile: the inverse of `cdf`.",
+    "isf": "The inverse of `sf`.",
+}
+
+
+class Distribution:
+    """A probability distribution: a namespace of functions, as SciPy's are.
+
+    Which there are differs; `dir` lists them. They are elementwise, promote and broadcast their
+    arguments, and are differentiable in all that the special functions they use are.
+    """
+
+    def __init__(self, name: str, doc: str, functions: dict[str, Formula]):
+        self.__name__ = name
+        self.__doc__ = doc
+        for operation, function in functions.items():
+            function.__name__ = operation
+            function.__qualname__ = f"{name}.{operation}"
+            function.__doc__ = _SUMMARIES.get(operation)
+            setattr(self, operation, function)
+
+    def __repr__(self) -> str:
+        return f"<distribution {self.__name__}>"
+
+
+def operands(name: str, *xs: Any) -> list[Any]:
+    """Real operands of one float dtype, all broadcast to one shape."""
+    out = [as_array(x) for x in promote_args_inexact(name, *xs)]
+    check_real(name, *out)
+    shape = np.broadcast_shapes(*(typeof(x).shape for x in out))
+    return [snp.broadcast_to(x, shape) for x in out]
+
+
+def _public(
+    name: str, first: str, shapes: str, moved: dict[str, Any], body: Formula
+) -> Callable[..., Any]:
+    """`body` under the signature (first, *shapes, and those of `moved`, which have defaults)."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(p, kind) for p in (first, *shapes.split())]
+    parameters += [inspect.Parameter(p, kind, default=value) for p, value in moved.items()]
+    signature = inspect.Signature(parameters)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}{signature}: {error}") from None
+        bound.apply_defaults()
+        return body(*operands(name, *bound.arguments.values()))
+
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def _derive(given: dict[str, Formula]) -> dict[str, Formula]:
+    """Standard formulas completed by those that follow from them."""
+    out = dict(given)
+    if "cdf" not in out and "logcdf" in out:
+        out["cdf"] = lambda *xs: snp.exp(given["logcdf"](*xs))
+    if "sf" not in out and "logsf" in out:
+        out["sf"] = lambda *xs: snp.exp(given["logsf"](*xs))
+    if "cdf" not in out and "sf" in out:
+        out["cdf"] = lambda *xs: 1 - out["sf"](*xs)
+    if "cdf" in out:
+        out.setdefault("sf", lambda *xs: 1 - out["cdf"](*xs))
+        out.setdefault("logcdf", lambda *xs: snp.log(out["cdf"](*xs)))
+        out.setdefault("logsf", lambda *xs: snp.log(out["sf"](*xs)))
+    if "ppf" in out:
+        out.setdefault("isf", lambda q, *xs: out["ppf"](1 - q, *xs))
+    return out
+
+
+def _anywhere(*shapes: Any) -> tuple[Any, Any]:
+    return -np.inf, np.inf
+
+
+def continuous(
+    name: str, doc: str, shapes: str = "", support: Support = _anywhere, **given: Formula
+) -> Distribution:
+    """A distribution from formulas of the standard variable z and its shape parameters.
+
+    `support(*shapes)` gives the ends; outside the density is zero. Formulas see z inside only.
+    """
+    moved = {"loc": 0, "scale": 1}
+    functions: dict[str, Formula] = {}
+
+    def density(x: Any, *rest: Any) -> Any:
+        *shape, loc, scale = rest
+        z = (x - loc) / scale
+        low, high = support(*shape)
+        here = ((z >= low) & (z <= high)) | snp.isnan(z)
+        # What the formula sees outside must be harmless to its derivatives: the nearer end is not.
+        middle = 0.0 if support is _anywhere else snp.minimum(low + 0.5, 0.5 * (low + high))
+        value = given["logpdf"](snp.where(here, z, middle), *shape) - snp.log(scale)
+        return snp.where(here, value, constant_like(value, -np.inf))
+
+    def of_variable(formula: Formula) -> Formula:
+        def body(x: Any, *rest: Any) -> Any:
+            *shape, loc, scale = rest
+            z = (x - loc) / scale
+            low, high = support(*shape)
+            z = z if support is _anywhere else snp.clip(z, low, high)
+            return formula(z, *shape)
+
+        return body
+
+    def of_probability(formula: Formula) -> Formula:
+        def body(q: Any, *rest: Any) -> Any:
+            *shape, loc, scale = rest
+            proper = (q >= 0) & (q <= 1)
+            value = loc + scale * formula(snp.where(proper, q, 0.5), *shape)
+            return snp.where(proper, value, constant_like(value, np.nan))
+
+        return body
+
+    for operation, formula in _derive(given).items():
+        full = f"stats.{name}.{operation}"
+        if operation == "logpdf":
+            functions["logpdf"] = _public(full, "x", shapes, moved, density)
+            exponential = _public(
+                f"stats.{name}.pdf", "x", shapes, moved, lambda *xs: lax.exp(density(*xs))
+            )
+            functions["pdf"] = exponential
+        elif operation in ("ppf", "isf"):
+            functions[operation] = _public(full, "q", shapes, moved, of_probability(formula))
+        else:
+            functions[operation] = _public(full, "x", shapes, moved, of_variable(formula))
+    return Distribution(name, doc, functions)
+
+
+def discrete(
+    name: str, doc: str, shapes: str, support: Support, logpmf: Formula, **given: Formula
+) -> Distribution:
+    """A distribution of whole numbers from `logpmf(k, *shapes)` and maybe `cdf` and `ppf`."""
+    moved = {"loc": 0}
+    functions: dict[str, Formula] = {}
+
+    def log_probability(k: Any, *rest: Any) -> Any:
+        *shape, loc = rest
+        k = k - loc
+        low, high = support(*shape)
+        here = (k >= low) & (k <= high) & (k == snp.floor(k))
+        value = logpmf(snp.where(here, k, low), *shape)
+        return snp.where(here, value, constant_like(value, -np.inf))
+
+    functions["logpmf"] = _public(f"stats.{name}.logpmf", "k", shapes, moved, log_probability)
+    functions["pmf"] = _public(
+        f"stats.{name}.pmf", "k", shapes, moved, lambda *xs: lax.exp(log_probability(*xs))
+    )
+    for operation, formula in given.items():
+        first = "q" if operation == "ppf" else "k"
+        body = _shifted_down if operation == "cdf" else _shifted_up
+        functions[operation] = _public(
+            f"stats.{name}.{operation}", first, shapes, moved, body(formula)
+        )
+    return Distribution(name, doc, functions)
+
+
+def _shifted_down(formula: Formula) -> Formula:
+    return lambda k, *rest: formula(snp.floor(k - rest[-1]), *rest[:-1])
+
+
+def _shifted_up(formula: Formula) -> Formula:
+    return lambda q, *rest: formula(q, *rest[:-1]) + rest[-1]

@@ -1,0 +1,88 @@
+"""Statistics of samples: ranks and the standard error of the mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd import numpy as snp
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError
+from spmd.core.util import canonical_dim
+from spmd.numpy.promotion import as_array, check_arraylike, default_float, promote_dtypes_inexact
+
+_METHODS = ("average", "min", "max", "dense", "ordinal")
+
+
+def _check_policy(name: str, nan_policy: str) -> None:
+    if nan_policy not in ("propagate", "omit"):
+        raise ArgumentError(
+            f"{name}: nan_policy must be 'propagate' or 'omit', got {nan_policy!r}; raising an "
+            "error depends on values, which a traced function does not know"
+        )
+
+
+def sem(
+    a: Any,
+    axis: int | None = 0,
+    ddof: int = 1,
+    nan_policy: str = "propagate",
+    *,
+    keepdims: bool = False,
+) -> Any:
+    """The standard error of the mean: the standard deviation over the root of the count.
+
+    >>> sem(snp.asarray([1.0, 2.0, 3.0, 4.0]))
+    Array(0.6454972, dtype=float32)
+    """
+    check_arraylike("sem", a)
+    _check_policy("sem", nan_policy)
+    (a,) = promote_dtypes_inexact(as_array(a))
+    if nan_policy == "omit":
+        count = snp.sum(~snp.isnan(a), axis=axis, keepdims=keepdims)
+        deviation = snp.nanstd(a, axis=axis, ddof=ddof, keepdims=keepdims)
+        return deviation / snp.sqrt(count.astype(typeof(a).dtype))
+    size = typeof(a).size if axis is None else typeof(a).shape[axis]
+    return snp.std(a, axis=axis, ddof=ddof, keepdims=keepdims) / float(size) ** 0.5
+
+
+def rankdata(
+    a: Any, method: str = "average", *, axis: int | None = None, nan_policy: str = "propagate"
+) -> Any:
+    """The ranks of the elements, from 1; `method` says what equal ones get.
+
+    That is the average, smallest or largest of their ranks, one rank without gaps ("dense"), or
+    ranks in order of position ("ordinal"). The ranks of a vector with a NaN are NaN.
+
+    >>> rankdata(snp.asarray([10, 30, 10]))
+    Array([1.5, 3. , 1.5], dtype=float32)
+    """
+    check_arraylike("rankdata", a)
+    if method not in _METHODS:
+        raise ArgumentError(f"rankdata: method must be one of {_METHODS}, got {method!r}")
+    if nan_policy != "propagate":
+        raise ArgumentError(f"rankdata: nan_policy must be 'propagate', got {nan_policy!r}")
+    a = as_array(a)
+    if axis is None:
+        return _ranks(snp.ravel(a), method)
+    axis = canonical_dim(axis, typeof(a).ndim)
+    return snp.apply_along_axis(lambda row: _ranks(row, method), axis, a)
+
+
+def _ranks(a: Any, method: str) -> Any:
+    size = typeof(a).shape[0]
+    order = snp.argsort(a)
+    place = snp.argsort(order)
+    if method == "ordinal" or size == 0:
+        ranks = place + 1
+    else:
+        sorted_a = a[order]
+        first = snp.concatenate([snp.ones(1, bool), sorted_a[1:] != sorted_a[:-1]])
+        dense = snp.cumsum(first)[place]
+        # The place after the last element of each group of equals; index 0 is before the first.
+        starts = snp.nonzero(first, size=size + 1, fill_value=size)[0]
+        low, high = starts[dense - 1] + 1, starts[dense]
+        ranks = {"dense": dense, "min": low, "max": high}.get(method)
+        ranks = 0.5 * (low + high) if ranks is None else ranks
+    if snp.issubdtype(typeof(a).dtype, snp.inexact):
+        return snp.where(snp.any(snp.isnan(a)), snp.nan, ranks.astype(default_float()))
+    return ranks.astype(default_float()) if method == "average" else ranks
