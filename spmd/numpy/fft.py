@@ -81,13 +81,13 @@ def _axes(name: str, shape: tuple[int, ...], s: Any, axes: Any) -> tuple[int, ..
     if axes is None:
         count = ndim if s is None else len(s)
         if count > ndim:
-            raise ShapeError(f"{name}: s={tuple(s)} has more numbers than {shape} has dims")
+            raise ShapeError(f"{name}: s={s} has more numbers than {shape} has dims")
         return tuple(range(ndim - count, ndim))
     if s is not None and len(s) != len(axes):
-        raise ArgumentError(f"{name}: s={tuple(s)} and axes={tuple(axes)} need equal lengths")
+        raise ArgumentError(f"{name}: s={s} and axes={axes} need equal lengths")
     chosen = tuple(canonical_dim(d, ndim, "axes") for d in axes)
     if len(set(chosen)) != len(chosen):
-        raise ArgumentError(f"{name}: axes={tuple(axes)} name a dim twice")
+        raise ArgumentError(f"{name}: axes={axes} name a dim twice")
     return chosen
 
 

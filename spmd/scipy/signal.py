@@ -112,7 +112,8 @@ def convolve(
     >>> convolve(snp.asarray([1.0, 2.0]), snp.asarray([1.0, 1.0]))
     Array([1., 3., 2.], dtype=float32)
     """
-    return _convolved("convolve", *_pair("convolve", in1, in2, mode), mode, method, precision)
+    in1, in2 = _pair("convolve", in1, in2, mode)
+    return _convolved("convolve", in1, in2, mode, method, precision)
 
 
 def correlate(
@@ -158,9 +159,15 @@ def correlate2d(
 ) -> Any:
     """The cross-correlation of two matrices, zeros around them."""
     in1, in2 = _two_dims("correlate2d", in1, in2, mode, boundary, fillvalue)
-    swapped = mode == "valid" and typeof(in1).size < typeof(in2).size
-    out = _convolved("correlate2d", in1, snp.flip(snp.conj(in2)), mode, "direct", precision)
-    return snp.flip(out) if swapped else out
+    if mode == "same":  # centred as SciPy does: an even size leaves one more on the left
+        in1, in2 = snp.flip(in1), snp.conj(in2)
+        return snp.flip(_convolved("correlate2d", in1, in2, mode, "direct", precision))
+    smaller = typeof(in1).size < typeof(in2).size
+    if mode == "valid" and smaller:
+        in1, in2 = snp.conj(in1), snp.flip(in2)
+    else:
+        in2 = snp.flip(snp.conj(in2))
+    return _convolved("correlate2d", in1, in2, mode, "direct", precision)
 
 
 def fftconvolve(

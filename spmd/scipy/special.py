@@ -52,16 +52,11 @@ def _real(name: str, *xs: Any) -> list[Any]:
     return [snp.broadcast_to(x, shape) if typeof(x).shape != shape else x for x in out]
 
 
-def _function(name: str, op: Callable[..., Any], doc: str, count: int = 1) -> Callable[..., Any]:
-    """A function of `count` arrays that is one primitive."""
-    if count == 1:
+def _function(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+    """A function of one array that is one primitive."""
 
-        def f(x: Any) -> Any:
-            return op(*_real(name, x))
-    else:
-
-        def f(x: Any, y: Any) -> Any:
-            return op(*_real(name, x, y))
+    def f(x: Any) -> Any:
+        return op(*_real(name, x))
 
     f.__name__ = f.__qualname__ = name
     f.__doc__ = doc
@@ -87,7 +82,10 @@ def ndtr(x: Any) -> Any:
 
 
 def ndtri(p: Any) -> Any:
-    """The inverse of `ndtr`: the quantile of the standard normal distribution."""
+    """The inverse of `ndtr`: the quantile of the standard normal distribution.
+
+    It is `sqrt(2) erfinv(2 p - 1)`, so a tiny p keeps as many digits as `2 p - 1` does.
+    """
     (p,) = _real("ndtri", p)
     two, one = constant_like(p, 2.0), constant_like(p, 1.0)
     return lax.mul(constant_like(p, math.sqrt(2)), lax.erf_inv(lax.sub(lax.mul(two, p), one)))

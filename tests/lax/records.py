@@ -266,6 +266,20 @@ SPECIAL = [
         )
         for name in ("igamma", "igammac")
     ),
+    *(
+        record(
+            name,
+            lambda lax, a, x, name=name: getattr(lax, name)(a, x),
+            between(0.5, 4, 2, 3),
+            between(0.5, 6, 2, 3),
+            dtypes=WIDE_FLOAT,
+            differentiable=(1,),
+            tolerance=2048,
+            # The oracle takes seconds to compile; tests/scipy compares with finite differences.
+            skip_oracle=WIDE_FLOAT if name == "random_gamma_grad" else WIDE_FLOAT[:1],
+        )
+        for name in ("igamma_grad_a", "random_gamma_grad")
+    ),
 ]
 
 # ---- logic -------------------------------------------------------------------------------------

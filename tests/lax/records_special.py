@@ -43,18 +43,6 @@ RECORDS = [
         differentiable=(2,),
         tolerance=512,
     ),
-    *(
-        record(
-            name,
-            lambda lax, a, x, name=name: getattr(lax, name)(a, x),
-            A,
-            between(0.5, 6, 2, 3),
-            dtypes=WIDE_FLOAT,
-            differentiable=(1,),
-            tolerance=2048,
-        )
-        for name in ("igamma_grad_a", "random_gamma_grad")
-    ),
     _integral(exp1_p, 0.3, 4),
     _integral(expi_p, 0.5, 4),
     _integral(dawsn_p, -3, 3),

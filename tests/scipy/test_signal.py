@@ -62,7 +62,7 @@ def test_detrend():
 @pytest.mark.parametrize(
     "how",
     [
-        {},
+        {"nperseg": 100},
         {"fs": 10.0, "nperseg": 16, "noverlap": 4, "nfft": 20, "scaling": "spectrum"},
         {"nperseg": 15, "average": "median", "window": "hamming", "detrend": "linear"},
         {"nperseg": 16, "return_onesided": False, "detrend": False},
@@ -95,10 +95,10 @@ def test_short_time_transform_and_back(how):
     back |= {"nperseg": how["nperseg"], "boundary": how.get("boundary", "zeros") is not None}
     back["input_onesided"] = how.get("return_onesided", True)
     spectrum = oracle.stft(x, **how)[2]
-    for found, wanted in zip(
-        signal.istft(spectrum, **back), oracle.istft(spectrum, **back), strict=True
-    ):
-        close(found, wanted)
+    times, found = signal.istft(spectrum, **back)
+    close(found, oracle.istft(spectrum, **back)[1])
+    # SciPy counts the rows of a batch here.
+    close(times, np.arange(found.shape[-1]) / how.get("fs", 1.0))
 
 
 def test_gradients():

@@ -63,12 +63,20 @@ logistic = continuous(
     ppf=special.logit,
     isf=lambda q: -special.logit(q),
 )
+
+
+def _gennorm_cdf(z: Any, b: Any) -> Any:
+    tail = 0.5 * special.gammaincc(1 / b, snp.abs(z) ** b)
+    return snp.where(z > 0, 1 - tail, tail)
+
+
 gennorm = continuous(
     "gennorm",
     "The generalised normal distribution, whose density is that of `exp(-|z|**beta)`.",
     "beta",
     logpdf=lambda z, b: snp.log(0.5 * b) - special.gammaln(1 / b) - snp.abs(z) ** b,
-    cdf=lambda z, b: 0.5 * (1 + snp.sign(z) * special.gammainc(1 / b, snp.abs(z) ** b)),
+    cdf=_gennorm_cdf,
+    sf=lambda z, b: _gennorm_cdf(-z, b),
 )
 gumbel_r = continuous(
     "gumbel_r",
@@ -98,7 +106,14 @@ def _t_cdf(z: Any, df: Any) -> Any:
     return snp.where(z > 0, 1 - tail, tail)
 
 
-t = continuous("t", "Student's t distribution.", "df", logpdf=_t_logpdf, cdf=_t_cdf)
+t = continuous(
+    "t",
+    "Student's t distribution.",
+    "df",
+    logpdf=_t_logpdf,
+    cdf=_t_cdf,
+    sf=lambda z, df: _t_cdf(-z, df),
+)
 
 # ---- on the positive half ----------------------------------------------------------------------
 
