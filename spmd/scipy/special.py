@@ -75,7 +75,7 @@ def ndtr(x: Any) -> Any:
     """The cumulative distribution function of the standard normal distribution.
 
     >>> ndtr(0.0)
-    Array(0.5, dtype=float32)
+    Array(0.5, dtype=float32, weak_type=True)
     """
     (x,) = _real("ndtr", x)
     return lax.mul(constant_like(x, 0.5), lax.erfc(lax.mul(x, constant_like(x, -math.sqrt(0.5)))))
@@ -178,7 +178,7 @@ def gamma(x: Any) -> Any:
     """The gamma function: `exp(gammaln(x))` with its sign.
 
     >>> gamma(5.0)
-    Array(24., dtype=float32)
+    Array(24., dtype=float32, weak_type=True)
     """
     (x,) = _real("gamma", x)
     return lax.mul(gammasgn(x), lax.exp(lax.lgamma(x)))
@@ -302,7 +302,7 @@ def xlogy(x: Any, y: Any) -> Any:
     """`x log(y)`, which is 0 for x = 0.
 
     >>> xlogy(0.0, 0.0)
-    Array(0., dtype=float32)
+    Array(0., dtype=float32, weak_type=True)
     """
     return _xlogy(*_real("xlogy", x, y))
 

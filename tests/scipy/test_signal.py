@@ -83,7 +83,7 @@ def test_spectral_densities(how):
     [
         {"nperseg": 16},
         {"nperseg": 15, "noverlap": 10, "fs": 8.0, "padded": False},
-        {"nperseg": 16, "boundary": None, "nfft": 32},
+        {"nperseg": 16, "boundary": None, "nfft": 32, "window": "hamming"},
         {"nperseg": 16, "return_onesided": False, "window": "boxcar"},
     ],
 )
