@@ -153,6 +153,42 @@ def test_transposed_product_turns_around():
     assert closed.out_avals[0].shape == (2, 3)
 
 
+OUTER = {
+    "matrix": ((5, 1), (1, 7), (((1,), (0,)), ((), ()))),
+    "columns": ((1, 5), (1, 7), (((0,), (0,)), ((), ()))),
+    "batch": ((3, 5, 1), (3, 1, 7), (((2,), (1,)), ((0,), (0,)))),
+    "two depths": ((3, 1, 1, 2), (3, 2, 1, 1), (((1, 2), (2, 3)), ((0,), (0,)))),
+    "scalars": ((1,), (1,), (((0,), (0,)), ((), ()))),
+    "empty": ((0, 1), (1, 7), (((1,), (0,)), ((), ()))),
+}
+
+
+@pytest.mark.parametrize("wide", (None, np.float32, np.int32), ids=str)
+@pytest.mark.parametrize("name", OUTER)
+def test_a_product_that_sums_nothing_is_elementwise(name, wide):
+    left, right, numbers = OUTER[name]
+    dtype = {None: np.float32, np.float32: np.float16, np.int32: np.int8}[wide]
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-9, 9, shape).astype(dtype) for shape in (left, right))
+
+    def f(x, y):
+        return lax.dot_general(x, y, numbers, preferred_element_type=wide)
+
+    found = simplified(f, a, b)
+    assert "mul" in found and "dot_general" not in found
+    with spmd.disable_jit():
+        want = np.asarray(f(a, b))
+    got = np.asarray(jit(f)(a, b))
+    assert got.dtype == want.dtype and np.array_equal(got, want)
+
+
+def test_products_in_an_order_that_broadcasting_lacks_stay():
+    def f(x, y):
+        return lax.dot_general(x, y, (((2,), (2,)), ((0, 1), (1, 0))))
+
+    assert "dot_general" in simplified(f, np.ones((2, 3, 1), "f"), np.ones((3, 2, 1), "f"))
+
+
 # ---- fuse --------------------------------------------------------------------------------------
 
 

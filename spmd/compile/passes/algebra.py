@@ -17,7 +17,12 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Literal, Var
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
+from spmd.lax.arithmetic import mul_p
+from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
+
+# Kinds of numbers within which a product may change the dtype.
+_REAL_KINDS = (dtypes.is_float, dtypes.is_integer)
 
 Rule = Callable[[Writer, Eqn, Sequence[Atom]], Atom | None]
 
@@ -154,9 +159,12 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
                 operands[side] = inner.invars[0]
                 contract[side] = tuple(perm[d] for d in contract[side])
                 batch[side] = tuple(perm[d] for d in batch[side])
+        moved = DimensionNumbers((contract[0], contract[1]), (batch[0], batch[1]))
+        outer = _outer_product(writer, eqn, operands, moved)
+        if outer is not None:
+            return outer
         if operands == list(ins):
             return None
-        moved = DimensionNumbers((contract[0], contract[1]), (batch[0], batch[1]))
         params = eqn.params | {"dimension_numbers": moved}
         return writer.emit(eqn.prim, operands, params, eqn.source)
 
@@ -221,6 +229,36 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         "broadcast_in_dim": broadcast,
         "convert_element_type": convert,
     }
+
+
+def _outer_product(
+    writer: Writer, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
+) -> Atom | None:
+    """A product whose contracted dims have size 1 sums nothing: it is elementwise, and fuses."""
+    out = eqn.outvars[0].aval
+    if any(ins[0].aval.shape[d] != 1 for d in numbers.contract[0]):
+        return None
+    dtype = ins[0].aval.dtype
+    if not any(is_kind(dtype) and is_kind(out.dtype) for is_kind in _REAL_KINDS):
+        return None
+    count, rows = len(numbers.batch[0]), len(numbers.free(0, ins[0].aval.ndim))
+    factors = []
+    for side, operand in enumerate(ins):
+        first = count + side * rows
+        free = numbers.free(side, operand.aval.ndim)
+        order = (*numbers.batch[side], *free)
+        if tuple(sorted(order)) != order:
+            return None
+        where = (*range(count), *range(first, first + len(free)))
+        if operand.aval.dtype != out.dtype:
+            params = {"new_dtype": out.dtype, "weak_type": False}
+            operand = writer.emit(convert_element_type_p, [operand], params, eqn.source)
+        operand = reshaped(writer, operand, tuple(operand.aval.shape[d] for d in order), eqn)
+        if operand.aval.shape != out.shape:
+            params = {"shape": out.shape, "broadcast_dimensions": where}
+            operand = writer.emit(broadcast_in_dim_p, [operand], params, eqn.source)
+        factors.append(operand)
+    return writer.emit(mul_p, factors, {}, eqn.source)
 
 
 def _swapped_product(writer: Writer, product: Eqn, perm: tuple[int, ...]) -> Atom | None:
