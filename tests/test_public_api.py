@@ -21,6 +21,7 @@ MODULES = (
     "spmd.numpy.fft",
     "spmd.numpy.linalg",
     "spmd.lax",
+    "spmd.lax.linalg",
     "spmd.random",
     "spmd.nn",
     "spmd.nn.initializers",

@@ -1,4 +1,4 @@
-"""`spmd.numpy.linalg`: norms and products; factorizations need primitives that are not here yet."""
+"""`spmd.numpy.linalg`: norms and products here, and the functions of two other files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,27 @@ from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy.factorizations import (
+    EighResult,
+    EigResult,
+    QRResult,
+    SlogdetResult,
+    SVDResult,
+    cholesky,
+    det,
+    eig,
+    eigh,
+    eigvals,
+    eigvalsh,
+    inv,
+    qr,
+    slogdet,
+    solve,
+    svd,
+    svdvals,
+)
 from spmd.numpy.grids import eye
+from spmd.numpy.least_squares import cond, lstsq, matrix_rank, pinv, tensorinv, tensorsolve
 from spmd.numpy.manipulation import matrix_transpose, reshape
 from spmd.numpy.products import cross, matmul, outer, tensordot, trace, vecdot
 from spmd.numpy.promotion import (
@@ -30,16 +50,39 @@ from spmd.numpy.searching import diagonal
 from spmd.numpy.ufuncs import power
 
 __all__ = [
+    "EigResult",
+    "EighResult",
+    "QRResult",
+    "SVDResult",
+    "SlogdetResult",
+    "cholesky",
+    "cond",
     "cross",
+    "det",
     "diagonal",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "inv",
+    "lstsq",
     "matmul",
     "matrix_norm",
     "matrix_power",
+    "matrix_rank",
     "matrix_transpose",
     "multi_dot",
     "norm",
     "outer",
+    "pinv",
+    "qr",
+    "slogdet",
+    "solve",
+    "svd",
+    "svdvals",
     "tensordot",
+    "tensorinv",
+    "tensorsolve",
     "trace",
     "vecdot",
     "vector_norm",
@@ -121,16 +164,19 @@ def _matrix_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any
         sums = _sum(lax.abs(x), summed, keepdims=True)
         reduce = _max if ord in (1, np.inf) else _min
         result = lax.squeeze(reduce(sums, reduced, keepdims=True), sorted(dims))
+    elif ord in ("nuc", 2, -2):
+        behind = lax.transpose(x, (*(d for d in range(typeof(x).ndim) if d not in dims), *dims))
+        values = svdvals(behind)
+        result = {"nuc": _sum, 2: _max, -2: _min}[ord](values, -1)
     else:
         raise ArgumentError(
-            f"norm: ord={ord!r} of matrices needs singular values, which are not available yet; "
-            "'fro', 1, -1, inf and -inf are"
+            f"norm: ord={ord!r} of matrices must be 'fro', 'nuc', 1, -1, 2, -2, inf or -inf"
         )
     return _kept(result, x, dims, keepdims)
 
 
 def matrix_power(a: Any, n: int) -> Any:
-    """A square matrix multiplied with itself n times, n >= 0."""
+    """A square matrix multiplied with itself n times; for n < 0, the inverse -n times."""
     check_arraylike("matrix_power", a)
     (a,) = promote_dtypes_inexact(plain(a))
     shape = typeof(a).shape
@@ -138,7 +184,7 @@ def matrix_power(a: Any, n: int) -> Any:
         raise ShapeError(f"matrix_power: square matrices are needed, got shape {shape}")
     n = operator.index(n)
     if n < 0:
-        raise ArgumentError("matrix_power: negative powers need the inverse; invert first")
+        a, n = inv(a), -n
     result = None
     while n:
         if n & 1:

@@ -1,0 +1,187 @@
+"""Least squares, pseudo-inverses, rank and condition: what singular values are for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core.aval import typeof
+from spmd.core.custom import custom_jvp
+from spmd.core.errors import ShapeError
+from spmd.lax.linalg.family import adjoint, in_columns, matmul, symmetrize
+from spmd.numpy.factorizations import inexact_matrix, inv, solve, svd, svdvals
+from spmd.numpy.logic import isnan
+from spmd.numpy.manipulation import moveaxis, reshape
+from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.reductions import any as _any
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.searching import where
+
+
+def _cutoff(s: Any, rtol: Any, default: float) -> Any:
+    """The smallest singular value that counts, for each matrix."""
+    if typeof(s).shape[-1] == 0:
+        return np.zeros((), typeof(s).dtype)
+    relative = as_array(default if rtol is None else rtol).astype(typeof(s).dtype)
+    return s[..., :1] * relative[..., None]
+
+
+def _eps(x: Any) -> float:
+    return float(np.finfo(typeof(x).dtype).eps)
+
+
+def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Any:
+    """How many singular values of matrices (..., m, n) exceed `rtol` times the largest one.
+
+    The default is `max(m, n)` times the precision; `tol` is an absolute bound instead.
+
+    >>> matrix_rank(array([[1.0, 2.0], [2.0, 4.0]]))
+    Array(1, dtype=int32)
+    """
+    M = inexact_matrix("matrix_rank", M)
+    s = svd(M, full_matrices=False, compute_uv=False, hermitian=hermitian)
+    if tol is not None:
+        bound = as_array(tol)[..., None]
+    else:
+        bound = _cutoff(s, rtol, max(typeof(M).shape[-2:]) * _eps(M))
+    return _sum(s > bound, -1, dtype=np.int32)
+
+
+def cond(x: Any, p: Any = None) -> Any:
+    """The condition number of matrices: `norm(x, p) * norm(inv(x), p)`, by singular values for 2.
+
+    >>> cond(array([[2.0, 0.0], [0.0, 1.0]]))
+    Array(2., dtype=float32)
+    """
+    x = inexact_matrix("cond", x)
+    if 0 in typeof(x).shape[-2:]:
+        raise ShapeError(f"cond: an empty matrix has no condition, got shape {typeof(x).shape}")
+    if p in (None, 2, -2):
+        s = svdvals(x)
+        return s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+    x = inexact_matrix("cond", x, square=True)
+    found = norm_of_matrix(x, p) * norm_of_matrix(inv(x), p)
+    return where(isnan(found) & ~_any(isnan(x), (-2, -1)), np.inf, found)
+
+
+def norm_of_matrix(x: Any, ord: Any) -> Any:
+    """The norm of matrices by their entries: "fro", 1, -1, inf or -inf; or "nuc"."""
+    if ord == "nuc":
+        return _sum(svdvals(x), -1)
+    size = lax.abs(x)
+    if ord in ("fro", "f"):
+        return lax.sqrt(_sum(size * size, (-2, -1)))
+    sums = _sum(size, -2 if ord in (1, -1) else -1)
+    return sums.max(-1) if ord in (1, np.inf) else sums.min(-1)
+
+
+def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Any:
+    """The Moore-Penrose pseudo-inverses (..., n, m) of matrices (..., m, n).
+
+    Singular values up to `rtol` (or its old name `rcond`) times the largest count as zero; the
+    default is `10 * max(m, n)` times the precision.
+    """
+    a = inexact_matrix("pinv", a, square=hermitian)
+    rtol = rcond if rtol is None else rtol
+    if 0 in typeof(a).shape:
+        return adjoint(a)
+    if hermitian:
+        a = symmetrize(a)
+
+    @custom_jvp
+    def pseudo(a: Any) -> Any:
+        u, s, vh = svd(a, full_matrices=False, hermitian=hermitian)
+        kept = s > _cutoff(s, rtol, 10 * max(typeof(a).shape[-2:]) * _eps(a))
+        inverse = where(kept, 1 / where(kept, s, 1), 0).astype(typeof(u).dtype)
+        scaled = lax.mul(adjoint(u), in_columns(inverse, adjoint(u)))
+        return matmul(adjoint(vh), scaled)
+
+    @pseudo.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        """Golub and Pereyra, SIAM J. Numer. Anal. 10 (1973), 413-432, equation 4.12."""
+        (a,), (da,) = primals, tangents
+        p = pseudo(a)
+        rows = matmul(matmul(p, adjoint(p)), adjoint(da))
+        columns = matmul(adjoint(da), matmul(adjoint(p), p))
+        change = lax.neg(matmul(matmul(p, da), p))
+        change = change + rows - matmul(matmul(rows, a), p)
+        return p, change + columns - matmul(p, matmul(a, columns))
+
+    return pseudo(a)
+
+
+def lstsq(
+    a: Any, b: Any, rcond: float | None = None, *, numpy_resid: bool = False
+) -> tuple[Any, Any, Any, Any]:
+    """The x of smallest norm among those that minimise `norm(a @ x - b)`: x, residuals, rank, s.
+
+    `a` is (m, n), `b` (m,) or (m, k); x is (n,) or (n, k), the residuals (k,) squared norms, s the
+    singular values of a. Singular values up to `rcond` times the largest count as zero.
+    """
+    check_arraylike("lstsq", a, b)
+    a, b = (as_array(x) for x in promote_dtypes_inexact(plain(a), plain(b)))
+    shape = typeof(a).shape
+    if len(shape) != 2 or typeof(b).ndim not in (1, 2) or typeof(b).shape[0] != shape[0]:
+        raise ShapeError(
+            f"lstsq: a must be (m, n) and b (m,) or (m, k), got {shape} and {typeof(b).shape}"
+        )
+    vector = typeof(b).ndim == 1
+    b = b[:, None] if vector else b
+    if 0 in shape:
+        x = lax.full((shape[1], typeof(b).shape[1]), 0, typeof(a).dtype)
+        rank, s = as_array(np.int32(0)), lax.full((0,), 0, np.finfo(typeof(a).dtype).dtype)
+    else:
+        x, rank, s = _smallest_solution(a, b, rcond)
+    if numpy_resid and (int(rank) < shape[1] or shape[0] <= shape[1]):
+        residual = lax.full((0,), 0, np.finfo(typeof(a).dtype).dtype)
+    else:
+        left = lax.abs(b - matmul(a, x))
+        residual = _sum(left * left, 0)
+    return (x[:, 0] if vector else x), residual, rank, s
+
+
+def _smallest_solution(a: Any, b: Any, rcond: Any) -> tuple[Any, Any, Any]:
+    u, s, vh = svd(a, full_matrices=False)
+    relative = max(typeof(a).shape) * _eps(a) if rcond is None else rcond
+    relative = as_array(relative).astype(typeof(s).dtype)
+    kept = (s > 0) & (s >= where(relative < 0, _eps(a), relative) * s[0])
+    inverse = where(kept, 1 / where(kept, s, 1), 0).astype(typeof(u).dtype)
+    along = matmul(adjoint(u), b)
+    return matmul(adjoint(vh), along * inverse[:, None]), _sum(kept, dtype=np.int32), s
+
+
+# ---- tensors -----------------------------------------------------------------------------------
+
+
+def tensorinv(a: Any, ind: int = 2) -> Any:
+    """The inverse of a tensor as a map from its last dims to its first `ind` ones."""
+    check_arraylike("tensorinv", a)
+    (a,) = promote_dtypes_inexact(plain(a))
+    shape = typeof(a).shape
+    first, last = shape[: int(ind)], shape[int(ind) :]
+    if ind <= 0 or math.prod(first) != math.prod(last):
+        raise ShapeError(
+            f"tensorinv: with ind={ind}, shape {shape} is cut into {first} and {last}, whose sizes "
+            f"{math.prod(first)} and {math.prod(last)} must be equal (and ind > 0)"
+        )
+    flat = inv(reshape(a, (math.prod(first), -1)))
+    return reshape(flat, (*last, *first))
+
+
+def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
+    """Solve `tensordot(a, x, x.ndim) == b` for x; dims `axes` of a are moved to its end first."""
+    check_arraylike("tensorsolve", a, b)
+    a, b = promote_dtypes_inexact(plain(a), plain(b))
+    if axes is not None:
+        a = moveaxis(a, axes, tuple(range(-len(axes), 0)))
+    first, last = typeof(a).shape[: typeof(b).ndim], typeof(a).shape[typeof(b).ndim :]
+    size = math.prod(last)
+    if first != typeof(b).shape or math.prod(first) != size:
+        raise ShapeError(
+            f"tensorsolve: the first dims of a {typeof(a).shape} must be those of b "
+            f"{typeof(b).shape}, and the others of the same size, {math.prod(first)}"
+        )
+    return reshape(solve(reshape(a, (size, size)), reshape(b, (-1,))), last)
