@@ -10,7 +10,7 @@ import pytest
 import spmd
 from spmd import lax
 from spmd.api import jit, make_jaxpr
-from spmd.compile.lower.schedule import Copy, Host, Launch, Loop
+from spmd.compile.lower.schedule import Copy, Host, Launch, Loop, Multiply
 from spmd.compile.memory import plan_memory
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.errors import DeletedError
@@ -147,9 +147,9 @@ def test_sizes_of_zero():
 
 
 def test_what_has_no_kernel_runs_on_the_host():
-    made = executable(lambda x: lax.sort(lax.neg(x)), X)
+    made = executable(lambda x: lax.cumlogsumexp(lax.neg(x), axis=1), X)
     assert [type(s) for s in made.schedule.steps] == [Launch, Host]
-    np.testing.assert_array_equal(made([X])[0], np.sort(-X))
+    np.testing.assert_allclose(made([X])[0], np.logaddexp.accumulate(-X, 1), rtol=1e-5)
 
 
 def test_an_error_on_the_host_is_raised_from_the_call():
@@ -195,8 +195,8 @@ def test_carried_values_may_change_places():
 
 def test_equal_kernels_are_compiled_once():
     made = executable(chain, np.eye(8, dtype=np.float32))
-    launches = [s for s in made.schedule.steps if isinstance(s, Launch)]
-    assert len(launches) == 6 and len({s.kernel for s in launches}) == 1
+    products = [s for s in made.schedule.steps if isinstance(s, Multiply)]
+    assert len(products) == 6 and len({s.product for s in products}) == 1
 
 
 def reduce_all(x):

@@ -125,14 +125,14 @@ def test_what_lanes_keep_does_not_meet():
     kept = [b for b in plan.offsets if plan.lane_stride(b)]
     (stride,) = {plan.lane_stride(b) for b in kept}
     first = min(plan.offsets[b] for b in kept)
-    assert len(kept) > 2 and len({b.nbytes for b in kept}) > 1
+    assert len({b.nbytes for b in kept}) > 1
     assert all(plan.offsets[b] + b.nbytes <= first + stride for b in kept)
     assert first + 4 * stride <= plan.arena
 
 
 def test_a_loop_that_calls_python_stays_in_order():
     def program(x, w):
-        return lax.map(lambda r: snp.sort(lax.complex(r @ w, r @ w), axis=0), x)
+        return lax.map(lambda r: lax.cumlogsumexp(r @ w, axis=0), x)
 
     steps = schedule_of(program, (4, 30, 20))
     assert loops(steps, Loop) and not loops(steps, Parallel)
