@@ -9,6 +9,7 @@ Programs are traced once, differentiated, vectorised, compiled, and run on every
 from spmd import (
     ad_checkpoint,
     api,
+    checkify,
     collectives,
     custom_batching,
     debug,

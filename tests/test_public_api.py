@@ -42,6 +42,7 @@ MODULES = (
     "spmd.ad_checkpoint",
     "spmd.extend",
     "spmd.flatten_util",
+    "spmd.checkify",
     "spmd.custom_batching",
     "spmd.export",
     "spmd.testing",

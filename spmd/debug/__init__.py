@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any
 from spmd.compile.deferred import Deferred
 from spmd.core.errors import ArgumentError
 from spmd.debug.debugger import debug_breakpoint as breakpoint
+from spmd.debug.picture import (
+    inspect_array_sharding,
+    visualize_array_sharding,
+    visualize_sharding,
+)
 from spmd.debug.printing import debug_print as print
 from spmd.lax.callback import Place, here
 from spmd.lax.callback import debug_callback as callback
@@ -25,10 +30,13 @@ __all__ = [
     "breakpoint",
     "callback",
     "here",
+    "inspect_array_sharding",
     "memory_stats",
     "print",
     "profile",
     "show",
+    "visualize_array_sharding",
+    "visualize_sharding",
 ]
 
 _allocator = Deferred("spmd.compile.cpu.allocator")

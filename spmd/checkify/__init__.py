@@ -1,0 +1,38 @@
+"""Errors as values: check what a compiled program computes, and learn afterwards what failed.
+
+`check` says what must be true; `checkify` turns a function into one that returns an `Error` beside
+its result. It can be jitted, vmapped and differentiated like any other.
+"""
+
+from spmd.checkify.check import check, check_error, debug_check
+from spmd.checkify.errors import CheckError, Error
+from spmd.checkify.rewrite import (
+    all_checks,
+    automatic_checks,
+    checkify,
+    div_checks,
+    float_checks,
+    index_checks,
+    nan_checks,
+    user_checks,
+)
+
+# JAX's name for what `Error.throw` raises.
+JaxRuntimeError = CheckError
+
+__all__ = [
+    "CheckError",
+    "Error",
+    "JaxRuntimeError",
+    "all_checks",
+    "automatic_checks",
+    "check",
+    "check_error",
+    "checkify",
+    "debug_check",
+    "div_checks",
+    "float_checks",
+    "index_checks",
+    "nan_checks",
+    "user_checks",
+]

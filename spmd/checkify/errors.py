@@ -1,0 +1,97 @@
+"""What a check that failed says: the place and text of each check, and the `Error` value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import ShapedArray
+from spmd.core.errors import SpmdError
+from spmd.core.source import Source
+from spmd.core.tree import TreeDef, register_pytree_node_class, tree_unflatten
+
+
+class CheckError(SpmdError, ValueError):
+    """A check failed in a program that `checkify` rewrote, or in eager code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One check of a program: its kind, line and text, and the arrays that the text names.
+
+    `kind` is "user", "nan", "div" or "index". The text of a user's check is a format.
+    """
+
+    kind: str
+    text: str
+    source: Source
+    tree: TreeDef
+    avals: tuple[ShapedArray, ...]
+
+    def message(self, payload: Sequence[Any]) -> str:
+        """The text with values in it."""
+        args, kwargs = tree_unflatten(self.tree, [np.asarray(x) for x in payload])
+        text = self.text.format(*args, **kwargs)
+        return f"{text} (`check` failed)" if self.kind == "user" else text
+
+
+@register_pytree_node_class
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Which check failed first, if one did. A pytree of arrays: it may be returned from `jit`.
+
+    `code` is 0, or the number of a check, counted from 1; under vmap there is one for each example.
+    """
+
+    code: Any
+    payloads: tuple[tuple[Any, ...], ...]
+    sites: tuple[Site, ...]
+
+    def get(self) -> str | None:
+        """The message of the check that failed, or None."""
+        found = self._found()
+        if not found:
+            return None
+        if () in found:
+            return found[()][1]
+        rows = (f"at mapped index {', '.join(map(str, k))}: {m}" for k, (_, m) in found.items())
+        return "\n".join(rows)
+
+    def get_exception(self) -> CheckError | None:
+        """The exception that `throw` would raise, or None."""
+        found = self._found()
+        if not found:
+            return None
+        site, _ = next(iter(found.values()))
+        return CheckError(f"{site.source}: {self.get()}")
+
+    def throw(self) -> None:
+        """Raise a `CheckError` if a check failed."""
+        error = self.get_exception()
+        if error is not None:
+            raise error
+
+    def _found(self) -> dict[tuple[int, ...], tuple[Site, str]]:
+        """The check that failed and its message, by index of the example."""
+        codes = np.asarray(self.code)
+        found = {}
+        for index in map(tuple, np.argwhere(codes) if codes.ndim else [()] if codes else []):
+            number = int(codes[index]) - 1
+            site = self.sites[number]
+            values = [np.asarray(x)[index] for x in self.payloads[number]]
+            found[tuple(map(int, index))] = site, site.message(values)
+        return found
+
+    def __str__(self) -> str:
+        return f"Error({self.get()})"
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        return (self.code, self.payloads), self.sites
+
+    @classmethod
+    def tree_unflatten(cls, sites: Any, children: Any) -> Error:
+        code, payloads = children
+        return cls(code, payloads, sites)

@@ -1,0 +1,90 @@
+"""Pictures of shardings: which device holds which part of an array, as a table of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.errors import ArgumentError
+from spmd.core.source import current_source
+from spmd.core.trace import Tracer
+from spmd.sharding.array import Array
+
+
+def sharding_table(shape: Sequence[int], sharding: Any) -> str:
+    """A table with a cell for each part of a 1-D or 2-D array, naming the devices that hold it."""
+    if len(shape) not in (1, 2):
+        raise ArgumentError(
+            f"{current_source()}: visualize_sharding draws arrays of 1 or 2 dims, got {len(shape)}"
+        )
+    cells: dict[tuple[int, int], list[Any]] = {}
+    whole = (*(1 for _ in range(2 - len(shape))), *shape)
+    for device, index in sharding.devices_indices_map(tuple(shape)).items():
+        index = (*(slice(None) for _ in range(2 - len(shape))), *index)
+        starts = [s.indices(n)[0] for s, n in zip(index, whole, strict=True)]
+        cells.setdefault((starts[0], starts[1]), []).append(device)
+    rows = sorted({r for r, _ in cells})
+    columns = sorted({c for _, c in cells})
+    texts = [[_label(cells.get((r, c), [])) for c in columns] for r in rows]
+    width = max(len(t) for row in texts for t in row) + 2
+    bars = ["─" * width] * len(columns)
+    lines = ["┌" + "┬".join(bars) + "┐"]
+    for k, row in enumerate(texts):
+        if k:
+            lines.append("├" + "┼".join(bars) + "┤")
+        lines.append("│" + "│".join(t.center(width) for t in row) + "│")
+    lines.append("└" + "┴".join(bars) + "┘")
+    return "\n".join(lines)
+
+
+def _label(devices: Sequence[Any]) -> str:
+    """Devices by platform and number: `CPU 0,1`."""
+    if not devices:
+        return ""
+    return f"{devices[0].platform.upper()} {','.join(str(d.id) for d in devices)}"
+
+
+def visualize_sharding(shape: Sequence[int], sharding: Any) -> None:
+    """Print which device holds which part of an array of this shape, of 1 or 2 dims.
+
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2, 2), ("a", "b"))
+    >>> spmd.debug.visualize_sharding((4, 4), spmd.NamedSharding(mesh, spmd.P("b", "a")))
+    ┌───────┬───────┐
+    │ CPU 0 │ CPU 2 │
+    ├───────┼───────┤
+    │ CPU 1 │ CPU 3 │
+    └───────┴───────┘
+    """
+    print(sharding_table(shape, sharding))
+
+
+def visualize_array_sharding(arr: Any) -> None:
+    """Print which device holds which part of an array of 1 or 2 dims.
+
+    >>> import spmd, spmd.numpy as snp
+    >>> mesh = spmd.make_mesh((4,), ("a",))
+    >>> x = spmd.device_put(snp.arange(8), spmd.NamedSharding(mesh, spmd.P("a")))
+    >>> spmd.debug.visualize_array_sharding(x)
+    ┌───────┬───────┬───────┬───────┐
+    │ CPU 0 │ CPU 1 │ CPU 2 │ CPU 3 │
+    └───────┴───────┴───────┴───────┘
+    """
+    inspect_array_sharding(arr, callback=lambda sharding: visualize_sharding(arr.shape, sharding))
+
+
+def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> None:
+    """Call `callback` with the sharding of an array.
+
+    >>> import spmd, spmd.numpy as snp
+    >>> seen = []
+    >>> spmd.debug.inspect_array_sharding(snp.ones(2), callback=seen.append)
+    >>> len(seen[0].device_set)
+    1
+    """
+    if isinstance(value, Tracer) or not isinstance(value, Array):
+        raise ArgumentError(
+            f"{current_source()}: inspect_array_sharding needs an Array outside of jit, got "
+            f"{value!r}; inside of a program, look at the function's arguments and results"
+        )
+    callback(value.sharding)
