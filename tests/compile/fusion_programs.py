@@ -194,6 +194,13 @@ def rotary_of_pairs(x, cos, sin):
 
 
 program("embedding", normal(50, COLUMNS), LABELS, X)(lambda table, i, p: table[i] * 16.0 + p)
+program("elements by number", SCALE, LABELS)(lambda x, i: 2 * x[i - 5] + 1)
+program("elements along rows", X, LABELS)(
+    lambda x, i: snp.take_along_axis(x, (i[:, None] + snp.arange(6)) % COLUMNS, 1) - 1
+)
+program("elements by number, gradient", SCALE, LABELS)(
+    grad(lambda x, i: (snp.sin(x[i - 5]) ** 2).sum())
+)
 program("outer", SCALE, X[:, 0])(lambda x, y: snp.exp(-((x[:, None] - y[None, :]) ** 2)))
 program("distances", normal(20, 3), normal(18, 3, seed=1))(
     lambda x, y: snp.sqrt(((x[:, None] - y[None]) ** 2).sum(-1) + 1e-6)

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 from spmd.compile.cpu.emit import Module, Target
+from spmd.compile.cpu.render_access import is_near
 from spmd.compile.cpu.render_nest import Nest, Plan
 from spmd.compile.cpu.render_tile import tile_dim
 from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS
@@ -222,6 +223,8 @@ def _single_lanes(kernel: Kernel) -> tuple[int, int]:
             if isinstance(item, Load | Store):
                 strides = item.map.strides
                 strided = dim < len(strides) and strides[dim] not in (0, 1)
+                if isinstance(item, Load) and strided and item.guard is None:
+                    strided = item.dtype[0] == "c" or not is_near(strides[dim])
                 accesses += bool(item.map.gathered) or strided
             elif isinstance(item, Op):
                 calls += _calls_libm(item)

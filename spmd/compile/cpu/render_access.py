@@ -16,6 +16,12 @@ from spmd.compile.cpu.emit import Emitter
 from spmd.compile.cpu.render_convert import element_of, from_memory, memory_element, to_memory
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
 
+# Up to this distance between lanes reading what lies between them costs less than single reads.
+MOST_NEAR = 4
+
+# From this many lanes on the indices of single accesses leave their register through memory.
+LEAST_SPILLED = 4
+
 Parts: TypeAlias = tuple[str, ...]
 Update: TypeAlias = Callable[[Parts, Parts], Parts]
 
@@ -109,6 +115,52 @@ def load_reversed(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, ...
     )
 
 
+def is_near(stride: int) -> bool:
+    """Say whether lanes at this distance are picked from whole vectors rather than read singly."""
+    return 2 <= stride <= MOST_NEAR
+
+
+def load_near(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, ...]:
+    """Read every second to fourth element: whole registers, of which the lanes are picked."""
+    element, count = _unit(place.dtype)
+    assert count == 1, "complex elements are read one by one"
+    where = _through_buffer(e, place, tail, read=True, write=False)
+    lanes = min(e.width, e.module.target.vector_bits // (8 * itemsize(place.dtype)))
+    parts = []
+    for first in range(0, e.width, lanes):
+        pointer = e.at(element, where, str(first * place.stride))
+        parts.append(_pick_near(e, pointer, place, lanes))
+    while len(parts) > 1:
+        both, lanes = _picks(range(2 * lanes)), 2 * lanes
+        half = e.type(element, lanes // 2)
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [e.set(f"shufflevector {half} {x}, {half} {y}, {both}") for x, y in pairs]
+    return (from_memory(e, parts[0], place.dtype),)
+
+
+def _pick_near(e: Emitter, pointer: str, place: Place, lanes: int) -> str:
+    """Read `lanes` elements at a distance of `place.stride` from each other.
+
+    Register number k begins at element k * (lanes - 1), so that together they end with the
+    element of the last lane: nothing behind it is touched.
+    """
+    element, stride = memory_element(place.dtype), place.stride
+    wide, size = e.type(element, lanes), itemsize(place.dtype)
+    result = e.set(f"load {wide}, ptr {pointer}, align {size}")
+    for number in range(1, stride):
+        first = number * (lanes - 1)
+        part = e.set(f"load {wide}, ptr {e.at(element, pointer, str(first))}, align {size}")
+        picks = []
+        for lane in range(lanes):
+            inside = lane * stride - first
+            if inside > 0:  # lanes of a later register do not matter yet
+                picks.append(lanes + min(inside, lanes - 1))
+            else:
+                picks.append(lane * stride if number == 1 else lane)
+        result = e.set(f"shufflevector {wide} {result}, {wide} {part}, {_picks(picks)}")
+    return result
+
+
 def read_lanes(e: Emitter, pointer: str, dtype: str) -> tuple[str, ...]:
     """Read a whole vector from a pointer."""
     if e.width == 1:
@@ -159,20 +211,23 @@ def _through_buffer(
 ) -> str:
     """Return the pointer of a block: the argument's own, or a buffer's if the block is short.
 
-    The elements that exist are the block's first ones, or its last ones with `at_end`.
+    The elements that exist are the block's first ones, or its last ones with `at_end`. Only what is
+    read may have a stride; the buffer then has what lies between the lanes, too.
     """
     element, count = _unit(place.dtype)
     real = e.at(element, place.pointer, e.mul_index(place.base, count))
     if tail is None:
         return real
     size = itemsize(place.dtype)
-    buffer = e.alloca(e.width * size)
+    room = e.width * place.stride
+    buffer = e.alloca(room * size)
 
     def fill() -> None:
-        wide = e.type(element, e.width * count)
+        wide = e.type(element, room * count)
         e.put(f"store {wide} zeroinitializer, ptr {buffer}, align 64")
         skipped = str((e.width - tail.live) * size if at_end else 0)
-        copy(e, e.at("i8", buffer, skipped), e.at("i8", real, skipped), tail.live * size)
+        reach = (tail.live - 1) * place.stride + 1
+        copy(e, e.at("i8", buffer, skipped), e.at("i8", real, skipped), reach * size)
 
     if write:
         tail.copies.append((real, buffer, tail.live * size))
@@ -248,13 +303,20 @@ def lane_indices(e: Emitter, place: Place, mask: str | None) -> list[str]:
     lanes = range(e.width)
     if place.gathered is None and mask is None:
         return [_shift_index(e, place.base, lane * place.stride) for lane in lanes]
-    steps = e.lanes([lane * place.stride for lane in lanes], "i64")
-    index = e.binary("add", "i64", e.splat("i64", place.base), steps)
+    index = e.splat("i64", place.base)
+    if place.stride:
+        steps = e.lanes([lane * place.stride for lane in lanes], "i64")
+        index = e.binary("add", "i64", index, steps)
     if place.gathered is not None:
         index = e.binary("add", "i64", index, place.gathered)
     if mask is not None:
         index = e.select(mask, "i64", index, e.int(0, "i64"))
-    return [e.extract("i64", index, lane) for lane in lanes]
+    if e.width < LEAST_SPILLED:
+        return [e.extract("i64", index, lane) for lane in lanes]
+    # Through memory: a lane costs one read there, but two or three shuffles out of a register.
+    buffer = e.alloca(8 * e.width)
+    e.put(f"store {e.type('i64')} {index}, ptr {buffer}, align 64")
+    return [e.set(f"load i64, ptr {e.at('i64', buffer, str(lane))}, align 8") for lane in lanes]
 
 
 def _shift_index(e: Emitter, base: str, by: int) -> str:

@@ -240,9 +240,18 @@ class Body:
         backwards = width > 1 and place.stride == -1 and place.gathered is None
         if backwards and load.guard is None and not (self.tail and self.tail.masked):
             return access.load_reversed(self.e, place, self.tail)
+        if self._is_near(place, load.guard, width):
+            return access.load_near(self.e, place, self.tail)
         if width == 1 and load.guard is None:
             return access.load_scalar(self.e, place.pointer, place.dtype, place.base)
         return access.load_each(self.e, place, self.mask(load.guard, width), fill)
+
+    def _is_near(self, place: Place, guard: int | None, width: int) -> bool:
+        """Say whether a load reads whole vectors and picks its lanes from them."""
+        if width == 1 or guard is not None or place.gathered is not None:
+            return False
+        masked = self.tail is not None and self.tail.masked
+        return access.is_near(place.stride) and kind(place.dtype) != "c" and not masked
 
     def stores(self, step: Pass) -> None:
         """Write the stores of a pass."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from spmd.compile.kernel.check import check_kernel
-from spmd.compile.kernel.dtypes import to_bits
+from spmd.compile.kernel.dtypes import from_bits, kind, to_bits
 from spmd.compile.kernel.ir import (
     POINT,
     ROW,
@@ -108,6 +108,14 @@ class Builder:
     def dtype(self, value: int) -> str:
         """Return the dtype of a value made before."""
         return self._dtypes[value]
+
+    def number(self, value: int) -> int | float | None:
+        """Return the number that a value is if it is a real constant of the open pass."""
+        for instr in self._instrs:
+            if isinstance(instr, Const) and instr.out == value and kind(instr.dtype) in "iuf":
+                found = from_bits(instr.bits, instr.dtype)
+                return float(found) if kind(instr.dtype) == "f" else int(found)
+        return None
 
     def const(self, value: object, dtype: str) -> int:
         """Make a constant from a Python or NumPy scalar."""

@@ -272,16 +272,18 @@ class Expressions:
 
     # ---- reads at computed places ----
 
-    def start(self, atom: Atom, index: Index, guard: Node | None) -> Node:
-        """An index value, as a 64-bit integer."""
+    def start(self, atom: Atom, index: Index, guard: Node | None, most: int) -> Node:
+        """An index value, to be compared with 0 and `most`, in few bits if those and it fit."""
         value = self.pull(atom, index, guard)
         if kind(value.dtype) not in "iu" or value.dtype == "u64":
             raise NoKernelError(f"indices of {value.dtype}")
-        return value if value.dtype == "i64" else self.op("convert", value, dtype="i64")
+        narrow = value.dtype not in ("i64", "u32") and most < 1 << 31
+        dtype = "i32" if narrow else "i64"
+        return value if value.dtype == dtype else self.op("convert", value, dtype=dtype)
 
     def clamped(self, value: Node, most: int) -> Node:
-        above = self.op("max", value, self.const(0, "i64"))
-        return self.op("min", above, self.const(most, "i64"))
+        above = self.op("max", value, self.const(0, value.dtype))
+        return self.op("min", above, self.const(most, value.dtype))
 
     def _dynamic_slice(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
         operand, *starts = eqn.invars
@@ -292,7 +294,7 @@ class Expressions:
             starts, shape, eqn.params["slice_sizes"], strides, strict=True
         ):
             if whole != size:
-                value = self.clamped(self.start(start, (), None), whole - size)
+                value = self.clamped(self.start(start, (), None, whole - size), whole - size)
                 gathered.append((value, stride))
         return self.load(operand, linear(index, shape), gathered, guard)
 
@@ -306,8 +308,8 @@ class Expressions:
         fill_mode = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP
         for component, d in enumerate(numbers.start_index_map):
             at = (*place.batch, ZERO.scale(1, component))
-            start = self.start(indices, at, guard)
             most = operand.aval.shape[d] - sizes[d]
+            start = self.start(indices, at, guard, most)
             if fill_mode:
                 fits = self.both(fits, self.within(start, most))
             else:
@@ -323,8 +325,9 @@ class Expressions:
         return self.load(operand, address, gathered, self.both(guard, fits), fill)
 
     def within(self, value: Node, most: int) -> Node:
-        above = self.op("ge", value, self.const(0, "i64"), dtype="bool")
-        return self.op("and", above, self.op("le", value, self.const(most, "i64"), dtype="bool"))
+        above = self.op("ge", value, self.const(0, value.dtype), dtype="bool")
+        below = self.op("le", value, self.const(most, value.dtype), dtype="bool")
+        return self.op("and", above, below)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +336,14 @@ class Place:
 
     batch: Index
     operand: Index
+
+
+def index_of_start(eqn: Eqn, index: Index) -> Index | None:
+    """Where a gather reads its indices to give its result at `index`; None if at several places."""
+    numbers = eqn.params["dimension_numbers"]
+    if len(numbers.start_index_map) != 1:
+        return None
+    return (*windows_at(numbers, index, eqn.invars[0].aval.ndim).batch, ZERO)
 
 
 def windows_at(numbers: Any, index: Index, ndim: int) -> Place:

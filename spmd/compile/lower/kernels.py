@@ -132,7 +132,8 @@ def dynamic_update_slice(lowering: Lowering, eqn: Eqn) -> None:
         starts, operand.aval.shape, update.aval.shape, strides_of(operand.aval.shape), strict=True
     ):
         if whole != size:
-            value = graph.clamped(graph.start(start, (), None), whole - size)
+            most = whole - size
+            value = graph.clamped(graph.start(start, (), None, most), most)
             gathered.append((value, stride))
     address = linear(writer.index, operand.aval.shape)
     writer.store(address, gathered, None, graph.pull(update, writer.index), None, unique=True)
@@ -164,8 +165,9 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
     fits: Node | None = None
     gathered = []
     for component, d in enumerate(numbers.start_index_map):
-        start = graph.start(indices, (*place.batch, ZERO.scale(1, component)), None)
         most = operand.aval.shape[d] - windows[d]
+        at = (*place.batch, ZERO.scale(1, component))
+        start = graph.start(indices, at, None, most)
         if p["mode"] is GatherScatterMode.CLIP:
             start = graph.clamped(start, most)
         else:

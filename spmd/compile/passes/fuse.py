@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
-from spmd.compile.lower.expression import REDUCTIONS, storage_dtype
+from spmd.compile.lower.expression import REDUCTIONS, index_of_start, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
 from spmd.compile.lower.region import NO_DIM, Space
 from spmd.compile.passes.merge import merge_groups
@@ -252,6 +252,8 @@ class _Fuser:
             return operand_index(eqn, index, group.sizes)
         if name in REDUCTIONS:
             return self.reduced_index(group, eqn, index)
+        if name == "gather" and position == 1:
+            return index_of_start(eqn, index)
         if name in _READERS:
             return None
         if name == "concatenate":

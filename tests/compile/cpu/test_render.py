@@ -1,5 +1,8 @@
 """Rendered kernels against the interpreter: random ones, and the shapes users meet."""
 
+import ctypes
+import mmap
+
 import numpy as np
 import pytest
 
@@ -19,6 +22,7 @@ from tests.compile.kernel.op_kernels import (
     conversion_case,
     op_case,
     row_sum,
+    spread_case,
     transposed_case,
 )
 from tests.compile.kernel.random_kernels import random_case
@@ -73,6 +77,33 @@ def test_bitcast(pair):
 def test_transposed_and_reversed_reads(shape, dtype, target):
     case = transposed_case(shape, dtype)
     assert_renders(case.kernel, case.arrays, splits=2, target=TARGETS[target])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "bool", "bf16", "c64"])
+@pytest.mark.parametrize("stride", [2, 3, 4, 5])
+@pytest.mark.parametrize("shape", [(1, 64), (1, 1000), (3, 37), (2, 5), (40, 129)])
+def test_every_few_elements(shape, stride, dtype, target):
+    case = spread_case(*shape, stride, dtype)
+    assert_renders(case.kernel, case.arrays, splits=2, target=TARGETS[target])
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4])
+@pytest.mark.parametrize("columns", [16, 64, 1003])
+def test_nothing_behind_the_last_element_is_read(columns, stride):
+    case = spread_case(1, columns, stride, "f32")
+    data, out = case.arrays
+    expected = data[::stride].copy()
+    room = -(-data.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    pages = mmap.mmap(-1, room + mmap.PAGESIZE)
+    bytes_ = np.frombuffer(pages, np.uint8)
+    last_page = ctypes.c_void_p(bytes_.ctypes.data + room)
+    libc = ctypes.CDLL(None, use_errno=True)
+    at_end = bytes_[room - data.nbytes : room].view(np.float32)
+    at_end[:] = data
+    assert libc.mprotect(last_page, mmap.PAGESIZE, 0) == 0
+    run_native(case.kernel, [at_end, out])
+    np.testing.assert_array_equal(out, expected)
 
 
 # ---- promises ------------------------------------------------------------------------------------

@@ -139,6 +139,17 @@ def transposed_case(shape: tuple[int, int], dtype: str) -> Case:
     return Case(b.build(), [*arrays, np.zeros_like(data), np.zeros_like(data)])
 
 
+def spread_case(rows: int, columns: int, stride: int, dtype: str) -> Case:
+    """Rows of every `stride`-th element of an array that ends with the last one."""
+    size = ((rows * columns) - 1) * stride + 1
+    b = Builder((rows,), (columns,))
+    x, out = b.arg(dtype, size), b.arg(dtype, rows * columns, "out")
+    with b.row():
+        b.store(out, (columns, 1), b.load(x, (columns * stride, stride)))
+    data = operands_for(dtype, size, np.random.default_rng(8))
+    return Case(b.build(), [data, np.zeros(rows * columns, data.dtype)])
+
+
 def row_sum(rows: int, columns: int, dtype: str = "f32", op: str = "add") -> Kernel:
     """A reduction of the rows of a matrix."""
     b = Builder((rows,), (columns,))

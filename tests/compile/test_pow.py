@@ -1,0 +1,53 @@
+"""Powers with exponents that the compiler knows: their accuracy, and what special bases give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spmd.api import jit
+from spmd.compile import pipeline
+from spmd.compile.lower.elementwise import _KNOWN_POWERS
+from spmd.compile.lower.lowering import lower
+from spmd.compile.lower.schedule import Launch
+from spmd.core.config import config
+
+CORNERS = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0, -2.5, 3e-39, 1e-45, 3.4e38, 1e-20]
+CASES = [(y, dtype) for y in sorted(_KNOWN_POWERS) for dtype in (np.float32, np.float64)]
+
+
+def bases(dtype):
+    rng = np.random.default_rng(0)
+    low, high = (-100, 88) if dtype == np.float32 else (-740, 709)
+    wide = np.exp(rng.uniform(low, high, 5000))
+    return np.concatenate([CORNERS, wide, rng.uniform(0.5, 4, 5000)]).astype(dtype)
+
+
+@pytest.mark.parametrize(("y", "dtype"), CASES)
+def test_known_exponents(y, dtype):
+    with config.override("enable_x64", True), np.errstate(all="ignore"):
+        x = bases(dtype)
+        got = np.asarray(jit(lambda x: x ** dtype(y))(x))
+        assert got.dtype == dtype
+        exact = np.power(x.astype(np.longdouble), np.longdouble(y))
+        wanted = exact.astype(dtype)
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+        np.testing.assert_array_equal(np.signbit(got)[wanted == 0], np.signbit(wanted)[wanted == 0])
+        finite = np.isfinite(wanted)
+        near_top = np.abs(exact[~finite]) < np.finfo(dtype).max * (1 + 4 * np.finfo(dtype).eps)
+        np.testing.assert_array_equal(got[~finite][~near_top], wanted[~finite][~near_top])
+        error = np.abs(got[finite].astype(np.longdouble) - exact[finite])
+        assert (error / np.spacing(np.abs(wanted[finite]))).max() <= 2
+
+
+def ops_of(function, x):
+    closed = pipeline.run_passes(jit(function).trace(x).jaxpr)
+    launches = [step for step in lower(closed).steps if isinstance(step, Launch)]
+    passes = [step for launch in launches for step in launch.kernel.passes]
+    return {getattr(instr, "op", None) for step in passes for instr in step.instrs}
+
+
+def test_only_other_exponents_cost_a_pow():
+    x = np.ones(10, np.float32)
+    assert "pow" not in ops_of(lambda x: x**-1.5, x)
+    assert "pow" in ops_of(lambda x: x**1.7, x)
