@@ -19,9 +19,6 @@ from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
 # Up to this distance between lanes reading what lies between them costs less than single reads.
 MOST_NEAR = 4
 
-# From this many lanes on the indices of single accesses leave their register through memory.
-LEAST_SPILLED = 4
-
 Parts: TypeAlias = tuple[str, ...]
 Update: TypeAlias = Callable[[Parts, Parts], Parts]
 
@@ -311,12 +308,8 @@ def lane_indices(e: Emitter, place: Place, mask: str | None) -> list[str]:
         index = e.binary("add", "i64", index, place.gathered)
     if mask is not None:
         index = e.select(mask, "i64", index, e.int(0, "i64"))
-    if e.width < LEAST_SPILLED:
-        return [e.extract("i64", index, lane) for lane in lanes]
-    # Through memory: a lane costs one read there, but two or three shuffles out of a register.
-    buffer = e.alloca(8 * e.width)
-    e.put(f"store {e.type('i64')} {index}, ptr {buffer}, align 64")
-    return [e.set(f"load i64, ptr {e.at('i64', buffer, str(lane))}, align 8") for lane in lanes]
+    # Not through memory: that forwarding waits for stores to retire, behind loads that miss.
+    return [e.extract("i64", index, lane) for lane in lanes]
 
 
 def _shift_index(e: Emitter, base: str, by: int) -> str:
