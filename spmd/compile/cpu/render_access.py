@@ -308,7 +308,7 @@ def lane_indices(e: Emitter, place: Place, mask: str | None) -> list[str]:
         index = e.binary("add", "i64", index, place.gathered)
     if mask is not None:
         index = e.select(mask, "i64", index, e.int(0, "i64"))
-    # Not through memory: that forwarding waits for stores to retire, behind loads that miss.
+    # Through memory it takes half as long again, or twice, when what is gathered misses the caches.
     return [e.extract("i64", index, lane) for lane in lanes]
 
 
