@@ -73,7 +73,7 @@ from spmd.core.dtypes import float0
 from spmd.core.remat import checkpoint, checkpoint_policies
 from spmd.core.scope import named_call, named_scope
 from spmd.lax.callback import effects_barrier, io_callback, pure_callback
-from spmd.sharding.array import Array
+from spmd.numpy.array_type import Array
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.pmap import pmap
 from spmd.sharding.shard_map import shard_map

@@ -18,6 +18,9 @@ jr = pytest.importorskip("jax.random")
 SEED = 1234
 LOGITS = np.linspace(0, 3, 20, dtype=np.float32).reshape(4, 5)
 P = np.array([0.1, 0.2, 0.3, 0.2, 0.2], np.float32)
+# Few successes, many, impossible and unlimited ones: each way through the two methods.
+BINOMIAL_N = np.array([3, 50, 50, 1e4, 1e4, 7, -1, np.inf, np.nan, 12], np.float32)
+BINOMIAL_P = np.array([0.4, 0.5, 0.97, 1e-4, 0.3, 1, 0.5, 0.3, 0.5, np.nan], np.float32)
 BF16 = ml_dtypes.bfloat16
 
 
@@ -97,6 +100,9 @@ EXACT = {
     "choice-once-p": lambda r, k: r.choice(k, 5, (3,), False, P),
     "choice-axis": lambda r, k: r.choice(k, np.arange(12.0).reshape(4, 3), (2, 2), axis=1),
     "poisson": lambda r, k: r.poisson(k, np.array([0.0, 1.0, 9.0, 30.0, 1000.0])),
+    "geometric": lambda r, k: r.geometric(k, np.array([0.02, 0.3, 0.9, 1.0]), (20, 4)),
+    "binomial": lambda r, k: r.binomial(k, BINOMIAL_N, BINOMIAL_P, (20, 10)),
+    "multinomial": lambda r, k: r.multinomial(k, np.array([5.0, 900.0]), P, shape=(2, 5)),
 }
 
 CLOSE = {
@@ -124,6 +130,16 @@ CLOSE = {
     "dirichlet": lambda r, k: r.dirichlet(k, np.array([1.0, 2.0, 3.0]), (4,)),
     "chisquare": lambda r, k: r.chisquare(k, 3.0, (10,)),
     "t": lambda r, k: r.t(k, 3.0, (10,)),
+    "lognormal": lambda r, k: r.lognormal(k, np.array([0.5, 2.0]), (20, 2)),
+    "lognormal-c64": lambda r, k: r.lognormal(k, 0.5, (20,), np.complex64),
+    "triangular": lambda r, k: r.triangular(k, -1.0, np.array([0.0, 1.5]), 2.0, (20, 2)),
+    "wald": lambda r, k: r.wald(k, np.array([0.3, 1.0, 9.0]), (20, 3)),
+    "f": lambda r, k: r.f(k, np.full(8, 3.0), np.linspace(2.0, 9.0, 8)),
+    "double-sided-maxwell": lambda r, k: r.double_sided_maxwell(k, 1.0, np.array([2.0, 3.0]), (5,)),
+    "double-sided-maxwell-scalar": lambda r, k: r.double_sided_maxwell(k, 0.0, 2.0),
+    "generalized-normal": lambda r, k: r.generalized_normal(k, 1.5, (10,)),
+    "ball": lambda r, k: r.ball(k, 3, shape=(4,)),
+    "ball-1": lambda r, k: r.ball(k, 2, 1.0, (4,)),
 }
 
 

@@ -19,9 +19,12 @@ from numpy import (
     s_,
     set_printoptions,
 )
+from numpy.exceptions import ComplexWarning
 
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy import fft, linalg
+from spmd.numpy.array_type import Array as ndarray
+from spmd.numpy.concatenators import c_, r_
 from spmd.numpy.creation import (
     array,
     asarray,
@@ -81,6 +84,17 @@ from spmd.numpy.dtype import (
 )
 from spmd.numpy.dtype import bool_ as bool
 from spmd.numpy.einsum import einsum, einsum_path
+from spmd.numpy.files import (
+    array_repr,
+    array_str,
+    frombuffer,
+    fromfile,
+    fromiter,
+    fromstring,
+    load,
+    save,
+    savez,
+)
 from spmd.numpy.floats import (
     around,
     ceil,
@@ -94,6 +108,7 @@ from spmd.numpy.floats import (
     rint,
     round,
     signbit,
+    spacing,
     trunc,
 )
 from spmd.numpy.functional import apply_along_axis, apply_over_axes, vectorize
@@ -110,6 +125,8 @@ from spmd.numpy.grids import (
     tril,
     triu,
 )
+from spmd.numpy.histograms import histogram2d, histogramdd
+from spmd.numpy.integers import gcd, lcm, packbits, unpackbits
 from spmd.numpy.joining import (
     append,
     array_split,
@@ -131,14 +148,11 @@ from spmd.numpy.logic import (
     allclose,
     array_equal,
     array_equiv,
-    bitwise_and,
     bitwise_count,
     bitwise_invert,
     bitwise_left_shift,
     bitwise_not,
-    bitwise_or,
     bitwise_right_shift,
-    bitwise_xor,
     equal,
     fmax,
     fmin,
@@ -159,10 +173,7 @@ from spmd.numpy.logic import (
     left_shift,
     less,
     less_equal,
-    logical_and,
     logical_not,
-    logical_or,
-    logical_xor,
     not_equal,
     right_shift,
 )
@@ -193,8 +204,10 @@ from spmd.numpy.manipulation import (
 )
 from spmd.numpy.numerical import (
     diag_indices,
+    diag_indices_from,
     gradient,
     interp,
+    mask_indices,
     polyval,
     ravel_multi_index,
     trapezoid,
@@ -203,9 +216,12 @@ from spmd.numpy.numerical import (
     triu_indices,
     triu_indices_from,
     unravel_index,
+    unwrap,
     vander,
 )
 from spmd.numpy.operators import install as _install
+from spmd.numpy.placing import place, put
+from spmd.numpy.polynomial import poly, polyadd, polyder, polydiv, polyint, polymul, polysub
 from spmd.numpy.products import (
     cross,
     dot,
@@ -270,7 +286,15 @@ from spmd.numpy.searching import (
     where,
 )
 from spmd.numpy.selection import choose, clip, nan_to_num, piecewise, select
-from spmd.numpy.sets import intersect1d, setdiff1d, setxor1d, union1d
+from spmd.numpy.sets import (
+    intersect1d,
+    setdiff1d,
+    setxor1d,
+    union1d,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+)
 from spmd.numpy.signal import (
     bartlett,
     blackman,
@@ -309,12 +333,28 @@ from spmd.numpy.statistics import (
     var,
 )
 from spmd.numpy.taking import put_along_axis, take, take_along_axis
+from spmd.numpy.ufunc_methods import (
+    add,
+    bitwise_and,
+    bitwise_or,
+    bitwise_xor,
+    frompyfunc,
+    logaddexp,
+    logaddexp2,
+    logical_and,
+    logical_or,
+    logical_xor,
+    maximum,
+    minimum,
+    multiply,
+    subtract,
+    ufunc,
+)
 from spmd.numpy.ufuncs import (
     abs,
     absolute,
     acos,
     acosh,
-    add,
     angle,
     arccos,
     arccosh,
@@ -350,12 +390,7 @@ from spmd.numpy.ufuncs import (
     log1p,
     log2,
     log10,
-    logaddexp,
-    logaddexp2,
-    maximum,
-    minimum,
     mod,
-    multiply,
     negative,
     positive,
     pow,
@@ -371,12 +406,11 @@ from spmd.numpy.ufuncs import (
     sinh,
     sqrt,
     square,
-    subtract,
     tan,
     tanh,
     true_divide,
 )
-from spmd.sharding.array import Array as ndarray
+from spmd.sharding.array import Array as _Array
 
 _install(_Tracer)
-_install(ndarray)
+_install(_Array)

@@ -170,3 +170,21 @@ def modf(x: Any, /) -> tuple[Any, Any]:
     check_real("modf", x)
     whole = trunc(x)
     return lax.sub(x, whole), whole
+
+
+def spacing(x: Any, /) -> Any:
+    """The distance to the next float away from zero, with the sign of `x`.
+
+    >>> spacing(np.array([1.0, -1.0]))
+    Array([ 1.1920929e-07, -1.1920929e-07], dtype=float32)
+    """
+    (x,) = promote_args_inexact("spacing", x)
+    check_real("spacing", x)
+    dtype = typeof(x).dtype
+    infinity = constant_like(x, np.inf)
+    if dtype == np.float16:
+        # As in NumPy: of float16 always the distance upwards.
+        return lax.sub(lax.nextafter(x, filled_like(x, np.inf)), x)
+    step = lax.sub(lax.nextafter(x, copysign(infinity, x)), x)
+    smallest = constant_like(x, float(dtypes.finfo(dtype).smallest_subnormal))
+    return select(lax.eq(step, constant_like(x, 0)), copysign(smallest, x), step)

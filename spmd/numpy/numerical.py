@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,25 +15,41 @@ from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.trace import Tracer
 from spmd.core.util import product
 from spmd.numpy.joining import concatenate
+from spmd.numpy.logic import equal, greater, less
 from spmd.numpy.manipulation import broadcast_to, moveaxis, reshape
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
+    check_real,
     constant_like,
     convert,
+    default_float,
     default_int,
     plain,
+    promote_dtypes,
     promote_dtypes_inexact,
     result_type,
     select,
 )
-from spmd.numpy.reductions import canonical_axes
+from spmd.numpy.reductions import canonical_axes, canonical_axis, cumsum
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.repeating import diff
+from spmd.numpy.searching import nonzero
 from spmd.numpy.selection import clip
 from spmd.numpy.sorting import searchsorted
 from spmd.numpy.taking import take
-from spmd.numpy.ufuncs import add, divide, divmod, multiply, power, remainder, subtract
+from spmd.numpy.ufuncs import (
+    absolute,
+    add,
+    divide,
+    divmod,
+    floor_divide,
+    multiply,
+    negative,
+    power,
+    remainder,
+    subtract,
+)
 
 # ---- functions given by samples ----------------------------------------------------------------
 
@@ -95,6 +111,32 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     n = typeof(y).shape[d]
     pairs = lax.add(lax.slice_in_dim(y, 1, n, axis=d), lax.slice_in_dim(y, 0, n - 1, axis=d))
     return multiply(_sum(multiply(steps, pairs), -1), 0.5)
+
+
+def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * np.pi) -> Any:
+    """Angles made continuous: whole periods are added where neighbours differ by half of one.
+
+    >>> unwrap(np.array([0.0, 6.0]))
+    Array([ 0.       , -0.2831855], dtype=float32)
+    """
+    check_arraylike("unwrap", p, period)
+    p, period = promote_dtypes(plain(p), plain(period))
+    check_real("unwrap", p)
+    d = canonical_axis(axis, typeof(p).ndim, "unwrap")
+    n = typeof(p).shape[d]
+    if not n:
+        return as_array(p)
+    whole = not dtypes.is_inexact(typeof(p).dtype)
+    half = floor_divide(period, 2) if whole else divide(period, 2)
+    steps = diff(p, axis=d)
+    wrapped = subtract(remainder(add(steps, half), period), half)
+    # A step of half a period up stays one up.
+    is_half = lax.bitwise_and(equal(wrapped, negative(half)), greater(steps, 0))
+    wrapped = select(is_half, half, wrapped)
+    small = less(absolute(steps), divide(period, 2) if discont is None else discont)
+    correction = cumsum(select(small, 0, subtract(wrapped, steps)), axis=d)
+    rest = add(lax.slice_in_dim(p, 1, n, axis=d), correction)
+    return concatenate([lax.slice_in_dim(p, 0, 1, axis=d), rest], d)
 
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Any:
@@ -260,3 +302,27 @@ def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, Any]:
 def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
     """The indices of the diagonal of an array with `ndim` dims of size n."""
     return (lax.iota(default_int(), operator.index(n)),) * ndim
+
+
+def diag_indices_from(arr: Any) -> tuple[Any, ...]:
+    """The indices of the diagonal of an array whose dims are of one size."""
+    check_arraylike("diag_indices_from", arr)
+    shape = typeof(plain(arr)).shape
+    if len(shape) < 2 or len(set(shape)) != 1:
+        raise ShapeError(
+            f"diag_indices_from: at least 2 dims, all of one size, are needed, got shape {shape}"
+        )
+    return diag_indices(shape[0], len(shape))
+
+
+def mask_indices(
+    n: int, mask_func: Callable[[Any, Any], Any], k: Any = 0, *, size: int | None = None
+) -> tuple[Any, Any]:
+    """Where `mask_func(ones((n, n)), k)`, `triu` for example, is not zero.
+
+    >>> from spmd.numpy import triu
+    >>> mask_indices(2, triu)
+    (Array([0, 0, 1], dtype=int32), Array([0, 1, 1], dtype=int32))
+    """
+    rows, columns = nonzero(mask_func(lax.full((n, n), 1, default_float()), k), size=size)
+    return rows, columns

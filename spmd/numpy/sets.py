@@ -1,11 +1,11 @@
-"""Sets given as arrays: `union1d`, `intersect1d`, `setdiff1d`, `setxor1d`.
+"""Sets given as arrays: `union1d`, `intersect1d`, `setdiff1d`, `setxor1d`, `unique_all`.
 
 How many elements a result has depends on data, so under a transformation give `size=`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,3 +72,53 @@ def _kept(name: str, x: Any, mask: Any, size: int | None, fill_value: Any) -> An
     beyond = lax.ge(lax.iota(np.dtype(np.int32), wide), held)
     first = lax.broadcast_in_dim(lax.index_in_dim(chosen, 0, 0, keepdims=False), (wide,), ())
     return unique(lax.select(beyond, first, chosen), size=size, fill_value=fill_value)
+
+
+# ---- the different elements, by the array API standard -----------------------------------------
+
+
+class UniqueAll(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCounts(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverse(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: Any
+    inverse_indices: Any
+
+
+def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAll:
+    """The different elements, where each occurs first, which one each element is, and how often.
+
+    Each NaN counts as different. Under a transformation give `size`, as for `unique`.
+
+    >>> unique_all(np.array([3, 1, 3])).counts
+    Array([1, 2], dtype=int32)
+    """
+    wanted = {"return_index": True, "return_inverse": True, "return_counts": True}
+    return UniqueAll(*unique(x, **wanted, equal_nan=False, size=size, fill_value=fill_value))
+
+
+def unique_counts(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueCounts:
+    """The different elements, and how often each occurs."""
+    found = unique(x, return_counts=True, equal_nan=False, size=size, fill_value=fill_value)
+    return UniqueCounts(*found)
+
+
+def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueInverse:
+    """The different elements, and which one each element of `x` is."""
+    found = unique(x, return_inverse=True, equal_nan=False, size=size, fill_value=fill_value)
+    return UniqueInverse(*found)

@@ -8,6 +8,7 @@
 
 # ruff: noqa: F401
 
+from spmd.random.binomial import binomial, multinomial
 from spmd.random.continuous import (
     cauchy,
     exponential,
@@ -22,6 +23,16 @@ from spmd.random.continuous import (
     truncated_normal,
     uniform,
     weibull_min,
+)
+from spmd.random.derived import (
+    ball,
+    double_sided_maxwell,
+    f,
+    generalized_normal,
+    geometric,
+    lognormal,
+    triangular,
+    wald,
 )
 from spmd.random.discrete import (
     bernoulli,
@@ -39,6 +50,7 @@ from spmd.random.keys import (
     fold_in,
     key,
     key_data,
+    key_dtype,
     key_impl,
     split,
     wrap_key_data,

@@ -97,6 +97,16 @@ def key_impl(keys: Any) -> str:
     return "threefry2x32"
 
 
+def key_dtype(impl_spec: Any = None) -> np.dtype:
+    """The dtype of typed keys.
+
+    >>> key(0).dtype == key_dtype()
+    True
+    """
+    _check_impl("key_dtype", impl_spec)
+    return dtypes.key_dtype
+
+
 def clone(key: Any) -> Any:
     """The same key once more, for tools that check that keys are used once."""
     return lax.copy(key)

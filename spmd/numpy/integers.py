@@ -1,0 +1,152 @@
+"""Number theory and packed bits: `gcd`, `lcm`, `packbits`, `unpackbits`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, DtypeError
+from spmd.numpy.joining import concatenate
+from spmd.numpy.logic import as_bool
+from spmd.numpy.manipulation import moveaxis, ravel
+from spmd.numpy.programs import one_program
+from spmd.numpy.promotion import (
+    broadcast_shapes_of,
+    broadcast_to,
+    check_arraylike,
+    constant_like,
+    plain,
+    promote_args,
+    select,
+)
+from spmd.numpy.reductions import any as _any
+from spmd.numpy.reductions import canonical_axis
+
+_BYTE = np.dtype(np.uint8)
+
+# ---- divisors and multiples --------------------------------------------------------------------
+
+
+def _integers(name: str, x1: Any, x2: Any) -> list[Any]:
+    """Two arrays of integers of one shape."""
+    found = promote_args(name, x1, x2)
+    if not dtypes.is_integer(typeof(found[0]).dtype):
+        raise DtypeError(f"{name}: integers are needed, got {typeof(found[0]).dtype}")
+    shape = broadcast_shapes_of(name, [typeof(x).shape for x in found])
+    return [broadcast_to(x, shape) for x in found]
+
+
+def _size(x: Any) -> Any:
+    return x if typeof(x).dtype.kind == "u" else lax.abs(x)
+
+
+def gcd(x1: Any, x2: Any) -> Any:
+    """The greatest common divisor, by Euclid's algorithm; gcd(0, 0) is 0.
+
+    >>> gcd(np.array([12, 0, -9]), np.array([18, 5, 6]))
+    Array([6, 5, 3], dtype=int32)
+    """
+    return _gcd(*_integers("gcd", x1, x2))
+
+
+@one_program()
+def _gcd(x1: Any, x2: Any) -> Any:
+    zero, one = (np.array(v, typeof(x1).dtype) for v in (0, 1))
+
+    def step(state: Any) -> Any:
+        a, b = state
+        done = lax.eq(b, zero)
+        rest = lax.rem(a, select(done, one, b))
+        return lax.select(done, a, b), select(done, zero, rest)
+
+    return lax.while_loop(lambda s: _any(lax.ne(s[1], zero)), step, (_size(x1), _size(x2)))[0]
+
+
+def lcm(x1: Any, x2: Any) -> Any:
+    """The least common multiple; it is 0 where one of the two is.
+
+    >>> lcm(np.array([4, 0]), 6)
+    Array([12,  0], dtype=int32)
+    """
+    x1, x2 = _integers("lcm", x1, x2)
+    return _lcm(x1, x2)
+
+
+@one_program()
+def _lcm(x1: Any, x2: Any) -> Any:
+    x1, x2 = _size(x1), _size(x2)
+    divisor = _gcd(x1, x2)
+    none = lax.eq(divisor, constant_like(divisor, 0))
+    # Divided first: the product of the two may overflow where their multiple does not.
+    share = lax.div(x2, select(none, constant_like(divisor, 1), divisor))
+    return select(none, constant_like(divisor, 0), lax.mul(x1, share))
+
+
+# ---- bits --------------------------------------------------------------------------------------
+
+
+def _weights(bitorder: str, name: str) -> np.ndarray:
+    if bitorder not in ("big", "little"):
+        raise ArgumentError(f"{name}: bitorder must be 'big' or 'little', got {bitorder!r}")
+    weights = np.uint8(1) << np.arange(8, dtype=np.uint8)
+    return weights[::-1] if bitorder == "big" else weights
+
+
+def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Any:
+    """Eight truth values (elements that are not zero) a byte, along a dim or of the flat array.
+
+    >>> packbits(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1]))
+    Array([129, 128], dtype=uint8)
+    """
+    check_arraylike("packbits", a)
+    weights, a = _weights(bitorder, "packbits"), plain(a)
+    dtype = typeof(a).dtype
+    if not dtypes.is_bool(dtype) and not dtypes.is_integer(dtype):
+        raise DtypeError(f"packbits: integers or bools are needed, got {dtype}")
+    a, d = (ravel(a), 0) if axis is None else (a, canonical_axis(axis, typeof(a).ndim, "packbits"))
+    bits = moveaxis(lax.convert_element_type(as_bool(a), _BYTE), d, -1)
+    *lead, n = typeof(bits).shape
+    count = -(-n // 8)
+    bits = lax.pad(bits, np.uint8(0), [*[(0, 0, 0)] * len(lead), (0, 8 * count - n, 0)])
+    bits = lax.reshape(bits, (*lead, count, 8))
+    weighted = lax.mul(bits, broadcast_to(weights, (*lead, count, 8)))
+    return moveaxis(lax.reduce_sum(weighted, (len(lead) + 1,)), -1, d)
+
+
+def unpackbits(
+    a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big"
+) -> Any:
+    """The bits of bytes as zeros and ones, along a dim or of the flat array.
+
+    `count` is how many to give: as for a slice, negative ones count from the end, and what is
+    missing is zero.
+
+    >>> unpackbits(np.array([129], np.uint8))
+    Array([1, 0, 0, 0, 0, 0, 0, 1], dtype=uint8)
+    """
+    check_arraylike("unpackbits", a)
+    weights, a = _weights(bitorder, "unpackbits"), plain(a)
+    if typeof(a).dtype != _BYTE:
+        raise DtypeError(f"unpackbits: bytes (uint8) are needed, got {typeof(a).dtype}")
+    if axis is None:
+        a, d = ravel(a), 0
+    else:
+        d = canonical_axis(axis, typeof(a).ndim, "unpackbits")
+    a = moveaxis(a, d, -1)
+    *lead, n = typeof(a).shape
+    whole = (*lead, n, 8)
+    spread = lax.broadcast_in_dim(a, whole, range(len(lead) + 1))
+    held = lax.bitwise_and(spread, broadcast_to(weights, whole))
+    bits = lax.convert_element_type(lax.ne(held, np.uint8(0)), _BYTE)
+    bits = lax.reshape(bits, (*lead, 8 * n))
+    if count is not None:
+        kept = min(count, 8 * n) if count >= 0 else max(8 * n + count, 0)
+        bits = lax.slice_in_dim(bits, 0, kept, axis=len(lead))
+        if count > kept:
+            missing = lax.full((*lead, count - kept), 0, _BYTE)
+            bits = concatenate([bits, missing], len(lead))
+    return moveaxis(bits, -1, d)

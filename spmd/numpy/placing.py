@@ -1,0 +1,76 @@
+"""Elements replaced in flat order: `put` at positions, `place` where a mask holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy import indexing
+from spmd.numpy.logic import as_bool
+from spmd.numpy.manipulation import ravel
+from spmd.numpy.promotion import as_array, check_arraylike, plain
+from spmd.numpy.repeating import resize
+from spmd.numpy.searching import flatnonzero
+from spmd.numpy.selection import clip
+from spmd.numpy.ufuncs import remainder
+
+
+def _refuse_in_place(name: str, inplace: bool) -> None:
+    if inplace:
+        raise ArgumentError(f"{name}: arrays are immutable; pass inplace=False for a new one")
+
+
+def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Any:
+    """A copy of `a` with the elements at flat positions replaced; `v` is repeated as needed.
+
+    Positions outside are ignored, or with `mode` "clip" or "wrap" brought inside.
+
+    >>> put(np.zeros((2, 2)), np.array([0, 3]), np.array([5.0, 7.0]), inplace=False)
+    Array([[5., 0.],
+           [0., 7.]], dtype=float32)
+    """
+    _refuse_in_place("put", inplace)
+    check_arraylike("put", a, ind, v)
+    a, ind, v = as_array(plain(a)), ravel(plain(ind)), ravel(plain(v))
+    if mode not in (None, "drop", "clip", "wrap"):
+        raise ArgumentError(
+            f"put: mode must be 'clip', 'wrap' or None (outside is ignored), got {mode!r}; "
+            "values are not looked at, so 'raise' is not supported"
+        )
+    count = typeof(ind).size
+    if not a.size or not count or not typeof(v).size:
+        return a
+    if mode == "clip":
+        ind = clip(ind, 0, a.size - 1)
+    elif mode == "wrap":
+        ind = remainder(ind, a.size)
+    return _written(a, ind, resize(v, count))
+
+
+def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Any:
+    """A copy of `arr` whose elements where the mask holds are `vals`, in order and repeated.
+
+    >>> place(np.arange(4), np.array([True, False, True, True]), np.array([8, 9]), inplace=False)
+    Array([8, 1, 9, 8], dtype=int32)
+    """
+    _refuse_in_place("place", inplace)
+    check_arraylike("place", arr, mask, vals)
+    arr, mask, vals = as_array(plain(arr)), as_bool(ravel(plain(mask))), ravel(plain(vals))
+    if typeof(mask).size != arr.size:
+        raise ShapeError(f"place: arr has {arr.size} elements and mask {typeof(mask).size}")
+    if not typeof(vals).size:
+        raise ShapeError("place: vals is empty")
+    if not arr.size:
+        return arr
+    where = flatnonzero(mask, size=arr.size, fill_value=arr.size)
+    return _written(arr, where, resize(vals, arr.size))
+
+
+def _written(a: Any, positions: Any, values: Any) -> Any:
+    values = lax.convert_element_type(values, a.dtype)
+    flat = indexing.IndexUpdateHelper(ravel(a))[positions].set(values, mode="drop")
+    return lax.reshape(flat, np.shape(a))

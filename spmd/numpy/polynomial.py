@@ -1,0 +1,207 @@
+"""Polynomials as vectors of coefficients, the highest power first: `poly`, `polymul`, `polyder`.
+
+`polyval` is in `numerical.py`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy.joining import concatenate
+from spmd.numpy.manipulation import atleast_1d, broadcast_to
+from spmd.numpy.programs import one_program
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    plain,
+    promote_dtypes,
+    promote_dtypes_inexact,
+)
+from spmd.numpy.signal import convolve
+from spmd.numpy.sorting import trim_zeros
+from spmd.numpy.ufuncs import divide, multiply, negative
+
+
+def _coefficients(name: str, *polynomials: Any, inexact: bool = True) -> list[Any]:
+    """Vectors of coefficients in their common dtype."""
+    check_arraylike(name, *polynomials)
+    promote = promote_dtypes_inexact if inexact else promote_dtypes
+    found = [as_array(p) for p in promote(*map(plain, polynomials))]
+    if any(typeof(p).ndim != 1 for p in found):
+        shapes = ", ".join(str(typeof(p).shape) for p in found)
+        raise ShapeError(f"{name}: coefficients must be vectors, got shapes {shapes}")
+    return found
+
+
+def _padded(p: Any, before: int, after: int = 0) -> Any:
+    return lax.pad(p, np.zeros((), typeof(p).dtype), [(before, after, 0)])
+
+
+# ---- sums and products -------------------------------------------------------------------------
+
+
+def polyadd(a1: Any, a2: Any) -> Any:
+    """The sum of two polynomials.
+
+    >>> polyadd(np.array([1, 2]), np.array([5, 0, 1]))
+    Array([5, 1, 3], dtype=int32)
+    """
+    first, second = _coefficients("polyadd", a1, a2, inexact=False)
+    n, m = typeof(first).shape[0], typeof(second).shape[0]
+    return lax.add(_padded(first, max(m - n, 0)), _padded(second, max(n - m, 0)))
+
+
+def polysub(a1: Any, a2: Any) -> Any:
+    """The difference of two polynomials."""
+    first, second = _coefficients("polysub", a1, a2, inexact=False)
+    return polyadd(first, negative(second))
+
+
+def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Any:
+    """The product of two polynomials.
+
+    `trim_leading_zeros` drops the operands' leading zeros first, which needs concrete values.
+
+    >>> polymul(np.array([1.0, 1.0]), np.array([1.0, -1.0]))
+    Array([ 1.,  0., -1.], dtype=float32)
+    """
+    first, second = _coefficients("polymul", a1, a2)
+    if trim_leading_zeros:
+        first, second = (trim_zeros(p, trim="f") for p in (first, second))
+    first, second = (p if typeof(p).size else _padded(p, 1) for p in (first, second))
+    return convolve(first, second, mode="full")
+
+
+def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Any, Any]:
+    """Quotient and remainder of two polynomials; the remainder has the length of `u`.
+
+    `trim_leading_zeros` drops what is zero up to rounding from the remainder, which needs concrete
+    values.
+
+    >>> polydiv(np.array([1.0, 0.0, -1.0]), np.array([1.0, 1.0]))
+    (Array([ 1., -1.], dtype=float32), Array([0., 0., 0.], dtype=float32))
+    """
+    dividend, divisor = _coefficients("polydiv", u, v)
+    if not typeof(divisor).size:
+        raise ShapeError("polydiv: the divisor has no coefficients")
+    quotient, rest = _long_division(dividend, divisor)
+    if trim_leading_zeros:
+        values = np.asarray(rest)
+        tolerance = np.sqrt(dtypes.finfo(values.dtype).eps)
+        large = np.flatnonzero(np.abs(values) > tolerance)
+        rest = lax.slice_in_dim(rest, int(large[0]) if large.size else values.size, values.size)
+    return quotient, rest
+
+
+@one_program()
+def _long_division(u: Any, v: Any) -> tuple[Any, Any]:
+    steps = typeof(u).shape[0] - typeof(v).shape[0] + 1
+    n, dtype = typeof(v).shape[0], typeof(u).dtype
+    if steps <= 0:
+        return lax.full((1,), 0, dtype), u
+    scale = lax.div(np.array(1, dtype), lax.index_in_dim(v, 0, 0, keepdims=False))
+
+    def step(rest: Any, k: Any) -> Any:
+        part = lax.dynamic_slice_in_dim(rest, k, n)
+        factor = lax.mul(scale, lax.index_in_dim(part, 0, 0, keepdims=False))
+        part = lax.sub(part, lax.mul(factor, v))
+        return lax.dynamic_update_slice_in_dim(rest, part, k, 0), factor
+
+    rest, quotient = lax.scan(step, u, lax.iota(dtypes.int32, steps))
+    return quotient, rest
+
+
+# ---- calculus ----------------------------------------------------------------------------------
+
+
+def _order(name: str, m: Any) -> int:
+    try:
+        order = operator.index(m)
+    except TypeError:
+        raise ArgumentError(f"{name}: m must be an integer, got {m!r}") from None
+    if order < 0:
+        raise ArgumentError(f"{name}: m={order} must not be negative")
+    return order
+
+
+def polyder(p: Any, m: int = 1) -> Any:
+    """The derivative of order `m`.
+
+    >>> polyder(np.array([1.0, 2.0, 3.0]))
+    Array([2., 2.], dtype=float32)
+    """
+    order = _order("polyder", m)
+    (p,) = _coefficients("polyder", p)
+    n = typeof(p).shape[0]
+    factors = np.prod([np.arange(order, n) - k for k in range(order)], axis=0, dtype=np.float64)
+    if order == 0:
+        return p
+    factors = np.asarray(factors[::-1], typeof(p).dtype)
+    return multiply(lax.slice_in_dim(p, 0, max(n - order, 0)), factors)
+
+
+def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
+    """The integral of order `m`; `k` are the constants of integration, one or `m` of them.
+
+    >>> polyint(np.array([2.0, 2.0]), k=3)
+    Array([1., 2., 3.], dtype=float32)
+    """
+    order = _order("polyint", m)
+    check_arraylike("polyint", p, 0 if k is None else k)
+    p, constants = promote_dtypes_inexact(plain(p), 0 if k is None else plain(k))
+    (p,) = _coefficients("polyint", p)
+    constants = atleast_1d(constants)
+    if typeof(constants).shape == (1,):
+        constants = broadcast_to(constants, (order,))
+    if typeof(constants).shape != (order,):
+        raise ShapeError(
+            f"polyint: k must be a scalar or have shape (1,) or ({order},), got "
+            f"{typeof(constants).shape}"
+        )
+    if order == 0:
+        return p
+    powers = np.arange(typeof(p).shape[0] + order)
+    factors = np.prod([np.maximum(1, powers - j) for j in range(order)], axis=0, dtype=np.float64)
+    return divide(concatenate([p, constants]), np.asarray(factors[::-1], typeof(p).dtype))
+
+
+# ---- roots -------------------------------------------------------------------------------------
+
+
+def poly(seq_of_zeros: Any) -> Any:
+    """The coefficients of the polynomial with the given roots and leading coefficient 1.
+
+    >>> poly(np.array([1.0, 2.0]))
+    Array([ 1., -3.,  2.], dtype=float32)
+    """
+    check_arraylike("poly", seq_of_zeros)
+    (zeros,) = promote_dtypes_inexact(plain(seq_of_zeros))
+    zeros = atleast_1d(zeros)
+    if typeof(zeros).ndim != 1:
+        raise ShapeError(
+            f"poly: a vector of roots is needed, got {typeof(zeros)}; for the characteristic "
+            "polynomial of a matrix pass its eigenvalues"
+        )
+    return _from_roots(zeros)
+
+
+@one_program()
+def _from_roots(zeros: Any) -> Any:
+    """One factor (x - root) after the other; the vector has its final length from the start."""
+    n, dtype = typeof(zeros).shape[0], typeof(zeros).dtype
+    if not n:
+        return lax.full((), 1, dtype)
+
+    def step(p: Any, root: Any) -> Any:
+        shifted = _padded(lax.slice_in_dim(p, 0, n), 1)
+        return lax.sub(p, lax.mul(root, shifted)), None
+
+    one = lax.pad(lax.full((1,), 1, dtype), np.zeros((), dtype), [(0, n, 0)])
+    return lax.scan(step, one, zeros)[0]

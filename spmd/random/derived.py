@@ -1,0 +1,175 @@
+"""Distributions made of one or two simpler draws: `lognormal`, `geometric`, `wald`, `f`, `ball`.
+
+Each splits its key in JAX's order and computes JAX's formula, so that samples agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.errors import DtypeError
+from spmd.numpy.programs import one_program
+from spmd.numpy.promotion import (
+    broadcast_to,
+    check_arraylike,
+    default_int,
+    plain,
+    promote_dtypes_inexact,
+    select,
+    user_dtype,
+)
+from spmd.numpy.reductions import sum as _sum
+from spmd.numpy.ufuncs import absolute, add, divide, multiply, power, reciprocal
+from spmd.random.continuous import exponential_typed, maxwell, normal, normal_typed, uniform_typed
+from spmd.random.discrete import rademacher
+from spmd.random.gamma import chisquare, gamma_typed
+from spmd.random.keys import canonical_shape, count_of, float_dtype, pair, sample_shape, single
+
+
+def _parameter(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """A parameter with the dtype and the shape of the sample."""
+    check_arraylike(name, x)
+    return broadcast_to(lax.convert_element_type(plain(x), dtype), shape)
+
+
+# ---- one draw, then a formula ------------------------------------------------------------------
+
+
+def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) -> Any:
+    """Numbers whose logarithms are normal with mean 0 and standard deviation `sigma`.
+
+    >>> from spmd import random
+    >>> bool((random.lognormal(random.key(0), 0.5, (100,)) > 0).all())
+    True
+    """
+    whole = sample_shape("lognormal", shape, sigma)
+    found = dtypes.canonical(np.float64) if dtype is None else user_dtype(dtype, "lognormal")
+    if not dtypes.is_inexact(found):
+        raise DtypeError(f"lognormal: dtype must be a float or complex, got {found}")
+    drawn = normal(single(key, "lognormal"), whole, found)
+    return lax.exp(lax.mul(drawn, _parameter("lognormal", sigma, whole, found)))
+
+
+def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """How many trials, each a success with probability `p`, it takes to the first success.
+
+    >>> from spmd import random
+    >>> random.geometric(random.key(0), 1.0, (4,))
+    Array([1, 1, 1, 1], dtype=int32)
+    """
+    check_arraylike("geometric", p)
+    found = default_int() if dtype is None else user_dtype(dtype, "geometric")
+    if not dtypes.is_integer(found):
+        raise DtypeError(f"geometric: dtype must be an integer, got {found}")
+    whole = sample_shape("geometric", shape, p)
+    (p,) = promote_dtypes_inexact(plain(p))
+    p = broadcast_to(lax.convert_element_type(p, typeof(p).dtype), whole)
+    return _geometric(single(key, "geometric"), p, found)
+
+
+@one_program("dtype")
+def _geometric(key: Any, p: Any, dtype: np.dtype) -> Any:
+    own = typeof(p).dtype
+    zero, one = np.array(0, own), np.array(1, own)
+    u = uniform_typed(key, typeof(p).shape, own)
+    # JAX takes 0, whose logarithm is infinite, for 1.
+    u = select(lax.eq(u, zero), one, u)
+    trials = lax.add(lax.floor(lax.div(lax.log(u), lax.log1p(lax.neg(p)))), one)
+    return lax.convert_element_type(trials, dtype)
+
+
+def triangular(
+    key: Any, left: Any, mode: Any, right: Any, shape: Any = None, dtype: Any = None
+) -> Any:
+    """Numbers in [left, right] whose density is a triangle with its peak at `mode`."""
+    found = float_dtype(dtype, "triangular")
+    whole = sample_shape("triangular", shape, left, mode, right)
+    ends = [_parameter("triangular", v, whole, found) for v in (left, mode, right)]
+    return _triangular(single(key, "triangular"), *ends)
+
+
+@one_program()
+def _triangular(key: Any, left: Any, mode: Any, right: Any) -> Any:
+    """The distribution function's inverse: one root below the mode, another above."""
+    dtype = typeof(left).dtype
+    width, rise, fall = lax.sub(right, left), lax.sub(mode, left), lax.sub(right, mode)
+    u = uniform_typed(key, typeof(left).shape, dtype)
+    below = lax.add(left, lax.sqrt(lax.mul(lax.mul(u, width), rise)))
+    rest = lax.sub(np.array(1, dtype), u)
+    above = lax.sub(right, lax.sqrt(lax.mul(lax.mul(rest, width), fall)))
+    return lax.select(lax.lt(u, lax.div(rise, width)), below, above)
+
+
+# ---- two draws ---------------------------------------------------------------------------------
+
+
+def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Wald (inverse Gaussian) distributed numbers with the given mean and scale 1."""
+    found, whole = float_dtype(dtype, "wald"), sample_shape("wald", shape, mean)
+    return _wald(single(key, "wald"), _parameter("wald", mean, whole, found))
+
+
+@one_program()
+def _wald(key: Any, mean: Any) -> Any:
+    """Michael, Schucany and Haas (1976): the smaller root or its mirror image."""
+    shape, dtype = typeof(mean).shape, typeof(mean).dtype
+    first, second = pair(key)
+    half, four = np.array(0.5, dtype), np.array(4, dtype)
+    y = lax.square(normal_typed(first, shape, dtype))
+    z = uniform_typed(second, shape, dtype)
+    squared = lax.square(mean)
+    under = lax.add(lax.mul(lax.mul(four, mean), y), lax.mul(squared, lax.square(y)))
+    x = lax.add(mean, lax.mul(lax.mul(squared, y), half))
+    x = lax.sub(x, lax.mul(lax.mul(mean, half), lax.sqrt(under)))
+    return lax.select(lax.le(z, lax.div(mean, lax.add(mean, x))), x, lax.div(squared, x))
+
+
+def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = None) -> Any:
+    """Numbers of the F distribution with `dfnum` and `dfden` degrees of freedom."""
+    found, whole = float_dtype(dtype, "f"), sample_shape("f", shape, dfnum, dfden)
+    below, above = pair(single(key, "f"))
+    numerator, denominator = (_parameter("f", v, whole, found) for v in (dfnum, dfden))
+    top = lax.div(chisquare(above, numerator, whole, found), numerator)
+    return lax.div(top, lax.div(chisquare(below, denominator, whole, found), denominator))
+
+
+def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Maxwell distributed numbers with random signs, times `scale`, plus `loc`.
+
+    As in JAX the result has shape `shape + parameters' shape`; an empty `shape` counts as theirs.
+    """
+    found = float_dtype(dtype, "double_sided_maxwell")
+    own = sample_shape("double_sided_maxwell", None, loc, scale)
+    whole = (canonical_shape(shape, "double_sided_maxwell") or own) + own
+    first, second = pair(single(key, "double_sided_maxwell"))
+    length = maxwell(first, whole, found)
+    sign = rademacher(second, whole, found)
+    return add(multiply(multiply(sign, length), scale), loc)
+
+
+def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> Any:
+    """Numbers with density proportional to `exp(-abs(x) ** p)`."""
+    found = float_dtype(dtype, "generalized_normal")
+    whole = canonical_shape(shape, "generalized_normal")
+    first, second = pair(single(key, "generalized_normal"))
+    exponent = reciprocal(p)
+    size = gamma_typed(first, exponent, whole, found)
+    return multiply(rademacher(second, whole, found), power(size, exponent))
+
+
+def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None) -> Any:
+    """Points uniform in the unit ball of the p-norm in `d` dimensions: Barthe et al. (2005).
+
+    The result has shape `shape + (d,)`.
+    """
+    found, whole = float_dtype(dtype, "ball"), canonical_shape(shape, "ball")
+    first, second = pair(single(key, "ball"))
+    points = generalized_normal(first, p, (*whole, count_of("ball", d)), found)
+    waited = exponential_typed(second, whole, found)
+    total = add(_sum(power(absolute(points), p), axis=-1), waited)
+    return divide(points, lax.expand_dims(power(total, reciprocal(p)), (len(whole),)))
