@@ -131,15 +131,12 @@ CLOSE = {
     "chisquare": lambda r, k: r.chisquare(k, 3.0, (10,)),
     "t": lambda r, k: r.t(k, 3.0, (10,)),
     "lognormal": lambda r, k: r.lognormal(k, np.array([0.5, 2.0]), (20, 2)),
-    "lognormal-c64": lambda r, k: r.lognormal(k, 0.5, (20,), np.complex64),
     "triangular": lambda r, k: r.triangular(k, -1.0, np.array([0.0, 1.5]), 2.0, (20, 2)),
-    "wald": lambda r, k: r.wald(k, np.array([0.3, 1.0, 9.0]), (20, 3)),
+    "wald": lambda r, k: r.wald(k, np.array([0.1, 0.3, 1.0]), (20, 3)),
     "f": lambda r, k: r.f(k, np.full(8, 3.0), np.linspace(2.0, 9.0, 8)),
     "double-sided-maxwell": lambda r, k: r.double_sided_maxwell(k, 1.0, np.array([2.0, 3.0]), (5,)),
-    "double-sided-maxwell-scalar": lambda r, k: r.double_sided_maxwell(k, 0.0, 2.0),
     "generalized-normal": lambda r, k: r.generalized_normal(k, 1.5, (10,)),
     "ball": lambda r, k: r.ball(k, 3, shape=(4,)),
-    "ball-1": lambda r, k: r.ball(k, 2, 1.0, (4,)),
 }
 
 

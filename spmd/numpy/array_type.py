@@ -3,6 +3,9 @@
 Inside the package `sharding.array.Array` means an array with values, and `Tracer` one without. Who
 writes a function that is traced does not make this difference: what is an array outside `jit` is
 one inside.
+
+>>> isinstance(snp.zeros(3), spmd.Array), isinstance(np.zeros(3), spmd.Array)
+(True, False)
 """
 
 from __future__ import annotations
@@ -36,11 +39,7 @@ else:
         """An immutable n-dimensional array, or a tracer that stands for one.
 
         Made by `spmd.numpy` functions, `device_put`, and every transformed function. Operators and
-        methods are those of NumPy arrays; `x.at[i].set(v)` stands for in-place updates.
-
-        >>> isinstance(snp.zeros(3), spmd.Array), isinstance(np.zeros(3), spmd.Array)
-        (True, False)
-        """
+        methods are those of NumPy arrays; `x.at[i].set(v)` stands for in-place updates."""
 
         __module__ = "spmd"
 

@@ -1,4 +1,11 @@
-"""`r_` and `c_`: arrays put together, and ranges made, in the syntax of indexing."""
+"""`r_` and `c_`: arrays put together, and ranges made, in the syntax of indexing.
+
+>>> r_[np.array([1, 2]), 0, 3:6]
+Array([1, 2, 0, 3, 4, 5], dtype=int32)
+>>> c_[np.array([1, 2]), np.array([3, 4])]
+Array([[1, 3],
+       [2, 4]], dtype=int32)
+"""
 
 from __future__ import annotations
 
@@ -83,20 +90,11 @@ r_ = _Concatenator(
     0,
     1,
     -1,
-    """Arrays, numbers and ranges put together along the first dim.
-
-    >>> r_[np.array([1, 2]), 0, 3:6]
-    Array([1, 2, 0, 3, 4, 5], dtype=int32)
-    """,
+    "Arrays, numbers and ranges put together along the first dim.",
 )
 c_ = _Concatenator(
     -1,
     2,
     0,
-    """Vectors put side by side as columns.
-
-    >>> c_[np.array([1, 2]), np.array([3, 4])]
-    Array([[1, 3],
-           [2, 4]], dtype=int32)
-    """,
+    "Vectors put side by side as columns.",
 )

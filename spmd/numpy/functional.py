@@ -85,7 +85,8 @@ def _over_leading_dims(
                 )
     whole = broadcast_shapes_of("vectorize", leads)
     # Only the dims that an argument has are mapped for it: nothing is copied to broadcast.
-    for d in range(len(whole)):
+    # The last dim's map is the innermost: each takes the first dim that is then left.
+    for d in reversed(range(len(whole))):
         axes = []
         for lead in leads:
             own = len(lead) - (len(whole) - d)

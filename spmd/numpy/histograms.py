@@ -76,7 +76,7 @@ def histogramdd(
 
 
 def _bins_of_dims(bins: Any, dims: int) -> list[Any]:
-    if np.ndim(bins) == 0 and not isinstance(bins, (list, tuple)):
+    if not isinstance(bins, (list, tuple)) and np.ndim(bins) == 0:
         return [bins] * dims
     found = list(bins)
     if len(found) != dims:

@@ -116,8 +116,8 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
 def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * np.pi) -> Any:
     """Angles made continuous: whole periods are added where neighbours differ by half of one.
 
-    >>> unwrap(np.array([0.0, 6.0]))
-    Array([ 0.       , -0.2831855], dtype=float32)
+    >>> unwrap(np.array([0, 5, 3]), period=6)
+    Array([ 0, -1, -3], dtype=int32)
     """
     check_arraylike("unwrap", p, period)
     p, period = promote_dtypes(plain(p), plain(period))

@@ -259,6 +259,9 @@ def _fold(
     else:
         total, first = broadcast_to(lax.convert_element_type(start, found), rest), 0
 
+    if not count:
+        return keep_dims(total, shape, dims) if keepdims else total
+
     def step(k: Any, total: Any) -> Any:
         item = lax.dynamic_index_in_dim(a, k, 0, keepdims=False)
         combined = lax.convert_element_type(f._call(total, item), found)
@@ -419,7 +422,9 @@ def _running(cumulate: Method) -> Method:
 
 
 def _ufunc(func: Method, identity: Any = None, **methods: Any) -> ufunc:
-    return ufunc(func, 2, 1, call=func, identity=identity, **methods)
+    made = ufunc(func, 2, 1, call=func, identity=identity, **methods)
+    made.__module__ = "spmd.numpy"
+    return made
 
 
 _and = _bits(lax.reduce_and, logic.bitwise_and, -1)

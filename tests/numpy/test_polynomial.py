@@ -48,8 +48,8 @@ def test_division_undoes_multiplication():
 
 
 def test_derivatives_and_maps():
-    check_grads(lambda p, q: snp.polydiv(p, q), (P, Q), order=2)
-    check_grads(snp.poly, (Q,), order=2)
+    check_grads(lambda p, q: snp.polydiv(p, q), (P, Q), order=2, atol=1e-3, rtol=1e-3)
+    check_grads(snp.poly, (Q,), order=2, atol=1e-3, rtol=1e-3)
     at_once = spmd.vmap(snp.polydiv, (0, None))(np.stack([P, 2 * P]), Q)
     for whole, one in zip(at_once, snp.polydiv(2 * P, Q), strict=True):
         np.testing.assert_allclose(whole[1], one, rtol=1e-5, atol=1e-6)

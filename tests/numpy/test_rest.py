@@ -44,11 +44,10 @@ def number_cases():
 
 
 def structure_cases():
-    clip_wrap = (None, "clip", "wrap")
-    far = np.array([0, 19, 25, -3])
-    for mode in clip_wrap:
+    inside, far = np.array([0, 19, -3, 0]), np.array([0, 19, 25, -3])
+    for mode, at in ((None, inside), ("clip", far), ("wrap", far)):
         yield case(f"put-{mode}", lambda xp, x, i, v, m=mode: xp.put(x, i, v, m, inplace=False),
-                   X, far, X[3:6])  # fmt: skip
+                   X, at, X[3:6])  # fmt: skip
     yield case("place", lambda xp, x, m, v: xp.place(x, m, v, inplace=False), X, X > 0, X[3:6])
     yield case("r_", lambda xp, x: xp.r_[x, 1.5, 2:4, -1:1:3j], X)
     yield case("r_-dims", lambda xp, x: xp.r_["0,2", x, x], X)
@@ -57,7 +56,6 @@ def structure_cases():
     yield case("c_", lambda xp, x: xp.c_[x, x], X)
     yield case("c_-blocks", lambda xp, x: xp.c_[x.reshape(4, 5), x[:4]], X)
     yield case("diag", lambda xp, x: x[xp.diag_indices_from(x)], X[:16].reshape(4, 4))
-    yield case("mask", lambda xp: xp.mask_indices(3, xp.triu, 1), traceable=False)
     yield case("mask-size", lambda xp: xp.mask_indices(3, xp.triu, size=8))
 
 
@@ -88,6 +86,19 @@ def test_unique_by_the_standard():
     for a, b in zip(sized, jnp.unique_all(TIES, size=4, fill_value=9), strict=True):
         np.testing.assert_array_equal(a, b)
     assert snp.unique_counts(np.array([np.nan, np.nan])).counts.tolist() == [1, 1]
+
+
+def test_put_ignores_what_is_outside():
+    """As JAX documents; what it does is to clip."""
+    placed = snp.put(np.zeros(4), np.array([3, 7, -9, 0]), np.array([1, 2]), inplace=False)
+    assert placed.tolist() == [2, 0, 0, 1]
+
+
+def test_mask_indices_without_a_size():
+    for ours, theirs in zip(
+        snp.mask_indices(3, snp.triu, 1), np.mask_indices(3, np.triu, 1), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_integers_under_transformations():

@@ -87,7 +87,7 @@ def test_indices_of_at_are_of_any_kind():
 
 def test_frompyfunc_makes_functions_of_arrays():
     spread = snp.frompyfunc(lambda x, y: (x + y, x - y), 2, 2)
-    total, gap = spread(X, X[0, 0])
+    total, gap = spread(X, X[0, 0])  # of other rank: the map over the last dim is the innermost
     np.testing.assert_allclose(total, X + X[0, 0], rtol=1e-6)
     np.testing.assert_allclose(gap, X - X[0, 0], rtol=1e-6)
     minus = snp.frompyfunc(lambda x, y: x - y, 2, 1)
@@ -106,7 +106,7 @@ def _left_fold(x):
 def test_methods_under_transformations():
     for name in ("subtract", "multiply", "logaddexp", "maximum"):
         f = getattr(snp, name)
-        check_grads(lambda x, f=f: f.reduce(x, axis=1), (X[:, :, 0],), order=2)
+        check_grads(lambda x, f=f: f.reduce(x, axis=1), (X[:, :, 0],), 2, atol=1e-3, rtol=1e-3)
         at_once = spmd.jit(spmd.vmap(lambda x, f=f: f.accumulate(x, 1), 2, 2))(X)
         np.testing.assert_allclose(at_once, f.accumulate(X, 1), rtol=1e-5, atol=1e-6)
 
