@@ -124,6 +124,12 @@ CLOSE = {
     "multivariate": lambda r, k: r.multivariate_normal(
         k, np.zeros(3), np.array([[2, 0.3, 0.1], [0.3, 1, 0], [0.1, 0, 3.0]]), (5,)
     ),
+    "multivariate-eigh": lambda r, k: r.multivariate_normal(
+        k, np.zeros(2), np.array([[2, 0.3], [0.3, 1]]), (5,), method="eigh"
+    ),
+    "orthogonal": lambda r, k: r.orthogonal(k, 3, (2,)),
+    "orthogonal-wide": lambda r, k: r.orthogonal(k, 2, m=4),
+    "orthogonal-tall": lambda r, k: r.orthogonal(k, 4, m=2),
     "gamma": lambda r, k: r.gamma(k, np.array([0.3, 1.0, 5.0, 20.0])),
     "loggamma": lambda r, k: r.loggamma(k, 0.01, (10,)),
     "beta": lambda r, k: r.beta(k, 2.0, 3.0, (10,)),

@@ -9,17 +9,21 @@ import numpy as np
 
 from spmd import lax, random
 from spmd.core import dtypes
-from spmd.core.errors import ArgumentError
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.util import product
 from spmd.numpy.creation import canonical_shape, full
 from spmd.numpy.creation import ones as _ones
 from spmd.numpy.creation import zeros as _zeros
+from spmd.numpy.manipulation import moveaxis
 from spmd.numpy.promotion import default_float
+from spmd.numpy.reductions import canonical_axis
 from spmd.numpy.ufuncs import exp, log, multiply, sqrt
 
 __all__ = [
     "Initializer",
     "constant",
+    "delta_orthogonal",
     "glorot_normal",
     "glorot_uniform",
     "he_normal",
@@ -30,6 +34,7 @@ __all__ = [
     "lecun_uniform",
     "normal",
     "ones",
+    "orthogonal",
     "truncated_normal",
     "uniform",
     "variance_scaling",
@@ -203,3 +208,54 @@ lecun_uniform = _family(1.0, "fan_in", "uniform", "Lecun's, uniform.")
 lecun_normal = _family(1.0, "fan_in", "truncated_normal", "Lecun's, normal.")
 he_uniform = kaiming_uniform = _family(2.0, "fan_in", "uniform", "He's, uniform: for relu.")
 he_normal = kaiming_normal = _family(2.0, "fan_in", "truncated_normal", "He's, normal: for relu.")
+
+# ---- orthogonal matrices -----------------------------------------------------------------------
+
+
+def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
+    """Weights that are `scale` times an orthogonal matrix, uniformly distributed: Saxe et al. 2013.
+
+    The matrix's columns are the dim `column_axis`, its rows all others; orthonormal are those of
+    the two that are fewer.
+    """
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        found = _dtype(dtype)
+        whole = canonical_shape(shape, "orthogonal")
+        if len(whole) < 2:
+            raise ShapeError(f"orthogonal: weights need at least 2 dims, got shape {whole}")
+        if 0 in whole:
+            return _zeros(whole, found)
+        axis = canonical_axis(column_axis, len(whole), "orthogonal")
+        columns, others = whole[axis], whole[:axis] + whole[axis + 1 :]
+        matrix = random.orthogonal(key, product(others), (), found, columns)
+        weights = moveaxis(lax.reshape(matrix, (*others, columns)), -1, axis)
+        return multiply(np.array(scale, found), weights)
+
+    return init
+
+
+def delta_orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
+    """Convolution kernels that are orthogonal in the middle and zero elsewhere: Xiao et al. 2018.
+
+    Shapes are (window dims, inputs, outputs) with one to three window dims and no more inputs
+    than outputs.
+    """
+    inner = orthogonal(scale, column_axis, dtype)
+
+    def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
+        whole = canonical_shape(shape, "delta_orthogonal")
+        if len(whole) not in (3, 4, 5):
+            raise ShapeError(f"delta_orthogonal: kernels have 3, 4 or 5 dims, got shape {whole}")
+        if whole[-1] < whole[-2]:
+            raise ShapeError(
+                f"delta_orthogonal: {whole[-2]} inputs (dim -2) are more than the {whole[-1]} "
+                "outputs (dim -1)"
+            )
+        matrix = inner(key, whole[-2:], dtype)
+        widths = [((n - 1) // 2, n // 2, 0) for n in whole[:-2]]
+        matrix = lax.expand_dims(matrix, range(len(widths)))
+        zero = np.zeros((), typeof(matrix).dtype)
+        return lax.pad(matrix, zero, [*widths, (0, 0, 0), (0, 0, 0)])
+
+    return init

@@ -206,6 +206,7 @@ from spmd.numpy.numerical import (
     diag_indices,
     diag_indices_from,
     gradient,
+    i0,
     interp,
     mask_indices,
     polyval,
@@ -221,7 +222,17 @@ from spmd.numpy.numerical import (
 )
 from spmd.numpy.operators import install as _install
 from spmd.numpy.placing import place, put
-from spmd.numpy.polynomial import poly, polyadd, polyder, polydiv, polyint, polymul, polysub
+from spmd.numpy.polynomial import (
+    poly,
+    polyadd,
+    polyder,
+    polydiv,
+    polyfit,
+    polyint,
+    polymul,
+    polysub,
+    roots,
+)
 from spmd.numpy.products import (
     cross,
     dot,

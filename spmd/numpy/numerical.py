@@ -26,6 +26,7 @@ from spmd.numpy.promotion import (
     default_float,
     default_int,
     plain,
+    promote_args_inexact,
     promote_dtypes,
     promote_dtypes_inexact,
     result_type,
@@ -207,6 +208,18 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     if not increasing:
         exponents = lax.rev(exponents, (0,))
     return power(reshape(x, (-1, 1)), reshape(exponents, (1, -1)))
+
+
+def i0(x: Any) -> Any:
+    """The modified Bessel function of the first kind and order 0.
+
+    >>> i0(np.array([0.0, 1.0]))
+    Array([1.       , 1.2660658], dtype=float32)
+    """
+    (x,) = promote_args_inexact("i0", x)
+    check_real("i0", x)
+    # The scaled function does not overflow; the product does only where the result does.
+    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i0e(x))
 
 
 # ---- index arithmetic --------------------------------------------------------------------------

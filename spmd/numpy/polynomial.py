@@ -1,4 +1,4 @@
-"""Polynomials as vectors of coefficients, the highest power first: `poly`, `polymul`, `polyder`.
+"""Polynomials as vectors of coefficients, the highest power first: `poly`, `polymul`, `polyfit`.
 
 `polyval` is in `numerical.py`.
 """
@@ -13,9 +13,13 @@ import numpy as np
 from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.core.trace import Tracer
+from spmd.numpy import linalg
 from spmd.numpy.joining import concatenate
-from spmd.numpy.manipulation import atleast_1d, broadcast_to
+from spmd.numpy.manipulation import atleast_1d, broadcast_to, expand_dims, matrix_transpose, roll
+from spmd.numpy.numerical import vander
+from spmd.numpy.products import matmul, outer
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     as_array,
@@ -23,10 +27,13 @@ from spmd.numpy.promotion import (
     plain,
     promote_dtypes,
     promote_dtypes_inexact,
+    select,
 )
+from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.signal import convolve
 from spmd.numpy.sorting import trim_zeros
-from spmd.numpy.ufuncs import divide, multiply, negative
+from spmd.numpy.taking import take
+from spmd.numpy.ufuncs import divide, multiply, negative, sqrt
 
 
 def _coefficients(name: str, *polynomials: Any, inexact: bool = True) -> list[Any]:
@@ -178,17 +185,20 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
 def poly(seq_of_zeros: Any) -> Any:
     """The coefficients of the polynomial with the given roots and leading coefficient 1.
 
+    Of a square matrix the roots are its eigenvalues: the characteristic polynomial, as complex
+    numbers.
+
     >>> poly(np.array([1.0, 2.0]))
     Array([ 1., -3.,  2.], dtype=float32)
     """
     check_arraylike("poly", seq_of_zeros)
     (zeros,) = promote_dtypes_inexact(plain(seq_of_zeros))
     zeros = atleast_1d(zeros)
-    if typeof(zeros).ndim != 1:
-        raise ShapeError(
-            f"poly: a vector of roots is needed, got {typeof(zeros)}; for the characteristic "
-            "polynomial of a matrix pass its eigenvalues"
-        )
+    shape = typeof(zeros).shape
+    if len(shape) == 2 and shape[0] == shape[1] != 0:
+        zeros = linalg.eigvals(zeros)
+    elif len(shape) != 1:
+        raise ShapeError(f"poly: a vector of roots or a square matrix is needed, got {shape}")
     return _from_roots(zeros)
 
 
@@ -205,3 +215,117 @@ def _from_roots(zeros: Any) -> Any:
 
     one = lax.pad(lax.full((1,), 1, dtype), np.zeros((), dtype), [(0, n, 0)])
     return lax.scan(step, one, zeros)[0]
+
+
+def roots(p: Any, *, strip_zeros: bool = True) -> Any:
+    """The complex roots of a polynomial: the eigenvalues of its companion matrix.
+
+    Leading zeros are dropped, which needs concrete values; with `strip_zeros=False` they are not
+    looked at, and the roots that are then missing are NaN and come last.
+
+    >>> snp.sort(roots(np.array([1.0, -3.0, 2.0])).real)
+    Array([1., 2.], dtype=float32)
+    """
+    check_arraylike("roots", p)
+    (p,) = _coefficients("roots", atleast_1d(*promote_dtypes_inexact(plain(p))))
+    if not strip_zeros:
+        return _roots_and_nans(p)
+    if isinstance(p, Tracer):
+        raise ConcretizationError(
+            "roots: how many leading coefficients are zero depends on traced data; pass "
+            "strip_zeros=False, which gives NaN for the roots that are missing"
+        )
+    held = np.flatnonzero(np.asarray(p))
+    n = typeof(p).shape[0]
+    return _companion_roots(lax.slice_in_dim(p, int(held[0]) if held.size else n, n))
+
+
+def _companion_roots(p: Any) -> Any:
+    n, dtype = typeof(p).shape[0], typeof(p).dtype
+    if n < 2:
+        return lax.full((0,), 0, dtypes.complex_of(dtypes.real_of(dtype)))
+    first = lax.index_in_dim(p, 0, 0, keepdims=False)
+    row = lax.reshape(lax.neg(lax.div(lax.slice_in_dim(p, 1, n), first)), (1, n - 1))
+    below = np.eye(n - 2, n - 1, dtype=dtype)
+    return linalg.eigvals(concatenate([row, below], 0))
+
+
+def _roots_and_nans(p: Any) -> Any:
+    """Leading zeros rolled to the end are roots at 0, which become NaN at the end."""
+    n, dtype = typeof(p).shape[0], typeof(p).dtype
+    if n < 2:
+        return _companion_roots(p)
+    zero = lax.eq(p, np.zeros((), dtype))
+    leading = _sum(lax.cumprod(lax.convert_element_type(zero, dtypes.int32)))
+    # A polynomial without any coefficient but zeros has no companion matrix.
+    none = lax.eq(leading, np.int32(n))
+    p = select(none, np.ones((), dtype), p)
+    found = _companion_roots(roll(p, lax.neg(leading)))
+    at_zero = lax.convert_element_type(lax.eq(found, np.zeros((), found.dtype)), dtypes.int32)
+    order = lax.sort_key_val(at_zero, lax.iota(dtypes.int32, n - 1))[1]
+    kept = lax.lt(lax.iota(dtypes.int32, n - 1), lax.sub(np.int32(n - 1), leading))
+    return select(kept, take(found, order), np.array(complex(np.nan, np.nan), found.dtype))
+
+
+# ---- fitting -----------------------------------------------------------------------------------
+
+
+def polyfit(
+    x: Any,
+    y: Any,
+    deg: int,
+    rcond: float | None = None,
+    full: bool = False,
+    w: Any = None,
+    cov: bool | str = False,
+) -> Any:
+    """The polynomial of degree `deg` with the least squared differences from points (x, y).
+
+    `y` may have columns, each fitted by itself; `w` are weights of the differences. `full` also
+    returns residuals, rank, singular values and `rcond`; `cov` the coefficients' covariance
+    ("unscaled": for weights that are inverse standard deviations).
+
+    >>> x = np.array([0.0, 1.0, 2.0, 3.0])
+    >>> bool(snp.allclose(polyfit(x, 2 * x + 1, 1), np.array([2.0, 1.0]), atol=1e-4))
+    True
+    """
+    check_arraylike("polyfit", x, y, 0 if w is None else w)
+    x, y = promote_dtypes_inexact(plain(x), plain(y))
+    order = _order("polyfit", deg) + 1
+    n = typeof(x).shape[0] if typeof(x).ndim == 1 else 0
+    if not n or typeof(y).ndim not in (1, 2) or typeof(y).shape[0] != n:
+        raise ShapeError(
+            "polyfit: x must be a vector with elements and y a vector or matrix with as many rows, "
+            f"got {typeof(x)} and {typeof(y)}"
+        )
+    rcond = n * float(dtypes.finfo(typeof(x).dtype).eps) if rcond is None else float(rcond)
+    powers, values = vander(x, order), y
+    if w is not None:
+        (w,) = promote_dtypes_inexact(plain(w))
+        if typeof(w).shape != (n,):
+            raise ShapeError(f"polyfit: {n} points need weights ({n},), got {typeof(w)}")
+        powers = multiply(powers, lax.reshape(w, (n, 1)))
+        values = multiply(values, lax.reshape(w, (n,) + (1,) * (typeof(y).ndim - 1)))
+    # Columns of length 1, as their powers differ by orders of magnitude.
+    scale = sqrt(_sum(multiply(powers, powers), axis=0))
+    powers = divide(powers, scale)
+    found, residuals, rank, singular = linalg.lstsq(powers, values, rcond)
+    found = divide(found, lax.reshape(scale, (order,) + (1,) * (typeof(y).ndim - 1)))
+    if full:
+        return found, residuals, rank, singular, as_array(rcond)
+    if not cov:
+        return found
+    return found, _covariance(powers, scale, residuals, n, typeof(y).ndim, cov)
+
+
+def _covariance(powers: Any, scale: Any, residuals: Any, n: int, ndim: int, cov: bool | str) -> Any:
+    """The inverse of the normal equations' matrix, times the residuals' variance."""
+    order = typeof(scale).shape[0]
+    base = linalg.inv(matmul(matrix_transpose(powers), powers))
+    base = divide(base, outer(scale, scale))
+    if cov == "unscaled":
+        return base if ndim == 1 else expand_dims(base, 2)
+    if n <= order:
+        raise ShapeError(f"polyfit: a covariance needs more than {order} points, got {n}")
+    variance = atleast_1d(divide(residuals, n - order))
+    return multiply(base, variance) if ndim == 1 else multiply(expand_dims(base, 2), variance)

@@ -18,6 +18,7 @@ from spmd.random.continuous import (
     maxwell,
     multivariate_normal,
     normal,
+    orthogonal,
     pareto,
     rayleigh,
     truncated_normal,

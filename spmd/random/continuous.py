@@ -12,14 +12,25 @@ import numpy as np
 from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
-from spmd.core.errors import DtypeError, ShapeError
+from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.numpy import linalg
 from spmd.numpy.einsum import einsum
 from spmd.numpy.linalg import norm
+from spmd.numpy.manipulation import matrix_transpose
 from spmd.numpy.programs import one_program
-from spmd.numpy.promotion import broadcast_to, constant_like, plain, promote_dtypes_inexact, select
+from spmd.numpy.promotion import broadcast_to, plain, promote_dtypes_inexact, select
+from spmd.numpy.searching import diagonal
 from spmd.numpy.selection import clip
 from spmd.numpy.ufuncs import add, divide, multiply, power
-from spmd.random.keys import canonical_shape, float_dtype, pair, sample_shape, single, typed_bits
+from spmd.random.keys import (
+    canonical_shape,
+    count_of,
+    float_dtype,
+    pair,
+    sample_shape,
+    single,
+    typed_bits,
+)
 
 # ---- uniform -----------------------------------------------------------------------------------
 
@@ -105,9 +116,15 @@ def multivariate_normal(
     dtype: Any = None,
     method: str = "cholesky",
 ) -> Any:
-    """Vectors of normal numbers with a mean and a covariance matrix."""
-    if method != "cholesky":
-        raise ShapeError(f"multivariate_normal: method={method!r}; only 'cholesky' is available")
+    """Vectors of normal numbers with a mean and a covariance matrix.
+
+    `method` says how a root of the matrix is found: "cholesky", or the slower "eigh" and "svd",
+    which also take singular matrices.
+    """
+    if method not in ("cholesky", "eigh", "svd"):
+        raise ArgumentError(
+            f"multivariate_normal: method must be 'cholesky', 'eigh' or 'svd', got {method!r}"
+        )
     mean, cov = promote_dtypes_inexact(plain(mean), plain(cov))
     found = typeof(mean).dtype if dtype is None else float_dtype(dtype, "multivariate_normal")
     n = typeof(mean).shape[-1:]
@@ -123,28 +140,38 @@ def multivariate_normal(
         np.empty(typeof(cov).shape[:-2], bool),
     )
     samples = normal_typed(single(key, "multivariate_normal"), (*lead, *n), found)
-    return add(mean, einsum("...ij,...j->...i", cholesky_factor(cov), samples))
+    return add(mean, einsum("...ij,...j->...i", _root(cov, method), samples))
 
 
-def cholesky_factor(cov: Any) -> Any:
-    """The lower triangular factor of symmetric matrices, column by column.
+def _root(cov: Any, method: str) -> Any:
+    """A matrix whose product with its transpose is `cov`."""
+    if method == "cholesky":
+        return linalg.cholesky(cov)
+    if method == "eigh":
+        sizes, directions = linalg.eigh(cov)
+    else:
+        directions, sizes, _ = linalg.svd(cov)
+    return multiply(directions, lax.expand_dims(lax.sqrt(sizes), (typeof(sizes).ndim - 1,)))
 
-    The covariance matrices of samplers are small, so the columns are unrolled.
+
+def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | None = None) -> Any:
+    """Matrices (n, m), square by default, uniform among those with orthonormal columns or rows.
+
+    Orthonormal are the columns if n >= m, else the rows. The dtype may be complex.
+
+    >>> from spmd import random
+    >>> q = random.orthogonal(random.key(0), 3)
+    >>> bool(snp.allclose(q @ q.T, snp.eye(3), atol=1e-6))
+    True
     """
-    n = typeof(cov).shape[-1]
-    last = typeof(cov).ndim - 1
-    columns: list[Any] = []
-    for k in range(n):
-        column = lax.index_in_dim(cov, k, last, keepdims=False)
-        for done in columns:
-            pivot = lax.slice_in_dim(done, k, k + 1, axis=last - 1)
-            column = lax.sub(column, multiply(done, pivot))
-        diagonal = lax.sqrt(lax.slice_in_dim(column, k, k + 1, axis=last - 1))
-        below = lax.ge(
-            lax.broadcasted_iota(np.dtype(np.int32), typeof(column).shape, last - 1), np.int32(k)
-        )
-        columns.append(select(below, divide(column, diagonal), constant_like(column, 0)))
-    return lax.concatenate([lax.expand_dims(c, (last,)) for c in columns], last)
+    rows, columns = count_of("orthogonal", n), count_of("orthogonal", n if m is None else m)
+    long, short = max(rows, columns), min(rows, columns)
+    lead = canonical_shape(shape, "orthogonal")
+    q, r = linalg.qr(normal(key, (*lead, long, short), dtype))
+    # Signs that make the factorization unique make its first factor uniform (Mezzadri 2007).
+    signs = lax.sign(diagonal(r, 0, -2, -1))
+    q = multiply(q, lax.expand_dims(signs, (len(lead),)))
+    return matrix_transpose(q) if rows < columns else q
 
 
 # ---- inverse distribution functions ------------------------------------------------------------

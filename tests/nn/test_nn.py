@@ -148,6 +148,30 @@ def test_initial_weights_are_jax_s():
         np.testing.assert_allclose(ours, theirs[name], rtol=2e-6, atol=1e-6, err_msg=name)
 
 
+def test_orthogonal_weights():
+    cases = [
+        (lambda m: m.orthogonal(2.0), (3, 4, 5)),
+        (lambda m: m.orthogonal(column_axis=0), (5, 4)),
+        (lambda m: m.orthogonal(), (0, 4)),
+        (lambda m: m.delta_orthogonal(), (4, 2, 3)),
+        (lambda m: m.delta_orthogonal(0.5), (3, 2, 2, 3)),
+        (lambda m: m.delta_orthogonal(), (3, 2, 1, 2, 3)),
+    ]
+    theirs = jax.jit(lambda key: [make(jnn.initializers)(key, s) for make, s in cases])
+    for (make, shape), expected in zip(cases, theirs(jax.random.key(3)), strict=True):
+        ours = make(nn.initializers)(random.key(3), shape)
+        np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6)
+    for make, text in (
+        (nn.initializers.orthogonal, "at least 2 dims, got shape (3,)"),
+        (nn.initializers.delta_orthogonal, "kernels have 3, 4 or 5 dims, got shape (3,)"),
+    ):
+        with pytest.raises(SpmdError) as caught:
+            make()(random.key(0), (3,))
+        assert text in str(caught.value)
+    with pytest.raises(SpmdError, match=r"4 inputs .dim -2. are more than the 3 outputs"):
+        nn.initializers.delta_orthogonal()(random.key(0), (3, 4, 3))
+
+
 def test_complex_initial_weights():
     for name in ("glorot_uniform", "glorot_normal", "lecun_normal"):
         ours = getattr(nn.initializers, name)()(random.key(3), (6, 5), np.complex64)

@@ -33,6 +33,26 @@ def cases():
     yield case("poly-complex", lambda xp, p: xp.poly(p), values(4, dtype=np.complex64), rtol=1e-4)
     yield case("poly-none", lambda xp, p: xp.poly(p), P[:0])
     yield case("poly-scalar", lambda xp, p: xp.poly(p), P[1])
+    x, y, w = values(9), values(9, 2), values(9) + 4
+    at = {"rtol": 1e-3, "atol": 1e-4}
+    yield case("polyfit", lambda xp, x, y: xp.polyfit(x, y[:, 0], 3), x, y, **at)
+    yield case("polyfit-w", lambda xp, x, y, w: xp.polyfit(x, y, 2, w=w), x, y, w, **at)
+    yield case("polyfit-full", lambda xp, x, y: xp.polyfit(x, y, 2, full=True), x, y, **at)
+    yield case("polyfit-cov", lambda xp, x, y: xp.polyfit(x, y, 2, cov=True), x, y, **at)
+
+
+def test_roots_are_where_the_polynomial_is_zero():
+    for p in (np.array([1.0, -6, 11, -6]), np.array([0.0, 0, 2, 1, 5]), np.array([1.0, 0, 0])):
+        found = np.sort_complex(np.asarray(snp.roots(p)))
+        np.testing.assert_allclose(found, np.sort_complex(np.roots(p)), rtol=1e-3, atol=1e-3)
+    kept = np.asarray(
+        spmd.jit(lambda p: snp.roots(p, strip_zeros=False))(np.float32([0, 1, -3, 2]))
+    )
+    assert np.isnan(kept[2])
+    np.testing.assert_allclose(np.sort(kept[:2].real), [1, 2], rtol=1e-4)
+    assert snp.roots(np.zeros(3)).shape == (0,) and snp.roots(np.ones(1)).dtype == np.complex64
+    matrix = values(3, 3)
+    np.testing.assert_allclose(snp.poly(matrix), np.poly(matrix), rtol=1e-3, atol=1e-3)
 
 
 def test_polynomials_are_jax_s():
@@ -61,6 +81,9 @@ def test_derivatives_and_maps():
         (lambda: snp.polyder(P, -1), "polyder: m=-1 must not be negative"),
         (lambda: snp.polyint(P, 2, np.ones(3)), "k must be a scalar or have shape (1,) or (2,)"),
         (lambda: snp.polyadd(np.ones((2, 2)), P), "coefficients must be vectors"),
+        (lambda: snp.polyfit(P, Q, 1), "y a vector or matrix with as many rows"),
+        (lambda: snp.poly(np.ones((2, 3))), "a vector of roots or a square matrix is needed"),
+        (lambda: spmd.jit(snp.roots)(P), "pass strip_zeros=False"),
         (lambda: snp.polydiv(P, P[:0]), "the divisor has no coefficients"),
     ],
 )

@@ -35,6 +35,8 @@ def number_cases():
         yield case(f"unpack-{order}", lambda xp, x, h=how: xp.unpackbits(x, **h), BYTES)
     for count in (3, 30, -5):
         yield case(f"unpack-{count}", lambda xp, x, n=count: xp.unpackbits(x, 1, n), BYTES)
+    yield case("i0", lambda xp, x: xp.i0(x), X, rtol=1e-5)
+    yield case("i0-ints", lambda xp, x: xp.i0(x), TIES, rtol=1e-5)
     yield case("spacing", lambda xp, x: xp.spacing(x), np.float32([0, -0.0, 1, -3, 1e-40, np.nan]))
     yield case("spacing-f16", lambda xp, x: xp.spacing(x), np.float16([0, 1, -3]))
     yield case("unwrap", lambda xp, x: xp.unwrap(x), ANGLES)
