@@ -1,0 +1,155 @@
+"""`spmd.scipy.optimize`: minimisation of a function of a vector by BFGS.
+
+The one idea: everything is one `while_loop` of arrays, so that `minimize` itself can be compiled
+and vectorised. The line search bisects until the weak Wolfe conditions hold, which keep the
+approximate inverse Hessian positive definite (A. Lewis and M. Overton, "Nonsmooth optimization via
+quasi-Newton methods", 2013, algorithm 2.6); the update is Nocedal and Wright's (6.17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spmd import lax
+from spmd import numpy as snp
+from spmd.api import value_and_grad
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy.promotion import as_array, promote_dtypes_inexact
+
+__all__ = ["OptimizeResults", "minimize"]
+
+_SUFFICIENT_DECREASE, _CURVATURE = 1e-4, 0.9
+_CONVERGED, _TOO_MANY_STEPS, _LINE_SEARCH_FAILED = 0, 1, 3
+_DEFAULTS = {"maxiter": None, "norm": np.inf, "gtol": 1e-5, "line_search_maxiter": 30}
+
+
+class OptimizeResults(NamedTuple):
+    """What `minimize` found: `status` is 0 if `success`, 1 after maxiter, 3 if a search failed."""
+
+    x: Any
+    success: Any
+    status: Any
+    fun: Any
+    jac: Any
+    hess_inv: Any
+    nfev: Any
+    njev: Any
+    nit: Any
+
+
+class _State(NamedTuple):
+    x: Any
+    f: Any
+    g: Any
+    inverse: Any
+    status: Any
+    calls: Any
+    steps: Any
+
+
+class _Search(NamedTuple):
+    low: Any
+    high: Any
+    step: Any
+    f: Any
+    g: Any
+    done: Any
+    calls: Any
+
+
+def minimize(
+    fun: Callable[..., Any],
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    *,
+    method: str,
+    tol: float | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> OptimizeResults:
+    """Minimise `fun(x, *args)` over vectors x by `method="BFGS"`, from x0.
+
+    `options` are maxiter (200 times the size of x0 by default), gtol and norm (it ends where the
+    norm of the gradient is below gtol, 1e-5), and line_search_maxiter; `tol` is another gtol.
+
+    >>> result = minimize(lambda x: snp.sum((x - 3.0) ** 2), snp.zeros(2), method="BFGS")
+    >>> result.x
+    Array([3., 3.], dtype=float32)
+    """
+    if method.lower() != "bfgs":
+        raise ArgumentError(f"minimize: method must be 'BFGS', got {method!r}")
+    if not isinstance(args, tuple):
+        raise ArgumentError(f"minimize: args must be a tuple, got {args!r}")
+    chosen = {**_DEFAULTS, **(options or {})}
+    if unknown := set(chosen) - set(_DEFAULTS):
+        raise ArgumentError(f"minimize: unknown options {sorted(unknown)}; {list(_DEFAULTS)} exist")
+    (x0,) = promote_dtypes_inexact(as_array(x0))
+    if typeof(x0).ndim != 1:
+        raise ShapeError(f"minimize: x0 must be a vector, got {typeof(x0)}; ravel_pytree makes one")
+    objective = value_and_grad(lambda x: fun(x, *args))
+    limit = chosen["maxiter"]
+    limit = 200 * typeof(x0).size if limit is None else limit
+    gtol = chosen["gtol"] if tol is None else tol
+    return _bfgs(objective, x0, limit, gtol, chosen["norm"], chosen["line_search_maxiter"])
+
+
+def _bfgs(
+    objective: Callable[[Any], Any], x0: Any, limit: int, gtol: float, norm: Any, tries: int
+) -> OptimizeResults:
+    f, g = objective(x0)
+    if typeof(f).shape:
+        raise ShapeError(f"minimize: fun must return a scalar, got {typeof(f)}")
+
+    def flat(g: Any) -> Any:
+        return snp.linalg.norm(g, ord=norm) < gtol
+
+    def body(s: _State) -> _State:
+        direction = -(s.inverse @ s.g)
+        found = _line_search(objective, s, direction, tries)
+        move, turn = found.step * direction, found.g - s.g
+        x = snp.where(found.done, s.x + move, s.x)
+        f, g = snp.where(found.done, found.f, s.f), snp.where(found.done, found.g, s.g)
+        status = snp.where(found.done, snp.where(flat(g), _CONVERGED, -1), _LINE_SEARCH_FAILED)
+        steps = s.steps + 1
+        status = snp.where((status == -1) & (steps >= limit), _TOO_MANY_STEPS, status)
+        inverse = snp.where(found.done, _updated(s.inverse, move, turn), s.inverse)
+        return _State(x, f, g, inverse, status.astype(np.int32), s.calls + found.calls, steps)
+
+    status = snp.where(flat(g), _CONVERGED, -1 if limit > 0 else _TOO_MANY_STEPS)
+    inverse = snp.eye(typeof(x0).size, dtype=typeof(x0).dtype)
+    zero = snp.zeros((), np.int32)
+    first = _State(x0, f, g, inverse, status.astype(np.int32), zero + 1, zero)
+    s = lax.while_loop(lambda s: s.status == -1, body, first)
+    success = s.status == _CONVERGED
+    return OptimizeResults(s.x, success, s.status, s.f, s.g, s.inverse, s.calls, s.calls, s.steps)
+
+
+def _line_search(objective: Callable[[Any], Any], s: _State, direction: Any, tries: int) -> _Search:
+    """A step that decreases enough and past which the slope is less steep."""
+    slope = snp.vdot(s.g, direction)
+
+    def body(c: _Search) -> _Search:
+        f, g = objective(s.x + c.step * direction)
+        enough = f <= s.f + _SUFFICIENT_DECREASE * c.step * slope
+        flatter = snp.vdot(g, direction) >= _CURVATURE * slope
+        done = enough & flatter
+        low, high = snp.where(enough, c.step, c.low), snp.where(enough, c.high, c.step)
+        middle = snp.where(snp.isinf(high), 2 * low, 0.5 * (low + high))
+        return _Search(low, high, snp.where(done, c.step, middle), f, g, done, c.calls + 1)
+
+    one = snp.ones_like(s.f)
+    calls = snp.zeros((), np.int32)
+    first = _Search(0 * one, np.inf * one, one, s.f, s.g, snp.zeros((), bool), calls)
+    return lax.while_loop(lambda c: ~c.done & (c.calls < tries), body, first)
+
+
+def _updated(inverse: Any, move: Any, turn: Any) -> Any:
+    """The inverse Hessian after a step `move` over which the gradient changed by `turn`."""
+    product = snp.vdot(move, turn)
+    rho = 1 / snp.where(product > 0, product, 1.0)
+    left = snp.eye(typeof(move).size, dtype=typeof(move).dtype) - rho * snp.outer(move, turn)
+    updated = left @ inverse @ left.T + rho * snp.outer(move, move)
+    return snp.where(product > 0, updated, inverse)
