@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from spmd.compile.assemble import Assembled, assemble
+from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.image import Image, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
+from spmd.compile.cpu.runner import NativeProgram
+from spmd.compile.identity import identity
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     callback,
     collective,
@@ -28,8 +33,8 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     sort,
 )
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Buffer, Schedule
-from spmd.compile.memory import plan_program, takes
+from spmd.compile.lower.schedule import Schedule
+from spmd.compile.memory import Plan, plan_program, takes
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import DeletedError, DeviceError
 from spmd.core.ir import ClosedJaxpr
@@ -43,30 +48,81 @@ _OWN_REFERENCES = 3
 
 
 class Executable:
-    """Runs one program; call it with the flat list of arguments."""
+    """Runs one program; call it with the flat list of arguments.
+
+    `closed` is as it was traced, `optimise` gives what the passes make of it. If an earlier process
+    left an image of the program, neither passes nor lowering run, unless somebody asks for the
+    schedule or the plan.
+    """
 
     def __init__(
-        self, closed: ClosedJaxpr, out_avals: Sequence[ShapedArray], donated: Sequence[bool] = ()
+        self,
+        closed: ClosedJaxpr,
+        optimise: Callable[[ClosedJaxpr], ClosedJaxpr],
+        donated: Sequence[bool] = (),
     ):
         self.in_avals = tuple(closed.in_avals)
-        self.out_avals = tuple(out_avals)
+        self.out_avals = tuple(closed.out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
-        self.schedule: Schedule = lower(closed)
-        self.plan = plan = plan_program(self.schedule, self.donated, available_cores())
-        self.arena = plan.arena
-        self.takes = takes(self.schedule, plan, self.donated)
-        self.assembled: Assembled = assemble(self.schedule, plan, takes=self.takes)
-        self.native = self.assembled.native
-        self._consts = [constant(value, aval) for _, (value, aval) in self.schedule.consts]
+        self._optimise = optimise
+        # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
+        self._closed = weakref.ref(closed)
+        key = image_key(partial(identity, closed), self.donated)
+        image = load_image(key) if key else None
+        if image is None:
+            self._compile(key)
+        else:
+            self._load(image, closed)
         self.const_pointers = [pointer(c) for c in self._consts]
-        self.outputs = [
-            aval
-            for aval, result in zip(self.out_avals, self.schedule.results, strict=True)
-            if isinstance(result, Buffer)
-        ]
-        self.first_const = 1 + self.assembled.inputs + self.assembled.outputs
-        self._report = bytes(8 * (1 + self.native.program.devices))
+        self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
+        self._report = bytes(8 * (1 + self.native.devices))
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The steps of the program over buffers."""
+        closed = self._closed()
+        assert closed is not None, "the jaxpr of this program is gone"
+        return lower(self._optimise(closed))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Where the buffers lie."""
+        return plan_program(self.schedule, self.donated, available_cores())
+
+    def _compile(self, key: str | None) -> None:
+        schedule, plan = self.schedule, self.plan
+        self.arena = plan.arena
+        self.takes = takes(schedule, plan, self.donated)
+        self.native = assemble(schedule, plan, takes=self.takes).native
+        self._consts = [constant(value, aval) for _, (value, aval) in schedule.consts]
+        # For each result: the input that it equals, or None.
+        self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
+        if key:
+            self._save(key)
+
+    def _save(self, key: str) -> None:
+        closed = self._closed()
+        assert closed is not None
+        given = {
+            (id(value), var.aval.dtype): k
+            for k, (value, var) in enumerate(
+                zip(closed.consts, closed.jaxpr.constvars, strict=True)
+            )
+        }
+        consts = [
+            given.get((id(value), aval.dtype), made)
+            for made, (_, (value, aval)) in zip(self._consts, self.schedule.consts, strict=True)
+        ]
+        save_image(key, self.native.encoded, self.arena, self.results, self.takes, consts)
+
+    def _load(self, image: Image, closed: ClosedJaxpr) -> None:
+        self.arena = image.arena
+        self.takes = image.takes
+        self.results = image.results
+        self.native = NativeProgram(image.encoded())
+        given = zip(closed.consts, closed.jaxpr.constvars, strict=True)
+        self._consts = image.constants([constant(value, v.aval) for value, v in given])
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for."""
@@ -85,8 +141,8 @@ class Executable:
     def _results(self, leaves: Sequence[Any], owners: list[Any]) -> list[Any]:
         made = iter(zip(owners, self.outputs, strict=True))
         results: list[Any] = []
-        for aval, result in zip(self.out_avals, self.schedule.results, strict=True):
-            if isinstance(result, Buffer):
+        for aval, result in zip(self.out_avals, self.results, strict=True):
+            if result is None:
                 owner, _ = next(made)
                 results.append(from_memory(owner.address, owner, aval))
             else:

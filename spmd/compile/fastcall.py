@@ -22,7 +22,6 @@ import numpy as np
 from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.compile.executable import Executable
-from spmd.compile.lower.schedule import Buffer
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray
 from spmd.core.tree import TreeDef
@@ -289,8 +288,8 @@ class Writer:
         executable = self.executable
         made = iter(owners)
         outs = []
-        for result, aval in zip(executable.schedule.results, executable.out_avals, strict=True):
-            if isinstance(result, Buffer):
+        for result, aval in zip(executable.results, executable.out_avals, strict=True):
+            if result is None:
                 owner, place = next(made)
                 outs.append(self.array(aval, place, owner, "None"))
             elif type(self.split.leaves[result]) is Array:

@@ -75,4 +75,4 @@ def _look(closed: ClosedJaxpr, name: str) -> None:
 
 def compile_jaxpr(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable:
     """The executable of a closed jaxpr; `donated` says which inputs it may overwrite."""
-    return Executable(run_passes(closed), closed.out_avals, donated)
+    return Executable(closed, run_passes, donated)

@@ -55,6 +55,11 @@ class ObjectCache:
         self._written = 0
         self._writable = True
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a folder, so that entries may be found and kept."""
+        return self._usable_folder() is not None
+
     def load(self, key: str) -> bytes | None:
         """The payload stored under `key`, or None if there is no sound entry."""
         path = self._path(key)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spmd.compile.cpu.loader import Address
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
     LANE,
@@ -71,6 +72,9 @@ CALLBACK_PS = 5_000_000
 _GRAIN_PS = 5_000_000
 # A piece of a gang's step lasts about this long, if its units are not longer.
 _PIECE_PS = 5_000_000
+# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
+# another thread could do meanwhile. A loop whose trips are not known may take any time.
+SHORT_PS = 20_000_000
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
@@ -86,6 +90,16 @@ class Encoded:
     levels: int
     max_args: int
     cost_ps: int
+    bases: int
+    devices: int
+    calls_python: bool
+    is_open: bool  # whether it holds a loop whose trip count only run time knows
+    places: tuple[tuple[int, Address], ...] = ()  # the words that are addresses of compiled code
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the program is not worth letting other threads of Python run beside it."""
+        return self.cost_ps * self.devices < SHORT_PS and not self.is_open
 
 
 class Encoder:
@@ -110,7 +124,18 @@ class Encoder:
                 raise ValueError(f"a base of {nbytes} bytes")
         words, cost = self._block(self._program.steps)
         array = np.array(words, dtype=np.int64)
-        return Encoded(array, tuple(self._steps), self._levels, self._max_args, cost)
+        return Encoded(
+            words=array,
+            steps=tuple(self._steps),
+            levels=self._levels,
+            max_args=self._max_args,
+            cost_ps=cost,
+            bases=len(self._program.bases),
+            devices=self._program.devices,
+            calls_python=has_callbacks(self._program),
+            is_open=has_open_loops(self._program),
+            places=tuple((k, w) for k, w in enumerate(words) if type(w) is Address),
+        )
 
     # ---- blocks ------------------------------------------------------------------------------
 

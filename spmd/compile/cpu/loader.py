@@ -16,7 +16,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,12 +58,28 @@ class Host:
         return 32 if self.has("avx2") else 16
 
 
+class Address(int):
+    """The address of a symbol, which knows the entry of the object cache that defines it."""
+
+    entry: str
+    symbol: str
+
+    @classmethod
+    def of(cls, value: int, entry: str, symbol: str) -> Address:
+        """An address with its origin."""
+        address = cls(value)
+        address.entry, address.symbol = entry, symbol
+        return address
+
+
 class Loader:
     """Compiles and loads texts; one per process. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loaded: dict[tuple[str, bool], dict[str, int]] = {}
+        # Addresses by entry and symbol; the entry of a text that was asked for before.
+        self._loaded: dict[str, dict[str, Address]] = {}
+        self._entries: dict[tuple[str, bool], str] = {}
         self._emitters: list[_Emitter] = []
         # Library names are used up even by a link that fails.
         self._numbers = itertools.count()
@@ -100,8 +116,8 @@ class Loader:
         user's); different texts that define one symbol in the same call are a ValueError.
         """
         with self._lock:
-            new = [t for t in dict.fromkeys(texts) if (t, optimize) not in self._loaded]
-            keys = {t: self._key(t, optimize) for t in new}
+            keys = {t: self._key(t, optimize) for t in dict.fromkeys(texts)}
+            new = [t for t in keys if keys[t] not in self._loaded]
             stored = {t: object_cache.load(keys[t]) for t in new}
             objects = {t: code for t, code in stored.items() if code is not None}
             missing = [t for t in new if t not in objects]
@@ -109,8 +125,25 @@ class Loader:
                 objects[text] = code
                 object_cache.store(keys[text], code)
             for text in new:
-                self._loaded[text, optimize] = self._link(text, objects[text])
-            return _merge([self._loaded[t, optimize] for t in dict.fromkeys(texts)])
+                self._link(keys[text], _DEFINITION.findall(text), objects[text])
+            return _merge([self._loaded[key] for key in keys.values()])
+
+    def load_entries(self, entries: Mapping[str, Sequence[str]]) -> bool:
+        """Load entries of the object cache that define the given symbols.
+
+        False if one of them is not there any more; what is loaded then stays so.
+        """
+        with self._lock:
+            codes = {k: object_cache.load(k) for k in entries if k not in self._loaded}
+            if None in codes.values():
+                return False
+            for key, code in codes.items():
+                self._link(key, entries[key], code or b"")
+            return True
+
+    def loaded(self, entry: str) -> Mapping[str, Address]:
+        """The symbols that a loaded entry defines, and their addresses."""
+        return self._loaded[entry]
 
     def emit_assembly(self, text: str, *, optimize: bool = False) -> str:
         """The assembly that a text compiles to, to be read by people."""
@@ -119,8 +152,12 @@ class Loader:
             return emitter.emit(text, optimize, assembly=True).decode()
 
     def _key(self, text: str, optimize: bool) -> str:
-        host = self.host
-        return entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
+        key = self._entries.get((text, optimize))
+        if key is None:
+            host = self.host
+            key = entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
+            self._entries[text, optimize] = key
+        return key
 
     def _target_machine(self) -> Any:
         # Never opt=0: with AVX-512 masks its fast instruction selector aborts the process.
@@ -159,14 +196,13 @@ class Loader:
             done = dict(zip(order, executor.map(emit, [texts[i] for i in order]), strict=True))
         return [done[i] for i in range(len(texts))]
 
-    def _link(self, text: str, code: bytes) -> dict[str, int]:
-        symbols = _DEFINITION.findall(text)
+    def _link(self, entry: str, symbols: Sequence[str], code: bytes) -> None:
         builder = self._llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         for symbol in symbols:
             builder.export_symbol(symbol)
         tracker = builder.link(self._jit, f"text{next(self._numbers)}")
         tracker.detach()
-        return {symbol: tracker[symbol] for symbol in symbols}
+        self._loaded[entry] = {s: Address.of(tracker[s], entry, s) for s in symbols}
 
 
 class _Progress:
@@ -263,7 +299,7 @@ def _unlocked_library(llvm: ModuleType) -> Any:
     return library
 
 
-def _merge(tables: list[dict[str, int]]) -> dict[str, int]:
+def _merge(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
     merged: dict[str, int] = {}
     for table in tables:
         for symbol, address in table.items():
@@ -272,7 +308,7 @@ def _merge(tables: list[dict[str, int]]) -> dict[str, int]:
     return merged
 
 
-__all__ = ["Host", "Loader", "available_cores", "compile_texts", "host", "loader"]
+__all__ = ["Address", "Host", "Loader", "available_cores", "compile_texts", "host", "loader"]
 
 loader = Loader()
 compile_texts = loader.compile_texts

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spmd.compile.cpu import runtime_ir_execute as native
-from spmd.compile.cpu.encode import Encoder, has_callbacks, has_open_loops, needed_reductions
+from spmd.compile.cpu.encode import Encoded, Encoder, needed_reductions
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
     CallbackStep,
@@ -58,10 +58,6 @@ __all__ = [
     "build_program",
 ]
 
-# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
-# another thread could do meanwhile. A loop whose trips are not known may take any time.
-SHORT_PS = 20_000_000
-
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -70,31 +66,33 @@ def build_program(program: Program) -> NativeProgram:
 
     A malformed program (a slot outside its base, overlapping groups, ...) is a ValueError.
     """
-    return NativeProgram(program)
+    kernels = reduce_kernels(needed_reductions(program))
+    return NativeProgram(Encoder(program, kernels).encode(), program)
 
 
 class NativeProgram:
-    """A program ready to run. Immutable; may run in several threads at once."""
+    """A program ready to run. Immutable; may run in several threads at once.
 
-    def __init__(self, program: Program):
-        kernels = reduce_kernels(needed_reductions(program))
-        encoded = Encoder(program, kernels).encode()
+    `program` is what it was made of; None if it came from the disk as words.
+    """
+
+    def __init__(self, encoded: Encoded, program: Program | None = None):
+        devices = encoded.devices
+        self.encoded = encoded
         self.program = program
-        self.cost_ns = encoded.cost_ps * program.devices / 1000
-        self._steps = encoded.steps
+        self.devices = devices
+        self.cost_ns = encoded.cost_ps * devices / 1000
         self._words = encoded.words
-        self._everyone = np.arange(program.devices, dtype=np.int32)
-        self._callbacks = (
-            _Callbacks(encoded.steps, program.devices) if has_callbacks(program) else None
-        )
-        self._failure = np.zeros(1 + program.devices, dtype=np.int64)
+        self._everyone = np.arange(devices, dtype=np.int32)
+        self._callbacks = _Callbacks(encoded.steps, devices) if encoded.calls_python else None
+        self._failure = np.zeros(1 + devices, dtype=np.int64)
         loaded = runtime()
         self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
         self._header[:] = [
             _address(self._words),
             len(self._words),
-            program.devices,
-            len(program.bases),
+            devices,
+            encoded.bases,
             encoded.levels,
             encoded.max_args,
             self._callbacks.address if self._callbacks else 0,
@@ -102,15 +100,15 @@ class NativeProgram:
             loaded.run_address,
             _address(self._failure),
         ]
-        cheap = encoded.cost_ps * program.devices < SHORT_PS
-        short = cheap and not has_open_loops(program)
         # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
         # when it is not 0.
-        self.entry: Callable[[int, int], int] = loaded.run_short if short else loaded.run_long
+        self.entry: Callable[[int, int], int] = (
+            loaded.run_short if encoded.is_short else loaded.run_long
+        )
         self.header_address = _address(self._header)
-        self.frame_words = program.devices * len(program.bases)
+        self.frame_words = devices * encoded.bases
         # The report of a failed run follows the frames: the step, and a word per device.
-        self.words_needed = self.frame_words + 1 + program.devices
+        self.words_needed = self.frame_words + 1 + devices
 
     def new_frames(self) -> np.ndarray:
         """A zeroed buffer for the frames of one call: int64 words, device after device.
@@ -138,18 +136,18 @@ class NativeProgram:
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception that belongs to the status of a run (of a door, without frames)."""
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words
-        report = (ctypes.c_int64 * (1 + self.program.devices)).from_address(place)
-        step = self._steps[report[native.REPORT_STEP]]
+        report = (ctypes.c_int64 * (1 + self.devices)).from_address(place)
+        if status == native.NO_MEMORY:
+            raise MemoryError("no memory for the scratch space of a kernel")
         if status == native.RAISED and self._callbacks:
             raise self._callbacks.take()
+        step = self.encoded.steps[report[native.REPORT_STEP]]
         if status == native.MISMATCH:
             raise CollectiveError(_mismatch(step, report[native.REPORT_REACHED :]))
         if status == native.TOO_MANY_TRIPS and isinstance(step, ForStep):
             raise SpmdError(
                 f"a loop was told at run time to make more than its {step.max_trips} trips"
             )
-        if status == native.NO_MEMORY:
-            raise MemoryError("no memory for the scratch space of a kernel")
         raise AssertionError(f"status {status} of step {step}")
 
     @property

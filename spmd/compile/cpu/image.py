@@ -1,0 +1,174 @@
+"""Images: programs on disk, ready to be loaded without passes, lowering or rendering.
+
+The one idea: a compiled program is words, and the only words that differ between two processes are
+addresses of functions. An image is the words, which of them are the address of which symbol, and
+the entries of the object cache that define the symbols. It is found by all that determines it: the
+identity of the program, the processor, the settings, and the files of spmd themselves. An image
+whose object code is gone, or that does not fit, is no image: the program is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import marshal
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.cpu.cache import entry_key, object_cache
+from spmd.compile.cpu.cores import available_cores
+from spmd.compile.cpu.encode import Encoded
+from spmd.compile.cpu.loader import loader
+from spmd.core.config import SETTINGS, config
+from spmd.core.trace import to_numpy
+
+# Constants that passes made are part of the image up to so many bytes; larger ones are not worth
+# the disk.
+MOST_CONST_BYTES = 2**20
+# Addresses are above this on every 64-bit system, sizes, costs and offsets below. A word above it
+# that is not known to be an address makes a program one that cannot be kept.
+_LEAST_ADDRESS = 2**44
+
+# Settings that do not change what a program is compiled to.
+_IRRELEVANT = {"cache_dir", "debug", "log_compiles", "collective_timeout", "disable_jit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A program without its schedule, in built-in types only, which is what `marshal` writes.
+
+    `results` has for each result the number of the input that it equals, or None. A constant is
+    the number of one of the traced jaxpr's, or its bytes. `entries` are keys of the object cache
+    with the symbols that their code defines; `places` are words that are addresses: (word, number
+    of the entry, symbol).
+    """
+
+    arena: int
+    results: tuple[int | None, ...]
+    takes: dict[int, int]
+    consts: tuple[int | bytes, ...]
+    words: bytes
+    places: tuple[tuple[int, int, str], ...]
+    entries: tuple[tuple[str, tuple[str, ...]], ...]
+    bases: int
+    levels: int
+    max_args: int
+    cost_ps: int
+    is_open: bool
+
+    def encoded(self) -> Encoded:
+        """The program's words with the addresses of this process; its entries are loaded."""
+        words = np.frombuffer(self.words, np.int64).copy()
+        tables = [loader.loaded(entry) for entry, _ in self.entries]
+        places = tuple((word, tables[k][symbol]) for word, k, symbol in self.places)
+        for word, address in places:
+            words[word] = address
+        return Encoded(
+            words=words,
+            steps=(),
+            levels=self.levels,
+            max_args=self.max_args,
+            cost_ps=self.cost_ps,
+            bases=self.bases,
+            devices=1,
+            calls_python=False,
+            is_open=self.is_open,
+            places=places,
+        )
+
+    def constants(self, given: Sequence[Any]) -> list[Any]:
+        """The program's constants, those of its own as arrays of bytes."""
+        own = np.frombuffer
+        return [given[c] if isinstance(c, int) else own(c, np.uint8).copy() for c in self.consts]
+
+
+# ---- the key -----------------------------------------------------------------------------------
+
+
+def image_key(identity: Callable[[], str | None], donated: tuple[bool, ...]) -> str | None:
+    """The name under which a program's image is kept; None if it has none."""
+    # Who looks at the passes or the kernels wants to see them at work.
+    if not object_cache.is_on or config.check or set("34") & set(config.debug):
+        return None
+    text = identity()
+    if text is None:
+        return None
+    host = loader.host
+    settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
+    where = (host.cpu, host.features, host.llvm_version, available_cores())
+    tools = (sys.version, np.__version__, _files())
+    return entry_key("image", text, repr(donated), repr((settings, where, tools)))
+
+
+@functools.cache
+def _files() -> tuple[tuple[str, int, int], ...]:
+    """The files of the compiler, by what Python looks at to trust byte code: size and time."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found = []
+    for package in ("core", "lax", "collectives", "sharding", "compile"):
+        for folder, _, _ in os.walk(os.path.join(root, package)):
+            with os.scandir(folder) as files:
+                for file in files:
+                    if file.name.endswith(".py"):
+                        stat = file.stat()
+                        found.append((file.path, stat.st_size, stat.st_mtime_ns))
+    return tuple(sorted(found))
+
+
+# ---- to and from the disk ----------------------------------------------------------------------
+
+
+def save_image(
+    key: str,
+    encoded: Encoded,
+    arena: int,
+    results: tuple[int | None, ...],
+    takes: dict[int, int],
+    consts: Sequence[Any],
+) -> None:
+    """Keep a program, if it may be run by other processes.
+
+    `consts` are numbers of the traced jaxpr's constants, or arrays.
+    """
+    if encoded.calls_python or encoded.devices != 1:
+        return
+    if sum(c.nbytes for c in consts if not isinstance(c, int)) > MOST_CONST_BYTES:
+        return
+    places = [place for place, _ in encoded.places]
+    if not set(places).issuperset(np.flatnonzero(encoded.words >= _LEAST_ADDRESS).tolist()):
+        return
+    words = encoded.words.copy()
+    words[places] = 0
+    numbers = {
+        entry: k for k, entry in enumerate(dict.fromkeys(a.entry for _, a in encoded.places))
+    }
+    image = Image(
+        arena=arena,
+        results=results,
+        takes=takes,
+        consts=tuple(
+            c if isinstance(c, int) else np.asarray(to_numpy(c)).tobytes() for c in consts
+        ),
+        words=words.tobytes(),
+        places=tuple((place, numbers[a.entry], a.symbol) for place, a in encoded.places),
+        entries=tuple((entry, tuple(loader.loaded(entry))) for entry in numbers),
+        bases=encoded.bases,
+        levels=encoded.levels,
+        max_args=encoded.max_args,
+        cost_ps=encoded.cost_ps,
+        is_open=encoded.is_open,
+    )
+    object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(Image)]))
+
+
+def load_image(key: str) -> Image | None:
+    """A program and its code, or None if one of the two is not there."""
+    data = object_cache.load(key)
+    if data is None:
+        return None
+    image = Image(*marshal.loads(data))
+    return image if loader.load_entries(dict(image.entries)) else None

@@ -1,0 +1,158 @@
+"""The identity of a program: a text that determines what a closed jaxpr compiles to.
+
+Two jaxprs of one identity differ at most in the names of their variables and in the user's source
+lines. Constants count by content. What cannot be written down exactly (a Python function, a
+primitive of the user's, arrays on several devices) has no identity: such a program is compiled anew
+in every process.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from spmd.core.aval import ShapedArray
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Primitive
+from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array
+
+
+class NoIdentityError(Exception):
+    """Something in the program cannot be written down."""
+
+
+def identity(closed: ClosedJaxpr) -> str | None:
+    """The text of a closed jaxpr, or None if it has none."""
+    try:
+        return "\n".join(_Writer().closed(closed))
+    except NoIdentityError:
+        return None
+
+
+class _Writer:
+    """Writes one program; numbers variables, avals and inner jaxprs in order of appearance."""
+
+    def __init__(self) -> None:
+        self._vars: dict[Var, str] = {}
+        self._avals: dict[ShapedArray, str] = {}
+        self._inner: dict[int, str] = {}
+        # Inner jaxprs are told apart by `id`: they must live as long as this object.
+        self._kept: list[Any] = []
+
+    def closed(self, closed: ClosedJaxpr) -> Iterator[str]:
+        """The lines of a closed jaxpr."""
+        yield from (self._const(c) for c in closed.consts)
+        yield from self._lines(closed.jaxpr)
+
+    def _lines(self, jaxpr: Jaxpr) -> Iterator[str]:
+        yield f"lambda {self._new(jaxpr.constvars)} ; {self._new(jaxpr.invars)}"
+        for eqn in jaxpr.eqns:
+            yield self._eqn(eqn)
+        yield f"in {' '.join(map(self._atom, jaxpr.outvars))}"
+
+    def _eqn(self, eqn: Eqn) -> str:
+        prim, params = eqn.prim, eqn.params
+        if prim not in _ours():
+            raise NoIdentityError(prim.name)
+        if prim.inline is not None or prim.expand is not None:
+            # The compiler sees what the call stands for, and nothing of its rules.
+            params = {"jaxpr": params["jaxpr"]}
+        ins = " ".join([self._atom(a) for a in eqn.invars])
+        text = " ".join([f"{name}={self._value(v)}" for name, v in params.items()])
+        return f"{prim.name} {text} {ins} : {self._new(eqn.outvars)}"
+
+    def _atom(self, atom: Atom) -> str:
+        if isinstance(atom, Literal):
+            return f"{self._value(atom.val)}:{self._aval(atom.aval)}"
+        return self._vars[atom]
+
+    def _new(self, made: tuple[Var, ...]) -> str:
+        texts = []
+        for var in made:
+            name = self._vars[var] = f"v{len(self._vars)}"
+            texts.append(f"{name}:{self._aval(var.aval)}")
+        return " ".join(texts)
+
+    def _aval(self, aval: ShapedArray) -> str:
+        name = self._avals.get(aval)
+        if name is None:
+            self._avals[aval] = name = f"a{len(self._avals)}"
+            shown = (aval.shape, _dtype(aval.dtype), aval.weak_type, sorted(aval.vma))
+            return f"{name}={shown}"
+        return name
+
+    def _const(self, value: Any) -> str:
+        if type(value) is Array and value.shards is not None:
+            raise NoIdentityError("an array on several devices")
+        return self._array(np.asarray(to_numpy(value)))
+
+    def _array(self, array: np.ndarray) -> str:
+        if array.dtype.hasobject:
+            raise NoIdentityError("an array of objects")
+        digest = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return f"array {array.shape} {_dtype(array.dtype)} {digest.hexdigest()}"
+
+    def _value(self, value: Any) -> str:
+        """A parameter. Types are told apart where equal values of two types mean two programs."""
+        kind = type(value)
+        if value is None or kind in (bool, int, str, float, complex, slice):
+            return repr(value)
+        if kind in (tuple, list) or isinstance(value, tuple):
+            return f"{kind.__name__}({' '.join([self._value(v) for v in value])})"
+        if kind is ClosedJaxpr or kind is Jaxpr:
+            return self._jaxpr(value)
+        if isinstance(value, np.dtype):
+            return _dtype(value)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return self._array(np.asarray(value))
+        if kind is ShapedArray:
+            return self._aval(value)
+        return self._named(value)
+
+    def _jaxpr(self, value: ClosedJaxpr | Jaxpr) -> str:
+        name = self._inner.get(id(value))
+        if name is not None:
+            return name
+        name = self._inner[id(value)] = f"j{len(self._inner)}"
+        self._kept.append(value)
+        lines = self.closed(value) if isinstance(value, ClosedJaxpr) else self._lines(value)
+        return f"{name}={{{' ; '.join(lines)}}}"
+
+    def _named(self, value: Any) -> str:
+        """An object of spmd's own that is its fields, a member of an enum, or a type of NumPy's."""
+        kind = type(value)
+        if isinstance(value, enum.Enum):
+            return f"{kind.__qualname__}.{value.name}"
+        if isinstance(value, type) and issubclass(value, np.generic):
+            return value.__name__
+        if is_dataclass(value) and kind.__module__.startswith("spmd."):
+            parts = [f"{f.name}={self._value(getattr(value, f.name))}" for f in fields(value)]
+            return f"{kind.__qualname__}({' '.join(parts)})"
+        raise NoIdentityError(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _dtype(dtype: np.dtype) -> str:
+    return f"{dtype.name}{dtype.names or ''}{dtype.itemsize}"
+
+
+# Primitives of spmd's own modules, and how many modules were loaded when they were collected.
+_own: set[Primitive] = set()
+_seen: list[int] = []
+
+
+def _ours() -> set[Primitive]:
+    """The primitives whose rules are part of spmd: its version determines what they mean."""
+    count = len(sys.modules)
+    if _seen != [count]:
+        _seen[:] = [count]
+        for name, module in list(sys.modules.items()):
+            if name.startswith("spmd."):
+                _own.update(v for v in vars(module).values() if type(v) is Primitive)
+    return _own

@@ -1,0 +1,275 @@
+"""Images: what is found again, what is told apart, and loaded programs are the compiled ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+from spmd.api import make_jaxpr
+from spmd.compile import executable as executable_module
+from spmd.compile.cpu import cache, image, loader
+from spmd.compile.identity import identity
+from spmd.compile.pipeline import compile_jaxpr
+from spmd.core import primitive as primitive_module
+from spmd.core.config import config
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.primitive import Primitive, Refused
+from spmd.core.trace import to_numpy
+from tests.compile.programs import random_program
+
+X = np.linspace(-2, 2, 40, dtype=np.float32).reshape(5, 8)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An object cache of the test's own, with images in use as they are outside of tests."""
+    own = cache.ObjectCache(lambda: tmp_path)
+    monkeypatch.setattr(loader, "object_cache", own)
+    monkeypatch.setattr(image, "object_cache", own)
+    monkeypatch.setattr(loader.loader, "_loaded", {})
+    with config.override("check", False):
+        yield tmp_path
+
+
+@pytest.fixture
+def second_process(folder, monkeypatch):
+    """Call it: from then on nothing is loaded yet, and to compile is an error."""
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("compiled again")
+
+    def begin():
+        monkeypatch.setattr(loader.loader, "_loaded", {})
+        monkeypatch.setattr(executable_module, "lower", refuse)
+        monkeypatch.setattr(loader._Emitter, "emit", refuse)
+
+    return begin
+
+
+def again(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program as another process would trace it."""
+    return ClosedJaxpr(closed.jaxpr, [np.array(to_numpy(c)) for c in closed.consts])
+
+
+def run(closed, *args, donated=()):
+    return [np.asarray(to_numpy(r)) for r in compile_jaxpr(closed, donated)(args)]
+
+
+# ---- loaded programs ---------------------------------------------------------------------------
+
+_TABLE = np.arange(8, dtype=np.float32)
+
+
+def loop(x):
+    def turn(h, row):
+        h = snp.tanh(h @ snp.ones((8, 8)) + row)
+        return h, snp.sum(h)
+
+    return lax.scan(turn, x[0], x)
+
+
+def sort_and_count(x):
+    rounds = lax.while_loop(lambda k: k < 5, lambda k: k + 1, snp.sum(x > 0).astype(int) - 30)
+    return lax.sort(x), rounds, lax.cond(rounds > 5, snp.sin, snp.cos, x)
+
+
+PROGRAMS = {
+    "constant of the trace": lambda x: x * _TABLE + 1,
+    "constant of a pass": lambda x: x + snp.arange(40.0).reshape(5, 8) ** 2,
+    "forwarded": lambda x: (x, snp.exp(x), x),
+    "products": lambda x: snp.maximum(x @ x.T + 1, 0) @ x,
+    "gradient": spmd.grad(lambda x: snp.sum(snp.tanh(x @ x.T) ** 2)),
+    "convolution": lambda x: lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME"),
+    "loop": loop,
+    "sort, while, cond": sort_and_count,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_second_process_loads_what_the_first_compiled(name, second_process):
+    closed = make_jaxpr(PROGRAMS[name])(X)
+    first = run(closed, X)
+    second_process()
+    for one, other in zip(first, run(again(closed), X), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_are_loaded(seed, second_process):
+    closed, args = random_program(seed)
+    first = run(closed, *args)
+    second_process()
+    for one, other in zip(first, run(again(closed), *args), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_donated_memory_is_taken_by_a_loaded_program(second_process):
+    closed = make_jaxpr(lambda x: x + 1)(X)
+    results = compile_jaxpr(closed, [True])([X])
+    second_process()
+    pointer = results[0].ptr
+    (result,) = compile_jaxpr(again(closed), [True])(results)
+    assert result.ptr == pointer
+
+
+def test_the_schedule_of_a_loaded_program_can_be_asked_for(folder):
+    closed = make_jaxpr(lambda x: snp.sin(x) @ x.T)(X)
+    text = compile_jaxpr(closed).as_text()
+    same = again(closed)
+    loaded = compile_jaxpr(same)
+    assert loaded.native.program is None
+    assert loaded.as_text() == text
+
+
+_PROGRAM = """
+import sys
+import numpy as np, spmd, spmd.numpy as snp
+from spmd.compile import executable
+from spmd import lax
+x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
+if sys.argv[1:] == ["second"]:
+    executable.lower = None  # nothing may be compiled
+def turn(h, row):
+    return snp.tanh(h @ x + row), snp.sum(h)
+def f(x):
+    return lax.scan(turn, x[0], x), lax.sort(x @ x), spmd.grad(lambda x: snp.sum(x @ x))(x)
+print([np.asarray(a).tobytes().hex() for a in spmd.tree.leaves(spmd.jit(f)(x))])
+"""
+
+
+def test_processes_with_other_addresses_agree(tmp_path):
+    def outputs(which):
+        variables = os.environ | {"SPMD_CACHE_DIR": str(tmp_path), "SPMD_CHECK": "0"}
+        command = [sys.executable, "-c", _PROGRAM, which]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    assert outputs("first") == outputs("second")
+
+
+# ---- no image ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["cut", "code gone"])
+def test_damaged_images_are_compiled_again(folder, monkeypatch, damage):
+    closed = make_jaxpr(lambda x: snp.sin(x) + 3)(X)
+    first = run(closed, X)
+    monkeypatch.setattr(loader.loader, "_loaded", {})
+    for path in folder.rglob("*.o"):
+        if damage == "cut":
+            path.write_bytes(path.read_bytes()[:-3])
+        elif b"ELF" in path.read_bytes():
+            path.unlink()
+    np.testing.assert_array_equal(run(again(closed), X), first)
+
+
+def test_programs_that_call_python_are_compiled_in_every_process(folder):
+    closed = make_jaxpr(lax.igamma)(X, X)
+    run(closed, X, X)
+    assert compile_jaxpr(again(closed)).native.program is not None
+
+
+def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
+    made = compile_jaxpr(make_jaxpr(lambda x: x * 2)(X)).native.encoded
+    before = set(folder.rglob("*.o"))
+    made.words[-1] = 2**46
+    image.save_image("ab" * 32, made, 0, (None,), {}, [])
+    assert set(folder.rglob("*.o")) == before
+
+
+def test_who_looks_at_passes_sees_them(folder):
+    closed = make_jaxpr(lambda x: x * 5)(X)
+    run(closed, X)
+    with config.override("check", True):
+        assert compile_jaxpr(again(closed)).native.program is not None
+
+
+def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
+    def key():
+        return image.image_key(lambda: "program", ())
+
+    keys = [key(), image.image_key(lambda: "program", (True,))]
+    with config.override("num_threads", 1):
+        keys.append(key())
+    monkeypatch.setattr(image, "_files", lambda: (("file", 1, 1),))
+    keys.append(key())
+    assert len(set(keys)) == 4
+
+
+# ---- identity ----------------------------------------------------------------------------------
+
+
+def of(f, *args):
+    return identity(make_jaxpr(f)(*args))
+
+
+def test_lines_and_names_do_not_count():
+    def f(x):
+        y = lax.sin(x)
+        return lax.add(y, y)
+
+    def g(u):
+        w = lax.sin(u)
+
+        return lax.add(w, w)
+
+    assert of(f, X) == of(g, X)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, y: lax.sin(x) * 2.0 + y,
+        lambda x, y: lax.cos(x) * 3.0 + y,
+        lambda x, y: lax.cos(y) * 2.0 + x,
+        lambda x, y: lax.cos(x) * 2.0 + x,
+        lambda x, y: (lax.cos(x) * 2.0 + y, x),
+        lambda x, y: lax.cos(x) * np.float32(2.0) + y[:, ::-1],
+        lambda x, y: lax.cos(x) * X + y,
+    ],
+)
+def test_what_is_computed_counts(other):
+    assert of(lambda x, y: lax.cos(x) * 2.0 + y, X, X) != of(other, X, X)
+
+
+def test_types_and_contents_count():
+    texts = [
+        of(lambda x: x + x, X),
+        of(lambda x: x + x, X[:4]),
+        of(lambda x: x + x, X.astype(np.int32)),
+        of(lambda x: x + X, X),
+        of(lambda x: x + (X + 1), X),
+        of(lambda x: lax.reduce_sum(x, (0,)), X),
+        of(lambda x: lax.reduce_sum(x, (1,)), X),
+        of(lambda x: lax.scan(lambda c, r: (c + r, c), x[0], x), X),
+        of(lambda x: lax.scan(lambda c, r: (c - r, c), x[0], x), X),
+        of(lambda x: lax.scan(lambda c, r: (c - r, c), x[0], x, reverse=True), X),
+    ]
+    assert None not in texts
+    assert len(set(texts)) == len(texts)
+
+
+def test_rules_of_custom_derivatives_do_not_hide_a_program():
+    assert of(lambda x: spmd.nn.relu(spmd.nn.softmax(x)), X) is not None
+
+
+def test_primitives_of_users_have_no_identity(monkeypatch):
+    monkeypatch.setattr(primitive_module, "_registry", {})
+    why = Refused("not in this test")
+    theirs = Primitive(
+        "of_a_user",
+        abstract=lambda x: x,
+        impl=lambda xp, x: xp.sin(x),
+        jvp=why,
+        transpose=why,
+        batch=why,
+        dims=why,
+    )
+    assert of(theirs.bind, X) is None
