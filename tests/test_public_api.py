@@ -26,6 +26,7 @@ MODULES = (
     "spmd.nn",
     "spmd.nn.initializers",
     "spmd.scipy",
+    "spmd.scipy.linalg",
     "spmd.scipy.special",
     "spmd.scipy.signal",
     "spmd.scipy.stats",

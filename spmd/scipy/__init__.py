@@ -5,4 +5,4 @@ This file only lists the namespaces.
 
 # ruff: noqa: F401
 
-from spmd.scipy import integrate, interpolate, optimize, signal, special, stats
+from spmd.scipy import integrate, interpolate, linalg, optimize, signal, special, stats

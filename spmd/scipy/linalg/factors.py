@@ -1,0 +1,382 @@
+"""Factorizations with SciPy's parameters, and the systems that are solved with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd import lax
+from spmd.core.aval import typeof
+from spmd.core.custom import custom_jvp
+from spmd.core.errors import ArgumentError, ShapeError
+from spmd.lax.linalg.family import adjoint, lower_part, matmul, upper_part
+from spmd.numpy import factorizations
+from spmd.numpy.factorizations import inexact_matrix, same_stack
+from spmd.numpy.grids import eye
+from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
+
+_L = lax.linalg
+
+
+def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+    """The determinants of square matrices; see `spmd.numpy.linalg.det`."""
+    return factorizations.det(a)
+
+
+def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+    """The inverses of square matrices; see `spmd.numpy.linalg.inv`."""
+    return factorizations.inv(a)
+
+
+def svd(
+    a: Any,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str = "gesdd",
+) -> Any:
+    """Singular value decomposition, U, s and Vh; s alone without `compute_uv`."""
+    a = inexact_matrix("svd", a)
+    return _L.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
+
+
+# ---- cholesky ----------------------------------------------------------------------------------
+
+
+def cholesky(
+    a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> Any:
+    """The Cholesky factor of Hermitian positive definite matrices, upper unless `lower`.
+
+    Only the triangle of that name is read; NaN where a is not positive definite.
+    """
+    a = inexact_matrix("cholesky", a, square=True)
+    factor = _L.cholesky(a if lower else adjoint(a), symmetrize_input=False)
+    return factor if lower else adjoint(factor)
+
+
+def cho_factor(
+    a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[Any, bool]:
+    """The Cholesky factor and whether it is the lower one: what `cho_solve` takes."""
+    return cholesky(a, lower), lower
+
+
+def cho_solve(
+    c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False, check_finite: bool = True
+) -> Any:
+    """Solve `a @ x == b` with the Cholesky factor of a that `cho_factor` made."""
+    c, lower = c_and_lower
+    first, second = (0, 2) if lower else (2, 0)
+    return solve_triangular(c, solve_triangular(c, b, first, lower), second, lower)
+
+
+# ---- systems -----------------------------------------------------------------------------------
+
+_TRANS = {0: (False, False), 1: (True, False), 2: (True, True)}
+_TRANS |= {"N": _TRANS[0], "T": _TRANS[1], "C": _TRANS[2]}  # pyright: ignore
+
+
+def _system(name: str, a: Any, b: Any) -> tuple[Any, Any, bool]:
+    """A matrix and right-hand sides of one dtype and one stack; whether b was one vector."""
+    check_arraylike(name, a, b)
+    a, b = (as_array(x) for x in promote_dtypes_inexact(plain(a), plain(b)))
+    a = inexact_matrix(name, a, square=True)
+    vector = typeof(b).ndim == 1
+    b = lax.expand_dims(b, (1,)) if vector else b
+    if typeof(b).ndim < 2 or typeof(b).shape[-2] != typeof(a).shape[-1]:
+        raise ShapeError(
+            f"{name}: b must be (n,) or (..., n, k) with n = {typeof(a).shape[-1]} for a of shape "
+            f"{typeof(a).shape}, got shape {typeof(b).shape}"
+        )
+    a, b = same_stack(a, b)
+    return a, b, vector
+
+
+def _result(x: Any, vector: bool) -> Any:
+    return lax.squeeze(x, (typeof(x).ndim - 1,)) if vector else x
+
+
+def solve_triangular(
+    a: Any,
+    b: Any,
+    trans: int | str = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    overwrite_b: bool = False,
+    debug: Any = None,
+    check_finite: bool = True,
+) -> Any:
+    """Solve `a @ x == b` for triangular a; its transpose for trans=1 or "T", adjoint for 2 or "C".
+
+    `a` is (..., n, n), upper triangular unless `lower`; `b` is (n,) or (..., n, k).
+    """
+    if trans not in _TRANS:
+        raise ArgumentError(f'solve_triangular: trans={trans!r} must be 0, 1, 2, "N", "T" or "C"')
+    a, b, vector = _system("solve_triangular", a, b)
+    transposed, conjugated = _TRANS[trans]  # pyright: ignore
+    x = _L.triangular_solve(
+        a,
+        b,
+        left_side=True,
+        lower=lower,
+        transpose_a=transposed,
+        conjugate_a=conjugated,
+        unit_diagonal=unit_diagonal,
+    )
+    return _result(x, vector)
+
+
+def solve(
+    a: Any,
+    b: Any,
+    lower: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    debug: bool = False,
+    check_finite: bool = True,
+    assume_a: str = "gen",
+) -> Any:
+    """Solve `a @ x == b`; for `assume_a="pos"` by Cholesky, reading one triangle of a."""
+    if assume_a not in ("gen", "sym", "her", "pos"):
+        raise ArgumentError(f'solve: assume_a={assume_a!r} must be "gen", "sym", "her" or "pos"')
+    if assume_a != "pos":
+        return factorizations.solve(a, b)
+    a, b, vector = _system("solve", a, b)
+    return _result(cho_solve(cho_factor(a, lower), b), vector)
+
+
+# ---- lu ----------------------------------------------------------------------------------------
+
+
+def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Any, Any]:
+    """LU factors in one array and the int32 pivots: what `lu_solve` takes."""
+    return _L.lu(inexact_matrix("lu_factor", a))[:2]
+
+
+def lu_solve(
+    lu_and_piv: tuple[Any, Any],
+    b: Any,
+    trans: int = 0,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+) -> Any:
+    """Solve `a @ x == b` with the factors of a; its transpose for trans=1, its adjoint for 2."""
+    if trans not in (0, 1, 2):
+        raise ArgumentError(f"lu_solve: trans={trans!r} must be 0, 1 or 2")
+    factors, pivots = lu_and_piv
+    factors, b, vector = _system("lu_solve", factors, b)
+    order = _L.lu_pivots_to_permutation(as_array(pivots), typeof(factors).shape[-1])
+    order = lax.broadcast_in_dim(
+        order,
+        typeof(factors).shape[:-1],
+        tuple(range(typeof(factors).ndim - 1 - typeof(order).ndim, typeof(factors).ndim - 1)),
+    )
+    if trans == 0:
+        b = _L.family.take_rows(b, order)
+        b = solve_triangular(factors, b, lower=True, unit_diagonal=True)
+        return _result(solve_triangular(factors, b), vector)
+    b = solve_triangular(factors, b, trans)
+    b = solve_triangular(factors, b, trans, lower=True, unit_diagonal=True)
+    return _result(_L.family.take_rows(b, lax.argsort(order)), vector)
+
+
+def lu(
+    a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[Any, ...]:
+    """P, L and U with `a == P @ L @ U`, for `a` (..., m, n); `P @ L` and U if `permute_l`."""
+    factors, _, order = _L.lu(inexact_matrix("lu", a))
+    dtype, (m, n) = typeof(factors).dtype, typeof(factors).shape[-2:]
+    k = min(m, n)
+    left = as_array(factors)[..., :, :k]
+    lower = lower_part(left, strict=True) + eye(m, k, dtype=dtype)
+    upper = upper_part(as_array(factors)[..., :k, :])
+    real = np.finfo(dtype).dtype
+    rows = lax.broadcasted_iota(np.int32, (*typeof(order).shape[:-1], m, m), typeof(order).ndim - 1)
+    p = (as_array(order)[..., None, :] == rows).astype(real)
+    if permute_l:
+        return matmul(p.astype(dtype), lower), upper
+    return p, lower, upper
+
+
+# ---- qr ----------------------------------------------------------------------------------------
+
+
+def qr(
+    a: Any,
+    overwrite_a: bool = False,
+    lwork: Any = None,
+    mode: str = "full",
+    pivoting: bool = False,
+    check_finite: bool = True,
+) -> tuple[Any, ...]:
+    """QR factors, (Q, R), with the permutation of columns if `pivoting`; (R,) for mode "r".
+
+    Modes: "full", "economic" (which has derivatives for tall matrices) and "r".
+    """
+    if mode not in ("full", "economic", "r"):
+        raise ArgumentError(f'qr: mode={mode!r} must be "full", "economic" or "r"')
+    full = mode != "economic"
+    outs = _L.qr(inexact_matrix("qr", a), pivoting=pivoting, full_matrices=full)
+    return outs[1:] if mode == "r" else outs
+
+
+# ---- eigenvalues and Schur form ----------------------------------------------------------------
+
+
+def eigh(
+    a: Any,
+    b: Any = None,
+    lower: bool = True,
+    eigvals_only: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    turbo: bool = True,
+    eigvals: None = None,
+    type: int = 1,
+    check_finite: bool = True,
+) -> Any:
+    """Eigenvalues, ascending, and eigenvectors of Hermitian matrices; of `a @ v == w * b @ v` not.
+
+    `b`, `eigvals` and types other than 1 are refused, as in JAX.
+    """
+    if b is not None or type != 1 or eigvals is not None:
+        raise ArgumentError("eigh: b, type and eigvals are not supported; transform a first")
+    v, w = _L.eigh(inexact_matrix("eigh", a, square=True), lower=lower)
+    return w if eigvals_only else (w, v)
+
+
+def eigh_tridiagonal(
+    d: Any,
+    e: Any,
+    *,
+    eigvals_only: bool = False,
+    select: str = "a",
+    select_range: tuple[int, int] | None = None,
+    tol: float | None = None,
+    key: Any = None,
+) -> Any:
+    """Eigenvalues, ascending, and eigenvectors of the matrix with diagonals d and e.
+
+    `d` is (n,) and `e` (n - 1,), of one dtype. `select="i"` keeps those from `select_range[0]` to
+    `select_range[1]`, both included. `tol` and `key` are accepted; the result is exact without.
+    """
+    check_arraylike("eigh_tridiagonal", d, e)
+    d, e = (as_array(x) for x in promote_dtypes_inexact(plain(d), plain(e)))
+    n = typeof(d).shape[0]
+    if select not in ("a", "i") or (select == "i" and select_range is None):
+        raise ArgumentError('eigh_tridiagonal: select must be "a", or "i" with a select_range')
+    places = np.arange(n)
+    below = lax.full((n, n), 0, typeof(e).dtype)
+    below = as_array(below).at[places[1:], places[:-1]].set(lax.linalg.family.conjugate(e))
+    matrix = below.at[places, places].set(d)
+    first, last = (0, n - 1) if select == "a" else select_range  # pyright: ignore
+    v, w = _L.eigh(matrix, symmetrize_input=False, subset_by_index=(first, last + 1))
+    return w if eigvals_only else (w, v)
+
+
+def schur(a: Any, output: str = "real") -> tuple[Any, Any]:
+    """Schur form T and unitary Z, `a == Z @ T @ adjoint(Z)`; of real matrices real or "complex"."""
+    if output not in ("real", "complex"):
+        raise ArgumentError(f'schur: output={output!r} must be "real" or "complex"')
+    a = inexact_matrix("schur", a, square=True)
+    if output == "complex":
+        a = lax.convert_element_type(a, complex_of(a))
+    t, z = _L.schur(a)
+    return t, z
+
+
+def complex_of(x: Any) -> np.dtype:
+    """The complex dtype that holds an array's numbers."""
+    return np.result_type(typeof(x).dtype, np.complex64)
+
+
+def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Any, Any]:
+    """From a real Schur form to a complex one: T upper triangular, `Z @ T @ adjoint(Z)` as before.
+
+    The eigenvalues' phases are those of another Schur form of T.
+    """
+    T, Z = (inexact_matrix("rsf2csf", x, square=True) for x in (T, Z))
+    t, q = _L.schur(lax.convert_element_type(T, complex_of(T)))
+    return t, matmul(lax.convert_element_type(Z, complex_of(Z)), q)
+
+
+def hessenberg(
+    a: Any, *, calc_q: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> Any:
+    """Hessenberg form H, with `calc_q` also the unitary Q of `a == Q @ H @ adjoint(Q)`."""
+    a = inexact_matrix("hessenberg", a, square=True)
+    packed, taus = _L.hessenberg(a)
+    row, column = _L.family._places(packed)
+    form = _L.family.zero_unless(lax.le(row, column + 1), packed)
+    if not calc_q:
+        return form
+    n, dtype = typeof(a).shape[-1], typeof(a).dtype
+    if n < 2:
+        return form, lax.broadcast_in_dim(
+            eye(n, dtype=dtype), typeof(a).shape, (typeof(a).ndim - 2, typeof(a).ndim - 1)
+        )
+    inner = _L.householder_product(as_array(packed)[..., 1:, :-1], taus)
+    edge = [(0, 0, 0)] * (typeof(a).ndim - 2) + [(1, 0, 0)] * 2
+    corner = np.zeros((n, n), dtype)
+    corner[0, 0] = 1
+    return form, lax.pad(inner, np.zeros((), dtype), edge) + corner
+
+
+# ---- polar -------------------------------------------------------------------------------------
+
+
+def polar(
+    a: Any,
+    side: str = "right",
+    *,
+    method: str = "qdwh",
+    eps: float | None = None,
+    max_iterations: int | None = None,
+) -> tuple[Any, Any]:
+    """U with orthonormal columns (or rows) and Hermitian P, `a == U @ P`; `P @ U` for side "left".
+
+    By singular values, whichever `method` ("qdwh" or "svd") is named. For `a` (..., m, n) of full
+    rank it has derivatives, also where singular values are equal.
+    """
+    if side not in ("right", "left") or method not in ("qdwh", "svd"):
+        raise ArgumentError(
+            f'polar: side={side!r} must be "right" or "left", method={method!r} "qdwh" or "svd"'
+        )
+    a = inexact_matrix("polar", a)
+    *_, m, n = typeof(a).shape
+    u = _unitary(a) if m >= n else adjoint(_unitary(adjoint(a)))
+    p = matmul(adjoint(u), a) if side == "right" else matmul(a, adjoint(u))
+    return u, _L.family.symmetrize(p)
+
+
+@custom_jvp
+def _unitary(a: Any) -> Any:
+    u, _, vh = _L.svd(a, full_matrices=False)
+    return matmul(u, vh)
+
+
+@_unitary.defjvp
+def _unitary_jvp(primals: Any, tangents: Any) -> Any:
+    """dU = U W + (dA - U U^H dA) inv(P), where P W + W P = U^H dA - dA^H U.
+
+    Differentiate A = U P and take away what is Hermitian; W = U^H dU is skew (Higham, "Functions of
+    matrices", 2008, section 8.2).
+    """
+    (a,), (da,) = primals, tangents
+    u = _unitary(a)
+    p = _L.family.symmetrize(matmul(adjoint(u), a))
+    inner = matmul(adjoint(u), da)
+    turn = _L.sylvester(p, p, inner - adjoint(inner))
+    outside = da - matmul(u, inner)
+    return u, matmul(u, turn) + adjoint(_L.solve(p, adjoint(outside)))
+
+
+def solve_sylvester(A: Any, B: Any, C: Any, *, method: str = "schur", tol: float = 1e-8) -> Any:
+    """Solve `A @ X + X @ B == C`: `A` (..., m, m), `B` (..., n, n), `C` (..., m, n)."""
+    if method not in ("schur", "eigen"):
+        raise ArgumentError(f'solve_sylvester: method={method!r} must be "schur" or "eigen"')
+    check_arraylike("solve_sylvester", A, B, C)
+    return _L.sylvester(*same_stack(*promote_dtypes_inexact(plain(A), plain(B), plain(C))))
