@@ -16,6 +16,7 @@ from spmd import (
     distributed,
     dtypes,
     errors,
+    export,
     extend,
     flatten_util,
     lax,

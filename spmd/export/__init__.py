@@ -1,0 +1,38 @@
+"""Jitted functions as files: traced here, run in another process without the Python source.
+
+exported = export.export(jit(f))(ShapeDtypeStruct(export.symbolic_shape("b, 4"), "float32"))
+blob = exported.serialize(vjp_order=1)          # bytes; a readable, versioned document
+export.deserialize(blob).call(x)                # for any b, under grad, vmap and jit too
+"""
+
+from spmd.export.encode import (
+    register_namedtuple_serialization,
+    register_pytree_node_serialization,
+)
+from spmd.export.exported import (
+    Exported,
+    deserialize,
+    export,
+    maximum_supported_calling_convention_version,
+    minimum_supported_calling_convention_version,
+    symbolic_args_specs,
+)
+from spmd.export.symbolic import (
+    SymbolicScope,
+    is_symbolic_dim,
+    symbolic_shape,
+)
+
+__all__ = [
+    "Exported",
+    "SymbolicScope",
+    "deserialize",
+    "export",
+    "is_symbolic_dim",
+    "maximum_supported_calling_convention_version",
+    "minimum_supported_calling_convention_version",
+    "register_namedtuple_serialization",
+    "register_pytree_node_serialization",
+    "symbolic_args_specs",
+    "symbolic_shape",
+]

@@ -1,0 +1,412 @@
+"""`export` and `Exported`: a jitted function with its shapes, apart from the code that made it.
+
+The one idea: an `Exported` holds a document (`encode.py`), the program for all sizes of its
+symbols. A call solves for the sizes, makes the program for them, and runs it under `jit`. The
+same document goes to a file and comes back; nothing else of the function is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spmd.api import jit
+from spmd.api import vjp as vjp_of
+from spmd.compile.jit import JitFunction
+from spmd.compile.stages import ShapeDtypeStruct
+from spmd.core import dtypes
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.check import check_jaxpr
+from spmd.core.config import config
+from spmd.core.custom_vjp import custom_vjp
+from spmd.core.errors import ArgumentError, DtypeError, GradError, PytreeError, ShapeError
+from spmd.core.rewrite import eval_closed
+from spmd.core.tree import (
+    TreeDef,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_structure,
+    tree_unflatten,
+)
+from spmd.export import encode, unify
+from spmd.export.symbolic import (
+    Constraint,
+    DimExpr,
+    Size,
+    SymbolicScope,
+    parse,
+    solve,
+    symbolic_shape,
+)
+
+# The version of what is written, and the oldest that is read. It grows when the meaning of a file
+# changes; a file says with its primitives what else it needs.
+maximum_supported_calling_convention_version = 1
+minimum_supported_calling_convention_version = 1
+_MAGIC = "spmd.export"
+
+
+@dataclass(frozen=True, eq=False)
+class Exported:
+    """A function with its shapes, as `export` makes it and `deserialize` reads it.
+
+    `in_avals` and `out_avals` are the flat arguments and results with their sizes, of which some
+    may be symbolic. `call` runs it; `serialize` writes it; `vjp` is its reverse derivative.
+    """
+
+    fun_name: str
+    in_tree: TreeDef
+    in_avals: tuple[ShapeDtypeStruct, ...]
+    out_tree: TreeDef
+    out_avals: tuple[ShapeDtypeStruct, ...]
+    platforms: tuple[str, ...]
+    document: dict[str, Any] = field(repr=False)
+    _constraints: tuple[Constraint, ...] = field(repr=False, default=())
+    _x64: bool = field(repr=False, default=False)
+    _get_vjp: Callable[[], Exported] | None = field(repr=False, default=None)
+    _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
+
+    nr_devices = 1
+    calling_convention_version = maximum_supported_calling_convention_version
+
+    # ---- running ----
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function; under any transformation too, with the derivative that was exported.
+
+        Raises a `PytreeError`, `ShapeError` or `DtypeError` that names the argument if the
+        arguments are not what the function was exported for.
+        """
+        pairs, tree = tree_flatten_with_path((args, kwargs))
+        if tree != self.in_tree:
+            raise PytreeError(
+                f"{self.fun_name}: exported for arguments {self.in_tree}, called with {tree}"
+            )
+        names = [_argument(path) for path, _ in pairs]
+        leaves = [leaf for _, leaf in pairs]
+        sizes = self._solve([typeof(x) for x in leaves], names)
+        if config.enable_x64 != self._x64:
+            raise ArgumentError(
+                f"{self.fun_name}: exported with enable_x64={self._x64}, called with "
+                f"enable_x64={config.enable_x64}; the dtypes of its program would differ"
+            )
+        outs = self._program(sizes)(*leaves)
+        return tree_unflatten(self.out_tree, outs)
+
+    def _solve(self, avals: Sequence[ShapedArray], names: Sequence[str]) -> dict[str, int]:
+        pairs: list[tuple[Size, int, str]] = []
+        for given, wanted, name in zip(avals, self.in_avals, names, strict=True):
+            what = f"{self.fun_name}: argument {name}"
+            if given.dtype != wanted.dtype:
+                raise DtypeError(f"{what} is {given}, exported for {wanted}; convert it first")
+            if given.ndim != len(wanted.shape):
+                raise ShapeError(f"{what} is {given}, exported for {wanted}")
+            for d, (size, n) in enumerate(zip(wanted.shape, given.shape, strict=True)):
+                pairs.append((size, n, f"{what}: dim {d} of {given}"))
+        return solve(pairs, self._constraints)
+
+    def closed_jaxpr(self, **sizes: int) -> Any:
+        """The program for given sizes of the symbols, checked: a closed jaxpr."""
+        closed = encode.decode_jaxpr(unify.specialise(self.document, sizes))
+        check_jaxpr(closed, after=f"reading {self.fun_name}")
+        return closed
+
+    def _program(self, sizes: dict[str, int]) -> Any:
+        """The compiled program for these sizes, with the exported derivative."""
+        key = tuple(sorted(sizes.items()))
+        if key not in self._programs:
+            closed = self.closed_jaxpr(**sizes)
+
+            def run(*leaves: Any) -> list[Any]:
+                return eval_closed(closed, *leaves)
+
+            run.__name__ = self.fun_name
+            self._programs[key] = self._differentiable(jit(run))
+        return self._programs[key]
+
+    def _differentiable(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        with_rule = custom_vjp(run)
+
+        def backward(leaves: Any, cts: Any) -> Any:
+            return self.vjp().call(*leaves, *cts)
+
+        def forward(*leaves: Any) -> Any:
+            self._need_vjp()
+            return run(*leaves), leaves
+
+        with_rule.defvjp(forward, backward)
+        return with_rule
+
+    # ---- derivatives ----
+
+    def has_vjp(self) -> bool:
+        """Whether the reverse derivative is known: to be called, differentiated, or serialized."""
+        return self._get_vjp is not None
+
+    def _need_vjp(self) -> Callable[[], Exported]:
+        if self._get_vjp is None:
+            raise GradError(
+                f"{self.fun_name}: this exported function has no derivative; "
+                "write the file with serialize(vjp_order=1), or 2 for the second derivative"
+            )
+        return self._get_vjp
+
+    def vjp(self) -> Exported:
+        """The exported reverse derivative: from flat arguments and result cotangents, in order, to
+        the cotangents of the flat arguments."""
+        return self._need_vjp()()
+
+    # ---- writing ----
+
+    def serialize(self, vjp_order: int = 0) -> bytearray:
+        """The function as a file's bytes, with derivatives up to `vjp_order`."""
+        body = pretty(self._as_json(vjp_order)).encode()
+        checksum = hashlib.sha256(body).hexdigest()
+        head = f"{_MAGIC} {self.calling_convention_version} sha256 {checksum}\n"
+        return bytearray(head.encode() + body)
+
+    def _as_json(self, vjp_order: int) -> dict[str, Any]:
+        return {
+            "function": self.fun_name,
+            "arguments": [encode.encode_tree(self.in_tree), *map(_encode_info, self.in_avals)],
+            "results": [encode.encode_tree(self.out_tree), *map(_encode_info, self.out_avals)],
+            "constraints": [c.text for c in self._constraints],
+            "enable_x64": self._x64,
+            "platforms": list(self.platforms),
+            "program": self.document,
+            "vjp": self.vjp()._as_json(vjp_order - 1) if vjp_order > 0 else None,
+        }
+
+    def __str__(self) -> str:
+        arguments = ", ".join(map(_describe, self.in_avals))
+        results = ", ".join(map(_describe, self.out_avals))
+        return f"Exported {self.fun_name}({arguments}) -> ({results})"
+
+
+def _describe(info: ShapeDtypeStruct) -> str:
+    return f"{dtypes.short_name(info.dtype)}[{','.join(map(str, info.shape))}]"
+
+
+def _argument(path: tuple[Any, ...]) -> str:
+    """A leaf of (args, kwargs) as the user would call it."""
+    first = path[1]
+    name = keystr(path[1:2]) if getattr(path[0], "idx", 0) == 0 else str(first.key)
+    return f"{name}{keystr(path[2:])}"
+
+
+# ---- making --------------------------------------------------------------------------------------
+
+
+def export(
+    fun_jit: Any, *, platforms: Sequence[str] | None = None, disabled_checks: Sequence[Any] = ()
+) -> Callable[..., Exported]:
+    """A function that exports a jitted function for given arguments, or their `ShapeDtypeStruct`s.
+
+    Their shapes may hold symbolic sizes, from `symbolic_shape`. The function is then traced at some
+    sizes of the symbols, and the programs must agree up to numbers that are polynomials of them:
+    an `ArgumentError` names the first place where they don't. `platforms` says where the file may
+    run; a program is compiled where it is loaded, so it serves "cpu" and "cuda" alike.
+
+    >>> from spmd import ShapeDtypeStruct, export, jit
+    >>> shape = export.symbolic_shape("b, 2")
+    >>> doubled = export.export(jit(lambda x: 2 * x))(ShapeDtypeStruct(shape, "float32"))
+    >>> str(doubled)
+    'Exported <lambda>(f32[b,2]) -> (f32[b,2])'
+    """
+    if not isinstance(fun_jit, JitFunction):
+        raise ArgumentError(f"export: the function must be jitted, got {fun_jit!r}; use jit(f)")
+    where = tuple(platforms) if platforms is not None else ("cpu", "cuda")
+
+    def do_export(*args: Any, **kwargs: Any) -> Exported:
+        leaves, tree = tree_flatten((args, kwargs))
+        return _export(fun_jit, [_info_of(x) for x in leaves], tree, where)
+
+    return do_export
+
+
+def _info_of(x: Any) -> ShapeDtypeStruct:
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        weak = getattr(x, "weak_type", False)
+        return ShapeDtypeStruct(x.shape, dtypes.canonical(x.dtype), weak_type=weak)
+    aval = typeof(x)
+    return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _symbols(infos: Sequence[ShapeDtypeStruct]) -> tuple[str, ...]:
+    sizes = (size for info in infos for size in info.shape if isinstance(size, DimExpr))
+    return tuple(sorted({name for size in sizes for name in size.symbols()}))
+
+
+def _constraints(infos: Sequence[ShapeDtypeStruct]) -> tuple[Constraint, ...]:
+    sizes = (size for info in infos for size in info.shape if isinstance(size, DimExpr))
+    scopes = dict.fromkeys(size.scope for size in sizes if size.scope is not None)
+    return tuple(c for scope in scopes for c in scope.constraints)
+
+
+def _at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
+    shape = [s.evaluate(sizes) if isinstance(s, DimExpr) else s for s in info.shape]
+    return ShapeDtypeStruct(shape, info.dtype, weak_type=info.weak_type)
+
+
+def _export(
+    fun_jit: Any, infos: list[ShapeDtypeStruct], tree: TreeDef, platforms: tuple[str, ...]
+) -> Exported:
+    symbols = _symbols(infos)
+    constraints = _constraints(infos)
+    name = fun_jit.__name__
+    fixed = frozenset(s for info in infos for s in info.shape if not isinstance(s, DimExpr))
+    samples = unify.choose_samples(symbols, constraints, fixed)
+    if symbols:
+        first = [_at(info, samples[0]).shape for info in infos]
+        pairs = zip(infos, first, strict=True)
+        flat = [(s, n, name) for info, at in pairs for s, n in zip(info.shape, at, strict=True)]
+        solve(flat, constraints)
+    documents, out_tree = [], None
+    for sizes in samples:
+        args, kwargs = tree_unflatten(tree, [_at(info, sizes) for info in infos])
+        traced = fun_jit.trace(*args, **kwargs)
+        if out_tree not in (None, traced.out_tree):
+            raise ArgumentError(
+                f"export: the structure of the results of {name} depends on the symbolic sizes: "
+                f"{out_tree} and {traced.out_tree}"
+            )
+        out_tree = traced.out_tree
+        encoded = encode.encode_jaxpr(traced.jaxpr)
+        results = [encode.encode_aval(a) for a in traced.jaxpr.out_avals]
+        documents.append({"program": encoded, "results": results})
+    assert out_tree is not None
+    both = unify.Unifier(symbols, samples, name)(documents)
+    out_avals = tuple(map(_decode_info, both["results"]))
+
+    def get_vjp() -> Exported:
+        return _export_vjp(fun_jit, infos, tree, out_avals, platforms)
+
+    return Exported(
+        name, tree, tuple(infos), out_tree, out_avals, platforms, both["program"],
+        constraints, config.enable_x64, get_vjp,
+    )  # fmt: skip
+
+
+def _export_vjp(
+    fun_jit: Any,
+    infos: list[ShapeDtypeStruct],
+    tree: TreeDef,
+    out_avals: tuple[ShapeDtypeStruct, ...],
+    platforms: tuple[str, ...],
+) -> Exported:
+    def flat(*leaves: Any) -> list[Any]:
+        args, kwargs = tree_unflatten(tree, leaves)
+        return tree_flatten(fun_jit(*args, **kwargs))[0]
+
+    def backward(*operands: Any) -> tuple[Any, ...]:
+        _, pullback = vjp_of(flat, *operands[: len(infos)])
+        return tuple(pullback(list(operands[len(infos) :])))
+
+    backward.__name__ = f"vjp_{fun_jit.__name__}"
+    cts = [
+        ShapeDtypeStruct(o.shape, dtypes.tangent_dtype(o.dtype), weak_type=o.weak_type)
+        for o in out_avals
+    ]
+    operands = [*infos, *cts]
+    in_tree = tree_structure((tuple(range(len(operands))), {}))
+    return _export(jit(backward), operands, in_tree, platforms)
+
+
+def symbolic_args_specs(
+    args: Any,
+    shapes_specs: Any,
+    constraints: Sequence[str] = (),
+    scope: SymbolicScope | None = None,
+) -> Any:
+    """`ShapeDtypeStruct`s like `args`, with the shapes that a prefix tree of specs describes."""
+    leaves, tree = tree_flatten(args)
+    if shapes_specs is None or isinstance(shapes_specs, str):
+        specs = [shapes_specs] * len(leaves)
+    else:
+        missing = object()
+        found, _ = tree_flatten(shapes_specs, is_leaf=lambda x: x is None or isinstance(x, str))
+        specs = [*found, *[missing] * (len(leaves) - len(found))]
+        if missing in specs or len(found) != len(leaves):
+            raise ArgumentError(
+                f"symbolic_args_specs: {len(found)} specs for {len(leaves)} arrays; give one for "
+                "each, or one text for all"
+            )
+    scope = scope or (SymbolicScope(constraints) if constraints else None)
+    infos = [_info_of(x) for x in leaves]
+    made = [
+        ShapeDtypeStruct(symbolic_shape(spec, scope=scope, like=info.shape), info.dtype)
+        for spec, info in zip(specs, infos, strict=True)
+    ]
+    return tree_unflatten(tree, made)
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _encode_info(info: ShapeDtypeStruct) -> dict[str, Any]:
+    shape = [{"size": str(s)} if isinstance(s, DimExpr) else s for s in info.shape]
+    node = {"dtype": dtypes.long_name(info.dtype), "shape": shape}
+    return node | ({"weak": True} if info.weak_type else {})
+
+
+def _decode_info(node: dict[str, Any]) -> ShapeDtypeStruct:
+    shape = [parse(s["size"]) if isinstance(s, dict) else s for s in node["shape"]]
+    return ShapeDtypeStruct(shape, encode.dtype_named(node["dtype"]), weak_type="weak" in node)
+
+
+def pretty(node: Any, indent: int = 0) -> str:
+    """JSON with what fits on a line on one line: an equation, an argument."""
+    flat = json.dumps(node)
+    if len(flat) + indent <= 120 or not isinstance(node, (dict, list)) or not node:
+        return flat
+    pad = " " * (indent + 2)
+    if isinstance(node, dict):
+        parts = [f"{pad}{json.dumps(k)}: {pretty(v, indent + 2)}" for k, v in node.items()]
+        return "{\n" + ",\n".join(parts) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(pad + pretty(v, indent + 2) for v in node) + "\n" + " " * indent + "]"
+
+
+def deserialize(blob: bytes | bytearray) -> Exported:
+    """The function that `Exported.serialize` wrote; its Python source is not needed.
+
+    Raises an `ArgumentError` that says what is wrong with the bytes: not such a file, of a version
+    that is not read here, damaged, or for primitives and pytree classes that don't exist here.
+    """
+    head, _, body = bytes(blob).partition(b"\n")
+    words = head.decode("ascii", "replace").split()
+    if len(words) != 4 or words[0] != _MAGIC or not words[1].isdigit():
+        raise ArgumentError("deserialize: these are not the bytes of an exported function")
+    oldest, newest = (
+        minimum_supported_calling_convention_version,
+        maximum_supported_calling_convention_version,
+    )
+    if not oldest <= int(words[1]) <= newest:
+        raise ArgumentError(
+            f"deserialize: the file has version {words[1]}; this spmd reads {oldest} to {newest}. "
+            "Export it again, or load it with the spmd that wrote it"
+        )
+    if hashlib.sha256(body).hexdigest() != words[3]:
+        raise ArgumentError("deserialize: the file is damaged (its checksum is another)")
+    return _from_json(json.loads(body))
+
+
+def _from_json(node: dict[str, Any]) -> Exported:
+    derivative = node["vjp"]
+    in_tree, *in_avals = node["arguments"]
+    out_tree, *out_avals = node["results"]
+    return Exported(
+        node["function"],
+        encode.decode_tree(in_tree),
+        tuple(map(_decode_info, in_avals)),
+        encode.decode_tree(out_tree),
+        tuple(map(_decode_info, out_avals)),
+        tuple(node["platforms"]),
+        node["program"],
+        tuple(Constraint(text) for text in node["constraints"]),
+        node["enable_x64"],
+        None if derivative is None else (lambda: _from_json(derivative)),
+    )
