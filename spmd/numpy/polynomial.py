@@ -286,7 +286,7 @@ def polyfit(
     ("unscaled": for weights that are inverse standard deviations).
 
     >>> x = np.array([0.0, 1.0, 2.0, 3.0])
-    >>> bool(snp.allclose(polyfit(x, 2 * x + 1, 1), np.array([2.0, 1.0]), atol=1e-4))
+    >>> snp.allclose(polyfit(x, 2 * x + 1, 1), np.array([2.0, 1.0]), atol=1e-4).item()
     True
     """
     check_arraylike("polyfit", x, y, 0 if w is None else w)
