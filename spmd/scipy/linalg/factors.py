@@ -10,6 +10,7 @@ from spmd import lax
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.errors import ArgumentError, ShapeError
+from spmd.lax.linalg import family
 from spmd.lax.linalg.family import adjoint, lower_part, matmul, upper_part
 from spmd.numpy import factorizations
 from spmd.numpy.factorizations import inexact_matrix, same_stack
@@ -175,12 +176,12 @@ def lu_solve(
         tuple(range(typeof(factors).ndim - 1 - typeof(order).ndim, typeof(factors).ndim - 1)),
     )
     if trans == 0:
-        b = _L.family.take_rows(b, order)
+        b = family.take_rows(b, order)
         b = solve_triangular(factors, b, lower=True, unit_diagonal=True)
         return _result(solve_triangular(factors, b), vector)
     b = solve_triangular(factors, b, trans)
     b = solve_triangular(factors, b, trans, lower=True, unit_diagonal=True)
-    return _result(_L.family.take_rows(b, lax.argsort(order)), vector)
+    return _result(family.take_rows(b, lax.argsort(order)), vector)
 
 
 def lu(
@@ -270,7 +271,7 @@ def eigh_tridiagonal(
         raise ArgumentError('eigh_tridiagonal: select must be "a", or "i" with a select_range')
     places = np.arange(n)
     below = lax.full((n, n), 0, typeof(e).dtype)
-    below = as_array(below).at[places[1:], places[:-1]].set(lax.linalg.family.conjugate(e))
+    below = as_array(below).at[places[1:], places[:-1]].set(family.conjugate(e))
     matrix = below.at[places, places].set(d)
     first, last = (0, n - 1) if select == "a" else select_range  # pyright: ignore
     v, w = _L.eigh(matrix, symmetrize_input=False, subset_by_index=(first, last + 1))
@@ -309,8 +310,8 @@ def hessenberg(
     """Hessenberg form H, with `calc_q` also the unitary Q of `a == Q @ H @ adjoint(Q)`."""
     a = inexact_matrix("hessenberg", a, square=True)
     packed, taus = _L.hessenberg(a)
-    row, column = _L.family._places(packed)
-    form = _L.family.zero_unless(lax.le(row, column + 1), packed)
+    row, column = family._places(packed)
+    form = family.zero_unless(lax.le(row, column + 1), packed)
     if not calc_q:
         return form
     n, dtype = typeof(a).shape[-1], typeof(a).dtype
@@ -349,7 +350,7 @@ def polar(
     *_, m, n = typeof(a).shape
     u = _unitary(a) if m >= n else adjoint(_unitary(adjoint(a)))
     p = matmul(adjoint(u), a) if side == "right" else matmul(a, adjoint(u))
-    return u, _L.family.symmetrize(p)
+    return u, family.symmetrize(p)
 
 
 @custom_jvp
@@ -367,7 +368,7 @@ def _unitary_jvp(primals: Any, tangents: Any) -> Any:
     """
     (a,), (da,) = primals, tangents
     u = _unitary(a)
-    p = _L.family.symmetrize(matmul(adjoint(u), a))
+    p = family.symmetrize(matmul(adjoint(u), a))
     inner = matmul(adjoint(u), da)
     turn = _L.sylvester(p, p, inner - adjoint(inner))
     outside = da - matmul(u, inner)

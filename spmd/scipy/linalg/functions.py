@@ -11,6 +11,7 @@ from spmd import lax
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.jvp import jvp_flat
+from spmd.lax.linalg import family
 from spmd.lax.linalg.family import adjoint, diagonal, eye_like, in_columns, in_rows, matmul
 from spmd.lax.linalg.family import scale as scaled
 from spmd.numpy.factorizations import inexact_matrix, norm_of_columns
@@ -46,6 +47,7 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
 
     NaN where more than `max_squarings` would be needed (a norm beyond about 2**18).
 
+    >>> from spmd.numpy import array
     >>> expm(array([[0.0, 1.0], [0.0, 0.0]]))
     Array([[1., 1.],
            [0., 1.]], dtype=float32)
@@ -121,7 +123,7 @@ def funm(A: Any, func: Callable[[Any], Any], disp: bool = True) -> Any:
     t, z = schur(A, output="complex")
     n, eps = typeof(t).shape[0], float(np.finfo(typeof(t).dtype).eps)
     values = diagonal(t)
-    start = where(lax.linalg.family.on_diagonal(t), in_rows(as_array(func(values)), t), 0)
+    start = where(family.on_diagonal(t), in_rows(as_array(func(values)), t), 0)
     start = lax.convert_element_type(start, typeof(t).dtype)
     row, column = (lax.broadcasted_iota(np.int32, (n, n), d) for d in (0, 1))
     gaps = in_rows(values, t) - in_columns(values, t)

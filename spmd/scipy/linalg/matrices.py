@@ -12,6 +12,7 @@ from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
+from spmd.lax.linalg import family
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import atleast_1d, atleast_2d
 from spmd.numpy.promotion import (
@@ -29,6 +30,7 @@ from spmd.numpy.promotion import (
 def block_diag(*arrs: Any) -> Any:
     """Matrices along the diagonal of a larger one, zeros elsewhere.
 
+    >>> from spmd.numpy import array
     >>> block_diag(array([[1.0]]), array([[2.0, 3.0]]))
     Array([[1., 0., 0.],
            [0., 2., 3.]], dtype=float32)
@@ -59,12 +61,13 @@ def toeplitz(c: Any, r: Any = None) -> Any:
 
     `r[0]` is not read; without r the first row is the conjugate of c.
 
+    >>> from spmd.numpy import array
     >>> toeplitz(array([1, 2]), array([0, 3, 4]))
     Array([[1, 3, 4],
            [2, 1, 3]], dtype=int32)
     """
     (c,) = _vectors("toeplitz", c)
-    r = lax.linalg.family.conjugate(c) if r is None else r
+    r = family.conjugate(c) if r is None else r
     c, r = _stacks(*_vectors("toeplitz", c, r))
     m, n = typeof(c).shape[-1], typeof(r).shape[-1]
     values = concatenate([c[..., ::-1], r[..., 1:]], -1)
