@@ -6,24 +6,27 @@ Programs are traced once, differentiated, vectorised, compiled, and run on every
 
 # ruff: noqa: F401
 
+from __future__ import annotations
+
+import importlib as _importlib
+import typing as _typing
+from types import ModuleType as _ModuleType
+
 from spmd import (
     ad_checkpoint,
     api,
-    checkify,
     collectives,
     custom_batching,
     debug,
     distributed,
     dtypes,
     errors,
-    export,
     extend,
     flatten_util,
     lax,
     nn,
     numpy,
     random,
-    scipy,
     sharding,
     tree,
     tree_util,
@@ -80,6 +83,23 @@ from spmd.sharding.pmap import pmap
 from spmd.sharding.shard_map import shard_map
 from spmd.sharding.spec import Mesh, make_mesh
 from spmd.sharding.spec import PartitionSpec as P
+
+if _typing.TYPE_CHECKING:
+    from spmd import checkify, export, scipy
+
+# Not every program needs these: they are imported when they are first asked for.
+_LATER = ("checkify", "export", "scipy")
+
+
+def __getattr__(name: str) -> _ModuleType:
+    if name in _LATER:
+        return _importlib.import_module(f"spmd.{name}")
+    raise AttributeError(f"module 'spmd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.
 for _name in collectives.__all__:
