@@ -28,8 +28,9 @@ from spmd.collectives.transport.failure import failure_text, user_line
 from spmd.core.errors import PeerError
 from spmd.core.source import is_ours
 
-# For ranks in a wait to raise and report: they look every 50 ms at the latest.
-MOMENT_FOR_PEERS = 0.25
+# For ranks in a wait to raise and report: they look every 50 ms at the latest, later on a busy
+# machine.
+MOMENT_FOR_PEERS = 0.5
 # A rank stopped by another's failure leaves the end of the job to that one, but not forever.
 MOMENT_FOR_CAUSE = 2.0
 INTERRUPTED = 130
