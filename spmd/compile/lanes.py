@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spmd.compile.lower.schedule import TEMP, Buffer, Parallel, Step, accesses, blocks
+from spmd.compile.lower.schedule import TEMP, Buffer, Parallel, Step, accesses, blocks, walk
 from spmd.core.util import product
 
 ALIGNMENT = 64
@@ -39,7 +39,7 @@ def choose_lanes(steps: Sequence[Step], threads: int) -> Lanes:
     roots: dict[int | None, int] = {}
     if threads > 1:
         for loop in _outermost(steps, threads):
-            for inner in _walk((loop,)):
+            for inner in walk((loop,)):
                 if isinstance(inner, Parallel):
                     roots[inner.number] = loop.number
     return Lanes(threads if roots else 1, frozenset(roots.values()), roots)
@@ -57,14 +57,7 @@ def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel]:
 
 def _fits(loop: Parallel, threads: int) -> bool:
     kept: dict[Buffer, None] = {}
-    for step in _walk(loop.body):
+    for step in walk(loop.body):
         kept.update((ref.buffer, None) for ref, _ in accesses(step) if ref.buffer.kind == TEMP)
     owned = sum(rounded(b.nbytes) for b in kept if b.owner is not None)
     return owned * threads <= MOST_BYTES
-
-
-def _walk(steps: Sequence[Step]) -> Iterator[Step]:
-    for step in steps:
-        yield step
-        for block in blocks(step):
-            yield from _walk(block)

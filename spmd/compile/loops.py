@@ -35,6 +35,7 @@ from spmd.compile.lower.schedule import (
     While,
     accesses,
     blocks,
+    walk,
 )
 from spmd.core.util import product
 
@@ -108,7 +109,7 @@ class LoopCompiler:
 
     def find(self, steps: Sequence[Step]) -> dict[int, LoopCode]:
         """The loops that become functions, by the id of their step."""
-        self.uses.update(ref.buffer for step in _walk(steps) for ref, _ in accesses(step))
+        self.uses.update(ref.buffer for step in walk(steps) for ref, _ in accesses(step))
         return {id(step): _Writer(self, step, level).code() for step, level in self._loops(steps)}
 
     def _loops(self, steps: Sequence[Step], level: int = 0) -> Iterator[tuple[Step, int]]:
@@ -148,7 +149,7 @@ class _Writer:
         self.loop = loop
         self.level = level
         self.function = Function("SYMBOL", "void", ["ptr", "ptr", "i64", "i64"], attributes="#0")
-        launches = {s.kernel: None for s in _walk((loop,)) if isinstance(s, Launch)}
+        launches = {s.kernel: None for s in walk((loop,)) if isinstance(s, Launch)}
         small = [k for k in launches if product(k.sizes) <= INLINE_POINTS]
         self.inline = {k: f"inner{n}" for n, k in enumerate(small[:MOST_INLINE])}
         self.module = Module(compiler.target, shares_math=True)
@@ -162,7 +163,7 @@ class _Writer:
     def code(self) -> LoopCode:
         """The whole function."""
         f = self.function
-        refs = [access for step in _walk((self.loop,)) for access in accesses(step)]
+        refs = [access for step in walk((self.loop,)) for access in accesses(step)]
         places = list(dict.fromkeys(self._place(ref) for ref, _ in refs))
         args = f.params[0]
         for k, place in enumerate(places):
@@ -187,7 +188,7 @@ class _Writer:
             tuple(self.calls),
             self.most_scratch,
             cost,
-            any(isinstance(step, While) for step in _walk((self.loop,))),
+            any(isinstance(step, While) for step in walk((self.loop,))),
         )
 
     # ---- places ----
@@ -200,9 +201,7 @@ class _Writer:
 
     def _is_private(self, buffer: Buffer) -> bool:
         """Whether nothing outside of the loop uses a buffer."""
-        here = sum(
-            ref.buffer is buffer for step in _walk((self.loop,)) for ref, _ in accesses(step)
-        )
+        here = sum(ref.buffer is buffer for step in walk((self.loop,)) for ref, _ in accesses(step))
         return buffer.kind == TEMP and self.compiler.uses[buffer] == here
 
     def _make_locals(self, refs: Sequence[Ref]) -> None:
@@ -333,10 +332,3 @@ class _Writer:
 
         write(0)
         return max(costs)
-
-
-def _walk(steps: Sequence[Step]) -> Iterator[Step]:
-    for step in steps:
-        yield step
-        for block in blocks(step):
-            yield from _walk(block)

@@ -31,6 +31,7 @@ from spmd.compile.meshprogram import MeshProgram, compile_program
 from spmd.compile.multidevice import MeshExecutable
 from spmd.compile.stages import Traced
 from spmd.core.source import UNKNOWN, Source
+from spmd.core.util import product
 
 
 @dataclass(frozen=True)
@@ -119,10 +120,7 @@ def _trips(step: Step) -> int:
     if isinstance(step, Loop):
         return step.trips
     if isinstance(step, Parallel):
-        trips = 1
-        for n in step.trips:
-            trips *= n
-        return trips
+        return product(step.trips)
     return 1
 
 

@@ -56,11 +56,6 @@ class Attention:
     bias: bool = False
     masks: int = 0
 
-    @property
-    def hides(self) -> bool:
-        """Whether some scores may be hidden."""
-        return self.causal or self.window is not None or self.masks > 0
-
     def scored(
         self, products: Any, extras: Sequence[Any], queries: Any, keys: Any
     ) -> tuple[Any, Any]:

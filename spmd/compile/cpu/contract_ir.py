@@ -20,7 +20,7 @@ from spmd.compile.cpu.gemm_ir import (
     load_vector,
     multiply_add,
     splat,
-    store_vector,
+    store_tile,
 )
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 
@@ -99,12 +99,8 @@ def _tile(v: Vectors, rows: int, vectors: int) -> Function:
         origin = f.at(c, f.load("i64", table, 2 * _WORD * row + _WORD))
         for n in range(vectors):
             places.append((f.at(origin, n * v.nbytes_of_vector), masks[n], totals[row][n]))
-    # All are read before any is written: rows that fill up the last tile repeat its last row.
-    with f.if_(accumulate.differs(0)):
-        for place, mask, total in places:
-            total.set(total.get() + load_vector(f, v, place, mask))
-    for place, mask, total in places:
-        store_vector(f, v, total.get(), place, mask)
+    # Rows that fill up the last tile repeat its last row.
+    store_tile(f, v, places, accumulate)
     return f
 
 

@@ -8,6 +8,7 @@ so the first product of a machine does not wait for tiles of other shapes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmd.compile.cpu.reduce import round_to_bfloat
@@ -220,9 +221,22 @@ class Tile:
                 pointer.set(f.at(pointer.get(), a_k))
             b_now.set(f.at(b_now.get(), b_k))
             left.set(left.get() - 1)
-        with f.if_(accumulate.differs(0)):
-            for place, mask, total in places:
-                total.set(total.get() + load_vector(f, v, place, mask))
-        for place, mask, total in places:
-            store_vector(f, v, total.get(), place, mask)
+        store_tile(f, v, places, accumulate)
         return f
+
+
+def store_tile(
+    f: Function,
+    v: Vectors,
+    places: Sequence[tuple[Value, Value | None, Variable]],
+    accumulate: Value,
+) -> None:
+    """Write the (address, mask, sums) of a tile, added to what is there if `accumulate` is set.
+
+    All are read before any is written, so that several rows may have the same place.
+    """
+    with f.if_(accumulate.differs(0)):
+        for place, mask, total in places:
+            total.set(total.get() + load_vector(f, v, place, mask))
+    for place, mask, total in places:
+        store_vector(f, v, total.get(), place, mask)

@@ -23,7 +23,6 @@ from spmd.compile.cpu.gemm_ir import (
 from spmd.compile.cpu.runtime_ir import Function, Value
 
 PACK_PARAMS = ["ptr", "i64", "i64", "i64", "i64", "ptr", "i64"]
-WAYS = ("copy", "turn", "gather")
 
 
 def pack_symbol(v: Vectors, source: str, way: str) -> str:

@@ -11,7 +11,6 @@ from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     ARGS,
-    CONTEXT_BYTES,
     COUNTER_BYTES,
     COUNTERS,
     JOB_ACTIVE,
@@ -25,6 +24,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     THREADS,
     TOO_MANY_TRIPS,
     all_of,
+    context_alone,
     device_at,
     field,
     next_slot,
@@ -175,10 +175,7 @@ def _segment_units() -> Function:
     f = Function("segment_units", "void", ["ptr", "i64", "i64"], internal=True)
     job, begin, end = f.params
     outer = f.load("ptr", job, JOB_CONTEXT)
-    # One device a thread: a copy of the context says that there is nobody to share with.
-    context = f.stack("i64", CONTEXT_BYTES // 8)
-    f.call("memcpy", "ptr", context, outer, f.value("i64", CONTEXT_BYTES))
-    f.store(f.value("i64", 1), context, THREADS)
+    context = context_alone(f, outer)
     args = f.stack_bytes(f.load("i64", outer, ARGS) * 8)
     active = f.load("ptr", job, JOB_ACTIVE)
     first, last = f.load("ptr", job, JOB_STEP), f.load("ptr", job, JOB_END)

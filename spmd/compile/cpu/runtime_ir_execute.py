@@ -111,6 +111,14 @@ def _resolve() -> Function:
     return f
 
 
+def context_alone(f: Function, outer: Value) -> Value:
+    """A copy of a context for one thread of the pool: there is nobody to share work with."""
+    context = f.stack("i64", CONTEXT_BYTES // 8)
+    f.call("memcpy", "ptr", context, outer, f.value("i64", CONTEXT_BYTES))
+    f.store(f.value("i64", 1), context, THREADS)
+    return context
+
+
 # ---- sharing work --------------------------------------------------------------------------------
 
 

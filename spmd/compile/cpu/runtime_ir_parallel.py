@@ -11,7 +11,6 @@ from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     ARGS,
-    CONTEXT_BYTES,
     COUNTER_BYTES,
     COUNTERS,
     LEVEL_COUNT,
@@ -20,6 +19,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     STEP_SIGNATURE,
     THREADS,
     all_of,
+    context_alone,
     field,
 )
 
@@ -74,10 +74,8 @@ def _lane() -> Function:
     job, lane, _ = f.params
     outer, step = f.load("ptr", job, _CONTEXT), f.load("ptr", job, _STEP)
     end, active = f.load("ptr", job, _END), f.load("ptr", job, _ACTIVE)
-    # The lane's own context: nobody to share work with, and counters that start like the outer's.
-    context = f.stack("i64", CONTEXT_BYTES // 8)
-    f.call("memcpy", "ptr", context, outer, f.value("i64", CONTEXT_BYTES))
-    f.store(f.value("i64", 1), context, THREADS)
+    # The lane's own counters start like the outer's.
+    context = context_alone(f, outer)
     row = f.load("i64", outer, COUNTER_BYTES)
     nbytes = (f.load("i64", outer, LEVEL_COUNT) + 1) * row
     counters = f.stack_bytes(nbytes)

@@ -255,6 +255,14 @@ def blocks(step: Step) -> tuple[tuple[Step, ...], ...]:
     return ()
 
 
+def walk(steps: Sequence[Step]) -> Iterator[Step]:
+    """All steps in order, those in loops and branches behind theirs."""
+    for step in steps:
+        yield step
+        for block in blocks(step):
+            yield from walk(block)
+
+
 # ---- the whole ---------------------------------------------------------------------------------
 
 
