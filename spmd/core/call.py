@@ -61,6 +61,22 @@ def impl_jaxpr(xp: Any, closed: ClosedJaxpr, *args: Any) -> list[Any]:
     ]
 
 
+def call_primitive(name: str, **rules: Any) -> Primitive:
+    """A primitive that means its parameter `jaxpr`; `rules` are its derivatives and batching."""
+    return Primitive(
+        name,
+        abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
+        impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
+        dims=Refused("a call is inlined before it is partitioned"),
+        multiple=True,
+        vma="given",
+        axes=jaxpr_axes,
+        effects=lambda params: params["jaxpr"].effects,
+        inline=lambda params: params["jaxpr"],
+        **rules,
+    )
+
+
 # ---- jit ---------------------------------------------------------------------------------------
 
 
@@ -123,18 +139,10 @@ def jaxpr_axes(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-jit_p = Primitive(
+jit_p = call_primitive(
     "jit",
-    abstract=lambda *avals, jaxpr, name: jaxpr.out_avals,
-    impl=lambda xp, *args, jaxpr, name: impl_jaxpr(xp, jaxpr, *args),
     jvp=_jit_jvp,
     linearize=_jit_linearize,
     transpose=lambda cts, *operands, **params: transpose_call(jit_p, cts, operands, params),
     batch=lambda axis, operands, at, **params: batch_call(jit_p, axis, operands, at, params),
-    dims=Refused("a call is inlined before it is partitioned"),
-    multiple=True,
-    vma="given",
-    axes=jaxpr_axes,
-    effects=lambda params: params["jaxpr"].effects,
-    inline=lambda params: params["jaxpr"],
 )

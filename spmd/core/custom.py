@@ -12,7 +12,7 @@ from typing import Any
 
 from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.call import impl_jaxpr, jaxpr_axes
+from spmd.core.call import call_primitive
 from spmd.core.context import attributed_to, state
 from spmd.core.custom_call import (
     Call,
@@ -25,7 +25,7 @@ from spmd.core.custom_call import (
 )
 from spmd.core.errors import ArgumentError, GradError
 from spmd.core.jvp import instantiate
-from spmd.core.primitive import Primitive, Refused, Zero
+from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL
 from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.core.util import function_name
@@ -184,17 +184,9 @@ def _custom_jvp_batch(
     return outs, [0] * len(outs)
 
 
-custom_jvp_call_p = Primitive(
+custom_jvp_call_p = call_primitive(
     "custom_jvp_call",
-    abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
-    impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
     jvp=_custom_jvp_jvp,
     transpose=inline_transpose,
     batch=_custom_jvp_batch,
-    dims=Refused("a call is inlined before it is partitioned"),
-    multiple=True,
-    vma="given",
-    axes=jaxpr_axes,
-    effects=lambda params: params["jaxpr"].effects,
-    inline=lambda params: params["jaxpr"],
 )

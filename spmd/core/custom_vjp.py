@@ -13,7 +13,7 @@ from typing import Any
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma, vma_hooks
-from spmd.core.call import impl_jaxpr, jaxpr_axes, nonzero, spread
+from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.context import attributed_to, state
 from spmd.core.custom_call import (
     Call,
@@ -233,19 +233,11 @@ def _unbatch_ct(ct: Any, dim: int | None, batched_arg: bool, axis: BatchAxis) ->
     return reduce_sum(to_front(ct, dim, axis.size), (0,))
 
 
-custom_vjp_call_p = Primitive(
+custom_vjp_call_p = call_primitive(
     "custom_vjp_call",
-    abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
-    impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
     jvp=_custom_vjp_jvp,
     transpose=inline_transpose,
     batch=_custom_vjp_batch,
-    dims=Refused("a call is inlined before it is partitioned"),
-    multiple=True,
-    vma="given",
-    axes=jaxpr_axes,
-    effects=lambda params: params["jaxpr"].effects,
-    inline=lambda params: params["jaxpr"],
 )
 
 # The linear function whose transpose is the user's bwd.

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import typeof
-from spmd.core.call import impl_jaxpr, jaxpr_axes, nonzero, spread
+from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.context import attributed_to, state
 from spmd.core.custom_call import Call, inline_transpose, positional, signature_of
 from spmd.core.errors import ArgumentError, PytreeError, ShapeError
 from spmd.core.jvp import instantiate, jvp_flat, jvp_jaxpr
-from spmd.core.primitive import Primitive, Refused, Zero
+from spmd.core.primitive import Zero
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading
 from spmd.core.trace import EVAL
@@ -177,17 +177,9 @@ def _lift(x: Any, batched: bool, wanted: bool, size: int) -> Any:
     return broadcast_leading(x, size)
 
 
-custom_vmap_call_p = Primitive(
+custom_vmap_call_p = call_primitive(
     "custom_vmap_call",
-    abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
-    impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
     jvp=_jvp,
     transpose=inline_transpose,
     batch=_batch,
-    dims=Refused("a call is inlined before it is partitioned"),
-    multiple=True,
-    vma="given",
-    axes=jaxpr_axes,
-    effects=lambda params: params["jaxpr"].effects,
-    inline=lambda params: params["jaxpr"],
 )

@@ -14,9 +14,8 @@ from typing import Any
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import (
     batch_call,
+    call_primitive,
     derived,
-    impl_jaxpr,
-    jaxpr_axes,
     nonzero,
     spread,
     transpose_call,
@@ -215,20 +214,12 @@ def _recompute(
     return close(f, [*again.in_avals, *tangent_avals], name)
 
 
-checkpoint_p = Primitive(
+checkpoint_p = call_primitive(
     "checkpoint",
-    abstract=lambda *avals, jaxpr, **_: jaxpr.out_avals,
-    impl=lambda xp, *args, jaxpr, **_: impl_jaxpr(xp, jaxpr, *args),
     jvp=_jvp,
     linearize=_linearize,
     transpose=lambda cts, *operands, **params: transpose_call(checkpoint_p, cts, operands, params),
     batch=lambda axis, operands, at, **params: batch_call(checkpoint_p, axis, operands, at, params),
-    dims=Refused("a call is inlined before it is partitioned"),
-    multiple=True,
-    vma="given",
-    axes=jaxpr_axes,
-    effects=lambda params: params["jaxpr"].effects,
-    inline=lambda params: params["jaxpr"],
 )
 
 # ---- optimization_barrier, name ----------------------------------------------------------------

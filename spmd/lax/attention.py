@@ -89,7 +89,7 @@ def _formula(spec: Attention, q: Any, k: Any, v: Any, *extras: Any) -> list[Any]
 
 def _tangent_formula(spec: Attention, *operands: Any) -> list[Any]:
     """Tangents of out and of the logsumexp; the operands are those of `attention_tangent`."""
-    (q, k, v, top, rest, _, dq, dk, dv), extras = _main(operands, 9)
+    (q, k, v, top, rest, _, dq, dk, dv), extras = split_list(operands, [9])
     scores, seen = _scores(spec, q, k, extras)
     weights = weigh(scores, _beside(top, scores), _beside(rest, scores))
     moved = add(_dot(dq, k, 4, 3), _dot(q, dk, 4, 3))
@@ -104,7 +104,7 @@ def _tangent_formula(spec: Attention, *operands: Any) -> list[Any]:
 
 def _grad_formula(spec: Attention, *operands: Any) -> list[Any]:
     """Cotangents of query, key and value; the operands are those of `attention_grad`."""
-    (q, k, v, top, rest, delta, ct), extras = _main(operands, 7)
+    (q, k, v, top, rest, delta, ct), extras = split_list(operands, [7])
     scores, seen = _scores(spec, q, k, extras)
     weights = weigh(scores, _beside(top, scores), _beside(rest, scores))
     slope = mul(weights, sub(_dot(ct, v, 4, 3), _beside(delta, scores)))
@@ -115,11 +115,6 @@ def _grad_formula(spec: Attention, *operands: Any) -> list[Any]:
     dk, dv = (_over_queries(x, y) for x, y in ((slope, q), (weights, ct)))
     narrow = typeof(q).dtype
     return [convert_element_type(x, narrow) for x in (_dot(slope, k, 4, 2), dk, dv)]
-
-
-def _main(operands: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
-    main, extras = split_list(operands, [count])
-    return main, extras
 
 
 def _scores(spec: Attention, q: Any, k: Any, extras: Sequence[Any]) -> tuple[Any, Any]:
@@ -202,7 +197,7 @@ def _along(formula: Callable[..., list[Any]]) -> Callable[..., Any]:
 def _jvp(primals: Any, tangents: Any, *, spec: Attention, jaxpr: ClosedJaxpr) -> Any:
     if not all(isinstance(t, Zero) for t in tangents[3:]):  # the bias has one
         return jvp_flat(partial(_formula, spec), primals, tangents)
-    (q, k, v), extras = _main(primals, 3)
+    (q, k, v), extras = split_list(primals, [3])
     out, top, rest = attention_p.bind(*primals, spec=spec, jaxpr=jaxpr)
     moving = [instantiate(t) for t in tangents[:3]]
     operands = [q, k, v, top, rest, out, *moving, *extras]
@@ -212,7 +207,7 @@ def _jvp(primals: Any, tangents: Any, *, spec: Attention, jaxpr: ClosedJaxpr) ->
 
 
 def _transpose(cts: Any, *operands: Any, spec: Attention, jaxpr: ClosedJaxpr) -> list[Any]:
-    (q, k, v, top, rest, out, *moving), extras = _main(operands, 9)
+    (q, k, v, top, rest, out, *moving), extras = split_list(operands, [9])
     ct, ct_lse = cts
     ct = instantiate(ct)
     wide = [convert_element_type(x, FLOAT32) for x in (ct, out)]
@@ -237,7 +232,7 @@ def _primitive(name: str, formula: Callable[..., Any], jvp: Any, transpose: Any)
         ),
         jvp=jvp,
         transpose=transpose,
-        batch=lambda axis, operands, at, **params: _RULES[name](axis, operands, at, **params),
+        batch=lambda axis, operands, at, **params: _BATCH[name](axis, operands, at, **params),
         dims=_NO_DIMS,
         multiple=True,
         vma="given",
@@ -268,7 +263,7 @@ _PROGRAMS = {
     "attention_tangent": _tangent_formula,
     "attention_grad": attend_grad,
 }
-_RULES = {
+_BATCH = {
     "attention": _batch(attention_p, 3, 3),
     "attention_tangent": _batch(attention_tangent_p, 9, 2),
     "attention_grad": _batch(attention_grad_p, 7, 3),

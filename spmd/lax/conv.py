@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.primitive import Dims, Primitive, Zero, dims
@@ -30,7 +29,7 @@ from spmd.lax.conv_dims import (
     swapped,
 )
 from spmd.lax.convert import convert_element_type
-from spmd.lax.dot import check_preferred
+from spmd.lax.dot import check_preferred, product_dtypes
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail
 
 # ---- the public functions ----------------------------------------------------------------------
@@ -79,12 +78,7 @@ def conv_general_dilated(
     window = [right.shape[d] for d in numbers.rhs_spec[2:]]
     spans = Windows(tuple(window), strides, (), base, dilation).spans()
     pads = pads_of(name, padding, spatial, spans, strides)
-    if left.dtype != right.dtype:
-        pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
-        common = dtypes.promote(pairs)[0]
-        lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
-    if preferred_element_type is None:
-        preferred_element_type = typeof(lhs).dtype
+    lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     return conv_general_dilated_p.bind(
         lhs,
         rhs,
@@ -96,7 +90,7 @@ def conv_general_dilated(
         feature_group_count=int(feature_group_count),
         batch_group_count=int(batch_group_count),
         precision=precision,
-        preferred_element_type=dtypes.canonical(preferred_element_type),
+        preferred_element_type=preferred,
     )
 
 
@@ -109,13 +103,8 @@ def conv(
     preferred_element_type: Any = None,
 ) -> Any:
     """A convolution of `lhs` "NCHW..." with windows `rhs` "OIHW..."."""
-    return conv_general_dilated(
-        lhs,
-        rhs,
-        window_strides,
-        padding,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
+    return conv_with_general_padding(
+        lhs, rhs, window_strides, padding, None, None, precision, preferred_element_type
     )
 
 

@@ -58,20 +58,24 @@ def dot_general(
     Products are summed in `preferred_element_type`, which is also the result's dtype.
     """
     numbers = _normalised(dimension_numbers)
-    left, right = typeof(lhs), typeof(rhs)
-    if left.dtype != right.dtype:
-        pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
-        common = dtypes.promote(pairs)[0]
-        lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
-    if preferred_element_type is None:
-        preferred_element_type = typeof(lhs).dtype
+    lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     return dot_general_p.bind(
         lhs,
         rhs,
         dimension_numbers=numbers,
         precision=precision,
-        preferred_element_type=dtypes.canonical(preferred_element_type),
+        preferred_element_type=preferred,
     )
+
+
+def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dtype]:
+    """The operands of a product in their common dtype, and the dtype of its result."""
+    left, right = typeof(lhs), typeof(rhs)
+    if left.dtype != right.dtype:
+        pairs = ((left.dtype, left.weak_type), (right.dtype, right.weak_type))
+        common = dtypes.promote(pairs)[0]
+        lhs, rhs = convert_element_type(lhs, common), convert_element_type(rhs, common)
+    return lhs, rhs, dtypes.canonical(typeof(lhs).dtype if preferred is None else preferred)
 
 
 def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:

@@ -303,15 +303,20 @@ def _check_reduce(arrays: Any, inits: Any, same_tree: bool, dimensions: Any) -> 
             "reduce: operands and init_values must be pytrees of the same structure, with at "
             f"least one array; got {len(arrays)} and {len(inits)} values"
         )
+    check_reduced("reduce", arrays, inits)
+    reduced_shape(typeof(arrays[0]), dimensions, "reduce")
+
+
+def check_reduced(name: str, arrays: Sequence[Any], inits: Sequence[Any]) -> None:
+    """Arrays that are reduced together have one shape, and start from scalars."""
     shape = typeof(arrays[0]).shape
     for k, (x, init) in enumerate(zip(arrays, inits, strict=True)):
         if typeof(x).shape != shape or typeof(init).shape:
             fail(
                 ShapeError,
-                f"reduce: operand {k} is {typeof(x)} with init value {typeof(init)}; all operands "
+                f"{name}: operand {k} is {typeof(x)} with init value {typeof(init)}; all operands "
                 f"must have the shape of the first, {shape}, and init values be scalars",
             )
-    reduced_shape(typeof(arrays[0]), dimensions, "reduce")
 
 
 def combine_arrays(computation: Callable[..., Any], tree: Any) -> Callable[..., Any]:

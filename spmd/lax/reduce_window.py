@@ -33,7 +33,7 @@ from spmd.lax.families import (
     nonlinear,
     quiet,
 )
-from spmd.lax.reduce import combine_arrays
+from spmd.lax.reduce import check_reduced, combine_arrays
 from spmd.lax.reduce_window_select import select_and_gather_add, untouched
 from spmd.lax.slicing import pad, slice, untouched_dims
 
@@ -104,14 +104,7 @@ def _check_operands(arrays: Any, inits: Any, same_tree: bool) -> None:
             "reduce_window: operand and init_value must be pytrees of the same structure, with at "
             f"least one array; got {len(arrays)} and {len(inits)} values",
         )
-    shape = typeof(arrays[0]).shape
-    for k, (x, init) in enumerate(zip(arrays, inits, strict=True)):
-        if typeof(x).shape != shape or typeof(init).shape:
-            fail(
-                ShapeError,
-                f"reduce_window: operand {k} is {typeof(x)} with init value {typeof(init)}; all "
-                f"operands must have the shape of the first, {shape}, and init values be scalars",
-            )
+    check_reduced("reduce_window", arrays, inits)
 
 
 def _is_constant(value: Any, wanted: Any) -> bool:

@@ -15,15 +15,12 @@ from spmd.compile.kernel.product import attach
 from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.lowering import ALIASES
 from spmd.compile.lower.product import view_product
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import finish, internal_primitive, map_subjaxprs, start
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
-from spmd.core.primitive import Primitive, Refused
 from spmd.lax.dot import dot_general_p
 
 # ---- the equation ------------------------------------------------------------------------------
-
-_WHY = "products with epilogues exist only inside the compiler, below all transformations"
 
 
 def _abstract(*avals: Any, dot: Any, jaxpr: Any, space: Any, position: int, keep: Any) -> Any:
@@ -42,16 +39,10 @@ def _impl(
 
 # `dot` holds the parameters of the dot_general, `position` says which input of the group is its
 # result, `keep` is the type of that result if others read it too: it then is the last result.
-product_p = Primitive(
+product_p = internal_primitive(
     "product",
     abstract=_abstract,
     impl=_impl,
-    jvp=Refused(_WHY),
-    transpose=Refused(_WHY),
-    batch=Refused(_WHY),
-    dims=Refused(_WHY),
-    multiple=True,
-    vma="given",
 )
 
 

@@ -27,11 +27,10 @@ from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_i
 from spmd.compile.lower.region import NO_DIM, Space
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import finish, internal_primitive, map_subjaxprs, start
 from spmd.compile.passes.worth import is_one_sum, repeating_pays, rows_fit
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.primitive import Primitive, Refused
 from spmd.core.util import product
 
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
@@ -42,18 +41,10 @@ MAX_INDICES = 12
 
 # ---- the fused equation ------------------------------------------------------------------------
 
-_WHY = "fused groups exist only inside the compiler, below all transformations"
-
-fused_p = Primitive(
+fused_p = internal_primitive(
     "fused",
     abstract=lambda *avals, jaxpr, space: jaxpr.out_avals,
     impl=lambda xp, *args, jaxpr, space: impl_jaxpr(xp, jaxpr, *args),
-    jvp=Refused(_WHY),
-    transpose=Refused(_WHY),
-    batch=Refused(_WHY),
-    dims=Refused(_WHY),
-    multiple=True,
-    vma="given",
 )
 
 

@@ -7,6 +7,7 @@ needed from it; a scan that only counts up a number that nobody reads stops coun
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import Any, TypeAlias
 
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
@@ -35,12 +36,8 @@ def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
 def _cut(closed: ClosedJaxpr, outs: Sequence[bool], ins: Sequence[bool]) -> ClosedJaxpr:
     """A jaxpr with some outputs and inputs only."""
     smaller, _ = dce(closed.jaxpr, outs)
-    invars = _chosen(ins, smaller.invars)
+    invars = tuple(compress(smaller.invars, ins))
     return prune_consts(ClosedJaxpr(smaller.replace(invars=invars), closed.consts))
-
-
-def _chosen(flags: Sequence[bool], items: Sequence[Any]) -> list[Any]:
-    return [x for x, chosen in zip(items, flags, strict=True) if chosen]
 
 
 def _settle(
@@ -81,8 +78,8 @@ def _scan(eqn: Eqn, used: list[bool]) -> Eqn:
         "num_carry": sum(carry),
     }
     return eqn.replace(
-        invars=tuple(_chosen(kept, eqn.invars)),
-        outvars=tuple(_chosen(outs, eqn.outvars)),
+        invars=tuple(compress(eqn.invars, kept)),
+        outvars=tuple(compress(eqn.outvars, outs)),
         params=p | changes,
     )
 
@@ -105,9 +102,9 @@ def _while(eqn: Eqn, used: list[bool]) -> Eqn:
     }
     parts = split_list(eqn.invars, [nt, nb])
     flags = (test_consts, body_consts, carry)
-    kept = [x for f, part in zip(flags, parts, strict=True) for x in _chosen(f, part)]
+    kept = [x for f, part in zip(flags, parts, strict=True) for x in compress(part, f)]
     return eqn.replace(
-        invars=tuple(kept), outvars=tuple(_chosen(carry, eqn.outvars)), params=p | changes
+        invars=tuple(kept), outvars=tuple(compress(eqn.outvars, carry)), params=p | changes
     )
 
 
@@ -118,8 +115,8 @@ def _cond(eqn: Eqn, used: list[bool]) -> Eqn:
     if all(kept) and all(used):
         return eqn
     return eqn.replace(
-        invars=(eqn.invars[0], *_chosen(kept, eqn.invars[1:])),
-        outvars=tuple(_chosen(used, eqn.outvars)),
+        invars=(eqn.invars[0], *compress(eqn.invars[1:], kept)),
+        outvars=tuple(compress(eqn.outvars, used)),
         params=eqn.params | {"branches": tuple(_cut(b, used, kept) for b in branches)},
     )
 

@@ -11,10 +11,28 @@ from typing import Any
 
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.primitive import Primitive
+from spmd.core.primitive import Primitive, Refused
 from spmd.core.source import UNKNOWN, Source
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
+
+
+def internal_primitive(
+    name: str, abstract: Callable[..., Any], impl: Callable[..., Any]
+) -> Primitive:
+    """A primitive that only passes write: it has a meaning, but no rules of transformations."""
+    why = Refused(f"`{name}` exists only inside the compiler, below all transformations")
+    return Primitive(
+        name,
+        abstract=abstract,
+        impl=impl,
+        jvp=why,
+        transpose=why,
+        batch=why,
+        dims=why,
+        multiple=True,
+        vma="given",
+    )
 
 
 class Writer:
