@@ -44,6 +44,10 @@ IDENTITY = (
     ("SLURM_PROCID, SLURM_NTASKS", "srun, within a job step"),
     ("SPMD_RANK_PROCESS", "a rank, for its child processes: they are no ranks"),
     ("SPMD_FAILURE_REPORT", "spmdrun; the file in which a failing rank leaves its report"),
+    (
+        "SPMD_FLIGHT_DIR",
+        "spmdrun, or you under a plain mpirun: the folder of the ranks' flight records",
+    ),
 )
 
 

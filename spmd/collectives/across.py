@@ -15,10 +15,14 @@ import numpy as np
 
 from spmd.collectives.groups import Groups
 from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.base import Communicator, ReduceOp
+from spmd.collectives.transport.base import ReduceOp
+from spmd.collectives.transport.checked import CheckedCommunicator
+from spmd.collectives.transport.flight import FLIGHT, source_text
 from spmd.core import dtypes
+from spmd.core.aval import ShapedArray
 from spmd.core.errors import CollectiveError
 from spmd.core.primitive import Primitive
+from spmd.core.source import UNKNOWN, Source
 from spmd.core.util import product
 
 _OPS = {
@@ -29,10 +33,10 @@ _OPS = {
 
 # Communicators by the partition of processes they stand for. Every process asks for them in the
 # same order, as all compile the same programs.
-_communicators: dict[Any, Communicator] = {}
+_communicators: dict[Any, CheckedCommunicator] = {}
 
 
-def communicator(groups: Groups, processes: Sequence[int]) -> Communicator:
+def communicator(groups: Groups, processes: Sequence[int]) -> CheckedCommunicator:
     """The communicator of the processes that groups connect with this one."""
     parts = _components(groups, processes)
     if parts not in _communicators:
@@ -74,6 +78,9 @@ class Across:
         groups: Groups,
         processes: Sequence[int],
         name: str,
+        aval: ShapedArray,
+        source: Source = UNKNOWN,
+        program: str = "",
     ):
         self.prim = prim
         self.name = name
@@ -86,7 +93,34 @@ class Across:
         self.where = {k: j for j, k in enumerate(self.local)}
         # Positions of all members, process by process: the order of a gathered buffer.
         self.order = [k for p in ours for k, q in enumerate(processes) if q == p]
-        self.run: Callable[..., None] = self._choose(processes)
+        self.nbytes = aval.nbytes * len(self.local)
+        self.label = FLIGHT.label(
+            prim.name,
+            dtype=aval.dtype.name,
+            shape=aval.shape,
+            axes=tuple(str(axis) for axis in params.get("axes", ())),
+            source=source_text(source),
+            scope=source.scope,
+            program=program,
+        )
+        self.run: Callable[..., None] = self._recorded(self._choose(processes))
+
+    def _recorded(self, move: Callable[..., None]) -> Callable[..., None]:
+        """The same with a record of the flight recorder around it."""
+        log = self.comm.log
+        if log is None:
+            return move
+
+        def run(devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
+            place = log.begin(self.label, self.nbytes)
+            try:
+                move(devices, inputs, outputs)
+            except BaseException:
+                log.stopped()
+                raise
+            log.completed(place)
+
+        return run
 
     def _choose(self, processes: Sequence[int]) -> Callable[..., None]:
         if self.prim.name in _OPS:

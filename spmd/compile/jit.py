@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from spmd.collectives.transport.flight import COMPILING, FLIGHT, TRACING
 from spmd.compile.deferred import mapcall, meshprogram
 from spmd.compile.nans import check_nans
 from spmd.compile.signature import Signature, Split
@@ -154,7 +155,8 @@ class JitFunction:
 
     def _compile(self, entry: Entry) -> Executable | MeshProgram:
         started = time.perf_counter()
-        made = entry.executable = meshprogram.compile_program(entry.closed, entry.donated)
+        with FLIGHT.phase(COMPILING, "compile", self._signature.name):
+            made = entry.executable = meshprogram.compile_program(entry.closed, entry.donated)
         if config.log_compiles:
             print(
                 f"spmd: compiled {self._signature.name}, {len(entry.closed.eqns)} equations, in "
@@ -277,7 +279,8 @@ class JitFunction:
 
         names = tuple(signature.leaf_names(args, kwargs))
         debug = Debug(signature.name, names, signature.source)
-        return trace_to_jaxpr(flat, avals, debug), trees[0]
+        with FLIGHT.phase(TRACING, "trace", signature.name):
+            return trace_to_jaxpr(flat, avals, debug), trees[0]
 
     def _explain(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.transport.flight import COMPILING, FLIGHT
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
 from spmd.compile.cpu.loader import available_cores
@@ -47,7 +48,8 @@ def mesh_executable(
     entries = _known.setdefault(jaxpr, {})
     key = (mesh, in_specs, out_specs)
     if key not in entries:
-        entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs)
+        with FLIGHT.phase(COMPILING, "compile", name):
+            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs)
     return entries[key]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.transport.flight import FLIGHT, TRACING
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.config import config
 from spmd.core.context import state
@@ -251,7 +252,7 @@ class _PmapCall:
             for v, a in zip(self.avals, self.in_axes, strict=True)
         ]
         debug = debug_info(self.fun, self.given, self.kwargs)
-        with mesh_axes(self.mesh, "pmap"):
+        with mesh_axes(self.mesh, "pmap"), FLIGHT.phase(TRACING, "trace", debug.name):
             closed = trace_to_jaxpr(flat, rows, debug)
         closed, consts = hoist_tracers(closed)
         mesh = self.mesh

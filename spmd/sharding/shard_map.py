@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.transport.flight import FLIGHT, TRACING
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.config import config
 from spmd.core.context import state
@@ -200,8 +201,9 @@ def _trace(
         return outs
 
     local = [piece_aval(a, s, mesh, kind) for a, s in zip(avals, specs, strict=True)]
-    with mesh_axes(mesh, kind):
-        closed = trace_to_jaxpr(flat, local, debug_info(f, args))
+    debug = debug_info(f, args)
+    with mesh_axes(mesh, kind), FLIGHT.phase(TRACING, "trace", debug.name):
+        closed = trace_to_jaxpr(flat, local, debug)
     closed, consts = hoist_tracers(closed)
     out_tree = trees[0]
     wanted = _checked_outputs(what, out_specs, out_tree, closed.out_avals, mesh)

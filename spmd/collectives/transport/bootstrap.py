@@ -17,6 +17,7 @@ from spmd.collectives.transport import shm_segment
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.environment import OWNER, Environment, detect
 from spmd.collectives.transport.exits import ExitHooks
+from spmd.collectives.transport.flight import FLIGHT, FOLDER, WORLD, GroupLog
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
 from spmd.core.errors import LaunchError
@@ -88,6 +89,7 @@ def initialize(process_index: int | None = None, process_count: int | None = Non
         if _current.job is None:
             found = detect(os.environ, process_index, process_count)
             _current.job = _join(found)
+            _record(_current.job.world)
         joined = _current.job
     if process_count not in (None, joined.world.size) or process_index not in (
         None,
@@ -117,6 +119,14 @@ def _join(found: Environment) -> Job:
     ExitHooks(comm, mpi.COMM_WORLD.Abort).install()
     os.environ[OWNER] = str(os.getpid())
     return Job(found, comm, *mpi_transport.local_ranks(mpi))
+
+
+def _record(world: CheckedCommunicator) -> None:
+    """Begin the flight record of this rank; one that is alone records only if asked for a file."""
+    folder = os.environ.get(FOLDER)
+    if world.size > 1 or folder:
+        FLIGHT.join(world.rank, world.size, folder)
+        world.log = GroupLog(WORLD, world.name, range(world.size))
 
 
 def _check_agreement(found: Environment, rank: int, size: int, library: str) -> None:

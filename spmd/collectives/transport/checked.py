@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import pickle
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from spmd.collectives.transport.call import (
     make_call,
     pairs_detail,
 )
+from spmd.collectives.transport.flight import GroupLog
 from spmd.collectives.transport.reduction import check_op
 from spmd.core.errors import CollectiveError
 
@@ -34,6 +35,7 @@ class CheckedCommunicator(abc.ABC):
         self.rank = rank
         self.size = size
         self.name = name
+        self.log: GroupLog | None = None  # what the flight recorder shall know of the calls
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, rank {self.rank} of {self.size})"
@@ -45,20 +47,20 @@ class CheckedCommunicator(abc.ABC):
         check_buffer(Kind.ALL_REDUCE, "buf", buf, writable=True)
         check_op(op, buf.dtype)
         call = make_call(Kind.ALL_REDUCE, op, dtype_name(buf.dtype), buf.size)
-        self._all_reduce(call, buf.reshape(-1), op)
+        self._carry(self._all_reduce, call, buf, buf.reshape(-1), op)
 
     def all_gather(self, buf: np.ndarray, out: np.ndarray) -> None:
         """Collect the `buf` of every rank in `out`, in rank order."""
         self._check_pair(Kind.ALL_GATHER, buf, out, 1, self.size)
         call = make_call(Kind.ALL_GATHER, None, dtype_name(buf.dtype), buf.size)
-        self._all_gather(call, buf.reshape(-1), out.reshape(-1))
+        self._carry(self._all_gather, call, buf, buf.reshape(-1), out.reshape(-1))
 
     def reduce_scatter(self, buf: np.ndarray, out: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
         """Reduce `buf` over all ranks and keep this rank's block of the result in `out`."""
         self._check_pair(Kind.REDUCE_SCATTER, buf, out, self.size, 1)
         check_op(op, buf.dtype)
         call = make_call(Kind.REDUCE_SCATTER, op, dtype_name(buf.dtype), buf.size)
-        self._reduce_scatter(call, buf.reshape(-1), out.reshape(-1), op)
+        self._carry(self._reduce_scatter, call, buf, buf.reshape(-1), out.reshape(-1), op)
 
     def all_to_all(self, buf: np.ndarray, out: np.ndarray) -> None:
         """Send block `r` of `buf` to rank `r`; `out` holds the blocks sent here, in rank order."""
@@ -69,14 +71,14 @@ class CheckedCommunicator(abc.ABC):
                 f"{self.size} equal blocks, one a rank"
             )
         call = make_call(Kind.ALL_TO_ALL, None, dtype_name(buf.dtype), buf.size)
-        self._all_to_all(call, buf.reshape(-1), out.reshape(-1))
+        self._carry(self._all_to_all, call, buf, buf.reshape(-1), out.reshape(-1))
 
     def permute(self, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]) -> None:
         """Send `buf` along each `(source, target)` pair; `out` is zeros where nothing arrives."""
         self._check_pair(Kind.PERMUTE, buf, out, 1, 1)
         detail = pairs_detail(pairs, self.size)
         call = make_call(Kind.PERMUTE, None, dtype_name(buf.dtype), buf.size, detail)
-        self._permute(call, buf.reshape(-1), out.reshape(-1), pairs)
+        self._carry(self._permute, call, buf, buf.reshape(-1), out.reshape(-1), pairs)
 
     def broadcast(self, buf: np.ndarray, root: int = 0) -> None:
         """Copy the `buf` of rank `root` into the `buf` of every rank."""
@@ -86,25 +88,36 @@ class CheckedCommunicator(abc.ABC):
                 f"broadcast: root={root}; this group has ranks 0 to {self.size - 1}"
             )
         call = make_call(Kind.BROADCAST, None, dtype_name(buf.dtype), buf.size, f"root={root}")
-        self._broadcast(call, buf.reshape(-1), root)
+        self._carry(self._broadcast, call, buf, buf.reshape(-1), root)
 
     def all_gather_object(self, obj: Any) -> list[Any]:
         """The objects of all ranks, in rank order. Pickled: for small things, not for arrays."""
-        return self._gather_objects(Kind.ALL_GATHER_OBJECT, obj)
+        call = make_call(Kind.ALL_GATHER_OBJECT)
+        return self._carry(self._gather_objects, call, None, obj)
 
     def barrier(self) -> None:
         """Return when every rank of the group has called it."""
-        self._barrier(make_call(Kind.BARRIER))
+        self._carry(self._barrier, make_call(Kind.BARRIER), None)
 
     def split(self, color: int | None, key: int = 0) -> CheckedCommunicator | None:
         """Divide the group by colour; ranks order by `key`, then by rank in this group."""
-        wishes = self._gather_objects(Kind.SPLIT, (color, key))
+        return self._carry(self._split, make_call(Kind.SPLIT), None, color, key)
+
+    def _split(self, call: Call, color: int | None, key: int) -> CheckedCommunicator | None:
+        wishes = self._gather_objects(call, (color, key))
         colors = sorted({c for c, _ in wishes if c is not None})
         groups = [
             [rank for _, rank in sorted((k, r) for r, (c, k) in enumerate(wishes) if c == wanted)]
             for wanted in colors
         ]
-        return self._subgroup(groups)
+        made = self._subgroup(groups)
+        if self.log is not None:
+            number = self.log.split()  # also on a rank that is in no part
+            if made is not None:
+                place = self._place(groups)
+                assert place is not None
+                made.log = self.log.part(number, made.name, place[1])
+        return made
 
     def abort(self, reason: str) -> None:
         """End the whole job and give `reason` to the other ranks."""
@@ -157,6 +170,22 @@ class CheckedCommunicator(abc.ABC):
 
     # ---- helpers -------------------------------------------------------------------------------
 
+    def _carry(
+        self, move: Callable[..., Any], call: Call, buf: np.ndarray | None, *operands: Any
+    ) -> Any:
+        """Do what a call asks for, and let the flight recorder know."""
+        log = self.log
+        if log is None:
+            return move(call, *operands)
+        place = log.enter(call, 0 if buf is None else buf.nbytes)
+        try:
+            result = move(call, *operands)
+        except BaseException:
+            log.stopped()
+            raise
+        log.leave(place)
+        return result
+
     def _check_pair(
         self, kind: Kind, buf: np.ndarray, out: np.ndarray, buf_blocks: int, out_blocks: int
     ) -> None:
@@ -173,15 +202,15 @@ class CheckedCommunicator(abc.ABC):
                 f"over {self.size} ranks out needs {wanted:g}"
             )
 
-    def _gather_objects(self, kind: Kind, obj: Any) -> list[Any]:
+    def _gather_objects(self, call: Call, obj: Any) -> list[Any]:
         payload = np.frombuffer(pickle.dumps(obj), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        self._all_gather(make_call(kind), np.array([payload.size], np.int64), sizes)
+        self._all_gather(call, np.array([payload.size], np.int64), sizes)
         longest = int(sizes.max())
         padded = np.zeros(longest, np.uint8)
         padded[: payload.size] = payload
         out = np.empty(longest * self.size, np.uint8)
-        self._all_gather(make_call(kind, None, "uint8", longest), padded, out)
+        self._all_gather(make_call(call.kind, None, "uint8", longest), padded, out)
         rows = out.reshape(self.size, longest)
         return [
             pickle.loads(row[:length].tobytes()) for row, length in zip(rows, sizes, strict=True)

@@ -25,6 +25,7 @@ from typing import Any
 
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.collectives.transport.failure import failure_text, user_line
+from spmd.collectives.transport.flight import FLIGHT, LEFT, RAISED
 from spmd.core.errors import PeerError
 from spmd.core.source import is_ours
 
@@ -75,8 +76,12 @@ class ExitHooks:
             return  # another thread is ending the job already
         self._show(kind, error, trace)
         self._write_report(error)
+        text = failure_text(self._rank, error)
+        if isinstance(error, PeerError):
+            FLIGHT.end(RAISED, f"stopped: {error}")
+        else:
+            FLIGHT.end(RAISED, text)
         if not isinstance(error, PeerError):
-            text = failure_text(self._rank, error)
             for group in OPEN_GROUPS:
                 group.announce_failure(text)
             time.sleep(MOMENT_FOR_PEERS)
@@ -146,6 +151,7 @@ class ExitHooks:
         if os.getpid() != self._process or self._handling.locked():
             return
         code = self._exit.code if self._exit and self._exit.was_uncaught() else 0
+        FLIGHT.end(LEFT, f"left the program (exit code {code})")
         for group in OPEN_GROUPS:
             group.announce_exit(code)
         if code and not self._everyone_left():

@@ -77,7 +77,16 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
     source, target = lowering.ref(x), lowering.place(out)
     name = f"{eqn.prim.name} {eqn.source.short}"
     if topology.is_spread:
-        across = Across(eqn.prim, eqn.params, groups, topology.processes, name)
+        across = Across(
+            eqn.prim,
+            eqn.params,
+            groups,
+            topology.processes,
+            name,
+            x.aval,
+            eqn.source,
+            lowering.program,
+        )
         ins, outs = ((source, x.aval),), ((target, out.aval),)
         step = Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
         lowering.steps.append(step)

@@ -68,7 +68,7 @@ def aims(*names: str) -> Callable[[Aim], Aim]:
 
 def lower(closed: ClosedJaxpr, topology: Any = None) -> Schedule:
     """The schedule of an optimised closed jaxpr; `topology` is the mesh of a per-device one."""
-    lowering = Lowering(topology)
+    lowering = Lowering(topology, closed.jaxpr.name)
     schedule, jaxpr = lowering.schedule, closed.jaxpr
     places = [lowering.buffer(INPUT, v.aval.nbytes) for v in jaxpr.invars]
     schedule.inputs.extend(places)
@@ -91,8 +91,9 @@ def lower(closed: ClosedJaxpr, topology: Any = None) -> Schedule:
 class Lowering:
     """Walks jaxprs, keeps where each variable's value is, and collects steps."""
 
-    def __init__(self, topology: Any = None) -> None:
+    def __init__(self, topology: Any = None, program: str = "") -> None:
         self.topology = topology
+        self.program = program  # its name, for what speaks of its steps
         self.schedule = Schedule()
         self.steps: list[Step] = []
         self.level = 0  # how many loops are around the steps being written
