@@ -7,7 +7,8 @@ program, and results stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,27 @@ from spmd.sharding.array import Array
 
 def compile_program(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable | MeshProgram:
     """The executable of a closed jaxpr, over a mesh if it is one shard_map."""
-    flat = inline_calls(closed)
-    if len(flat.eqns) == 1 and flat.eqns[0].prim.name == "shard_map":
+    if _is_one_map(closed):
+        flat = inline_calls(closed)
         if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
             return MeshProgram(flat, flat.eqns[0], donated)
     return compile_jaxpr(closed, donated)
+
+
+def _is_one_map(closed: ClosedJaxpr) -> bool:
+    """Whether all there is in a program, in calls or not, is one shard_map."""
+    first = list(itertools.islice(_called(closed), 2))
+    return len(first) == 1 and first[0].prim.name == "shard_map"
+
+
+def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:
+    """The equations of a jaxpr and, in the place of calls, of what they stand for."""
+    for eqn in closed.eqns:
+        inside = eqn.prim.inline or eqn.prim.expand
+        if inside is None:
+            yield eqn
+        else:
+            yield from _called(inside(eqn.params))
 
 
 class MeshProgram:

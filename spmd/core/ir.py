@@ -16,6 +16,8 @@ from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Primitive
 from spmd.core.source import UNKNOWN, Source
 
+NO_EFFECTS: frozenset[str] = frozenset()
+
 
 class Var:
     """A variable of a jaxpr. Variables are told apart by identity."""
@@ -54,13 +56,21 @@ class Eqn:
     invars: tuple[Atom, ...]
     outvars: tuple[Var, ...]
     params: dict[str, Any]
-    effects: frozenset[str] = frozenset()
+    effects: frozenset[str] = NO_EFFECTS
     source: Source = UNKNOWN
 
     def replace(self, **changes: Any) -> Eqn:
         """The same equation with some fields changed."""
-        fields = {name: getattr(self, name) for name in Eqn.__slots__}
-        return Eqn(**(fields | changes))
+        get = changes.get
+        assert changes.keys() <= _FIELDS, changes.keys() - _FIELDS
+        return Eqn(
+            get("prim", self.prim),
+            get("invars", self.invars),
+            get("outvars", self.outvars),
+            get("params", self.params),
+            get("effects", self.effects),
+            get("source", self.source),
+        )
 
     @property
     def primitive(self) -> Primitive:
@@ -69,6 +79,9 @@ class Eqn:
     def __str__(self) -> str:
         from_here = Names()
         return format_eqn(self, from_here)
+
+
+_FIELDS = frozenset(Eqn.__slots__)
 
 
 class Jaxpr:
@@ -88,7 +101,7 @@ class Jaxpr:
         self.invars = tuple(invars)
         self.eqns = tuple(eqns)
         self.outvars = tuple(outvars)
-        self.effects = frozenset().union(*(e.effects for e in eqns))
+        self.effects = NO_EFFECTS.union(*[e.effects for e in eqns if e.effects])
         self.name = name
 
     def replace(self, **changes: Any) -> Jaxpr:

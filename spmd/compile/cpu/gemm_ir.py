@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from spmd.compile.cpu.reduce import round_to_bfloat
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
@@ -178,6 +179,10 @@ class Tile:
 
     def text(self) -> str:
         """The module."""
+        return _tile_text(self)
+
+    def written(self) -> str:
+        """The module, written anew."""
         prefetch = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
         return f"{self.vectors.declarations()}\n{prefetch}\n{self._function().text()}"
 
@@ -223,6 +228,12 @@ class Tile:
             left.set(left.get() - 1)
         store_tile(f, v, places, accumulate)
         return f
+
+
+@cache
+def _tile_text(tile: Tile) -> str:
+    """The products of a program share a few tiles: each is written once."""
+    return tile.written()
 
 
 def store_tile(

@@ -15,6 +15,7 @@ runs on its rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from spmd.compile.cpu.gemm_ir import (
     STORED,
@@ -132,6 +133,7 @@ def _pack(f: Function, function: Value, *operands: Value) -> None:
 # ---- matrices ----------------------------------------------------------------------------------
 
 
+@cache
 def product_text(v: Vectors) -> str:
     """The module of the kernel over tiles: unit = (product of the batch, columns, rows)."""
     f = Function(product_symbol(v), "void", _KERNEL_PARAMS, attributes=v.attributes)
@@ -234,6 +236,7 @@ def _tiles(
 COMBINED_ROWS = 8
 
 
+@cache
 def combine_text(v: Vectors, source: str) -> str:
     """The module of the kernel C = A B for one row of A, B with contiguous rows.
 
@@ -320,6 +323,7 @@ def _stored_bytes(source: str) -> int:
 DOT_COLUMNS = {1: 8, 2: 4, 3: 4, 4: 4}
 
 
+@cache
 def dots_text(v: Vectors, source: str, rows: int) -> str:
     """The module of the kernel C = A B, rows of A and columns of B contiguous along k.
 

@@ -11,6 +11,8 @@ panels in place of the i stride and fills all that the width reaches over.
 
 from __future__ import annotations
 
+from functools import cache
+
 from spmd.compile.cpu.gemm_ir import (
     NBYTES,
     STORED,
@@ -30,6 +32,7 @@ def pack_symbol(v: Vectors, source: str, way: str) -> str:
     return f"pack_{way}_{source}_{v.symbol}"
 
 
+@cache
 def pack_text(v: Vectors, source: str, way: str) -> str:
     """The module of a packing function."""
     write = {"copy": _copy, "turn": _turn, "gather": _gather}[way]

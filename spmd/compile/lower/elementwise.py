@@ -176,6 +176,7 @@ EXPENSIVE = frozenset(
 )
 
 
+@functools.cache
 def storage_dtype(dtype: np.dtype) -> str | None:
     """The kernel dtype in which elements are moved: typed keys travel as 64-bit words."""
     return "u64" if dtypes.is_key(dtype) else kernel_dtype(dtype)

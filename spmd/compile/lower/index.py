@@ -8,8 +8,9 @@ read, or gives None where that is not affine (a reshape that cuts a dim unevenly
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 from spmd.core.ir import Eqn
@@ -38,7 +39,14 @@ class Affine:
     @property
     def dims(self) -> frozenset[int]:
         """The space dims it depends on."""
-        return frozenset(d for d, _ in self.terms)
+        return frozenset([d for d, _ in self.terms])
+
+    def moved(self, place: Mapping[int, int]) -> Affine:
+        """The same with dim `place[d]` for each dim d."""
+        if len(self.terms) == 1 and not self.offset:
+            ((d, c),) = self.terms
+            return plain(place[d]) if c == 1 else Affine(((place[d], c),))
+        return Affine(tuple(sorted([(place[d], c) for d, c in self.terms])), self.offset)
 
     def plain_dim(self) -> int | None:
         """The space dim that this is the index of, if it is just that."""
@@ -53,12 +61,18 @@ ZERO = Affine()
 
 def dim(number: int, size: int) -> Affine:
     """The index of a space dim; nothing to count where its size is 1."""
-    return Affine(((number, 1),)) if size != 1 else ZERO
+    return plain(number) if size != 1 else ZERO
+
+
+@cache
+def plain(number: int) -> Affine:
+    """The index of a space dim. One object each: most indices are made of these."""
+    return Affine(((number, 1),))
 
 
 def dims_of(index: Index) -> frozenset[int]:
     """The space dims that an index depends on."""
-    return frozenset().union(*(a.dims for a in index)) if index else frozenset()
+    return frozenset([d for affine in index for d, _ in affine.terms])
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
@@ -108,11 +122,13 @@ def _divide(affine: Affine, by: int) -> tuple[Affine, Affine]:
 
 def span(affine: Affine, space: Sequence[int]) -> tuple[int, int]:
     """The least and the largest value of an affine index over a space."""
-    spans = [c * (space[d] - 1) for d, c in affine.terms]
-    return (
-        affine.offset + sum(min(s, 0) for s in spans),
-        affine.offset + sum(max(s, 0) for s in spans),
-    )
+    low = high = affine.offset
+    for d, c in affine.terms:
+        if c < 0:
+            low += c * (space[d] - 1)
+        else:
+            high += c * (space[d] - 1)
+    return low, high
 
 
 # ---- the table of moving primitives ------------------------------------------------------------

@@ -15,7 +15,13 @@ from spmd.compile.kernel.product import attach
 from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.lowering import ALIASES
 from spmd.compile.lower.product import view_product
-from spmd.compile.passes.substitute import finish, internal_primitive, map_subjaxprs, start
+from spmd.compile.passes.substitute import (
+    finish,
+    internal_primitive,
+    map_subjaxprs,
+    nests,
+    start,
+)
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
 from spmd.lax.dot import dot_general_p
@@ -98,18 +104,18 @@ class _Attacher:
         if not chosen and not any(_nests(eqn) for eqn in self.eqns):
             return self.closed
         moved = {j for k, _ in chosen.values() for j in (k, *self.renames[k])}
-        writer, invars = start(self.closed)
+        writer = start(self.closed)
         for k, eqn in enumerate(self.eqns):
             if k in chosen:
                 product, position = chosen[k]
                 kept = len(self.readers[product]) > 1 or product in self.wanted
-                writer.copy(self.joined(self.eqns[product], eqn, position, kept))
+                writer.keep(self.joined(self.eqns[product], eqn, position, kept))
                 for rename in self.renames[product] if kept else ():
-                    writer.copy(self.eqns[rename])
+                    writer.keep(self.eqns[rename])
             elif k not in moved:
                 nested = map_subjaxprs(eqn, attach_epilogues) if _nests(eqn) else None
-                writer.copy(eqn, nested)
-        return finish(writer, self.closed, invars)
+                writer.keep(eqn, nested)
+        return finish(writer, self.closed)
 
     def fits(self, k: int, group: int) -> int | None:
         """Which input of a group is the product, if the group can be its epilogue."""
@@ -150,8 +156,4 @@ class _Attacher:
 
 def _nests(eqn: Eqn) -> bool:
     """Whether an equation has bodies of its own that are run step by step."""
-    return eqn.prim.name not in ("fused", "product") and any(
-        isinstance(value, ClosedJaxpr)
-        or (isinstance(value, tuple) and any(isinstance(v, ClosedJaxpr) for v in value))
-        for value in eqn.params.values()
-    )
+    return eqn.prim.name not in ("fused", "product") and nests(eqn)

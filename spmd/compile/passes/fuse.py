@@ -69,13 +69,15 @@ def is_fusible(eqn: Eqn) -> bool:
     name, out = eqn.prim.name, eqn.outvars[0].aval if len(eqn.outvars) == 1 else None
     if out is None or eqn.effects or not out.size:
         return False
-    if any(storage_dtype(v.aval.dtype) is None for v in (*eqn.invars, *eqn.outvars)):
+    for v in eqn.invars:
+        if storage_dtype(v.aval.dtype) is None:
+            return False
+    if storage_dtype(out.dtype) is None:
         return False
-    operands = [v for v in eqn.invars if isinstance(v, Var)]
     if name in _FREE:
         return True
     if name in REDUCTIONS:
-        return bool(operands) and _can_reduce(eqn)
+        return isinstance(eqn.invars[0], Var) and _can_reduce(eqn)
     if name == "pad":
         return all(between == 0 for _, _, between in eqn.params["padding_config"])
     if name == "concatenate":
@@ -123,16 +125,16 @@ class Group:
         self.inner: tuple[int, ...] | None = None
         self.sizes = list(eqn.outvars[0].aval.shape)
         self.index[eqn.outvars[0]] = tuple(dim(d, s) for d, s in enumerate(self.sizes))
+        # The space dims that have anything to count, and the outer ones among them.
+        self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
+        self.points = self.whole
 
-    @property
-    def whole(self) -> frozenset[int]:
-        """The space dims that have anything to count."""
-        return frozenset(d for d, s in enumerate(self.sizes) if s != 1)
-
-    @property
-    def points(self) -> frozenset[int]:
-        """The outer space dims that have anything to count."""
-        return self.whole - frozenset(self.inner or ())
+    def open_rows(self, inner: Sequence[int], more: Sequence[int] = ()) -> None:
+        """Let some dims be the inner ones; `more` are the sizes of dims to add before."""
+        self.sizes.extend(more)
+        self.inner = tuple(inner)
+        self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
+        self.points = self.whole - frozenset(self.inner)
 
     def space(self, outvars: Sequence[Var]) -> Space:
         """The final space: outer dims first, without those in which there is nothing to count."""
@@ -270,13 +272,15 @@ class _Fuser:
         eqn, index = self.eqns[k], indices[0]
         out = eqn.outvars[0]
         outside = self.outside_users(group, out)
+        if len(indices) > MAX_INDICES:
+            return False
         shared = bool(outside) or self.is_needed_outside(group, out)
         free = eqn.prim.name in _FREE
         if eqn.prim.name in MOVES and any(
             operand_index(eqn, at, group.sizes) is None for at in indices
         ):
             return False
-        if len(indices) > MAX_INDICES or not (free or self.is_cheap_at(group, eqn, indices)):
+        if not (free or self.is_cheap_at(group, eqn, indices)):
             return False
         if group.inner is None and dims_of(index) < group.whole:
             opening = self.reduction_behind(group, eqn, index)
@@ -430,11 +434,11 @@ class _Fuser:
         reduced = tuple(eqn.invars[0].aval.shape[d] for d in sorted(eqn.params["axes"]))
         count = len(group.sizes)
         if kept is None:
-            group.sizes.extend(reduced)
-            group.inner = tuple(range(count, count + len(reduced)))
+            group.open_rows(range(count, count + len(reduced)), reduced)
         else:
-            group.inner = self.row_dims(group, kept, reduced)
-            assert group.inner is not None, "rows are opened after `fits_rows`"
+            inner = self.row_dims(group, kept, reduced)
+            assert inner is not None, "rows are opened after `fits_rows`"
+            group.open_rows(inner)
 
     def close(self, group: Group) -> None:
         """Note what the finished group reads from memory."""
@@ -448,15 +452,15 @@ class _Fuser:
 
     def write(self, units: dict[int, Group | None]) -> ClosedJaxpr:
         """The jaxpr with a `fused` equation for each group, in an order that works."""
-        writer, invars = start(self.closed)
+        writer = start(self.closed)
         read = self.read_between(units)
         for k in self.order(units):
             group = units[k]
             if group is None:
-                writer.copy(self.eqns[k], map_subjaxprs(self.eqns[k], fuse))
-                continue
-            writer.copy(self.fused(group, read))
-        return finish(writer, self.closed, invars)
+                writer.keep(self.eqns[k], map_subjaxprs(self.eqns[k], fuse))
+            else:
+                writer.keep(self.fused(group, read))
+        return finish(writer, self.closed)
 
     def order(self, units: dict[int, Group | None]) -> list[int]:
         """Units sorted so that each comes after what it reads, else by their first equation."""

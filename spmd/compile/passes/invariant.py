@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
 from spmd.compile.lower.index import MOVES
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dependents
 from spmd.core.util import split_list
@@ -34,16 +34,19 @@ Changed: TypeAlias = tuple[list[Atom], dict[str, Any]]
 
 def hoist_invariants(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr whose loops do the same work in every round only once, before them."""
-    writer, invars = start(closed)
+    if not any(map(nests, closed.eqns)):
+        return closed
+    writer = start(closed)
     for eqn in closed.eqns:
         params = map_subjaxprs(eqn, hoist_invariants)
         rule = _LOOPS.get(eqn.prim.name)
         changed = None if rule is None else rule(writer, eqn.replace(params=params))
         if changed is None:
-            writer.copy(eqn, params)
+            writer.keep(eqn, params)
         else:
-            _write(writer, eqn, *changed)
-    return finish(writer, closed, invars)
+            operands, params = changed
+            writer.eqns.append(eqn.replace(invars=tuple(operands), params=params))
+    return finish(writer, closed)
 
 
 # ---- one body ----------------------------------------------------------------------------------
@@ -183,14 +186,6 @@ def _while(writer: Writer, eqn: Eqn) -> Changed | None:
         "body_nconsts": counts[1] + len(for_body),
     }
     return [*for_test, *of_test, *for_body, *of_body, *first], params
-
-
-def _write(writer: Writer, eqn: Eqn, operands: Sequence[Atom], params: dict[str, Any]) -> None:
-    """Write a loop over new operands, which are atoms of the new jaxpr."""
-    outs = tuple([Var(v.aval) for v in eqn.outvars])
-    writer.eqns.append(eqn.replace(invars=tuple(operands), outvars=outs, params=params))
-    for old, new in zip(eqn.outvars, outs, strict=True):
-        writer.define(old, new)
 
 
 _LOOPS: dict[str, Callable[[Writer, Eqn], Changed | None]] = {"scan": _scan, "while": _while}

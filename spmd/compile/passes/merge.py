@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spmd.compile.lower.index import Affine, Index
+from spmd.compile.lower.index import Index
 from spmd.core.ir import Literal, Var
 from spmd.core.util import product
 
@@ -73,8 +73,11 @@ def _merge(fuser: Any, a: Any, b: Any) -> bool:
     """Move the members of `b` into `a`, if that is right."""
     if a.again or b.again or _key(a) != _key(b) or len(a.members) + len(b.members) > MAX_EQNS:
         return False
-    index = _translated(a, b)
-    if not _agree(fuser, a, b, index) or _apart(fuser, a, b):
+    place = dict(zip(_order(b), _order(a), strict=True))
+    index = b.index
+    if any(d != moved for d, moved in place.items()):
+        index = {v: _moved(index, place) for v, index in b.index.items()}
+    if not _agree(fuser, a, b, index, place) or _apart(fuser, a, b):
         return False
     owned = (a.members - a.copies) | (b.members - b.copies)
     a.extra += [fuser.eqns[b.root].outvars[0], *b.extra]
@@ -103,21 +106,15 @@ def _key(group: Any) -> Any:
     return tuple(group.sizes[d] for d in _order(group)), inner, group.inner is None
 
 
-def _translated(a: Any, b: Any) -> dict[Var, Index]:
-    """The indices of `b`'s values in the dims of `a`."""
-    place = dict(zip(_order(b), _order(a), strict=True))
-
-    def moved(affine: Affine) -> Affine:
-        return Affine(tuple(sorted((place[d], c) for d, c in affine.terms)), affine.offset)
-
-    return {v: tuple(moved(x) for x in index) for v, index in b.index.items()}
+def _moved(index: Index, place: dict[int, int]) -> Index:
+    """An index in the dims of one group as one in those of another, which are `place[d]`."""
+    return tuple([affine.moved(place) for affine in index])
 
 
-def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index]) -> bool:
+def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index], place: dict[int, int]) -> bool:
     """Whether what both compute, and what one reads of the other, is at the same index."""
     if any(a.index.get(v, i) != i for v, i in index.items()):
         return False
-    place = dict(zip(_order(b), _order(a), strict=True))
     for reader, maker, known in ((b, a, a.index), (a, b, index)):
         for k in reader.members:
             eqn = fuser.eqns[k]
@@ -128,10 +125,7 @@ def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index]) -> bool:
                 if wanted is None:
                     return False
                 if reader is b:
-                    wanted = tuple(
-                        Affine(tuple(sorted((place[d], c) for d, c in x.terms)), x.offset)
-                        for x in wanted
-                    )
+                    wanted = _moved(wanted, place)
                 if wanted != known[v]:
                     return False
     return True

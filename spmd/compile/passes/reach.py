@@ -35,11 +35,17 @@ class Reach:
 
     def note_exit(self, root: int, k: int) -> None:
         """The group of `root` has an output at equation `k` too."""
-        self._exits[root] = min(k, self._exits.get(root, k))
-        self._roots = sorted(self._exits)
-        self._first = [self._exits[r] for r in self._roots]
-        for i in range(len(self._first) - 2, -1, -1):
-            self._first[i] = min(self._first[i], self._first[i + 1])
+        before = self._exits.get(root)
+        if before is not None and before <= k:
+            return
+        self._exits[root] = k
+        at = bisect.bisect_left(self._roots, root)
+        if before is None:
+            self._roots.insert(at, root)
+            self._first.insert(at, self._first[at] if at < len(self._first) else k + 1)
+        while at >= 0 and self._first[at] > k:
+            self._first[at] = k
+            at -= 1
 
     def any_reaches(self, starts: Sequence[int], group: Any) -> bool:
         """Whether any of `starts` leads to a member of `group`.
@@ -51,16 +57,19 @@ class Reach:
         goal, reached = 0, 0
         for k in group.members:
             goal |= 1 << k
+        first = len(self._eqns)
         for k in starts:
             if k not in group.members:
                 reached |= self._after[k] | 1 << k
+                first = min(first, k)
         if reached & goal or not reached:
             return bool(reached)
         closed = {id(group)}
-        grows = True
+        roots = self._roots_between(first, group.root)
+        grows = bool(roots)
         while grows:
             grows = False
-            for root in self._roots:
+            for root in roots:
                 other = self._group_of[root]
                 if id(other) in closed:
                     continue
@@ -72,6 +81,29 @@ class Reach:
                     if reached & goal:
                         return True
         return False
+
+    def _roots_between(self, first: int, last: int) -> list[int]:
+        """The groups with several outputs by which a walk from `first` on may come to `last`.
+
+        It enters them behind `first`, or behind where others brought it back to, and those that it
+        enters behind `last` must bring it back to there.
+        """
+        roots, firsts = self._roots, self._first
+        low = 0
+        while low < len(roots):
+            before = bisect.bisect_left(roots, first)
+            if before == len(roots) or firsts[before] >= first:
+                low = before
+                break
+            first = firsts[before]
+        # `firsts` rises: the last one up to `last` belongs to the group of that very place.
+        high = bisect.bisect_right(roots, last)
+        while True:
+            behind = bisect.bisect_right(firsts, last)
+            if behind <= high:
+                break
+            high, last = behind, roots[behind - 1]
+        return roots[low:high]
 
     def _leads_to(self, root: int, group: Any) -> tuple[int, int]:
         """The bits of a group's own members, and of all that any of them leads to."""

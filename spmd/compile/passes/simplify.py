@@ -25,9 +25,9 @@ from spmd.lax.slicing import slice_p
 
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr with less to do."""
-    writer, invars = start(closed)
+    writer = start(closed)
     _Simplifier(writer).run(closed)
-    return prune(finish(writer, closed, invars))
+    return prune(finish(writer, closed))
 
 
 class _Simplifier:
@@ -41,7 +41,7 @@ class _Simplifier:
 
     def run(self, closed: ClosedJaxpr) -> None:
         for eqn in closed.eqns:
-            ins = [self.writer.read(v) for v in eqn.invars]
+            ins = self.writer.read_all(eqn.invars)
             if len(eqn.outvars) == 1 and not eqn.effects:
                 found = self.fold(eqn, ins) or self.rewrite(eqn, ins)
                 if found is not None:
@@ -79,8 +79,10 @@ class _Simplifier:
     def fold(self, eqn: Eqn, ins: Sequence[Atom]) -> Literal | None:
         """The literal that a scalar equation of literals computes."""
         out = eqn.outvars[0].aval
+        if out.shape or not ins or out.dtype.names or out.vma:
+            return None
         literals = [a for a in ins if isinstance(a, Literal)]
-        if out.shape or len(literals) != len(ins) or not ins or out.dtype.names or out.vma:
+        if len(literals) != len(ins):
             return None
         if not is_elementwise(eqn.prim.name) or is_refused(eqn.prim.impl):
             return None
@@ -123,13 +125,15 @@ class _Simplifier:
             return found
         return self.emit(again)[0]
 
-    def copy(self, eqn: Eqn, ins: Sequence[Atom]) -> None:
+    def copy(self, eqn: Eqn, ins: tuple[Atom, ...]) -> None:
         """Write the equation, unless an equal one is there already."""
-        outs = tuple([Var(v.aval) for v in eqn.outvars])
         params = map_subjaxprs(eqn, simplify)
-        written = self.emit(eqn.replace(invars=tuple(ins), outvars=outs, params=params))
-        for old, new in zip(eqn.outvars, written, strict=True):
-            self.writer.define(old, new)
+        if ins is not eqn.invars or params is not eqn.params:
+            eqn = Eqn(eqn.prim, ins, eqn.outvars, params, eqn.effects, eqn.source)
+        written = self.emit(eqn)
+        if written is not eqn.outvars:
+            for old, new in zip(eqn.outvars, written, strict=True):
+                self.writer.define(old, new)
 
     def emit(self, eqn: Eqn) -> tuple[Var, ...]:
         """Append an equation; give the results of an earlier equal one if there is one."""
@@ -146,7 +150,9 @@ class _Simplifier:
 
 def _key(eqn: Eqn) -> Any:
     """Equal for equations that compute equal results."""
-    return eqn.prim, tuple([_atom_key(a) for a in eqn.invars]), tuple(sorted(eqn.params.items()))
+    params = eqn.params.items()
+    ordered = tuple(sorted(params) if len(params) > 1 else params)
+    return eqn.prim, tuple([_atom_key(a) for a in eqn.invars]), ordered
 
 
 def _atom_key(atom: Atom) -> Any:

@@ -1,7 +1,8 @@
 """What passes share: a jaxpr under construction, and a walk into nested jaxprs.
 
-A pass reads the old equations in order and writes new ones; old variables stand for new atoms
-through an environment. `Writer` holds both.
+A pass reads the old equations in order and writes new ones; old variables that changed stand for
+new atoms through an environment, all others for themselves. `Writer` holds both. What a pass leaves
+as it is costs it next to nothing: the new jaxpr has the very equation that the old one had.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.source import UNKNOWN, Source
 
@@ -45,7 +46,7 @@ class Writer:
 
     def read(self, atom: Atom) -> Atom:
         """What an atom of the old jaxpr is in the new one."""
-        return atom if isinstance(atom, Literal) else self._atoms[atom]
+        return self._atoms.get(atom, atom)  # type: ignore[arg-type]
 
     def define(self, old: Var, new: Atom) -> None:
         """Let an old variable stand for a new atom from now on."""
@@ -60,12 +61,31 @@ class Writer:
         for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             self.define(var, self.const(value, var.aval))
 
+    def keep(self, eqn: Eqn, params: dict[str, Any] | None = None) -> None:
+        """Write an old equation with its operands replaced; its results stay the same variables."""
+        ins = self.read_all(eqn.invars)
+        if ins is not eqn.invars or not (params is None or params is eqn.params):
+            changed = eqn.params if params is None else params
+            eqn = Eqn(eqn.prim, ins, eqn.outvars, changed, eqn.effects, eqn.source)
+        self.eqns.append(eqn)
+
+    def read_all(self, atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
+        """What atoms of the old jaxpr are in the new one; the same tuple if nothing changed."""
+        found = self._atoms
+        for atom in atoms:
+            if atom in found:
+                return tuple([found.get(a, a) for a in atoms])  # type: ignore[arg-type]
+        return atoms
+
     def copy(self, eqn: Eqn, params: dict[str, Any] | None = None) -> None:
-        """Write an old equation with its operands replaced and its results renamed."""
+        """Write an old equation with its operands replaced and its results renamed.
+
+        What is written twice, as a body that is called twice is, has to have new names.
+        """
         outs = tuple([Var(v.aval) for v in eqn.outvars])
-        ins = tuple([self.read(v) for v in eqn.invars])
+        ins = self.read_all(eqn.invars)
         changed = eqn.params if params is None else params
-        self.eqns.append(eqn.replace(invars=ins, outvars=outs, params=changed))
+        self.eqns.append(Eqn(eqn.prim, ins, outs, changed, eqn.effects, eqn.source))
         for old, new in zip(eqn.outvars, outs, strict=True):
             self.define(old, new)
 
@@ -89,24 +109,38 @@ class Writer:
         return ClosedJaxpr(jaxpr, [value for value, _ in pairs])
 
 
-def start(closed: ClosedJaxpr) -> tuple[Writer, list[Var]]:
-    """A writer for the rewriting of `closed`, with fresh inputs and the same constants."""
+def start(closed: ClosedJaxpr) -> Writer:
+    """A writer for the rewriting of `closed`, with the same inputs and constants."""
     writer = Writer()
-    invars = [Var(v.aval) for v in closed.jaxpr.invars]
-    for old, new in zip(closed.jaxpr.invars, invars, strict=True):
-        writer.define(old, new)
-    writer.define_consts(closed)
-    return writer, invars
+    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        _, first = writer.consts.setdefault(id(value), (value, var))
+        if first is not var:
+            writer.define(var, first)
+    return writer
 
 
-def finish(writer: Writer, closed: ClosedJaxpr, invars: Sequence[Var]) -> ClosedJaxpr:
+def finish(writer: Writer, closed: ClosedJaxpr) -> ClosedJaxpr:
     """The rewritten form of `closed`, once its equations are written."""
-    outvars = [writer.read(v) for v in closed.jaxpr.outvars]
-    return writer.close(invars, outvars, closed.jaxpr.name)
+    jaxpr = closed.jaxpr
+    return writer.close(jaxpr.invars, writer.read_all(jaxpr.outvars), jaxpr.name)
+
+
+def nests(eqn: Eqn) -> bool:
+    """Whether there are closed jaxprs among the parameters of an equation."""
+    for value in eqn.params.values():
+        if type(value) is ClosedJaxpr:
+            return True
+        if type(value) is tuple:
+            for item in value:
+                if type(item) is ClosedJaxpr:
+                    return True
+    return False
 
 
 def map_subjaxprs(eqn: Eqn, step: Pass) -> dict[str, Any]:
     """The parameters of an equation with `step` applied to the closed jaxprs among them."""
+    if not nests(eqn):
+        return eqn.params
     changed = {}
     for name, value in eqn.params.items():
         if isinstance(value, ClosedJaxpr):
