@@ -27,7 +27,6 @@ class Deferred:
 
 elementwise = Deferred("spmd.compile.lower.elementwise")
 executable = Deferred("spmd.compile.executable")
-fastcall = Deferred("spmd.compile.fastcall")
 mapcall = Deferred("spmd.compile.mapcall")
 meshprogram = Deferred("spmd.compile.meshprogram")
 multidevice = Deferred("spmd.compile.multidevice")

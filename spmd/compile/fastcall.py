@@ -3,7 +3,7 @@
 The one idea: instead of flattening the arguments and hashing their avals, generated source
 *matches* them against the structure that was compiled for, leaf by leaf, comparing interned avals
 by identity; then it hands the raw addresses to the program's door. A mismatch returns `MISS` and
-the call is looked up the general way. Two small arrays cost about half a microsecond.
+the call is looked up the general way. `nativecall.py` leaves the leaves to native code.
 
 Only what is common is matched: tuples, lists, dicts, named tuples and None, with single-device
 arrays, NumPy arrays of the exact dtype and numbers as leaves. Everything else stays on the general
@@ -21,7 +21,6 @@ import numpy as np
 
 from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
-from spmd.compile.executable import Executable
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray
 from spmd.core.tree import TreeDef
@@ -35,27 +34,11 @@ ALIGNMENT = 64
 KEPT_ARENA_BYTES = 64 * 1024
 
 
-def specialise(
-    split: Split, executable: Executable, out_tree: TreeDef
-) -> Callable[..., Any] | None:
-    """A closure for calls like this one, or None if its arguments are not of matched kinds.
-
-    `closure(args, kwargs)` gives the results, or `MISS`.
-    """
-    pairs = zip(split.leaves, executable.in_avals, strict=True)
-    if any(not _is_matchable(x, aval) for x, aval in pairs):
-        return None
-    try:
-        return Writer(split, executable, out_tree).function()
-    except UnmatchedError:
-        return None
-
-
 class UnmatchedError(Exception):
     """The call has a container that generated code does not match."""
 
 
-def _is_matchable(x: Any, aval: ShapedArray) -> bool:
+def is_matchable(x: Any, aval: ShapedArray) -> bool:
     if type(x) is Array:
         return x.shards is None and x._sharding is None
     if type(x) is np.ndarray:
@@ -77,6 +60,14 @@ def is_number(x: Any, aval: ShapedArray) -> bool:
     return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in door.NUMBERS
 
 
+def packed(sizes: Sequence[int], alignment: int) -> tuple[int, list[int]]:
+    """The bytes that aligned pieces take one behind the other, and where each starts."""
+    *starts, total = itertools.accumulate(
+        (-(-n // alignment) * alignment for n in sizes), initial=0
+    )
+    return total, starts
+
+
 # ---- the source --------------------------------------------------------------------------------
 
 
@@ -96,6 +87,7 @@ class Writer:
         self.operands: list[str] = []
         self.kinds: list[int] = []
         self.words: list[int] = []
+        self.expected: list[Any] = []
         self.offsets: list[tuple[int, int, int]] = []
         self.arrays: list[str] = []
 
@@ -217,10 +209,11 @@ class Writer:
         self.lines[-1] += " return MISS"
         self.operand(f"{name}.ptr", door.ADDRESS)
 
-    def operand(self, text: str, kind: int) -> None:
-        """Hand the value of an expression to the door."""
+    def operand(self, text: str, kind: int, expected: Any = None) -> None:
+        """Hand the value of an expression to the door, which compares it with `expected`."""
         self.operands.append(text)
         self.kinds.append(kind)
+        self.expected.append(expected)
 
     def match_ndarray(self, name: str, leaf: np.ndarray) -> None:
         dtype, shape = self.bind(leaf.dtype), self.bind(leaf.shape)
@@ -247,9 +240,7 @@ class Writer:
         template += [*(0 for _ in owners), *executable.const_pointers]
         self.run(template)
         outs = self.forward(owners)
-        for x, gone, leaf in zip(self.arrays, executable.donated, self.split.leaves, strict=True):
-            if gone and type(leaf) is Array:
-                self.put(f"{x}.ptr = 0; {x}.owner = {x}._numpy = None")
+        self.give_up()
         self.put("return " + self.tree(self.out_tree, iter(outs)))
 
     def arena(self, kept: bool, name: str, word: int) -> int:
@@ -274,14 +265,19 @@ class Writer:
     def run(self, template: list[int]) -> None:
         """Write the call of the program."""
         operands = list(zip(self.kinds, self.words, strict=True))
-        opened = door.open_door(self.executable.native, template, operands, self.offsets)
-        self.bind(opened)  # the function refers to it by address only
-        self.names["run"] = opened.call
+        self.names["run"] = door.open_door(self.executable.native, template, operands, self.offsets)
         # The slab of small results is the last operand, and `base` its address.
         self.put(f"base = run({', '.join(self.operands)})")
         self.put("if base < 0:")
         self.put(f"    if base == {door.UNFIT}: return MISS")
         self.put("    fail(-base)")
+
+    def give_up(self) -> None:
+        """Write the end of the donated arguments."""
+        donated = self.executable.donated
+        for x, gone, leaf in zip(self.arrays, donated, self.split.leaves, strict=True):
+            if gone and type(leaf) is Array:
+                self.put(f"{x}.ptr = 0; {x}.owner = {x}._numpy = None")
 
     def forward(self, owners: list[tuple[str, str]]) -> list[str]:
         """Write the making of the results; gives their names."""
@@ -310,14 +306,17 @@ class Writer:
         found = []
         for k, nbytes in enumerate(sizes):
             owner = f"block{k}"
-            taken = takes.get(k)
-            if taken is None or type(self.split.leaves[taken]) is not Array:
-                self.put(f"{owner} = alloc({nbytes})")
-            else:
-                self.take(owner, self.arrays[taken], self.whole_arrays(), nbytes)
+            self.put_block(owner, takes.get(k), nbytes)
             self.place(f"{owner}.address", first + k)
             found.append((owner, f"{owner}.address"))
         return found
+
+    def put_block(self, name: str, taken: int | None, nbytes: int) -> None:
+        """Write the choice of an output's block: a donated one's, or a new one."""
+        if taken is None or type(self.split.leaves[taken]) is not Array:
+            self.put(f"{name} = alloc({nbytes})")
+        else:
+            self.take(name, self.arrays[taken], self.whole_arrays(), nbytes)
 
     def whole_arrays(self) -> list[str]:
         """The names of the arguments that are arrays on one device."""
@@ -339,8 +338,7 @@ class Writer:
     def slab(self, sizes: Sequence[int], words: Sequence[int]) -> list[tuple[str, str]]:
         """Write one allocation for results that are small together; empty if they are not."""
         for alignment, most in ((SMALL_ALIGNMENT, SMALL_BYTES), (ALIGNMENT, SLAB_BYTES)):
-            rounded = [-(-n // alignment) * alignment for n in sizes]
-            total = sum(rounded)
+            total, starts = packed(sizes, alignment)
             if not total or total > most:
                 continue
             if alignment == SMALL_ALIGNMENT:
@@ -351,7 +349,6 @@ class Writer:
             else:
                 self.put(f"slab = alloc({total})")
                 self.place("slab.address", words[0])
-            starts = list(itertools.accumulate(rounded, initial=0))[:-1]
             pairs = zip(words[1:], starts[1:], strict=True)
             self.offsets += [(word, words[0], start) for word, start in pairs]
             return [("slab", f"base + {start}" if start else "base") for start in starts]

@@ -116,7 +116,7 @@ def hot_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return f(self)
         match = table.get(self.aval)
         if match is not None:
-            out = match((self,), _NO_KEYWORDS)
+            out = match(self)
             if out is not MISS:
                 return out
         return hot(self.aval, (self,))
@@ -144,15 +144,12 @@ def hot_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             return f(self, other)
         match = table.get(key)
         if match is not None:
-            out = match((self, other), _NO_KEYWORDS)
+            out = match(self, other)
             if out is not MISS:
                 return out
         return hot(key, (self, other))
 
     return method
-
-
-_NO_KEYWORDS: dict[str, Any] = {}
 
 
 def _forget(_: Any) -> None:

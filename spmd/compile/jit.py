@@ -146,12 +146,12 @@ class JitFunction:
                 self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
 
     def closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
-        """The closure for calls like this one, `closure(args, {})`; None if there is none."""
+        """The closure for calls like this one, `closure(*args)`; None if there is none."""
         split, avals = self._read(args, {})
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
         executable = entry.executable or self._compile(entry)
-        return mapcall.specialise_jitted(split, executable, entry.out_tree)
+        return mapcall.specialise_jitted(split, executable, entry.out_tree, direct=True)
 
     def _compile(self, entry: Entry) -> Executable | MeshProgram:
         started = time.perf_counter()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile import fastcall
+from spmd.compile import nativecall
 from spmd.compile.cpu import door
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
@@ -40,15 +40,18 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
 
 
 def specialise_jitted(
-    split: Split, executable: Executable | MeshProgram, out_tree: TreeDef
+    split: Split, executable: Executable | MeshProgram, out_tree: TreeDef, direct: bool = False
 ) -> Callable[..., Any] | None:
-    """A closure for calls of a jitted function like this one, on one device or a mesh."""
+    """A closure for calls of a jitted function like this one, on one device or a mesh.
+
+    It takes a tuple and a dict of arguments, or, if it is to be direct, the arguments one by one.
+    """
     if isinstance(executable, Executable):
-        return fastcall.specialise(split, executable, out_tree)
+        return nativecall.specialise(split, executable, out_tree, direct)
     if not executable.is_plain or split.static_kwargs:
         return None
     mesh = executable.executable
-    return specialise(
+    match = specialise(
         MappedCall(
             leaves=split.leaves,
             tree=split.tree,
@@ -60,6 +63,7 @@ def specialise_jitted(
             params=executable.params,
         )
     )
+    return nativecall.spread(match) if direct and match is not None else match
 
 
 class _MapWriter(Writer):

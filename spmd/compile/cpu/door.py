@@ -1,9 +1,11 @@
 """Doors: a program as a built-in function of its operands, the cheapest call there is.
 
-A door is opened once for a program and a kind of call: which words of the frames are constant, and
-how each operand is given (an address, a buffer, a number). Its call returns the address of its last
-operand when all went well; a negative number, whose opposite is to be handed to
-`NativeProgram.fail`, if not; or `UNFIT` if an operand was not what it should be and nothing ran.
+A door is opened once for a program and a kind of call: which words of the frames are constant, how
+each operand is given (an address, a buffer, a number, an array), and how the results are made.
+
+Without results its call returns the address of its last operand when all went well; a negative
+number, whose opposite is to be handed to `NativeProgram.fail`, if not; or `UNFIT` if an operand was
+not what it should be and nothing ran. With results it returns these, raises, or returns `MISS`.
 """
 
 from __future__ import annotations
@@ -11,14 +13,18 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from spmd.compile.cpu.allocator import Block
+from spmd.compile.cpu.layout import object_layout
 from spmd.compile.cpu.loader import compile_texts
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.cpu.runtime_ir_door import (
     ADDRESS,
+    ARRAY,
+    BLOCK,
     BOOL,
     BUFFER,
     BYTES,
@@ -26,16 +32,71 @@ from spmd.compile.cpu.runtime_ir_door import (
     F64,
     I32,
     I64,
+    MANY,
+    OF_SLAB,
+    ONE,
+    STATUS,
     UNFIT,
     door_text,
+    of_operand,
 )
+from spmd.sharding.array import Array
+from spmd.sharding.fastmap import MISS
 
-__all__ = ["ADDRESS", "BUFFER", "BYTES", "NUMBERS", "UNFIT", "open_door"]
+__all__ = [
+    "ADDRESS",
+    "ARRAY",
+    "BLOCK",
+    "BUFFER",
+    "BYTES",
+    "NUMBERS",
+    "OF_SLAB",
+    "UNFIT",
+    "Operand",
+    "Result",
+    "Results",
+    "of_operand",
+    "open_door",
+]
 
 # The kind of an operand that is a Python number, by the dtype of the element it becomes.
 NUMBERS = {"float32": F32, "float64": F64, "int32": I32, "int64": I64, "bool": BOOL}
 
 _METH_FASTCALL = 0x80
+
+
+class Operand(NamedTuple):
+    """How an operand is given, and the word of the frames that gets its address.
+
+    `expected` is the aval of an array, or the type of a number if it matters.
+    """
+
+    kind: int
+    word: int
+    expected: Any = None
+
+
+class Result(NamedTuple):
+    """One result: the word with its address, whose memory it is, its aval and its sharding."""
+
+    word: int
+    owner: int
+    aval: Any
+    sharding: Any = None
+
+
+class Results(NamedTuple):
+    """What a door makes; with `slab` bytes for small results, whose address word `slab_word` gets.
+
+    `is_one`: the array itself instead of a tuple. `is_flat`: the door is called with a tuple of
+    positional and an empty dict of keyword arguments.
+    """
+
+    made: Sequence[Result]
+    is_one: bool
+    is_flat: bool = False
+    slab: int = 0
+    slab_word: int = 0
 
 
 class _MethodDef(ctypes.Structure):
@@ -52,61 +113,69 @@ class _MethodDef(ctypes.Structure):
 @cache
 def _method() -> tuple[_MethodDef, Callable[..., Any]]:
     """The definition that all doors share, and CPython's maker of built-in functions."""
-    address = compile_texts([door_text()], optimize=True)["spmd_door"]
+    text = door_text(object_layout())
+    address = compile_texts([text], optimize=True)["spmd_door"]
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
     return _MethodDef(b"spmd_door", address, _METH_FASTCALL, None), make
 
 
-class Door:
-    """What a door's function refers to by address; keep it as long as the function."""
-
-    __slots__ = ("_program", "_template", "_words", "call")
-
-    def __init__(
-        self,
-        program: NativeProgram,
-        template: Sequence[int],
-        operands: Sequence[tuple[int, int]],
-        offsets: Sequence[tuple[int, int, int]],
-    ):
-        self._program = program
-        self._template = np.array(template, np.int64)
-        flat = [number for entry in (*operands, *offsets) for number in entry]
-        head = [
-            program.header_address,
-            len(operands),
-            program.frame_words,
-            int(not program.keeps_gil),
-            _address(self._template),
-            sum(kind == BUFFER for kind, _ in operands),
-            len(offsets),
-        ]
-        self._words = np.array([*head, *flat], np.int64)
-        definition, make = _method()
-        self.call: Callable[..., int] = make(definition, _address(self._words), None)
-
-
 def open_door(
     program: NativeProgram,
     template: Sequence[int],
-    operands: Sequence[tuple[int, int]],
+    operands: Sequence[tuple[int, int] | Operand],
     offsets: Sequence[tuple[int, int, int]] = (),
-) -> Door:
-    """The door of a program for one kind of call.
+    results: Results | None = None,
+    kept: Sequence[Any] = (),
+) -> Callable[..., Any]:
+    """The function that runs a program for one kind of call.
 
-    `template` has all words of the frames (device after device, one per base); `operands` gives
-    for each positional argument of `door.call` its kind and the word that gets its address. Then
-    for each `(word, origin, nbytes)` of `offsets` a word becomes `nbytes` more than another.
+    `template` has all words of the frames (device after device, one per base); `operands` says
+    for each positional argument how it is given. Then for each `(word, origin, nbytes)` of
+    `offsets` a word becomes `nbytes` more than another. The function keeps alive what it is given,
+    and `kept`.
     """
+    given = [Operand(*operand) for operand in operands]
+    made = () if results is None else results.made
+    words = [o.word for o in given] + [w for word, origin, _ in offsets for w in (word, origin)]
+    words += [r.word for r in made]
     if len(template) != program.frame_words:
         raise ValueError(f"{len(template)} words for frames of {program.frame_words}")
-    named = [w for _, w in operands] + [w for word, origin, _ in offsets for w in (word, origin)]
-    if any(not 0 <= word < len(template) for word in named):
-        raise ValueError(f"frames of {len(template)} words do not have all of {named}")
-    return Door(program, template, operands, offsets)
+    if any(not 0 <= word < len(template) for word in words):
+        raise ValueError(f"frames of {len(template)} words do not have all of {words}")
+    if object_layout() is None and (results or any(o.kind in (ARRAY, BLOCK) for o in given)):
+        raise ValueError("the layout of arrays is not known, so a door cannot read or make them")
+    flags = Results((), True) if results is None else results
+    fixed = np.array(template, np.int64)
+    fail = program.fail  # one bound method, kept
+    numbers = [
+        program.header_address,
+        len(given),
+        program.frame_words,
+        int(not program.keeps_gil),
+        fixed.__array_interface__["data"][0],
+        sum(o.kind == BUFFER for o in given),
+        len(offsets),
+        STATUS if results is None else ONE if flags.is_one else MANY,
+        int(flags.is_flat),
+        len(made),
+        flags.slab,
+        flags.slab_word,
+        *map(id, (MISS, fail, Array, Block, None)),
+    ]
+    for operand in given:
+        numbers += [operand.kind, operand.word, _identity(operand.expected)]
+    for entry in offsets:
+        numbers += entry
+    for result in made:
+        numbers += [result.word, result.owner, id(result.aval), id(result.sharding)]
+    # What native code knows by address only; the function holds it by its `__self__`.
+    words_of_door = np.array(numbers, np.int64).tobytes()
+    definition, make = _method()
+    return make(definition, (words_of_door, program, fixed, fail, given, made, kept), None)
 
 
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def _identity(expected: Any) -> int:
+    """The address of an object that operands are compared with; 0 if they are not."""
+    return 0 if expected is None else id(expected)

@@ -2,45 +2,98 @@
 
 The one idea: a `ctypes` call converts each argument through Python-level descriptors and needs a
 buffer that was packed before; a function with CPython's own calling convention reads the operands
-off the interpreter's stack, in a quarter of the time. It uses only functions of the stable ABI and
-the layout of no object.
+off the interpreter's stack, in a quarter of the time. Where it is told how arrays lie in memory
+(`layout.py`) it also checks that the operands are the arrays that the program was made for, and
+makes the results, which in Python costs more than running a small program.
 
-`spmd_door(self, args, count)` is a METH_FASTCALL function. `self` is the address of the door's
-words: what to call, the frames' constant words, and how to read each operand (see `DOOR_WORDS`).
+`spmd_door(self, args, count)` is a METH_FASTCALL function. `self` is a tuple; its first item is a
+`bytes` object with the door's words: what to call, the frames' constant words, how to read each
+operand and how to make each result. It uses only functions of the stable ABI.
 """
 
 from __future__ import annotations
 
 from spmd.compile.cpu import runtime_ir_execute as execute
+from spmd.compile.cpu.layout import Layout
 from spmd.compile.cpu.runtime_ir import Function, Value
 
 # The words of a door: program header, number of operands, words of all frames, whether the run
-# releases the GIL, address of the frames' template, number of buffers, number of offsets; then for
-# each operand its kind and the word of the frames that gets its address; then for each offset a
-# word, the word that it starts from, and the bytes in between.
-HEADER, COUNT, WORDS, RELEASES, TEMPLATE, BUFFERS, OFFSETS, OPERANDS = range(8)
+# releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
+# function returns (`STATUS`...), whether its operands are the items of a tuple, the size of the
+# bytes object for results (0: none) and its word, the object that says that nothing fits, the
+# function that raises for a status, the type of arrays and of blocks, None.
+# Then for each operand its kind, the word of the frames that gets its address, and the object it is
+# compared with; then for each offset a word, the word that it starts from, and the bytes in
+# between; then for each result the word with its address, its owner, its aval and its sharding.
+(
+    HEADER,
+    COUNT,
+    WORDS,
+    RELEASES,
+    TEMPLATE,
+    BUFFERS,
+    OFFSETS,
+    RETURNS,
+    IS_FLAT,
+    RESULTS,
+    SLAB,
+    SLAB_WORD,
+    MISS,
+    FAIL,
+    ARRAY_TYPE,
+    BLOCK_TYPE,
+    NONE,
+    OPERANDS,
+) = range(18)
 
 # How an operand is given: the address itself, a bytes object that gets results, an object with the
-# buffer protocol, or a Python number that is stored as an element.
-ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL = range(8)
+# buffer protocol, a Python number that is stored as an element, an array of one device with the
+# aval it is compared with, or a block of the allocator. Numbers are of the type they are compared
+# with, if there is one.
+ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(10)
 
-# The result is the address of the last operand if all went well; the negative status of the run if
-# not; or this, if an operand was not what the door expects and nothing has run.
+# What a door returns: a number, which is the address of the last operand if all went well, the
+# negative status of the run if not, or UNFIT, if an operand was not what the door expects and
+# nothing has run. Or the array that is the only result, or a tuple of arrays; then a status is
+# raised, and MISS stands for UNFIT.
+STATUS, ONE, MANY = range(3)
 UNFIT = -64
+
+# Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
+# operand k is (`of_operand(k)`), or the bytes object is.
+OF_SLAB = -1
+
+
+def of_operand(k: int) -> int:
+    """The owner of a result that is the array given as operand `k`."""
+    return -2 - k
+
 
 # `Py_buffer` as the stable ABI fixes it, with room to spare; its first field is the address.
 VIEW_BYTES = 128
 # C-contiguous memory of any format, only to be read.
 _PYBUF_SIMPLE = 0
 
+_OPERAND_BYTES, _OFFSET_BYTES, _RESULT_BYTES = 24, 24, 32
+
 _DECLARATIONS = """
 declare i64 @PyLong_AsLongLong(ptr)
 declare ptr @PyLong_FromLongLong(i64)
 declare ptr @PyBytes_AsString(ptr)
+declare ptr @PyBytes_FromStringAndSize(ptr, i64)
 declare double @PyFloat_AsDouble(ptr)
 declare i32 @PyObject_IsTrue(ptr)
 declare i32 @PyObject_GetBuffer(ptr, ptr, i32)
 declare void @PyBuffer_Release(ptr)
+declare ptr @PyObject_CallFunctionObjArgs(ptr, ...)
+declare i64 @PyTuple_Size(ptr)
+declare ptr @PyTuple_GetItem(ptr, i64)
+declare ptr @PyTuple_New(i64)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare i64 @PyDict_Size(ptr)
+declare ptr @PyType_GenericAlloc(ptr, i64)
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
 declare ptr @PyErr_Occurred()
 declare void @PyErr_Clear()
 declare ptr @PyEval_SaveThread()
@@ -49,9 +102,13 @@ declare ptr @memcpy(ptr, ptr, i64)
 """
 
 
-def door_text() -> str:
-    """The module of the door."""
-    return "\n".join([_DECLARATIONS, _release().text(), _read().text(), _door().text()])
+def door_text(layout: Layout | None) -> str:
+    """The module of the door; without a layout it knows no arrays."""
+    functions = [_release(), _read(layout)]
+    if layout is not None:
+        functions += [_make(layout), _make_all(layout)]
+    functions.append(_door(layout))
+    return "\n".join([_DECLARATIONS, *(f.text() for f in functions)])
 
 
 def _release() -> Function:
@@ -63,15 +120,33 @@ def _release() -> Function:
     return f
 
 
-def _read() -> Function:
-    """read_operand(kind, object, cell, view): the address of an operand's elements, or 0 or -1.
+def _read(layout: Layout | None) -> Function:
+    """read_operand(door, entry, object, cell, view): the address of an operand, or 0 or -1.
 
     Numbers are written to `cell`; `view` is filled by a buffer. Without an address a Python error
     may be set.
     """
-    f = Function("read_operand", "i64", ["i64", "ptr", "ptr", "ptr"], internal=True)
-    kind, operand, cell, view = f.params
+    f = Function("read_operand", "i64", ["ptr"] * 5, internal=True)
+    door, entry, operand, cell, view = f.params
+    kind, expected = f.load("i64", entry), f.load("ptr", entry, 16)
     here = f.convert("ptrtoint", cell, "i64")
+    if layout is not None:
+        kind_of = f.load("ptr", operand, layout.type)
+        with f.if_(kind.equals(ARRAY)):
+            with f.if_(kind_of.differs(f.load("ptr", door, 8 * ARRAY_TYPE))):
+                f.ret(0)
+            same = f.load("ptr", operand, layout.aval).equals(expected)
+            none = f.load("ptr", door, 8 * NONE)
+            with f.if_(same & f.load("ptr", operand, layout.sharding).equals(none)):
+                f.ret(f.call("PyLong_AsLongLong", "i64", f.load("ptr", operand, layout.ptr)))
+            f.ret(0)
+        with f.if_(kind.equals(BLOCK)):
+            with f.if_(kind_of.differs(f.load("ptr", door, 8 * BLOCK_TYPE))):
+                f.ret(0)
+            address = f.load("ptr", operand, layout.block_address)
+            f.ret(f.call("PyLong_AsLongLong", "i64", address))
+        with f.if_(expected.differs(0) & expected.differs(kind_of)):
+            f.ret(0)
     with f.if_(kind.equals(ADDRESS)):
         f.ret(f.call("PyLong_AsLongLong", "i64", operand))
     with f.if_(kind.equals(BYTES)):
@@ -104,44 +179,123 @@ def _read() -> Function:
     return f
 
 
-def _door() -> Function:
-    """spmd_door(self, args, count): fill the frames from the operands, and run."""
+# ---- results -----------------------------------------------------------------------------------
+
+
+def _make(layout: Layout) -> Function:
+    """make_array(type, none, aval, owner, address, sharding): a new array, or null."""
+    f = Function("make_array", "ptr", ["ptr"] * 4 + ["i64", "ptr"], internal=True)
+    kind, none, aval, owner, address, sharding = f.params
+    out = f.call("PyType_GenericAlloc", "ptr", kind, f.value("i64", 0))
+    with f.if_(out.equals(0)):
+        f.ret(f.null())
+    number = f.call("PyLong_FromLongLong", "ptr", address)
+    with f.if_(number.equals(0)):
+        f.call("Py_DecRef", "void", out)
+        f.ret(f.null())
+    f.store(number, out, layout.ptr)
+    slots = (
+        (layout.aval, aval),
+        (layout.owner, owner),
+        (layout.sharding, sharding),
+        (layout.shards, none),
+        (layout.numpy, none),
+    )
+    for offset, value in slots:
+        f.call("Py_IncRef", "void", value)
+        f.store(value, out, offset)
+    f.ret(out)
+    return f
+
+
+def _make_all(layout: Layout) -> Function:
+    """make_all(door, entries, frames, operands, slab): the result or all of them; null."""
+    f = Function("make_all", "ptr", ["ptr"] * 5, internal=True)
+    door, entries, frames, operands, slab = f.params
+    count, many = f.load("i64", door, 8 * RESULTS), f.load("i64", door, 8 * RETURNS).equals(MANY)
+    kind, none = f.load("ptr", door, 8 * ARRAY_TYPE), f.load("ptr", door, 8 * NONE)
+    out = f.var("ptr", 0)
+    with f.if_(many):
+        out.set(f.call("PyTuple_New", "ptr", count))
+        with f.if_(out.get().equals(0)):
+            f.ret(f.null())
+    with f.range(0, count) as i:
+        entry = f.at(entries, i * _RESULT_BYTES)
+        source = f.load("i64", entry, 8)
+        owner = f.var("ptr", slab)
+        with f.if_(source >= 0):
+            owner.set(f.load("ptr", operands, source * 8))
+        with f.if_(source < OF_SLAB):
+            place = (f.value("i64", -2) - source) * 8
+            owner.set(f.load("ptr", f.load("ptr", operands, place), layout.owner))
+        address = f.load("i64", frames, f.load("i64", entry) * 8)
+        aval, sharding = f.load("ptr", entry, 16), f.load("ptr", entry, 24)
+        made = f.call("make_array", "ptr", kind, none, aval, owner.get(), address, sharding)
+        with f.if_(made.equals(0)):
+            with f.if_(many):
+                f.call("Py_DecRef", "void", out.get())
+            f.ret(f.null())
+        with f.if_else(many) as it:
+            f.call("PyTuple_SetItem", "i32", out.get(), i, made)
+            it.otherwise()
+            out.set(made)
+    f.ret(out.get())
+    return f
+
+
+# ---- the door ----------------------------------------------------------------------------------
+
+
+def _door(layout: Layout | None) -> Function:
+    """spmd_door(self, args, count): fill the frames from the operands, run, make the results."""
     f = Function("spmd_door", "ptr", ["ptr", "ptr", "i64"])
     me, args, given = f.params
-    door = f.convert("inttoptr", f.call("PyLong_AsLongLong", "i64", me), "ptr")
+    door = f.call(
+        "PyBytes_AsString", "ptr", f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
+    )
 
-    def word(index: int) -> Value:
-        return f.load("i64", door, 8 * index)
+    def word(index: int, type: str = "i64") -> Value:
+        return f.load(type, door, 8 * index)
 
-    def status(number: Value) -> Value:
-        return f.call("PyLong_FromLongLong", "ptr", number)
+    def ret_unfit() -> None:
+        with f.if_(word(RETURNS).differs(STATUS)):
+            f.call("Py_IncRef", "void", word(MISS, "ptr"))
+            f.ret(word(MISS, "ptr"))
+        f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", UNFIT)))
 
     count, words = word(COUNT), word(WORDS)
-    with f.if_(given.differs(count)):
-        f.ret(status(f.value("i64", UNFIT)))
-    header = f.load("ptr", door, 8 * HEADER)
+    operands = f.stack_bytes(count * 8)
+    _spread(f, word(IS_FLAT), args, given, count, operands, ret_unfit)
+    header = word(HEADER, "ptr")
     devices = f.load("i64", header, 8 * execute.DEVICES)
     frames = f.stack_bytes((words + devices + 1) * 8)
     cells = f.stack_bytes(count * 8)
     views = f.stack_bytes(word(BUFFERS) * VIEW_BYTES)
-    f.call("memcpy", "ptr", frames, f.load("ptr", door, 8 * TEMPLATE), words * 8)
+    f.call("memcpy", "ptr", frames, word(TEMPLATE, "ptr"), words * 8)
     taken, last = f.var("i64", 0), f.var("i64", 0)
     with f.range(0, count) as i:
-        entry = f.at(door, i * 16 + 8 * OPERANDS)
-        kind = f.load("i64", entry)
-        operand, view = f.load("ptr", args, i * 8), f.at(views, taken.get() * VIEW_BYTES)
-        address = f.call("read_operand", "i64", kind, operand, f.at(cells, i * 8), view)
+        entry = f.at(door, i * _OPERAND_BYTES + 8 * OPERANDS)
+        operand, view = f.load("ptr", operands, i * 8), f.at(views, taken.get() * VIEW_BYTES)
+        address = f.call("read_operand", "i64", door, entry, operand, f.at(cells, i * 8), view)
         with f.if_(address <= 0):
             f.call("PyErr_Clear", "void")
             f.call("release_views", "void", views, taken.get())
-            f.ret(status(f.value("i64", UNFIT)))
-        with f.if_(kind.equals(BUFFER)):
+            ret_unfit()
+        with f.if_(f.load("i64", entry).equals(BUFFER)):
             taken.set(taken.get() + 1)
         f.store(address, frames, f.load("i64", entry, 8) * 8)
         last.set(address)
-    offsets = f.at(door, count * 16 + 8 * OPERANDS)
+    slab = f.var("ptr", 0)
+    with f.if_(word(SLAB).differs(0)):
+        slab.set(f.call("PyBytes_FromStringAndSize", "ptr", f.null(), word(SLAB)))
+        with f.if_(slab.get().equals(0)):
+            f.call("release_views", "void", views, taken.get())
+            f.ret(f.null())
+        start = f.call("PyBytes_AsString", "ptr", slab.get())
+        f.store(start, frames, word(SLAB_WORD) * 8)
+    offsets = f.at(door, count * _OPERAND_BYTES + 8 * OPERANDS)
     with f.range(0, word(OFFSETS)) as i:
-        entry = f.at(offsets, i * 24)
+        entry = f.at(offsets, i * _OFFSET_BYTES)
         origin = f.load("i64", frames, f.load("i64", entry, 8) * 8)
         f.store(origin + f.load("i64", entry, 16), frames, f.load("i64", entry) * 8)
     result = f.var("i64")
@@ -157,6 +311,51 @@ def _door() -> Function:
         report = f.load("ptr", header, 8 * execute.FAILURE)
         with f.range(0, devices + 1) as i:
             f.store(f.load("i64", f.at(frames, words * 8), i * 8), report, i * 8)
-        f.ret(status(f.value("i64", 0) - result.get()))
-    f.ret(status(last.get()))
+        _ret_failure(f, word(RETURNS), word(FAIL, "ptr"), result.get(), slab.get())
+    if layout is not None:
+        with f.if_(word(RETURNS).differs(STATUS)):
+            entries = f.at(offsets, word(OFFSETS) * _OFFSET_BYTES)
+            out = f.call("make_all", "ptr", door, entries, frames, operands, slab.get())
+            with f.if_(slab.get().differs(0)):
+                f.call("Py_DecRef", "void", slab.get())  # the results hold it
+            f.ret(out)
+    f.ret(f.call("PyLong_FromLongLong", "ptr", last.get()))
     return f
+
+
+def _spread(f, is_flat: Value, args: Value, given: Value, count: Value, operands: Value, ret_unfit):
+    """Put the addresses of the operands side by side, whichever way the door is called.
+
+    A flat door is called like the matchers of jitted functions, with a tuple of positional and a
+    dict of keyword arguments.
+    """
+    with f.if_else(is_flat.differs(0)) as it:
+        with f.if_(given.differs(2)):
+            ret_unfit()
+        positional, named = f.load("ptr", args), f.load("ptr", args, 8)
+        fits = f.call("PyTuple_Size", "i64", positional).equals(count)
+        with f.if_((fits & f.call("PyDict_Size", "i64", named).equals(0)).equals(0)):
+            f.call("PyErr_Clear", "void")
+            ret_unfit()
+        with f.range(0, count) as i:
+            f.store(f.call("PyTuple_GetItem", "ptr", positional, i), operands, i * 8)
+        it.otherwise()
+        with f.if_(given.differs(count)):
+            ret_unfit()
+        f.call("memcpy", "ptr", operands, args, count * 8)
+
+
+def _ret_failure(f: Function, returns: Value, fail: Value, status: Value, slab: Value) -> None:
+    """Return the opposite of a status, or what `fail` raises for it."""
+    with f.if_(slab.differs(0)):
+        f.call("Py_DecRef", "void", slab)
+    with f.if_(returns.equals(STATUS)):
+        f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", 0) - status))
+    number = f.call("PyLong_FromLongLong", "ptr", status)
+    with f.if_(number.equals(0)):
+        f.ret(f.null())
+    raised = f.call(
+        "PyObject_CallFunctionObjArgs", "ptr", fail, number, f.null(), type="ptr (ptr, ...)"
+    )
+    f.call("Py_DecRef", "void", number)
+    f.ret(raised)

@@ -30,9 +30,9 @@ def test_addresses(devices):
     words = range(3 * devices)
     opened = open_door(native, [0] * len(words), [(ADDRESS, w) for w in words])
     given = [address(a) for device in arrays for a in device]
-    assert opened.call(*given) == given[-1]
+    assert opened(*given) == given[-1]
     assert [a[2][4] for a in arrays] == [d + 1 for d in range(devices)]
-    assert opened.call(*given[:-1]) == UNFIT == opened.call()
+    assert opened(*given[:-1]) == UNFIT == opened()
 
 
 def test_constant_words_and_offsets():
@@ -40,7 +40,7 @@ def test_constant_words_and_offsets():
     opened = open_door(
         adder(), [0, address(ONE), 0], [(ADDRESS, 0), (ADDRESS, 2)], [(0, 0, 8), (2, 2, 4)]
     )
-    assert opened.call(address(x), address(out)) == address(out)
+    assert opened(address(x), address(out)) == address(out)
     np.testing.assert_array_equal(out, [0, x[2] + 1])
 
 
@@ -52,12 +52,12 @@ def test_bytes_and_buffers(cost_ns):
     x, y, out = np.arange(4, dtype=F32), np.full(4, 2, F32), b"\0" * len("a result of it's")
     before = sys.getrefcount(x), sys.getrefcount(out)
     for _ in range(100):
-        assert opened.call(x, y, out) > 0
+        assert opened(x, y, out) > 0
     np.testing.assert_array_equal(np.frombuffer(out, F32), x + y)
     assert (sys.getrefcount(x), sys.getrefcount(out)) == before
-    assert opened.call(np.arange(8, dtype=F32)[::2], y, out) == UNFIT
-    assert opened.call(x, None, out) == UNFIT
-    assert opened.call(x, y, 5) == UNFIT
+    assert opened(np.arange(8, dtype=F32)[::2], y, out) == UNFIT
+    assert opened(x, None, out) == UNFIT
+    assert opened(x, y, 5) == UNFIT
     assert sys.getrefcount(x) == before[0]
     x.resize(5, refcheck=False)  # refused while somebody holds the buffer
 
@@ -73,7 +73,7 @@ def test_numbers(name, number):
     )
     opened = open_door(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
     out = np.zeros(1, dtype)
-    assert opened.call(number, address(out)) == address(out)
+    assert opened(number, address(out)) == address(out)
     np.testing.assert_array_equal(out[0], np.asarray(number).astype(dtype))
 
 
@@ -93,7 +93,7 @@ def test_numbers_that_do_not_fit(name, wrong):
     native = build_program(Program((8, 8), (CopyStep(Slot(1), Slot(0), 8),)))
     opened = open_door(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
     out = np.zeros(1)
-    assert opened.call(wrong, address(out)) == UNFIT
+    assert opened(wrong, address(out)) == UNFIT
     assert out[0] == 0
 
 
@@ -101,7 +101,7 @@ def test_an_address_of_nothing_is_unfit():
     opened = open_door(adder(), [0] * 3, [(ADDRESS, 0), (ADDRESS, 1), (ADDRESS, 2)])
     here = address(ONE)
     for given in ((0, here, here), (here, here, -1), (here, "x", here)):
-        assert opened.call(*given) == UNFIT
+        assert opened(*given) == UNFIT
 
 
 def test_a_failure_is_reported():
@@ -111,7 +111,7 @@ def test_a_failure_is_reported():
     native = compile_for([CopyStep(Slot(0), Slot(0), 4), CallbackStep(fail, (), ())], [[ONE]])
     assert not native.is_alone
     opened = open_door(native, [0], [(ADDRESS, 0)])
-    status = opened.call(address(ONE))
+    status = opened(address(ONE))
     assert status < 0 and status != UNFIT
     with pytest.raises(ZeroDivisionError):
         native.fail(-status)
@@ -125,7 +125,7 @@ def test_threads_meet_in_one_door():
     def work(k):
         x, out = np.full(count, k, F32), np.zeros(count, F32)
         for _ in range(200):
-            opened.call(x, x, address(out))
+            opened(x, x, address(out))
             if out[0] != 2 * k or out[-1] != 2 * k:
                 wrong.append(k)
 

@@ -1,0 +1,194 @@
+"""The fast path where native code reads and makes arrays: less Python, and for most calls none.
+
+A subclass of `fastcall.Writer`, whose Python text stays the slow twin: the door compares the avals
+of operands and makes the results. If the arguments are plain arrays and numbers, and the results
+an array or a tuple of arrays that are small, nothing is left to be written: the door itself is the
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.compile.cpu import door
+from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES
+from spmd.compile.cpu.layout import object_layout
+from spmd.compile.executable import Executable
+from spmd.compile.fastcall import (
+    ALIGNMENT,
+    SLAB_BYTES,
+    UnmatchedError,
+    Writer,
+    is_matchable,
+    packed,
+)
+from spmd.compile.signature import Split
+from spmd.core.tree import TreeDef
+from spmd.sharding.array import Array
+from spmd.sharding.fastmap import MISS
+
+
+def specialise(
+    split: Split, executable: Executable, out_tree: TreeDef, direct: bool = False
+) -> Callable[..., Any] | None:
+    """A closure for calls like this one, or None if its arguments are not of matched kinds.
+
+    `closure(args, kwargs)` gives the results, or `MISS`; with `direct`, `closure(*args)` does.
+    """
+    pairs = zip(split.leaves, executable.in_avals, strict=True)
+    if any(not is_matchable(x, aval) for x, aval in pairs):
+        return None
+    try:
+        if object_layout() is not None:
+            return NativeWriter(split, executable, out_tree, direct).function()
+        match = Writer(split, executable, out_tree).function()
+    except UnmatchedError:
+        return None
+    return spread(match) if direct else match
+
+
+def spread(match: Callable[..., Any]) -> Callable[..., Any]:
+    """A closure that takes the arguments one by one."""
+    return lambda *args: match(args, _NO_KEYWORDS)
+
+
+_NO_KEYWORDS: dict[str, Any] = {}
+
+
+class NativeWriter(Writer):
+    """Writes the function of one signature, or opens the door that is that function."""
+
+    def __init__(self, split: Split, executable: Any, out_tree: TreeDef, direct: bool):
+        super().__init__(split, executable, out_tree)
+        self.direct = direct
+        self.slab_bytes = self.slab_word = 0
+        nbytes = sum(a.nbytes for a in executable.outputs) + executable.arena
+        # Then nothing shall be taken or allocated for a call that does not fit.
+        self.allocates_much = bool(executable.takes) or nbytes > SLAB_BYTES
+        self.template: list[int] = []
+
+    def function(self) -> Callable[..., Any]:
+        """The function `match(args, kwargs)`, or `match(*args)` if it is to be direct."""
+        self.match_call()
+        matching, self.lines = self.lines, []
+        made = self.results_made()
+        if self.is_plain():
+            return self.open(made, is_flat=not self.direct)
+        self.names["run"] = self.open(made, is_flat=False)
+        names = [self.fresh() for _ in made]
+        # A call of the door that did not fit has done nothing.
+        self.put(f"made = run({', '.join(self.operands)})")
+        self.put("if made is MISS: return MISS")
+        if names:
+            self.put(f"{', '.join(names)}{'' if self.out_tree.kind is None else ','} = made")
+        self.give_up()
+        self.put("return " + self.tree(self.out_tree, iter(names)))
+        match = self.compiled(matching)
+        return spread(match) if self.direct else match
+
+    def is_plain(self) -> bool:
+        """Whether the door can be called with the arguments as they are, and gives the results."""
+        args_tree, kwargs_tree = self.split.tree.children
+        if self.split.static_args or self.split.static_kwargs or kwargs_tree.children:
+            return False
+        if any(child.kind is not None for child in args_tree.children):
+            return False
+        out = self.out_tree
+        if out.kind is not None and (
+            out.kind is not tuple or any(child.kind is not None for child in out.children)
+        ):
+            return False
+        leaves, kinds = self.split.leaves, self.kinds
+        return (
+            len(kinds) == len(leaves) and door.BUFFER not in kinds and not any(self.donated_arrays)
+        )
+
+    @property
+    def donated_arrays(self) -> list[bool]:
+        """Of each argument whether it is an array that the call uses up."""
+        pairs = zip(self.executable.donated, self.split.leaves, strict=True)
+        return [gone and type(leaf) is Array for gone, leaf in pairs]
+
+    # ---- matching ----
+
+    def match_leaf(self, name: str) -> None:
+        leaf, aval = self.split.leaves[self.leaf], self.executable.in_avals[self.leaf]
+        if type(leaf) is not Array:
+            super().match_leaf(name)
+            return
+        self.leaf += 1
+        self.arrays.append(name)
+        if self.allocates_much:
+            self.put(f"if {name}.aval is not {self.bind(aval)}: return MISS")
+        self.operand(name, door.ARRAY, aval)
+
+    def match_number(self, name: str, leaf: Any, aval: Any) -> None:
+        self.operand(name, door.NUMBERS[aval.dtype.name], type(leaf))
+
+    # ---- results ----
+
+    def results_made(self) -> list[door.Result]:
+        """What the door makes; writes the allocation of what it does not allocate itself."""
+        executable = self.executable
+        first = 1 + len(self.operands)
+        self.words += range(1, first)
+        arena = self.arena(executable.native.is_alone, "arena", 0)
+        owners = self.owners([max(a.nbytes, 1) for a in executable.outputs], first)
+        words = iter(range(first, first + len(owners)))
+        self.template = [arena, *[0] * (first - 1 + len(owners)), *executable.const_pointers]
+        made = []
+        for result, aval in zip(executable.results, executable.out_avals, strict=True):
+            if result is None:
+                word = next(words)
+                made.append(door.Result(word, owners[word - first], aval))
+            elif type(self.split.leaves[result]) is Array:
+                made.append(door.Result(1 + result, door.of_operand(result), aval))
+            else:
+                raise UnmatchedError
+        return made
+
+    def owners(self, sizes: Sequence[int], first: int) -> list[int]:
+        """Whose memory each output is; the first has the word `first`."""
+        words = [first + k for k in range(len(sizes))]
+        total, starts = packed(sizes, SMALL_ALIGNMENT)
+        if sizes and not self.executable.takes and total <= SMALL_BYTES:
+            self.slab_bytes, self.slab_word = total, first
+            self.put_offsets(words, starts)
+            return [door.OF_SLAB] * len(sizes)
+        total, starts = packed(sizes, ALIGNMENT)
+        if sizes and not self.executable.takes and total <= SLAB_BYTES:
+            self.put(f"slab = alloc({total})")
+            self.put_offsets(words, starts)
+            return [self.block("slab", first)] * len(sizes)
+        found = []
+        for k, nbytes in enumerate(sizes):
+            self.put_block(f"block{k}", self.executable.takes.get(k), nbytes)
+            found.append(self.block(f"block{k}", words[k]))
+        return found
+
+    def put_offsets(self, words: Sequence[int], starts: Sequence[int]) -> None:
+        """Note that the results after the first lie so many bytes behind it."""
+        pairs = zip(words[1:], starts[1:], strict=True)
+        self.offsets += [(word, words[0], start) for word, start in pairs]
+
+    def block(self, name: str, word: int) -> int:
+        """Hand a block to the door; gives the operand's number."""
+        self.operand(name, door.BLOCK)
+        self.words.append(word)
+        return len(self.operands) - 1
+
+    def open(self, made: Sequence[door.Result], is_flat: bool) -> Callable[..., Any]:
+        """The door."""
+        operands = [
+            door.Operand(kind, word, expected)
+            for kind, word, expected in zip(self.kinds, self.words, self.expected, strict=True)
+        ]
+        is_one = self.out_tree.kind is None
+        results = door.Results(made, is_one, is_flat, self.slab_bytes, self.slab_word)
+        native = self.executable.native
+        kept = (self.executable, *self.names.values())
+        return door.open_door(native, self.template, operands, self.offsets, results, kept)
+
+
+__all__ = ["MISS", "NativeWriter", "specialise", "spread"]

@@ -1,0 +1,215 @@
+"""Calls whose arrays are read and made by native code, beside their twin in Python."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+from spmd import lax
+from spmd.api import jit
+from spmd.compile import nativecall
+from spmd.compile.cpu import door
+from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.layout import object_layout, slot_offsets
+from spmd.compile.cpu.program import CallbackStep, CopyStep, Program, Slot
+from spmd.compile.cpu.runner import build_program
+from spmd.core.aval import typeof
+from spmd.core.errors import ArgumentError
+from spmd.sharding.array import Array, from_numpy
+from spmd.sharding.fastmap import MISS
+from tests.compile.cpu.programs import address
+
+SLOTS = ("aval", "ptr", "owner", "shards", "_numpy", "_sharding")
+
+pytestmark = pytest.mark.skipif(
+    object_layout() is None, reason="this interpreter's objects are not laid out as expected"
+)
+
+
+def array(value, dtype=np.float32):
+    return from_numpy(np.asarray(value, dtype))
+
+
+X, Y = array(np.arange(4)), array(np.full(4, 3))
+
+
+# ---- the layout --------------------------------------------------------------------------------
+
+
+def test_slots_are_found_where_they_are():
+    layout = object_layout()
+    assert layout is not None
+    offsets = [layout.type, *(getattr(layout, n.strip("_")) for n in SLOTS), layout.block_address]
+    assert len(set(offsets[:-1])) == 7
+    assert all(o % 8 == 0 and 0 <= o < Array.__basicsize__ for o in offsets[:-1])
+
+
+def test_a_class_that_keeps_a_value_elsewhere_has_no_offsets():
+    class Plain:
+        pass
+
+    assert slot_offsets(Plain, {"a": 1.5}) is None
+
+
+# ---- doors with results ------------------------------------------------------------------------
+
+
+def copier(native=None, **options):
+    """A door that copies four floats; and the aval of its operand."""
+    aval = typeof(X)
+    native = native or build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16),)))
+    results = door.Results([door.Result(1, door.OF_SLAB, aval)], True, slab=16, slab_word=1)
+    results = results._replace(**options)
+    return door.open_door(native, [0, 0], [door.Operand(door.ARRAY, 0, aval)], (), results)
+
+
+def test_a_result_is_an_array_like_any_other():
+    out = copier()(X)
+    assert type(out) is Array and out.aval is X.aval and type(out.owner) is bytes
+    assert out.shards is out._numpy is out._sharding is None
+    np.testing.assert_array_equal(out, X)
+    assert np.asarray(out).ctypes.data == out.ptr
+    alive = weakref.ref(out)
+    assert gc.is_tracked(out)
+    del out
+    assert alive() is None
+
+
+def test_what_does_not_fit_is_a_miss():
+    copy = copier()
+    deleted, committed = array(np.arange(4)), from_numpy(np.arange(4, dtype=np.float32))
+    deleted.delete()
+    committed._sharding = X.sharding
+    others = [array(np.arange(5)), array(np.arange(4), np.int32), deleted, committed, None, 1.5]
+    for wrong in [*others, np.arange(4, dtype=np.float32), Array()]:
+        assert copy(wrong) is MISS
+    assert copy() is copy(X, X) is MISS
+    flat = copier(is_flat=True)
+    np.testing.assert_array_equal(flat((X,), {}), X)
+    for args in [((X,), {"x": X}), ((), {}), ((X, X), {}), (X, {}), ((X,), None), ((X,),)]:
+        assert flat(*args) is MISS
+
+
+def test_references_balance():
+    copy, aval = copier(), X.aval
+    many = copier(is_one=False)
+
+    def counts():
+        return [sys.getrefcount(o) for o in (X, aval, X.owner, None, MISS)]
+
+    before = counts()
+    for _ in range(1000):
+        copy(X)
+        many(X)
+        copy(None)
+    after = counts()
+    # None is counted by everybody; where it is immortal it does not move at all.
+    assert all(abs(a - b) < 50 for a, b in zip(after, before, strict=True)), (before, after)
+
+
+def test_a_failure_is_raised():
+    def fail(device, inputs, outputs):
+        raise ZeroDivisionError("in the program")
+
+    steps = (CopyStep(Slot(1), Slot(0), 16), CallbackStep(fail, (), ()))
+    copy = copier(build_program(Program((16, 16), steps)))
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError, match="in the program"):
+            copy(X)
+
+
+def test_results_may_live_in_blocks_and_in_operands():
+    aval = typeof(X)
+    native = build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16),)))
+    results = door.Results(
+        [door.Result(1, 1, aval), door.Result(0, door.of_operand(0), aval)], False
+    )
+    operands = [door.Operand(door.ARRAY, 0, aval), door.Operand(door.BLOCK, 1)]
+    run = door.open_door(native, [0, 0], operands, (), results)
+    block = alloc(16)
+    made, given = run(X, block)
+    assert made.owner is block and made.ptr == block.address
+    assert given.owner is X.owner and given.ptr == X.ptr and given is not X
+    np.testing.assert_array_equal(made, X)
+    assert run(X, X) is MISS
+
+
+def test_numbers_of_another_type_are_unfit():
+    out = np.zeros(1, np.float32)
+    native = build_program(Program((4, 4), (CopyStep(Slot(1), Slot(0), 4),)))
+    operands = [door.Operand(door.NUMBERS["float32"], 0, float), door.Operand(door.ADDRESS, 1)]
+    run = door.open_door(native, [0, 0], operands)
+    assert run(1.5, address(out)) == address(out) and out[0] == 1.5
+    assert run(2, address(out)) == run(np.float64(2), address(out)) == door.UNFIT
+
+
+# ---- calls beside their twin -------------------------------------------------------------------
+
+CALLS = {
+    "one": (lambda x, y: lax.add(x, y), (X, Y)),
+    "two": (lambda x, y: (lax.add(x, y), lax.mul(x, y)), (X, Y)),
+    "list": (lambda x, y: [lax.add(x, y), {"a": y}], (X, Y)),
+    "forwarded": (lambda x, y: (y, lax.add(x, y), x), (X, Y)),
+    "nothing": (lambda x: None, (X,)),
+    "number": (lambda x, n: lax.mul(x, n), (X, 2.5)),
+    "numpy": (lambda x, y: lax.mul(x, y), (X, np.arange(4, dtype=np.float32))),
+    "tree": (lambda t: {k: lax.neg(v) for k, v in t.items()}, ({"a": X, "b": Y},)),
+    "slab": (lambda x: (lax.neg(x), lax.exp(x)), (array(np.ones(1500)),)),
+    "large": (lambda x: (lax.neg(x), lax.exp(x)), (array(np.ones(70_000)),)),
+    "empty": (lambda x: lax.neg(x), (array(np.zeros((0, 3))),)),
+}
+
+
+def taken_apart(out):
+    if isinstance(out, dict):
+        return {k: taken_apart(v) for k, v in out.items()}
+    if isinstance(out, (list, tuple)):
+        return type(out)(map(taken_apart, out))
+    return None if out is None else (type(out), out.aval, np.asarray(out).tolist())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_native_calls_do_what_python_does(name, monkeypatch):
+    f, args = CALLS[name]
+
+    def results():
+        g = jit(lambda *args: f(*args))
+        outs = [taken_apart(g(*args)) for _ in range(5)]
+        (match,) = g._matchers
+        assert match(args, {}) is not MISS and match((*args, 1), {}) is MISS
+        return outs, type(match).__name__
+
+    native, kind = results()
+    plain = name in ("one", "two", "forwarded", "number", "empty")
+    assert kind == ("builtin_function_or_method" if plain else "function")
+    monkeypatch.setattr(nativecall, "object_layout", lambda: None)
+    python, kind = results()
+    assert kind == "function"
+    assert native == python
+
+
+def test_a_donated_block_is_used_again():
+    f = jit(lambda x: lax.add(x, x), donate_argnums=0)
+    value = array(np.ones(70_000))
+    for k in range(5):
+        place, is_block = value.ptr, type(value.owner) is Block
+        before, value = value, f(value)
+        assert before.is_deleted()
+        assert is_block == (k > 0) == (value.ptr == place)
+    np.testing.assert_array_equal(value, np.full(70_000, 32))
+    with pytest.raises(ArgumentError, match="which is not an array"):
+        f("text")
+
+
+def test_results_hold_their_memory_when_all_else_is_gone():
+    g = jit(lambda x: (lax.add(x, x), lax.mul(x, x)))
+    for _ in range(3):
+        g(X)
+    kept = [g(array(np.full(4, k)))[1] for k in range(200)]
+    gc.collect()
+    for k, x in enumerate(kept):
+        np.testing.assert_array_equal(x, np.full(4, k * k))
