@@ -18,6 +18,7 @@ from spmd.debug.picture import (
     visualize_sharding,
 )
 from spmd.debug.printing import debug_print as print
+from spmd.debug.progress import loading, step
 from spmd.lax.callback import Place, here
 from spmd.lax.callback import debug_callback as callback
 
@@ -31,10 +32,12 @@ __all__ = [
     "callback",
     "here",
     "inspect_array_sharding",
+    "loading",
     "memory_stats",
     "print",
     "profile",
     "show",
+    "step",
     "visualize_array_sharding",
     "visualize_sharding",
 ]

@@ -9,8 +9,8 @@ anonymous. Its address never changes, so native code may write to it too.
     | page of the rank (4096 B) | ring: 4096 records of 64 B | labels: 512 KiB of JSON lines |
 
 All words are little-endian int64. A reader that copies the memory while it is written finds at most
-the record that is being replaced torn, the oldest one: it must drop those from before
-`word[COUNT] - RECORDS`. `launch/flightfile.py` is the reader.
+the record that is being replaced torn, the oldest one: it must drop what has a number of at most
+`word[COUNT] + 1 - RECORDS`. `launch/flightfile.py` is the reader.
 """
 
 from __future__ import annotations
@@ -218,6 +218,7 @@ class Flight:
         """Say how this rank ends."""
         encoded = text.encode()[: TEXT_BYTES - 1]
         self.bytes[TEXT : TEXT + len(encoded) + 1] = encoded + b"\0"
+        self.words[SINCE] = time.monotonic_ns()
         self.words[STATE] = state
 
 
