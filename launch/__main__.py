@@ -6,21 +6,25 @@ import dataclasses
 import os
 import sys
 
+from . import faults
 from .doctor import doctor
 from .find_mpi import find_mpi
 from .options import Options, UsageError, parse
-from .supervisor import Supervisor
+from .restarts import run
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a job; returns its exit code."""
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
+        if "help" in options.inject:
+            return faults.show_help()
         if options.doctor:
             return doctor(options)
-        if options.selftest:
-            command = (sys.executable, "-m", f"{__package__}.selftest")
-            options = dataclasses.replace(options, command=command, prefix=False)
+        for name in ("selftest", "links"):
+            if getattr(options, name):
+                command = (sys.executable, "-m", f"{__package__}.{name}")
+                options = dataclasses.replace(options, command=command, prefix=False)
         return launch(options)
     except UsageError as error:
         sys.stderr.write(f"spmdrun: {error}\n")
@@ -29,10 +33,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def launch(options: Options) -> int:
     """Start the ranks and watch over them; a single rank needs neither MPI nor watching."""
+    faults.check(options.inject, options.ranks)
     if options.ranks > 1:
-        return Supervisor(options, find_mpi(options.mpirun)).run()
-    if options.timeout is not None or options.log_dir is not None:
-        return Supervisor(options, None).run()
+        return run(options, find_mpi(options.mpirun))
+    if options.supervised:
+        return run(options, None)
     if options.devices_per_rank is not None:
         os.environ["SPMD_NUM_CPU_DEVICES"] = str(options.devices_per_rank)
     sys.stdout.flush()

@@ -14,10 +14,16 @@ from .find_mpi import Mpi
 from .options import Options, UsageError
 from .rank import CHANNEL, SETTINGS, TOKEN
 
-GUARD = str(Path(__file__).with_name("rank.py"))
+STALL_SECONDS = 600.0
+COLLECTIVE_TIMEOUT = "SPMD_COLLECTIVE_TIMEOUT"
+GUARD = str(Path(__file__).with_name("guard.py"))
 
 # What a former launcher told this process about *its* job must not reach the new one.
-_FORMER_JOB = re.compile(r"(OMPI_COMM_WORLD_|PMIX_|PMI_|PMI\d?_|MPI_LOCAL|SPMD_RANK_PROCESS)")
+_FORMER_JOB = re.compile(
+    r"(OMPI_COMM_WORLD_|PMIX_|PMI_|PMI\d?_|MPI_LOCAL|SPMD_(RANK_PROCESS|STACKS|RESTART)$)"
+)
+# Folders of flight files that spmdrun makes; one of this name is not the user's wish.
+FLIGHTS = "spmdrun-flight-"
 
 # Set where the user has not. The first two let a container's root start a job.
 _OPEN_MPI = {
@@ -60,8 +66,40 @@ def read_hostfile(path: str) -> list[Host]:
     return hosts
 
 
+def flight_folder(folder: str) -> str:
+    """Where the ranks' flight files lie, on every host: in memory, where there is a place."""
+    if not os.access("/dev/shm", os.W_OK):
+        return os.path.join(folder, "flight")
+    return f"/dev/shm/{FLIGHTS}{os.getpid()}-{os.path.basename(folder)}"
+
+
+def stall_timeout(options: Options) -> float:
+    """After how many seconds a job that hangs is ended; 0 for never."""
+    if options.stall_timeout is not None:
+        return options.stall_timeout
+    try:
+        return float(os.environ.get(COLLECTIVE_TIMEOUT, STALL_SECONDS))
+    except ValueError:
+        return STALL_SECONDS  # the ranks will say what is wrong with it
+
+
+def device(options: Options, rank: int) -> str:
+    """The devices of a rank: `cpu:1`, or `cpu:2-3`."""
+    platform = os.environ.get("SPMD_PLATFORM", "cpu")
+    count = options.devices_per_rank or int(os.environ.get("SPMD_NUM_CPU_DEVICES", "1") or 1)
+    if platform != "cpu" or count == 1:
+        return f"{platform}:{rank}"
+    return f"{platform}:{rank * count}-{(rank + 1) * count - 1}"
+
+
 def environment(
-    options: Options, channel: str, token: str, folder: str, base: Mapping[str, str] = os.environ
+    options: Options,
+    channel: str,
+    token: str,
+    folder: str,
+    base: Mapping[str, str] = os.environ,
+    flight: str = "",
+    attempt: int = 0,
 ) -> dict[str, str]:
     """The environment of mpirun, which the guards inherit."""
     environ = {name: value for name, value in base.items() if not _FORMER_JOB.match(name)}
@@ -69,7 +107,23 @@ def environment(
         environ.setdefault(name, value)
     if options.devices_per_rank is not None:
         environ["SPMD_NUM_CPU_DEVICES"] = str(options.devices_per_rank)
-    settings = {"bind": options.bind, "folder": folder, "ranks": options.ranks}
+    if FLIGHTS in environ.get("SPMD_FLIGHT_DIR", ""):
+        del environ["SPMD_FLIGHT_DIR"]
+    if options.inject:
+        environ["SPMD_INJECT"] = ";".join(options.inject)
+    if options.max_restarts:
+        environ["SPMD_RESTART"] = str(attempt)
+    limit = stall_timeout(options)
+    if limit and COLLECTIVE_TIMEOUT not in environ:
+        # The ranks' own limit comes later: spmdrun sees more, and excuses a rank that compiles.
+        environ[COLLECTIVE_TIMEOUT] = f"{6 * limit:g}"
+    settings = {
+        "bind": options.bind,
+        "folder": folder,
+        "flight": flight or flight_folder(folder),
+        "grace": options.grace,
+        "ranks": options.ranks,
+    }
     return environ | {CHANNEL: channel, TOKEN: token, SETTINGS: json.dumps(settings)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -28,8 +29,22 @@ class Options:
     bind: bool = True
     verbose: bool = False
     mpirun: str | None = None
+    only_ranks: tuple[int, ...] | None = None
+    collapse: bool = False
+    grace: float = 1.5
+    stall_timeout: float | None = None
+    inject: tuple[str, ...] = ()
+    max_restarts: int = 0
+    elastic: int | None = None
     selftest: bool = False
     doctor: bool = False
+    links: bool = False
+
+    @property
+    def supervised(self) -> bool:
+        """Whether even a single rank wants somebody beside it."""
+        wanted = self.timeout, self.log_dir, self.only_ranks, self.elastic
+        return any(w is not None for w in wanted) or bool(self.inject or self.max_restarts)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,13 +58,40 @@ def _parser() -> argparse.ArgumentParser:
     add("--devices-per-rank", type=int, metavar="D", help="virtual CPU devices in each rank")
     add("--hostfile", metavar="FILE", help="hosts to run on, one a line: `name slots=4`")
     add("--timeout", type=float, metavar="S", help="end the job after S seconds (exit code 124)")
+    add(
+        "--stall-timeout",
+        type=float,
+        metavar="S",
+        help="end it when it hangs for S (600; 0: never)",
+    )
+    add("--grace", type=float, metavar="S", help="from asking ranks to end to killing them (1.5)")
+    add(
+        "--max-restarts", type=int, metavar="N", help="start again after a failure, N times at most"
+    )
+    add(
+        "--elastic",
+        type=int,
+        metavar="MIN",
+        help="restart without ranks that died; MIN must be left",
+    )
+    add(
+        "--inject", action="append", metavar="FAULT", help="make a fault: kill:rank=1,op=5 ('help')"
+    )
     add("--log-dir", metavar="DIR", help="also write each rank's output to DIR/rank-N.log")
+    add(
+        "--only-rank",
+        dest="only_ranks",
+        metavar="LIST",
+        help="show only these ranks' output: 0,2-3",
+    )
+    add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
     add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
     add("--no-bind", dest="bind", action="store_false", help="do not bind ranks to cores")
     add("--mpirun", metavar="PATH", help="use this mpirun instead of the one that is found")
     add("-v", "--verbose", action="store_true", help="show the command and what mpirun prints")
     add("--selftest", action="store_true", help="test this machine: correctness, speed")
     add("--doctor", action="store_true", help="say what was detected, and why")
+    add("--links", action="store_true", help="measure the link between each two ranks")
     return parser
 
 
@@ -59,14 +101,47 @@ def parse(argv: list[str]) -> Options:
     at = _program_at(argv, parser)
     given = vars(parser.parse_args(argv[:at]))
     rest = argv[at:]
-    standalone = given["selftest"] or given["doctor"]
+    standalone = given["selftest"] or given["doctor"] or given["links"]
+    standalone = standalone or "help" in (given["inject"] or ())
     if not rest and not standalone:
         parser.error("which program? spmdrun -n 4 train.py")
     if given["ranks"] is None:
         given["ranks"] = 2 if given["selftest"] else len(os.sched_getaffinity(0))
     if given["ranks"] < 1:
         parser.error(f"-n {given['ranks']}: a job has at least one rank")
+    given = {name: value for name, value in given.items() if value is not None}
+    _check(given, parser)
     return Options(command=() if standalone else _command(rest), **given)
+
+
+def _check(given: dict, parser: argparse.ArgumentParser) -> None:
+    """Refuse values that argparse cannot judge, and read lists."""
+    for name in ("timeout", "stall_timeout", "grace", "max_restarts"):
+        if given.get(name, 0) < 0:
+            parser.error(f"--{name.replace('_', '-')} {given[name]:g}: cannot be negative")
+    ranks, least = given["ranks"], given.get("elastic")
+    if least is not None and not 1 <= least <= ranks:
+        parser.error(f"--elastic {least}: the job starts with {ranks} ranks; give 1 to {ranks}")
+    if least is not None and not given.get("max_restarts"):
+        parser.error(f"--elastic {least} is about restarts; add --max-restarts N")
+    if "only_ranks" in given:
+        given["only_ranks"] = rank_list(given["only_ranks"], ranks, parser)
+    if "inject" in given:
+        given["inject"] = tuple(given["inject"])
+
+
+def rank_list(text: str, ranks: int, parser: argparse.ArgumentParser) -> tuple[int, ...]:
+    """The ranks of a list such as `0,2-3`."""
+    found: list[int] = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word.strip())
+        if match is None:
+            parser.error(f"--only-rank {text}: {word!r} is no rank; write 0 or 0,2-3")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last >= ranks or first > last:
+            parser.error(f"--only-rank {text}: {word} is not among ranks 0 to {ranks - 1}")
+        found.extend(range(first, last + 1))
+    return tuple(found)
 
 
 def _program_at(argv: list[str], parser: argparse.ArgumentParser) -> int:

@@ -1,13 +1,16 @@
 """Puts the output of many ranks on one screen without mixing their lines.
 
 Only whole lines are printed, each with its rank. Progress bars, which return to the start of their
-line with `\\r`, stay alive on rank 0; of the other ranks' bars the last state is printed.
+line with `\\r`, stay alive on rank 0; of the other ranks' bars the last state is printed. On
+request a line that all ranks say is printed once, and some ranks are only logged.
 """
 
 from __future__ import annotations
 
 import re
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -15,6 +18,8 @@ from typing import BinaryIO
 # A prompt has no line end: text of rank 0 that stays alone for so long is shown as it is.
 PROMPT_SECONDS = 0.1
 TAIL_LINES = 200
+# How long a line waits for the other ranks to say the same.
+COLLAPSE_SECONDS = 0.25
 _PIECE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)?")
 
 
@@ -34,9 +39,27 @@ class Printer:
     """Writes lines of ranks to stdout and stderr."""
 
     def __init__(
-        self, ranks: int, out: BinaryIO, err: BinaryIO, prefix: bool, log_dir: str | None = None
+        self,
+        ranks: int,
+        out: BinaryIO,
+        err: BinaryIO,
+        prefix: bool,
+        log_dir: str | None = None,
+        *,
+        only: Sequence[int] | None = None,
+        collapse: bool = False,
+        name_hosts: bool = False,
+        again: bool = False,
     ):
         self.width = len(str(ranks - 1))
+        self.shown = set(range(ranks) if only is None else only)
+        self.hosts: dict[int, str] = {}
+        self.name_hosts = name_hosts
+        self.log_mode = "ab" if again else "wb"
+        # Lines that wait for their likes on other ranks: (since, kind, text), in each rank's order.
+        self.held: dict[int, deque[tuple[float, bytes, bytes]]] | None = (
+            {r: deque() for r in sorted(self.shown)} if collapse else None
+        )
         self.sinks = {b"o": out, b"e": err}
         self.prefix = prefix
         self.streams = {(r, kind): Stream(r, kind) for r in range(ranks) for kind in self.sinks}
@@ -48,12 +71,23 @@ class Printer:
             self.log_dir.mkdir(parents=True, exist_ok=True)
 
     def mark(self, rank: int) -> bytes:
-        """`r2 | `, or nothing."""
-        return f"r{rank:<{self.width}} | ".encode() if self.prefix else b""
+        """`r2 | `, with several hosts `node7:r2 | `, or nothing."""
+        host = f"{self.hosts.get(rank, '?')}:" if self.name_hosts else ""
+        return f"{host}r{rank:<{self.width}} | ".encode() if self.prefix else b""
+
+    def show_always(self, rank: int) -> None:
+        """Show a rank's output from now on, whatever was asked for: it talks to a person."""
+        self.shown.add(rank)
+        if self.held is not None:
+            for text in self._without(rank):
+                self._write_line(self.mark(rank), *text)
 
     def feed(self, rank: int, kind: bytes, data: bytes) -> None:
         """Take output of a rank, in whatever pieces it arrives."""
         self._log(rank, data)
+        if rank not in self.shown:
+            self._remember(rank, kind, data)
+            return
         stream = self.streams[rank, kind]
         stream.since = time.monotonic()
         for text, end in _PIECE.findall(data):
@@ -67,8 +101,9 @@ class Printer:
                     self._draw(stream)
 
     def idle(self) -> None:
-        """Show what looks like a prompt."""
-        for kind in self.sinks:
+        """Show what looks like a prompt, and lines that have waited long enough."""
+        self._release(time.monotonic() - COLLAPSE_SECONDS)
+        for kind in self.sinks if 0 in self.shown else ():
             stream = self.streams[0, kind]
             waited = time.monotonic() - stream.since
             if stream.text and not stream.is_bar and waited > PROMPT_SECONDS:
@@ -85,16 +120,20 @@ class Printer:
             stream = self.streams[rank, kind]
             if stream.text:
                 self._line(stream, stream.text)
+        if self.held is not None:
+            self._release(time.monotonic() - COLLAPSE_SECONDS)
         log = self.logs.pop(rank, None)
         if log:
             log.close()
 
     def close(self) -> None:
-        """End an open line, so that the shell's prompt begins on a new one."""
+        """Show all that waits; end an open line: the shell's prompt begins on a new one."""
+        self._release(float("inf"))
         self._end_open_line()
 
     def note(self, text: str) -> None:
-        """A line of spmdrun's own."""
+        """A line of spmdrun's own; what the ranks said before comes first."""
+        self._release(float("inf"))
         self._end_open_line()
         self._write(b"e", text.encode() + b"\n")
 
@@ -107,9 +146,7 @@ class Printer:
     def _line(self, stream: Stream, line: bytes) -> None:
         was_bar, stream.is_bar, stream.text = stream.is_bar, False, b""
         if stream.kind == b"e":
-            tail = self.tails.setdefault(stream.rank, [])
-            tail.append(line.decode(errors="replace"))
-            del tail[:-TAIL_LINES]
+            self._keep(stream.rank, line)
         if self.open_line is stream:
             self.open_line = None
             if was_bar and line != stream.drawn:
@@ -118,8 +155,66 @@ class Printer:
                 line = b""  # it stands there; otherwise this is the answer to a prompt
             self._write(stream.kind, line + b"\n")
             return
+        if self.held is not None and stream.rank in self.held:
+            self.held[stream.rank].append((time.monotonic(), stream.kind, line))
+            self._release(time.monotonic() - COLLAPSE_SECONDS)
+            return
+        self._write_line(self.mark(stream.rank), stream.kind, line)
+
+    def _write_line(self, mark: bytes, kind: bytes, line: bytes) -> None:
         self._end_open_line()
-        self._write(stream.kind, self.mark(stream.rank) + line + b"\n")
+        self._write(kind, mark + line + b"\n")
+
+    def _keep(self, rank: int, line: bytes) -> None:
+        tail = self.tails.setdefault(rank, [])
+        tail.append(line.decode(errors="replace"))
+        del tail[:-TAIL_LINES]
+
+    def _remember(self, rank: int, kind: bytes, data: bytes) -> None:
+        """Keep the last lines of a rank that is not shown: it may be the one that fails."""
+        if kind == b"e":
+            stream = self.streams[rank, kind]
+            *lines, stream.text = (stream.text + data).split(b"\n")
+            for line in lines:
+                self._keep(rank, line)
+
+    # ---- equal lines of several ranks ----------------------------------------------------------
+
+    def _release(self, before: float) -> None:
+        """Print the lines that all ranks have said, and those that came before a moment.
+
+        A rank's lines keep their order, so only the first that waits can go.
+        """
+        if self.held is None:
+            return
+        while True:
+            first = {r: lines[0] for r, lines in self.held.items() if lines}
+            if not first:
+                return
+            _, kind, text = min(first.values())
+            ranks = [r for r, said in first.items() if said[1:] == (kind, text)]
+            if len(ranks) < len(self.held) and min(first.values())[0] > before:
+                return
+            for rank in ranks:
+                self.held[rank].popleft()
+            self._write_line(self._marks(ranks), kind, text)
+
+    def _marks(self, ranks: Sequence[int]) -> bytes:
+        """`r0-3 | ` of neighbours, `r0,2 | ` of others."""
+        if len(ranks) == 1 or not self.prefix:
+            return self.mark(ranks[0])
+        runs: list[list[int]] = []
+        for rank in ranks:
+            if runs and rank == runs[-1][-1] + 1:
+                runs[-1].append(rank)
+            else:
+                runs.append([rank])
+        words = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+        return f"r{','.join(words)} | ".encode()
+
+    def _without(self, rank: int) -> list[tuple[bytes, bytes]]:
+        assert self.held is not None
+        return [(kind, line) for _, kind, line in self.held.pop(rank, ())]
 
     def _return(self, stream: Stream, text: bytes) -> None:
         """The cursor goes back to the start of the line: what comes next replaces `text`."""
@@ -154,6 +249,6 @@ class Printer:
             return
         if rank not in self.logs:
             name = f"rank-{rank:0{self.width}}.log"
-            self.logs[rank] = open(self.log_dir / name, "wb")
+            self.logs[rank] = open(self.log_dir / name, self.log_mode)
         self.logs[rank].write(data)
         self.logs[rank].flush()

@@ -1,8 +1,9 @@
 """One rank's guard: starts the program, passes its output on, and reports how it ended.
 
-mpirun starts this file, by its path, once a rank; it imports the standard library only. The program
-is its child in a session of its own, so that ending the rank ends all that it started. The
-guard talks to spmdrun over a socket in frames: one letter, the length of the payload, the payload.
+mpirun starts it (`guard.py`) once a rank; it needs the standard library only. The program is its
+child in a session of its own, so that ending the rank ends all that it started. The guard and
+spmdrun talk over a socket in frames: one letter, the length of the payload, the payload. The guard
+passes output on, tells what changes on the rank's flight page, and looks closer when asked.
 When spmdrun is gone the socket closes, and the guard ends its program.
 """
 
@@ -18,12 +19,22 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
+
+from .inspection import STACK_SIGNAL, Subject, ended_by_kernel, out_of_memory_kills
 
 HEADER = struct.Struct("!cI")
-HELLO, STDIN, STDOUT, STDERR, EXIT = b"h", b"i", b"o", b"e", b"x"
+# What a guard says: it is there; it wants the input; the program's output; what is new on its page;
+# what a closer look found; its flight file; how it ended.
+HELLO, STDIN, STDOUT, STDERR = b"h", b"i", b"o", b"e"
+PULSE, LOOK, FLIGHT, EXIT = b"p", b"l", b"f", b"x"
+# What spmdrun says: end the program, with this signal; pass this signal on; look closer.
+END, SIGNAL, ASK = b"E", b"S", b"?"
 
 CHANNEL, TOKEN, SETTINGS = "SPMDRUN_CHANNEL", "SPMDRUN_TOKEN", "SPMDRUN_SETTINGS"
 REPORT_FILE = "SPMD_FAILURE_REPORT"
+FLIGHT_FOLDER = "SPMD_FLIGHT_DIR"
+STACKS = "SPMD_STACKS"
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -31,8 +42,7 @@ THREAD_VARIABLES = (
     "SPMD_NUM_THREADS",
 )
 
-# Between asking a program to end and ending it.
-GRACE_SECONDS = 1.5
+PULSE_SECONDS = 0.5
 # Until spmdrun has heard from all ranks.
 LINGER_SECONDS = 10.0
 # For output that is still under way when the program has ended.
@@ -98,8 +108,12 @@ class Guard:
         self.command = command
         self.settings = settings
         self.channel = channel
+        self.heard = bytearray()  # of spmdrun's words, up to the next whole frame
         self.stopping: float | None = None
         self.report = ""
+        self.subject = Subject(0)
+        self.pulse_at = 0.0
+        self.kills_before = out_of_memory_kills()
 
     def environment(self, cpus: list[int]) -> dict[str, str]:
         """What the program sees."""
@@ -113,6 +127,12 @@ class Guard:
             folder = folder if os.path.isdir(folder) else "/tmp"
             self.report = os.path.join(folder, f"rank-{self.rank}-{os.getpid()}.json")
             environ[REPORT_FILE] = self.report
+            stacks = os.path.join(folder, f"rank-{self.rank}-{os.getpid()}.stacks")
+            environ.setdefault(FLIGHT_FOLDER, self.settings["flight"])
+            environ[STACKS] = f"{STACK_SIGNAL}:{stacks}"
+            os.makedirs(environ[FLIGHT_FOLDER], exist_ok=True)
+            flight = os.path.join(environ[FLIGHT_FOLDER], f"rank-{self.rank}.flight")
+            self.subject = Subject(0, flight, stacks)
         return environ
 
     def start(self) -> subprocess.Popen:
@@ -141,8 +161,11 @@ class Guard:
         if self.rank:
             return subprocess.DEVNULL
         self.channel.sendall(frame(STDIN, b""))
-        _, handed, _, _ = socket.recv_fds(self.channel, 1, 1)
-        return handed[0] if handed else subprocess.DEVNULL
+        said, handed, _, _ = socket.recv_fds(self.channel, 1, 1)
+        if handed:
+            return handed[0]
+        self.heard += said  # the first letter of something else: the end, perhaps
+        return subprocess.DEVNULL
 
     def run(self) -> int:
         """Run the program to its end; returns its exit code, 128 + n for signal n."""
@@ -150,16 +173,20 @@ class Guard:
             program = self.start()
         except OSError as error:
             self.send(STDERR, f"{self.command[0]}: {error.strerror}\n".encode())
-            self.send(EXIT, json.dumps({"code": 127}).encode())
+            self.send(EXIT, json.dumps({"code": 127, "stopped": False}).encode())
             return 127
+        self.subject.pid = program.pid
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self.stop(program))
+            signal.signal(number, lambda *_: self.stop(program, signal.SIGTERM))
         hello = {"rank": self.rank, "host": socket.gethostname(), "group": program.pid}
         self.send(HELLO, json.dumps(hello).encode())
         self.forward(program)
         code = program.wait()
         _kill_group(program.pid, signal.SIGKILL)  # what the program left running ends with it
+        if code:
+            self.send_flight()
         self.send(EXIT, json.dumps(self.ending(code)).encode())
+        self.remove_files()
         if code:
             self.linger()
         return code if code >= 0 else 128 - code
@@ -167,6 +194,8 @@ class Guard:
     def ending(self, code: int) -> dict:
         """How the program ended, with the report that spmd wrote if it raised."""
         ending = {"code": code, "stopped": self.stopping is not None}
+        if code == -signal.SIGKILL and self.stopping is None:
+            ending["why"] = ended_by_kernel(self.subject.pid, self.kills_before)
         try:
             with open(self.report, encoding="utf-8") as file:
                 ending["report"] = json.load(file)
@@ -174,6 +203,21 @@ class Guard:
         except (OSError, ValueError):
             pass  # no exception, or none that spmd saw
         return ending
+
+    def remove_files(self) -> None:
+        """Remove what was written for spmdrun, which has it now; a folder of the user's stays."""
+        left = [self.subject.stacks]
+        if os.path.dirname(self.subject.flight) == self.settings["flight"]:
+            left.append(self.subject.flight)
+        for path in filter(None, left):
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # the program did not come so far
+        try:
+            os.rmdir(self.settings["flight"])
+        except OSError:
+            pass  # it holds other ranks' files, which they remove
 
     def linger(self) -> None:
         """Wait for spmdrun to hang up.
@@ -190,11 +234,52 @@ class Guard:
         except OSError:
             pass  # it took too long, or spmdrun was killed
 
-    def stop(self, program: subprocess.Popen) -> None:
+    def stop(self, program: subprocess.Popen, number: int) -> None:
         """Ask the program to end; `forward` ends it if it does not."""
         if self.stopping is None:
             self.stopping = time.monotonic()
-            _kill_group(program.pid, signal.SIGTERM)
+            _kill_group(program.pid, number)
+            _kill_group(program.pid, signal.SIGCONT)  # one that is stopped would not hear of it
+
+    def listen(self, program: subprocess.Popen, data: bytes) -> None:
+        """Do what spmdrun says. That it is gone means: end."""
+        self.heard += data
+        if not data:
+            self.stop(program, signal.SIGTERM)
+        while len(self.heard) >= HEADER.size:
+            kind, length = HEADER.unpack_from(self.heard)
+            if len(self.heard) < HEADER.size + length:
+                return
+            payload = bytes(self.heard[HEADER.size : HEADER.size + length])
+            del self.heard[: HEADER.size + length]
+            if kind == END:
+                self.stop(program, int(payload))
+            elif kind == SIGNAL and program.poll() is None:
+                os.kill(program.pid, int(payload))
+            elif kind == ASK:
+                self.send_flight()
+                self.send(LOOK, json.dumps(self.subject.look()).encode())
+
+    def send_flight(self) -> None:
+        """Send the rank's flight file as it is now; most of it is empty, and packs well."""
+        try:
+            with open(self.subject.flight, "rb") as file:
+                self.send(FLIGHT, zlib.compress(file.read(), 1))
+        except OSError:
+            pass  # it has not joined the job
+
+    def pulse(self) -> None:
+        """Tell what is new on the rank's page."""
+        now = time.monotonic()
+        if now < self.pulse_at or self.channel is None:
+            return
+        self.pulse_at = now + PULSE_SECONDS
+        page = self.subject.pulse()
+        if page is not None:
+            # Of a program that a script started: look at it, not at the shell.
+            if os.path.exists(f"/proc/{page['pid']}"):
+                self.subject.pid = page["pid"]
+            self.send(PULSE, json.dumps(page).encode())
 
     def send(self, kind: bytes, payload: bytes) -> None:
         """Tell spmdrun."""
@@ -220,14 +305,15 @@ class Guard:
             ready = [key for key, _ in waiting.select(0.05)]
             for key in ready:
                 data = os.read(key.fd, _READ_BYTES)
-                if key.data is None:  # any word from spmdrun means: end; and so does silence
-                    self.stop(program)
+                if key.data is None:
+                    self.listen(program, data)
                 else:
                     self.send(key.data, data)
                 if not data:
                     waiting.unregister(key.fileobj)
                     pipes -= key.data is not None
             self.enforce(program)
+            self.pulse()
             if program.poll() is not None:
                 ended = ended or time.monotonic()
                 # A process that the program left behind may hold the pipes open.
@@ -240,7 +326,7 @@ class Guard:
             self.enforce(program)
 
     def enforce(self, program: subprocess.Popen) -> None:
-        if self.stopping is not None and time.monotonic() > self.stopping + GRACE_SECONDS:
+        if self.stopping is not None and time.monotonic() > self.stopping + self.settings["grace"]:
             _kill_group(program.pid, signal.SIGKILL)
 
 
@@ -276,7 +362,3 @@ def main() -> int:
     settings = json.loads(os.environ[SETTINGS])
     channel = connect(os.environ[CHANNEL], os.environ[TOKEN])
     return Guard(sys.argv[1:], settings, channel).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,22 +18,42 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import command as commands
 from . import report
 from .find_mpi import Mpi
+from .lastcall import last_call, last_step
 from .options import Options
 from .printer import Printer
-from .rank import EXIT, HEADER, HELLO, STDERR, STDIN, STDOUT
+from .rank import (
+    ASK,
+    END,
+    EXIT,
+    FLIGHT,
+    HEADER,
+    HELLO,
+    LOOK,
+    PULSE,
+    SIGNAL,
+    STDERR,
+    STDIN,
+    STDOUT,
+    frame,
+)
+from .stall import BREAKPOINT, COLLECTIVE, Call, Verdict, View
 from .sweep import sweep
+from .watch import Watch
 
 TIMED_OUT = 124
 # For ranks that saw the first failure to say so, and to clean up.
 SECONDS_FOR_PEERS = 1.0
-# From the polite request to the end by force; longer than the guards take for the same.
-SECONDS_TO_END = 4.0
+# From the end of the ranks' grace to the end by force: the guards should have done it.
+SECONDS_TO_END = 2.5
+# How often the ranks' pages are looked at; the guards send what is new about as often.
+SECONDS_BETWEEN_LOOKS = 0.25
 _TOKEN_BYTES = 16
 _PR_SET_PDEATHSIG = 1
 
@@ -48,18 +68,40 @@ class Link:
     rank: int | None = None
     group: int | None = None
     host: str = ""
+    page: dict = field(default_factory=dict)
+    page_at: float = 0.0
+    look: dict = field(default_factory=dict)
+    last: Call | None = None
+    asked: bool = False
+
+
+# For a rank whose guard has not come, or has gone.
+NOBODY = Link(socket.socket())
 
 
 class Supervisor:
     """One job from its start to its exit code."""
 
-    def __init__(self, options: Options, mpi: Mpi | None):
+    def __init__(self, options: Options, mpi: Mpi | None, attempt: int = 0):
         self.options = options
         self.mpi = mpi
+        self.attempt = attempt
         self.printer = Printer(
-            options.ranks, sys.stdout.buffer, sys.stderr.buffer, options.prefix, options.log_dir
+            options.ranks,
+            sys.stdout.buffer,
+            sys.stderr.buffer,
+            options.prefix,
+            options.log_dir,
+            only=options.only_ranks,
+            collapse=options.collapse,
+            name_hosts=options.hostfile is not None,
+            again=attempt > 0,
         )
         self.endings = [report.Ending(rank) for rank in range(options.ranks)]
+        self.watch = Watch(commands.stall_timeout(options))
+        self.verdict: Verdict | None = None  # of a job that was ended because it hung
+        self.looked_at = 0.0
+        self.folder = ""
         self.links: list[Link] = []
         self.token = secrets.token_hex(_TOKEN_BYTES)
         self.select = selectors.DefaultSelector()
@@ -69,6 +111,8 @@ class Supervisor:
         self.code: int | None = None  # decided by us: a signal, the time limit
         self.ask_at: float | None = None  # when to ask the ranks to end
         self.force_at: float | None = None
+        self.end_signal = int(signal.SIGTERM)
+        self.to_pass_on: list[int] = []
         self.signals = 0
         self.hellos = 0  # guards that have reported
 
@@ -76,10 +120,13 @@ class Supervisor:
 
     def run(self) -> int:
         """Run the job; returns the exit code of spmdrun."""
-        folder = tempfile.mkdtemp(prefix="spmdrun-")
+        folder = self.folder = tempfile.mkdtemp(prefix="spmdrun-")
+        flight = commands.flight_folder(folder)
         try:
             listener, address = self.listen(folder)
-            environ = commands.environment(self.options, address, self.token, folder)
+            environ = commands.environment(
+                self.options, address, self.token, folder, flight=flight, attempt=self.attempt
+            )
             line = commands.command(self.options, self.mpi, environ, folder)
             if self.options.verbose:
                 self.printer.note(f"spmdrun: {' '.join(line)}")
@@ -91,13 +138,16 @@ class Supervisor:
                 self.end_by_force(mpirun)
                 for number, handler in previous.items():
                     signal.signal(number, handler)
-            self.read_reports(folder)
+            self.read_what_is_left(flight)
             code = self.conclude(mpirun.returncode)
             if code:
                 sweep(self.began_at)
             return code
         finally:
+            self.select.close()
+            listener.close()
             shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(flight, ignore_errors=True)
 
     def listen(self, folder: str) -> tuple[socket.socket, str]:
         """Open the door for the guards: a file on one host, a port where there are several."""
@@ -142,12 +192,15 @@ class Supervisor:
                 else:
                     self.hear_mpirun(key.data, mpirun)
             self.printer.idle()
+            self.pass_signals_on()
+            self.watch_the_ranks()
             self.watch_the_clock(mpirun)
             if mpirun.poll() is None:
                 continue
             gone_at = gone_at or time.monotonic()
             # Guards outlive mpirun for a moment, to say how their rank ended.
-            if not self.links or time.monotonic() > gone_at + SECONDS_TO_END:
+            patience = self.options.grace + SECONDS_TO_END
+            if not self.links or time.monotonic() > gone_at + patience:
                 return
 
     def watch_the_clock(self, mpirun: subprocess.Popen[bytes]) -> None:
@@ -158,7 +211,7 @@ class Supervisor:
             self.printer.note(f"spmdrun: the time limit of {limit:g} s has passed")
             self.ask_at = now
         if self.ask_at is not None and now >= self.ask_at and self.force_at is None:
-            self.force_at = now + SECONDS_TO_END
+            self.force_at = now + self.options.grace + SECONDS_TO_END
             self.ask_to_end()
         if self.force_at is not None and now > self.force_at:
             self.end_by_force(mpirun)
@@ -199,14 +252,25 @@ class Supervisor:
     def handle(self, link: Link, kind: bytes, payload: bytes) -> None:
         if kind == HELLO:
             hello = json.loads(payload)
-            link.rank, link.group, link.host = hello["rank"], hello["group"], hello["host"]
+            rank = link.rank = int(hello["rank"])
+            link.group, link.host = hello["group"], hello["host"]
             self.hellos += 1
+            ending = self.endings[rank]
+            ending.host, ending.device = link.host, commands.device(self.options, rank)
+            self.printer.hosts[rank] = link.host
             if self.force_at is not None:
                 self.tell_to_end(link)  # it came when the end had been called
         elif kind == STDIN:
             socket.send_fds(link.channel, [STDIN], [sys.stdin.fileno()])
         elif kind in (STDOUT, STDERR) and link.rank is not None:
             self.printer.feed(link.rank, kind, payload)
+        elif kind == PULSE:
+            link.page, link.page_at = json.loads(payload), time.monotonic()
+        elif kind == LOOK:
+            link.look, link.asked = json.loads(payload), False
+        elif kind == FLIGHT and link.rank is not None:
+            self.flight_file(link.rank).write_bytes(zlib.decompress(payload))
+            link.last = last_call(self.flight_file(link.rank), self.options.ranks)
         elif kind == EXIT:
             self.note_end(link, json.loads(payload))
 
@@ -216,6 +280,7 @@ class Supervisor:
         ending = self.endings[link.rank]
         ending.code, ending.at = said["code"], time.monotonic() - self.began
         ending.stopped, ending.report = said["stopped"], said.get("report", {})
+        ending.why, link.asked = said.get("why", ""), False
         self.printer.finish(link.rank)
         if ending.failed and self.ask_at is None:
             self.ask_at = time.monotonic() + SECONDS_FOR_PEERS
@@ -246,26 +311,101 @@ class Supervisor:
         else:
             self.mpirun_said += data
 
+    def flight_file(self, rank: int) -> Path:
+        """Where the copy of a rank's flight file lies that its guard sent."""
+        return Path(self.folder, f"rank-{rank}.flight")
+
+    # ---- the watch -----------------------------------------------------------------------------
+
+    def watch_the_ranks(self) -> None:
+        now = time.monotonic()
+        if now < self.looked_at + SECONDS_BETWEEN_LOOKS or self.ask_at is not None:
+            return
+        self.looked_at = now
+        self.watch.tick(self, now)
+        for link in self.links:
+            if link.rank is not None and link.page.get("phase") == BREAKPOINT:
+                self.printer.show_always(link.rank)  # it talks to a person
+
+    def views(self, now: float) -> list[View]:
+        """All that is known of the ranks; of those without a guard, how they ended."""
+        links = {link.rank: link for link in self.links}
+        found = []
+        for ending in self.endings:
+            rank = ending.rank
+            link = links.get(rank, NOBODY)
+            view = View(rank, ending.where, page=link.page, look=link.look, last=link.last)
+            if ending.code is not None:
+                view.ended = "finished" if ending.code == 0 else ending.cause()
+            if link.page:
+                view.idle = now - link.page_at
+                if link.page["phase"] == COLLECTIVE:
+                    view.idle += link.page["age"]
+            found.append(view)
+        return found
+
+    def look_closer(self) -> None:
+        """See `watch.Job`."""
+        for link in list(self.links):
+            link.asked = True
+            self.tell(link, ASK)
+
+    def have_looked(self) -> bool:
+        """See `watch.Job`."""
+        return not any(link.asked for link in self.links)
+
+    def note(self, text: str) -> None:
+        """See `watch.Job`."""
+        self.printer.note(text)
+
+    def marks(self) -> dict[int, str]:
+        """See `watch.Job`."""
+        return {e.rank: f"rank {e.rank}{f' ({e.where})' if e.where else ''}" for e in self.endings}
+
+    def stalled(self, verdict: Verdict | None, text: str) -> None:
+        """See `watch.Job`."""
+        self.code, self.verdict, self.ask_at = TIMED_OUT, verdict, time.monotonic()
+
     # ---- the end -------------------------------------------------------------------------------
 
     def catch_signals(self) -> dict:
         def on_signal(number: int, _frame) -> None:
+            if number in (signal.SIGUSR1, signal.SIGUSR2):
+                self.to_pass_on.append(number)
+                return
             self.signals += 1
+            self.end_signal = number
             self.code = 128 + number
             self.ask_at = time.monotonic()
             if self.signals > 1:
                 self.force_at = self.ask_at  # asked twice: no more patience
 
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+        )
         return {number: signal.signal(number, on_signal) for number in numbers}
+
+    def pass_signals_on(self) -> None:
+        """Hand signals that are the program's own business to all ranks."""
+        numbers, self.to_pass_on = self.to_pass_on, []
+        for number in numbers:
+            for link in list(self.links):
+                self.tell(link, SIGNAL, str(number).encode())
 
     def ask_to_end(self) -> None:
         for link in list(self.links):
             self.tell_to_end(link)
 
     def tell_to_end(self, link: Link) -> None:
+        self.tell(link, END, str(self.end_signal).encode())
+
+    def tell(self, link: Link, kind: bytes, payload: bytes = b"") -> None:
         try:
-            link.channel.sendall(b"end")
+            link.channel.sendall(frame(kind, payload))
         except OSError:
             pass  # it has ended already
 
@@ -286,14 +426,23 @@ class Supervisor:
                 pass
         mpirun.wait()
 
-    def read_reports(self, folder: str) -> None:
+    def read_what_is_left(self, flight: str) -> None:
         """Find what ranks wrote whose guards were killed before they could pass it on."""
-        for path in Path(folder).glob("rank-*.json"):
+        for path in Path(self.folder).glob("rank-*.json"):
             try:
                 said = json.loads(path.read_text(encoding="utf-8"))
             except (OSError, ValueError):
                 continue
             self.endings[said["rank"]].report = said
+        for ending in self.endings:
+            copy = self.flight_file(ending.rank)
+            if not copy.exists():
+                try:
+                    shutil.copyfile(Path(flight, copy.name), copy)
+                except OSError:
+                    continue  # it never joined the job, or it ended well
+            ending.last = last_call(copy, self.options.ranks)
+            ending.step = last_step(copy)
 
     def conclude(self, mpirun_code: int) -> int:
         """Say what happened, and choose the exit code."""
@@ -303,20 +452,41 @@ class Supervisor:
         nobody_came = self.hellos == 0
         if said and (self.options.verbose or (nobody_came and self.code is None)):
             for line in said.splitlines():
-                self.printer.note(f"mpirun | {line}")
+                self.note(f"mpirun | {line}")
         if self.code is not None:
-            ranks = [e.rank for e in self.endings if e.stopped or e.code is None]
-            self.printer.note(f"spmdrun: ended {len(ranks)} of {self.options.ranks} ranks")
-            return self.code
+            return self.conclude_own_end()
         if nobody_came:
-            self.printer.note(f"spmdrun: mpirun started no rank (its exit code: {mpirun_code})")
+            self.note(f"spmdrun: mpirun started no rank (its exit code: {mpirun_code})")
             return abs(mpirun_code) or 1
         if first is None:
             return 0 if mpirun_code == 0 else abs(mpirun_code)
         mark = self.printer.mark(first.rank).decode()
         for line in report.lines(self.endings, self.printer.tail(first.rank), mark):
-            self.printer.note(line)
+            self.note(line)
+        self.keep_flights()
         return first.exit_code
+
+    def conclude_own_end(self) -> int:
+        """Say what became of a job that this process ended: on a signal, on time, or a stall."""
+        ranks = [e.rank for e in self.endings if e.stopped or e.code is None]
+        self.note(f"spmdrun: ended {len(ranks)} of {self.options.ranks} ranks")
+        if self.verdict is not None:
+            self.keep_flights()
+            self.note(f"spmdrun: {report.stall_summary(self.verdict, self.marks())}")
+        return self.code or 0
+
+    def keep_flights(self) -> None:
+        """Leave the ranks' flight files beside their logs."""
+        folder = self.options.log_dir
+        copies = [c for e in self.endings if (c := self.flight_file(e.rank)).exists()]
+        if folder and copies:
+            for copy in copies:
+                shutil.copyfile(copy, Path(folder, copy.name))
+
+    @property
+    def may_restart(self) -> bool:
+        """Whether the job failed by itself: not by a signal to us, nor by the time limit."""
+        return self.code is None or self.verdict is not None
 
 
 def own_address(peer: str) -> str:

@@ -12,6 +12,7 @@ import importlib as _importlib
 import typing as _typing
 from types import ModuleType as _ModuleType
 
+from spmd.core import stacks as _stacks  # isort: skip  # first: what follows may be what hangs
 from spmd import (
     ad_checkpoint,
     api,

@@ -123,7 +123,14 @@ def test_a_former_job_does_not_leak_into_a_new_one(script: str):
     assert not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "SPMD_RANK_PROCESS"} & set(environ)
     assert environ["OMPI_MCA_btl"] == "self,sm"  # the user's choice stays
     assert environ["SPMD_NUM_CPU_DEVICES"] == "3"
-    assert json.loads(environ[SETTINGS]) == {"bind": True, "folder": "/tmp/job", "ranks": 2}
+    settings = json.loads(environ[SETTINGS])
+    assert settings | {"flight": ""} == {
+        "bind": True,
+        "folder": "/tmp/job",
+        "flight": "",
+        "grace": 1.5,
+        "ranks": 2,
+    }
 
 
 def test_one_rank_needs_no_mpirun(script: str):

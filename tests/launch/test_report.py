@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from launch.report import Ending, first_failure, lines, traceback_in
+from dataclasses import replace
+
+from launch.report import Ending, first_failure, lines, summary, traceback_in
+from launch.stall import Call
 
 
 def raised(
@@ -36,19 +39,40 @@ def test_nobody():
 
 def test_a_signal_is_named_and_gives_a_shells_code():
     ending = Ending(1, -11)
-    assert (ending.cause(), ending.exit_code) == ("killed by SIGSEGV", 139)
+    assert (ending.cause(), ending.exit_code) == ("was killed by SIGSEGV", 139)
 
 
-def test_the_report_ends_with_the_traceback_of_the_first():
+def test_the_report_ends_with_the_whole_story_in_one_line():
     endings = [Ending(0, 0), raised(1, 2.0), raised(2, 1.0, secondary=True), Ending(3, None)]
+    endings[1].host, endings[1].device, endings[1].step = "node7", "cpu:1", 118
     assert lines(endings, ["unused"], "r1 | ") == [
         "spmdrun: rank 0: finished",
         "spmdrun: rank 2: stopped by that failure",
         "spmdrun: rank 3: ended with the job",
-        "spmdrun: rank 1 failed first: ValueError at train.py:7: no",
         "r1 | Traceback (most recent call last):",
         "r1 | ValueError: no",
+        "spmdrun: rank 1 (node7, cpu:1) raised ValueError at train.py:7 in step 118: no; "
+        "rank 2 was waiting at train.py:7",
     ]
+
+
+def test_the_last_line_names_the_collective_in_which_others_waited():
+    call = Call("psum", "/home/me/train.py:88", 0, 41, (0, 1, 2, 3))
+    endings = [raised(r, 1.0, secondary=True) for r in range(4)]
+    for ending in endings:
+        ending.last = call
+    endings[1] = Ending(1, -9, False, 0.2, why="out of memory", last=replace(call, done=True))
+    assert summary(first_failure(endings), endings) == (
+        "rank 1 was killed by SIGKILL (out of memory) after psum train.py:88; "
+        "ranks 0, 2, 3 were waiting in psum train.py:88"
+    )
+
+
+def test_ranks_that_agree_on_an_error_share_the_line():
+    endings = [raised(r, 1.0 + r) for r in range(3)]
+    assert lines(endings, [], "")[-1] == (
+        "spmdrun: ranks 0, 1, 2 raised ValueError at train.py:7: no"
+    )
 
 
 def test_without_a_report_the_traceback_is_found_in_what_was_printed():

@@ -171,7 +171,7 @@ def test_standard_input_belongs_to_rank_0(start):
 def test_the_end_of_standard_input_is_seen(spmdrun):
     done = spmdrun(["-n", "2"], "input('? ') if rank == 0 else None")
     assert done.returncode == 1
-    assert "spmdrun: rank 0 failed first: EOFError at train.py:9" in done.stderr
+    assert "raised EOFError at train.py:9" in done.stderr
 
 
 # ---- jobs that do not ----------------------------------------------------------------------------
@@ -193,9 +193,12 @@ def test_the_first_failure_is_shown_last(spmdrun):
     assert done.returncode == 1
     final = done.stderr[done.stderr.index("spmdrun: ") :].splitlines()
     assert final[0] == "spmdrun: ranks 0, 2: stopped by that failure"
-    assert final[1].startswith("spmdrun: rank 1 failed first: ZeroDivisionError at train.py:11: ")
-    assert final[2] == "r1 | Traceback (most recent call last):"
-    assert final[-1].startswith("r1 | ZeroDivisionError: integer division")
+    assert final[1] == "r1 | Traceback (most recent call last):"
+    assert final[-2].startswith("r1 | ZeroDivisionError: integer division")
+    assert final[-1].startswith("spmdrun: rank 1 (")
+    assert "cpu:1) raised ZeroDivisionError at train.py:11: integer division" in final[-1]
+    assert final[-1].endswith("train.py:14")
+    assert "; ranks 0, 2 were waiting " in final[-1]
     assert "MPI_ABORT" not in done.stderr + done.stdout
 
 
@@ -203,11 +206,11 @@ def test_the_first_failure_is_shown_last(spmdrun):
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "rank 1 failed first: killed by SIGKILL"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "rank 1 failed first: killed by SIGSEGV"),
-        ("os._exit(9)", 9, "rank 1 failed first: exit code 9"),
-        ("sys.exit(7)", 7, "rank 1 failed first: exit code 7"),
-        ("sys.exit('no data')", 1, "rank 1 failed first: exit code 1\nr1 | no data\n"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "was killed by SIGSEGV"),
+        ("os._exit(9)", 9, "ended with exit code 9"),
+        ("sys.exit(7)", 7, "ended with exit code 7"),
+        ("sys.exit('no data')", 1, "ended with exit code 1"),
     ],
     ids=["kill", "segfault", "os._exit", "sys.exit", "words"],
 )
@@ -216,7 +219,9 @@ def test_how_a_rank_ended(spmdrun, how: str, code: int, said: str):
     done = spmdrun(["-n", "2"], f"if rank == 1:\n    {how}\ncomm.all_reduce(x)")
     assert time.monotonic() - began < 15
     assert done.returncode == code
-    assert said in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("spmdrun: rank 1 (") and said in last
+    assert how[:8] != "sys.exit" or code == 7 or "\nr1 | no data\n" in done.stderr
     assert "rank 0: stopped by that failure" in done.stderr
 
 
@@ -226,7 +231,7 @@ def test_a_program_that_never_reaches_spmd(spmdrun):
     assert done.returncode == 1
     assert (
         "ModuleNotFoundError: No module named 'nothing_of_this_name'"
-        in (done.stderr.splitlines()[-1])
+        in (done.stderr.splitlines()[-2])
     )
 
 

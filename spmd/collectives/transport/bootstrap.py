@@ -12,8 +12,8 @@ import sys
 import threading
 from dataclasses import dataclass
 
+from spmd.collectives.transport import inject, shm_segment
 from spmd.collectives.transport import mpi as mpi_transport
-from spmd.collectives.transport import shm_segment
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.environment import OWNER, Environment, detect
 from spmd.collectives.transport.exits import ExitHooks
@@ -118,6 +118,7 @@ def _join(found: Environment) -> Job:
     comm = mpi_transport.connect_world(mpi, config.shared_memory)
     ExitHooks(comm, mpi.COMM_WORLD.Abort).install()
     os.environ[OWNER] = str(os.getpid())
+    comm = inject.wrapped(comm, lambda: -1)
     return Job(found, comm, *mpi_transport.local_ranks(mpi))
 
 
