@@ -158,9 +158,15 @@ def _crossed(waiting: Sequence[tuple[Call, list[int]]]) -> list[Finding]:
 
 
 def judge(view: View, call: Call, soon: float) -> Finding:
-    """What keeps one rank from the collective in which others wait for it."""
+    """What keeps one rank from the collective in which others wait for it.
+
+    What is certain comes first: how it ended, what the kernel says, what it says of itself. Only
+    then its stack is read.
+    """
     look, place = view.look, place_of(view.look.get("stack", ()))
     at = f" at {place}" if place else ""
+    step = view.page.get("step", -1)
+    at += f" in step {step}" if step >= 0 else ""
     stack = tuple(
         f"{file}:{line} in {function}"
         for file, line, function in look.get("stack", ())[:STACK_SHOWN]
@@ -182,7 +188,7 @@ def judge(view: View, call: Call, soon: float) -> Finding:
     if view.phase == BREAKPOINT:
         return finding("breakpoint", f"is in a breakpoint{at}", True)
     if not view.page:
-        return finding("not joined", f"has not joined the job{_or_is(at)}")
+        return finding("not joined", f"has not joined the job{_or_is(at)}{_asleep(look)}")
     computes = look.get("busy", 0.0) > IDLE
     if view.phase in (TRACING, COMPILING):
         doing = "tracing" if view.phase == TRACING else "compiling"

@@ -362,7 +362,7 @@ class Supervisor:
         """See `watch.Job`."""
         return {e.rank: f"rank {e.rank}{f' ({e.where})' if e.where else ''}" for e in self.endings}
 
-    def stalled(self, verdict: Verdict | None, text: str) -> None:
+    def stalled(self, verdict: Verdict) -> None:
         """See `watch.Job`."""
         self.code, self.verdict, self.ask_at = TIMED_OUT, verdict, time.monotonic()
 

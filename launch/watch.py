@@ -34,7 +34,7 @@ class Job(Protocol):
 
     def marks(self) -> dict[int, str]: ...
 
-    def stalled(self, verdict: Verdict | None, text: str) -> None:
+    def stalled(self, verdict: Verdict) -> None:
         """End the job."""
         ...
 
@@ -78,21 +78,18 @@ class Watch:
         if verdict is None:
             return
         over = waited >= self.timeout and not verdict.excused
-        text = tuple(verdict.lines(waited, job.marks()))
-        if over:
-            for line in text:
-                job.note(f"spmdrun: {line}")
-            job.stalled(verdict, f"nothing moved for {waited:.0f} s")
-        elif self.told != (told := tuple((f.rank, f.kind) for f in verdict.findings)):
+        told = tuple((finding.rank, finding.kind) for finding in verdict.findings)
+        if told != self.told:
             self.told = told
-            for line in text:
+            for line in verdict.lines(waited, job.marks()):
                 job.note(f"spmdrun: {line}")
-            left = "" if verdict.excused else f" in {max(0.0, self.timeout - waited):.0f} s"
-            job.note(
-                f"spmdrun: the job is left alone{'' if verdict.excused else ' until then'}"
-                if verdict.excused
-                else f"spmdrun: if nothing moves it ends{left} (--stall-timeout)"
-            )
+            if verdict.excused:
+                job.note("spmdrun: that is no reason to end the job")
+            elif not over:
+                left = self.timeout - waited
+                job.note(f"spmdrun: if nothing moves, it ends in {left:.0f} s (--stall-timeout)")
+        if over:
+            job.stalled(verdict)
 
     def _goes_on(self, job: Job) -> None:
         if self.told is not None:

@@ -197,7 +197,7 @@ def test_the_first_failure_is_shown_last(spmdrun):
     assert final[-2].startswith("r1 | ZeroDivisionError: integer division")
     assert final[-1].startswith("spmdrun: rank 1 (")
     assert "cpu:1) raised ZeroDivisionError at train.py:11: integer division" in final[-1]
-    assert final[-1].endswith("train.py:14")
+    assert final[-1].endswith("train.py:15")
     assert "; ranks 0, 2 were waiting " in final[-1]
     assert "MPI_ABORT" not in done.stderr + done.stdout
 

@@ -7,9 +7,12 @@ the job when it fails (`exits`).
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spmd.collectives.transport import inject, shm_segment
@@ -17,10 +20,19 @@ from spmd.collectives.transport import mpi as mpi_transport
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.environment import OWNER, Environment, detect
 from spmd.collectives.transport.exits import ExitHooks
-from spmd.collectives.transport.flight import FLIGHT, FOLDER, WORLD, GroupLog
+from spmd.collectives.transport.flight import (
+    COLLECTIVE,
+    FLIGHT,
+    FOLDER,
+    STEP,
+    WORLD,
+    GroupLog,
+    source_text,
+)
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
 from spmd.core.errors import LaunchError
+from spmd.core.source import current_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +100,10 @@ def initialize(process_index: int | None = None, process_count: int | None = Non
     with _current.lock:
         if _current.job is None:
             found = detect(os.environ, process_index, process_count)
-            _current.job = _join(found)
-            _record(_current.job.world)
+            made = _join(found)
+            _record(made.world)
+            world = inject.wrapped(made.world, lambda: FLIGHT.words[STEP])
+            _current.job = dataclasses.replace(made, world=world)
         joined = _current.job
     if process_count not in (None, joined.world.size) or process_index not in (
         None,
@@ -108,18 +122,34 @@ def _join(found: Environment) -> Job:
         if found.note:
             sys.stderr.write(f"spmd: running as a single process: {found.note}\n")
         return Job(found, SingleCommunicator(), 0, 1)
-    mpi = mpi_transport.load_mpi()
-    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
-    _check_agreement(found, rank, size, mpi.Get_library_version())
-    if size == 1:
-        return Job(found, SingleCommunicator(), 0, 1)
-    if rank == 0:
-        shm_segment.sweep()
-    comm = mpi_transport.connect_world(mpi, config.shared_memory)
+    with _waiting_for_the_others(found):
+        mpi = mpi_transport.load_mpi()
+        rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
+        _check_agreement(found, rank, size, mpi.Get_library_version())
+        if size == 1:
+            return Job(found, SingleCommunicator(), 0, 1)
+        if rank == 0:
+            shm_segment.sweep()
+        comm = mpi_transport.connect_world(mpi, config.shared_memory)
     ExitHooks(comm, mpi.COMM_WORLD.Abort).install()
     os.environ[OWNER] = str(os.getpid())
-    comm = inject.wrapped(comm, lambda: -1)
     return Job(found, comm, *mpi_transport.local_ranks(mpi))
+
+
+@contextlib.contextmanager
+def _waiting_for_the_others(found: Environment) -> Iterator[None]:
+    """Note for spmdrun that this rank has come: all wait here for one that does not."""
+    folder = os.environ.get(FOLDER)
+    if not folder or not found.size:
+        yield
+        return
+    FLIGHT.join(found.rank, found.size, folder)
+    label = FLIGHT.label("start-up", source=source_text(current_source()))
+    place = FLIGHT.begin(label, 0, WORLD, 0, entered=True)
+    before = FLIGHT.set_phase(COLLECTIVE)
+    yield
+    FLIGHT.completed(place)
+    FLIGHT.set_phase(before)
 
 
 def _record(world: CheckedCommunicator) -> None:

@@ -94,7 +94,7 @@ class Flight:
 
     def join(self, rank: int, size: int, folder: str | None) -> None:
         """Say which rank this is; from now on in a file of `folder`, where that can be had."""
-        if folder:
+        if folder and self.path is None:
             try:
                 self._move_to(Path(folder), rank)
             except OSError as error:

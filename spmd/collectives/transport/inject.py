@@ -156,6 +156,7 @@ class InjectingCommunicator(CheckedCommunicator):
 
     def __init__(self, inner: CheckedCommunicator, injector: Injector):
         super().__init__(inner.rank, inner.size, inner.name)
+        self.log = inner.log
         self.inner = inner
         self.injector = injector
 
