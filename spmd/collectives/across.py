@@ -18,6 +18,7 @@ from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.flight import FLIGHT, source_text
+from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import CollectiveError
@@ -36,8 +37,13 @@ _OPS = {
 _communicators: dict[Any, CheckedCommunicator] = {}
 
 
-def communicator(groups: Groups, processes: Sequence[int]) -> CheckedCommunicator:
-    """The communicator of the processes that groups connect with this one."""
+def communicator(
+    groups: Groups, processes: Sequence[int], origin: Origin = NOWHERE
+) -> CheckedCommunicator:
+    """The communicator of the processes that groups connect with this one.
+
+    `origin` is the program that asks for it, should other ranks be elsewhere.
+    """
     parts = _components(groups, processes)
     if parts not in _communicators:
         world = bootstrap.world()
@@ -47,7 +53,8 @@ def communicator(groups: Groups, processes: Sequence[int]) -> CheckedCommunicato
                 f"a mesh over several processes must have devices of all {world.size}; this one "
                 f"has devices of {sorted(set(processes))}"
             )
-        made = world if len(parts) == 1 else world.split(mine[0], world.rank)
+        whose = Origin(program=origin.program)
+        made = world if len(parts) == 1 else world.split(mine[0], world.rank, whose)
         assert made is not None
         _communicators[parts] = made
     return _communicators[parts]
@@ -77,15 +84,15 @@ class Across:
         params: dict[str, Any],
         groups: Groups,
         processes: Sequence[int],
-        name: str,
+        origin: Origin,
         aval: ShapedArray,
         source: Source = UNKNOWN,
         program: str = "",
     ):
         self.prim = prim
-        self.name = name
+        self.origin = origin
         self.params = {k: v for k, v in params.items() if k not in ("axes", "groups")}
-        self.comm = communicator(groups, processes)
+        self.comm = communicator(groups, processes, origin)
         rank = bootstrap.process_index()
         ours = _component_of(rank, groups, processes)
         self.groups = tuple(g for g in groups if processes[g[0]] in ours)
@@ -101,6 +108,7 @@ class Across:
             axes=tuple(str(axis) for axis in params.get("axes", ())),
             source=source_text(source),
             scope=source.scope,
+            path=origin.operand,
             program=program,
         )
         self.run: Callable[..., None] = self._recorded(self._choose(processes))
@@ -138,7 +146,7 @@ class Across:
     def _reduce_one(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         out = outputs[0][0]
         np.copyto(out, inputs[0][0])
-        self.comm.all_reduce(out, _OPS[self.prim.name][0])
+        self.comm.all_reduce(out, _OPS[self.prim.name][0], self.origin)
 
     def _reduce(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         op, combine, identity = _OPS[self.prim.name]
@@ -155,7 +163,7 @@ class Across:
             row[...] = members[0]
             for x in members[1:]:
                 combine(row, x, out=row)
-        self.comm.all_reduce(buffer, op)
+        self.comm.all_reduce(buffer, op, self.origin)
         for row, group in zip(rows, self.groups, strict=True):
             for k in group:
                 if k in self.where:
@@ -164,16 +172,16 @@ class Across:
     # -- one device a process: the transport does it all --
 
     def _permute(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        self.comm.permute(inputs[0][0], outputs[0][0], self.params["perm"])
+        self.comm.permute(inputs[0][0], outputs[0][0], self.params["perm"], self.origin)
 
     def _all_gather(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        self.comm.all_gather(inputs[0][0], outputs[0][0])
+        self.comm.all_gather(inputs[0][0], outputs[0][0], self.origin)
 
     def _all_to_all(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        self.comm.all_to_all(inputs[0][0], outputs[0][0])
+        self.comm.all_to_all(inputs[0][0], outputs[0][0], self.origin)
 
     def _reduce_scatter(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        self.comm.reduce_scatter(inputs[0][0], outputs[0][0], ReduceOp.SUM)
+        self.comm.reduce_scatter(inputs[0][0], outputs[0][0], ReduceOp.SUM, self.origin)
 
     _DIRECT = {  # noqa: RUF012
         "all_gather": _all_gather,
@@ -187,7 +195,7 @@ class Across:
         mine = np.stack([x[0] for x in inputs])
         everyone = np.empty((len(self.order), *mine.shape[1:]), mine.dtype)
         assert everyone.size == mine.size * self.comm.size, product(mine.shape)
-        self.comm.all_gather(mine, everyone)
+        self.comm.all_gather(mine, everyone, self.origin)
         value = dict(zip(self.order, everyone, strict=True))
         assert self.prim.members is not None
         for group in self.groups:

@@ -13,6 +13,7 @@ from spmd.collectives.groups import (
     group_size,
     in_groups,
     make_varying,
+    map_leaves,
     names_of,
     normal_groups,
     only_axis,
@@ -23,7 +24,6 @@ from spmd.collectives.groups import (
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import broadcast_leading, move_dim, reshape
-from spmd.core.tree import tree_map
 from spmd.core.util import canonical_dim
 from spmd.lax.concatenate import concatenate
 
@@ -51,7 +51,7 @@ def all_gather(
         leaf = make_varying(leaf, axes)
         return all_gather_p.bind(leaf, axes=axes, groups=groups, dim=dim, size=size, tiled=tiled)
 
-    return tree_map(one, x)
+    return map_leaves(one, x)
 
 
 def _abstract(x: ShapedArray, *, dim: int, size: int, tiled: bool, **_: Any) -> ShapedArray:

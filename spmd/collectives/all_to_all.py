@@ -17,6 +17,7 @@ from spmd.collectives.groups import (
     group_size,
     in_groups,
     make_varying,
+    map_leaves,
     names_of,
     normal_groups,
     only_axis,
@@ -29,7 +30,6 @@ from spmd.core.errors import ShapeError
 from spmd.core.primitive import Primitive, linear
 from spmd.core.source import current_source
 from spmd.core.structural import move_dim, permute_dims, reshape
-from spmd.core.tree import tree_map
 from spmd.core.util import canonical_dim
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import slice_in_dim
@@ -70,7 +70,7 @@ def all_to_all(
         shape = typeof(out).shape
         return reshape(out, (*shape[:concat], size * shape[concat + 1], *shape[concat + 2 :]))
 
-    return tree_map(one, x)
+    return map_leaves(one, x)
 
 
 def _check(aval: ShapedArray, split: int, size: int, tiled: bool) -> None:

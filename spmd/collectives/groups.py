@@ -6,15 +6,17 @@ order in which reductions associate, so it never depends on time or rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core.aval import typeof
 from spmd.core.axis import axis_frame, axis_names, size_of, vma_hooks
+from spmd.core.context import state
 from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Refused
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, to_front
+from spmd.core.tree import keystr, tree_map_with_path
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import index_in_dim
 
@@ -84,6 +86,21 @@ def group_size(axes: Sequence[Any], groups: Groups | None) -> int:
 def names_of(axis_name: Any) -> tuple[Any, ...]:
     """One axis name or several as a tuple, each in scope."""
     return axis_names(axis_name)
+
+
+def map_leaves(one: Callable[[Any], Any], x: Any) -> Any:
+    """`one` of each leaf of a pytree; what it does is known by the leaf's path."""
+    before = state.operand
+
+    def named(path: Any, leaf: Any) -> Any:
+        if path:  # else the whole operand, which may itself be a leaf of a caller's
+            state.operand = before + keystr(path)
+        return one(leaf)
+
+    try:
+        return tree_map_with_path(named, x)
+    finally:
+        state.operand = before
 
 
 def make_varying(x: Any, axes: Sequence[Any]) -> Any:

@@ -12,6 +12,7 @@ from spmd.collectives.groups import (
     NO_IMPL,
     NOT_PARTITIONED,
     make_varying,
+    map_leaves,
     names_of,
     only_axis,
     rows_of,
@@ -37,7 +38,7 @@ def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
     """
     axes = names_of(axis_name)
     pairs = _checked("ppermute", perm, size_of(axis_name))
-    return tree_map(
+    return map_leaves(
         lambda leaf: ppermute_p.bind(make_varying(leaf, axes), axes=axes, perm=pairs), x
     )
 

@@ -15,6 +15,7 @@ from spmd.collectives.groups import (
     group_size,
     in_groups,
     make_varying,
+    map_leaves,
     names_of,
     normal_groups,
     out_of_groups,
@@ -29,7 +30,6 @@ from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer
-from spmd.core.tree import tree_map
 from spmd.lax.arithmetic import add, div, max, min, mul
 from spmd.lax.array import full_like
 from spmd.lax.convert import convert_element_type
@@ -57,7 +57,7 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
             return _constant_sum(leaf, group_size(axes, groups))
         return psum_p.bind(make_varying(leaf, axes), axes=axes, groups=groups)
 
-    return tree_map(one, x)
+    return map_leaves(one, x)
 
 
 def _constant_sum(x: Any, size: int) -> Any:
@@ -75,7 +75,7 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
         dtype = dtypes.to_inexact(typeof(total).dtype)
         return div(convert_element_type(total, dtype), np.asarray(n, dtype)[()])
 
-    return tree_map(one, x)
+    return map_leaves(one, x)
 
 
 def pmax(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
@@ -99,7 +99,7 @@ def _extreme(name: str, prim: Primitive, x: Any, axis_name: Any, index_groups: A
             return leaf
         return prim.bind(make_varying(leaf, axes), axes=axes, groups=groups)
 
-    return tree_map(one, x)
+    return map_leaves(one, x)
 
 
 # ---- rules -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from spmd.collectives.groups import (
     group_size,
     in_groups,
     make_varying,
+    map_leaves,
     names_of,
     normal_groups,
     only_axis,
@@ -28,7 +29,6 @@ from spmd.core.errors import ShapeError
 from spmd.core.primitive import Primitive, linear
 from spmd.core.source import current_source
 from spmd.core.structural import move_dim
-from spmd.core.tree import tree_map
 from spmd.core.util import canonical_dim
 from spmd.lax.arithmetic import add
 from spmd.lax.slicing import index_in_dim, slice_in_dim
@@ -60,7 +60,7 @@ def psum_scatter(
         params = {"axes": axes, "groups": groups, "dim": dim, "size": size, "tiled": tiled}
         return reduce_scatter_p.bind(leaf, **params)
 
-    return tree_map(one, x)
+    return map_leaves(one, x)
 
 
 def _check(aval: ShapedArray, dim: int, size: int, tiled: bool) -> None:

@@ -31,7 +31,7 @@ from spmd.sharding.named import NamedSharding
 def specialise(call: MappedCall) -> Callable[..., Any] | None:
     """A closure `match(args, kwargs)` for calls like this one."""
     executable = mesh_executable(**call.params)
-    if len(executable.piece_avals) != len(call.leaves):
+    if len(executable.piece_avals) != len(call.leaves) or executable.undecided is not None:
         return None
     try:
         return _MapWriter(call, executable).function()

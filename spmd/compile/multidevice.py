@@ -9,10 +9,13 @@ from __future__ import annotations
 import struct
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from spmd.collectives.schedule import Schedule, agree, axis_text, schedule_of
+from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.flight import COMPILING, FLIGHT
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
@@ -22,11 +25,13 @@ from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
 from spmd.compile.lower.schedule import Buffer, Host
 from spmd.compile.memory import plan_program
-from spmd.compile.pipeline import PASSES, PASSES_ACROSS, run_passes
+from spmd.compile.passes.simplify import simplify
+from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
 from spmd.core.aval import ShapedArray
 from spmd.core.device import process_index
 from spmd.core.errors import ShardingError
 from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.source import current_source
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
@@ -49,7 +54,7 @@ def mesh_executable(
     key = (mesh, in_specs, out_specs)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
-            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs)
+            entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name)
     return entries[key]
 
 
@@ -62,6 +67,7 @@ class MeshExecutable:
         mesh: Mesh,
         in_specs: Sequence[PartitionSpec],
         out_specs: Sequence[PartitionSpec],
+        name: str = "<function>",
     ):
         self.mesh = mesh
         devices = mesh.flat_devices()
@@ -77,12 +83,42 @@ class MeshExecutable:
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]
         self.places = [SingleDeviceSharding(d) for d in self.devices]
-        self._compile(
-            run_passes(closed, passes=PASSES_ACROSS if self.topology.is_spread else PASSES)
-        )
+        # What the ranks must agree about before the first run; None when that is done, or needless.
+        self.undecided: Schedule | None = None
+        if self.topology.is_spread:
+            closed = self._passes_across(closed, name)
+        else:
+            closed = run_passes(closed)
+        self._compile(closed)
+
+    def _passes_across(self, closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
+        """The optimised jaxpr; its schedule and origins are noted."""
+        report = Report()
+        names, sizes = closed.jaxpr.arg_names, self.topology.sizes
+        final = run_passes(closed, report, PASSES_ACROSS)
+        simple = report.jaxprs[simplify.__name__]
+        traced = ClosedJaxpr(simple.jaxpr.replace(arg_names=names), simple.consts)
+        extent = ", ".join(f"{axis_text(axis)}: {size}" for axis, size in sizes.items())
+        ranks = ", ".join(map(str, self.topology.processes))
+        mesh = f"axes {extent} over devices of ranks {ranks}"
+        schedule, origins = schedule_of(traced, final, name, current_source().short, mesh)
+        if schedule.exchanges:
+            self.undecided = schedule
+        self.topology = replace(self.topology, origins=origins)
+        return final
+
+    def agree(self) -> None:
+        """Compare this program with the other ranks', unless that was done; raise if they differ.
+
+        At the first run, not at compilation: one rank may look at a program that none runs.
+        """
+        if self.undecided is not None:
+            agree(bootstrap.world(), self.undecided)
+            self.undecided = None
 
     def _compile(self, closed: ClosedJaxpr) -> None:
         self.schedule = lower(closed, self.topology)
+        self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
         # Which arguments will be donated is not known yet: any may be.
@@ -119,6 +155,7 @@ class MeshExecutable:
         self, pieces: Sequence[Sequence[Any]], takes: Mapping[int, int] = NOTHING
     ) -> list[list[Array]]:
         """Run on pieces: for each operand one for each local device; results likewise."""
+        self.agree()
         count = len(self.devices)
         blocks: list[list[Any]] = []
         arenas = [alloc(self.arena) for _ in range(count)]

@@ -20,6 +20,7 @@ class _State(threading.local):
         self.axes: tuple[Any, ...] = ()
         self.source: Any = None
         self.scope: str = ""
+        self.operand: str = ""
 
 
 # The trace that every thread starts with; core/trace.py puts its `EvalTrace` here.

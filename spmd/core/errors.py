@@ -119,9 +119,13 @@ class GradError(SpmdError, TypeError):
 
 
 class CollectiveError(SpmdError, RuntimeError):
-    """Devices or ranks disagree about a collective."""
+    """Devices or ranks disagree about a collective; `diff` lists all differences that are known."""
 
     located = False
+
+    def __init__(self, text: str = "", diff: str = "") -> None:
+        super().__init__(text)
+        self.diff = diff
 
 
 class PeerError(SpmdError, RuntimeError):

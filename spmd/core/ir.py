@@ -87,7 +87,7 @@ _FIELDS = frozenset(Eqn.__slots__)
 class Jaxpr:
     """Equations in order, with the variables that come in and the atoms that go out."""
 
-    __slots__ = ("constvars", "effects", "eqns", "invars", "name", "outvars")
+    __slots__ = ("arg_names", "constvars", "effects", "eqns", "invars", "name", "outvars")
 
     def __init__(
         self,
@@ -96,6 +96,7 @@ class Jaxpr:
         eqns: Sequence[Eqn],
         outvars: Sequence[Atom],
         name: str = "",
+        arg_names: Sequence[str] = (),
     ):
         self.constvars = tuple(constvars)
         self.invars = tuple(invars)
@@ -103,10 +104,12 @@ class Jaxpr:
         self.outvars = tuple(outvars)
         self.effects = NO_EFFECTS.union(*[e.effects for e in eqns if e.effects])
         self.name = name
+        # As the user wrote them, of the last inputs; constants may have become inputs before them.
+        self.arg_names = tuple(arg_names)
 
     def replace(self, **changes: Any) -> Jaxpr:
         """The same jaxpr with some fields changed."""
-        names = ("constvars", "invars", "eqns", "outvars", "name")
+        names = ("constvars", "invars", "eqns", "outvars", "name", "arg_names")
         return Jaxpr(**({n: getattr(self, n) for n in names} | changes))
 
     @property

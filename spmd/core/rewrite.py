@@ -63,9 +63,14 @@ def last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
     return out[::-1]
 
 
-def close(f: Callable[..., Sequence[Any]], avals: Sequence[ShapedArray], name: str) -> ClosedJaxpr:
+def close(
+    f: Callable[..., Sequence[Any]],
+    avals: Sequence[ShapedArray],
+    name: str,
+    arg_names: tuple[str, ...] = (),
+) -> ClosedJaxpr:
     """Trace `f` of flat arguments to a closed jaxpr called `name`."""
-    return trace_to_jaxpr(f, avals, Debug(name))
+    return trace_to_jaxpr(f, avals, Debug(name, arg_names))
 
 
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:

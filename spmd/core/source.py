@@ -23,12 +23,16 @@ SKIPPED_FILES = {functools.__file__, contextlib.__file__, "<frozen runpy>"}
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A place in the user's program; `scope` is what `named_scope` calls it."""
+    """A place in the user's program; `scope` is what `named_scope` calls it.
+
+    `operand` is which leaf of a pytree the operation is for, where it is done for each leaf.
+    """
 
     file: str
     line: int
     function: str
     scope: str = ""
+    operand: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} ({self.function})" + self._suffix()
@@ -60,8 +64,8 @@ def _is_skipped(code: CodeType) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _interned(file: str, line: int, function: str, scope: str) -> Source:
-    return Source(file, line, function, scope)
+def _interned(file: str, line: int, function: str, scope: str, operand: str) -> Source:
+    return Source(file, line, function, scope, operand)
 
 
 def current_source() -> Source:
@@ -72,6 +76,8 @@ def current_source() -> Source:
     while frame is not None:
         code = frame.f_code
         if not _is_skipped(code):
-            return _interned(code.co_filename, frame.f_lineno, code.co_name, state.scope)
+            return _interned(
+                code.co_filename, frame.f_lineno, code.co_name, state.scope, state.operand
+            )
         frame = frame.f_back
     return UNKNOWN

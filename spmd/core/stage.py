@@ -145,7 +145,8 @@ class JaxprTrace(Trace):
         for eqn in self.eqns:
             used.update(eqn.invars)
         consts = [(v, t._var) for _, t, v in self.consts.values() if t._var in used]
-        jaxpr = Jaxpr([v for _, v in consts], self.invars, self.eqns, outvars, self.debug.name)
+        names = self.debug.name, self.debug.arg_names
+        jaxpr = Jaxpr([v for _, v in consts], self.invars, self.eqns, outvars, *names)
         return ClosedJaxpr(jaxpr, [c for c, _ in consts])
 
     # -- errors --

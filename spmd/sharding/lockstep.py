@@ -14,10 +14,15 @@ from typing import Any
 import numpy as np
 
 from spmd.collectives.groups import device_groups
+from spmd.collectives.schedule import describe
 from spmd.collectives.transport import bootstrap
+from spmd.collectives.transport.origin import NOWHERE, Origin
+from spmd.core.aval import typeof
+from spmd.core.context import attributed_to
 from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr, Literal, all_eqns, subjaxprs
 from spmd.core.primitive import Primitive
+from spmd.core.source import current_source
 from spmd.core.util import split_list
 from spmd.lax.callback import Place, at_place
 
@@ -63,7 +68,8 @@ class Lockstep:
             return env[atom]
 
         for eqn in jaxpr.eqns:
-            outs = self.apply(eqn.prim, [read(a) for a in eqn.invars], eqn.params)
+            with attributed_to(eqn.source):
+                outs = self.apply(eqn.prim, [read(a) for a in eqn.invars], eqn.params)
             env.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
         return [read(a) for a in jaxpr.outvars]
 
@@ -100,7 +106,7 @@ class Lockstep:
     def _collective(self, prim: Primitive, x: Values, params: dict[str, Any]) -> Values:
         axes = params["axes"]
         groups = device_groups(self.sizes, axes, params.get("groups"))
-        members = self._everyone(x)
+        members = self._everyone(x, _origin(prim, x[0], params) if self.is_spread else NOWHERE)
         rest = {k: v for k, v in params.items() if k not in ("axes", "groups")}
         out: dict[int, np.ndarray] = {}
         here = set(self.local)
@@ -111,19 +117,21 @@ class Lockstep:
                 out.update(zip(group, found, strict=True))
         return [np.asarray(out[k]) for k in self.local]
 
-    def _everyone(self, x: Values) -> dict[int, np.ndarray]:
+    def _everyone(self, x: Values, origin: Origin) -> dict[int, np.ndarray]:
         """The values of all devices of the mesh, other processes' too."""
         mine = dict(zip(self.local, x, strict=True))
         if not self.is_spread:
             return mine
         out: dict[int, np.ndarray] = {}
-        for part in bootstrap.world().all_gather_object(mine):
+        for part in bootstrap.world().all_gather_object(mine, origin):
             out.update(part)
         return out
 
     def same(self, what: str, values: Values) -> Any:
         """The one value that all devices hold; collectives inside `what` need that."""
-        everyone = self._everyone(values)
+        line = current_source().short
+        origin = Origin(f"the condition of {what} at {line}", source=line)
+        everyone = self._everyone(values, origin)
         distinct = {x.item() for x in everyone.values()}
         if len(distinct) > 1:
             listed = ", ".join(f"device {k}: {x.item()}" for k, x in sorted(everyone.items()))
@@ -132,6 +140,12 @@ class Lockstep:
                 f"about it: {listed}"
             )
         return distinct.pop()
+
+
+def _origin(prim: Primitive, x: np.ndarray, params: dict[str, Any]) -> Origin:
+    """What the ranks compare about one collective that runs by itself."""
+    entry = describe(prim.name, typeof(x), params, current_source())
+    return Origin(str(entry), source=entry.source, operand=entry.operand)
 
 
 # ---- control flow that holds collectives -------------------------------------------------------

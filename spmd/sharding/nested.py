@@ -55,7 +55,8 @@ def flatten_maps(jaxpr: ClosedJaxpr, mesh: Mesh, kind: str) -> tuple[ClosedJaxpr
         sizes.update(eqn.params["mesh"].shape)
     grown = Mesh(_device_grid(mesh, sizes), tuple(sizes))
     with mesh_axes(grown, kind):
-        flat = close(_Flattened(jaxpr), jaxpr.in_avals, jaxpr.jaxpr.name)
+        outer = jaxpr.jaxpr
+        flat = close(_Flattened(jaxpr), jaxpr.in_avals, outer.name, outer.arg_names)
     return flat, grown
 
 

@@ -22,7 +22,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.names import (
     check_arrays,
     check_axis_name_free,
-    debug_info,
+    function_source,
     leaf_names,
     mapped_size,
     parameter_names,
@@ -30,7 +30,7 @@ from spmd.core.names import (
 )
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.source import current_source
-from spmd.core.stage import trace_to_jaxpr
+from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import EVAL, Tracer, to_numpy
 from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
@@ -170,6 +170,7 @@ class _PmapCall:
         self.flat, self.in_tree = tree_flatten((self.given, kwargs))
         names = _names(self.fun, args, static, kwargs)
         check_arrays(self.what, names, self.flat)
+        self.names = tuple(names)
         self.avals = [typeof(x) for x in self.flat]
         self.in_axes = self._flat_in_axes(args, static)
         size = mapped_size(self.what, names, self.avals, self.in_axes, options["axis_size"])
@@ -251,7 +252,7 @@ class _PmapCall:
             v if a is None else v.update(shape=_with_row(v.shape, a, 1))
             for v, a in zip(self.avals, self.in_axes, strict=True)
         ]
-        debug = debug_info(self.fun, self.given, self.kwargs)
+        debug = Debug(function_name(self.fun), self.names, function_source(self.fun))
         with mesh_axes(self.mesh, "pmap"), FLIGHT.phase(TRACING, "trace", debug.name):
             closed = trace_to_jaxpr(flat, rows, debug)
         closed, consts = hoist_tracers(closed)

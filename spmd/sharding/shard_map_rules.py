@@ -78,7 +78,7 @@ def vary_outputs(
         return [pvary(x, axes) if axes else x for x, axes in zip(outs, missing, strict=True)]
 
     with mesh_axes(mesh, kind):
-        return close(f, closed.in_avals, closed.jaxpr.name)
+        return close(f, closed.in_avals, closed.jaxpr.name, closed.jaxpr.arg_names)
 
 
 def cut(value: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[np.ndarray]:

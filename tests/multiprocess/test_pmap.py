@@ -84,7 +84,9 @@ def test_a_rank_that_calls_another_collective(job: Run):
     )
     assert done.returncode == 1
     assert "CollectiveError" in done.stderr
-    assert "all_reduce" in done.stderr and "all_gather" in done.stderr
+    assert "ranks disagree about <lambda> (called at train.py:13)" in done.stderr
+    assert "rank 0: psum f32[3] over 'i' of x at train.py:8" in done.stderr
+    assert "rank 1: all_gather f32[3] over 'i' with dim=0" in done.stderr
 
 
 def test_a_rank_that_leaves_early(job: Run):
@@ -110,6 +112,8 @@ def test_shapes_that_differ_between_ranks(job: Run):
     )
     assert done.returncode == 1
     assert "CollectiveError" in done.stderr
+    for rank, shape in ((0, "[1,3]"), (1, "[1,2]")):
+        assert f"rank {rank}: f32{shape}" in done.stderr
 
 
 def test_a_wrong_number_of_rows_says_how_many(job: Run):

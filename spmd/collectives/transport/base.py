@@ -12,6 +12,7 @@ makes the same calls in the same order. What each call means, for rank `r` of `n
 | `permute(buf, out, pairs)` | `buf`, S elements | `out`, S: `buf` of its source, or zeros if none |
 | `broadcast(buf, root)` | `buf`, S elements | `buf` of rank `root`, in place |
 | `all_gather_object(obj)` | anything picklable | the list of all ranks' objects |
+| `compare(digest)` | 64 bits | whether all ranks gave the same |
 | `barrier()` | | returns when every rank has called it |
 | `split(color, key)` | its colour and its key | the ranks of its colour, ordered by (key, rank) |
 
@@ -27,6 +28,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from spmd.collectives.transport.origin import NOWHERE, Origin
 
 
 class ReduceOp(enum.Enum):
@@ -51,33 +54,48 @@ class Communicator(Protocol):
 
     Shapes count only by their number of elements; `buf` and `out` must not overlap. One thread at
     a time may use a communicator. Every rank must make the same calls: a difference raises
-    `CollectiveError` on every rank, a rank that fails raises `PeerError` on the others.
+    `CollectiveError` on every rank, a rank that fails raises `PeerError` on the others. `origin`
+    says for whom a call is made; it takes part in the comparison.
     """
 
     rank: int
     size: int
 
-    def all_reduce(self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None: ...
-
-    def all_gather(self, buf: np.ndarray, out: np.ndarray) -> None: ...
-
-    def reduce_scatter(
-        self, buf: np.ndarray, out: np.ndarray, op: ReduceOp = ReduceOp.SUM
+    def all_reduce(
+        self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM, origin: Origin = NOWHERE
     ) -> None: ...
 
-    def all_to_all(self, buf: np.ndarray, out: np.ndarray) -> None: ...
+    def all_gather(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None: ...
+
+    def reduce_scatter(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        op: ReduceOp = ReduceOp.SUM,
+        origin: Origin = NOWHERE,
+    ) -> None: ...
+
+    def all_to_all(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None: ...
 
     def permute(
-        self, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        pairs: Sequence[tuple[int, int]],
+        origin: Origin = NOWHERE,
     ) -> None: ...
 
     def broadcast(self, buf: np.ndarray, root: int = 0) -> None: ...
 
-    def all_gather_object(self, obj: Any) -> list[Any]: ...
+    def all_gather_object(self, obj: Any, origin: Origin = NOWHERE) -> list[Any]: ...
+
+    def compare(self, digest: int, origin: Origin) -> bool: ...
 
     def barrier(self) -> None: ...
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(
+        self, color: int | None, key: int = 0, origin: Origin = NOWHERE
+    ) -> Communicator | None:
         """Divide the group by colour; `None` takes part in the call and gets no communicator."""
         ...
 

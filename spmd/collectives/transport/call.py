@@ -1,7 +1,9 @@
 """What a rank says about the collective it enters, so that the others can compare.
 
-A `Call` packs into 128 bytes that travel with (or before) the data; ranks whose bytes differ are
-in different calls, and every one of them raises the same report.
+A `Call` packs into 256 bytes that travel with (or before) the data; ranks whose bytes differ are
+in different calls, and every one of them raises the same report. Of a compiled program the bytes
+hold the digest of its whole schedule and the place in it, so ranks that are in different programs
+notice at their first collective, even if that one is the same in both.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from spmd.collectives.transport.base import ReduceOp
+from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core.errors import CollectiveError
 
-_LAYOUT = struct.Struct("<HHIq24s88s")
+_LAYOUT = struct.Struct("<HHIqq24s48s160s")
 CALL_BYTES = _LAYOUT.size
-assert CALL_BYTES == 128
+assert CALL_BYTES == 256
+# What ranks must agree about; the text that follows names the program as well, for the report.
+LAW_BYTES = 96
+_ELLIPSIS = b" ..."
 _OPS = (None, *ReduceOp)
 
 
@@ -37,6 +43,7 @@ class Kind(enum.IntEnum):
     ALL_GATHER_OBJECT = 7
     BARRIER = 8
     SPLIT = 9
+    PROGRAM = 10  # the comparison of a program that is about to run for the first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +57,17 @@ class Call:
     detail: str
     packed: bytes = field(compare=False, repr=False)
     digest: int = field(compare=False, repr=False)  # of `packed`: one word to compare
+    origin: Origin = field(compare=False, default=NOWHERE)
 
     def __str__(self) -> str:
+        if self.kind is Kind.PROGRAM:
+            return f"a new program, {self.origin}"
+        if self.kind is Kind.SPLIT:
+            return f"{self.movement()} for {self.origin}" if str(self.origin) else self.movement()
+        return str(self.origin) or self.movement()
+
+    def movement(self) -> str:
+        """What moves, without whose wish it is: `all_reduce(sum) of float32[4]`."""
         op = f"({self.op.value})" if self.op else ""
         detail = f" with {self.detail}" if self.detail else ""
         what = f" of {self.dtype}[{self.count}]" if self.dtype else ""
@@ -60,35 +76,52 @@ class Call:
 
 @functools.lru_cache(maxsize=4096)
 def make_call(
-    kind: Kind, op: ReduceOp | None = None, dtype: str = "", count: int = 0, detail: str = ""
+    kind: Kind,
+    op: ReduceOp | None = None,
+    dtype: str = "",
+    count: int = 0,
+    detail: str = "",
+    origin: Origin = NOWHERE,
 ) -> Call:
-    """A call and its packed form; equal calls are the same object."""
-    text = detail.encode()
+    """A call and its packed form; equal calls from one origin are the same object."""
+    texts = detail.encode(), str(origin).encode()
     # A long detail (the pairs of a big permutation) is cut for reading, but compared as a whole.
-    digest = zlib.crc32(text)
-    packed = _LAYOUT.pack(kind, _OPS.index(op), digest, count, dtype.encode()[:24], text[:88])
-    return Call(kind, op, dtype, count, detail, packed, _digest(packed))
-
-
-def _digest(packed: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little", signed=True)
-
-
-def read_call(packed: bytes) -> str:
-    """Describe a call that another rank packed."""
-    kind, op, _, count, dtype, detail = _LAYOUT.unpack(packed)
-    if not kind:
-        return "no collective yet"
-    call = Call(
-        Kind(kind),
-        _OPS[op],
-        dtype.rstrip(b"\0").decode(errors="replace"),
+    check = zlib.crc32(b"%d\0%b\0%b" % (origin.position, texts[0], origin.text.encode()))
+    packed = _LAYOUT.pack(
+        kind,
+        _OPS.index(op),
+        check,
         count,
-        detail.rstrip(b"\0").decode(errors="replace"),
-        packed,
-        0,
+        origin.schedule,
+        dtype.encode()[:24],
+        _cut(texts[0], 48),
+        _cut(texts[1], 160),
     )
-    return str(call)
+    return Call(kind, op, dtype, count, detail, packed, digest_of(packed[:LAW_BYTES]), origin)
+
+
+def digest_of(data: bytes) -> int:
+    """64 bits that tell texts apart, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def _cut(text: bytes, size: int) -> bytes:
+    return text if len(text) <= size else text[: size - len(_ELLIPSIS)] + _ELLIPSIS
+
+
+def read_call(packed: bytes) -> Call | None:
+    """The call that another rank packed; None of a rank that has made none."""
+    kind, op, _, count, schedule, dtype, detail, text = _LAYOUT.unpack(packed)
+    if not kind:
+        return None
+    dtype, detail, text = (x.rstrip(b"\0").decode(errors="replace") for x in (dtype, detail, text))
+    origin = Origin(text, schedule=schedule)
+    return Call(Kind(kind), _OPS[op], dtype, count, detail, packed, 0, origin)
+
+
+def call_text(packed: bytes) -> str:
+    """Describe a call that another rank packed."""
+    return str(read_call(packed) or "no collective yet")
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -100,16 +133,33 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def mismatch(sequence: int, calls: Sequence[bytes]) -> CollectiveError:
     """The error that every rank raises when the packed calls of the ranks differ."""
     groups: dict[bytes, list[int]] = {}
+    found: dict[bytes, Call | None] = {}
     for rank, packed in enumerate(calls):
-        groups.setdefault(bytes(packed), []).append(rank)
-    sides = "\n".join(
-        f"  {ranks_text(ranks)}: {read_call(packed)}" for packed, ranks in groups.items()
-    )
+        law = bytes(packed[:LAW_BYTES])
+        groups.setdefault(law, []).append(rank)
+        found.setdefault(law, read_call(packed))
+    texts = {law: str(call or "no collective yet") for law, call in found.items()}
+    if len(set(texts.values())) < len(texts):  # the same line with other buffers
+        moved = {law: call.movement() for law, call in found.items() if call is not None}
+        texts = {law: f"{text}: {moved[law]}" for law, text in texts.items()}
+    sides = "\n".join(f"  {ranks_text(ranks)}: {texts[law]}" for law, ranks in groups.items())
+    new = [r for x, call in found.items() if call and call.kind is Kind.PROGRAM for r in groups[x]]
     return CollectiveError(
         f"collective #{sequence} differs between ranks:\n{sides}\n"
-        "Every rank must make the same calls in the same order: look for a collective under "
-        "`if rank == ...`, in a loop whose length depends on the rank's data, or with other shapes."
+        + (_ONLY_SOME_COMPILED.format(ranks_text(sorted(new))) if new else _SAME_CALLS)
     )
+
+
+_SAME_CALLS = (
+    "Every rank must make the same calls in the same order: look for a collective under "
+    "`if rank == ...`, in a loop whose length depends on the rank's data, or with other shapes."
+)
+_ONLY_SOME_COMPILED = (
+    "Only {} compiled a new program here. Every rank must call the same programs in the same order "
+    "with arguments of the same shapes, dtypes and static values: look for a call under "
+    "`if rank == ...`, a last batch that is smaller on some ranks, or a static argument that "
+    "depends on the rank. SPMD_LOG_COMPILES=1 says why each program is compiled."
+)
 
 
 def pairs_detail(pairs: Sequence[tuple[int, int]], size: int) -> str:

@@ -24,6 +24,7 @@ from spmd.collectives.transport.call import (
     pairs_detail,
 )
 from spmd.collectives.transport.flight import GroupLog
+from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.collectives.transport.reduction import check_op
 from spmd.core.errors import CollectiveError
 
@@ -42,27 +43,35 @@ class CheckedCommunicator(abc.ABC):
 
     # ---- the public calls ----------------------------------------------------------------------
 
-    def all_reduce(self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
+    def all_reduce(
+        self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM, origin: Origin = NOWHERE
+    ) -> None:
         """Reduce `buf` over all ranks, in place."""
         check_buffer(Kind.ALL_REDUCE, "buf", buf, writable=True)
         check_op(op, buf.dtype)
-        call = make_call(Kind.ALL_REDUCE, op, dtype_name(buf.dtype), buf.size)
+        call = make_call(Kind.ALL_REDUCE, op, dtype_name(buf.dtype), buf.size, "", origin)
         self._carry(self._all_reduce, call, buf, buf.reshape(-1), op)
 
-    def all_gather(self, buf: np.ndarray, out: np.ndarray) -> None:
+    def all_gather(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None:
         """Collect the `buf` of every rank in `out`, in rank order."""
         self._check_pair(Kind.ALL_GATHER, buf, out, 1, self.size)
-        call = make_call(Kind.ALL_GATHER, None, dtype_name(buf.dtype), buf.size)
+        call = make_call(Kind.ALL_GATHER, None, dtype_name(buf.dtype), buf.size, "", origin)
         self._carry(self._all_gather, call, buf, buf.reshape(-1), out.reshape(-1))
 
-    def reduce_scatter(self, buf: np.ndarray, out: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
+    def reduce_scatter(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        op: ReduceOp = ReduceOp.SUM,
+        origin: Origin = NOWHERE,
+    ) -> None:
         """Reduce `buf` over all ranks and keep this rank's block of the result in `out`."""
         self._check_pair(Kind.REDUCE_SCATTER, buf, out, self.size, 1)
         check_op(op, buf.dtype)
-        call = make_call(Kind.REDUCE_SCATTER, op, dtype_name(buf.dtype), buf.size)
+        call = make_call(Kind.REDUCE_SCATTER, op, dtype_name(buf.dtype), buf.size, "", origin)
         self._carry(self._reduce_scatter, call, buf, buf.reshape(-1), out.reshape(-1), op)
 
-    def all_to_all(self, buf: np.ndarray, out: np.ndarray) -> None:
+    def all_to_all(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None:
         """Send block `r` of `buf` to rank `r`; `out` holds the blocks sent here, in rank order."""
         self._check_pair(Kind.ALL_TO_ALL, buf, out, 1, 1)
         if buf.size % self.size:
@@ -70,14 +79,20 @@ class CheckedCommunicator(abc.ABC):
                 f"all_to_all: buf has {buf.size} elements, which do not divide into "
                 f"{self.size} equal blocks, one a rank"
             )
-        call = make_call(Kind.ALL_TO_ALL, None, dtype_name(buf.dtype), buf.size)
+        call = make_call(Kind.ALL_TO_ALL, None, dtype_name(buf.dtype), buf.size, "", origin)
         self._carry(self._all_to_all, call, buf, buf.reshape(-1), out.reshape(-1))
 
-    def permute(self, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]) -> None:
+    def permute(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        pairs: Sequence[tuple[int, int]],
+        origin: Origin = NOWHERE,
+    ) -> None:
         """Send `buf` along each `(source, target)` pair; `out` is zeros where nothing arrives."""
         self._check_pair(Kind.PERMUTE, buf, out, 1, 1)
         detail = pairs_detail(pairs, self.size)
-        call = make_call(Kind.PERMUTE, None, dtype_name(buf.dtype), buf.size, detail)
+        call = make_call(Kind.PERMUTE, None, dtype_name(buf.dtype), buf.size, detail, origin)
         self._carry(self._permute, call, buf, buf.reshape(-1), out.reshape(-1), pairs)
 
     def broadcast(self, buf: np.ndarray, root: int = 0) -> None:
@@ -90,18 +105,27 @@ class CheckedCommunicator(abc.ABC):
         call = make_call(Kind.BROADCAST, None, dtype_name(buf.dtype), buf.size, f"root={root}")
         self._carry(self._broadcast, call, buf, buf.reshape(-1), root)
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, origin: Origin = NOWHERE) -> list[Any]:
         """The objects of all ranks, in rank order. Pickled: for small things, not for arrays."""
-        call = make_call(Kind.ALL_GATHER_OBJECT)
+        call = make_call(Kind.ALL_GATHER_OBJECT, origin=origin)
         return self._carry(self._gather_objects, call, None, obj)
+
+    def compare(self, digest: int, origin: Origin) -> bool:
+        """Whether all ranks are about to run a program of this digest for the first time."""
+        mine, out = np.array([digest], np.int64), np.empty(self.size, np.int64)
+        call = make_call(Kind.PROGRAM, None, "int64", 1, "", origin)
+        self._carry(self._all_gather, call, mine, mine, out)
+        return bool((out == digest).all())
 
     def barrier(self) -> None:
         """Return when every rank of the group has called it."""
         self._carry(self._barrier, make_call(Kind.BARRIER), None)
 
-    def split(self, color: int | None, key: int = 0) -> CheckedCommunicator | None:
+    def split(
+        self, color: int | None, key: int = 0, origin: Origin = NOWHERE
+    ) -> CheckedCommunicator | None:
         """Divide the group by colour; ranks order by `key`, then by rank in this group."""
-        return self._carry(self._split, make_call(Kind.SPLIT), None, color, key)
+        return self._carry(self._split, make_call(Kind.SPLIT, origin=origin), None, color, key)
 
     def _split(self, call: Call, color: int | None, key: int) -> CheckedCommunicator | None:
         wishes = self._gather_objects(call, (color, key))
@@ -210,7 +234,8 @@ class CheckedCommunicator(abc.ABC):
         padded = np.zeros(longest, np.uint8)
         padded[: payload.size] = payload
         out = np.empty(longest * self.size, np.uint8)
-        self._all_gather(make_call(call.kind, None, "uint8", longest), padded, out)
+        second = make_call(call.kind, None, "uint8", longest, "", call.origin)
+        self._all_gather(second, padded, out)
         rows = out.reshape(self.size, longest)
         return [
             pickle.loads(row[:length].tobytes()) for row, length in zip(rows, sizes, strict=True)

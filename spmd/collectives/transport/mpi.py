@@ -21,7 +21,7 @@ import numpy as np
 
 from spmd.collectives.transport import shm
 from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import CALL_BYTES, Call, mismatch, ranks_text
+from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
 from spmd.collectives.transport.mpi_notices import Notices
 from spmd.collectives.transport.reduction import combine
@@ -157,7 +157,8 @@ class MpiCommunicator(CheckedCommunicator):
         sends = [comm.Isend([mine, byte], r, _CALL_TAG) for r in self._others]
         self._await_all(call, requests, sequence)
         self._mpi.Request.Waitall(sends)
-        if any(received[r].tobytes() != call.packed for r in self._others):
+        law = call.packed[:LAW_BYTES]
+        if any(received[r, :LAW_BYTES].tobytes() != law for r in self._others):
             raise mismatch(sequence, [row.tobytes() for row in received])
 
     def _await_all(self, call: Call, requests: list[Any], sequence: int) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd.collectives.transport.call import CALL_BYTES, Call, read_call
+from spmd.collectives.transport.call import CALL_BYTES, Call, call_text
 from spmd.collectives.transport.shm_wait import fence, wake
 
 PAGE = 4096
@@ -140,7 +140,7 @@ class Pages:
         entered = self.words[self.word(rank, ENTERED)]
         if not entered:
             return "it has entered no collective of this group"
-        return f"its last was {read_call(self.call(rank, entered - 1))} (#{entered - 1})"
+        return f"its last was {call_text(self.call(rank, entered - 1))} (#{entered - 1})"
 
     # ---- failure -------------------------------------------------------------------------------
 

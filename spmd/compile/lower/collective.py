@@ -6,13 +6,15 @@ memory. Where some are elsewhere, one Python call serves all local devices and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from spmd.collectives.across import Across
 from spmd.collectives.groups import device_groups
+from spmd.collectives.schedule import entry_of
+from spmd.collectives.transport.origin import Origin
 from spmd.compile.lower.lowering import Lowering, rule
 from spmd.compile.lower.schedule import Exchange, Host
 from spmd.core.errors import InternalError
@@ -22,12 +24,16 @@ from spmd.core.util import product
 
 @dataclass(frozen=True)
 class Topology:
-    """The mesh a program runs on: its axes, where each position lives, and which are here."""
+    """The mesh a program runs on: its axes, where each position lives, and which are here.
+
+    `origins` says of each collective which one of the program's it is; empty within a process.
+    """
 
     sizes: dict[Any, int]
     processes: tuple[int, ...]
     mine: int
     devices: tuple[Any, ...] = ()
+    origins: dict[Eqn, Origin] = field(default_factory=dict)
 
     @property
     def local(self) -> list[int]:
@@ -75,14 +81,14 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
     x, out = eqn.invars[0], eqn.outvars[0]
     groups = device_groups(topology.sizes, eqn.params["axes"], eqn.params.get("groups"))
     source, target = lowering.ref(x), lowering.place(out)
-    name = f"{eqn.prim.name} {eqn.source.short}"
     if topology.is_spread:
+        origin = topology.origins.get(eqn) or Origin(str(entry_of(eqn)), source=eqn.source.short)
         across = Across(
             eqn.prim,
             eqn.params,
             groups,
             topology.processes,
-            name,
+            origin,
             x.aval,
             eqn.source,
             lowering.program,
@@ -103,7 +109,7 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
             groups=groups,
             op=_OPS.get(eqn.prim.name),
             pairs=eqn.params.get("perm", ()),
-            name=name,
+            name=f"{eqn.prim.name} {eqn.source.short}",
         )
     )
 

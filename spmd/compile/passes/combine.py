@@ -9,6 +9,7 @@ mesh spans processes.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from spmd.compile.passes.substitute import map_subjaxprs
@@ -75,10 +76,11 @@ def _joined(bucket: list[Eqn]) -> list[Eqn]:
     if len(bucket) == 1:
         return bucket
     first = bucket[0]
+    source = dataclasses.replace(first.source, operand=f"{len(bucket)} arrays joined")
     eqns: list[Eqn] = []
 
     def write(prim: Any, ins: Any, outs: list[Var], **params: Any) -> list[Var]:
-        eqns.append(Eqn(prim, tuple(ins), tuple(outs), params, frozenset(), first.source))
+        eqns.append(Eqn(prim, tuple(ins), tuple(outs), params, frozenset(), source))
         return outs
 
     def vector(like: ShapedArray, size: int) -> Var:

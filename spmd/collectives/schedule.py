@@ -1,0 +1,353 @@
+"""The collectives of a program in order, as all ranks must have them, and what to say if not.
+
+Before a program that spans processes runs for the first time, the ranks compare digests of its
+schedule: one small exchange. Only where these differ do the schedules themselves travel, and every
+rank raises the same error, which shows the first difference with the user's lines of both sides.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spmd.collectives.transport.call import digest_of, ranks_text
+from spmd.collectives.transport.checked import CheckedCommunicator
+from spmd.collectives.transport.origin import Origin
+from spmd.core.aval import ShapedArray
+from spmd.core.config import config
+from spmd.core.errors import CollectiveError
+from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs
+from spmd.core.source import Source
+
+# ---- one collective ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One collective of a program. Ranks must agree about all of it."""
+
+    kind: str
+    dtype: str
+    shape: str
+    axes: str
+    options: str = ""  # groups, permutation, dims
+    within: str = ""  # the loops and branches around it
+    source: str = ""
+    operand: str = ""
+
+    def __str__(self) -> str:
+        leaf = f" of {self.operand}" if self.operand else ""
+        around = f", {self.within}" if self.within else ""
+        return f"{self.what}{leaf} at {self.source}{around}"
+
+    @property
+    def what(self) -> str:
+        """The collective without its place."""
+        options = f" with {self.options}" if self.options else ""
+        return f"{self.kind} {self.dtype}{self.shape} over {self.axes}{options}"
+
+
+# What the fields of an entry are to a reader, those first that explain the others.
+_FIELDS = {
+    "kind": "kind",
+    "axes": "axis",
+    "dtype": "dtype",
+    "shape": "shape",
+    "options": "groups, permutation or dims",
+    "within": "the loop or branch around it",
+    "operand": "operand",
+    "source": "line",
+}
+
+
+def entry_of(eqn: Eqn, within: str = "") -> Entry:
+    """A collective equation as an entry."""
+    return describe(eqn.prim.name, eqn.invars[0].aval, eqn.params, eqn.source, within)
+
+
+def describe(
+    kind: str, aval: ShapedArray, given: dict[str, Any], source: Source, within: str = ""
+) -> Entry:
+    """A collective, be it an equation or not, as an entry."""
+    params = dict(given)
+    axes = ", ".join(map(axis_text, params.pop("axes")))
+    options = [f"{k}={_option(v)}" for k, v in sorted(params.items()) if v is not None]
+    dims = ",".join(map(str, aval.shape))
+    dtype = aval.short().partition("[")[0]
+    return Entry(
+        kind=kind,
+        dtype=dtype,
+        shape=f"[{dims}]",
+        axes=axes,
+        options=" ".join(options),
+        within=within,
+        source=source.short,
+        operand=source.operand,
+    )
+
+
+def axis_text(name: Any) -> str:
+    """An axis name as all ranks write it; the names of unnamed axes are objects of one process."""
+    return repr(name) if isinstance(name, (str, int, tuple)) else "an unnamed axis"
+
+
+def _option(value: Any) -> str:
+    if isinstance(value, tuple) and all(isinstance(v, tuple) for v in value):
+        joined = ">" if all(len(v) == 2 for v in value) else ","
+        return ";".join(joined.join(map(str, v)) for v in value)
+    return str(value)
+
+
+def collectives(jaxpr: Jaxpr | ClosedJaxpr, within: str = "") -> Iterator[tuple[Eqn, str]]:
+    """Every collective of a jaxpr in the order of the program, with the control flow around it."""
+    for eqn in jaxpr.eqns:
+        if is_collective(eqn):
+            yield eqn, within
+            continue
+        for k, (name, inner) in enumerate(subjaxprs(eqn.params)):
+            here = _place(eqn, name, k)
+            yield from collectives(inner, ", ".join(filter(None, (here, within))))
+
+
+def is_collective(eqn: Eqn) -> bool:
+    """Whether an equation makes devices meet; a cast of types does not."""
+    return eqn.prim.members is not None and eqn.prim.name != "pvary"
+
+
+def _place(eqn: Eqn, name: str, k: int) -> str:
+    if eqn.prim.name == "scan":
+        return f"in a loop of {eqn.params['length']} rounds at {eqn.source.short}"
+    if eqn.prim.name == "while":
+        part = "condition" if name == "cond_jaxpr" else "body"
+        return f"in the {part} of the while_loop at {eqn.source.short}"
+    if eqn.prim.name == "cond":
+        return f"in branch {k} of the cond at {eqn.source.short}"
+    return ""
+
+
+# ---- the schedule of a program -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a rank says about a program: text only, so that it can travel.
+
+    `entries` are the collectives that the user wrote, `exchanges` what the compiler made of them;
+    `arguments` are names and types, as one device sees them.
+    """
+
+    name: str
+    caller: str
+    mesh: str
+    arguments: tuple[tuple[str, str], ...]
+    entries: tuple[Entry, ...]
+    exchanges: tuple[Entry, ...]
+
+    @property
+    def program(self) -> str:
+        """The program's name and who called it first."""
+        return f"{self.name} (called at {self.caller})"
+
+    @property
+    def law(self) -> str:
+        """The text that must be the same on all ranks."""
+        shapes = [aval for _, aval in self.arguments]
+        return "\n".join([self.mesh, *shapes, *map(repr, self.entries), *map(repr, self.exchanges)])
+
+    @property
+    def digest(self) -> int:
+        """64 bits that stand for the law."""
+        return digest_of(self.law.encode())
+
+
+def schedule_of(
+    traced: ClosedJaxpr, final: ClosedJaxpr, name: str, caller: str, mesh: str
+) -> tuple[Schedule, dict[Eqn, Origin]]:
+    """The schedule of a program, and the origin of each collective that is left in the end.
+
+    `traced` holds the collectives as the user wrote them, `final` what the compiler joined.
+    """
+    jaxpr = traced.jaxpr
+    hoisted = len(jaxpr.invars) - len(jaxpr.arg_names)
+    names = [f"a value from outside, number {k}" for k in range(hoisted)] + list(jaxpr.arg_names)
+    avals = [v.aval.update(weak_type=False, vma=frozenset()).short() for v in jaxpr.invars]
+    found = list(collectives(final))
+    given = _argument_names(jaxpr)
+    entries = tuple(
+        _named(entry_of(eqn, within), given.get(eqn.invars[0]))
+        for eqn, within in collectives(traced)
+    )
+    schedule = Schedule(
+        name=name,
+        caller=caller,
+        mesh=mesh,
+        arguments=tuple(zip(names, avals, strict=True)) if hoisted >= 0 else (),
+        entries=entries,
+        exchanges=tuple(entry_of(eqn, within) for eqn, within in found),
+    )
+    digest, program = schedule.digest, schedule.program
+    origins = {
+        eqn: Origin(str(entry), program, digest, k, entry.source, entry.operand)
+        for k, ((eqn, _), entry) in enumerate(zip(found, schedule.exchanges, strict=True))
+    }
+    return schedule, origins
+
+
+def _argument_names(jaxpr: Jaxpr) -> dict[Any, str]:
+    """The variables that are made of one argument alone, with the argument's name."""
+    count = len(jaxpr.arg_names)
+    names: dict[Any, str] = dict(
+        zip(jaxpr.invars[len(jaxpr.invars) - count :], jaxpr.arg_names, strict=True)
+    )
+    for eqn in jaxpr.eqns:
+        read = [v for v in eqn.invars if isinstance(v, Var)]
+        if len(read) == 1 and read[0] in names:
+            names.update(dict.fromkeys(eqn.outvars, names[read[0]]))
+    return names
+
+
+def _named(entry: Entry, argument: str | None) -> Entry:
+    """The entry, with its operand known by the argument that it is made of if by nothing else."""
+    if entry.operand or argument is None:
+        return entry
+    return replace(entry, operand=argument)
+
+
+def agree(world: CheckedCommunicator, schedule: Schedule) -> None:
+    """Compare a program with the other ranks'; a difference raises the same error on all."""
+    if not world.compare(schedule.digest, Origin(program=schedule.program)):
+        raise difference(world.all_gather_object(schedule))
+
+
+# ---- what differs ------------------------------------------------------------------------------
+
+
+def difference(schedules: Sequence[Schedule]) -> CollectiveError:
+    """The error for ranks whose programs differ; `schedules[r]` is that of rank r."""
+    sides: dict[str, list[int]] = {}
+    for rank, schedule in enumerate(schedules):
+        sides.setdefault(schedule.law, []).append(rank)
+    groups = list(sides.values())
+    first = [schedules[ranks[0]] for ranks in groups]
+    same = len({s.name for s in first}) == 1
+    what = first[0].program if same else "what to run"
+    found = list(_findings(groups, first))
+    head = f"ranks disagree about {what}; nothing of it has run."
+    diff = "\n".join(found)
+    if "collectives" in config.debug:
+        shown, more = diff, ""
+    else:
+        causes = [] if same else found[1:2]
+        causes += [text for text in found[1:] if text.startswith("argument ")][:1]
+        shown = "\n".join([found[0], *causes])
+        rest = len(found) - 1 - len(causes)
+        more = (
+            f"\n{rest} more difference{'s' * (rest > 1)}: error.diff has all, and with "
+            "SPMD_DEBUG=collectives the error shows them."
+            if rest
+            else ""
+        )
+    advice = (
+        "Every rank must trace the same program: look for `if rank == ...`, sets or unordered "
+        "files that order the calls, and arguments whose shapes depend on the rank's data."
+    )
+    return CollectiveError(f"{head}\n{shown}\n{advice}{more}", diff)
+
+
+def _findings(groups: list[list[int]], first: list[Schedule]) -> Iterator[str]:
+    """Each difference as a text, the most telling first."""
+    if len({s.name for s in first}) > 1:
+        yield _sides("the ranks call different programs", groups, [s.program for s in first])
+    if len({s.mesh for s in first}) > 1:
+        yield _sides("the mesh differs", groups, [s.mesh for s in first])
+    users = list(_entry_findings(groups, [s.entries for s in first]))
+    yield from users
+    yield from _argument_findings(groups, first)
+    if not users:
+        for text in _entry_findings(groups, [s.exchanges for s in first]):
+            yield f"after the compiler joined small collectives, {text}"
+
+
+def _sides(title: str, groups: list[list[int]], texts: Sequence[str]) -> str:
+    """A title and, for each different text, the ranks that say it."""
+    who: dict[str, list[int]] = {}
+    for ranks, text in zip(groups, texts, strict=True):
+        who.setdefault(text, []).extend(ranks)
+    lines = [f"  {ranks_text(sorted(ranks))}: {text}" for text, ranks in who.items()]
+    return "\n".join([f"{title}:", *lines])
+
+
+def _argument_findings(groups: list[list[int]], first: list[Schedule]) -> Iterator[str]:
+    if len({len(s.arguments) for s in first}) > 1:
+        counts = [f"{len(s.arguments)} arrays" for s in first]
+        yield _sides("argument leaves differ in number", groups, counts)
+        return
+    for k in range(len(first[0].arguments)):
+        texts = [s.arguments[k][1] for s in first]
+        if len(set(texts)) > 1:
+            yield _sides(f"argument {first[0].arguments[k][0]} differs", groups, texts)
+
+
+def _entry_findings(groups: list[list[int]], lists: list[tuple[Entry, ...]]) -> Iterator[str]:
+    """How the lists of entries differ from those of the largest group of ranks."""
+    base = max(range(len(groups)), key=lambda k: (len(groups[k]), -groups[k][0]))
+    positions: dict[int, list[str]] = {}
+    for k, entries in enumerate(lists):
+        if k != base and entries != lists[base]:
+            pair = groups[base], groups[k]
+            for at, text in _pair_findings(pair, lists[base], entries):
+                if text not in positions.setdefault(at, []):
+                    positions[at].append(text)
+    for at in sorted(positions):
+        yield from positions[at]
+
+
+def _pair_findings(
+    ranks: tuple[list[int], list[int]], ours: tuple[Entry, ...], theirs: tuple[Entry, ...]
+) -> Iterator[tuple[int, str]]:
+    """The differences of two lists, aligned, with the number of the collective in the first."""
+    if sorted(map(str, ours)) == sorted(map(str, theirs)):
+        at = next(
+            k for k, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other
+        )
+        title = f"the order differs from collective {at + 1} of {len(ours)} on"
+        yield at, _sides(title, list(ranks), [str(ours[at]), str(theirs[at])])
+        return
+    # Entries that differ in a detail only are the same step of the program.
+    keys = [[(e.kind, e.source, e.operand, e.within) for e in side] for side in (ours, theirs)]
+    matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
+    for tag, a, b, c, d in matcher.get_opcodes():
+        common = min(b - a, d - c)
+        for k in range(common):
+            one, other = ours[a + k], theirs[c + k]
+            if one != other:
+                title = f"collective {a + k + 1} of {len(ours)} differs in {_what(one, other)}"
+                yield a + k, _sides(title, list(ranks), [str(one), str(other)])
+        if tag == "equal":
+            continue
+        for k in range(common, b - a):
+            yield a + k, _missing(ranks[0], ranks[1], ours[a + k], a + k, len(ours))
+        for k in range(common, d - c):
+            yield b, _missing(ranks[1], ranks[0], theirs[c + k], c + k, len(theirs))
+
+
+def _missing(have: list[int], lack: list[int], entry: Entry, at: int, count: int) -> str:
+    return (
+        f"collective {at + 1} of {count} is missing on {ranks_text(lack)}:\n"
+        f"  {ranks_text(have)}: {entry}\n"
+        f"  {ranks_text(lack)}: nothing"
+    )
+
+
+def _what(one: Entry, other: Entry) -> str:
+    """In which respects two entries differ, without those that follow from another kind."""
+    differ = [f for f in _FIELDS if getattr(one, f) != getattr(other, f)]
+    if "kind" in differ:
+        differ = [f for f in differ if f not in ("options", "source")]
+    return _and([_FIELDS[f] for f in differ])
+
+
+def _and(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
