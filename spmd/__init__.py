@@ -27,6 +27,7 @@ from spmd import (
     lax,
     nn,
     numpy,
+    ops,
     random,
     sharding,
     tree,

@@ -13,3 +13,6 @@ from spmd.core.tree import tree_reduce as reduce
 from spmd.core.tree import tree_structure as structure
 from spmd.core.tree import tree_transpose as transpose
 from spmd.core.tree import tree_unflatten as unflatten
+from spmd.core.tree_nodes import static
+from spmd.core.tree_nodes import tree_broadcast as broadcast
+from spmd.core.tree_nodes import tree_reduce_associative as reduce_associative

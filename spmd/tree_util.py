@@ -29,3 +29,15 @@ from spmd.core.tree import (
     treedef_tuple,
 )
 from spmd.core.tree import TreeDef as PyTreeDef
+from spmd.core.tree_nodes import (
+    KeyEntry,
+    KeyPath,
+    flatten_one_level,
+    flatten_one_level_with_keys,
+    is_tree_node,
+    register_static,
+    tree_broadcast,
+    tree_reduce_associative,
+    treedef_children,
+    treedef_is_leaf,
+)

@@ -23,8 +23,8 @@ LAUNCH_SOURCES = sorted((ROOT / "launch").rglob("*.py"))
 
 # From the ground up. A name stands for the module and everything inside it; the longest name wins.
 FLOORS = (
-    "core.config core.errors core.util core.dtypes core.tree core.source core.device core.context "
-    "core.stacks",
+    "core.config core.errors core.util core.dtypes core.tree core.tree_nodes core.source "
+    "core.device core.context core.stacks",
     "collectives.transport",
     "core.aval core.ir core.primitive core.check",
     "core.axis core.trace core.stage",
@@ -39,7 +39,7 @@ FLOORS = (
     "api",
     "numpy random nn scipy",
     "ad_checkpoint checkify custom_batching tree tree_util flatten_util dtypes errors distributed "
-    "extend export debug testing",
+    "ops extend export debug testing",
 )
 
 # Each optional or late package has one door.

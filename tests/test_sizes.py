@@ -62,7 +62,7 @@ def test_no_note_without_an_issue(path):
 
 def test_top_level_is_the_house():
     documents = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"}
-    folders = {"spmd", "launch", "tests", "docs", "examples", "benchmarks"}
+    folders = {"spmd", "launch", "tests", "docs", "examples", "benchmarks", "tools"}
     scratch = {"shared", "build", "dist", "runs", "__pycache__"}
     seen = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     assert seen - scratch == documents | folders | {"pyproject.toml"}

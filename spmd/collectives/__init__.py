@@ -2,10 +2,11 @@
 
 from spmd.collectives.all_gather import all_gather, all_gather_p
 from spmd.collectives.all_to_all import all_to_all, all_to_all_p, pswapaxes
-from spmd.collectives.axis import axis_index, axis_index_p, axis_size, pvary, pvary_p
+from spmd.collectives.axis import axis_index, axis_index_p, axis_size, pcast, pvary, pvary_p
 from spmd.collectives.ppermute import pbroadcast, ppermute, ppermute_p, pshuffle
 from spmd.collectives.psum import pmax, pmax_p, pmean, pmin, pmin_p, psum, psum_p
 from spmd.collectives.psum_scatter import psum_scatter, reduce_scatter_p
+from spmd.collectives.ragged import ragged_all_to_all
 
 __all__ = [
     "all_gather",
@@ -16,6 +17,7 @@ __all__ = [
     "axis_index_p",
     "axis_size",
     "pbroadcast",
+    "pcast",
     "pmax",
     "pmax_p",
     "pmean",
@@ -30,5 +32,6 @@ __all__ = [
     "pswapaxes",
     "pvary",
     "pvary_p",
+    "ragged_all_to_all",
     "reduce_scatter_p",
 ]

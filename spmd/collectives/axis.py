@@ -9,6 +9,7 @@ import numpy as np
 from spmd.collectives.groups import NO_IMPL, NOT_PARTITIONED, names_of
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import axis_frame, size_of, vma_hooks
+from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.tree import tree_map
 from spmd.lax.arithmetic import add, mul
@@ -59,6 +60,16 @@ axis_index_p = Primitive(
 )
 
 # ---- pvary -------------------------------------------------------------------------------------
+
+
+def pcast(x: Any, axis_name: Any, *, to: str) -> Any:
+    """Let a value count as one that varies over an axis: `pvary` under JAX's newer name.
+
+    `to` must be "varying": nothing else can be cast to without moving data.
+    """
+    if to != "varying":
+        raise ArgumentError(f"pcast: to={to!r} must be 'varying'; psum makes a value unvarying")
+    return pvary(x, axis_name)
 
 
 def pvary(x: Any, axis_name: Any) -> Any:

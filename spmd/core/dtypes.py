@@ -152,9 +152,9 @@ def finfo(dtype: Any) -> Any:
     return ml_dtypes.finfo(np.dtype(dtype))
 
 
-def iinfo(dtype: Any) -> Any:
+def iinfo(int_type: Any) -> Any:
     """Limits of an integer dtype, as `numpy.iinfo`."""
-    return np.iinfo(dtype)
+    return np.iinfo(int_type)
 
 
 def max_value(dtype: np.dtype) -> Any:

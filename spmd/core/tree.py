@@ -59,12 +59,12 @@ class FlattenedIndexKey:
         return f"[<flat index {self.key}>]"
 
 
-def keystr(path: Iterable[Any], *, simple: bool = False, separator: str = "") -> str:
+def keystr(keys: Iterable[Any], *, simple: bool = False, separator: str = "") -> str:
     """A path as text: `['w'][0].bias`."""
     if not simple:
-        return separator.join(str(k) for k in path)
+        return separator.join(str(k) for k in keys)
     names = ("idx", "key", "name")
-    values = (next(getattr(k, n) for n in names if hasattr(k, n)) for k in path)
+    values = (next(getattr(k, n) for n in names if hasattr(k, n)) for k in keys)
     return separator.join(str(v) for v in values)
 
 
@@ -137,7 +137,8 @@ def _named_tuple_container(kind: type) -> Container:
     )
 
 
-def _container_of(kind: type) -> Container | None:
+def container_of(kind: type) -> Container | None:
+    """How a class is taken apart; None if its objects are leaves."""
     found = _containers.get(kind)
     if found is None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
         found = _containers[kind] = _named_tuple_container(kind)
@@ -169,6 +170,12 @@ def register_pytree_node(
 
 # Registered classes whose keys depend on the object itself rather than on its structure.
 _paths_of: dict[type, Callable[[Any], list[Any]]] = {}
+
+
+def keys_of(x: Any, container: Container, aux: Any, count: int) -> Sequence[Any]:
+    """The path steps to the children of a container."""
+    own = _paths_of.get(type(x))
+    return own(x) if own else container.keys(aux, count)
 
 
 def register_pytree_with_keys(
@@ -288,7 +295,7 @@ class TreeDef:
         if self.kind is None:
             out.append(tree)
             return
-        container = _container_of(type(tree))
+        container = container_of(type(tree))
         here = f"{what}{keystr(path)}"
         if container is None or type(tree) is not self.kind:
             raise PytreeError(
@@ -361,7 +368,7 @@ def _flatten(x: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -
     if x is None:
         return NONE
     kind = type(x)
-    container = _containers.get(kind) or _container_of(kind)
+    container = _containers.get(kind) or container_of(kind)
     if container is None:
         leaves.append(x)
         return LEAF
@@ -399,20 +406,24 @@ def tree_map(
     return treedef.unflatten([f(*xs) for xs in zip(*columns, strict=True)])
 
 
-def tree_flatten_with_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
-    """Like `tree_flatten`, with (path, leaf) pairs instead of leaves."""
+def tree_flatten_with_path(
+    tree: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
+):
+    """Like `tree_flatten`, with (path, leaf) pairs instead of leaves.
+
+    With `is_leaf_takes_path` it is called as `is_leaf(path, x)`.
+    """
     pairs: list[tuple[tuple[Any, ...], Any]] = []
 
     def walk(x: Any, path: tuple[Any, ...]) -> TreeDef:
         container = None
-        if not (is_leaf is not None and is_leaf(x)):
-            container = _container_of(type(x))
+        if is_leaf is None or not (is_leaf(path, x) if is_leaf_takes_path else is_leaf(x)):
+            container = container_of(type(x))
         if container is None:
             pairs.append((path, x))
             return LEAF
         children, aux = container.flatten(x)
-        own_keys = _paths_of.get(type(x))
-        keys = own_keys(x) if own_keys else container.keys(aux, len(children))
+        keys = keys_of(x, container, aux, len(children))
         subtrees = [walk(c, (*path, k)) for k, c in zip(keys, children, strict=True)]
         return TreeDef(type(x), aux, tuple(subtrees))
 
@@ -420,16 +431,22 @@ def tree_flatten_with_path(tree: Any, is_leaf: Callable[[Any], bool] | None = No
     return pairs, treedef
 
 
-def tree_leaves_with_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
+def tree_leaves_with_path(
+    tree: Any, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
+):
     """(path, leaf) pairs of a pytree."""
-    return tree_flatten_with_path(tree, is_leaf)[0]
+    return tree_flatten_with_path(tree, is_leaf, is_leaf_takes_path)[0]
 
 
 def tree_map_with_path(
-    f: Callable[..., Any], tree: Any, *rest: Any, is_leaf: Callable[[Any], bool] | None = None
+    f: Callable[..., Any],
+    tree: Any,
+    *rest: Any,
+    is_leaf: Callable[..., bool] | None = None,
+    is_leaf_takes_path: bool = False,
 ) -> Any:
     """Like `tree_map`, and `f` gets the path as first argument."""
-    pairs, treedef = tree_flatten_with_path(tree, is_leaf)
+    pairs, treedef = tree_flatten_with_path(tree, is_leaf, is_leaf_takes_path)
     columns = [treedef.flatten_up_to(other, "tree_map_with_path: a later tree") for other in rest]
     rows = zip(pairs, *columns, strict=True)
     return treedef.unflatten([f(path, x, *others) for (path, x), *others in rows])
@@ -440,14 +457,24 @@ def tree_all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool
     return all(tree_leaves(tree, is_leaf))
 
 
-def tree_reduce(f: Callable[[Any, Any], Any], tree: Any, *initial: Any, is_leaf: Any = None) -> Any:
-    """Fold `f` over the leaves from left to right."""
-    return functools.reduce(f, tree_leaves(tree, is_leaf), *initial)
+# What stands for "no initial value": None may be one.
+_NOTHING = object()
 
 
-def tree_transpose(outer: TreeDef, inner: TreeDef | None, tree: Any) -> Any:
+def tree_reduce(
+    function: Callable[[Any, Any], Any], tree: Any, initializer: Any = _NOTHING, is_leaf: Any = None
+) -> Any:
+    """Fold `function` over the leaves from left to right, from `initializer` if there is one."""
+    initial = () if initializer is _NOTHING else (initializer,)
+    return functools.reduce(function, tree_leaves(tree, is_leaf), *initial)
+
+
+def tree_transpose(
+    outer_treedef: TreeDef, inner_treedef: TreeDef | None, pytree_to_transpose: Any
+) -> Any:
     """Turn a tree of trees inside out: `outer` of `inner` becomes `inner` of `outer`."""
-    subtrees = outer.flatten_up_to(tree, "tree_transpose: tree")
+    outer, inner = outer_treedef, inner_treedef
+    subtrees = outer.flatten_up_to(pytree_to_transpose, "tree_transpose: tree")
     if inner is None:
         inner = tree_structure(subtrees[0])
     rows = [inner.flatten_up_to(s, "tree_transpose: inner tree") for s in subtrees]
@@ -459,10 +486,10 @@ def treedef_tuple(treedefs: Iterable[TreeDef]) -> TreeDef:
     return TreeDef(tuple, None, tuple(treedefs))
 
 
-def all_leaves(items: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> bool:
-    """Whether no element of `items` is a container."""
+def all_leaves(iterable: Iterable[Any], is_leaf: Callable[[Any], bool] | None = None) -> bool:
+    """Whether no element is a container."""
     return all(
-        (is_leaf is not None and is_leaf(x)) or _container_of(type(x)) is None for x in items
+        (is_leaf is not None and is_leaf(x)) or container_of(type(x)) is None for x in iterable
     )
 
 
@@ -483,11 +510,11 @@ def broadcast_prefix(
         return x is None or (is_leaf is not None and is_leaf(x))
 
     def walk(p: Any, t: Any, path: tuple[Any, ...]) -> None:
-        container = None if leaf(p) else _container_of(type(p))
+        container = None if leaf(p) else container_of(type(p))
         if container is None:
             out.extend([p] * tree_structure(t).num_leaves)
             return
-        t_container = _container_of(type(t))
+        t_container = container_of(type(t))
         here = f"{what}{keystr(path)}"
         there = value if value == "the value there" else f"{value}{keystr(path)}"
         if t_container is None or not _same_kind(type(p), type(t)):
@@ -518,15 +545,15 @@ def _same_kind(a: type, b: type) -> bool:
 class Partial:
     """`functools.partial` whose bound arguments are pytree children (so it can cross `jit`)."""
 
-    def __init__(self, func: Callable[..., Any], *args: Any, **kwargs: Any):
+    def __init__(self, func: Callable[..., Any], *args: Any, **kw: Any):
         if not callable(func):
             raise ArgumentError(f"Partial: {func!r} is not callable")
         self.func = func
         self.args = args
-        self.keywords = kwargs
+        self.keywords = kw
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.func(*self.args, *args, **{**self.keywords, **kwargs})
+    def __call__(self, *args: Any, **kw: Any) -> Any:
+        return self.func(*self.args, *args, **{**self.keywords, **kw})
 
 
 register_pytree_node(

@@ -118,9 +118,9 @@ def _expr(x: DimExpr | int) -> DimExpr:
     return x if isinstance(x, DimExpr) else DimExpr({(): int(x)})
 
 
-def is_symbolic_dim(x: Any) -> bool:
+def is_symbolic_dim(p: Any) -> bool:
     """Whether a size is symbolic rather than a number."""
-    return isinstance(x, DimExpr)
+    return isinstance(p, DimExpr)
 
 
 # ---- reading -----------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ from spmd.lax.array import (
     broadcast,
     broadcast_in_dim,
     broadcast_in_dim_p,
+    broadcast_like,
     broadcast_shapes,
     broadcast_to_rank,
     broadcasted_iota,
@@ -114,7 +115,9 @@ from spmd.lax.conv_derived import (
     conv_general_dilated_local,
     conv_general_dilated_patches,
     conv_general_shape_tuple,
+    conv_shape_tuple,
     conv_transpose,
+    conv_transpose_shape_tuple,
 )
 from spmd.lax.conv_dims import (
     ConvDimensionNumbers,
@@ -208,6 +211,9 @@ from spmd.lax.gather import (
     scatter_add,
     scatter_add_p,
 )
+from spmd.lax.integer import (
+    mulhi,
+)
 from spmd.lax.logic import (
     and_p,
     bitwise_and,
@@ -244,6 +250,12 @@ from spmd.lax.logic import (
     shift_right_logical,
     shift_right_logical_p,
     xor_p,
+)
+from spmd.lax.ragged import (
+    RaggedDotDimensionNumbers,
+    ragged_dot,
+    ragged_dot_general,
+    scaled_dot,
 )
 from spmd.lax.reduce import (
     argmax,
@@ -298,6 +310,8 @@ from spmd.lax.slicing import (
     slice_p,
 )
 from spmd.lax.sort import (
+    approx_max_k,
+    approx_min_k,
     argsort,
     sort,
     sort_key_val,

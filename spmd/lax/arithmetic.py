@@ -293,9 +293,9 @@ def is_finite(x: Any) -> Any:
     return is_finite_p.bind(x)
 
 
-def nextafter(x: Any, y: Any) -> Any:
-    """The float next to x in the direction of y, elementwise."""
-    return nextafter_p.bind(*matched(x, y))
+def nextafter(x1: Any, x2: Any) -> Any:
+    """The float next to x1 in the direction of x2, elementwise."""
+    return nextafter_p.bind(*matched(x1, x2))
 
 
 def _round(xp: Any, x: Any, *, rounding_method: RoundingMethod) -> Any:

@@ -36,6 +36,7 @@ __all__ = [
     "broadcast",
     "broadcast_in_dim",
     "broadcast_in_dim_p",
+    "broadcast_like",
     "broadcast_shapes",
     "broadcast_to_rank",
     "broadcasted_iota",
@@ -224,21 +225,21 @@ def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
     return broadcast_in_dim(array, shape, kept)
 
 
-def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
+def stack(operands: Sequence[Any], axis: int = 0) -> Any:
     """Join arrays of one shape along a new dim."""
-    arrays = list(arrays)
+    arrays = list(operands)
     if not arrays:
         raise ArgumentError("stack: needs at least one array, got an empty sequence")
     where = canonical_dim(operator.index(axis), typeof(arrays[0]).ndim + 1, "stack: axis")
     return concatenate([expand_dims(x, (where,)) for x in arrays], where)
 
 
-def unstack(array: Any, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     """Cut an array into its parts along a dim, which disappears."""
-    aval = typeof(array)
+    aval = typeof(x)
     where = canonical_dim(operator.index(axis), aval.ndim, "unstack: axis")
     count = aval.shape[where]
-    parts = split(array, [1] * count, where) if count else ()
+    parts = split(x, [1] * count, where) if count else ()
     return tuple(squeeze(part, (where,)) for part in parts)
 
 
@@ -350,3 +351,20 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
             f"dims of {typeof(operand)}"
         )
     return reshape(operand, (*shape[:start], product(shape[start:stop]), *shape[stop:]))
+
+
+def broadcast_like(arr: Any, like_arr: Any) -> Any:
+    """`arr` in the shape of `like_arr`, by NumPy's rules of broadcasting.
+
+    >>> broadcast_like(np.array([1, 2]), np.zeros((2, 2)))
+    Array([[1, 2],
+           [1, 2]], dtype=int32)
+    """
+    shape, have = typeof(like_arr).shape, typeof(arr).shape
+    behind = shape[len(shape) - len(have) :]
+    if len(have) > len(shape) or any(n not in (1, m) for n, m in zip(have, behind, strict=True)):
+        fail(ShapeError, f"broadcast_like: {typeof(arr)} does not broadcast to shape {shape}")
+    rest = len(shape) - len(have)
+    kept = [d for d, n in enumerate(have) if n == shape[rest + d]]
+    flat = reshape(arr, tuple(have[d] for d in kept))
+    return broadcast_in_dim(flat, shape, tuple(rest + d for d in kept))

@@ -209,6 +209,47 @@ def conv_general_dilated_local(
 # ---- shapes ------------------------------------------------------------------------------------
 
 
+def conv_shape_tuple(
+    lhs_shape: Sequence[int],
+    rhs_shape: Sequence[int],
+    strides: Sequence[int],
+    pads: Any,
+    batch_group_count: int = 1,
+) -> tuple[int, ...]:
+    """The shape of a convolution's result for operands "NCHW...", "OIHW...".
+
+    >>> conv_shape_tuple((2, 3, 8), (4, 3, 3), (1,), "VALID")
+    (2, 4, 6)
+    """
+    found = conv_general_shape_tuple(lhs_shape, rhs_shape, strides, pads, None)
+    return (found[0] // batch_group_count, *found[1:])
+
+
+def conv_transpose_shape_tuple(
+    lhs_shape: Sequence[int],
+    rhs_shape: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Any,
+    dimension_numbers: Any,
+) -> tuple[int, ...]:
+    """The shape of the result of `conv_transpose`.
+
+    >>> conv_transpose_shape_tuple((1, 4, 3), (3, 3, 5), (2,), "SAME", ("NHC", "HIO", "NHC"))
+    (1, 8, 5)
+    """
+    numbers = conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
+    spatial = [lhs_shape[d] for d in numbers.lhs_spec[2:]]
+    window = [rhs_shape[d] for d in numbers.rhs_spec[2:]]
+    if isinstance(padding, str):
+        padding = [_pads(k, s, padding) for k, s in zip(window, window_strides, strict=True)]
+    counts = (
+        (n - 1) * s - k + 2 + sum(pads)
+        for n, k, s, pads in zip(spatial, window, window_strides, padding, strict=True)
+    )
+    sizes = (lhs_shape[numbers.lhs_spec[0]], rhs_shape[numbers.rhs_spec[0]], *counts)
+    return tuple(int(sizes[k]) for k in np.argsort(numbers.out_spec))
+
+
 def conv_general_shape_tuple(
     lhs_shape: Sequence[int],
     rhs_shape: Sequence[int],

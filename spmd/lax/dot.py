@@ -57,7 +57,7 @@ def dot_general(
     `dimension_numbers` is `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
     Products are summed in `preferred_element_type`, which is also the result's dtype.
     """
-    numbers = _normalised(dimension_numbers)
+    numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     return dot_general_p.bind(
         lhs,
@@ -105,7 +105,8 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
     return dot_general(lhs, rhs, (((ndim - 1,), (ndim - 2,)), (batch, batch)), precision)
 
 
-def _normalised(numbers: Any) -> DimensionNumbers:
+def dimension_numbers_of(numbers: Any) -> DimensionNumbers:
+    """`((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))` as tuples, checked."""
     try:
         (lc, rc), (lb, rb) = numbers
         return DimensionNumbers((_ints(lc), _ints(rc)), (_ints(lb), _ints(rb)))

@@ -19,6 +19,7 @@ from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, Refused, Zero, dims
 from spmd.core.structural import move_dim, to_front
 from spmd.core.util import canonical_dim
+from spmd.lax.arithmetic import neg
 from spmd.lax.array import broadcasted_iota, expand_dims
 from spmd.lax.families import fail
 from spmd.lax.gather import gather
@@ -228,3 +229,30 @@ top_k_p = Primitive(
     dims=_top_k_dims,
     multiple=True,
 )
+
+
+def approx_max_k(
+    operand: Any,
+    k: int,
+    reduction_dimension: int = -1,
+    recall_target: float = 0.95,
+    reduction_input_size_override: int = -1,
+    aggregate_to_topk: bool = True,
+) -> tuple[Any, Any]:
+    """`top_k` along a dim: exact here, which is a recall of 1, whatever `recall_target` allows."""
+    del recall_target, reduction_input_size_override, aggregate_to_topk
+    return top_k(operand, k, axis=reduction_dimension)
+
+
+def approx_min_k(
+    operand: Any,
+    k: int,
+    reduction_dimension: int = -1,
+    recall_target: float = 0.95,
+    reduction_input_size_override: int = -1,
+    aggregate_to_topk: bool = True,
+) -> tuple[Any, Any]:
+    """The `k` smallest values along a dim and their positions, exact as `approx_max_k`."""
+    del recall_target, reduction_input_size_override, aggregate_to_topk
+    values, places = top_k(neg(operand), k, axis=reduction_dimension)
+    return neg(values), places

@@ -14,7 +14,7 @@ import numpy as np
 from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.dtypes import finfo, iinfo, issubdtype, promote_types
+from spmd.core.dtypes import finfo, iinfo, promote_types
 
 __all__ = [
     "bfloat16",
@@ -154,3 +154,8 @@ def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     """Whether values of one dtype can be converted to another under NumPy's casting rule."""
     source = typeof(from_).dtype if is_arraylike(from_) else np.dtype(from_)
     return np.can_cast(source, np.dtype(to), casting=casting)  # type: ignore[arg-type]
+
+
+def issubdtype(arg1: Any, arg2: Any) -> bool:
+    """Whether a dtype is, or is a kind of, another: as `numpy.issubdtype`, with bfloat16."""
+    return dtypes.issubdtype(arg1, arg2)

@@ -34,7 +34,7 @@ floor = unary("floor", unless_integer(lax.floor), "The largest whole number not 
 ceil = unary("ceil", unless_integer(lax.ceil), "The smallest whole number not below `x`.")
 
 
-def trunc(x: Any, /) -> Any:
+def trunc(x: Any) -> Any:
     """The whole part: rounding towards zero."""
     check_arraylike("trunc", x)
     x = plain(x)

@@ -62,7 +62,9 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
     return as_array(items[0]) if len(items) == 1 else lax.concatenate(items, d)
 
 
-concat = concatenate
+def concat(arrays: Any, /, *, axis: int | None = 0) -> Any:
+    """Join arrays along an existing dim: `concatenate` as the array API standard names it."""
+    return concatenate(arrays, axis)
 
 
 def _check_joinable(name: str, items: Sequence[Any], d: int) -> None:

@@ -12,6 +12,7 @@ from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
+from spmd.numpy import products as _products
 from spmd.numpy.factorizations import (
     EighResult,
     EigResult,
@@ -34,7 +35,7 @@ from spmd.numpy.factorizations import (
 from spmd.numpy.grids import eye
 from spmd.numpy.least_squares import cond, lstsq, matrix_rank, pinv, tensorinv, tensorsolve
 from spmd.numpy.manipulation import matrix_transpose, reshape
-from spmd.numpy.products import cross, matmul, outer, tensordot, trace, vecdot
+from spmd.numpy.products import vecdot
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -46,7 +47,7 @@ from spmd.numpy.reductions import canonical_axes, keep_dims
 from spmd.numpy.reductions import max as _max
 from spmd.numpy.reductions import min as _min
 from spmd.numpy.reductions import sum as _sum
-from spmd.numpy.searching import diagonal
+from spmd.numpy.searching import diagonal as _diagonal
 from spmd.numpy.ufuncs import power
 
 __all__ = [
@@ -236,3 +237,63 @@ def _cheapest_cuts(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
             cut[i, j] = min(options, key=options.__getitem__)
             cost[i, j] = options[cut[i, j]]
     return cut
+
+
+# ---- the array API standard's forms of products ------------------------------------------------
+
+
+def matmul(
+    x1: Any, x2: Any, /, *, precision: Any = None, preferred_element_type: Any = None
+) -> Any:
+    """The product of matrices (or stacks of them): `spmd.numpy.matmul`."""
+    how = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _products.matmul(x1, x2, **how)
+
+
+def tensordot(
+    x1: Any, x2: Any, /, *, axes: Any = 2, precision: Any = None, preferred_element_type: Any = None
+) -> Any:
+    """The product summed over several dims: `spmd.numpy.tensordot`."""
+    how = {"precision": precision, "preferred_element_type": preferred_element_type}
+    return _products.tensordot(x1, x2, axes, **how)
+
+
+def outer(x1: Any, x2: Any, /) -> Any:
+    """The products of all pairs of elements of two vectors.
+
+    >>> outer(np.array([1, 2]), np.array([3, 4]))
+    Array([[3, 4],
+           [6, 8]], dtype=int32)
+    """
+    shapes = [typeof(x).shape for x in (x1, x2)]
+    if any(len(s) != 1 for s in shapes):
+        raise ShapeError(
+            f"linalg.outer: takes two vectors, got shapes {shapes[0]} and {shapes[1]}; "
+            "spmd.numpy.outer flattens its arguments"
+        )
+    return _products.outer(x1, x2)
+
+
+def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """The vector product of vectors with three elements along `axis`."""
+    shapes = [typeof(x).shape for x in (x1, x2)]
+    if any(not s or not -len(s) <= axis < len(s) or s[axis] != 3 for s in shapes):
+        raise ShapeError(
+            f"linalg.cross: dim {axis} must have size 3, got shapes {shapes[0]} and {shapes[1]}"
+        )
+    return _products.cross(x1, x2, axis=axis)
+
+
+def diagonal(x: Any, /, *, offset: int = 0) -> Any:
+    """The diagonals of the matrices in the **last two** dims.
+
+    >>> diagonal(np.arange(8).reshape(2, 2, 2))
+    Array([[0, 3],
+           [4, 7]], dtype=int32)
+    """
+    return _diagonal(x, offset, -2, -1)
+
+
+def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
+    """The sums of the diagonals of the matrices in the **last two** dims."""
+    return _products.trace(x, offset, -2, -1, dtype)

@@ -92,15 +92,15 @@ def logical_not(x: Any, /) -> Any:
 # ---- extremes by comparison ---------------------------------------------------------------------
 
 
-def fmax(x: Any, y: Any, /) -> Any:
+def fmax(x1: Any, x2: Any) -> Any:
     """The larger of two; the other one if one is NaN."""
-    x, y = promote_args("fmax", x, y)
+    x, y = promote_args("fmax", x1, x2)
     return select(lax.bitwise_or(greater(x, y), lax.ne(y, y)), x, y)
 
 
-def fmin(x: Any, y: Any, /) -> Any:
+def fmin(x1: Any, x2: Any) -> Any:
     """The smaller of two; the other one if one is NaN."""
-    x, y = promote_args("fmin", x, y)
+    x, y = promote_args("fmin", x1, x2)
     return select(lax.bitwise_or(less(x, y), lax.ne(y, y)), x, y)
 
 

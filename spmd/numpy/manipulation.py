@@ -193,7 +193,9 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
     return as_array(lax.transpose(a, order))
 
 
-permute_dims = transpose
+def permute_dims(a: Any, /, axes: Any) -> Any:
+    """Reorder the dims: `transpose` as the array API standard names it."""
+    return transpose(a, axes)
 
 
 def matrix_transpose(x: Any, /) -> Any:

@@ -247,15 +247,20 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
 
 
 def ravel_multi_index(
-    multi_index: Sequence[Any], dims: Sequence[int], mode: str = "raise", order: str = "C"
+    multi_index: Sequence[Any],
+    dims: Sequence[int],
+    mode: str = "raise",
+    order: str = "C",
+    *,
+    dtype: Any = None,
 ) -> Any:
-    """Indices of an array of shape `dims` as positions in the flat array."""
+    """Indices of an array of shape `dims` as positions in the flat array, integers of `dtype`."""
     if len(multi_index) != len(dims):
         raise ArgumentError(f"ravel_multi_index: {len(multi_index)} indices for {len(dims)} dims")
     check_arraylike("ravel_multi_index", *multi_index)
     if order not in ("C", "F") or mode not in ("raise", "wrap", "clip"):
         raise ArgumentError(f"ravel_multi_index: unknown mode={mode!r} or order={order!r}")
-    dtype = result_type(default_int(), *multi_index)
+    dtype = result_type(default_int(), *multi_index) if dtype is None else dtypes.canonical(dtype)
     if not dtypes.is_integer(dtype):
         raise ArgumentError("ravel_multi_index: indices must be integers")
     sizes = [operator.index(d) for d in dims]

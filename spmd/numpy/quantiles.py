@@ -27,7 +27,7 @@ from spmd.numpy.promotion import (
 from spmd.numpy.reductions import Axis, any, canonical_axes, refuse_out, sum
 from spmd.numpy.ufuncs import divide
 
-_METHODS = ("linear", "lower", "higher", "midpoint", "nearest")
+_METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
 def quantile(
@@ -38,10 +38,19 @@ def quantile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: Any = None,
 ) -> Any:
-    """The values below which a share `q` of the elements lies."""
+    """The values below which a share `q` of the elements lies.
+
+    `weights`, of the shape of `a` or of its reduced dims, say how often an element counts; they
+    go with `method="inverted_cdf"`: the least element below which at least that share lies.
+
+    >>> quantile(np.array([1.0, 2.0, 3.0]), 0.5, method="inverted_cdf", weights=np.array([1, 1, 8]))
+    Array(3., dtype=float32)
+    """
     refuse_out("quantile", out)
-    return _quantile("quantile", a, q, axis, method, keepdims, skip_nan=False)
+    return _quantile("quantile", a, q, axis, method, keepdims, False, weights)
 
 
 def nanquantile(
@@ -52,10 +61,12 @@ def nanquantile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: Any = None,
 ) -> Any:
     """Quantiles of the elements that are not NaN."""
     refuse_out("nanquantile", out)
-    return _quantile("nanquantile", a, q, axis, method, keepdims, skip_nan=True)
+    return _quantile("nanquantile", a, q, axis, method, keepdims, True, weights)
 
 
 def percentile(
@@ -66,10 +77,13 @@ def percentile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: Any = None,
 ) -> Any:
     """Quantiles with `q` in percent."""
     check_arraylike("percentile", a, q)
-    return quantile(a, divide(q, 100), axis, out, overwrite_input, method, keepdims)
+    share = divide(q, 100)
+    return quantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
 
 
 def nanpercentile(
@@ -80,10 +94,13 @@ def nanpercentile(
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
+    weights: Any = None,
 ) -> Any:
     """Percentiles of the elements that are not NaN."""
     check_arraylike("nanpercentile", a, q)
-    return nanquantile(a, divide(q, 100), axis, out, overwrite_input, method, keepdims)
+    share = divide(q, 100)
+    return nanquantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
 
 
 def median(
@@ -109,7 +126,14 @@ def nanmedian(
 
 
 def _quantile(
-    name: str, a: Any, q: Any, axis: Axis, method: str, keepdims: bool, skip_nan: bool
+    name: str,
+    a: Any,
+    q: Any,
+    axis: Axis,
+    method: str,
+    keepdims: bool,
+    skip_nan: bool,
+    weights: Any,
 ) -> Any:
     check_arraylike(name, a, q)
     if method not in _METHODS:
@@ -123,17 +147,77 @@ def _quantile(
     shape = typeof(a).shape
     dims = canonical_axes(axis, len(shape), name)
     kept = [d for d in range(len(shape)) if d not in dims]
-    # The dims that are reduced become one, the first: everything else is then elementwise.
-    rows = lax.reshape(
-        lax.transpose(a, [*dims, *kept]),
-        (product(shape[d] for d in dims), *(shape[d] for d in kept)),
-    )
-    result = _quantiles_of_rows(rows, q, method, skip_nan)
+    count = product(shape[d] for d in dims)
+
+    def as_rows(x: Any) -> Any:
+        """The dims that are reduced become one, the first: everything else is elementwise."""
+        return lax.reshape(lax.transpose(x, [*dims, *kept]), (count, *(shape[d] for d in kept)))
+
+    if method == "inverted_cdf":
+        heavy = as_rows(_weights_like(name, a, weights, dims))
+        result = _weighted_quantiles(as_rows(a), heavy, q, skip_nan)
+    elif weights is not None:
+        raise ArgumentError(f"{name}: weights go with method='inverted_cdf', not with {method!r}")
+    else:
+        result = _quantiles_of_rows(as_rows(a), q, method, skip_nan)
     if keepdims:
         lead = typeof(q).shape
         whole = [*lead, *(1 if d in dims else size for d, size in enumerate(shape))]
         result = lax.reshape(result, whole)
     return lax.convert_element_type(result, typeof(a).dtype)
+
+
+def _weights_like(name: str, a: Any, weights: Any, dims: tuple[int, ...]) -> Any:
+    """A weight for each element, of the dtype of the elements."""
+    shape = typeof(a).shape
+    if weights is None:
+        return lax.full(shape, 1, typeof(a).dtype)
+    check_arraylike(name, weights)
+    given = lax.convert_element_type(plain(weights), typeof(a).dtype)
+    if typeof(given).shape == shape:
+        return given
+    if typeof(given).shape != tuple(shape[d] for d in dims):
+        raise ShapeError(
+            f"{name}: weights of shape {typeof(given).shape} must have the shape of a, {shape}, or "
+            f"of its reduced dims, {tuple(shape[d] for d in dims)}"
+        )
+    return lax.broadcast_in_dim(given, shape, dims)
+
+
+@one_program("skip_nan")
+def _weighted_quantiles(rows: Any, weights: Any, q: Any, skip_nan: bool) -> Any:
+    """The least element whose cumulative weight reaches the share `q` of all weight."""
+    zero, nan = constant_like(weights, 0), constant_like(rows, np.nan)
+    if skip_nan:
+        weights = select(isnan(rows), zero, weights)
+    else:
+        rows = select(any(isnan(rows), 0, keepdims=True), nan, rows)
+    wrong = lax.bitwise_or(lax.lt(weights, zero), isnan(weights))
+    rows, weights = lax.sort_key_val(rows, weights, 0)
+    reached = lax.cumsum(weights, 0)
+    total = lax.index_in_dim(reached, -1, 0, keepdims=False)
+    lead = typeof(q).shape
+    whole = (*lead, *typeof(total).shape)
+    spread = range(len(lead), len(whole))
+    q = lax.convert_element_type(q, typeof(total).dtype)
+    wanted = lax.mul(
+        lax.broadcast_in_dim(q, whole, range(len(lead))), lax.broadcast_in_dim(total, whole, spread)
+    )
+    # How many elements come before the one that reaches it; those without weight never do.
+    table = (*lead, *typeof(rows).shape)
+    others = [d for d in range(len(table)) if d != len(lead)]
+    below = lax.bitwise_or(
+        lax.lt(
+            lax.broadcast_in_dim(reached, table, range(len(lead), len(table))),
+            lax.broadcast_in_dim(wanted, table, others),
+        ),
+        lax.broadcast_in_dim(lax.le(reached, zero), table, range(len(lead), len(table))),
+    )
+    last = np.array(typeof(rows).shape[0] - 1, np.int32)
+    place = lax.reduce_sum(lax.convert_element_type(below, np.dtype(np.int32)), (len(lead),))
+    found = _pick(rows, lax.min(place, last), len(lead))
+    bad = lax.bitwise_or(any(wrong, 0), lax.le(total, zero))
+    return select(lax.broadcast_in_dim(bad, whole, spread), constant_like(found, np.nan), found)
 
 
 @one_program("method", "skip_nan")

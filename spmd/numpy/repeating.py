@@ -13,6 +13,7 @@ from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
 from spmd.core.util import product
+from spmd.numpy.creation import asarray
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import broadcast_to, moveaxis, ravel, reshape
 from spmd.numpy.promotion import as_array, check_arraylike, constant_like, convert, plain
@@ -21,9 +22,11 @@ from spmd.numpy.ranges import linspace
 from spmd.numpy.reductions import canonical_axis, cumsum
 from spmd.numpy.reductions import max as _max
 from spmd.numpy.reductions import min as _min
+from spmd.numpy.searching import flatnonzero
 from spmd.numpy.sorting import searchsorted
 from spmd.numpy.statistics import mean
 from spmd.numpy.taking import take
+from spmd.numpy.ufuncs import remainder
 
 # ---- repeating ---------------------------------------------------------------------------------
 
@@ -280,14 +283,27 @@ def _concrete_indices(name: str, obj: Any, n: int) -> np.ndarray:
     return indices.astype(np.int64) if indices.size == 0 else indices
 
 
-def delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
-    """The array without the slices at concrete indices along a dim."""
+def delete(
+    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
+) -> Any:
+    """The array without the slices at concrete indices along a dim.
+
+    With `assume_unique_indices` the indices may be traced: how many slices go is then known from
+    their shape, if none is there twice.
+    """
     check_arraylike("delete", arr)
     a = plain(arr)
     if axis is None:
         a, axis = ravel(a), 0
     d = canonical_axis(axis, typeof(a).ndim, "delete")
     n = typeof(a).shape[d]
+    if assume_unique_indices and not isinstance(obj, slice):
+        gone = ravel(asarray(obj))
+        hit = lax.broadcasted_iota(np.dtype(np.int32), (n, typeof(gone).shape[0]), 0)
+        wrapped = lax.convert_element_type(remainder(gone, n), np.dtype(np.int32))
+        hit = lax.eq(hit, lax.broadcast_in_dim(wrapped, typeof(hit).shape, (1,)))
+        left = lax.bitwise_not(lax.reduce_or(hit, (1,)))
+        return take(a, flatnonzero(left, size=n - typeof(gone).shape[0]), d)
     keep = np.ones(n, bool)
     keep[_concrete_indices("delete", obj, n)] = False
     return take(a, np.flatnonzero(keep), d)

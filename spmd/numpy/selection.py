@@ -91,7 +91,7 @@ def choose(a: Any, choices: Any, out: None = None, mode: str = "raise") -> Any:
     return lax.select_n(lax.convert_element_type(a, np.dtype(np.int32)), *items)
 
 
-def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Any:
     """Values of the function whose condition holds; the last one without condition is the default.
 
     Every function sees the whole array, and `where` picks: none is protected from the others' x.
@@ -110,7 +110,7 @@ def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kwar
         )
 
     def value(f: Any) -> Any:
-        out = f(x, *args, **kwargs) if isinstance(f, Callable) else f  # type: ignore[arg-type]
+        out = f(x, *args, **kw) if isinstance(f, Callable) else f  # type: ignore[arg-type]
         return convert(plain(out), typeof(x).dtype)
 
     result = value(functions[-1])

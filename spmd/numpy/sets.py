@@ -17,6 +17,7 @@ from spmd.numpy.creation import asarray
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import ravel
 from spmd.numpy.promotion import check_arraylike, promote_dtypes
+from spmd.numpy.reductions import argmax
 from spmd.numpy.searching import compress
 from spmd.numpy.sorting import isin, unique
 
@@ -38,21 +39,68 @@ def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = No
     return unique(concatenate(_sets("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
-def intersect1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
-    """The elements that are in both of two arrays, in order."""
+def intersect1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """The elements that are in both of two arrays, in order.
+
+    With `return_indices` also where each occurs first in the one and in the other array.
+    `assume_unique` promises that no array has an element twice; it changes nothing here.
+    """
     first, second = _sets("intersect1d", ar1, ar2)
-    return _kept("intersect1d", first, isin(first, second), size, fill_value)
+    found = _kept("intersect1d", first, isin(first, second), size, fill_value)
+    if not return_indices:
+        return found
+    return found, *(_first_places(found, x) for x in (first, second))
 
 
-def setdiff1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
-    """The elements of the first array that are not in the second, in order."""
+def _first_places(values: Any, x: Any) -> Any:
+    """Where each value occurs first in a vector."""
+    table = (typeof(values).shape[0], typeof(x).shape[0])
+    hit = lax.eq(lax.broadcast_in_dim(values, table, (0,)), lax.broadcast_in_dim(x, table, (1,)))
+    return argmax(hit, 1)
+
+
+def setdiff1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """The elements of the first array that are not in the second, in order.
+
+    With `assume_unique` they are in the order of the first array.
+    """
     first, second = _sets("setdiff1d", ar1, ar2)
+    mask = isin(first, second, invert=True)
     fill = 0 if fill_value is None else fill_value
-    return _kept("setdiff1d", first, isin(first, second, invert=True), size, fill)
+    if assume_unique:
+        if size is None:
+            _concrete("setdiff1d", first, second)
+        return compress(mask, first, size=size, fill_value=fill)
+    return _kept("setdiff1d", first, mask, size, fill)
 
 
-def setxor1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
-    """The elements that are in exactly one of two arrays, in order."""
+def setxor1d(
+    ar1: Any,
+    ar2: Any,
+    assume_unique: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """The elements that are in exactly one of two arrays, in order.
+
+    `assume_unique` promises that no array has an element twice; it changes nothing here.
+    """
     first, second = _sets("setxor1d", ar1, ar2)
     either = concatenate([first, second])
     mask = concatenate([isin(first, second, invert=True), isin(second, first, invert=True)])

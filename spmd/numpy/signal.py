@@ -21,7 +21,7 @@ from spmd.numpy.taking import take
 from spmd.numpy.ufuncs import conjugate, named
 
 
-def _windows(name: str, a: Any, v: Any, mode: str, precision: Any) -> Any:
+def _windows(name: str, a: Any, v: Any, mode: str, precision: Any, wide: Any) -> Any:
     """Scalar products of `v` with all windows of `a`, padded as `mode` says."""
     n, m = typeof(a).shape[0], typeof(v).shape[0]
     paddings = {"valid": (0, 0), "same": (m // 2, m - m // 2 - 1), "full": (m - 1, m - 1)}
@@ -32,7 +32,7 @@ def _windows(name: str, a: Any, v: Any, mode: str, precision: Any) -> Any:
     count = n + before + after - m + 1
     starts = np.arange(count, dtype=np.int32)[:, None] + np.arange(m, dtype=np.int32)
     rows = take(padded, starts, 0, mode="clip")
-    return lax.dot_general(rows, v, (((1,), (0,)), ((), ())), precision)
+    return lax.dot_general(rows, v, (((1,), (0,)), ((), ())), precision, wide)
 
 
 def _vectors(name: str, a: Any, v: Any) -> list[Any]:
@@ -44,21 +44,35 @@ def _vectors(name: str, a: Any, v: Any) -> list[Any]:
     return [a, v]
 
 
-def convolve(a: Any, v: Any, mode: str = "full", *, precision: Any = None) -> Any:
+def convolve(
+    a: Any,
+    v: Any,
+    mode: str = "full",
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
     """The convolution of two vectors."""
     a, v = _vectors("convolve", a, v)
     if typeof(a).shape[0] < typeof(v).shape[0]:
         a, v = v, a
-    return _windows("convolve", a, lax.rev(v, (0,)), mode, precision)
+    return _windows("convolve", a, lax.rev(v, (0,)), mode, precision, preferred_element_type)
 
 
-def correlate(a: Any, v: Any, mode: str = "valid", *, precision: Any = None) -> Any:
+def correlate(
+    a: Any,
+    v: Any,
+    mode: str = "valid",
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
     """The cross-correlation of two vectors, the second conjugated."""
     a, v = _vectors("correlate", a, v)
     v = conjugate(v)
     if typeof(a).shape[0] >= typeof(v).shape[0]:
-        return _windows("correlate", a, v, mode, precision)
-    return lax.rev(_windows("correlate", v, a, mode, precision), (0,))
+        return _windows("correlate", a, v, mode, precision, preferred_element_type)
+    return lax.rev(_windows("correlate", v, a, mode, precision, preferred_element_type), (0,))
 
 
 def _window(name: str, doc: str) -> Callable[[int], Any]:

@@ -28,7 +28,7 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.ranges import linspace
 from spmd.numpy.reductions import any as _any
-from spmd.numpy.reductions import canonical_axis, cumsum
+from spmd.numpy.reductions import canonical_axes, canonical_axis, cumsum
 from spmd.numpy.reductions import max as _max
 from spmd.numpy.reductions import min as _min
 from spmd.numpy.reductions import sum as _sum
@@ -70,19 +70,23 @@ def argsort(
     order: None = None,
     stable: bool = True,
     descending: bool = False,
+    dtype: Any = None,
 ) -> Any:
-    """The positions that put the elements in order along a dim."""
+    """The positions that put the elements in order along a dim, as integers of `dtype`."""
     _check_kind("argsort", kind, order)
     check_arraylike("argsort", a)
     a, d = _along("argsort", a, axis)
     n = typeof(a).shape[d]
     # Descending and stable: the array is turned round, sorted, and the result turned back.
     keys = lax.rev(a, (d,)) if descending else a
-    places = lax.broadcasted_iota(default_int(), typeof(a).shape, d)
+    integer = default_int() if dtype is None else dtypes.canonical(dtype)
+    if not dtypes.is_integer(integer):
+        raise DtypeError(f"argsort: dtype={integer.name} must be an integer type")
+    places = lax.broadcasted_iota(integer, typeof(a).shape, d)
     positions = lax.sort_key_val(keys, places, d, stable)[1]
     if not descending:
         return positions
-    return lax.sub(np.array(n - 1, default_int()), lax.rev(positions, (d,)))
+    return lax.sub(np.array(n - 1, integer), lax.rev(positions, (d,)))
 
 
 def _along(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
@@ -356,9 +360,22 @@ def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None)
 
 
 def isin(
-    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False
+    element: Any,
+    test_elements: Any,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    method: str = "auto",
 ) -> Any:
-    """Whether each element is among the test elements."""
+    """Whether each element is among the test elements.
+
+    `assume_unique` and `method` choose how it is computed elsewhere, never what the result is;
+    here every element is compared with every other.
+    """
+    if method not in ("auto", "compare_all", "binary_search", "sort"):
+        raise ArgumentError(
+            f"isin: method={method!r} must be 'auto', 'compare_all', 'binary_search' or 'sort'"
+        )
     element, test = promote_dtypes(asarray(element), _set_operand(test_elements))
     shape, count = typeof(element).shape, typeof(test).shape[0]
     whole = (*shape, count)
@@ -367,13 +384,22 @@ def isin(
     return lax.bitwise_not(found) if invert else found
 
 
-def trim_zeros(filt: Any, trim: str = "fb") -> Any:
-    """A concrete vector without the zeros at its ends."""
+def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Any:
+    """A concrete array without the zeros at its ends ("f": at the front, "b": at the back).
+
+    Along each dim of `axis`, all by default, slices that are zero as a whole go.
+
+    >>> trim_zeros(np.array([0, 1, 0, 2, 0]))
+    Array([1, 0, 2], dtype=int32)
+    """
     check_arraylike("trim_zeros", filt)
     mask = np.asarray(as_bool(plain(filt)))
-    inner = np.flatnonzero(mask)
-    if not len(inner):
-        return lax.slice_in_dim(filt, 0, 0)
-    start = inner[0] if "f" in trim.lower() else 0
-    stop = inner[-1] + 1 if "b" in trim.lower() else mask.size
-    return lax.slice_in_dim(filt, int(start), int(stop))
+    x = as_array(filt)
+    for d in canonical_axes(axis, mask.ndim, "trim_zeros"):
+        others = tuple(k for k in range(mask.ndim) if k != d)
+        inner = np.flatnonzero(mask.any(axis=others))
+        size = mask.shape[d]
+        start = int(inner[0]) if len(inner) and "f" in trim.lower() else 0
+        stop = int(inner[-1]) + 1 if len(inner) and "b" in trim.lower() else size
+        x = lax.slice_in_dim(x, start, stop if len(inner) else start, axis=d)
+    return x

@@ -303,6 +303,7 @@ def nanvar(
     ddof: int = 0,
     keepdims: bool = False,
     where: Any = None,
+    mean: Any = None,
 ) -> Any:
     """The variance of the elements that are not NaN."""
     refuse_out("nanvar", out)
@@ -311,7 +312,7 @@ def nanvar(
     compute, result = _var_dtypes("nanvar", typeof(a).dtype, dtype)
     a = lax.convert_element_type(a, compute)
     missing = isnan(a)
-    center = nanmean(a, axis, compute, keepdims=True, where=where)
+    center = nanmean(a, axis, compute, keepdims=True, where=where) if mean is None else mean
     distance = select(missing, constant_like(a, 0), subtract(a, center))
     if dtypes.is_complex(compute):
         squared = lax.real(lax.mul(distance, lax.conj(distance)))
@@ -332,6 +333,7 @@ def nanstd(
     ddof: int = 0,
     keepdims: bool = False,
     where: Any = None,
+    mean: Any = None,
 ) -> Any:
     """The standard deviation of the elements that are not NaN."""
-    return lax.sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where))
+    return lax.sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where, mean))

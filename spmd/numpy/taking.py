@@ -125,12 +125,18 @@ def _in_mode(indices: Any, size: int, mode: str | None) -> tuple[Any, lax.Gather
 
 
 def take_along_axis(
-    arr: Any, indices: Any, axis: int | None = -1, mode: Any = None, fill_value: Any = None
+    arr: Any,
+    indices: Any,
+    axis: int | None = -1,
+    mode: Any = None,
+    fill_value: Any = None,
+    *,
+    wrap_negative_indices: bool = True,
 ) -> Any:
     """Elements of `arr` along `axis` at positions that differ from row to row, as argsort gives.
 
     The other dims of `arr` and `indices` broadcast against each other. `mode` as in `x.at[].get`;
-    None fills.
+    None fills. Negative indices count from the end unless `wrap_negative_indices=False`.
 
     >>> take_along_axis(np.array([[30, 10, 20]]), np.array([[1, 2, 0]]), 1)
     Array([[10, 20, 30]], dtype=int32)
@@ -140,7 +146,8 @@ def take_along_axis(
     if axis is None:
         x, axis = _flattened(x), 0
     axis, (x, indices) = _aligned("take_along_axis", x, indices, axis)
-    indices = _wrapped(indices, typeof(x).shape[axis])
+    if wrap_negative_indices:
+        indices = _wrapped(indices, typeof(x).shape[axis])
     ndim = typeof(x).ndim
     return lax.gather(
         x,

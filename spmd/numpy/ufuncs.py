@@ -419,17 +419,17 @@ def _sinc_series(y: Any) -> Any:
 # ---- complex parts -----------------------------------------------------------------------------
 
 
-def real(x: Any, /) -> Any:
+def real(val: Any, /) -> Any:
     """The real part."""
-    check_arraylike("real", x)
-    x = plain(x)
+    check_arraylike("real", val)
+    x = plain(val)
     return lax.real(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
 
 
-def imag(x: Any, /) -> Any:
+def imag(val: Any, /) -> Any:
     """The imaginary part; zeros for real arrays."""
-    check_arraylike("imag", x)
-    x = plain(x)
+    check_arraylike("imag", val)
+    x = plain(val)
     return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else filled_like(x, 0)
 
 

@@ -34,15 +34,18 @@ x = np.ones(4, np.float32)
 
 @pytest.fixture
 def job(mpirun: Run, tmp_path: Path) -> Run:
-    """`job(ranks, text, **env)` runs a program after the preamble; it must end within seconds."""
+    """`job(ranks, text, **env)` runs a program after the preamble; it must end by itself.
+
+    A rank that hangs would wait for ten minutes; a minute is for machines that are busy.
+    """
 
     def run(ranks: int, text: str, **env: str) -> subprocess.CompletedProcess[str]:
         program = tmp_path / "train.py"
         program.write_text(PREAMBLE + textwrap.dedent(text))
         began = time.monotonic()
-        done = mpirun(ranks, [str(program)], env=env, timeout=30)
+        done = mpirun(ranks, [str(program)], env=env, timeout=120)
         done.seconds = time.monotonic() - began
-        assert done.seconds < 15, f"took {done.seconds:.1f} s"
+        assert done.seconds < 60, f"took {done.seconds:.1f} s"
         assert not list(Path("/dev/shm").glob(f"{PREFIX}*"))
         return done
 
@@ -54,7 +57,7 @@ def job(mpirun: Run, tmp_path: Path) -> Run:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_cases_through_shared_memory(mpirun: Run, ranks: int):
-    done = mpirun(ranks, ["-m", "tests.multiprocess.transport_cases"], timeout=60)
+    done = mpirun(ranks, ["-m", "tests.multiprocess.transport_cases"], timeout=240)
     assert done.returncode == 0, done.stderr
     wanted = f"{len(all_cases())} cases on {ranks} ranks through ShmCommunicator: all right\n"
     assert wanted in done.stdout
@@ -66,7 +69,7 @@ def test_cases_through_messages(mpirun: Run, ranks: int):
         ranks,
         ["-m", "tests.multiprocess.transport_cases"],
         env={"SPMD_SHARED_MEMORY": "0"},
-        timeout=60,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     assert f"on {ranks} ranks through MpiCommunicator: all right" in done.stdout
