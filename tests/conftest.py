@@ -42,11 +42,16 @@ hypothesis.settings.load_profile("patient")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the switch that rewrites golden files."""
+    """Add the switches: rewrite golden files, run the whole corpus of faults."""
     parser.addoption(
         "--update-golden",
         action="store_true",
         help="rewrite the files under tests/golden/ with what the code says now",
+    )
+    parser.addoption(
+        "--all-faults",
+        action="store_true",
+        help="run all programs of tests/faults/, not only a part of them (about ten minutes)",
     )
 
 

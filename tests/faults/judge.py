@@ -33,7 +33,8 @@ _RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, ?| and )\d+(?:-\d+)?)*)")
 _PREFIX = re.compile(r"^r[\d, -]+ \| ")
 # What no correct program may be told.
 _ALARM = re.compile(
-    r"^(spmdrun|spmd)\b.*|.*\b(CollectiveError|PeerError|LaunchError|StaticWarning)\b.*"
+    r"^(spmdrun|spmd)\b(?!: running as a single process).*"
+    r"|.*\b(CollectiveError|PeerError|LaunchError|StaticWarning)\b.*"
 )
 
 

