@@ -106,6 +106,9 @@ def _read(job: subprocess.Popen[str]) -> tuple[list[Line], str]:
         job.wait()
     for reader in readers:
         reader.join(SECONDS_TO_VANISH)
+    for pipe, reader in zip((job.stderr, job.stdout), readers, strict=True):
+        if pipe is not None and not reader.is_alive():  # else an orphan holds its other end
+            pipe.close()
     return lines, "".join(out)
 
 
