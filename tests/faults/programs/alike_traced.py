@@ -372,7 +372,7 @@ def a_guarded_division(rank):
     mapped(lambda x: lax.psum(safe(x), "i"), X * rank)
 
 
-@alike(ranks=3, like="value", ci=True, hosts=True)
+@alike(ranks=3, like="value", hosts=True)
 def equal_replicas(rank):
     """Parameters from one seed, updated by averaged gradients."""
     params = {"w": random.normal(random.key(0), (4, 3))}
