@@ -39,7 +39,6 @@ KINDS = {
     "loading": "a rank waits for data",
     "computing": "a rank stays in compiled code without a collective, or in tracing or compiling",
     "slow": "a rank comes late, again and again",
-    "deadlock": "ranks wait for each other",
     "value": "a rank has a NaN, a failed check, or values that differ where they must not",
     "static": "the program is wrong for any data: said at trace time",
     "launch": "the job is not what its ranks believe",

@@ -11,23 +11,21 @@ from dataclasses import dataclass
 
 from tests.faults.corpus import Program
 
-# The last word on a job, or a warning on the way: who, and what became of it. By kind of fault the
-# words of which one must stand in the sentence that names the culprit.
+# By kind of fault, words of which one must stand in the sentence that names the culprit.
 SENTENCES = {
-    "mismatch": r"",
-    "left": r"left|ended|finished|exit code 0",
-    "raised": r"raised|failed first|\w+Error",
-    "exited": r"exit|left|ended",
-    "killed": r"killed by SIG|died of SIG",
-    "stopped": r"stopped|SIGSTOP",
-    "stuck": r"never entered|host code|not entered|is in|was in|stuck|callback",
-    "loading": r"load|data",
-    "computing": r"comput|compil|trac|program|running",
-    "slow": r"slow|late|waited|waiting|waits|never entered|not entered",
-    "deadlock": r"never entered|host code|wait|is in|was in",
-    "value": r"\w*Error|[Nn]a[Nn]|differ",
-    "static": r"",
-    "launch": r"",
+    "mismatch": r"\w",
+    "left": r"left the program",
+    "raised": r"raised \w+",
+    "exited": r"ended with exit code",
+    "killed": r"was killed by SIG",
+    "stopped": r"is stopped",
+    "stuck": r"never came to|has not joined|in a callback|hangs in",
+    "loading": r"is in the data loader",
+    "computing": r"computes in a program|is tracing|is compiling",
+    "slow": r"is slow|never came to",
+    "value": r"\w+Error\b|[Nn]a[Nn]|differ",
+    "static": r"\w",
+    "launch": r"\w",
 }
 _RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, ?| and )\d+(?:-\d+)?)*)")
 _PREFIX = re.compile(r"^r[\d, -]+ \| ")

@@ -26,8 +26,8 @@ FOLDER = "FAULTS_FOLDER"  # marks every process of a run, and tells it where its
 PATIENCE = 90.0
 # What a rank and a launcher may take to be gone after spmdrun has ended.
 SECONDS_TO_VANISH = 8.0
-# Stalls are reported after this time without progress, and end the job after the second.
-STALLS: tuple[str, ...] = ()
+# A stall is reported after half of this time without progress, and ends the job after the whole.
+STALLS = ("--stall-timeout", "6")
 # Names of shared memory that MPI libraries and spmd make.
 _SEGMENT = re.compile(r"mpich|sm_segment|vader_segment|spmd")
 

@@ -148,7 +148,7 @@ def ends_at_other_times(rank):
     """After the last collective rank 0 writes its results while the others have left."""
     mean(X)
     if rank == 0:
-        time.sleep(4)
+        time.sleep(8)
 
 
 @alike(ranks=2, like="exited")
@@ -256,7 +256,7 @@ def a_slow_loader(rank):
 def all_sleep(rank):
     """All ranks do host work for longer than the stall limit: nobody waits for anybody."""
     mean(X)
-    time.sleep(4)
+    time.sleep(8)
     mean(X)
 
 

@@ -112,7 +112,7 @@ def rows_and_columns(rank):
     assert float(out[0, 0]) == 4
 
 
-@alike(ranks=4, like="deadlock")
+@alike(ranks=4, like="mismatch")
 def groups_in_turn(rank):
     """Programs over rows and over columns, in the same order everywhere."""
     mesh = square_mesh()
