@@ -7,12 +7,14 @@ The traceback of the cause stands near the end, and the last line says it all.
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .places import rank_text
+from .places import rank_text, user_frame
 from .stall import Call, Verdict, waiting_text
 
 TAIL_SHOWN = 25
@@ -123,7 +125,33 @@ def summary(first: Ending, endings: Sequence[Ending]) -> str:
         return f"{rank_text(alike)} {first.cause()}"
     where = f" ({first.where})" if first.where else ""
     victims = [e for e in endings if e is not first and e.code != 0]
+    if left := quitters(endings):
+        return "; ".join([_left_text(left), *waiting_in([first, *victims])])
     return "; ".join([f"rank {first.rank}{where} {first.cause()}", *waiting_in(victims)])
+
+
+def quitters(endings: Sequence[Ending]) -> list[Ending]:
+    """Ranks that left in good order, where all that failed did so because they waited for them."""
+    failed = [ending for ending in endings if ending.failed]
+    if not failed or not all(_failed_waiting(ending) for ending in failed):
+        return []
+    return [ending for ending in endings if ending.code == 0]
+
+
+def _failed_waiting(ending: Ending) -> bool:
+    if ending.report:
+        return bool(ending.report.get("secondary"))
+    waits = ending.last is not None and not ending.last.done
+    # mpirun ends ranks by SIGTERM, and may reach them before their guards.
+    return ending.code is None or (waits and (ending.stopped or ending.code == -signal.SIGTERM))
+
+
+def _left_text(left: Sequence[Ending]) -> str:
+    """`rank 1 (node7, cpu:1) left the program (exit code 0) after psum train.py:88`."""
+    first = left[0]
+    where = f" ({first.where})" if first.where and len(left) == 1 else ""
+    after = f" after {first.last.place}" if first.last is not None and first.last.place else ""
+    return f"{rank_text([e.rank for e in left])}{where} left the program (exit code 0){after}"
 
 
 def stall_summary(verdict: Verdict, marks: Mapping[int, str]) -> str:
@@ -153,6 +181,32 @@ def waiting_in(victims: Sequence[Ending]) -> list[str]:
         else waiting_text(call, ranks, "was", "were")
         for call, ranks in groups.values()
     ]
+
+
+_FRAME = re.compile(r'\s+File "(.+)", line (\d+)(?:, in (.+))?$')
+_ERROR = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+
+
+def read_traceback(tail: Sequence[str]) -> dict[str, Any]:
+    """A report like those of spmd, of a program that raised before spmd could write one.
+
+    Empty where the last words on stderr are no traceback.
+    """
+    body = traceback_in(tail)
+    frames = [(k, found) for k, line in enumerate(body) if (found := _FRAME.match(line))]
+    if not frames:
+        return {}
+    rest = body[frames[-1][0] + 1 :]
+    said = next((found for line in rest if (found := _ERROR.match(line))), None)
+    if said is None:
+        return {}
+    place = user_frame([(m[1], int(m[2]), m[3] or "<module>") for _, m in reversed(frames)])
+    return {
+        "exception": said[1].rpartition(".")[2],
+        "message": said[2] or "",
+        "line": f"{os.path.basename(place[0])}:{place[1]}" if place else "",
+        "traceback": "\n".join(body),
+    }
 
 
 def traceback_in(tail: Sequence[str]) -> Sequence[str]:

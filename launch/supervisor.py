@@ -448,6 +448,10 @@ class Supervisor:
         """Say what happened, and choose the exit code."""
         self.printer.close()
         said = self.mpirun_said.decode(errors="replace").strip("\0 \n")
+        for ending in self.endings:
+            if ending.code == 1 and not ending.report and not ending.stopped:
+                found = report.read_traceback(self.printer.tail(ending.rank))
+                ending.report = found and {**found, "time": self.began_at + ending.at}
         first = report.first_failure(self.endings)
         nobody_came = self.hellos == 0
         if said and (self.options.verbose or (nobody_came and self.code is None)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 from dataclasses import dataclass
 from types import CodeType
@@ -56,6 +57,14 @@ GENERATED = "<spmd"
 def is_ours(file: str) -> bool:
     """Whether a file of a stack frame is spmd's, generated code included."""
     return file.startswith((PACKAGE_DIR, GENERATED))
+
+
+_LIBRARY = re.compile(r"(/lib(64)?/python3|/site-packages/|/dist-packages/|^<)")
+
+
+def is_library(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package: not where a user looks first."""
+    return _LIBRARY.search(file) is not None
 
 
 @functools.cache

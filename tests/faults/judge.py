@@ -16,7 +16,7 @@ SENTENCES = {
     "mismatch": r"\w",
     "left": r"left the program",
     "raised": r"raised \w+",
-    "exited": r"ended with exit code",
+    "exited": r"ended with exit code|left the program",
     "killed": r"was killed by SIG",
     "stopped": r"is stopped",
     "stuck": r"never came to|has not joined|in a callback|hangs in",

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launch.report import Ending, first_failure, lines, summary, traceback_in
+from launch.report import (
+    Ending,
+    first_failure,
+    lines,
+    quitters,
+    read_traceback,
+    summary,
+    traceback_in,
+)
 from launch.stall import Call
 
 
@@ -85,3 +93,43 @@ def test_without_a_report_the_traceback_is_found_in_what_was_printed():
     ]
     assert traceback_in(tail) == tail[3:]
     assert traceback_in([str(k) for k in range(100)]) == [str(k) for k in range(75, 100)]
+
+
+# ---- ranks that left, and programs that raised before spmd was there -----------------------------
+
+WAITS = Call("psum", "/home/me/train.py:88", 0, 41, (0, 1, 2))
+DONE = Call("psum", "/home/me/train.py:88", 0, 40, (0, 1, 2), done=True)
+
+
+def test_a_rank_that_left_is_named_where_the_others_only_waited():
+    endings = [raised(0, 1.0, secondary=True), Ending(1, 0, last=DONE), Ending(2, -15, last=WAITS)]
+    endings[0].last = WAITS
+    assert [ending.rank for ending in quitters(endings)] == [1]
+    assert summary(endings[0], endings) == (
+        "rank 1 left the program (exit code 0) after psum train.py:88; "
+        "ranks 0, 2 were waiting in psum train.py:88"
+    )
+
+
+def test_a_rank_that_ended_well_is_not_blamed_for_another_cause():
+    for cause in (raised(0, 1.0), Ending(0, -9, last=WAITS), Ending(0, -15, last=DONE)):
+        assert quitters([cause, Ending(1, 0), raised(2, 2.0, secondary=True)]) == []
+    assert quitters([Ending(0, 0), Ending(1, 0)]) == []
+
+
+def test_a_traceback_on_stderr_becomes_a_report():
+    tail = [
+        "loading",
+        "Traceback (most recent call last):",
+        '  File "/home/me/train.py", line 12, in <module>',
+        "    json.loads(text)",
+        '  File "/usr/lib/python3.11/json/decoder.py", line 353, in raw_decode',
+        "    obj, end = self.scan_once(s, idx)",
+        "               ^^^^^^^^^^^^^^^^^^^^^^",
+        "json.decoder.JSONDecodeError: Expecting ',' delimiter: line 1",
+    ]
+    found = read_traceback(tail)
+    assert (found["exception"], found["line"]) == ("JSONDecodeError", "train.py:12")
+    assert found["message"] == "Expecting ',' delimiter: line 1"
+    assert found["traceback"].splitlines() == tail[1:]
+    assert read_traceback(["no data"]) == read_traceback(tail[:3]) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 
-from spmd.core.source import is_ours
+from spmd.core.source import is_library, is_ours
 
 
 def failure_text(rank: int, error: BaseException) -> str:
@@ -17,12 +17,13 @@ def failure_text(rank: int, error: BaseException) -> str:
 
 
 def user_line(error: BaseException) -> str:
-    """`file:line` of the innermost frame that is not ours, or nothing."""
+    """`file:line` of the innermost frame of the user's code, else of any that is not ours."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not is_ours(frame.filename)]
     if not frames:
         return ""
-    frame = (theirs or frames)[-1]
+    users = [frame for frame in theirs if not is_library(frame.filename)]
+    frame = (users or theirs or frames)[-1]
     return f"{os.path.basename(frame.filename)}:{frame.lineno}"
