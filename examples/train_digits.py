@@ -8,6 +8,10 @@ not on how they are spread over processes, so these three give the same loss cur
     spmdrun -n 4 examples/train_digits.py                       # 4 ranks    × 1 device
     spmdrun -n 2 --devices-per-rank 2 examples/train_digits.py  # 2 ranks    × 2 devices
 
+A run that is killed goes on by itself, and ends with the same bits as one that was not:
+
+    spmdrun -n 4 --max-restarts 3 examples/train_digits.py --checkpoint runs/digits/saved
+
 Plain `mpirun -n 4 python examples/train_digits.py` works as well. Rank 0 shows progress and writes
 loss.json and loss.png into the folder `--out`.
 
@@ -32,7 +36,7 @@ from tqdm import tqdm
 
 import spmd
 import spmd.numpy as snp
-from spmd import lax, nn, random
+from spmd import checkpoints, lax, nn, random
 
 matplotlib.use("Agg")  # a job has no screen
 from matplotlib import pyplot
@@ -107,13 +111,15 @@ def split_digits(seed: int):
     return (images[cut:], labels[cut:]), (images[:cut], labels[:cut])
 
 
-def batches(images, labels, seed: int, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """This process's slices x_DBP, y_DB of each global batch of one epoch."""
+def batches(
+    images, labels, seed: int, epoch: int, seen: int = 0
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """This process's slices x_DBP, y_DB of each global batch of what is left of an epoch."""
     devices = spmd.devices()
     mine = [i for i, d in enumerate(devices) if d.process_index == spmd.process_index()]
     whole = BATCH * len(devices)
     order = np.random.default_rng((seed, epoch)).permutation(len(images))
-    for start in range(0, len(images) - whole + 1, whole):
+    for start in range(seen, len(images) - whole + 1, whole):
         rows_DB = order[start : start + whole].reshape(len(devices), BATCH)[mine]
         yield images[rows_DB], labels[rows_DB]
 
@@ -121,8 +127,11 @@ def batches(images, labels, seed: int, epoch: int) -> Iterator[tuple[np.ndarray,
 # ---- the loop ----------------------------------------------------------------------------------
 
 
-def train(epochs: int, seed: int) -> dict:
-    """Train, show progress on rank 0, and return the loss of every step and the test accuracy."""
+def train(epochs: int, seed: int, folder: Path | None = None, every: int = 10) -> dict:
+    """Train, show progress on rank 0, and return the loss of every step and the test accuracy.
+
+    With a `folder` it goes on from the newest checkpoint there, and writes one `every` few steps.
+    """
     (images, labels), (test_images, test_labels) = split_digits(seed)
     steps = len(images) // (BATCH * spmd.device_count())
     if steps == 0:
@@ -130,36 +139,62 @@ def train(epochs: int, seed: int) -> dict:
             f"{spmd.device_count()} devices × {BATCH} images are more than one epoch's "
             f"{len(images)}; use at most {len(images) // BATCH} devices"
         )
-    params = init(random.key(seed))
-    zeros = spmd.tree.map(snp.zeros_like, params)
-    state = (params, (zeros, zeros), snp.float32(0))
+    run = begin(seed, epochs * (len(images) // BATCH))
+    if folder is not None and (found := checkpoints.restore(folder, like=run)):
+        run = found[1]
     # Every device starts from the same state: the leading dim that pmap maps over is a copy each.
-    state = spmd.tree.map(lambda a: snp.stack([a] * spmd.local_device_count()), state)
+    state = spmd.tree.map(lambda a: snp.stack([a] * spmd.local_device_count()), run["state"])
 
     step = spmd.pmap(train_step, axis_name="batch", donate_argnums=0)
     accuracy = spmd.jit(lambda p, x, y: snp.mean(snp.argmax(logits(p, x), axis=-1) == y))
-    losses: list[float] = []
     bar = tqdm(total=epochs * steps, unit="step", disable=spmd.process_index() != 0)
-    for epoch in range(epochs):
-        start, recent = time.perf_counter(), []
-        for x_DBP, y_DB in batches(images, labels, seed, epoch):
+    bar.update(run["steps"])
+    while run["epoch"] < epochs:
+        start, before, recent = time.perf_counter(), run["steps"], []
+        for x_DBP, y_DB in batches(images, labels, seed, run["epoch"], run["seen"]):
             state, loss_D = step(state, x_DBP, y_DB)
             recent.append(loss_D)
+            run["seen"] += BATCH * spmd.device_count()
             bar.update()
-        losses += [float(loss_D[0]) for loss_D in recent]  # waits for the devices, once an epoch
-        rate = steps * BATCH * spmd.device_count() / (time.perf_counter() - start)
-        params = spmd.tree.map(lambda a: a[0], state[0])
-        right = float(accuracy(params, test_images, test_labels))
-        bar.set_postfix_str(
-            f"loss {losses[-1]:.4f}, test accuracy {right:.2%}, {rate:,.0f} images/s"
-        )
+            if folder is not None and (run["steps"] + len(recent)) % every == 0:
+                note(run, state, recent)
+                checkpoints.save(folder, run["steps"], run)
+        note(run, state, recent)  # waits for the devices, once an epoch
+        run["epoch"], run["seen"] = run["epoch"] + 1, 0
+        done = (run["steps"] - before) * BATCH * spmd.device_count()
+        rate = done / (time.perf_counter() - start)
+        right = float(accuracy(run["state"][0], test_images, test_labels))
+        last = run["loss"][run["steps"] - 1]
+        bar.set_postfix_str(f"loss {last:.4f}, test accuracy {right:.2%}, {rate:,.0f} images/s")
     bar.close()
     return {
-        "loss": losses,
-        "test_accuracy": right,
+        "loss": run["loss"][: run["steps"]].tolist(),
+        "test_accuracy": float(accuracy(run["state"][0], test_images, test_labels)),
         "devices": spmd.device_count(),
         "processes": spmd.process_count(),
     }
+
+
+def begin(seed: int, most_steps: int) -> dict:
+    """All that a checkpoint holds, before the first step.
+
+    Progress is counted in images `seen` of an epoch, and there is room for the losses of one device
+    alone: a run can go on with another number of devices.
+    """
+    params = init(random.key(seed))
+    zeros = spmd.tree.map(snp.zeros_like, params)
+    state = (params, (zeros, zeros), snp.float32(0))
+    loss = np.full(most_steps, np.nan)
+    return {"state": state, "epoch": 0, "seen": 0, "steps": 0, "loss": loss}
+
+
+def note(run: dict, state, recent: list) -> None:
+    """Take over the state of one device (all have the same), and the losses of recent steps."""
+    run["state"] = spmd.tree.map(lambda a: a[0], state)
+    for loss_D in recent:
+        run["loss"][run["steps"]] = float(loss_D[0])
+        run["steps"] += 1
+    recent.clear()
 
 
 def save(result: dict, out: Path) -> None:
@@ -185,13 +220,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--devices", type=int, help="virtual CPU devices in each process")
     parser.add_argument("--out", type=Path, default=Path("runs/digits"), help="folder for results")
+    parser.add_argument("--checkpoint", type=Path, help="folder to go on from, and to save in")
+    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
     args = parser.parse_args()
     if args.epochs < 1:
         parser.error("--epochs must be at least 1")
     if args.devices is not None:
         spmd.config.update("num_cpu_devices", args.devices)
 
-    result = train(args.epochs, args.seed)
+    result = train(args.epochs, args.seed, args.checkpoint, args.every)
     if spmd.process_index() == 0:
         save(result, args.out)
         print(

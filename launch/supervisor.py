@@ -25,7 +25,7 @@ from pathlib import Path
 from . import command as commands
 from . import report
 from .find_mpi import Mpi
-from .lastcall import last_call, last_step
+from .lastcall import last_call
 from .options import Options
 from .printer import Printer
 from .rank import (
@@ -270,7 +270,7 @@ class Supervisor:
             link.look, link.asked = json.loads(payload), False
         elif kind == FLIGHT and link.rank is not None:
             self.flight_file(link.rank).write_bytes(zlib.decompress(payload))
-            link.last = last_call(self.flight_file(link.rank), self.options.ranks)
+            link.last, _ = last_call(self.flight_file(link.rank))
         elif kind == EXIT:
             self.note_end(link, json.loads(payload))
 
@@ -441,8 +441,7 @@ class Supervisor:
                     shutil.copyfile(Path(flight, copy.name), copy)
                 except OSError:
                     continue  # it never joined the job, or it ended well
-            ending.last = last_call(copy, self.options.ranks)
-            ending.step = last_step(copy)
+            ending.last, ending.step = last_call(copy)
 
     def conclude(self, mpirun_code: int) -> int:
         """Say what happened, and choose the exit code."""

@@ -9,8 +9,10 @@ that each can be hit.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -126,6 +128,15 @@ class Injector:
         self.faults = [f for f in self.faults if f not in now]
         return now
 
+    def say_what_is_left(self) -> None:
+        """A fault that never struck has tested nothing; somebody should know."""
+        for fault in self.faults:
+            when = f"op={fault.op}" if fault.op is not None else f"step={fault.step}"
+            sys.stderr.write(
+                f"spmd: {VARIABLE}: {fault.what} at {when} never struck; rank {fault.rank} made "
+                f"{self.count} collectives\n"
+            )
+
     def _is_in(self, step: int) -> bool:
         return self.step() == step
 
@@ -148,7 +159,9 @@ def wrapped(
         raise LaunchError(f"{VARIABLE}={text}: {error}") from None
     attempt = int(environ.get(ATTEMPT, "0"))
     mine = [f for f in faults if f.rank == comm.rank and f.attempt == attempt]
-    return InjectingCommunicator(comm, Injector(mine, step))
+    injector = Injector(mine, step)
+    atexit.register(injector.say_what_is_left)
+    return InjectingCommunicator(comm, injector)
 
 
 class InjectingCommunicator(CheckedCommunicator):
