@@ -36,6 +36,7 @@ from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.cpu.sort import sort_step
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.loops import LoopCode, LoopCompiler
@@ -48,6 +49,7 @@ from spmd.compile.lower.schedule import (
     Launch,
     Loop,
     Multiply,
+    Pack,
     Parallel,
     Ref,
     Schedule,
@@ -73,6 +75,7 @@ class Assembled:
 # Rendered kernels of this process, so that equal kernels of different programs are rendered once.
 _rendered: dict[Kernel, Rendered] = {}
 _planned: dict[Product, gemm.Plan] = {}
+_packed: dict[Packing, gemm.Plan] = {}
 _contracted: dict[Contraction, contract.Plan] = {}
 
 
@@ -114,6 +117,14 @@ def _planning(product: Product) -> gemm.Plan:
     return found
 
 
+def _packing(packing: Packing) -> gemm.Plan:
+    """How an operand is packed."""
+    found = _packed.get(packing)
+    if found is None:
+        found = _packed[packing] = gemm.plan_packing(packing)
+    return found
+
+
 def _contracting(contraction: Contraction) -> contract.Plan:
     """How a contraction over windows is computed."""
     found = _contracted.get(contraction)
@@ -124,13 +135,15 @@ def _contracting(contraction: Contraction) -> contract.Plan:
 
 def _called(
     steps: Sequence[Step], loops: dict[int, LoopCode]
-) -> Iterator[Kernel | Product | Contraction]:
+) -> Iterator[Kernel | Product | Packing | Contraction]:
     """What steps run, apart from the kernels that are written into loops."""
     for step in steps:
         if isinstance(step, Launch):
             yield step.kernel
         elif isinstance(step, Multiply):
             yield step.product
+        elif isinstance(step, Pack):
+            yield step.packing
         elif isinstance(step, Contract):
             yield step.contraction
         elif id(step) in loops:
@@ -167,8 +180,9 @@ def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
     texts = dict.fromkeys(r.text for r in (*kernels, *(e for p in plans for e in p.epilogues)))
     addresses = compile_texts(list(texts)) if texts else {}
+    packed = [_packing(callee) for callee in callees if isinstance(callee, Packing)]
     contracted = [_contracting(callee) for callee in callees if isinstance(callee, Contraction)]
-    written = dict.fromkeys(text for plan in (*plans, *contracted) for text in plan.texts)
+    written = dict.fromkeys(text for plan in (*plans, *packed, *contracted) for text in plan.texts)
     written |= dict.fromkeys(loop.text for loop in loops.values())
     if written:
         addresses = addresses | compile_texts(list(written), optimize=True)
@@ -245,6 +259,8 @@ class Builder:
                 return (self.contraction(step),)
             case Multiply():
                 return (self.product(step),)
+            case Pack():
+                return (self.packing(step),)
             case Sort():
                 name = f"{step.name} {step.source}"
                 words = self.slot(step.words)
@@ -297,3 +313,8 @@ class Builder:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
         return gemm.product_step(_planning(step.product), self.code.addresses, slots, name)
+
+    def packing(self, step: Pack) -> NativeStep:
+        slots = [self.slot(ref) for ref in step.refs]
+        name = f"{step.name} {step.source}"
+        return gemm.packing_step(_packing(step.packing), self.code.addresses, slots, name)

@@ -23,6 +23,7 @@ from spmd.compile.lower.schedule import (
     Launch,
     Loop,
     Multiply,
+    Pack,
     Parallel,
     Step,
     While,
@@ -69,6 +70,9 @@ def step_cost(step: Step) -> Cost:
             return kernel_cost(kernel)
         case Multiply(product=multiplied):
             return product_cost(multiplied)
+        case Pack(packing=packed):
+            count = math.prod(packed.batch) * packed.k * packed.n
+            return Cost(count * itemsize(packed.source.dtype), count * itemsize(packed.carried))
         case Copy(nbytes=nbytes):
             return Cost(nbytes, nbytes)
         case Host(inputs=inputs, outputs=outputs):

@@ -18,6 +18,7 @@ import numpy as np
 
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.runner import NativeProgram
@@ -35,6 +36,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Schedule
 from spmd.compile.memory import Plan, plan_program, takes
+from spmd.compile.prepack import prepack
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import DeletedError, DeviceError
 from spmd.core.ir import ClosedJaxpr
@@ -83,7 +85,7 @@ class Executable:
         """The steps of the program over buffers."""
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return lower(self._optimise(closed))
+        return prepack(lower(self._optimise(closed)), prefers_packed)
 
     @cached_property
     def plan(self) -> Plan:

@@ -19,6 +19,7 @@ from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.flight import COMPILING, FLIGHT
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
+from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.executable import constant, deleted, pointer, take
 from spmd.compile.lower.collective import PerDevice, Topology
@@ -27,6 +28,7 @@ from spmd.compile.lower.schedule import Buffer, Host
 from spmd.compile.memory import plan_program
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
+from spmd.compile.prepack import prepack
 from spmd.core.aval import ShapedArray
 from spmd.core.device import process_index
 from spmd.core.errors import ShardingError
@@ -117,8 +119,12 @@ class MeshExecutable:
             self.undecided = None
 
     def _compile(self, closed: ClosedJaxpr) -> None:
+<<<<<<< HEAD
         self.schedule = lower(closed, self.topology)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
+=======
+        self.schedule = prepack(lower(closed, self.topology), prefers_packed)
+>>>>>>> 0d9480d (Pack operands of products once for all blocks and rounds that read them; cut products by estimated time)
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
         # Which arguments will be donated is not known yet: any may be.

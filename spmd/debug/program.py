@@ -20,6 +20,7 @@ from spmd.compile.lower.schedule import (
     Launch,
     Loop,
     Multiply,
+    Pack,
     Parallel,
     Schedule,
     Step,
@@ -134,6 +135,8 @@ def describe(step: Step) -> tuple[str, str]:
             batch = "x".join(map(str, p.batch))
             what = f"{batch} of {sizes}" if batch else sizes
             return "product", what if name == "dot" else f"{what} {name}"
+        case Pack(packing=p):
+            return "packing", "x".join(map(str, (*p.batch, p.k, p.n)))
         case Contract(contraction=c):
             sizes = "x".join(map(str, (c.rows.count, c.columns, c.depth.count)))
             return "contraction", sizes if c.batch[0] == 1 else f"{c.batch[0]} of {sizes}"

@@ -30,13 +30,21 @@ from spmd.compile.cpu.gemm_ir_loops import (
     product_symbol,
     product_text,
 )
-from spmd.compile.cpu.gemm_ir_pack import pack_symbol, pack_text
+from spmd.compile.cpu.gemm_ir_pack import (
+    PANEL_SIZES,
+    pack_symbol,
+    pack_text,
+    panels_symbol,
+    panels_text,
+)
+from spmd.compile.cpu.gemm_units import PACKED_BYTES_PER_NS, Cut, flops_per_ns, packing_ns
 from spmd.compile.cpu.loader import Host, available_cores, compile_texts, host
 from spmd.compile.cpu.program import KernelStep, Slot
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Map, Store
-from spmd.compile.kernel.product import Product, argument_maps, block_epilogue, plain_store
+from spmd.compile.kernel.packing import Packing
+from spmd.compile.kernel.product import Operand, Product, argument_maps, block_epilogue, plain_store
 
 MOST_BATCH_DIMS = 3
 
@@ -44,22 +52,12 @@ MOST_BATCH_DIMS = 3
 _DEPTH_BYTES = 1536
 # Rows of A per block, in register tiles: with the depth above a block fills a seventh of the L2.
 _BLOCK_TILES = 16
-# Columns of a unit: its block of B and, where it needs one, of C stay in the L2 cache.
-_UNIT_COLUMNS = 512
-_UNIT_ROWS = 384
-# Below this many multiply-adds a product is one unit: sharing it would cost more than it brings.
-_SHARED_FROM = 2**17
-# From this many on units are made smaller than the threads need, so that none waits for long.
-_FINE_FROM = 2**24
-# And from this many on larger again, as each unit packs what it needs for itself.
-_COARSE_FROM = 2**28
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
 # their pages are too many for the processor to remember.
 _SPREAD = 2**18
-# Estimates for the decision to use threads, per core.
-_FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
+# An estimate for the decision to use threads, per core.
 _BYTES_PER_NS = 12.0
 # What a vector's store may write behind the end of a panel.
 _SLACK = 64
@@ -135,6 +133,8 @@ _FEW_ROWS = 4
 
 def orient(p: Product) -> Product:
     """The product or its transpose: vectors want to run along the columns of C."""
+    if p.b.panel:
+        return p
     if p.n == 1 or p.m == 1:
         return p.transposed if p.m > 1 else p
     along_k = p.a.column == 1 and p.k >= 64
@@ -162,6 +162,98 @@ def tile_width(rows: int, most: int) -> int:
     return min(1 << (2 * most // rows).bit_length() - 1, 8)
 
 
+# ---- B packed by itself ------------------------------------------------------------------------
+
+# Below this many multiply-adds a step that packs would take longer than it saves.
+_PACKED_FROM = 2**22
+# Larger operands stay as they are: their panels would take as much memory again.
+_MOST_PACKED = 2**27
+# Elements of B that are packed at a time: by rows where these are read from end to end.
+_PACKED_ELEMENTS = 2**14
+
+
+def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | None:
+    """What reads panels instead of a product, the packing, whether A and B change places.
+
+    None where the product had better stay as it is. It runs in some rounds with the same B.
+    """
+    oriented = orient(p)
+    if rounds == 1 and (any(oriented.b.batch) or p.multiply_adds < _PACKED_FROM):
+        return None
+    planner = _Planner(oriented, host())
+    plan = planner.plan(False)
+    size = oriented.k * oriented.n * NBYTES[p.carried]
+    if "pack_b" not in plan.functions or size > _MOST_PACKED:
+        return None
+    sizes = plan.sizes
+    if rounds == 1:
+        cut = planner.cut(sizes["mr"], sizes["nr"])
+        apart = replace(cut, packs_b=False)
+        if apart.time(*apart.best()) + packing_ns(size, cut.cores) > cut.time(*cut.best()):
+            return None
+    o = oriented
+    repeated = tuple(n for n, stride in zip(o.batch, o.b.batch, strict=True) if stride)
+    strides = tuple(stride for stride in o.b.batch if stride)
+    source = replace(o.b, batch=strides)
+    packing = Packing(o.k, o.n, source, o.carried, sizes["nr"], repeated)
+    made = iter(packing.target.batch)
+    batch = tuple(next(made) if stride else 0 for stride in o.b.batch)
+    return replace(o, b=replace(packing.target, batch=batch)), packing, oriented is not p
+
+
+def plan_packing(p: Packing) -> Plan:
+    """Decide how B is packed: the plan of a kernel with the arguments B and its panels."""
+    v = Vectors(p.carried, host().vector_bytes)
+    way = _way(p.source)
+    batch = (1,) * (MOST_BATCH_DIMS - len(p.batch)) + p.batch
+    columns, depth = -(-p.n // p.panel) * p.panel, max(p.k, 1)
+    if way == "copy":
+        depth = min(depth, max(_PACKED_ELEMENTS // max(columns, 1), 8))
+    else:
+        columns = p.panel
+    nbytes = NBYTES[p.source.dtype]
+    sizes = {
+        "whole": int(way == "copy"),
+        "n": p.n,
+        "k": p.k,
+        "columns": columns,
+        "depth": depth,
+        "column_blocks": -(-p.n // columns),
+        "depth_blocks": -(-p.k // depth),
+        "panel": p.panel,
+        "batch1": batch[1],
+        "batch2": batch[2],
+        "b_k": p.source.row * nbytes,
+        "b_col": p.source.column * nbytes,
+        "target_batch": p.panels * p.panel * p.k * v.nbytes,
+    }
+    sizes |= {f"b_batch{i}": s * nbytes for i, s in enumerate(_three(p.source.batch))}
+    units = sizes["column_blocks"] * sizes["depth_blocks"] * math.prod(p.batch)
+    return Plan(
+        symbol=panels_symbol(v),
+        sizes=sizes,
+        functions={"pack": pack_symbol(v, p.source.dtype, way)},
+        strides=(),
+        texts=(panels_text(v), pack_text(v, p.source.dtype, way)),
+        epilogues=(),
+        swapped=False,
+        offsets=(),
+        units=units,
+        cost_ns=max(columns * depth * v.nbytes / PACKED_BYTES_PER_NS, 5.0),
+        scratch=0,
+    )
+
+
+def packing_step(
+    plan: Plan, addresses: Mapping[str, int], slots: Sequence[Slot], name: str = "pack"
+) -> KernelStep:
+    """The step of a planned packing whose texts are compiled."""
+    sizes = plan.sizes | {key: addresses[symbol] for key, symbol in plan.functions.items()}
+    numbers = tuple(sizes[key] for key in PANEL_SIZES)
+    address = addresses[plan.symbol]
+    return KernelStep(address, tuple(slots), plan.units, plan.cost_ns, sizes=numbers, name=name)
+
+
 # ---- the plan ----------------------------------------------------------------------------------
 
 
@@ -181,12 +273,14 @@ class _Planner:
         p, sizes = self.p, self.sizes
         batches = math.prod(p.batch)
         self.put_layout()
-        if p.m == 1 and p.b.column == 1 and p.n > 1:
+        if p.b.panel:
+            symbol, cost = self.put_tiles()
+        elif p.m == 1 and p.b.column == 1 and p.n > 1:
             symbol, cost = self.put_combine(batches)
         elif p.m <= _FEW_ROWS and p.b.row == 1 and p.k >= 16:
             symbol, cost = self.put_dots(batches)
         else:
-            symbol, cost = self.put_tiles(batches)
+            symbol, cost = self.put_tiles()
         cost += self.put_epilogue()
         maps, nbytes = self.arguments()
         strides = [
@@ -343,60 +437,60 @@ class _Planner:
 
     # ---- tiles ----
 
-    def put_tiles(self, batches: int) -> tuple[str, float]:
+    def put_tiles(self) -> tuple[str, float]:
         """C in register tiles."""
         p, v, sizes = self.p, self.vectors, self.sizes
         most = tile_rows(self.machine)
         mr = _balanced(p.m, most)
         width = tile_width(mr, most)
-        nr = min(width, -(-p.n // v.lanes) or 1) * v.lanes
+        nr = p.b.panel or min(width, -(-p.n // v.lanes) or 1) * v.lanes
+        width = nr // v.lanes
         parts = -(-p.k * v.nbytes // _DEPTH_BYTES) or 1
         kc = max(-(-p.k // parts), 1)
-        mb, nb = self.unit(mr, nr, batches)
+        mb, nb = self.cut(mr, nr).best()
         mc = min(_BLOCK_TILES * mr, mb)
         sizes |= {"mc": mc, "kc": kc, "mr": mr, "nr": nr}
         self.put_blocks(mb, nb)
         self.put_a(mc, kc, mr)
         self.put_b(nb, kc, nr, mb)
-        self.put_tile_functions(mr, nr // v.lanes)
+        self.put_tile_functions(mr, width)
         symbol = product_symbol(v)
         self.texts[symbol] = product_text(v)
         flops = 2.0 * min(mb, p.m) * min(nb, p.n) * p.k
-        return symbol, max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0)
+        return symbol, max(flops / flops_per_ns(v.nbytes_of_vector, v.nbytes), 5.0)
 
-    def unit(self, mr: int, nr: int, batches: int) -> tuple[int, int]:
-        """Rows and columns of a unit: as large as the caches like, as small as the threads need."""
-        p = self.p
-        rows = p.m if self.direct else min(p.m, _UNIT_ROWS)
-        m_blocks, n_blocks = -(-p.m // max(rows, 1)) or 1, -(-p.n // _UNIT_COLUMNS) or 1
-        work, wanted = batches * p.multiply_adds, 1
-        if work >= _SHARED_FROM:
-            per_core = 1 if work < _FINE_FROM else 4 if work < _COARSE_FROM else 2
-            wanted = available_cores() * per_core
+    def cut(self, mr: int, nr: int) -> Cut:
+        """What decides on the rows and columns of a unit."""
+        p, v = self.p, self.vectors
+        return Cut(
+            p,
+            mr,
+            nr,
+            nbytes=v.nbytes,
+            vector_bytes=v.nbytes_of_vector,
+            cores=available_cores(),
+            direct=self.direct,
+            packs_a=self.reads_a(_BLOCK_TILES * mr) is None,
+            packs_b=not p.b.panel,
+        )
 
-        def extent(size: int, blocks: int, step: int) -> int:
-            return max(-(-size // (blocks * step)), 1) * step
-
-        while m_blocks * n_blocks * batches < wanted:
-            mb, nb = extent(p.m, m_blocks, mr), extent(p.n, n_blocks, nr)
-            # Wide blocks share the packing of A, tall ones that of B, which costs more.
-            if mb <= 4 * mr and nb <= 4 * nr:
-                break
-            if nb > 4 * nr and (nb >= mb or mb <= 4 * mr):
-                n_blocks *= 2
-            else:
-                m_blocks *= 2
-        return extent(p.m, m_blocks, mr), extent(p.n, n_blocks, nr)
+    def reads_a(self, mc: int) -> dict[str, int] | None:
+        """How tiles find the rows of A as they are; None if a block of so many is packed."""
+        p, sizes, nbytes = self.p, self.sizes, self.vectors.nbytes
+        plain = p.a.dtype == p.carried
+        spread = min(mc, p.m) * abs(sizes["a_row"]) > _SPREAD and p.n >= 2 * _PACK_FROM
+        if plain and p.a.column == 1 and not spread:
+            return {"tile_a": sizes["a_row"], "tile_a_row": sizes["a_row"], "tile_a_k": nbytes}
+        if plain and p.a.row == 1 and p.n < _PACK_FROM:
+            return {"tile_a": nbytes, "tile_a_row": nbytes, "tile_a_k": sizes["a_k"]}
+        return None
 
     def put_a(self, mc: int, kc: int, mr: int) -> None:
         """Note how tiles find the rows of A, and the packing that this takes."""
         p, sizes, nbytes = self.p, self.sizes, self.vectors.nbytes
-        plain = p.a.dtype == p.carried
-        spread = mc * abs(sizes["a_row"]) > _SPREAD and p.n >= 2 * _PACK_FROM
-        if plain and p.a.column == 1 and not spread:
-            sizes |= {"tile_a": sizes["a_row"], "tile_a_row": sizes["a_row"], "tile_a_k": nbytes}
-        elif plain and p.a.row == 1 and p.n < _PACK_FROM:
-            sizes |= {"tile_a": nbytes, "tile_a_row": nbytes, "tile_a_k": sizes["a_k"]}
+        found = self.reads_a(mc)
+        if found is not None:
+            sizes |= found
         elif p.a.column == 1:
             row = (kc * nbytes + _SLACK) // 64 * 64 + 64
             self.pack("pack_a", p.a.dtype, "copy")
@@ -411,10 +505,11 @@ class _Planner:
     def put_b(self, nb: int, kc: int, nr: int, mb: int) -> None:
         """The same for the columns of B."""
         p, sizes, nbytes = self.p, self.sizes, self.vectors.nbytes
-        if p.b.dtype == p.carried and p.b.column == 1 and min(mb, p.m) < _PACK_FROM:
+        plain = p.b.dtype == p.carried and p.b.column == 1
+        if p.b.panel or (plain and min(mb, p.m) < _PACK_FROM):
             sizes |= {"tile_b": sizes["b_col"], "tile_b_k": sizes["b_k"]}
             return
-        way = "copy" if p.b.column == 1 else "turn" if p.b.row == 1 else "gather"
+        way = _way(p.b)
         self.pack("pack_b", p.b.dtype, way)
         sizes["whole_b"] = int(way == "copy")
         sizes["at_b"] = self.reserve(-(-nb // nr) * nr * kc * nbytes)
@@ -435,6 +530,11 @@ class _Planner:
                 whole = last
             for column, tile in enumerate((whole, last)):
                 self.use(f"tile_{row}{column}", tile.symbol, tile.text())
+
+
+def _way(b: Operand) -> str:
+    """Which function packs columns that lie so."""
+    return "copy" if b.column == 1 else "turn" if b.row == 1 else "gather"
 
 
 def _balanced(m: int, most: int) -> int:

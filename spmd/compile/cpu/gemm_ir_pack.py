@@ -7,6 +7,8 @@ in the carried type. One function per way the source lies in memory: `copy` wher
 `turn` where k is (a transpose, through registers), `gather` where neither is. i are columns of B or
 rows of A. `turn` stores whole vectors, also behind the width. `copy` takes the distance between
 panels in place of the i stride and fills all that the width reaches over.
+
+`panels_text` is the kernel of a step that packs a whole B for all products that read it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,58 @@ def pack_text(v: Vectors, source: str, way: str) -> str:
     f = Function(pack_symbol(v, source, way), "void", PACK_PARAMS, attributes=v.attributes)
     write(f, v, source)
     return f"{v.declarations(STORED[source])}\n{f.text()}"
+
+
+# ---- a whole operand ---------------------------------------------------------------------------
+
+# The run-time numbers of the kernel below: which packing function, whether it is `copy`, sizes of
+# B, of a unit and of a panel, strides in bytes.
+PANEL_SIZES = (
+    "pack whole n k columns depth column_blocks depth_blocks panel batch1 batch2 "
+    "b_k b_col b_batch0 b_batch1 b_batch2 target_batch"
+).split()
+
+
+def panels_symbol(v: Vectors) -> str:
+    """The kernel that packs all columns of B."""
+    return f"panels_{v.symbol}"
+
+
+def panels_text(v: Vectors) -> str:
+    """The module of the kernel that packs B; unit = (matrix of the batch, columns, depth)."""
+    params = ["ptr", "ptr", "i64", "i64"]
+    f = Function(panels_symbol(v), "void", params, attributes=v.attributes)
+    args, sizes, begin, end = f.params
+    of = {name: f.load("i64", sizes, 8 * i) for i, name in enumerate(PANEL_SIZES)}
+    pack = f.convert("inttoptr", of["pack"], "ptr")
+    row, column = of["panel"] * v.nbytes, of["k"] * v.nbytes
+    with f.range(begin, end) as unit:
+        blocks = unit // of["depth_blocks"]
+        k_first = (unit - blocks * of["depth_blocks"]) * of["depth"]
+        batch = blocks // of["column_blocks"]
+        first = (blocks - batch * of["column_blocks"]) * of["columns"]
+        depth = f.smaller(of["k"] - k_first, of["depth"])
+        columns = f.smaller(of["n"] - first, of["columns"])
+        rest = batch // of["batch2"]
+        outer = rest // of["batch1"]
+        index = (outer, rest - outer * of["batch1"], batch - rest * of["batch2"])
+        source = f.at(f.load("ptr", args), first * of["b_col"] + k_first * of["b_k"])
+        for i, number in enumerate(index):
+            source = f.at(source, number * of[f"b_batch{i}"])
+        offset = batch * of["target_batch"] + first * column + k_first * row
+        target = f.at(f.load("ptr", args, 8), offset)
+        with f.if_else(of["whole"].differs(0)) as it:
+            strides = column * of["panel"], of["b_k"]
+            f.call(pack, "void", source, *strides, columns, depth, target, row)
+            it.otherwise()
+            with f.range(0, columns, of["panel"]) as j:
+                width, strides = f.smaller(columns - j, of["panel"]), (of["b_col"], of["b_k"])
+                origin, place = f.at(source, j * of["b_col"]), f.at(target, j * column)
+                f.call(pack, "void", origin, *strides, width, depth, place, row)
+    return f.text()
+
+
+# ---- the packing functions ---------------------------------------------------------------------
 
 
 def _copy(f: Function, v: Vectors, source: str) -> None:

@@ -32,16 +32,23 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """The layout of A or B: strides in elements, any sign, 0 for a broadcast dim."""
+    """The layout of A or B: strides in elements, any sign, 0 for a broadcast dim.
+
+    With `panel` the columns come in panels of that many, in each of which a row lies side by side:
+    the element (k, j) lies at k * row + (j - j % panel) * column + j % panel.
+    """
 
     dtype: str
     row: int
     column: int
     batch: tuple[int, ...] = ()
+    panel: int = 0
 
     @property
     def transposed(self) -> Operand:
         """The layout with rows and columns exchanged."""
+        if self.panel:
+            raise ValueError("panels of columns have no transpose")
         return replace(self, row=self.column, column=self.row)
 
 
@@ -195,6 +202,7 @@ def check_product(p: Product) -> None:
     for name, operand in (("a", p.a), ("b", p.b)):
         need(operand.dtype in DTYPES, f"{name} has unknown dtype {operand.dtype!r}")
         need(len(operand.batch) == len(p.batch), f"{name} needs {len(p.batch)} batch strides")
+    need(p.a.panel == 0 <= p.b.panel, f"panels of {p.a.panel} and {p.b.panel}: only B has any")
     need(kind(p.carried) in "iufc", f"nothing is summed in {p.carried}")
     check_epilogue(p.epilogue, p.batch, p.m, p.n, p.carried)
 
@@ -232,14 +240,26 @@ def interpret_product(p: Product, a: Array, b: Array, *rest: Array) -> None:
     """
     check_product(p)
     dtype = DTYPES[p.carried].numpy
-    left = _view(a, (*p.batch, p.m, p.k), (*p.a.batch, p.a.row, p.a.column)).astype(dtype)
-    right = _view(b, (*p.batch, p.k, p.n), (*p.b.batch, p.b.row, p.b.column)).astype(dtype)
+    left = view(a, p.a, (*p.batch, p.m, p.k)).astype(dtype)
+    right = view(b, p.b, (*p.batch, p.k, p.n)).astype(dtype)
     with np.errstate(all="ignore"):
         c = np.matmul(left, right)
     interpret(p.epilogue, [np.ascontiguousarray(c).reshape(-1), *rest])
 
 
-def _view(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+def view(array: Array, operand: Operand, shape: tuple[int, ...]) -> Array:
+    """An operand of a shape (*batch, rows, columns), where its elements [0, 0] come first."""
+    strides = (*operand.batch, operand.row, operand.column)
+    if operand.panel:
+        *outer, columns = shape
+        shape = (*outer, -(-columns // operand.panel), operand.panel)
+        strides = (*strides[:-1], operand.column * operand.panel, 1)
+        panels = _strided(array, shape, strides)
+        return panels.reshape(*outer, shape[-2] * shape[-1])[..., :columns]
+    return _strided(array, shape, strides)
+
+
+def _strided(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
     nbytes = tuple(stride * array.itemsize for stride in strides)
     return np.lib.stride_tricks.as_strided(array, shape, nbytes, writeable=False)
 

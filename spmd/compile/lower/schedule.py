@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.product import Product
 from spmd.core.aval import ShapedArray
 from spmd.core.source import UNKNOWN, Source
@@ -84,6 +85,16 @@ class Multiply:
     product: Product
     refs: tuple[Ref, ...]
     name: str = "dot"
+    source: Source = UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Write the columns of B at `refs[0]` to `refs[1]` in panels, as products read them."""
+
+    packing: Packing
+    refs: tuple[Ref, Ref]
+    name: str = "pack"
     source: Source = UNKNOWN
 
 
@@ -203,7 +214,18 @@ class Branch:
 
 
 Step: TypeAlias = (
-    Launch | Multiply | Contract | Sort | Copy | Host | Exchange | Loop | Parallel | While | Branch
+    Launch
+    | Multiply
+    | Pack
+    | Contract
+    | Sort
+    | Copy
+    | Host
+    | Exchange
+    | Loop
+    | Parallel
+    | While
+    | Branch
 )
 
 
@@ -221,6 +243,9 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
             yield step.refs[1], False
             for ref, arg in zip(step.refs[2:], step.product.epilogue.args[1:], strict=True):
                 yield ref, arg.role == "out"
+        case Pack():
+            yield step.refs[0], False
+            yield step.refs[1], True
         case Contract():
             yield step.refs[0], False
             yield step.refs[1], False
@@ -302,6 +327,8 @@ def _name(step: Step) -> str:
             return f"{type(step).__name__.lower()} {step.name}"
         case Multiply(product=p):
             return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
+        case Pack(packing=p):
+            return f"pack {'x'.join(map(str, (*p.batch, p.k, p.n)))}"
         case Contract(contraction=c):
             sizes = (c.batch[0], c.rows.count, c.columns, c.depth.count)
             return f"contract {'x'.join(map(str, sizes))} {step.name}"

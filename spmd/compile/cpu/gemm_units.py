@@ -1,0 +1,131 @@
+"""How the work of a product is cut into units for threads, and when B is packed by itself.
+
+The one idea: a unit's time is estimated from what it multiplies and what it packs for itself, and
+the cut is taken under which the last thread is done first. Threads take units in runs, as the
+executor does. Only the extents of units come from here, so no bit of a result depends on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spmd.compile.cpu.runtime_ir_execute import COARSE_PS, FINE_CHUNKS
+from spmd.compile.kernel.product import Product
+
+# Columns of a unit that packs B for itself: its block stays in the L2 cache.
+UNIT_COLUMNS = 512
+# Rows of a unit whose block of C lies in scratch memory.
+UNIT_ROWS = 384
+# Below this many multiply-adds a product is one unit: sharing it would cost more than it brings.
+SHARED_FROM = 2**17
+# More units a thread than this balance nothing.
+_MOST_UNITS = 8
+# The part of a run of units by which threads end apart.
+_WAITED = 0.15
+# What a unit costs before it computes, in nanoseconds.
+_UNIT_NS = 200.0
+# Estimates, per core: operations by bytes of a vector and of an element; bytes that are packed.
+_FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
+PACKED_BYTES_PER_NS = 6.0
+
+
+def flops_per_ns(vector_bytes: int, nbytes: int) -> float:
+    """The operations of a core in a nanosecond, of numbers of so many bytes."""
+    return _FLOPS_PER_NS[vector_bytes] * 4 / nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a cut of a product into units depends on."""
+
+    p: Product
+    mr: int
+    nr: int
+    nbytes: int
+    vector_bytes: int
+    cores: int
+    direct: bool  # C is written where it is wanted
+    packs_a: bool
+    packs_b: bool
+
+    @property
+    def batches(self) -> int:
+        """Products of the batch."""
+        return math.prod(self.p.batch)
+
+    def best(self) -> tuple[int, int]:
+        """Rows and columns of a unit."""
+        least = self._least()
+        if self.cores == 1 or self.batches * self.p.multiply_adds < SHARED_FROM:
+            return self._extents(*least)
+        return min(self._candidates(*least), key=lambda extents: self.time(*extents))
+
+    def _least(self) -> tuple[int, int]:
+        """The fewest blocks of rows and columns that the caches like."""
+        rows = self.p.m if self.direct else min(self.p.m, UNIT_ROWS)
+        columns = UNIT_COLUMNS if self.packs_b or not self.direct else self.p.n
+        return -(-self.p.m // max(rows, 1)) or 1, -(-self.p.n // max(columns, 1)) or 1
+
+    def _extents(self, m_blocks: int, n_blocks: int) -> tuple[int, int]:
+        def extent(size: int, blocks: int, step: int) -> int:
+            return max(-(-size // (blocks * step)), 1) * step
+
+        return extent(self.p.m, m_blocks, self.mr), extent(self.p.n, n_blocks, self.nr)
+
+    def _candidates(self, m_least: int, n_least: int) -> Iterator[tuple[int, int]]:
+        """Extents from the largest on, until there are enough units for all threads."""
+        most = _MOST_UNITS * self.cores
+        seen = set()
+        for m_factor in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+            for n_factor in (1, 2, 3, 4, 6, 8, 12, 16):
+                mb, nb = self._extents(m_least * m_factor, n_least * n_factor)
+                units = -(-self.p.m // mb) * -(-self.p.n // nb) * self.batches
+                if (mb, nb) in seen or (units > most and (m_factor, n_factor) != (1, 1)):
+                    continue
+                seen.add((mb, nb))
+                yield mb, nb
+
+    def time(self, mb: int, nb: int) -> float:
+        """Nanoseconds until the last thread is done."""
+        m_blocks, n_blocks = -(-self.p.m // mb) or 1, -(-self.p.n // nb) or 1
+        count = m_blocks * n_blocks * self.batches
+        inside = self.unit_ns(mb, nb)
+        # Pieces of a job, as in the executor: runs of units.
+        pieces = self.cores if inside * count * 1000 < COARSE_PS else self.cores * FINE_CHUNKS
+        chunk = -(-count // pieces)
+        if count <= _MOST_UNITS * self.cores:
+            heights = [min(mb, self.p.m - i * mb) for i in range(m_blocks)]
+            widths = [min(nb, self.p.n - j * nb) for j in range(n_blocks)]
+            times = [self.unit_ns(h, w) for w in widths for h in heights] * self.batches
+        else:
+            times = [inside] * count
+        busy = [0.0] * self.cores
+        for first in range(0, count, chunk):
+            at = min(range(self.cores), key=busy.__getitem__)
+            busy[at] += sum(times[first : first + chunk])
+        # Threads are not equally fast: the last run may have to be waited for.
+        return max(busy) + _WAITED * inside * chunk * (self.cores > 1)
+
+    def unit_ns(self, rows: int, columns: int) -> float:
+        """The time of a unit of so many rows and columns."""
+        p, nbytes = self.p, self.nbytes
+        height = -(-rows // self.mr) * self.mr
+        width = -(-columns // self.nr) * self.nr
+        rate = flops_per_ns(self.vector_bytes, nbytes)
+        packed = self.packs_a * rows + self.packs_b * columns
+        return (
+            2 * height * width * p.k / rate + packed * p.k * nbytes / PACKED_BYTES_PER_NS + _UNIT_NS
+        )
+
+
+# ---- packing by itself -------------------------------------------------------------------------
+
+# What a step of its own costs at least: threads meet once more.
+_STEP_NS = 4000.0
+
+
+def packing_ns(nbytes: int, cores: int) -> float:
+    """The time of a step that packs so many bytes."""
+    return nbytes / PACKED_BYTES_PER_NS / cores + _STEP_NS

@@ -1,0 +1,68 @@
+"""Packing: an operand of a product, rewritten once in the order in which products read it.
+
+A product packs what it needs of B for each block of rows, again in every round of a loop. Where
+several blocks or rounds use the same B, a step of its own writes it down before them: converted to
+the dtype that is computed in, in panels of columns (`Operand.panel`). Which products profit, and
+how wide panels are, is for a backend to say.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.kernel.dtypes import DTYPES, itemsize
+from spmd.compile.kernel.product import Operand, view
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """B of k x n for each index of the batch dims, to panels of `panel` columns.
+
+    Each panel is a contiguous matrix of k x panel; they follow each other, in the last one the
+    columns behind n are undefined.
+    """
+
+    k: int
+    n: int
+    source: Operand
+    carried: str
+    panel: int
+    batch: tuple[int, ...] = ()
+
+    @property
+    def panels(self) -> int:
+        """How many panels a matrix has."""
+        return -(-self.n // self.panel)
+
+    @property
+    def size(self) -> int:
+        """Elements of the result."""
+        return math.prod(self.batch) * self.panels * self.panel * self.k
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return self.size * itemsize(self.carried)
+
+    @property
+    def target(self) -> Operand:
+        """The layout of the result."""
+        size = self.panels * self.panel * self.k
+        strides = [size * math.prod(self.batch[d + 1 :]) for d in range(len(self.batch))]
+        return Operand(self.carried, self.panel, self.k, tuple(strides), self.panel)
+
+
+def interpret_packing(p: Packing, source: Array, target: Array) -> None:
+    """Pack a flat array, from its element [0, 0], into a flat one."""
+    shape = (*p.batch, p.panels, p.k, p.panel)
+    columns = view(source, p.source, (*p.batch, p.k, p.n)).astype(DTYPES[p.carried].numpy)
+    whole = np.zeros((*p.batch, p.k, p.panels * p.panel), columns.dtype)
+    whole[..., : p.n] = columns
+    panels = whole.reshape(*p.batch, p.k, p.panels, p.panel)
+    target.reshape(shape)[...] = np.swapaxes(panels, -2, -3)

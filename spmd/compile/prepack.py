@@ -1,0 +1,176 @@
+"""Packs operands of products once for all blocks of rows and all rounds of a loop that use them.
+
+A product whose B is read by many blocks, or is the same in every round of the loops around it (the
+weights of a recurrent network), reads panels that a step of their own wrote before: before the
+outermost loop in which B stays what it is. Which products want that is asked of the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from spmd.compile.kernel.packing import Packing
+from spmd.compile.kernel.product import Product
+from spmd.compile.lower.schedule import (
+    TEMP,
+    Branch,
+    Buffer,
+    Loop,
+    Multiply,
+    Pack,
+    Parallel,
+    Ref,
+    Schedule,
+    Step,
+    While,
+    accesses,
+    blocks,
+    walk,
+)
+from spmd.core.util import product
+
+# A loop of which only run time knows the rounds counts as one of so many.
+_ASSUMED_ROUNDS = 8
+
+# Of a product that is run in some rounds with the same B: what reads it packed, the packing, and
+# whether A and B changed places; None if it should stay as it is.
+Prefers: TypeAlias = Callable[[Product, int], "tuple[Product, Packing, bool] | None"]
+
+
+@dataclass(slots=True)
+class _Around:
+    """A loop or branch around steps, and what is packed before it."""
+
+    step: Step
+    level: int  # loops around it
+    written: set[Buffer]
+    packs: dict[tuple[Packing, Ref], Pack] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        """How often its body runs."""
+        if isinstance(self.step, Loop):
+            return self.step.trips
+        return product(self.step.trips) if isinstance(self.step, Parallel) else _ASSUMED_ROUNDS
+
+    def keeps(self, ref: Ref) -> bool:
+        """Whether a value is the same in all rounds."""
+        if isinstance(self.step, Branch) or ref.buffer in self.written:
+            return False
+        return all(level < self.level for level, stride in ref.strides if stride)
+
+
+def prepack(schedule: Schedule, prefers: Prefers) -> Schedule:
+    """The schedule with steps that pack; the one given is changed in place."""
+    if any(isinstance(step, Multiply) for step in walk(schedule.steps)):
+        schedule.steps = _Prepacker(schedule, prefers).block(schedule.steps, ())
+    return schedule
+
+
+class _Prepacker:
+    def __init__(self, schedule: Schedule, prefers: Prefers):
+        self.prefers = prefers
+        numbers = [
+            ref.buffer.number
+            for step in walk(schedule.steps)
+            for ref, _ in accesses(step)
+            if ref.buffer.kind == TEMP
+        ]
+        self.next_number = 1 + max(numbers, default=-1)
+
+    def block(self, steps: Sequence[Step], around: tuple[_Around, ...]) -> list[Step]:
+        """The steps of one block, which other steps are around."""
+        made: list[Step] = []
+        known: dict[tuple[Packing, Ref], Pack] = {}
+        for step in steps:
+            if isinstance(step, Multiply):
+                pack, multiply = self.multiply(step, around, known)
+                made += (pack, multiply) if pack else (multiply,)
+                step = multiply
+            elif blocks(step):
+                frame = _Around(step, _level(around), _written(step))
+                step = self.nested(step, (*around, frame))
+                made += (*frame.packs.values(), step)
+            else:
+                made.append(step)
+            if known:
+                changed = _written(step)
+                known = {key: pack for key, pack in known.items() if key[1].buffer not in changed}
+        return made
+
+    def nested(self, step: Step, around: tuple[_Around, ...]) -> Step:
+        """A loop or branch with its blocks rewritten."""
+        match step:
+            case Loop() | Parallel():
+                return replace(step, body=tuple(self.block(step.body, around)))
+            case While():
+                test, body = (tuple(self.block(b, around)) for b in (step.test, step.body))
+                return replace(step, test=test, body=body)
+            case Branch():
+                branches = tuple(tuple(self.block(b, around)) for b in step.branches)
+                return replace(step, branches=branches)
+        raise AssertionError(step)
+
+    def multiply(
+        self,
+        step: Multiply,
+        around: tuple[_Around, ...],
+        known: dict[tuple[Packing, Ref], Pack],
+    ) -> tuple[Pack | None, Multiply]:
+        """A product that reads its B packed, and the step that packs it, if that stands here."""
+        # Each operand has its own outermost loop in which it stays what it is.
+        options = [self.home(ref, around) for ref in step.refs[:2]]
+        for side in (1, 0):
+            home, rounds = options[side]
+            if rounds == 1 and any(isinstance(frame.step, Parallel) for frame in around):
+                continue
+            found = self.prefers(step.product, rounds)
+            if found is None or found[2] != (side == 0):
+                continue
+            made, packing, swapped = found
+            a, b, *rest = step.refs
+            if swapped:
+                a, b = b, a
+            packs = known if home == len(around) else around[home].packs
+            pack = packs.get((packing, b))
+            is_new = pack is None
+            if pack is None:
+                pack = Pack(
+                    packing, (b, Ref(self.buffer(packing, around[:home]))), "pack", step.source
+                )
+                packs[packing, b] = pack
+            multiply = replace(step, product=made, refs=(a, pack.refs[1], *rest))
+            return (pack if is_new and packs is known else None), multiply
+        return None, step
+
+    def home(self, ref: Ref, around: tuple[_Around, ...]) -> tuple[int, int]:
+        """The number of loops around which the value of a ref differs, and the rounds inside."""
+        home, rounds = len(around), 1
+        while home and around[home - 1].keeps(ref):
+            home -= 1
+            rounds *= max(around[home].rounds, 1)
+        return home, rounds
+
+    def buffer(self, packing: Packing, around: tuple[_Around, ...]) -> Buffer:
+        """A temporary for panels; the innermost parallel loop around it keeps it for itself."""
+        made = Buffer(TEMP, packing.nbytes, self.next_number)
+        self.next_number += 1
+        for frame in around:
+            if isinstance(frame.step, Parallel):
+                made.owner = frame.step.number
+        return made
+
+
+def _level(around: tuple[_Around, ...]) -> int:
+    if not around:
+        return 0
+    last = around[-1]
+    if isinstance(last.step, Parallel):
+        return last.level + len(last.step.trips)
+    return last.level + (not isinstance(last.step, Branch))
+
+
+def _written(step: Step) -> set[Buffer]:
+    return {ref.buffer for one in walk((step,)) for ref, writes in accesses(one) if writes}
