@@ -20,6 +20,7 @@ from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.device import Device, default_device
 from spmd.core.errors import DeletedError, MutationError, ShardingError
 from spmd.core.trace import in_place_message
+from spmd.sharding.aligned import aligned_copy
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
@@ -320,13 +321,8 @@ def from_numpy(
     if aval is None:
         aval = typeof(x)
     value = np.asarray(x)
-    fresh = value.dtype != aval.dtype
-    if fresh:
-        value = value.astype(aval.dtype)
-    if not value.flags.c_contiguous:
-        value, fresh = np.ascontiguousarray(value).reshape(aval.shape), True
-    if copy and not fresh:
-        value = value.copy()
+    if copy or value.dtype != aval.dtype or not value.flags.c_contiguous:
+        value = aligned_copy(value, aval.dtype)
     value = value.view()
     value.flags.writeable = False
     out = Array()
