@@ -17,6 +17,7 @@ from spmd.compile.passes.combine import combine_psums
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
+from spmd.compile.passes.outside import products_outside
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
 from spmd.core.check import check_jaxpr
@@ -28,6 +29,7 @@ from spmd.core.ir import ClosedJaxpr
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
     hoist_invariants,  # what every round of a loop computes again, once before it
+    products_outside,  # products of all rounds of a loop as one, before or after it
     simplify,  # constants, identities, equal equations, dead code
     fuse,  # chains of elementwise work and reductions become one kernel
     attach_epilogues,  # what follows a product is done to its blocks
@@ -37,6 +39,7 @@ PASSES: tuple[Pass, ...] = (
 PASSES_ACROSS: tuple[Pass, ...] = (
     inline_calls,
     hoist_invariants,
+    products_outside,
     simplify,
     combine_psums,  # small sums share one exchange between processes
     fuse,

@@ -1,4 +1,4 @@
-"""Copies of NumPy arrays as compiled code reads them fastest: on cache lines, large ones on huge pages.
+"""Copies of NumPy arrays as compiled code reads them fastest: on cache lines, or huge pages.
 
 NumPy aligns to 16 bytes. A vector of 64 then lies on two cache lines wherever it is read, and a
 random element of a large array costs a look-up of its small page.

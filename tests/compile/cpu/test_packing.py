@@ -42,7 +42,7 @@ def native_packing(packing: Packing, source: np.ndarray) -> np.ndarray:
 
 
 def defined(packing: Packing, panels: np.ndarray) -> np.ndarray:
-    """The columns of panels that are those of B: what stands behind the last one may be anything."""
+    """The columns of panels that are those of B: what is behind the last may be anything."""
     whole = panels.reshape(-1, packing.panels, packing.k, packing.panel).swapaxes(-2, -3)
     return whole.reshape(-1, packing.k, packing.panels * packing.panel)[..., : packing.n]
 

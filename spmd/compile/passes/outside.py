@@ -1,0 +1,255 @@
+"""Outside: products of a loop's rounds become one product before the loop, or one after it.
+
+A recurrent network multiplies each step's input with the same weights: `x @ w` in every round. All
+of them are one product of the stacked inputs, in which threads and register tiles find more to
+share. Its gradient adds one product a round to the gradient of the weights: `g += x.T @ y`. All of
+them are one product that sums over the rounds too, and the sum that went round is gone.
+
+Both keep stacks of what was a round's own, so they are for rounds of little work, whose products
+are limited by what surrounds them, and for stacks that are small.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.structural import permute_dims_p
+from spmd.core.util import product, split_list
+from spmd.lax.dot import DimensionNumbers, dot_general_p
+
+# Multiply-adds of a round's product from which it is efficient by itself.
+MOST_WORK = 2**21
+# Bytes of a stack that is made for a product outside.
+MOST_STACKED = 2**24
+# A product of fewer summands takes less time than writing its result down.
+LEAST_DEPTH = 8
+# For a sum, a round may write so many times as many elements to stacks as the sum has.
+MOST_WRITTEN = 2
+
+
+def products_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """An equal jaxpr whose scans leave to single products what these can do for all rounds."""
+    writer, invars = start(closed)
+    for eqn in closed.eqns:
+        params = map_subjaxprs(eqn, products_outside)
+        if eqn.prim.name == "scan" and params["num_carry"] and params["length"] > 1:
+            _Scan(writer, eqn.replace(params=params)).write()
+        else:
+            writer.copy(eqn, params)
+    return finish(writer, closed, invars)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A carried value to which each round adds a product, seen through permutations."""
+
+    position: int  # among the carried values
+    add: Eqn
+    moves: tuple[Eqn, ...]  # permutations of the product, the innermost first
+    dot: Eqn
+
+    @property
+    def factors(self) -> list[Var]:
+        """What is multiplied."""
+        return [v for v in self.dot.invars if isinstance(v, Var)]
+
+
+class _Scan:
+    """Rewrites one scan."""
+
+    def __init__(self, writer: Writer, eqn: Eqn):
+        self.writer = writer
+        self.eqn = eqn
+        p = eqn.params
+        self.length: int = p["length"]
+        self.closed: ClosedJaxpr = p["jaxpr"]
+        body = self.closed.jaxpr
+        sizes = [p["num_consts"], p["num_carry"]]
+        self.consts, self.carry, self.xs = split_list(body.invars, sizes)
+        self.operands = [writer.read(v) for v in eqn.invars]
+        self.stacks = dict(zip(self.xs, self.operands[sum(sizes) :], strict=True))
+        self.makers = {v: e for e in body.eqns for v in e.outvars}
+        read = (*body.outvars, *(v for e in body.eqns for v in e.invars))
+        self.uses = Counter(v for v in read if isinstance(v, Var))
+        self.fixed = dict(zip(self.consts, self.operands, strict=False))
+        for var, value in zip(body.constvars, self.closed.consts, strict=True):
+            self.fixed[var] = writer.const(value, var.aval)
+        # Permutations of what is fixed, which are written before the loop when they are wanted.
+        self.turned: dict[Var, Eqn] = {}
+        for eqn in body.eqns:
+            if eqn.prim is permute_dims_p and self._is_fixed(eqn.invars[0]):
+                self.turned[eqn.outvars[0]] = eqn
+
+    def write(self) -> None:
+        """Write the scan, and the products around it."""
+        before = [e for e in self.closed.eqns if self._is_before(e)]
+        sums = [s for k in range(len(self.carry)) if (s := self._sum(k)) is not None]
+        gone = {id(e) for s in sums for e in (s.add, *s.moves, s.dot)}
+        before = [e for e in before if id(e) not in gone]
+        replaced = {id(e): self._moved_before(e) for e in before}
+        eqns, more_xs = [], []
+        for eqn in self.closed.eqns:
+            if id(eqn) in replaced:
+                stack, given, rest = replaced[id(eqn)]
+                more_xs.append((given, stack))
+                self.stacks[given] = stack
+                eqns += rest
+            elif id(eqn) not in gone:
+                eqns.append(eqn)
+        stacked = self._stacked(sums)
+        self._write_scan(eqns, more_xs, {s.position for s in sums}, stacked)
+        for each in sums:
+            self._after(each)
+
+    def _is_fixed(self, atom: Atom) -> bool:
+        """Whether a value is the same in all rounds."""
+        return atom in self.fixed or atom in self.turned
+
+    def _fixed(self, atom: Atom) -> Atom:
+        """Such a value, outside of the loop."""
+        eqn = self.turned.get(atom) if isinstance(atom, Var) else None
+        if eqn is None:
+            return self.fixed[atom] if isinstance(atom, Var) else atom
+        return self.writer.emit(eqn.prim, [self._fixed(eqn.invars[0])], eqn.params, eqn.source)
+
+    # ---- before the loop ----
+
+    def _is_before(self, eqn: Eqn) -> bool:
+        """Whether an equation multiplies the round's part of a stack with what never changes."""
+        if not _is_small_product(eqn):
+            return False
+        sides = [v in self.stacks for v in eqn.invars], [self._is_fixed(v) for v in eqn.invars]
+        one_each = sides[0] in ([True, False], [False, True]) and sides[1] == [
+            not x for x in sides[0]
+        ]
+        nbytes = self.length * eqn.outvars[0].aval.nbytes
+        return one_each and _depth(eqn) >= LEAST_DEPTH and nbytes <= MOST_STACKED
+
+    def _moved_before(self, eqn: Eqn) -> tuple[Var, Var, list[Eqn]]:
+        """The stack of an equation's results, what a round reads of it, and makes of that."""
+        numbers: DimensionNumbers = eqn.params["dimension_numbers"]
+        at = 0 if eqn.invars[0] in self.stacks else 1
+        x, w = eqn.invars[at], eqn.invars[1 - at]
+        assert isinstance(x, Var)
+        contract = (_later(numbers.contract[at]), numbers.contract[1 - at])
+        params = eqn.params | {"dimension_numbers": DimensionNumbers(contract, ((), ()))}
+        operands = [self.stacks[x], self._fixed(w)]
+        stack = self.writer.emit(dot_general_p, operands, params, eqn.source)
+        out = eqn.outvars[0]
+        if at == 0:
+            return stack, out, []
+        # The round's part comes first in the stack's product and last in its own.
+        own = len(numbers.free(1, x.aval.ndim))
+        order = (*range(own, out.aval.ndim), *range(own))
+        shape = tuple([stack.aval.shape[1 + d] for d in range(out.aval.ndim)])
+        given = Var(out.aval.update(shape=shape))
+        return (
+            stack,
+            given,
+            [Eqn(permute_dims_p, (given,), (out,), {"permutation": order}, source=eqn.source)],
+        )
+
+    # ---- after the loop ----
+
+    def _sum(self, position: int) -> _Sum | None:
+        """The sum of products that a carried value is, if it is one and should leave."""
+        carried, out = self.carry[position], self.closed.jaxpr.outvars[position]
+        add = self.makers.get(out) if isinstance(out, Var) else None
+        if add is None or add.prim.name not in ("add", "add_any") or self.uses[carried] != 1:
+            return None
+        if carried not in add.invars or self.uses[out] != 1:
+            return None
+        (term,) = [v for v in add.invars if v is not carried]
+        moves: list[Eqn] = []
+        while isinstance(term, Var) and term in self.makers and self.uses[term] == 1:
+            eqn = self.makers[term]
+            if eqn.prim is not permute_dims_p:
+                break
+            moves.insert(0, eqn)
+            term = eqn.invars[0]
+        dot = self.makers.get(term) if isinstance(term, Var) else None
+        if dot is None or self.uses[dot.outvars[0]] != 1 or not _is_small_product(dot):
+            return None
+        found = _Sum(position, add, tuple(moves), dot)
+        if any(self._is_fixed(v) for v in found.factors):
+            return None
+        written = sum(v.aval.size for v in set(found.factors) - set(self.stacks))
+        nbytes = self.length * max(v.aval.nbytes for v in found.factors)
+        if written > MOST_WRITTEN * add.outvars[0].aval.size or nbytes > MOST_STACKED:
+            return None
+        return found
+
+    def _stacked(self, sums: Sequence[_Sum]) -> list[Var]:
+        """What a round has to write to stacks of its own, for the products after the loop."""
+        known = set(self.stacks) | set(self.closed.jaxpr.outvars[len(self.carry) :])
+        return list(dict.fromkeys(v for s in sums for v in s.factors if v not in known))
+
+    def _after(self, of: _Sum) -> None:
+        """Write the product of the stacks, and define the result of the loop."""
+        numbers: DimensionNumbers = of.dot.params["dimension_numbers"]
+        left, right = numbers.contract
+        contract = ((0, *_later(left)), (0, *_later(right)))
+        params = of.dot.params | {"dimension_numbers": DimensionNumbers(contract, ((), ()))}
+        stacks = [self.stacks[v] for v in of.factors]
+        total = self.writer.emit(dot_general_p, stacks, params, of.dot.source)
+        for move in of.moves:
+            total = self.writer.emit(move.prim, [total], move.params, move.source)
+        first = self.operands[len(self.consts) + of.position]
+        total = self.writer.emit(of.add.prim, [first, total], of.add.params, of.add.source)
+        self.writer.define(self.eqn.outvars[of.position], total)
+
+    # ---- the loop ----
+
+    def _write_scan(
+        self,
+        eqns: Sequence[Eqn],
+        more_xs: Sequence[tuple[Var, Atom]],
+        gone: set[int],
+        stacked: Sequence[Var],
+    ) -> None:
+        """Write the scan without some carried values; note the stacks that it makes."""
+        body, p = self.closed.jaxpr, self.eqn.params
+        kept = [k for k in range(len(self.carry)) if k not in gone]
+        count = len(self.carry)
+        invars = [*self.consts, *(self.carry[k] for k in kept), *self.xs]
+        invars += [given for given, _ in more_xs]
+        outvars = [*(body.outvars[k] for k in kept), *body.outvars[count:], *stacked]
+        consts, init, xs = split_list(self.operands, [len(self.consts), count])
+        operands = (*consts, *(init[k] for k in kept), *xs, *(stack for _, stack in more_xs))
+        changed = body.replace(invars=invars, outvars=outvars, eqns=list(eqns))
+        params: dict[str, Any] = p | {
+            "jaxpr": ClosedJaxpr(changed, self.closed.consts),
+            "num_carry": len(kept),
+        }
+        old = [*(self.eqn.outvars[k] for k in kept), *self.eqn.outvars[count:]]
+        more = [Var(v.aval.update(shape=(self.length, *v.aval.shape))) for v in stacked]
+        outs = (*(Var(v.aval) for v in old), *more)
+        self.writer.eqns.append(self.eqn.replace(invars=operands, outvars=outs, params=params))
+        for var, made in zip(old, outs, strict=False):
+            self.writer.define(var, made)
+        for var, made in zip(body.outvars[count:], outs[len(kept) :], strict=False):
+            if isinstance(var, Var):
+                self.stacks.setdefault(var, made)
+        self.stacks.update(zip(stacked, more, strict=True))
+
+
+def _is_small_product(eqn: Eqn) -> bool:
+    if eqn.prim is not dot_general_p or any(eqn.params["dimension_numbers"].batch):
+        return False
+    return eqn.outvars[0].aval.size * _depth(eqn) <= MOST_WORK
+
+
+def _depth(eqn: Eqn) -> int:
+    """How many products an element of the result sums."""
+    dims = eqn.params["dimension_numbers"].contract[0]
+    return product(eqn.invars[0].aval.shape[d] for d in dims)
+
+
+def _later(dims: Sequence[int]) -> tuple[int, ...]:
+    """Dims of a value as those of a stack of such values."""
+    return tuple([d + 1 for d in dims])
