@@ -119,12 +119,8 @@ class MeshExecutable:
             self.undecided = None
 
     def _compile(self, closed: ClosedJaxpr) -> None:
-<<<<<<< HEAD
-        self.schedule = lower(closed, self.topology)
-        self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
-=======
         self.schedule = prepack(lower(closed, self.topology), prefers_packed)
->>>>>>> 0d9480d (Pack operands of products once for all blocks and rounds that read them; cut products by estimated time)
+        self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
         # Which arguments will be donated is not known yet: any may be.
