@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.structural import permute_dims_p
 from spmd.core.util import product, split_list
@@ -34,14 +34,16 @@ MOST_WRITTEN = 2
 
 def products_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr whose scans leave to single products what these can do for all rounds."""
-    writer, invars = start(closed)
+    if not any(map(nests, closed.eqns)):
+        return closed
+    writer = start(closed)
     for eqn in closed.eqns:
         params = map_subjaxprs(eqn, products_outside)
         if eqn.prim.name == "scan" and params["num_carry"] and params["length"] > 1:
             _Scan(writer, eqn.replace(params=params)).write()
         else:
-            writer.copy(eqn, params)
-    return finish(writer, closed, invars)
+            writer.keep(eqn, params)
+    return finish(writer, closed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +88,12 @@ class _Scan:
                 self.turned[eqn.outvars[0]] = eqn
 
     def write(self) -> None:
-        """Write the scan, and the products around it."""
+        """Write the scan, and the products around it; as it was if there are none."""
         before = [e for e in self.closed.eqns if self._is_before(e)]
         sums = [s for k in range(len(self.carry)) if (s := self._sum(k)) is not None]
+        if not before and not sums:
+            self.writer.keep(self.eqn, self.eqn.params)
+            return
         gone = {id(e) for s in sums for e in (s.add, *s.moves, s.dot)}
         before = [e for e in before if id(e) not in gone]
         replaced = {id(e): self._moved_before(e) for e in before}
@@ -226,12 +231,9 @@ class _Scan:
             "jaxpr": ClosedJaxpr(changed, self.closed.consts),
             "num_carry": len(kept),
         }
-        old = [*(self.eqn.outvars[k] for k in kept), *self.eqn.outvars[count:]]
         more = [Var(v.aval.update(shape=(self.length, *v.aval.shape))) for v in stacked]
-        outs = (*(Var(v.aval) for v in old), *more)
+        outs = (*(self.eqn.outvars[k] for k in kept), *self.eqn.outvars[count:], *more)
         self.writer.eqns.append(self.eqn.replace(invars=operands, outvars=outs, params=params))
-        for var, made in zip(old, outs, strict=False):
-            self.writer.define(var, made)
         for var, made in zip(body.outvars[count:], outs[len(kept) :], strict=False):
             if isinstance(var, Var):
                 self.stacks.setdefault(var, made)
