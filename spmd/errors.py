@@ -9,6 +9,7 @@ from spmd.core.errors import (
     ArgumentError,
     AxisError,
     CollectiveError,
+    CollectiveWarning,
     ConcretizationError,
     DeletedError,
     DeviceError,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
+from spmd.api.summed import warn_of_summed_loss
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
@@ -152,6 +153,7 @@ def value_and_grad(
         check_differentiable(fun, nums, args, holomorphic, allow_int)
         outs, flat_f, pullback = vjp_flat(partial_of(fun, nums, args, kwargs), some, has_aux)
         _check_scalar(fun, flat_f, outs, holomorphic)
+        warn_of_summed_loss(function_name(fun), pullback.linear)
         one = from_numpy(np.ones((), typeof(outs[0]).dtype), typeof(outs[0]).update(vma=()))
         found, _ = tree_unflatten(flat_f.in_tree, [as_array(x) for x in pullback.flat([one])])
         gradient = found[0] if isinstance(argnums, int) else tuple(found)

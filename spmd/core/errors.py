@@ -128,6 +128,10 @@ class CollectiveError(SpmdError, RuntimeError):
         self.diff = diff
 
 
+class CollectiveWarning(UserWarning):
+    """Devices may come to disagree about a collective, or to add up a gradient twice."""
+
+
 class PeerError(SpmdError, RuntimeError):
     """Another rank failed; the message names it."""
 

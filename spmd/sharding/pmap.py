@@ -7,7 +7,7 @@ one row, and in a multi-process run each process gives and gets the rows of its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from spmd.core.trace import EVAL, Tracer, to_numpy
 from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
 from spmd.core.util import function_name
 from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.sharding.divergence import Given, check_divergence, is_suspect
 from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
 from spmd.sharding.named import NamedSharding
@@ -259,7 +260,24 @@ class _PmapCall:
         mesh = self.mesh
         if not is_inside_map():
             closed, mesh = flatten_maps(closed, mesh, "pmap")
+            self._check_divergence(closed, mesh, len(consts))
         return _Mapped(closed, mesh, consts, trees[0], [self._spec(a) for a in out_axes])
+
+    def _check_divergence(self, closed: ClosedJaxpr, mesh: Mesh, hoisted: int) -> None:
+        """Look for collectives that not all devices reach."""
+
+        def rows() -> Iterator[Given]:
+            yield from [Given(frozenset(), "a value from outside")] * hoisted
+            for x, a, name in zip(self.flat, self.in_axes, self.names, strict=True):
+                if a is None:
+                    yield Given(frozenset(), name)
+                    continue
+                known = is_evaluated() and not isinstance(x, Tracer)
+                held = list(np.moveaxis(to_numpy(x), a, 0)) if known else None
+                yield Given(frozenset([self.axis]), name, held)
+
+        if is_suspect(closed):
+            check_divergence(self.what, closed, mesh.shape, list(rows()))
 
     def _call(self, tree: Any) -> Any:
         given, kwargs = tree

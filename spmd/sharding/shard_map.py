@@ -30,13 +30,15 @@ from spmd.core.names import (
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.source import current_source
 from spmd.core.stage import trace_to_jaxpr
-from spmd.core.trace import to_numpy
+from spmd.core.trace import Tracer, to_numpy
 from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
 from spmd.core.util import WeakCache, function_name
 from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.sharding.divergence import Given, check_divergence, is_suspect
 from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
 from spmd.sharding.named import NamedSharding
+from spmd.sharding.nested import is_inside_map
 from spmd.sharding.shard_map_rules import (
     mesh_axes,
     piece_aval,
@@ -205,9 +207,25 @@ def _trace(
     with mesh_axes(mesh, kind), FLIGHT.phase(TRACING, "trace", debug.name):
         closed = trace_to_jaxpr(flat, local, debug)
     closed, consts = hoist_tracers(closed)
+    if not is_inside_map() and is_suspect(closed):
+        outside = [Given(frozenset(x.vma), "a value from outside") for x in map(typeof, consts)]
+        flat_args = tree_flatten(args)[0]
+        inputs = [
+            _given(x, s, mesh, name, kind)
+            for x, s, name in zip(flat_args, specs, leaf_names(f, args), strict=True)
+        ]
+        check_divergence(what, closed, mesh.shape, [*outside, *inputs])
     out_tree = trees[0]
     wanted = _checked_outputs(what, out_specs, out_tree, closed.out_avals, mesh)
     return vary_outputs(closed, wanted, mesh, kind), consts, out_tree, wanted
+
+
+def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Given:
+    """What is known of an argument when the per-device code is traced."""
+    rows = None
+    if is_evaluated() and not isinstance(x, Tracer):
+        rows = _local_pieces(x, NamedSharding(mesh, spec))
+    return Given(frozenset(spec.all_axes()), name, rows, must_tell=kind == "manual")
 
 
 def _checked_outputs(

@@ -68,7 +68,7 @@ def test_a_branch_where_devices_differ_shows_who():
 
 def test_values_are_those_of_the_compiled_program():
     def f(x: Any) -> Any:
-        g = spmd.grad(lambda x: lax.psum(snp.sin(x) ** 2, "i"))(x)
+        g = spmd.grad(lambda x: lax.psum(snp.sin(x) ** 2, "i") * 2)(x)
         v = spmd.vmap(lambda k: k * lax.pmean(x, "i"))(snp.arange(3.0))
         return g, v, spmd.jit(lambda x: x * 2)(x), lax.fori_loop(0, 3, lambda k, c: c + x, x)
 
