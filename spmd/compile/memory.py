@@ -13,8 +13,9 @@ of its own.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from spmd.compile.kernel.ir import Kernel
@@ -134,11 +135,20 @@ def _region(plan: Plan, buffers: Sequence[Buffer]) -> Buffer:
 
 def _place(plan: Plan, buffers: Sequence[Buffer], lenders: _Lenders | None = None) -> int:
     """Give buffers their offsets; the bytes that they take of the arena."""
-    placed: list[Buffer] = []
+    arena = Room()
+    # What is placed now; and when each leaves, of those too whose place went to an heir.
+    placed: set[Buffer] = set()
+    leaving: list[tuple[int, int, Buffer]] = []
     total = 0
-    for buffer in sorted(buffers, key=lambda b: plan.lives[b].first):
+    for number, buffer in enumerate(sorted(buffers, key=lambda b: plan.lives[b].first)):
         life = plan.lives[buffer]
-        placed = [b for b in placed if plan.lives[b].last >= life.first]
+        while leaving and leaving[0][0] < life.first:
+            gone = heapq.heappop(leaving)[2]
+            if gone in placed:
+                placed.remove(gone)
+                lender = plan.lent.get(gone)
+                room = arena if lenders is None or lender is None else lenders.rooms[lender]
+                room.give(plan.offsets[gone], rounded(gone.nbytes))
         heir = _dying_operand(plan, buffer, placed)
         if heir is not None and heir in plan.lent:
             assert lenders is not None
@@ -149,13 +159,70 @@ def _place(plan: Plan, buffers: Sequence[Buffer], lenders: _Lenders | None = Non
             plan.offsets[buffer] = plan.offsets[heir]
             if heir in plan.lent:
                 plan.lent[buffer] = plan.lent[heir]
-        elif lenders is None or not lenders.take_in(buffer, placed):
-            mine = [b for b in placed if b not in plan.lent]
-            plan.offsets[buffer] = _gap(plan, mine, rounded(buffer.nbytes))
-        placed.append(buffer)
+        elif lenders is None or not lenders.take_in(buffer):
+            size = rounded(buffer.nbytes)
+            plan.offsets[buffer] = arena.find(size)
+            arena.take(plan.offsets[buffer], size)
+        placed.add(buffer)
+        heapq.heappush(leaving, (life.last, number, buffer))
         if buffer not in plan.lent:
             total = max(total, plan.offsets[buffer] + rounded(buffer.nbytes))
     return total
+
+
+class Room:
+    """Memory in which places are taken and given back: the holes between those that are taken.
+
+    >>> room = Room()
+    >>> for offset in (0, 64, 128, 192): room.take(offset, 64)
+    >>> room.give(64, 64)
+    >>> room.give(128, 64)
+    >>> room.find(64), room.find(192)
+    (64, 256)
+    """
+
+    def __init__(self) -> None:
+        self._end = 0  # behind it nothing is taken
+        self._holes: list[tuple[int, int]] = []  # (size, start), in order
+        self._starting: dict[int, int] = {}  # where the hole ends that starts here
+        self._ending: dict[int, int] = {}
+
+    def find(self, nbytes: int) -> int:
+        """The start of the smallest hole that is large enough; else the end."""
+        at = bisect_left(self._holes, (nbytes, 0))
+        return self._holes[at][1] if at < len(self._holes) else self._end
+
+    def take(self, start: int, nbytes: int) -> None:
+        """Take the first bytes of a hole, or those at the end."""
+        if start == self._end:
+            self._end += nbytes
+            return
+        end = self._forget(start)
+        if start + nbytes < end:
+            self._note(start + nbytes, end)
+
+    def give(self, start: int, nbytes: int) -> None:
+        """Give back what was taken; it joins the holes beside it."""
+        end = start + nbytes
+        if end in self._starting:
+            end = self._forget(end)
+        if start in self._ending:
+            start = self._ending[start]
+            self._forget(start)
+        if end == self._end:
+            self._end = start
+        else:
+            self._note(start, end)
+
+    def _note(self, start: int, end: int) -> None:
+        self._starting[start], self._ending[end] = end, start
+        insort(self._holes, (end - start, start))
+
+    def _forget(self, start: int) -> int:
+        end = self._starting.pop(start)
+        del self._ending[end]
+        del self._holes[bisect_left(self._holes, (end - start, start))]
+        return end
 
 
 class _Lenders:
@@ -166,9 +233,9 @@ class _Lenders:
         large = [b for b in outputs if b in plan.lives and b.nbytes >= LENT_BYTES]
         self._outputs = sorted(large, key=lambda b: b.nbytes)
         self._sizes = [b.nbytes for b in self._outputs]
-        self._known = frozenset(self._outputs)
+        self.rooms = {output: Room() for output in self._outputs}
 
-    def take_in(self, buffer: Buffer, placed: Sequence[Buffer]) -> bool:
+    def take_in(self, buffer: Buffer) -> bool:
         """Place a temporary in an output, if one has room while it lives."""
         if buffer.nbytes < LENT_BYTES or not self._outputs:
             return False
@@ -176,9 +243,10 @@ class _Lenders:
         fitting = self._outputs[start : start + _MOST_ASKED]
         # The output that is written when the temporary is read for the last time comes first.
         for output in (*self._written_last(buffer), *fitting):
-            lodgers = [b for b in placed if self._plan.lent.get(b) is output]
-            offset = _gap(self._plan, lodgers, rounded(buffer.nbytes))
+            room = self.rooms[output]
+            offset = room.find(rounded(buffer.nbytes))
             if offset + buffer.nbytes <= output.nbytes and self.lends(output, buffer, offset):
+                room.take(offset, rounded(buffer.nbytes))
                 self._plan.lent[buffer] = output
                 self._plan.offsets[buffer] = offset
                 return True
@@ -195,20 +263,8 @@ class _Lenders:
     def _written_last(self, buffer: Buffer) -> Iterator[Buffer]:
         step = self._plan.steps[self._plan.lives[buffer].last]
         for ref, written in accesses(step):
-            if written and ref.buffer in self._known:
+            if written and ref.buffer in self.rooms:
                 yield ref.buffer
-
-
-def _gap(plan: Plan, placed: Sequence[Buffer], nbytes: int) -> int:
-    """The smallest hole between placed buffers that is large enough; else the end."""
-    spans = sorted((plan.offsets[b], plan.offsets[b] + rounded(b.nbytes)) for b in placed)
-    best: tuple[int, int] | None = None
-    free = 0
-    for start, end in spans:
-        if start - free >= nbytes and (best is None or start - free < best[0]):
-            best = (start - free, free)
-        free = max(free, end)
-    return best[1] if best is not None else free
 
 
 # ---- lives -------------------------------------------------------------------------------------
@@ -266,7 +322,7 @@ def _common(paths: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 # ---- writing over an operand -------------------------------------------------------------------
 
 
-def _dying_operand(plan: Plan, buffer: Buffer, placed: Sequence[Buffer]) -> Buffer | None:
+def _dying_operand(plan: Plan, buffer: Buffer, placed: Container[Buffer]) -> Buffer | None:
     """An operand of the step that makes `buffer`, whose place `buffer` may take."""
     life = plan.lives[buffer]
     step = plan.steps[life.first]

@@ -10,6 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.compile.memory import Room
 
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) / 3
 
@@ -145,3 +146,29 @@ def test_several_results_lend_to_what_fits():
         wanted = f(x)
     for found, expected in zip(compiled(x), wanted, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def _hole(taken: dict[int, int], nbytes: int) -> int:
+    """The smallest hole between taken places, found by looking at all; else the end."""
+    best, free = None, 0
+    for start in sorted(taken):
+        if start - free >= nbytes and (best is None or start - free < best[0]):
+            best = (start - free, free)
+        free = max(free, start + taken[start])
+    return best[1] if best is not None else free
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_room_finds_the_smallest_hole(seed):
+    rng = np.random.default_rng(seed)
+    room, taken = Room(), {}
+    for _ in range(400):
+        if taken and rng.random() < 0.45:
+            start = int(rng.choice(list(taken)))
+            room.give(start, taken.pop(start))
+        else:
+            nbytes = 64 * int(rng.integers(1, 9))
+            start = room.find(nbytes)
+            assert start == _hole(taken, nbytes)
+            room.take(start, nbytes)
+            taken[start] = nbytes

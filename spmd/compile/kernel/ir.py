@@ -25,7 +25,7 @@ The law of the IR is `check.py`, its meaning is `interpret.py`, its operations a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 ROW = "row"
@@ -223,6 +223,16 @@ class Kernel:
     passes: tuple[Pass, ...]
     buffers: tuple[str, ...] = ()
     vector_dim: int | None = None
+    # Kernels are keys of many tables, and their parts are many.
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        found = self._hash
+        if not found:
+            parts = self.args, self.outer, self.inner, self.passes, self.buffers, self.vector_dim
+            found = hash(parts) or 1
+            object.__setattr__(self, "_hash", found)
+        return found
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -276,6 +277,7 @@ class Result:
     dtype: str
 
 
+@lru_cache(maxsize=1024)
 def attach(
     kernel: Kernel, position: int, result: Result, carried: str, keep: bool = False
 ) -> tuple[Kernel, tuple[int, ...]] | None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import kind
+from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import (
     NO_EPILOGUE,
     Operand,
@@ -28,6 +30,7 @@ from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.kernels import fused, group_name, launch
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Launch, Multiply, Ref
+from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.util import product
 from spmd.lax.dot import DimensionNumbers, dot_general_p
@@ -69,12 +72,24 @@ def dot_general(lowering: Lowering, eqn: Eqn) -> None:
             host(lowering, eqn)
         return
     refs = view.operands(lowering)
-    made, result = view.product, view.result
+    refs = (*refs, lowering.place(out))
+    made = _stored(view.product, view.result)
+    lowering.steps.append(Multiply(made, refs, "dot", eqn.source))
+
+
+@lru_cache(maxsize=1024)
+def _stored(made: Product, result: Result) -> Product:
+    """A product whose epilogue only stores it; the layers of a network share one."""
     epilogue = store_epilogue(
         made.batch, made.m, made.n, made.carried, result.dtype, result.strides
     )
-    refs = (*refs, lowering.place(out))
-    lowering.steps.append(Multiply(replace(made, epilogue=epilogue), refs, "dot", eqn.source))
+    return replace(made, epilogue=epilogue)
+
+
+@lru_cache(maxsize=1024)
+def _with_epilogue(made: Product, epilogue: Kernel) -> Product:
+    """A product and its epilogue, as one object for all that are equal."""
+    return replace(made, epilogue=epilogue)
 
 
 @rule("product")
@@ -99,7 +114,7 @@ def product_with_epilogue(lowering: Lowering, eqn: Eqn) -> None:
     rest = [places[origin] for origin in origins]
     refs = (*refs, *(place for place in rest if place is not None))
     name = f"dot+{group_name(group.params['jaxpr'])}"
-    product = replace(view.product, epilogue=epilogue)
+    product = _with_epilogue(view.product, epilogue)
     lowering.steps.append(Multiply(product, refs, name, eqn.source))
 
 
@@ -148,32 +163,44 @@ class View:
 def view_product(eqn: Eqn) -> View | None:
     """How an equation is a product; None if its dtypes are not those of one."""
     lhs, rhs = eqn.invars
-    source, result = (storage_dtype(v.aval.dtype) for v in (lhs, eqn.outvars[0]))
+    numbers = eqn.params["dimension_numbers"]
+    found = _view_of(lhs.aval, rhs.aval, eqn.outvars[0].aval, numbers)
+    if found is None:
+        return None
+    left, right, product, result = found
+    return View((_Side(lhs, left), _Side(rhs, right)), product, result)
+
+
+@lru_cache(maxsize=1024)
+def _view_of(
+    lhs: ShapedArray, rhs: ShapedArray, out: ShapedArray, numbers: DimensionNumbers
+) -> tuple[_Strides, _Strides, Product, Result] | None:
+    """How operands of these types are multiplied, and how each is walked through."""
+    source, result = (storage_dtype(aval.dtype) for aval in (lhs, out))
     carried = product_dtype(source, result) if source and result else None
     if carried is None:
         return None
-    numbers = eqn.params["dimension_numbers"]
-    sides = (_Side(lhs), _Side(rhs))
-    free = [numbers.free(s, x.aval.ndim) for s, x in enumerate((lhs, rhs))]
+    sides = (_Strides(lhs), _Strides(rhs))
+    free = [numbers.free(s, x.ndim) for s, x in enumerate((lhs, rhs))]
     orders = (
         (*numbers.batch[0], *free[0], *numbers.contract[0]),
         (*numbers.batch[1], *numbers.contract[1], *free[1]),
     )
-    found = _collapsed(eqn, sides, numbers, free, carried)
+    found = _collapsed(out, sides, numbers, free, carried)
     if found is None:
         for side, order in zip(sides, orders, strict=True):
             side.repack(order)
-        found = _collapsed(eqn, sides, numbers, free, carried)
+        found = _collapsed(out, sides, numbers, free, carried)
         assert found is not None, "repacked operands collapse"
-    return View(sides, *found)
+    return *sides, *found
 
 
-class _Side:
-    """One operand: its strides by its original dims, and how it is repacked, if it is."""
+class _Strides:
+    """The strides of an operand by its original dims, and how it is repacked, if it is."""
 
-    def __init__(self, atom: Atom):
-        self.atom = atom
-        self.shape = atom.aval.shape
+    def __init__(self, aval: ShapedArray):
+        self.shape = aval.shape
+        self.dtype = need_dtype(aval.dtype)
         self.strides = strides_of(self.shape)
         self.order: tuple[int, ...] | None = None
 
@@ -185,32 +212,39 @@ class _Side:
             strides[d] = stride
         self.strides = tuple(strides)
 
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One operand, and how it is walked through."""
+
+    atom: Atom
+    layout: _Strides
+
     def place(self, lowering: Lowering) -> Ref:
         """Where the operand is, after writing the step that repacks it."""
-        if self.order is None:
+        aval, order, shape = self.atom.aval, self.layout.order, self.layout.shape
+        if order is None:
             return lowering.ref(self.atom)
-        aval, order = self.atom.aval, self.order
-        dtype, before = need_dtype(aval.dtype), strides_of(self.shape)
-        b = Builder([self.shape[d] for d in order], ())
+        dtype, before = self.layout.dtype, strides_of(shape)
+        b = Builder([shape[d] for d in order], ())
         source, target = b.arg(dtype, aval.size), b.arg(dtype, aval.size, "out")
         with b.row():
             value = b.load(source, [before[d] for d in order])
-            b.store(target, [self.strides[d] for d in order], value)
+            b.store(target, [self.layout.strides[d] for d in order], value)
         place = lowering.temp(aval)
         lowering.steps.append(Launch(b.build(), (lowering.ref(self.atom), place), "repack"))
         return place
 
 
 def _collapsed(
-    eqn: Eqn,
-    sides: Sequence[_Side],
+    out: ShapedArray,
+    sides: Sequence[_Strides],
     numbers: DimensionNumbers,
     free: Sequence[Sequence[int]],
     carried: str,
 ) -> tuple[Product, Result] | None:
     """The product and where its result lies, if all groups of dims collapse."""
     a, b = sides
-    out = eqn.outvars[0].aval
     c_strides = strides_of(out.shape)
     batch_pairs = list(zip(*numbers.batch, strict=True))
     rows, columns = free
@@ -245,7 +279,7 @@ def _collapsed(
         return None
     row, column, along = (group[0] if group else Dim(1, (0, 0)) for group in (m, n, depth))
     left, right = (
-        Operand(need_dtype(side.atom.aval.dtype), *strides, tuple(d.strides[k] for d in batch))
+        Operand(side.dtype, *strides, tuple(d.strides[k] for d in batch))
         for k, (side, strides) in enumerate(
             ((a, (row.strides[0], along.strides[0])), (b, (along.strides[1], column.strides[0])))
         )
