@@ -179,13 +179,13 @@ def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     kernels = [_rendering(callee) for callee in callees if isinstance(callee, Kernel)]
     plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
     texts = dict.fromkeys(r.text for r in (*kernels, *(e for p in plans for e in p.epilogues)))
-    addresses = compile_texts(list(texts)) if texts else {}
     packed = [_packing(callee) for callee in callees if isinstance(callee, Packing)]
     contracted = [_contracting(callee) for callee in callees if isinstance(callee, Contraction)]
     written = dict.fromkeys(text for plan in (*plans, *packed, *contracted) for text in plan.texts)
     written |= dict.fromkeys(loop.text for loop in loops.values())
-    if written:
-        addresses = addresses | compile_texts(list(written), optimize=True)
+    addresses = {}
+    if texts or written:
+        addresses = compile_texts(list(texts), optimized=list(written))
     return _Code(loops, addresses)
 
 

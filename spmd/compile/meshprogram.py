@@ -19,16 +19,18 @@ from spmd.compile.multidevice import mesh_executable
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
 
 
 def compile_program(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable | MeshProgram:
     """The executable of a closed jaxpr, over a mesh if it is one shard_map."""
-    if _is_one_map(closed):
-        flat = inline_calls(closed)
-        if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
-            return MeshProgram(flat, flat.eqns[0], donated)
-    return compile_jaxpr(closed, donated)
+    with collector_paused():
+        if _is_one_map(closed):
+            flat = inline_calls(closed)
+            if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
+                return MeshProgram(flat, flat.eqns[0], donated)
+        return compile_jaxpr(closed, donated)
 
 
 def _is_one_map(closed: ClosedJaxpr) -> bool:

@@ -108,8 +108,10 @@ def register_array_type(kind: type, aval_of: Callable[[Any], ShapedArray]) -> No
 
 def is_arraylike(x: Any) -> bool:
     """Whether `x` can be an operand: a number, a NumPy array, an `Array` or a tracer."""
-    kinds = type(x).__mro__
-    return any(kind in _aval_of_type for kind in kinds) or hasattr(x, "__spmd_array__")
+    kind = type(x)
+    if kind in _aval_of_type:
+        return True
+    return any(base in _aval_of_type for base in kind.__mro__) or hasattr(x, "__spmd_array__")
 
 
 def typeof(x: Any) -> ShapedArray:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core import dtypes
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import typeof
 from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
@@ -55,17 +55,14 @@ def apply_jvp(
 class JVPTracer(Tracer):
     """A primal with its tangent."""
 
-    __slots__ = ("_source", "primal", "tangent")
+    __slots__ = ("_source", "aval", "primal", "tangent")
 
     def __init__(self, trace: Trace, primal: Any, tangent: Any):
         self._trace = trace
         self._source = current_source() if config.check_leaks else UNKNOWN
+        self.aval = typeof(primal)
         self.primal = primal
         self.tangent = tangent
-
-    @property
-    def aval(self) -> ShapedArray:  # type: ignore[override]
-        return typeof(self.primal)
 
     def concrete(self) -> Any:
         primal = self.primal
@@ -101,9 +98,9 @@ class JVPTrace(Trace):
         return self.tracer(self, out, tangent)
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        primals, tangents = unzip2(self.split(x) for x in operands)
+        primals, tangents = unzip2([self.split(x) for x in operands])
         with current_trace(self.parent):
-            if all(isinstance(t, Zero) for t in tangents):
+            if all([isinstance(t, Zero) for t in tangents]):
                 return prim.bind(*primals, **params)
             out, tangent = self.differentiate(prim, primals, tangents, params)
         if prim.multiple:

@@ -37,14 +37,12 @@ class MixedTrace(Trace):
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         staged = [self.is_tangent(x) for x in operands]
-        if not any(staged):
-            with current_trace(self.parent):
-                return prim.bind(*operands, **params)
-        if prim.inline is not None and not all(staged):
+        trace = self.tangent_trace if any(staged) else self.parent
+        if trace is not self.parent and prim.inline is not None and not all(staged):
             # A call of both primals and tangents: look inside, so that primal work stays primal.
             return eval_closed(prim.inline(params), *operands)
-        with current_trace(self.tangent_trace):
-            return prim.bind(*operands, **params)
+        with current_trace(trace):
+            return trace.process(prim, operands, params)
 
 
 class LinearizeTrace(JVPTrace):

@@ -115,7 +115,8 @@ def _no_axes(params: dict[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _no_effects(params: dict[str, Any]) -> frozenset[str]:
+def no_effects(params: dict[str, Any]) -> frozenset[str]:
+    """The `effects` of most primitives."""
     return frozenset()
 
 
@@ -139,7 +140,7 @@ class Primitive:
         members: Callable[..., list[Any]] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
         vma: Callable[..., Any] | str = "union",
-        effects: Callable[[dict[str, Any]], frozenset[str]] = _no_effects,
+        effects: Callable[[dict[str, Any]], frozenset[str]] = no_effects,
     ):
         if name in _registry:
             raise InternalError(f"primitive {name!r} is defined twice")

@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 from spmd.core.context import state
@@ -67,9 +66,8 @@ def is_library(file: str) -> bool:
     return _LIBRARY.search(file) is not None
 
 
-@functools.cache
-def _is_skipped(code: CodeType) -> bool:
-    return is_ours(code.co_filename) or code.co_filename in SKIPPED_FILES
+# By file, whether its frames are skipped. (The hash of a code object is that of all it contains.)
+_skipped: dict[str, bool] = {}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -84,9 +82,10 @@ def current_source() -> Source:
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not _is_skipped(code):
-            return _interned(
-                code.co_filename, frame.f_lineno, code.co_name, state.scope, state.operand
-            )
+        file = code.co_filename
+        if file not in _skipped:
+            _skipped[file] = is_ours(file) or file in SKIPPED_FILES
+        if not _skipped[file]:
+            return _interned(file, frame.f_lineno, code.co_name, state.scope, state.operand)
         frame = frame.f_back
     return UNKNOWN

@@ -18,8 +18,8 @@ from spmd.core.axis import cast_to_vma
 from spmd.core.config import config
 from spmd.core.context import current_trace
 from spmd.core.errors import ArgumentError
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.primitive import Primitive
+from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Primitive, no_effects
 from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
@@ -96,13 +96,14 @@ class JaxprTrace(Trace):
     # -- the work --
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        avals = [typeof(x) for x in operands]
-        if prim.vma == "union" and any(a.vma for a in avals):
+        avals = [x.aval if type(x) is JaxprTracer else typeof(x) for x in operands]
+        varies = any([a.vma for a in avals])
+        if varies and prim.vma == "union":
             operands = self._align_vma(operands, avals)
         source = current_source()
-        out = prim.abstract(*avals, **params)
+        out = prim.abstract(*avals, **params) if params else _abstract(prim, tuple(avals))
         out_avals = list(out) if prim.multiple else [out]
-        if prim.vma != "given":
+        if prim.vma != "given" and (varies or prim.vma != "union"):
             out_avals = self._with_vma(prim, avals, out_avals, params)
         tracers = self.emit(prim, operands, params, out_avals, source)
         return tracers if prim.multiple else tracers[0]
@@ -132,9 +133,14 @@ class JaxprTrace(Trace):
         source: Source,
     ) -> list[JaxprTracer]:
         """Write one equation whose results have the given avals."""
-        invars = tuple([self.atom(x) for x in operands])
+        invars = tuple(
+            [
+                x._var if type(x) is JaxprTracer and x._trace is self else self.atom(x)
+                for x in operands
+            ]
+        )
         outvars = tuple([Var(a) for a in out_avals])
-        effects = prim.effects(params)
+        effects = NO_EFFECTS if prim.effects is no_effects else prim.effects(params)
         self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
         return [JaxprTracer(self, v.aval, v, source) for v in outvars]
 
@@ -162,6 +168,20 @@ class JaxprTrace(Trace):
             if tracer._var in eqn.outvars:
                 return f"It was computed by {eqn.prim.name} at {eqn.source}, in {name}.\n"
         return f"It was made while tracing {name}.\n"
+
+
+# What primitives without parameters give for operands of some types, by the setting that dtypes
+# depend on. Avals are kept for ever, so these may be.
+_known_avals: dict[Any, Any] = {}
+
+
+def _abstract(prim: Primitive, avals: tuple[ShapedArray, ...]) -> Any:
+    """The abstract rule of a primitive without parameters, asked once for each kind of operands."""
+    key = prim, avals, config.enable_x64
+    found = _known_avals.get(key)
+    if found is None:
+        found = _known_avals[key] = prim.abstract(*avals)
+    return found
 
 
 def _fixed(x: Any, aval: ShapedArray) -> Any:

@@ -8,6 +8,7 @@ Outside any transformation the current trace is `EvalTrace`, which computes.
 from __future__ import annotations
 
 import gc
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -151,7 +152,7 @@ class Tracer:
         return self
 
 
-register_array_type(Tracer, lambda t: t.aval)
+register_array_type(Tracer, operator.attrgetter("aval"))
 
 _BOOL_ADVICE = (
     "Python's if, while, and, or, not and assert need a concrete value. Use spmd.numpy.where or "

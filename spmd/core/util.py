@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -67,6 +69,22 @@ def canonical_dim(dim: int, ndim: int, what: str = "axis") -> int:
     if not -ndim <= dim < ndim:
         raise ValueError(f"{what} {dim} is out of bounds for an array of {ndim} dimensions")
     return dim + ndim if dim < 0 else dim
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Let the cycle collector wait while much is made that will be kept, as in a compile.
+
+    It would look at all of it again and again: for a large program that takes a tenth of the time.
+    """
+    if not gc.isenabled():  # by the user's wish, or by a thread that will enable it again
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class WeakCache:
