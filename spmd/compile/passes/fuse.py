@@ -123,6 +123,7 @@ class Group:
         self.again: dict[Var, list[Index]] = {}
         self.extra: list[Var] = []
         self.inner: tuple[int, ...] | None = None
+        self.key: Any = None  # what `merge` compares, once the group is finished
         self.sizes = list(eqn.outvars[0].aval.shape)
         self.index[eqn.outvars[0]] = tuple(dim(d, s) for d, s in enumerate(self.sizes))
         # The space dims that have anything to count, and the outer ones among them.

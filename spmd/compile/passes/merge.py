@@ -73,6 +73,8 @@ def _merge(fuser: Any, a: Any, b: Any) -> bool:
     """Move the members of `b` into `a`, if that is right."""
     if a.again or b.again or _key(a) != _key(b) or len(a.members) + len(b.members) > MAX_EQNS:
         return False
+    if fuser.reach.is_between(a, b) or fuser.reach.is_between(b, a):
+        return False  # as `_apart` would find: most pairs are of one layer and another
     place = dict(zip(_order(b), _order(a), strict=True))
     index = b.index
     if any(d != moved for d, moved in place.items()):
@@ -102,8 +104,11 @@ def _order(group: Any) -> list[int]:
 
 
 def _key(group: Any) -> Any:
-    inner = tuple(group.sizes[d] for d in group.inner or ())
-    return tuple(group.sizes[d] for d in _order(group)), inner, group.inner is None
+    if group.key is None:
+        inner = tuple(group.sizes[d] for d in group.inner or ())
+        outer = tuple(group.sizes[d] for d in _order(group))
+        group.key = outer, inner, group.inner is None
+    return group.key
 
 
 def _moved(index: Index, place: dict[int, int]) -> Index:

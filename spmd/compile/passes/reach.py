@@ -32,6 +32,7 @@ class Reach:
         self._after = _descendants(eqns, users) if len(eqns) <= MOST_BITS else None
         # Of groups with several outputs: how many members they had, their bits, what they lead to.
         self._known: dict[int, tuple[int, int, int]] = {}
+        self._views: dict[int, tuple[int, list[int], int]] = {}
 
     def note_exit(self, root: int, k: int) -> None:
         """The group of `root` has an output at equation `k` too."""
@@ -81,6 +82,37 @@ class Reach:
                     if reached & goal:
                         return True
         return False
+
+    def is_between(self, start: Any, end: Any) -> bool:
+        """Whether an equation outside of two groups leads from one to the other, through equations.
+
+        There may be a path through other groups when there is none; `any_reaches` finds it.
+        """
+        if self._after is None:
+            return False
+        _, leaving, _ = self._view(start)
+        _, _, goal = self._view(end)
+        after, inside = self._after, end.members
+        for k in leaving:
+            if k not in inside and (after[k] | 1 << k) & goal:
+                return True
+        return False
+
+    def _view(self, group: Any) -> tuple[int, list[int], int]:
+        """A group's size, who reads it from outside, and the bits of its members."""
+        found = self._views.get(id(group))
+        if found is None or found[0] != len(group.members):
+            members, bits = group.members, 0
+            leaving: dict[int, None] = {}
+            for k in members:
+                bits |= 1 << k
+                if k not in group.copies:
+                    for var in self._eqns[k].outvars:
+                        leaving.update(
+                            dict.fromkeys(u for u in self._users.get(var, ()) if u not in members)
+                        )
+            found = self._views[id(group)] = len(members), list(leaving), bits
+        return found
 
     def _roots_between(self, first: int, last: int) -> list[int]:
         """The groups with several outputs by which a walk from `first` on may come to `last`.
