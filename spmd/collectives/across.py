@@ -26,7 +26,7 @@ from spmd.core.primitive import Primitive
 from spmd.core.source import UNKNOWN, Source
 from spmd.core.util import product
 
-_OPS = {
+OPS = {
     "psum": (ReduceOp.SUM, np.add, lambda dtype: np.zeros((), dtype)),
     "pmax": (ReduceOp.MAX, np.maximum, dtypes.min_value),
     "pmin": (ReduceOp.MIN, np.minimum, dtypes.max_value),
@@ -131,7 +131,7 @@ class Across:
         return run
 
     def _choose(self, processes: Sequence[int]) -> Callable[..., None]:
-        if self.prim.name in _OPS:
+        if self.prim.name in OPS:
             return self._reduce_one if len(self.groups) == len(self.local) == 1 else self._reduce
         ranks = [processes[k] for k in self.groups[0]]
         one_each = len(self.groups) == 1 and ranks == sorted(ranks) and len(self.local) == 1
@@ -146,10 +146,10 @@ class Across:
     def _reduce_one(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         out = outputs[0][0]
         np.copyto(out, inputs[0][0])
-        self.comm.all_reduce(out, _OPS[self.prim.name][0], self.origin)
+        self.comm.all_reduce(out, OPS[self.prim.name][0], self.origin)
 
     def _reduce(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        op, combine, identity = _OPS[self.prim.name]
+        op, combine, identity = OPS[self.prim.name]
         xs = [x[0] for x in inputs]
         dtype = xs[0].dtype
         wide = np.dtype(np.float32) if dtype in (dtypes.bfloat16, np.float16) else dtype

@@ -26,6 +26,7 @@ from spmd.compile.cpu.program import (
     KernelStep,
     ParallelStep,
     Program,
+    RankStep,
     Slot,
     View,
     WhileStep,
@@ -51,6 +52,7 @@ from spmd.compile.lower.schedule import (
     Multiply,
     Pack,
     Parallel,
+    RankExchange,
     Ref,
     Schedule,
     Sort,
@@ -245,6 +247,8 @@ class Builder:
                 return (self.host(step),)
             case Exchange():
                 return (self.exchange(step),) if step.rows * step.count else ()
+            case RankExchange():
+                return (self.rank_exchange(step),)
             case Loop(trips=trips, body=body, reverse=reverse):
                 return (ForStep(trips, tuple(self.steps(body)), reverse),)
             case Parallel():
@@ -300,6 +304,17 @@ class Builder:
             rows=step.rows,
             op=step.op,
             pairs=step.pairs,
+            name=step.name,
+        )
+
+    def rank_exchange(self, step: RankExchange) -> RankStep:
+        return RankStep(
+            rounds=step.rounds,
+            road=step.road,
+            take=step.take,
+            input=self.slot(step.input),
+            output=self.slot(step.output),
+            scratch=None if step.scratch is None else self.slot(step.scratch),
             name=step.name,
         )
 

@@ -25,6 +25,7 @@ from spmd.compile.lower.schedule import (
     Multiply,
     Pack,
     Parallel,
+    RankExchange,
     Step,
     While,
     accesses,
@@ -80,6 +81,8 @@ def step_cost(step: Step) -> Cost:
         case Exchange():
             nbytes = step.rows * step.count * step.dtype.itemsize
             return Cost(nbytes, nbytes)
+        case RankExchange(rounds=rounds):
+            return Cost(rounds.nbytes, rounds.nbytes)
         case Loop(trips=trips, body=body):
             return cost_of(body).times(trips)
         case Parallel(trips=trips, body=body):

@@ -22,6 +22,7 @@ from spmd.compile.lower.schedule import (
     Multiply,
     Pack,
     Parallel,
+    RankExchange,
     Schedule,
     Step,
     While,
@@ -146,6 +147,8 @@ def describe(step: Step) -> tuple[str, str]:
             return "host", name
         case Exchange():
             return "collective", f"{step.kind} {step.name}"
+        case RankExchange():
+            return "collective", step.name
         case Loop(trips=trips):
             return "loop", f"{trips} rounds"
         case Parallel(trips=trips):

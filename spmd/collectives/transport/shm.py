@@ -18,8 +18,20 @@ from spmd.collectives.transport import shm_pages, shm_segment
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
-from spmd.collectives.transport.reduction import combine
+from spmd.collectives.transport.origin import NOWHERE, Origin
+from spmd.collectives.transport.reduction import accumulator, combine
 from spmd.collectives.transport.shm_pages import FAILED, LEFT, RAISED, Pages
+from spmd.collectives.transport.shm_road import DIFFERENT, SEQUENCE, STEP, Road
+from spmd.collectives.transport.shm_rounds import (
+    Clear,
+    Copy,
+    Meet,
+    Memory,
+    Place,
+    Planner,
+    Reduce,
+    Rounds,
+)
 from spmd.collectives.transport.shm_wait import (
     FIRST_PARK_SECONDS,
     LONGEST_PARK_SECONDS,
@@ -36,6 +48,9 @@ from spmd.core.errors import CollectiveError, LaunchError, PeerError
 # Below this every rank reduces the whole array for itself, in one step. From there on each reduces
 # its part and a second step shares the parts: n times less arithmetic for one more meeting.
 REDUCE_PARTS_FROM_BYTES = 32 << 10
+
+# In such pieces: what one rank writes and another reads should not leave the caches in between.
+REDUCE_CHUNK_BYTES = 256 << 10
 
 Gather = Callable[[Any], list[Any]]
 
@@ -94,10 +109,13 @@ class ShmCommunicator(CheckedCommunicator):
         self._sees_processes = sees_processes
         self._end = end_job
         self._slots = pages.slots
-        self._slot_bytes = pages.slots[0][0].size
+        self._slot_bytes = pages.slot_bytes
+        self._reduce_bytes = min(REDUCE_CHUNK_BYTES, pages.slot_bytes)
         self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
-        self._step = 0
-        self._sequence = -1
+        self.road = Road(pages, patience, self._trouble)
+        self._counters = self.road.words
+        self._calls: dict[int, Call] = {}
+        self._waits = (-1, 0.0)
         self._views: dict[tuple[np.dtype, int], tuple[list[np.ndarray], ...]] = {}
         OPEN_GROUPS.add(self)
 
@@ -124,11 +142,11 @@ class ShmCommunicator(CheckedCommunicator):
             nbytes = dtype.itemsize * count
             views = tuple([slot[:nbytes].view(dtype) for slot in slots] for slots in self._slots)
             self._views[dtype, count] = views
-        return views[(self._step + 1) & 1]
+        return views[(self._counters[STEP] + 1) & 1]
 
     def _enter(self, call: Call) -> None:
-        self._sequence += 1
-        self._pages.enter(self._sequence, call)
+        self._counters[SEQUENCE] += 1
+        self._pages.enter(self._counters[SEQUENCE], call)
 
     def _meet(self, call: Call, first: bool) -> None:
         """Say that this rank's slot is filled, and wait until all are.
@@ -137,7 +155,7 @@ class ShmCommunicator(CheckedCommunicator):
         data that may not be what it thinks.
         """
         pages, words = self._pages, self._pages.words
-        step = self._step = self._step + 1
+        step = self._counters[STEP] = self._counters[STEP] + 1
         pages.post(step)
         for peer in self._peers:
             if words[peer] < step:
@@ -148,10 +166,12 @@ class ShmCommunicator(CheckedCommunicator):
                     self._wait(call, step)
                     break
         fence()
-        if first:
-            if not pages.agree(self._sequence, call):
-                calls = [pages.call(r, self._sequence) for r in range(self.size)]
-                raise mismatch(self._sequence, calls)
+        if first and not pages.agree(self._counters[SEQUENCE], call):
+            raise self._difference()
+
+    def _difference(self) -> CollectiveError:
+        sequence = self._counters[SEQUENCE]
+        return mismatch(sequence, [self._pages.call(r, sequence) for r in range(self.size)])
 
     def _wait(self, call: Call, step: int) -> None:
         """Wait for all ranks beyond the first spin: yield, then park, then look for the reason."""
@@ -198,10 +218,75 @@ class ShmCommunicator(CheckedCommunicator):
         if waited > config.collective_timeout:
             last = "\n".join(f"  rank {r}: {pages.whereabouts(r)}" for r in missing[:8])
             raise CollectiveError(
-                f"rank {self.rank} | {call} (#{self._sequence} of {self.name}) waited "
+                f"rank {self.rank} | {call} (#{self._counters[SEQUENCE]} of {self.name}) waited "
                 f"{waited:.1f} s for {ranks_text(missing)}:\n{last}\n"
                 "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
             )
+
+    # ---- rounds --------------------------------------------------------------------------------
+
+    def run_rounds(
+        self, rounds: Rounds, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+    ) -> None:
+        """Do what native code does with these rounds, over the buffers of the devices as bytes."""
+        self._enter(rounds.call)
+        scratch = np.empty(rounds.scratch, np.uint8)
+        constant = np.frombuffer(rounds.constant, np.uint8)
+
+        def at(place: Place, nbytes: int) -> np.ndarray:
+            step = self._counters[STEP] + (place.memory == Memory.NEXT)
+            slots = self._slots[step & 1]
+            memory = {
+                Memory.INPUT: inputs,
+                Memory.OUTPUT: outputs,
+                Memory.SCRATCH: [scratch],
+                Memory.SLOT: slots,
+                Memory.NEXT: [slots[self.rank]],
+                Memory.CONSTANT: [constant],
+            }[place.memory]
+            return np.asarray(memory[place.index]).view(np.uint8)[place.offset :][:nbytes]
+
+        for action in rounds.actions:
+            match action:
+                case Meet():
+                    self._meet(rounds.call, action.first)
+                case Clear():
+                    at(action.target, action.nbytes)[...] = 0
+                case Copy():
+                    for row in range(action.rows):
+                        target = at(action.target + row * action.target_stride, action.width)
+                        source = action.source + row * action.source_stride
+                        target[...] = at(source, action.width)
+                case Reduce():
+                    given, made = (action.count * d.itemsize for d in (action.dtype, action.result))
+                    parts = [at(s, given).view(action.dtype) for s in action.sources]
+                    wide = accumulator(action.op, action.dtype)
+                    total = np.empty(action.count, wide)
+                    combine(action.op, [p.astype(wide) for p in parts], total)
+                    for place in action.targets:
+                        at(place, made)[...] = total.astype(action.result).view(np.uint8)
+
+    # ---- native code ---------------------------------------------------------------------------
+
+    def planner(self, origin: Origin = NOWHERE) -> Planner:
+        """What makes the rounds of collectives of this group, for native code."""
+        limits = Limits(self._slot_bytes, self._reduce_bytes, REDUCE_PARTS_FROM_BYTES)
+        return Planner(self.rank, self.size, limits, origin)
+
+    def announce(self, call: Call) -> None:
+        """Know a call that native code will make, to be able to name it."""
+        self._calls[call.digest] = call
+
+    def _trouble(self, what: int, digest: int) -> None:
+        """Native code waits, beyond a first sleep, or found that the ranks' calls differ."""
+        if what == DIFFERENT:
+            raise self._difference()
+        step = self._counters[STEP]
+        if self._waits[0] != step:
+            self._waits = step, time.monotonic()
+        missing = self._pages.missing(step)
+        if missing:
+            self._look_for_failure(self._calls[digest], step, missing, self._waits[1])
 
     # ---- collectives ---------------------------------------------------------------------------
 
@@ -214,7 +299,9 @@ class ShmCommunicator(CheckedCommunicator):
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
         self._enter(call)
         if buf.nbytes >= REDUCE_PARTS_FROM_BYTES:
-            for at, count in self._chunks(buf.size, buf.itemsize):
+            most = self._reduce_bytes // buf.itemsize
+            for at in range(0, buf.size, most):
+                count = min(buf.size - at, most)
                 self._all_reduce_parts(call, buf[at : at + count], op, first=at == 0)
             return
         slots = self._next_slots(buf.dtype, buf.size)

@@ -35,7 +35,7 @@ PROCESS = 18
 ENTERED = 24
 DIGEST = 25  # and 26: of the last two calls
 # Bytes of a rank's page.
-_CALLS = 1024
+CALLS = 1024
 _TEXT = 2048
 _TEXT_BYTES = PAGE - _TEXT
 
@@ -75,9 +75,9 @@ class Pages:
         self._own_waited_for = self.word(rank, WAITED_FOR)
         # digests[parity][rank]: where the ranks say which call they are in
         self.digests = [[self.word(r, DIGEST + odd) for r in range(size)] for odd in (0, 1)]
-        self._shown: list[Call | None] = [None, None]
         start = PAGE * (1 + size)
-        width = slot_bytes(size)
+        self.slot_bytes = width = slot_bytes(size)
+        self.slots_address = self.address + start
         whole = np.frombuffer(memory, np.uint8)
         # slots[parity][rank]
         self.slots = [
@@ -114,12 +114,11 @@ class Pages:
 
     def enter(self, sequence: int, call: Call) -> None:
         """Show the call this rank enters, its `sequence`-th."""
-        odd = sequence & 1
-        if self._shown[odd] is not call:  # most programs repeat few calls
-            self._shown[odd] = call
+        shown = self.digests[sequence & 1][self.rank]
+        if self.words[shown] != call.digest:  # most programs repeat few calls
             at = self._call_at(self.rank, sequence)
             self.bytes[at : at + CALL_BYTES] = call.packed
-            self.words[self.digests[odd][self.rank]] = call.digest
+            self.words[shown] = call.digest
         self.words[self.word(self.rank, ENTERED)] = sequence + 1
 
     def agree(self, sequence: int, call: Call) -> bool:
@@ -133,7 +132,7 @@ class Pages:
         return bytes(self.bytes[at : at + CALL_BYTES])
 
     def _call_at(self, rank: int, sequence: int) -> int:
-        return PAGE * (1 + rank) + _CALLS + CALL_BYTES * (sequence & 1)
+        return PAGE * (1 + rank) + CALLS + CALL_BYTES * (sequence & 1)
 
     def whereabouts(self, rank: int) -> str:
         """What a rank did last, in words."""

@@ -21,21 +21,30 @@ from dataclasses import dataclass
 # awaited rank from running.
 SPINS = 200
 YIELDS = 100
+# The same for native code, which reads the word between two pauses of the processor.
+PAUSES = 400
 FIRST_PARK_SECONDS = 0.001
 LONGEST_PARK_SECONDS = 0.05
 
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+FUTEX_WAIT, FUTEX_WAKE = 0, 1
 _SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-_EVERYONE = 2**31 - 1
+EVERYONE = 2**31 - 1
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+def futex_number() -> int | None:
+    """The number of the system call, where there is one that compares a counter's low half."""
+    if not sys.platform.startswith("linux") or sys.byteorder != "little":
+        return None
+    return _SYSCALL_NUMBERS.get(platform.machine())
+
+
 def _find_futex() -> Callable[[int, int, int, _Timespec | None], int] | None:
-    number = _SYSCALL_NUMBERS.get(platform.machine())
-    if not sys.platform.startswith("linux") or number is None or sys.byteorder != "little":
+    number = futex_number()
+    if number is None:
         return None
     syscall = ctypes.CDLL(None, use_errno=True).syscall
     syscall.restype = ctypes.c_long
@@ -83,11 +92,14 @@ class Patience:
 
     spins: int
     yields: int
+    pauses: int = 0
 
     @staticmethod
     def for_load(ranks: int, cores: int) -> Patience:
         """Spin only while every rank can have a core of its own."""
-        return Patience(SPINS if ranks <= cores else 0, YIELDS if ranks <= cores else YIELDS // 5)
+        if ranks <= cores:
+            return Patience(SPINS, YIELDS, PAUSES)
+        return Patience(0, YIELDS // 5)
 
 
 def park(address: int, seen: int, seconds: float) -> None:
@@ -98,13 +110,13 @@ def park(address: int, seen: int, seconds: float) -> None:
     whole = int(seconds)
     limit = _Timespec(whole, int((seconds - whole) * 1e9))
     # The futex compares the low half, which a counter changes at every step.
-    _futex(address, _FUTEX_WAIT, seen, limit)
+    _futex(address, FUTEX_WAIT, seen, limit)
 
 
 def wake(address: int) -> None:
     """Wake every process that parks on the word at `address`."""
     if _futex is not None:
-        _futex(address, _FUTEX_WAKE, _EVERYONE, None)
+        _futex(address, FUTEX_WAKE, EVERYONE, None)
 
 
 def cores_of(affinities: list[list[int]]) -> int:

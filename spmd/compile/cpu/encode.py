@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spmd.compile.cpu import encode_ranks
 from spmd.compile.cpu.loader import Address
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
@@ -28,16 +29,18 @@ from spmd.compile.cpu.program import (
     KernelStep,
     ParallelStep,
     Program,
+    RankStep,
     Slot,
     Step,
     WhileStep,
     walk,
 )
+from spmd.compile.cpu.reduce import Reduction
 
 # ---- the layout, shared with the executor --------------------------------------------------------
 
 # Opcodes.
-KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL, GANG = range(1, 11)
+KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL, GANG, RANKS = range(1, 12)
 
 # Words at the start of every step; the fields of each kind come next, then its slots, then the
 # blocks. A slot is [base, offset, number of strides, (level, stride)...].
@@ -60,6 +63,10 @@ COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: 
 # word at which the members stand, word at which the sources of a permute stand
 COLLECTIVE_FIELDS = 11
 SEGMENT_FIELDS = 1  # cost_ps of one device
+# address of the group's words, digest of the call, word at which the packed call stands, word at
+# which the actions stand, number of actions, word at which the constant stands; then the slots of
+# input, output and scratch
+RANKS_FIELDS = 6
 
 KINDS = ("all_reduce", "reduce_scatter", "broadcast", "permute", "all_gather", "all_to_all")
 
@@ -78,6 +85,9 @@ SHORT_PS = 20_000_000
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
+# Steps in which devices meet each other, or Python.
+_MEETINGS = (CollectiveStep, CallbackStep, RankStep)
+
 _INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
 
 
@@ -93,7 +103,7 @@ class Encoded:
     bases: int
     devices: int
     calls_python: bool
-    is_open: bool  # whether it holds a loop whose trip count only run time knows
+    is_open: bool  # whether only run time knows how long it takes
     places: tuple[tuple[int, Address], ...] = ()  # the words that are addresses of compiled code
 
     @property
@@ -105,8 +115,8 @@ class Encoded:
 class Encoder:
     """Turns the steps of one program into words, checking them on the way."""
 
-    def __init__(self, program: Program, reduce_kernels: dict[tuple[str, str], int]):
-        """`reduce_kernels` gives the address of the kernel for each (op, dtype name)."""
+    def __init__(self, program: Program, reduce_kernels: dict[Reduction, int]):
+        """`reduce_kernels` gives the addresses of `needed_reductions`."""
         self._program = program
         self._reduce_kernels = reduce_kernels
         self._steps: list[Step] = []
@@ -179,6 +189,8 @@ class Encoder:
                 opcode, (words, cost) = COND, self._cond(step)
             case CollectiveStep():
                 opcode, (words, cost) = COLLECTIVE, self._collective(step)
+            case RankStep():
+                opcode, (words, cost) = RANKS, self._ranks(step)
             case _:
                 raise TypeError(f"not a step: {step!r}")
         return [opcode, HEAD + len(words), number, *words], cost + STEP_PS
@@ -243,7 +255,7 @@ class Encoder:
                 f"a parallel loop of {step.trips} trips on {step.lanes} lanes"
                 + (" inside of another" if self._lanes else "")
             )
-        if any(isinstance(s, CallbackStep | CollectiveStep) for s in walk(step.body)):
+        if any(isinstance(s, _MEETINGS) for s in walk(step.body)):
             raise ValueError("a parallel loop cannot call Python or meet other devices")
         level, total = len(self._trips), math.prod(step.trips)
         self._lanes = step.lanes
@@ -308,7 +320,7 @@ class Encoder:
         source = self._slot(step.input, whole * (size if scatters else 1), step.name)
         target = self._slot(step.output, whole * (size if gathers else 1), step.name)
         reduces = step.kind in ("all_reduce", "reduce_scatter")
-        kernel = self._reduce_kernels[step.op or "", step.dtype.name] if reduces else 0
+        kernel = self._reduce_kernels[_reduction(step)] if reduces else 0
         members = [device for group in step.groups for device in group]
         sources = [-1] * size
         for origin, goal in step.pairs:
@@ -320,6 +332,25 @@ class Encoder:
         fields = [KINDS.index(step.kind), block, step.rows, size, len(step.groups), kernel]
         fields += [step.count, step.root, cost, members_at, sources_at]
         return [*fields, *source, *target, *members, *sources], cost
+
+    def _ranks(self, step: RankStep) -> tuple[list[int], int]:
+        rounds, devices = step.rounds, self._program.devices
+        given, got = encode_ranks.extents(rounds, devices)
+        slots = self._slot(step.input, given, step.name)
+        slots += self._slot(step.output, got, step.name)
+        scratch = step.input if step.scratch is None else step.scratch
+        slots += self._slot(scratch, rounds.scratch, step.name)
+        call = encode_ranks.words_of(rounds.call.packed)
+        constant = encode_ranks.words_of(rounds.constant)
+        size = encode_ranks.group_size(step.road)
+        actions = encode_ranks.actions(rounds, devices, size, self._reduce_kernels)
+        call_at = HEAD + RANKS_FIELDS + len(slots)
+        constant_at = call_at + len(call)
+        actions_at = constant_at + len(constant)
+        self._max_args = max(self._max_args, encode_ranks.most_operands(rounds))
+        fields = [step.road, rounds.call.digest, call_at, actions_at, len(rounds.actions)]
+        words = [*fields, constant_at, *slots, *call, *constant, *actions]
+        return words, rounds.nbytes * 4 * _TRAFFIC_PS
 
     # ---- slots -------------------------------------------------------------------------------
 
@@ -362,7 +393,7 @@ def _segments(steps: Sequence[Step], devices: int) -> list[tuple[list[Step], boo
     """
     runs: list[tuple[list[Step], bool]] = []
     for step in steps:
-        alone = all(not isinstance(s, CollectiveStep | CallbackStep) for s in walk([step]))
+        alone = all(not isinstance(s, _MEETINGS) for s in walk([step]))
         if runs and runs[-1][1] == alone:
             runs[-1][0].append(step)
         else:
@@ -407,13 +438,19 @@ def _check_collective(step: CollectiveStep, devices: int) -> int:
     return size
 
 
-def needed_reductions(program: Program) -> list[tuple[str, str]]:
-    """The (op, dtype name) pairs for which the program needs reduce kernels."""
-    found = {}
+def needed_reductions(program: Program) -> list[Reduction]:
+    """The reductions for which the program needs kernels."""
+    found: dict[Reduction, None] = {}
     for step in walk(program.steps):
         if isinstance(step, CollectiveStep) and step.kind in ("all_reduce", "reduce_scatter"):
-            found[step.op or "", step.dtype.name] = None
+            found[_reduction(step)] = None
+        if isinstance(step, RankStep):
+            found |= dict.fromkeys(encode_ranks.reductions(step.rounds))
     return list(found)
+
+
+def _reduction(step: CollectiveStep) -> Reduction:
+    return step.op or "", step.dtype.name, step.dtype.name
 
 
 def has_callbacks(program: Program) -> bool:
@@ -422,9 +459,9 @@ def has_callbacks(program: Program) -> bool:
 
 
 def has_open_loops(program: Program) -> bool:
-    """Whether the program holds a loop whose trip count only run time knows."""
+    """Whether the program may take any time: it waits for others, or loops until a condition."""
     return any(
-        isinstance(step, WhileStep)
+        isinstance(step, WhileStep | RankStep)
         or (isinstance(step, ForStep) and isinstance(step.trips, Slot))
         or (isinstance(step, KernelStep) and step.is_open)
         for step in walk(program.steps)

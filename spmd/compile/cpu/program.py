@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from spmd.collectives.transport.shm_rounds import Rounds
+
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
 ]
@@ -210,6 +212,24 @@ class CollectiveStep:
     name: str = "collective"
 
 
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A collective with other processes of this host, through memory that they share.
+
+    All local devices must reach it. `rounds` say what this process does, `road` is the address of
+    the group's words; both come from the group, whose `take` gives the error that stopped a run.
+    Only an all_reduce may have equal input and output slots.
+    """
+
+    rounds: Rounds
+    road: int
+    take: Callable[[], BaseException]
+    input: Slot
+    output: Slot
+    scratch: Slot | None = None
+    name: str = "collective"
+
+
 Step = (
     KernelStep
     | CopyStep
@@ -220,6 +240,7 @@ Step = (
     | WhileStep
     | CondStep
     | CollectiveStep
+    | RankStep
 )
 
 

@@ -1,10 +1,11 @@
-"""The arithmetic of collective reductions: one native kernel per (operator, dtype), made on demand.
+"""The arithmetic of collective reductions: a native kernel per operator and dtypes, on demand.
 
 The one idea: `out[e] = ((in_0[e] op in_1[e]) op in_2[e]) ...` in the order of the group, for a
 range of elements. The inputs meet in registers, so the outputs may be the inputs.
 
 ABI: args = inputs then outputs, sizes = [number of inputs, number of outputs], units = elements.
-f16 and bf16 accumulate in f32 and round once. Sums of bools are `or`, products `and`.
+f16 and bf16 accumulate in f32 and round once; the result may stay f32, or be rounded from f32 that
+was accumulated before. Sums of bools are `or`, products `and`.
 """
 
 from __future__ import annotations
@@ -60,40 +61,46 @@ def supports(op: str, dtype: str) -> bool:
     return dtype in _ELEMENTS and _combiner(op, _ELEMENTS[dtype].kind) is not None
 
 
-def reduce_kernels(wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """The addresses of the kernels for (operator, dtype name) pairs."""
-    for op, dtype in wanted:
+# Operator, dtype of the inputs, dtype of the outputs, by their NumPy names.
+Reduction = tuple[str, str, str]
+
+
+def reduce_kernels(wanted: Sequence[Reduction]) -> dict[Reduction, int]:
+    """The addresses of the kernels for some reductions."""
+    for op, dtype, _ in wanted:
         if not supports(op, dtype):
             raise DtypeError(
                 f"a {op or 'nameless'} over devices is not defined for {dtype}; "
                 f"operators: {', '.join(OPERATORS)}; max, min and bitwise ones are not for complex."
             )
-    texts = {pair: reduce_text(*pair) for pair in wanted}
+    texts = {reduction: reduce_text(*reduction) for reduction in wanted}
     symbols = compile_texts(list(texts.values()), optimize=True)
-    return {pair: symbols[_symbol(*pair)] for pair in texts}
+    return {reduction: symbols[_symbol(*reduction)] for reduction in texts}
 
 
-def reduce_text(op: str, dtype: str) -> str:
-    """The module that reduces `dtype` with `op`."""
-    element = _ELEMENTS[dtype]
+def reduce_text(op: str, dtype: str, result: str) -> str:
+    """The module that reduces `dtype` with `op` and writes `result`."""
+    element, written = _ELEMENTS[dtype], _ELEMENTS[result]
+    if element.carried != written.carried or element.kind != written.kind:
+        raise ValueError(f"a reduction of {dtype} cannot be written as {result}")
     lanes = _VECTORS * host().vector_bytes // max(element.nbytes, 4)
     intrinsics: dict[str, None] = {}
-    f = Function(_symbol(op, dtype), "void", ["ptr", "ptr", "i64", "i64"])
+    f = Function(_symbol(op, dtype, result), "void", ["ptr", "ptr", "i64", "i64"])
     begin, end = f.params[2:]
     if element.kind == "complex" and op == "prod":
-        _elements(f, element, op, 1, begin, end, intrinsics)
+        _elements(f, element, written, op, 1, begin, end, intrinsics)
     else:
         # A complex sum is a sum of twice as many reals.
         scale = 2 if element.kind == "complex" else 1
         first, last = begin * scale, end * scale
         middle = last - (last - first) % lanes
-        _elements(f, element, op, lanes, first, middle, intrinsics)
-        _elements(f, element, op, 1, middle, last, intrinsics)
+        _elements(f, element, written, op, lanes, first, middle, intrinsics)
+        _elements(f, element, written, op, 1, middle, last, intrinsics)
     return "\n".join([*intrinsics, f.text()])
 
 
-def _symbol(op: str, dtype: str) -> str:
-    return f"reduce_{op}_{dtype}"
+def _symbol(op: str, dtype: str, result: str) -> str:
+    return f"reduce_{op}_{dtype}" + (f"_{result}" if result != dtype else "")
 
 
 def _combiner(op: str, kind: str) -> str | None:
@@ -106,6 +113,7 @@ def _combiner(op: str, kind: str) -> str | None:
 def _elements(
     f: Function,
     element: _Element,
+    written: _Element,
     op: str,
     lanes: int,
     begin: Value,
@@ -132,9 +140,9 @@ def _elements(
             for variable, part in zip(total, combined, strict=True):
                 variable.set(part)
         with f.range(inputs, inputs + outputs) as i:
-            address = f.at(f.load("ptr", args, i * 8), offset)
+            address = f.at(f.load("ptr", args, i * 8), index * (written.nbytes * reals))
             for r, variable in enumerate(total):
-                _write(f, element, lanes, variable.get(), address, r * element.nbytes)
+                _write(f, written, lanes, variable.get(), address, r * written.nbytes)
 
 
 def _make_combiner(

@@ -32,6 +32,7 @@ from spmd.compile.cpu.program import (
     ForStep,
     KernelStep,
     Program,
+    RankStep,
     Slot,
     Step,
     View,
@@ -51,6 +52,7 @@ __all__ = [
     "KernelStep",
     "NativeProgram",
     "Program",
+    "RankStep",
     "Slot",
     "Step",
     "View",
@@ -142,6 +144,8 @@ class NativeProgram:
         if status == native.RAISED and self._callbacks:
             raise self._callbacks.take()
         step = self.encoded.steps[report[native.REPORT_STEP]]
+        if status == native.TROUBLE and isinstance(step, RankStep):
+            raise step.take()
         if status == native.MISMATCH:
             raise CollectiveError(_mismatch(step, report[native.REPORT_REACHED :]))
         if status == native.TOO_MANY_TRIPS and isinstance(step, ForStep):

@@ -19,6 +19,7 @@ from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
 from spmd.compile.cpu.runtime_ir_execute import execute_texts
 from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
 from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
+from spmd.compile.cpu.runtime_ir_ranks import rank_texts
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
 
@@ -53,7 +54,14 @@ def runtime() -> Runtime:
 
 
 def _load() -> Runtime:
-    parts = (pool_texts(), execute_texts(), control_texts(), parallel_texts(), exchange_texts())
+    parts = (
+        pool_texts(),
+        execute_texts(),
+        control_texts(),
+        parallel_texts(),
+        exchange_texts(),
+        rank_texts(),
+    )
     module = "\n".join(text for part in parts for text in part)
     symbols = compile_texts([module], optimize=True)
     address = ctypes.c_void_p

@@ -23,7 +23,7 @@ CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, EVERYONE, RUN, FAI
 HEADER_WORDS = 10
 
 # Results of a run.
-OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY = range(5)
+OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE = range(6)
 
 # The report stands behind the frames: the id of the step that failed, then a word per device, 1
 # where the device had reached it.
@@ -377,6 +377,7 @@ _STEPS = (
     (layout.COND, "run_cond"),
     (layout.PARALLEL, "run_parallel"),
     (layout.GANG, "run_gang"),
+    (layout.RANKS, "run_ranks"),
 )
 
 

@@ -105,7 +105,7 @@ def pool_texts() -> list[str]:
     return [_DECLARATIONS, *(f.text() for f in functions)]
 
 
-def _relax(f: Function) -> None:
+def relax(f: Function) -> None:
     f.do(_PAUSE_CALL)
 
 
@@ -150,7 +150,7 @@ def _worker() -> Function:
             f.break_if(f.atomic_load("i64", pool, EPOCH).differs(seen.get()))
             f.break_if(spins.get() <= 0)
             spins.set(spins.get() - 1)
-            _relax(f)
+            relax(f)
         with f.if_(f.atomic_load("i64", pool, EPOCH).equals(seen.get())):
             _park(f, pool, seen.get())
         seen.set(f.atomic_load("i64", pool, EPOCH))
@@ -217,7 +217,7 @@ def _wait_for_workers() -> Function:
             f.ret()
         f.break_if(spins.get() <= 0)
         spins.set(spins.get() - 1)
-        _relax(f)
+        relax(f)
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
     f.atomic_store(_one(f), pool, CALLER_PARKED)
     with f.loop():

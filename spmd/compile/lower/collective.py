@@ -1,7 +1,8 @@
 """Rules for collectives: exchanges between the devices that run a program in lockstep.
 
 Where all members of the mesh are in this process an exchange is one native step over the devices'
-memory. Where some are elsewhere, one Python call serves all local devices and the transport.
+memory. Where some are elsewhere on this host, a native step meets them in shared memory; on other
+hosts, one Python call serves all local devices and the transport.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from typing import Any
 import numpy as np
 
 from spmd.collectives.across import Across
-from spmd.collectives.groups import device_groups
+from spmd.collectives.groups import Groups, device_groups
+from spmd.collectives.rounds import make_rounds
 from spmd.collectives.schedule import entry_of
 from spmd.collectives.transport.origin import Origin
+from spmd.collectives.transport.shm import ShmCommunicator
+from spmd.collectives.transport.shm_rounds import Operand
 from spmd.compile.lower.lowering import Lowering, rule
-from spmd.compile.lower.schedule import Exchange, Host
+from spmd.compile.lower.schedule import Exchange, Host, RankExchange
+from spmd.core.aval import ShapedArray
 from spmd.core.errors import InternalError
 from spmd.core.ir import Eqn
 from spmd.core.util import product
@@ -82,20 +87,7 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
     groups = device_groups(topology.sizes, eqn.params["axes"], eqn.params.get("groups"))
     source, target = lowering.ref(x), lowering.place(out)
     if topology.is_spread:
-        origin = topology.origins.get(eqn) or Origin(str(entry_of(eqn)), source=eqn.source.short)
-        across = Across(
-            eqn.prim,
-            eqn.params,
-            groups,
-            topology.processes,
-            origin,
-            x.aval,
-            eqn.source,
-            lowering.program,
-        )
-        ins, outs = ((source, x.aval),), ((target, out.aval),)
-        step = Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
-        lowering.steps.append(step)
+        lowering.steps.append(_between_processes(lowering, eqn, topology, groups))
         return
     kind, rows, count = _shape(eqn, len(groups[0]))
     lowering.steps.append(
@@ -112,6 +104,35 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
             name=f"{eqn.prim.name} {eqn.source.short}",
         )
     )
+
+
+def _between_processes(
+    lowering: Lowering, eqn: Eqn, topology: Topology, groups: Groups
+) -> Host | RankExchange:
+    x, out = eqn.invars[0], eqn.outvars[0]
+    source, target = lowering.ref(x), lowering.refs[out]
+    origin = topology.origins.get(eqn) or Origin(str(entry_of(eqn)), source=eqn.source.short)
+    across = Across(
+        eqn.prim,
+        eqn.params,
+        groups,
+        topology.processes,
+        origin,
+        x.aval,
+        eqn.source,
+        lowering.program,
+    )
+    _, rows, count = _shape(eqn, len(groups[0]))
+    rounds = make_rounds(across, Operand(x.aval.dtype, rows, count))
+    if rounds is not None:
+        assert isinstance(across.comm, ShmCommunicator)
+        road = across.comm.road
+        room = ShapedArray((rounds.scratch,), np.dtype(np.uint8))
+        scratch = lowering.temp(room) if rounds.scratch else None
+        name = f"{eqn.prim.name} {eqn.source.short}"
+        return RankExchange(rounds, road.address, road.take, source, target, scratch, name)
+    ins, outs = ((source, x.aval),), ((target, out.aval),)
+    return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
 
 
 _KINDS = {

@@ -14,6 +14,7 @@ from spmd.compile.lower.schedule import (
     Host,
     Loop,
     Parallel,
+    RankExchange,
     Step,
     accesses,
     blocks,
@@ -26,7 +27,8 @@ _LEAST_TRIPS = 2
 def can_be_parallel(steps: Sequence[Step]) -> bool:
     """Whether the rounds of a body without a carry may run on several threads."""
     return all(
-        not isinstance(step, Host | Exchange) and all(can_be_parallel(b) for b in blocks(step))
+        not isinstance(step, Host | Exchange | RankExchange)
+        and all(can_be_parallel(b) for b in blocks(step))
         for step in steps
     )
 

@@ -7,12 +7,13 @@ their place in the arena, `executable` turns the steps into those of the runtime
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from spmd.collectives.transport.shm_rounds import Rounds
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.packing import Packing
@@ -174,6 +175,22 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
+class RankExchange:
+    """A collective with other processes, by native code: `rounds` over a group's memory.
+
+    `road` is the address of the group's words, `take` gives the error that stopped it.
+    """
+
+    rounds: Rounds
+    road: int
+    take: Callable[[], BaseException]
+    input: Ref
+    output: Ref
+    scratch: Ref | None
+    name: str = "collective"
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """Run `body` a fixed number of times."""
 
@@ -222,6 +239,7 @@ Step: TypeAlias = (
     | Copy
     | Host
     | Exchange
+    | RankExchange
     | Loop
     | Parallel
     | While
@@ -262,6 +280,11 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
         case Exchange():
             yield step.input, False
             yield step.output, True
+        case RankExchange():
+            yield step.input, False
+            yield step.output, True
+            if step.scratch is not None:
+                yield step.scratch, True
         case While():
             yield step.predicate, False
         case Branch():
@@ -323,6 +346,8 @@ def _name(step: Step) -> str:
     match step:
         case Exchange():
             return f"{step.kind} {step.name}"
+        case RankExchange():
+            return f"ranks {step.name}"
         case Launch() | Host() | Sort():
             return f"{type(step).__name__.lower()} {step.name}"
         case Multiply(product=p):

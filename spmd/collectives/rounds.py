@@ -1,0 +1,102 @@
+"""The rounds of a collective primitive between processes that share memory.
+
+`Across` is its slow twin: the same meaning as calls of a transport, from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from spmd.collectives.across import OPS, Across
+from spmd.collectives.transport.base import ReduceOp
+from spmd.collectives.transport.reduction import accumulator
+from spmd.collectives.transport.shm import ShmCommunicator
+from spmd.collectives.transport.shm_rounds import (
+    Member,
+    Memory,
+    Operand,
+    Place,
+    Planner,
+    Rounds,
+    Sum,
+    Take,
+)
+
+# Native code reduces these; others (floats of eight bits) go through Python.
+NATIVE_DTYPES = frozenset(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+    "float16 bfloat16 float32 float64 complex64 complex128".split()
+)
+
+
+def make_rounds(across: Across, operand: Operand) -> Rounds | None:
+    """What this process does in one collective; None where it goes through messages.
+
+    `operand` is the input of one device, in rows of blocks: of one for each member where members
+    get different parts, else of a single one.
+    """
+    comm = across.comm
+    devices = len(across.local)
+    if not isinstance(comm, ShmCommunicator) or len(across.order) != devices * comm.size:
+        return None
+    name = across.prim.name
+    if name in (*OPS, "reduce_scatter") and operand.dtype.name not in NATIVE_DTYPES:
+        return None
+    members = {k: Member(n // devices, n % devices) for n, k in enumerate(across.order)}
+    groups = [[members[k] for k in group] for group in across.groups]
+    planner = comm.planner(across.origin)
+    if name in OPS:
+        op, _, identity = OPS[name]
+        wide = accumulator(ReduceOp.SUM, operand.dtype)
+        rounds = planner.all_reduce(op, operand, groups, np.asarray(identity(wide)).tobytes())
+    elif devices == 1:
+        rounds = _alone(planner, across, operand, [m.rank for m in groups[0]])
+    else:
+        rounds = _together(planner, across, operand, groups)
+    comm.announce(rounds.call)
+    return rounds
+
+
+def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -> Rounds:
+    """With one device a process there is one group; `order` are its ranks, member by member."""
+    match across.prim.name:
+        case "all_gather":
+            return planner.all_gather(x, order)
+        case "all_to_all":
+            return planner.all_to_all(x, order)
+        case "reduce_scatter":
+            return planner.reduce_scatter(ReduceOp.SUM, x, order)
+    pairs = [(order[source], order[target]) for source, target in across.params["perm"]]
+    return planner.permute(x, pairs)
+
+
+def _together(
+    planner: Planner, across: Across, x: Operand, groups: Sequence[Sequence[Member]]
+) -> Rounds:
+    """Everyone shows the inputs of all its devices, and takes what its devices need."""
+    name, takes, sums = across.prim.name, list[Take](), list[Sum]()
+    width = len(groups[0])
+    scratch = 0
+    for group in groups:
+        for number, mine in enumerate(group):
+            if mine.rank != planner.rank:
+                continue
+            output = Place(Memory.OUTPUT, mine.device)
+            if name == "ppermute":
+                for source, target in across.params["perm"]:
+                    if target == number:
+                        takes.append(Take(group[source], 0, output, x.block))
+                continue
+            part = 0 if name == "all_gather" else number
+            if name == "reduce_scatter":
+                parts = [Place(Memory.SCRATCH, 0, scratch + j * x.whole) for j in range(width)]
+                scratch += width * x.whole
+                takes += [Take(m, part, p, x.block) for m, p in zip(group, parts, strict=True)]
+                sums.append(Sum(ReduceOp.SUM, mine.device, tuple(parts)))
+                continue
+            for j, member in enumerate(group):
+                takes.append(Take(member, part, output + j * x.block, width * x.block))
+    parts = width if name in ("all_to_all", "reduce_scatter") else 1
+    return planner.exchange(x, parts, len(across.local), takes, sums)

@@ -1,0 +1,114 @@
+"""The rounds of a collective between processes as native words; see `runtime_ir_ranks`.
+
+A place becomes two words: the number of a memory in the table that the runtime keeps for a step
+(inputs of all devices, their outputs, scratch, the constant, this rank's coming slot, the slots of
+all ranks), and an offset.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from spmd.collectives.transport import shm_road
+from spmd.collectives.transport.shm_rounds import Clear, Copy, Meet, Memory, Place, Reduce, Rounds
+from spmd.compile.cpu.reduce import Reduction
+
+# [kind, words, ...]
+MEET, COPY, CLEAR, REDUCE = range(4)
+# first / target, source, width, rows, strides / target, bytes / kernel, count, numbers of sources
+# and of targets, then their places
+MEET_WORDS, COPY_WORDS, CLEAR_WORDS, REDUCE_WORDS = 3, 10, 5, 6
+
+# Memories behind the inputs and outputs of the devices.
+SCRATCH, CONSTANT, NEXT, FIRST_SLOT = range(4)
+
+
+def reductions(rounds: Rounds) -> Iterator[Reduction]:
+    """The reductions that some rounds need kernels for."""
+    for action in rounds.actions:
+        if isinstance(action, Reduce):
+            yield _reduction(action)
+
+
+def _reduction(action: Reduce) -> Reduction:
+    return action.op.value, action.dtype.name, action.result.name
+
+
+def group_size(road: int) -> int:
+    """How many ranks meet on a road."""
+    return ctypes.c_int64.from_address(road + 8 * shm_road.SIZE).value
+
+
+def most_operands(rounds: Rounds) -> int:
+    """The largest number of operands of one reduction."""
+    found = [len(a.sources) + len(a.targets) for a in rounds.actions if isinstance(a, Reduce)]
+    return max(found, default=1)
+
+
+def words_of(data: bytes) -> list[int]:
+    """Bytes as words, the last filled up with zeros."""
+    return np.frombuffer(data + bytes(-len(data) % 8), np.int64).tolist()
+
+
+def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction, int]) -> list[int]:
+    """The words of all actions."""
+    words: list[int] = []
+
+    def place(where: Place) -> list[int]:
+        first = 2 * devices
+        number = {
+            Memory.INPUT: where.index,
+            Memory.OUTPUT: devices + where.index,
+            Memory.SCRATCH: first + SCRATCH,
+            Memory.CONSTANT: first + CONSTANT,
+            Memory.NEXT: first + NEXT,
+            Memory.SLOT: first + FIRST_SLOT + where.index,
+        }[where.memory]
+        devices_or_ranks = size if where.memory == Memory.SLOT else devices
+        if not 0 <= where.index < devices_or_ranks or where.offset < 0:
+            raise ValueError(f"{rounds.call}: no {where}")
+        return [number, where.offset]
+
+    for action in rounds.actions:
+        match action:
+            case Meet(first=first):
+                words += [MEET, MEET_WORDS, int(first)]
+            case Copy():
+                words += [COPY, COPY_WORDS, *place(action.target), *place(action.source)]
+                words += [action.width, action.rows, action.target_stride, action.source_stride]
+            case Clear():
+                words += [CLEAR, CLEAR_WORDS, *place(action.target), action.nbytes]
+            case Reduce(sources=sources, targets=targets):
+                operands = [*sources, *targets]
+                count = REDUCE_WORDS + 2 * len(operands)
+                words += [REDUCE, count, kernels[_reduction(action)], action.count]
+                words += [len(sources), len(targets)]
+                words += [word for operand in operands for word in place(operand)]
+    return words
+
+
+def extents(rounds: Rounds, devices: int) -> tuple[int, int]:
+    """How many bytes of an input and of an output some rounds touch."""
+    ends = {Memory.INPUT: 0, Memory.OUTPUT: 0}
+
+    def touch(place: Place, nbytes: int) -> None:
+        if place.memory in ends and place.index < devices:
+            ends[place.memory] = max(ends[place.memory], place.offset + nbytes)
+
+    for action in rounds.actions:
+        match action:
+            case Copy(rows=rows, width=width):
+                if rows:
+                    touch(action.target, (rows - 1) * action.target_stride + width)
+                    touch(action.source, (rows - 1) * action.source_stride + width)
+            case Clear():
+                touch(action.target, action.nbytes)
+            case Reduce(count=count):
+                for source in action.sources:
+                    touch(source, count * action.dtype.itemsize)
+                for target in action.targets:
+                    touch(target, count * action.result.itemsize)
+    return ends[Memory.INPUT], ends[Memory.OUTPUT]

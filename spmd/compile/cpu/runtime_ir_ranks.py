@@ -1,0 +1,314 @@
+"""Collectives with other processes of the host as native code, over memory that they share.
+
+The one idea: a step holds its rounds as words (`encode_ranks`): copies, reductions and meetings.
+Nothing here knows what an all_gather is. A meeting is `ShmCommunicator`'s: the same words of the
+same pages, in the same order, so a rank that runs Python and one that runs this meet each other.
+
+Waiting goes from pauses of the processor over yields to a futex. Only a rank that slept in vain
+calls Python, which looks for the reason, raises it, or lets the wait go on.
+"""
+
+from __future__ import annotations
+
+from spmd.collectives.transport import shm_pages, shm_road, shm_wait
+from spmd.collectives.transport.call import CALL_BYTES
+from spmd.compile.cpu import encode as layout
+from spmd.compile.cpu import encode_ranks as rounds
+from spmd.compile.cpu import runtime_ir_pool
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_execute import (
+    DEVICE_COUNT,
+    MISMATCH,
+    OK,
+    STEP_SIGNATURE,
+    TROUBLE,
+    device_at,
+    field,
+    next_slot,
+    report_reached,
+    report_step,
+)
+
+_NANOSECONDS = 1_000_000_000
+_FIRST_PARK = int(shm_wait.FIRST_PARK_SECONDS * _NANOSECONDS)
+_LONGEST_PARK = int(shm_wait.LONGEST_PARK_SECONDS * _NANOSECONDS)
+
+_DECLARATIONS = """
+declare i64 @syscall(i64, ...)
+declare i32 @sched_yield()
+declare i32 @usleep(i32)
+"""
+
+
+def rank_texts() -> list[str]:
+    """The functions of collectives between processes."""
+    functions = (
+        _park(),
+        _wake(),
+        _first_missing(),
+        _wait(),
+        _enter(),
+        _agree(),
+        _meet(),
+        _find_slots(),
+        _copy_rows(),
+        _reduce(),
+        _ranks(),
+    )
+    return [_DECLARATIONS, *(f.text() for f in functions)]
+
+
+def _word(f: Function, road: Value, index: int) -> Value:
+    return f.load("i64", road, 8 * index)
+
+
+def _page(f: Function, road: Value, rank: Value) -> Value:
+    return f.at(f.load("ptr", road, 8 * shm_road.PAGES), (rank + 1) * shm_pages.PAGE)
+
+
+# ---- waiting -------------------------------------------------------------------------------------
+
+
+def _futex(f: Function, address: Value, operation: int, value: Value, limit: Value) -> Value:
+    """The system call, for a word that several processes map."""
+    number = shm_wait.futex_number()
+    assert number is not None
+    operands = (
+        f.value("i64", number),
+        address,
+        f.value("i32", operation),
+        value,
+        limit,
+        f.null(),
+        f.value("i32", 0),
+    )
+    return f.call("syscall", "i64", *operands, type="i64 (i64, ...)")
+
+
+def _park() -> Function:
+    """park(word, seen, nanoseconds): sleep until the word changes, or so long."""
+    f = Function("park_on", "void", ["ptr", "i64", "i64"], internal=True)
+    word, seen, nanoseconds = f.params
+    if shm_wait.futex_number() is None:
+        micros = f.smaller(nanoseconds, _FIRST_PARK) // 1000
+        f.call("usleep", "i32", f.convert("trunc", micros, "i32"))
+        return f
+    limit = f.stack("i64", 2)
+    f.store(nanoseconds // _NANOSECONDS, limit)
+    f.store(nanoseconds % _NANOSECONDS, limit, 8)
+    # The futex compares the low half, which a counter changes at every step.
+    _futex(f, word, shm_wait.FUTEX_WAIT, f.convert("trunc", seen, "i32"), limit)
+    return f
+
+
+def _wake() -> Function:
+    """wake_all(word): wake every process that sleeps on the word."""
+    f = Function("wake_all", "void", ["ptr"], internal=True)
+    if shm_wait.futex_number() is not None:
+        everyone = f.value("i32", shm_wait.EVERYONE)
+        _futex(f, f.params[0], shm_wait.FUTEX_WAKE, everyone, f.null())
+    return f
+
+
+def _first_missing() -> Function:
+    """first_missing(road, step): the first rank that has not arrived in a step, or -1."""
+    f = Function("first_missing", "i64", ["ptr", "i64"], internal=True)
+    road, step = f.params
+    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
+        arrived = f.atomic_load("i64", _page(f, road, rank), 8 * shm_pages.ARRIVED)
+        with f.if_(arrived < step):
+            f.ret(rank)
+    f.ret(-1)
+    return f
+
+
+def _wait() -> Function:
+    """wait_for(road, step, digest): wait for all, beyond the first pauses; 1 if Python raised.
+
+    A waiter says so before it looks at the counter again, and a rank that arrives writes the
+    counter before it looks for waiters: one of them sees the other.
+    """
+    f = Function("wait_for", "i64", ["ptr", "i64", "i64"], internal=True)
+    road, step, digest = f.params
+    with f.range(0, _word(f, road, shm_road.YIELDS)):
+        with f.if_(f.call("first_missing", "i64", road, step) < 0):
+            f.ret(0)
+        f.call("sched_yield", "i32")
+    nanoseconds = f.var("i64", _FIRST_PARK)
+    with f.loop():
+        awaited = f.call("first_missing", "i64", road, step)
+        with f.if_(awaited < 0):
+            f.ret(0)
+        page = _page(f, road, awaited)
+        f.atomic_store(f.value("i64", 1), page, 8 * shm_pages.WAITED_FOR)
+        seen = f.atomic_load("i64", page, 8 * shm_pages.ARRIVED, "seq_cst")
+        with f.if_(seen < step):
+            f.call("park_on", "void", f.at(page, 8 * shm_pages.ARRIVED), seen, nanoseconds.get())
+        # Woken by its arrival: the next one may be missing still. Else something may be wrong.
+        with f.if_(f.atomic_load("i64", page, 8 * shm_pages.ARRIVED) < step):
+            trouble = f.load("ptr", road, 8 * shm_road.TROUBLE)
+            waiting = f.value("i64", shm_road.WAITING)
+            with f.if_(f.call(trouble, "i64", waiting, digest).differs(0)):
+                f.ret(1)
+            nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
+    f.ret(0)
+    return f
+
+
+# ---- meeting -------------------------------------------------------------------------------------
+
+
+def _enter() -> Function:
+    """enter_call(road, digest, packed): show the call that this rank enters."""
+    f = Function("enter_call", "void", ["ptr", "i64", "ptr"], internal=True)
+    road, digest, packed = f.params
+    sequence = _word(f, road, shm_road.SEQUENCE) + 1
+    f.store(sequence, road, 8 * shm_road.SEQUENCE)
+    page = _page(f, road, _word(f, road, shm_road.RANK))
+    odd = sequence & 1
+    shown = f.at(page, odd * 8 + 8 * shm_pages.DIGEST)
+    with f.if_(f.load("i64", shown).differs(digest)):
+        place = f.at(page, odd * CALL_BYTES + shm_pages.CALLS)
+        f.call("memcpy", "ptr", place, packed, f.value("i64", CALL_BYTES))
+        f.store(digest, shown)
+    f.store(sequence + 1, page, 8 * shm_pages.ENTERED)
+    return f
+
+
+def _agree() -> Function:
+    """agree(road, digest): 1 if every rank shows the same call."""
+    f = Function("agree", "i64", ["ptr", "i64"], internal=True)
+    road, digest = f.params
+    odd = _word(f, road, shm_road.SEQUENCE) & 1
+    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
+        shown = f.at(_page(f, road, rank), odd * 8 + 8 * shm_pages.DIGEST)
+        with f.if_(f.load("i64", shown).differs(digest)):
+            f.ret(0)
+    f.ret(1)
+    return f
+
+
+def _meet() -> Function:
+    """meet(road, digest, first): say that the slot is filled, wait for all; 1 if Python raised."""
+    f = Function("meet", "i64", ["ptr", "i64", "i64"], internal=True)
+    road, digest, first = f.params
+    step = _word(f, road, shm_road.STEP) + 1
+    f.store(step, road, 8 * shm_road.STEP)
+    own = _page(f, road, _word(f, road, shm_road.RANK))
+    f.atomic_store(step, own, 8 * shm_pages.ARRIVED)
+    waited_for = f.atomic_load("i64", own, 8 * shm_pages.WAITED_FOR, "seq_cst")
+    with f.if_(waited_for.differs(0)):
+        f.atomic_store(f.value("i64", 0), own, 8 * shm_pages.WAITED_FOR)
+        f.call("wake_all", "void", f.at(own, 8 * shm_pages.ARRIVED))
+    pauses = f.var("i64", _word(f, road, shm_road.PAUSES))
+    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
+        page = _page(f, road, rank)
+        with f.loop():
+            f.break_if(f.atomic_load("i64", page, 8 * shm_pages.ARRIVED) >= step)
+            with f.if_(pauses.get() <= 0):
+                with f.if_(f.call("wait_for", "i64", road, step, digest).differs(0)):
+                    f.ret(1)
+            pauses.set(pauses.get() - 1)
+            runtime_ir_pool.relax(f)
+    with f.if_(first.differs(0)):
+        with f.if_(f.call("agree", "i64", road, digest).equals(0)):
+            trouble = f.load("ptr", road, 8 * shm_road.TROUBLE)
+            different = f.value("i64", shm_road.DIFFERENT)
+            with f.if_(f.call(trouble, "i64", different, digest).differs(0)):
+                f.ret(1)
+    f.ret(0)
+    return f
+
+
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+def _find_slots() -> Function:
+    """find_slots(road, table): where everyone's slot of this step is, and mine of the next."""
+    f = Function("find_slots", "void", ["ptr", "ptr"], internal=True)
+    road, table = f.params
+    slots, width = f.load("ptr", road, 8 * shm_road.SLOTS), _word(f, road, shm_road.SLOT_BYTES)
+    odd = _word(f, road, shm_road.STEP) & 1
+    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
+        f.store(f.at(slots, (rank * 2 + odd) * width), table, (rank + rounds.FIRST_SLOT) * 8)
+    own = _word(f, road, shm_road.RANK) * 2 + (odd ^ 1)
+    f.store(f.at(slots, own * width), table, 8 * rounds.NEXT)
+    return f
+
+
+def _place(f: Function, table: Value, words: Value, at: int | Value) -> Value:
+    """The address that two words of an action stand for."""
+    memory = f.load("ptr", table, f.load("i64", words, at) * 8)
+    return f.at(memory, f.load("i64", words, at + 8))
+
+
+def _copy_rows() -> Function:
+    """copy_rows(table, action): one copy, row by row."""
+    f = Function("copy_rows", "void", ["ptr", "ptr"], internal=True)
+    table, action = f.params
+    target, source = (_place(f, table, action, at) for at in (16, 32))
+    width, rows, ahead, behind = (f.load("i64", action, at) for at in (48, 56, 64, 72))
+    with f.range(0, rows) as row:
+        to, origin = f.at(target, row * ahead), f.at(source, row * behind)
+        f.call("memcpy", "ptr", to, origin, width)
+    return f
+
+
+def _reduce() -> Function:
+    """reduce_slots(table, action, args): one reduction."""
+    f = Function("reduce_slots", "void", ["ptr", "ptr", "ptr"], internal=True)
+    table, action, args = f.params
+    kernel, count = f.load("ptr", action, 16), f.load("i64", action, 24)
+    sources, targets = f.load("i64", action, 32), f.load("i64", action, 40)
+    with f.range(0, sources + targets) as i:
+        f.store(_place(f, table, action, i * 16 + 8 * rounds.REDUCE_WORDS), args, i * 8)
+    # Both numbers stand side by side, as the kernel wants them.
+    f.call(kernel, "void", args, f.at(action, 32), f.value("i64", 0), count)
+    return f
+
+
+def _ranks() -> Function:
+    """Run a collective with other processes: all local devices must be there."""
+    f = Function("run_ranks", "i64", STEP_SIGNATURE, internal=True)
+    context, step, _, active, count, args = f.params
+    devices = f.load("i64", context, DEVICE_COUNT)
+    with f.if_(count < devices):
+        report_reached(f, context, step, active, count)
+        f.ret(MISMATCH)
+    road = f.convert("inttoptr", field(f, step, 0), "ptr")
+    digest, packed = field(f, step, 1), f.at(step, field(f, step, 2) * 8)
+    others = _word(f, road, shm_road.SIZE) + rounds.FIRST_SLOT
+    table = f.stack_bytes((devices * 2 + others) * 8)
+    cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.RANKS_FIELDS)))
+    for first in (f.value("i64", 0), devices):
+        with f.range(0, devices) as position:
+            device = device_at(f, active, position)
+            address = f.call("resolve", "ptr", context, cursor.get(), device)
+            f.store(address, table, (device + first) * 8)
+        next_slot(f, cursor)
+    own = f.at(table, devices * 16)
+    scratch = f.call("resolve", "ptr", context, cursor.get(), device_at(f, active, devices * 0))
+    f.store(scratch, own, 8 * rounds.SCRATCH)
+    f.store(f.at(step, field(f, step, 5) * 8), own, 8 * rounds.CONSTANT)
+    f.call("enter_call", "void", road, digest, packed)
+    f.call("find_slots", "void", road, own)
+    action = f.var("ptr", f.at(step, field(f, step, 3) * 8))
+    with f.range(0, field(f, step, 4)):
+        now = action.get()
+        kind = f.load("i64", now)
+        with f.if_(kind.equals(rounds.MEET)):
+            first = f.load("i64", now, 16)
+            with f.if_(f.call("meet", "i64", road, digest, first).differs(0)):
+                report_step(f, context, step)
+                f.ret(TROUBLE)
+            f.call("find_slots", "void", road, own)
+        with f.if_(kind.equals(rounds.COPY)):
+            f.call("copy_rows", "void", table, now)
+        with f.if_(kind.equals(rounds.CLEAR)):
+            nbytes = f.load("i64", now, 32)
+            f.call("memset", "ptr", _place(f, table, now, 16), f.value("i32", 0), nbytes)
+        with f.if_(kind.equals(rounds.REDUCE)):
+            f.call("reduce_slots", "void", table, now, args)
+        action.set(f.at(now, f.load("i64", now, 8) * 8))
+    f.ret(OK)
+    return f
