@@ -244,7 +244,8 @@ class ShmCommunicator(CheckedCommunicator):
                 Memory.NEXT: [slots[self.rank]],
                 Memory.CONSTANT: [constant],
             }[place.memory]
-            return np.asarray(memory[place.index]).view(np.uint8)[place.offset :][:nbytes]
+            whole = memory[place.index].reshape(-1).view(np.uint8)
+            return whole[place.offset : place.offset + nbytes]
 
         for action in rounds.actions:
             match action:

@@ -1,0 +1,371 @@
+"""Collectives between processes in native code, beside ranks that make the same calls in Python."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spmd.collectives.transport import shm_pages
+from spmd.collectives.transport.base import ReduceOp
+from spmd.collectives.transport.shm import ShmCommunicator
+from spmd.collectives.transport.shm_rounds import (
+    Member,
+    Memory,
+    Operand,
+    Place,
+    Planner,
+    Rounds,
+    Sum,
+    Take,
+)
+from spmd.compile.cpu.program import CallbackStep, Program, RankStep, Slot, WhileStep
+from spmd.compile.cpu.runner import build_program
+from spmd.core.config import config
+from spmd.core.errors import CollectiveError, PeerError
+from tests.collectives.transport.cases import Case, all_cases, reduce_in_order
+from tests.collectives.transport.forked import Ranks, raised
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="forked ranks are only tested on Linux"
+)
+
+F32 = np.dtype(np.float32)
+
+
+def run_native(
+    comm: ShmCommunicator,
+    rounds: Rounds,
+    inputs: Sequence[np.ndarray],
+    outputs: Sequence[np.ndarray],
+) -> None:
+    """Run rounds as a program of one step, over the buffers of this process's devices."""
+    comm.announce(rounds.call)
+    scratch = np.empty(max(rounds.scratch, 1), np.uint8)
+    bases = (inputs[0].nbytes, outputs[0].nbytes, scratch.nbytes)
+    step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(1), Slot(2))
+    native = build_program(Program(bases, (step,), len(inputs)))
+    frames = native.new_frames()
+    for device, (x, out) in enumerate(zip(inputs, outputs, strict=True)):
+        frames[3 * device : 3 * device + 3] = x.ctypes.data, out.ctypes.data, scratch.ctypes.data
+    native.run(frames)
+
+
+def rounds_of(comm: ShmCommunicator, case: Case) -> Rounds:
+    """The rounds of a case of the transports' table."""
+    planner, operand = comm.planner(), Operand(np.dtype(case.give(0, 1).dtype), 1, case.count)
+    order = range(comm.size)
+    match case.kind:
+        case "all_reduce":
+            assert case.op is not None
+            group = [Member(rank, 0) for rank in order]
+            return planner.all_reduce(case.op, operand, [group], b"")
+        case "all_gather":
+            return planner.all_gather(operand, order)
+        case "reduce_scatter":
+            assert case.op is not None
+            return planner.reduce_scatter(case.op, operand, order)
+        case "all_to_all":
+            return planner.all_to_all(operand, order)
+    return planner.permute(operand, case.pairs(comm.size))
+
+
+def is_native(case: Case) -> bool:
+    # No program broadcasts from a rank. Complex numbers have no order, and NumPy rounds their
+    # products as the processor's instructions do.
+    return case.kind != "broadcast" and (
+        "complex" not in case.dtype or case.op in (None, ReduceOp.SUM)
+    )
+
+
+CASES = [case for case in all_cases() if is_native(case)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_native_ranks_meet_python_ranks(size: int):
+    """The whole table: native on some ranks, Python on the others, the other way round next."""
+
+    def body(comm: ShmCommunicator) -> int:
+        for number, case in enumerate(cases):
+            if (number + comm.rank) % 2:
+                case.check(comm)
+                continue
+            given = case.give(comm.rank, size)
+            wanted = case.expect(comm.rank, size)
+            out = np.full(wanted.size, given[0] if given.size else 0, wanted.dtype)
+            run_native(comm, rounds_of(comm, case), [given], [out])
+            assert out.tobytes() == wanted.tobytes(), f"rank {comm.rank}: {case}"
+        return len(cases)
+
+    cases = CASES if size == 2 else CASES[::3]
+    assert raised(Ranks(size, body).run(timeout=120)) == [len(cases)] * size
+
+
+@dataclass
+class Exchanged:
+    """A random collective of several devices a process: its rounds, and what it must give."""
+
+    rounds: Rounds
+    inputs: list[np.ndarray]  # of all devices
+    wanted: list[np.ndarray]
+
+
+def random_exchange(rng: np.random.Generator, rank: int, size: int, devices: int) -> Exchanged:
+    """Random groups, rows and blocks; slots so small that everything goes in pieces."""
+    planner = Planner(rank, size, int(rng.choice([64, 200, 4096])), 64, int(rng.choice([8, 9999])))
+    total = size * devices
+    width = int(rng.choice([n for n in range(1, total + 1) if total % n == 0]))
+    groups = rng.permutation(total).reshape(-1, width)
+    dtype = np.dtype(rng.choice(["float32", "int16", "float16", "int64"]))
+    operand = Operand(dtype, int(rng.integers(1, 4)), int(rng.integers(0, 12)))
+    kind = str(rng.choice(["all_reduce", "all_gather", "all_to_all", "reduce_scatter"]))
+    parts = width if kind in ("all_to_all", "reduce_scatter") else 1
+    shape = (operand.rows, parts, operand.count)
+    inputs = [rng.integers(-9, 9, shape).astype(dtype) for _ in range(total)]
+    members = [[Member(k // devices, k % devices) for k in group] for group in groups]
+    wanted: list[Any] = [None] * total
+    for group in groups:
+        given = [inputs[k] for k in group]
+        for j, k in enumerate(group):
+            if kind == "all_reduce":
+                # Numbers so small that sums are exact in any order.
+                wanted[k] = reduce_in_order(ReduceOp.SUM, [x.reshape(-1) for x in given])
+            elif kind == "all_gather":
+                wanted[k] = np.concatenate(given, 1)
+            elif kind == "all_to_all":
+                wanted[k] = np.concatenate([x[:, j : j + 1] for x in given], 1)
+            else:
+                columns = [np.ascontiguousarray(x[:, j]).reshape(-1) for x in given]
+                wanted[k] = reduce_in_order(ReduceOp.SUM, columns)
+    if kind == "all_reduce":
+        zero = bytes(max(dtype.itemsize, 4))
+        return Exchanged(planner.all_reduce(ReduceOp.SUM, operand, members, zero), inputs, wanted)
+    takes, sums, scratch = [], [], 0
+    for group in members:
+        for number, mine in enumerate(group):
+            if mine.rank != rank:
+                continue
+            part = 0 if kind == "all_gather" else number
+            if kind == "reduce_scatter":
+                block = operand.whole
+                at = [Place(Memory.SCRATCH, 0, scratch + j * block) for j in range(width)]
+                takes += [Take(m, part, p, operand.block) for m, p in zip(group, at, strict=True)]
+                sums.append(Sum(ReduceOp.SUM, mine.device, tuple(at)))
+                scratch += width * block
+                continue
+            for j, member in enumerate(group):
+                goal = Place(Memory.OUTPUT, mine.device, j * operand.block)
+                takes.append(Take(member, part, goal, width * operand.block))
+    return Exchanged(planner.exchange(operand, parts, devices, takes, sums), inputs, wanted)
+
+
+@pytest.mark.parametrize("size, devices", [(2, 1), (2, 3), (3, 2)])
+def test_random_exchanges(size: int, devices: int):
+    """Native ranks and ranks that interpret the rounds with NumPy give what NumPy alone gives."""
+
+    def body(comm: ShmCommunicator) -> None:
+        mine = slice(comm.rank * devices, (comm.rank + 1) * devices)
+        for seed in range(60):
+            made = random_exchange(np.random.default_rng(seed), comm.rank, size, devices)
+            inputs, wanted = made.inputs[mine], made.wanted[mine]
+            outputs = [np.full(w.shape, -1, w.dtype) for w in wanted]
+            if (seed + comm.rank) % 2:
+                comm.run_rounds(made.rounds, inputs, outputs)
+            else:
+                run_native(comm, made.rounds, inputs, outputs)
+            for out, w in zip(outputs, wanted, strict=True):
+                assert out.tobytes() == w.tobytes(), (seed, made.rounds.call, comm.rank)
+
+    assert raised(Ranks(size, body).run(timeout=60)) == [None] * size
+
+
+def test_in_place():
+    def body(comm: ShmCommunicator) -> list[float]:
+        found = []
+        for count in (3, 30_000):
+            x = np.full(count, comm.rank + 1, np.float32)
+            case = Case("all_reduce", "float32", count, ReduceOp.SUM)
+            run_native(comm, rounds_of(comm, case), [x], [x])
+            found.append(float(x.min()))
+        return found
+
+    assert raised(Ranks(3, body).run()) == [[6.0, 6.0]] * 3
+
+
+def test_a_loop_meets_in_every_round():
+    def body(comm: ShmCommunicator) -> float:
+        case = Case("all_reduce", "float32", 1, ReduceOp.SUM)
+        rounds = rounds_of(comm, case)
+        comm.announce(rounds.call)
+        step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(0))
+        x, go = np.ones(1, np.float32), np.zeros(1, np.bool_)
+        trips = itertools.count()
+
+        def again(device: int, inputs: list, outputs: list) -> None:
+            go[0] = next(trips) < 10
+
+        test = (CallbackStep(again, (), ()),)
+        native = build_program(Program((4, 1), (WhileStep(test, Slot(1), (step,)),)))
+        frames = native.new_frames()
+        frames[:2] = x.ctypes.data, go.ctypes.data
+        native.run(frames)
+        return float(x[0])
+
+    assert raised(Ranks(2, body).run()) == [1024.0, 1024.0]
+
+
+# ---- trouble -------------------------------------------------------------------------------------
+
+
+def native_sum(comm: ShmCommunicator, count: int = 3) -> None:
+    """An all_reduce of float32 in native code."""
+    x, out = np.ones(count, np.float32), np.empty(count, np.float32)
+    case = Case("all_reduce", "float32", count, ReduceOp.SUM)
+    run_native(comm, rounds_of(comm, case), [x], [out])
+    assert np.all(out == comm.size)
+
+
+def test_a_killed_rank_is_named():
+    def body(comm: ShmCommunicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        native_sum(comm)
+
+    results = Ranks(3, body).run(timeout=30)
+    for rank in (0, 2):
+        assert isinstance(results[rank], PeerError), results
+        assert "rank 1 (process" in str(results[rank])
+        assert "ended without a word" in str(results[rank])
+        assert f"while rank {rank} waited for it in all_reduce(sum) of float32[3]" in str(
+            results[rank]
+        )
+        assert "its last was barrier (#0)" in str(results[rank])
+
+
+def test_a_rank_that_announces_its_failure_is_quoted():
+    def body(comm: ShmCommunicator) -> None:
+        if comm.rank == 2:
+            time.sleep(0.1)
+            comm.announce_failure("rank 2: ZeroDivisionError at train.py:41")
+            time.sleep(1)
+        else:
+            native_sum(comm)
+
+    wanted = "PeerError: rank 2: ZeroDivisionError at train.py:41"
+    assert raised(Ranks(3, body).run(timeout=30)) == [wanted, wanted, None]
+
+
+def test_a_rank_that_leaves_is_named():
+    def body(comm: ShmCommunicator) -> None:
+        if comm.rank == 0:
+            native_sum(comm)
+
+    error = Ranks(2, body).run(timeout=30)[0]
+    assert isinstance(error, PeerError)
+    assert "rank 1 left the program (exit code 0) while rank 0 waited for it in all_red" in str(
+        error
+    )
+
+
+def test_different_collectives_are_reported_on_every_rank_and_leave_the_group_usable():
+    def body(comm: ShmCommunicator) -> str:
+        with pytest.raises(CollectiveError) as caught:
+            if comm.rank == 1:
+                comm.broadcast(np.zeros(3, np.float32), 0)
+            else:
+                native_sum(comm)
+        native_sum(comm)
+        comm.barrier()
+        return str(caught.value)
+
+    texts = Ranks(3, body).run(timeout=30)
+    assert len(set(texts)) == 1
+    assert "collective #0 differs between ranks" in texts[0]
+    assert "ranks 0, 2: all_reduce(sum) of float32[3]" in texts[0]
+    assert "rank 1: broadcast of float32[3] with root=0" in texts[0]
+
+
+def test_a_late_rank_is_named_with_its_last_call():
+    def body(comm: ShmCommunicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            time.sleep(3.0)
+            return
+        with config.override("collective_timeout", 0.2):
+            native_sum(comm)
+
+    error = Ranks(2, body).run(timeout=30)[0]
+    assert isinstance(error, CollectiveError)
+    assert "all_reduce(sum) of float32[3] (#1 of world) waited " in str(error)
+    assert "for rank 1:\n  rank 1: its last was barrier (#0)" in str(error)
+    assert "SPMD_COLLECTIVE_TIMEOUT" in str(error)
+
+
+def test_a_rank_that_waits_can_be_interrupted():
+    def body(comm: ShmCommunicator) -> Any:
+        if comm.rank == 1:
+            time.sleep(1.5)
+            return None
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            native_sum(comm)
+        except KeyboardInterrupt:
+            return "interrupted"
+
+    assert Ranks(2, body).run(timeout=30)[0] == "interrupted"
+
+
+def test_other_threads_of_python_run_while_a_rank_waits():
+    def body(comm: ShmCommunicator) -> int:
+        if comm.rank == 1:
+            time.sleep(0.5)
+        counted = [0]
+        done = threading.Event()
+
+        def count() -> None:
+            while not done.is_set():
+                counted[0] += 1
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        native_sum(comm)
+        done.set()
+        thread.join()
+        return counted[0]
+
+    assert Ranks(2, body).run(timeout=30)[0] > 5
+
+
+def test_large_arrays_pass_in_chunks():
+    def body(comm: ShmCommunicator) -> tuple[float, float]:
+        count = 3 * shm_pages.slot_bytes(comm.size) // 4 + 5
+        native_sum(comm, count)
+        x, out = np.full(count, comm.rank + 1, np.float32), np.empty(2 * count, np.float32)
+        rounds = comm.planner().all_gather(Operand(F32, 1, count), [1, 0])
+        run_native(comm, rounds, [x], [out])
+        return float(out[0]), float(out[-1])
+
+    assert raised(Ranks(2, body).run()) == [(2.0, 1.0)] * 2
+
+
+def test_places_outside_are_refused():
+    rounds = Planner(0, 2, 4096, 4096, 99).all_gather(Operand(F32, 1, 8), [0, 1])
+
+    def body(comm: ShmCommunicator) -> str:
+        step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(1))
+        with pytest.raises(ValueError) as caught:
+            build_program(Program((32, 32), (step,)))
+        return str(caught.value)
+
+    assert "bytes [0, 64) of base 1, which holds 32" in Ranks(2, body).run()[0]
