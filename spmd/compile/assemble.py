@@ -315,6 +315,7 @@ class Builder:
             input=self.slot(step.input),
             output=self.slot(step.output),
             scratch=None if step.scratch is None else self.slot(step.scratch),
+            label=step.label,
             name=step.name,
         )
 

@@ -237,7 +237,10 @@ class GroupLog:
     def __init__(self, group: int, name: str, ranks: Sequence[int]):
         self.group = group
         self.ranks = tuple(ranks)
-        self.calls = 0
+        # A cell of memory: native code counts its calls here too.
+        self._memory = bytearray(8)
+        self.calls = memoryview(self._memory).cast("q")
+        self.calls_address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._open = 0  # the record of a program's collective, which is one or more calls here
         self._before = HOST
         self._splits = 0
@@ -289,7 +292,7 @@ class GroupLog:
 
     def begin(self, label: int, nbytes: int, entered: bool = False) -> int:
         """A collective begins; the calls until it is `completed` are part of it."""
-        self.calls = call = self.calls + 1
+        call = self.calls[0] = self.calls[0] + 1
         words = FLIGHT.words
         self._before, words[PHASE] = words[PHASE], COLLECTIVE
         place = self._open = FLIGHT.begin(label, nbytes, self.group, call, entered)

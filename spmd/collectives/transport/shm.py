@@ -25,6 +25,7 @@ from spmd.collectives.transport.shm_road import DIFFERENT, SEQUENCE, STEP, Road
 from spmd.collectives.transport.shm_rounds import (
     Clear,
     Copy,
+    Limits,
     Meet,
     Memory,
     Place,

@@ -9,19 +9,23 @@ else is needed; where a rank has waited for long, or finds that calls differ, na
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
+from spmd.collectives.transport.flight import FLIGHT, GroupLog
 from spmd.collectives.transport.shm_pages import Pages
 from spmd.collectives.transport.shm_wait import Patience
 
 # The words. STEP is the step met last, SEQUENCE the number of the last call (-1: none yet).
 PAGES, SLOTS, SLOT_BYTES, RANK, SIZE, STEP, SEQUENCE, PAUSES, YIELDS, TROUBLE = range(10)
+# The flight record (0: none is written), the group's number there, where its calls are counted.
+RECORD, GROUP, CALLS = range(10, 13)
+DIGEST = 13  # of the call that there is trouble with
 WORDS = 16
 
-# What native code says when it calls `trouble(what, digest of the call)`; 0 lets it go on waiting.
+# What native code says when it calls `trouble(what)`; 0 lets it go on waiting.
 WAITING, DIFFERENT = 0, 1
 
-_TROUBLE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_TROUBLE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 class Road:
@@ -32,8 +36,11 @@ class Road:
         self.words = memoryview(memory).cast("q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._trouble = trouble
+        self._log: GroupLog | None = None
         self._raised: BaseException | None = None
-        self._native = _TROUBLE(self._call)
+        answers = self._answers()
+        next(answers)
+        self._native = _TROUBLE(answers.send)
         words = self.words
         words[PAGES], words[SLOTS] = pages.address, pages.slots_address
         words[SLOT_BYTES] = pages.slot_bytes
@@ -42,16 +49,33 @@ class Road:
         words[PAUSES], words[YIELDS] = patience.pauses, patience.yields
         words[TROUBLE] = ctypes.cast(self._native, ctypes.c_void_p).value or 0
 
+    def record(self, log: GroupLog | None) -> None:
+        """Let native code write to the flight record, for the group that a log is of."""
+        if log is not None:
+            self._log = log  # its memory is written to
+            self.words[GROUP], self.words[CALLS] = log.group, log.calls_address
+            self.words[RECORD] = FLIGHT.address
+
     def take(self) -> BaseException:
         """What made native code stop."""
         raised, self._raised = self._raised, None
         assert raised is not None
         return raised
 
-    def _call(self, what: int, digest: int) -> int:
-        try:
-            self._trouble(what, digest)
-        except BaseException as error:  # it cannot pass through native code
-            self._raised = error
-            return 1
-        return 0
+    def _answers(self) -> Generator[int, int, None]:
+        """What native code calls: a generator, so that each call begins inside of the `try`.
+
+        A signal that came while native code waited, Ctrl-C above all, is handled as soon as Python
+        runs. At the begin of a function that is before its first `try`, and the exception is lost.
+        """
+        answer = 0
+        while True:
+            try:
+                what = yield answer
+                self._trouble(what, self.words[DIGEST])
+                answer = 0
+            except GeneratorExit:
+                return
+            except BaseException as error:  # it cannot pass through native code
+                self._raised = error
+                answer = 1

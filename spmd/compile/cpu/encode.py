@@ -64,9 +64,9 @@ COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: 
 COLLECTIVE_FIELDS = 11
 SEGMENT_FIELDS = 1  # cost_ps of one device
 # address of the group's words, digest of the call, word at which the packed call stands, word at
-# which the actions stand, number of actions, word at which the constant stands; then the slots of
-# input, output and scratch
-RANKS_FIELDS = 6
+# which the actions stand, number of actions, word at which the constant stands, label and bytes for
+# the flight record; then the slots of input, output and scratch
+RANKS_FIELDS = 8
 
 KINDS = ("all_reduce", "reduce_scatter", "broadcast", "permute", "all_gather", "all_to_all")
 
@@ -349,7 +349,8 @@ class Encoder:
         actions_at = constant_at + len(constant)
         self._max_args = max(self._max_args, encode_ranks.most_operands(rounds))
         fields = [step.road, rounds.call.digest, call_at, actions_at, len(rounds.actions)]
-        words = [*fields, constant_at, *slots, *call, *constant, *actions]
+        fields += [constant_at, step.label, rounds.nbytes]
+        words = [*fields, *slots, *call, *constant, *actions]
         return words, rounds.nbytes * 4 * _TRAFFIC_PS
 
     # ---- slots -------------------------------------------------------------------------------

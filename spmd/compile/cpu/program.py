@@ -218,6 +218,7 @@ class RankStep:
 
     All local devices must reach it. `rounds` say what this process does, `road` is the address of
     the group's words; both come from the group, whose `take` gives the error that stopped a run.
+    `label` is what the flight record calls it.
     Only an all_reduce may have equal input and output slots.
     """
 
@@ -227,6 +228,7 @@ class RankStep:
     input: Slot
     output: Slot
     scratch: Slot | None = None
+    label: int = 0
     name: str = "collective"
 
 

@@ -10,7 +10,9 @@ calls Python, which looks for the reason, raises it, or lets the wait go on.
 
 from __future__ import annotations
 
-from spmd.collectives.transport import shm_pages, shm_road, shm_wait
+import time
+
+from spmd.collectives.transport import flight, shm_pages, shm_road, shm_wait
 from spmd.collectives.transport.call import CALL_BYTES
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import encode_ranks as rounds
@@ -37,6 +39,7 @@ _DECLARATIONS = """
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
 declare i32 @usleep(i32)
+declare i32 @clock_gettime(i32, ptr)
 """
 
 
@@ -51,8 +54,12 @@ def rank_texts() -> list[str]:
         _agree(),
         _meet(),
         _find_slots(),
+        _now(),
+        _begin_record(),
+        _end_record(),
         _copy_rows(),
         _reduce(),
+        _run_actions(),
         _ranks(),
     )
     return [_DECLARATIONS, *(f.text() for f in functions)]
@@ -122,6 +129,13 @@ def _first_missing() -> Function:
     return f
 
 
+def _trouble(f: Function, road: Value, digest: Value, what: int) -> Value:
+    """Call Python; whether it raised."""
+    f.store(digest, road, 8 * shm_road.DIGEST)
+    function = f.load("ptr", road, 8 * shm_road.TROUBLE)
+    return f.call(function, "i64", f.value("i64", what)).differs(0)
+
+
 def _wait() -> Function:
     """wait_for(road, step, digest): wait for all, beyond the first pauses; 1 if Python raised.
 
@@ -146,9 +160,7 @@ def _wait() -> Function:
             f.call("park_on", "void", f.at(page, 8 * shm_pages.ARRIVED), seen, nanoseconds.get())
         # Woken by its arrival: the next one may be missing still. Else something may be wrong.
         with f.if_(f.atomic_load("i64", page, 8 * shm_pages.ARRIVED) < step):
-            trouble = f.load("ptr", road, 8 * shm_road.TROUBLE)
-            waiting = f.value("i64", shm_road.WAITING)
-            with f.if_(f.call(trouble, "i64", waiting, digest).differs(0)):
+            with f.if_(_trouble(f, road, digest, shm_road.WAITING)):
                 f.ret(1)
             nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
     f.ret(0)
@@ -212,11 +224,72 @@ def _meet() -> Function:
             runtime_ir_pool.relax(f)
     with f.if_(first.differs(0)):
         with f.if_(f.call("agree", "i64", road, digest).equals(0)):
-            trouble = f.load("ptr", road, 8 * shm_road.TROUBLE)
-            different = f.value("i64", shm_road.DIFFERENT)
-            with f.if_(f.call(trouble, "i64", different, digest).differs(0)):
+            with f.if_(_trouble(f, road, digest, shm_road.DIFFERENT)):
                 f.ret(1)
     f.ret(0)
+    return f
+
+
+# ---- the flight record ---------------------------------------------------------------------------
+
+
+def _now() -> Function:
+    """now(): the clock of the flight record."""
+    f = Function("now", "i64", [], internal=True)
+    found = f.stack("i64", 2)
+    f.call("clock_gettime", "i32", f.value("i32", int(time.CLOCK_MONOTONIC)), found)
+    f.ret(f.load("i64", found) * _NANOSECONDS + f.load("i64", found, 8))
+    return f
+
+
+def _begin_record() -> Function:
+    """begin_record(road, label, bytes): write that a collective begins; gives what the rank did.
+
+    The same as `GroupLog.begin`. The record's number is written last, for readers that look on.
+    """
+    f = Function("begin_record", "i64", ["ptr", "i64", "i64"], internal=True)
+    road, label, nbytes = f.params
+    page = f.load("ptr", road, 8 * shm_road.RECORD)
+    count = f.load("i64", page, 8 * flight.COUNT)
+    record = f.at(page, (count % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING)
+    calls = f.load("ptr", road, 8 * shm_road.CALLS)
+    call = f.load("i64", calls) + 1
+    f.store(call, calls)
+    now = f.call("now", "i64")
+    for word, value in (
+        (flight.LABEL, label),
+        (flight.BYTES, nbytes),
+        (flight.GROUP, _word(f, road, shm_road.GROUP)),
+        (flight.ENQUEUED, now),
+        (flight.ENTERED, now),
+        (flight.COMPLETED, f.value("i64", 0)),
+        (flight.CALL, call),
+    ):
+        f.store(value, record, 8 * word)
+    before = f.load("i64", page, 8 * flight.PHASE)
+    f.store(f.value("i64", flight.COLLECTIVE), page, 8 * flight.PHASE)
+    f.store(now, page, 8 * flight.SINCE)
+    f.do("fence release")
+    f.store(count + 1, record, 8 * flight.SEQUENCE)
+    f.store(count + 1, page, 8 * flight.COUNT)
+    f.ret(before)
+    return f
+
+
+def _end_record() -> Function:
+    """end_record(road, place, phase, completed): the rank does again what it did before.
+
+    `place` is the number of records before this one; one that is not completed stays open.
+    """
+    f = Function("end_record", "void", ["ptr", "i64", "i64", "i64"], internal=True)
+    road, place, phase, completed = f.params
+    page = f.load("ptr", road, 8 * shm_road.RECORD)
+    now = f.call("now", "i64")
+    with f.if_(completed.differs(0)):
+        record = f.at(page, (place % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING)
+        f.store(now, record, 8 * flight.COMPLETED)
+    f.store(now, page, 8 * flight.SINCE)
+    f.store(phase, page, 8 * flight.PHASE)
     return f
 
 
@@ -267,6 +340,36 @@ def _reduce() -> Function:
     return f
 
 
+def _run_actions() -> Function:
+    """run_actions(road, step, table, args, own): all actions of a step; 1 if Python raised.
+
+    `own` is the part of the table behind the devices' buffers.
+    """
+    f = Function("run_actions", "i64", ["ptr"] * 5, internal=True)
+    road, step, table, args, own = f.params
+    digest = field(f, step, 1)
+    f.call("find_slots", "void", road, own)
+    action = f.var("ptr", f.at(step, field(f, step, 3) * 8))
+    with f.range(0, field(f, step, 4)):
+        now = action.get()
+        kind = f.load("i64", now)
+        with f.if_(kind.equals(rounds.MEET)):
+            first = f.load("i64", now, 16)
+            with f.if_(f.call("meet", "i64", road, digest, first).differs(0)):
+                f.ret(1)
+            f.call("find_slots", "void", road, own)
+        with f.if_(kind.equals(rounds.COPY)):
+            f.call("copy_rows", "void", table, now)
+        with f.if_(kind.equals(rounds.CLEAR)):
+            nbytes = f.load("i64", now, 32)
+            f.call("memset", "ptr", _place(f, table, now, 16), f.value("i32", 0), nbytes)
+        with f.if_(kind.equals(rounds.REDUCE)):
+            f.call("reduce_slots", "void", table, now, args)
+        action.set(f.at(now, f.load("i64", now, 8) * 8))
+    f.ret(0)
+    return f
+
+
 def _ranks() -> Function:
     """Run a collective with other processes: all local devices must be there."""
     f = Function("run_ranks", "i64", STEP_SIGNATURE, internal=True)
@@ -275,8 +378,7 @@ def _ranks() -> Function:
     with f.if_(count < devices):
         report_reached(f, context, step, active, count)
         f.ret(MISMATCH)
-    road = f.convert("inttoptr", field(f, step, 0), "ptr")
-    digest, packed = field(f, step, 1), f.at(step, field(f, step, 2) * 8)
+    road = f.load("ptr", step, 8 * layout.HEAD)
     others = _word(f, road, shm_road.SIZE) + rounds.FIRST_SLOT
     table = f.stack_bytes((devices * 2 + others) * 8)
     cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.RANKS_FIELDS)))
@@ -290,25 +392,19 @@ def _ranks() -> Function:
     scratch = f.call("resolve", "ptr", context, cursor.get(), device_at(f, active, devices * 0))
     f.store(scratch, own, 8 * rounds.SCRATCH)
     f.store(f.at(step, field(f, step, 5) * 8), own, 8 * rounds.CONSTANT)
-    f.call("enter_call", "void", road, digest, packed)
-    f.call("find_slots", "void", road, own)
-    action = f.var("ptr", f.at(step, field(f, step, 3) * 8))
-    with f.range(0, field(f, step, 4)):
-        now = action.get()
-        kind = f.load("i64", now)
-        with f.if_(kind.equals(rounds.MEET)):
-            first = f.load("i64", now, 16)
-            with f.if_(f.call("meet", "i64", road, digest, first).differs(0)):
-                report_step(f, context, step)
-                f.ret(TROUBLE)
-            f.call("find_slots", "void", road, own)
-        with f.if_(kind.equals(rounds.COPY)):
-            f.call("copy_rows", "void", table, now)
-        with f.if_(kind.equals(rounds.CLEAR)):
-            nbytes = f.load("i64", now, 32)
-            f.call("memset", "ptr", _place(f, table, now, 16), f.value("i32", 0), nbytes)
-        with f.if_(kind.equals(rounds.REDUCE)):
-            f.call("reduce_slots", "void", table, now, args)
-        action.set(f.at(now, f.load("i64", now, 8) * 8))
+    page = f.load("ptr", road, 8 * shm_road.RECORD)
+    place, phase = f.var("i64", 0), f.var("i64", 0)
+    with f.if_(page.differs(0)):
+        place.set(f.load("i64", page, 8 * flight.COUNT))
+        label, nbytes = field(f, step, 6), field(f, step, 7)
+        phase.set(f.call("begin_record", "i64", road, label, nbytes))
+    packed = f.at(step, field(f, step, 2) * 8)
+    f.call("enter_call", "void", road, field(f, step, 1), packed)
+    failed = f.call("run_actions", "i64", road, step, table, args, own)
+    with f.if_(page.differs(0)):
+        f.call("end_record", "void", road, place.get(), phase.get(), failed ^ 1)
+    with f.if_(failed.differs(0)):
+        report_step(f, context, step)
+        f.ret(TROUBLE)
     f.ret(OK)
     return f

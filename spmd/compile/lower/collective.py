@@ -130,7 +130,10 @@ def _between_processes(
         room = ShapedArray((rounds.scratch,), np.dtype(np.uint8))
         scratch = lowering.temp(room) if rounds.scratch else None
         name = f"{eqn.prim.name} {eqn.source.short}"
-        return RankExchange(rounds, road.address, road.take, source, target, scratch, name)
+        road.record(across.comm.log)
+        return RankExchange(
+            rounds, road.address, road.take, source, target, scratch, across.label, name
+        )
     ins, outs = ((source, x.aval),), ((target, out.aval),)
     return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
 

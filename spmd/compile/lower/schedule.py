@@ -178,7 +178,8 @@ class Exchange:
 class RankExchange:
     """A collective with other processes, by native code: `rounds` over a group's memory.
 
-    `road` is the address of the group's words, `take` gives the error that stopped it.
+    `road` is the address of the group's words, `take` gives the error that stopped it, `label` is
+    what the flight record calls it.
     """
 
     rounds: Rounds
@@ -187,6 +188,7 @@ class RankExchange:
     input: Ref
     output: Ref
     scratch: Ref | None
+    label: int = 0
     name: str = "collective"
 
 

@@ -19,6 +19,7 @@ from spmd.collectives.transport import shm_pages
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.shm import ShmCommunicator
 from spmd.collectives.transport.shm_rounds import (
+    Limits,
     Member,
     Memory,
     Operand,
@@ -121,7 +122,8 @@ class Exchanged:
 
 def random_exchange(rng: np.random.Generator, rank: int, size: int, devices: int) -> Exchanged:
     """Random groups, rows and blocks; slots so small that everything goes in pieces."""
-    planner = Planner(rank, size, int(rng.choice([64, 200, 4096])), 64, int(rng.choice([8, 9999])))
+    limits = Limits(int(rng.choice([64, 200, 4096])), 64, int(rng.choice([8, 9999])))
+    planner = Planner(rank, size, limits)
     total = size * devices
     width = int(rng.choice([n for n in range(1, total + 1) if total % n == 0]))
     groups = rng.permutation(total).reshape(-1, width)
@@ -360,7 +362,7 @@ def test_large_arrays_pass_in_chunks():
 
 
 def test_places_outside_are_refused():
-    rounds = Planner(0, 2, 4096, 4096, 99).all_gather(Operand(F32, 1, 8), [0, 1])
+    rounds = Planner(0, 2, Limits(4096, 4096, 99)).all_gather(Operand(F32, 1, 8), [0, 1])
 
     def body(comm: ShmCommunicator) -> str:
         step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(1))
