@@ -103,16 +103,16 @@ def test_a_job_that_hangs_is_explained_while_it_hangs(start: Start, tmp_path: Pa
     )
 
     def hangs(flights: list[Flight]) -> bool:
-        # Before the third call ranks may wait too, for one that still compiles.
+        # Before that call ranks may wait too, for one that still compiles.
         waits = explain(flights).waits if len(flights) == 3 else ()
-        return len(waits) == 1 and waits[0].call == 3 and len(waits[0].ranks) == 2
+        return len(waits) == 1 and waits[0].call == 4 and len(waits[0].ranks) == 2
 
     flights_when(tmp_path / "flight", hangs)
     said = ask("--job", str(job.pid)).stdout
     place = f"psum train.py:{SUM_LINE}"
     assert said.startswith(f"rank 1 never came to {place}, where ranks 0, 2 wait for ")
     assert "rank 1 is in host code for " in said
-    assert f"after {place} (call 2)" in said
+    assert f"after {place} (call 3)" in said
     found = json.loads(ask("--json", str(tmp_path / "flight")).stdout)
     assert found["kind"] == "waiting" and found["waits"][0]["operand"] == "float32[4] over i"
     assert found["culprits"] == [{"rank": 1, "kind": "host", "text": found["culprits"][0]["text"]}]
