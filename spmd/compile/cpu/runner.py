@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import runtime_ir_execute as native
 from spmd.compile.cpu.encode import Encoded, Encoder, needed_reductions
 from spmd.compile.cpu.program import (
@@ -101,6 +102,7 @@ class NativeProgram:
             _address(self._everyone),
             loaded.run_address,
             _address(self._failure),
+            FLIGHT.address,
         ]
         # For dispatchers: entry(header_address, frames_address) -> status, to be handed to `fail`
         # when it is not 0.

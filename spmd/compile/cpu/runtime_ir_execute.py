@@ -12,6 +12,9 @@ devices as threads.
 
 from __future__ import annotations
 
+import time
+
+from spmd.collectives.transport import flight
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import runtime_ir_pool as pool_layout
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
@@ -20,7 +23,8 @@ from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 
 # i64 words of the program header.
 CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, EVERYONE, RUN, FAILURE = range(10)
-HEADER_WORDS = 10
+FLIGHT = 10  # the address of the process's flight record
+HEADER_WORDS = 11
 
 # Results of a run.
 OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE = range(6)
@@ -63,9 +67,10 @@ def execute_texts() -> list[str]:
         _copy(),
         _callback(),
         _block(),
+        _enter_phase(),
         _run(),
     )
-    return [f.text() for f in functions]
+    return [_CLOCK, *(f.text() for f in functions)]
 
 
 # Every step function and `block` take these: context, step (or begin of a block), end of the
@@ -402,6 +407,28 @@ def _block() -> Function:
     return f
 
 
+_CLOCK = "declare i32 @clock_gettime(i32, ptr)"
+
+
+def _enter_phase() -> Function:
+    """enter_phase(flight, phase): say in the flight record what the rank does now, and since when.
+
+    Gives what it did before. A process that is alone writes nothing, and reads no clock.
+    """
+    f = Function("enter_phase", "i64", ["ptr", "i64"], internal=True)
+    record, phase = f.params
+    with f.if_(f.load("i64", record, 8 * flight.SIZE) <= 1):
+        f.ret(phase)
+    now = f.stack("i64", 2)
+    f.call("clock_gettime", "i32", f.value("i32", time.CLOCK_MONOTONIC), now)
+    before = f.load("i64", record, 8 * flight.PHASE)
+    f.store(phase, record, 8 * flight.PHASE)
+    since = f.load("i64", now) * 1_000_000_000 + f.load("i64", now, 8)
+    f.store(since, record, 8 * flight.SINCE)
+    f.ret(before)
+    return f
+
+
 def _run() -> Function:
     """spmd_run(header, frames): run a program; the frames are followed by the report."""
     f = Function("spmd_run", "i64", ["ptr", "ptr"])
@@ -427,5 +454,11 @@ def _run() -> Function:
     begin = f.convert("inttoptr", code, "ptr")
     end = f.at(begin, words * 8)
     everyone = f.load("ptr", header, 8 * EVERYONE)
-    f.ret(f.call("block", "i64", context, begin, end, everyone, devices, args))
+    record = f.load("ptr", header, 8 * FLIGHT)
+    before = f.call("enter_phase", "i64", record, f.value("i64", flight.PROGRAM))
+    programs = f.load("i64", record, 8 * flight.PROGRAMS)
+    f.store(programs + 1, record, 8 * flight.PROGRAMS)
+    status = f.call("block", "i64", context, begin, end, everyone, devices, args)
+    f.call("enter_phase", "i64", record, before)
+    f.ret(status)
     return f
