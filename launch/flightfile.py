@@ -10,7 +10,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,10 @@ RECORDS = 4096
 RECORD = struct.Struct("<8q")
 LABELS = PAGE + RECORD.size * RECORDS
 _PAGE_WORDS = struct.Struct("<12q")
+LABEL_TABLE_BYTES = 512 << 10
+# A trace has the table right behind the page, and then all records in the order of their ends.
+TRACE_RECORDS = PAGE + LABEL_TABLE_BYTES
+_LOST_AT = 8 * 12
 SUFFIX = ".flight"
 
 RUNNING, RAISED, LEFT = range(3)
@@ -40,6 +44,8 @@ PHASES = (
 NO_GROUP = -1
 
 UNKNOWN = {"kind": "an unknown collective"}
+
+_ReadRecords = Callable[[bytes, int, Mapping[int, Mapping[str, Any]]], Iterable["Record"]]
 
 
 class FlightFileError(ValueError):
@@ -207,6 +213,16 @@ def read(path: str | Path, look: bool = True) -> Flight:
 
 def parse(data: bytes, path: str = "") -> Flight:
     """Read the contents of a flight file."""
+    return _parse(data, path, LABELS, _records)
+
+
+def parse_trace(data: bytes, path: str = "") -> tuple[Flight, int]:
+    """Read the contents of a trace: the rank with all its records, and how many were lost."""
+    flight = _parse(data, path, PAGE, _trace_records)
+    return flight, struct.unpack_from("<q", data, _LOST_AT)[0]
+
+
+def _parse(data: bytes, path: str, labels_at: int, read_records: _ReadRecords) -> Flight:
     if len(data) < PAGE:
         raise FlightFileError(f"{path}: {len(data)} bytes are no flight file (a page has {PAGE})")
     words = _PAGE_WORDS.unpack_from(data)
@@ -216,13 +232,13 @@ def parse(data: bytes, path: str = "") -> Flight:
     if version != VERSION:
         raise FlightFileError(f"{path}: of version {version}; this reader knows {VERSION}")
     text = data[TEXT:PAGE].split(b"\0", 1)[0].decode(errors="replace")
-    labels = dict(_labels(data[LABELS : LABELS + max(used, 0)]))
+    labels = dict(_labels(data[labels_at : labels_at + max(used, 0)]))
     groups = {
         label["group"]: Group(label.get("name", ""), _members(label.get("ranks", ())))
         for label in labels.values()
         if label.get("kind") == "group"
     }
-    records = sorted(_records(data, count, labels), key=lambda record: record.sequence)
+    records = sorted(read_records(data, count, labels), key=lambda record: record.sequence)
     return Flight(
         path,
         process,
@@ -265,11 +281,31 @@ def _records(data: bytes, count: int, labels: Mapping[int, Mapping[str, Any]]) -
         # The oldest one may be half replaced; one with the number of another place is torn.
         is_young = max(0, count + 1 - RECORDS) < number <= count + 1
         if is_young and (number - 1) % RECORDS == place:
-            known = labels.get(label, UNKNOWN)
-            if known.get("kind") in ("rank", "group"):
-                known = UNKNOWN  # label 0 also stands for those that found no room
-            nbytes, group, enqueued, entered, completed = fields
-            yield Record(number, known, nbytes, group, enqueued, entered, completed, call)
+            yield _record(number, label, fields, call, labels)
+
+
+def _trace_records(
+    data: bytes, count: int, labels: Mapping[int, Mapping[str, Any]]
+) -> Iterator[Record]:
+    whole = (len(data) - TRACE_RECORDS) // RECORD.size * RECORD.size
+    for words in RECORD.iter_unpack(data[TRACE_RECORDS : TRACE_RECORDS + max(whole, 0)]):
+        number, label, *fields, call = words
+        if number > 0:
+            yield _record(number, label, fields, call, labels)
+
+
+def _record(
+    number: int,
+    label: int,
+    fields: Sequence[int],
+    call: int,
+    labels: Mapping[int, Mapping[str, Any]],
+) -> Record:
+    known = labels.get(label, UNKNOWN)
+    if known.get("kind") in ("rank", "group"):
+        known = UNKNOWN  # label 0 also stands for those that found no room
+    nbytes, group, enqueued, entered, completed = fields
+    return Record(number, known, nbytes, group, enqueued, entered, completed, call)
 
 
 def _is_mapped_by(path: str | Path, process: int) -> bool | None:

@@ -15,6 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .flightfile import Flight, find, read_all
+from .page import page
+from .stats import collect
+from .timeline import TraceError, load, write_trace
 from .verdict import duration, explain, table
 
 FOLDER = "SPMD_FLIGHT_DIR"
@@ -39,6 +42,25 @@ def main(argv: list[str] | None = None) -> int:
     flight.add_argument("--last", type=int, default=0, metavar="N", help="also each rank's last N")
     flight.add_argument("--json", action="store_true", help="as JSON")
     flight.set_defaults(run=run_flight)
+    stats = commands.add_parser(
+        "stats",
+        help="who was late, how often, at which line: of a job that ran with SPMD_TRACE=DIR",
+        description="Say where the time of a traced job went, and who made whom wait.",
+    )
+    stats.add_argument("folder", metavar="DIR", help="the folder that SPMD_TRACE named")
+    stats.add_argument("--html", metavar="FILE", help="write a page with timeline and tables")
+    stats.add_argument("--json", action="store_true", help="as JSON")
+    stats.add_argument("--rows", type=int, default=20, metavar="N", help="rows of a table (20)")
+    stats.set_defaults(run=run_stats)
+    trace = commands.add_parser(
+        "trace",
+        help="merge the traces of all ranks to one file for Perfetto or chrome://tracing",
+        description="Merge the traces of a job's ranks: one clock, one file.",
+    )
+    trace.add_argument("folder", metavar="DIR", help="the folder that SPMD_TRACE named")
+    trace.add_argument("-o", "--output", metavar="FILE", help="default: DIR/trace.json")
+    trace.add_argument("--quiet", action="store_true", help="say nothing when all is well")
+    trace.set_defaults(run=run_trace)
     options = parser.parse_args(argv)
     try:
         return options.run(options)
@@ -103,6 +125,36 @@ def _rows(flight: Flight, count: int) -> Iterator[dict]:
             "began": (record.began - start) / 1e9,
             "seconds": (record.completed - record.began) / 1e9 if record.completed else None,
         }
+
+
+def run_stats(options: argparse.Namespace) -> int:
+    """`spmd stats`: tables, JSON, or a page."""
+    try:
+        timeline = load(options.folder)
+    except TraceError as error:
+        return _fail(str(error))
+    stats = collect(timeline)
+    if options.html:
+        Path(options.html).write_text(page(timeline, stats), encoding="utf-8")
+        print(f"{stats.headline}\nwrote {options.html}")
+    elif options.json:
+        print(json.dumps(stats.as_dict(), indent=1))
+    else:
+        print("\n".join(stats.lines(options.rows)))
+    return 0
+
+
+def run_trace(options: argparse.Namespace) -> int:
+    """`spmd trace`: the merged file."""
+    try:
+        timeline = load(options.folder)
+    except TraceError as error:
+        return _fail(str(error))
+    path = options.output or Path(options.folder, "trace.json")
+    write_trace(timeline, path)
+    if not options.quiet:
+        print(f"wrote {path}; open it at https://ui.perfetto.dev or chrome://tracing")
+    return 0
 
 
 # ---- running jobs ------------------------------------------------------------------------------

@@ -87,10 +87,10 @@ from spmd.sharding.spec import Mesh, make_mesh
 from spmd.sharding.spec import PartitionSpec as P
 
 if _typing.TYPE_CHECKING:
-    from spmd import checkify, checkpoints, export, scipy
+    from spmd import checkify, checkpoints, export, profiler, scipy
 
 # Not every program needs these: they are imported when they are first asked for.
-_LATER = ("checkify", "checkpoints", "export", "scipy")
+_LATER = ("checkify", "checkpoints", "export", "profiler", "scipy")
 
 
 def __getattr__(name: str) -> _ModuleType:

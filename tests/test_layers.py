@@ -39,7 +39,7 @@ FLOORS = (
     "api",
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching tree tree_util flatten_util dtypes errors "
-    "distributed ops extend export debug testing",
+    "distributed ops extend export debug profiler testing",
 )
 
 # Each optional or late package has one door.

@@ -44,6 +44,7 @@ MODULES = (
     "spmd.extend",
     "spmd.flatten_util",
     "spmd.checkify",
+    "spmd.profiler",
     "spmd.checkpoints",
     "spmd.custom_batching",
     "spmd.export",

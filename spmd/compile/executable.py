@@ -75,6 +75,7 @@ class Executable:
             self._compile(key)
         else:
             self._load(image, closed)
+        self.native.name = closed.jaxpr.name
         self.const_pointers = [pointer(c) for c in self._consts]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
         self._report = bytes(8 * (1 + self.native.devices))

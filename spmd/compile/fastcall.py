@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.compile.signature import Split
@@ -266,8 +267,13 @@ class Writer:
         """Write the call of the program."""
         operands = list(zip(self.kinds, self.words, strict=True))
         self.names["run"] = door.open_door(self.executable.native, template, operands, self.offsets)
+        if FLIGHT.keeps_programs:
+            self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
+            self.put(f"span = begin({self.executable.native.label}, 0)")
         # The slab of small results is the last operand, and `base` its address.
         self.put(f"base = run({', '.join(self.operands)})")
+        if FLIGHT.keeps_programs:
+            self.put("completed(span)")
         self.put("if base < 0:")
         self.put(f"    if base == {door.UNFIT}: return MISS")
         self.put("    fail(-base)")

@@ -128,6 +128,7 @@ class MeshExecutable:
         self.plan = plan = plan_program(self.schedule, maybe, threads)
         self.arena = plan.arena
         self.native = assemble(self.schedule, plan, len(self.devices)).native
+        self.native.name = closed.jaxpr.name
         self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]
         self._report = bytes(8 * (1 + len(self.devices)))
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack

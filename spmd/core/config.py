@@ -61,6 +61,13 @@ SETTINGS = (
         "seconds a collective waits for a rank before it raises",
     ),
     Setting(
+        "trace",
+        "SPMD_TRACE",
+        "",
+        str,
+        "folder for a timeline of all ranks: what each did when, who waited for whom",
+    ),
+    Setting(
         "shared_memory",
         "SPMD_SHARED_MEMORY",
         True,

@@ -33,4 +33,4 @@ def loading() -> AbstractContextManager[None]:
     >>> with spmd.debug.loading():
     ...     batch = next(batches)
     """
-    return FLIGHT.phase(DATA)
+    return FLIGHT.phase(DATA, "data" if FLIGHT.keeps_programs else "")

@@ -93,5 +93,13 @@ def _forget(_: Any) -> None:
 
 
 # Closures do not look at settings: a change of one that matters forgets them.
-for _name in ("enable_x64", "disable_jit", "debug_nans", "num_cpu_devices", "platform", "check"):
+for _name in (
+    "enable_x64",
+    "disable_jit",
+    "debug_nans",
+    "num_cpu_devices",
+    "platform",
+    "check",
+    "trace",
+):
     config.on_update(_name, _forget)

@@ -16,6 +16,8 @@ import pytest
 
 from launch import flightfile
 from launch.flightfile import Flight
+from launch.stats import collect
+from launch.timeline import load
 from launch.verdict import explain
 from tests.conftest import MPI_ENVIRONMENT, ROOT, find_mpirun
 
@@ -197,3 +199,33 @@ def test_records_of_groups_and_calls(start: Start, tmp_path: Path):
             if record.label["kind"] in ("psum", "barrier", "all_reduce"):
                 others = [f.call(record.group, record.call) for f in flights]
                 assert all(record.completed >= r.entered for r in others if r is not None)
+
+
+def test_a_rank_that_is_late_on_purpose(start: Start, tmp_path: Path):
+    """The timeline names it, the line where others waited, and what it did instead."""
+    folder = tmp_path / "timeline"
+    job = start(
+        3,
+        """
+        total(x), total(x)
+        for k in range(6):
+            with spmd.profiler.StepTraceAnnotation("train", step_num=k):
+                if rank == 2 and k % 2:
+                    with spmd.debug.loading():
+                        time.sleep(0.3)
+                total(x)
+        """,
+        SPMD_TRACE=str(folder),
+    )
+    out, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, out
+    stats = collect(load(folder))
+    late = next(entry for entry in stats.late if entry.rank == 2 and entry.cost > 1)
+    assert late.name == f"psum train.py:{SUM_LINE}"
+    assert 3 <= late.times and late.reasons["waiting for data"] >= 3
+    assert late.worst >= 0.2 and stats.lost == 0
+    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {e["pid"] for e in trace} == {0, 1, 2}
+    waits = [e for e in trace if e["name"] == "wait for rank 2" and e["dur"] > 200_000]
+    assert {e["pid"] for e in waits} == {0, 1} and len(waits) >= 6
+    assert {"train 5", "trace <lambda>", "compile <lambda>"} <= {e["name"] for e in trace}

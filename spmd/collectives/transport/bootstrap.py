@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spmd.collectives.transport import inject, shm_segment
+from spmd.collectives.transport import inject, shm_segment, tracing
 from spmd.collectives.transport import mpi as mpi_transport
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.environment import OWNER, Environment, detect
@@ -34,6 +34,9 @@ from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
 from spmd.core.errors import LaunchError
 from spmd.core.source import current_source
+
+# At the start of a job whose timeline is kept.
+CLOCK_MEETINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +159,29 @@ def _waiting_for_the_others(found: Environment) -> Iterator[None]:
 
 def _record(world: CheckedCommunicator) -> None:
     """Begin the flight record of this rank; one that is alone records only if asked for a file."""
-    folder = os.environ.get(FOLDER)
-    if world.size > 1 or folder:
-        FLIGHT.join(world.rank, world.size, folder)
+    if world.size > 1 or os.environ.get(FOLDER) or config.trace:
+        record(world)
+    if config.trace:
+        tracing.start_with_the_job(config.trace)
+        set_clocks(world)
+
+
+def record(world: CheckedCommunicator) -> None:
+    """Record the calls of a world, if that is not done yet."""
+    if world.log is None:
+        FLIGHT.join(world.rank, world.size, os.environ.get(FOLDER))
         world.log = GroupLog(WORLD, world.name, range(world.size))
+
+
+def set_clocks(world: CheckedCommunicator) -> None:
+    """Let ranks meet a few times: the same moment on their clocks, by which timelines align."""
+    log = world.log
+    if log is None or world.size == 1:
+        return
+    for _ in range(CLOCK_MEETINGS):
+        place = log.begin(FLIGHT.label("clock"), 0)
+        world.barrier()
+        log.completed(place)
 
 
 def _check_agreement(found: Environment, rank: int, size: int, library: str) -> None:

@@ -21,11 +21,10 @@ import hashlib
 import json
 import mmap
 import os
-import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,9 @@ class Flight:
         self.words = self.bytes.cast("q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.path: Path | None = None
+        # Called with whether the rank failed, when it ends.
+        self.at_end: list[Callable[[bool], None]] = []
+        self.keeps_programs = False  # whether each call of a program has a record, for a timeline
         self._labels: dict[Any, int] = {}
         words = self.words
         words[WORD_MAGIC], words[WORD_VERSION] = MAGIC, VERSION
@@ -103,9 +105,10 @@ class Flight:
         words[PROCESS], words[RANK], words[SIZE] = os.getpid(), rank, size
         self.label(
             "rank",
-            host=socket.gethostname(),
+            host=os.uname().nodename,
             program=os.path.basename(sys.argv[0] if sys.argv else ""),
             clock=(time.monotonic_ns(), time.time_ns()),
+            clock_of=_clock_of(),
         )
 
     def _move_to(self, folder: Path, rank: int) -> None:
@@ -220,6 +223,8 @@ class Flight:
         self.bytes[TEXT : TEXT + len(encoded) + 1] = encoded + b"\0"
         self.words[SINCE] = time.monotonic_ns()
         self.words[STATE] = state
+        for call in self.at_end:
+            call(state == RAISED)
 
 
 FLIGHT = Flight()
@@ -309,6 +314,15 @@ class GroupLog:
         if self._open:
             self._open = 0
             FLIGHT.set_phase(self._before)
+
+
+def _clock_of() -> str:
+    """Equal where the monotonic clocks of two processes are one: on one host since its boot."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return os.uname().nodename
 
 
 def source_text(source: Source) -> str:

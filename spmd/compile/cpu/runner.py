@@ -83,6 +83,7 @@ class NativeProgram:
         devices = encoded.devices
         self.encoded = encoded
         self.program = program
+        self.name = ""
         self.devices = devices
         self.cost_ns = encoded.cost_ps * devices / 1000
         self._words = encoded.words
@@ -133,9 +134,17 @@ class NativeProgram:
 
     def run_address(self, frames: int) -> None:
         """Run the program over frames at an address; `words_needed` words must be there."""
+        span = FLIGHT.begin(self.label, 0) if FLIGHT.keeps_programs else 0
         status = self.entry(self.header_address, frames)
+        if span:
+            FLIGHT.completed(span)
         if status:
             self.fail(status, frames)
+
+    @property
+    def label(self) -> int:
+        """What timelines call a run of the program."""
+        return FLIGHT.label("program", program=self.name)
 
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception that belongs to the status of a run (of a door, without frames)."""

@@ -1,0 +1,354 @@
+"""Who was late and what it cost: the meetings of a timeline by collective, by rank, by line.
+
+The rank that comes last makes all others wait. What it did since its meeting before, as far as it
+was recorded (a compile, waiting for data, a part the user named), is the reason that is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .flightfile import Flight, Record, operand
+from .timeline import CLOCK, MEETINGS, Meeting, Timeline, span_name
+from .verdict import duration, ranks_text, table
+
+# Below this nobody is called late: it is the skew of ranks that do the same.
+LATE_NS = 20_000.0
+# The part of the time before a late arrival that a record must explain to be its reason.
+EXPLAINS = 0.5
+
+
+@dataclass(slots=True)
+class CollectiveStats:
+    """All meetings of one collective of the program: times in seconds, over all ranks."""
+
+    name: str
+    operand: str
+    source: str
+    calls: int = 0
+    nbytes: int = 0
+    waited: float = 0.0
+    moved: float = 0.0  # from the coming of the last rank to the end
+    worst: float = 0.0
+    unfinished: int = 0
+
+
+@dataclass(slots=True)
+class Late:
+    """A rank that was the last to come to a collective: how often, and what it cost the others."""
+
+    rank: int
+    name: str
+    source: str
+    times: int = 0
+    of: int = 0
+    late: float = 0.0  # in all, after the rank in the middle of the others
+    worst: float = 0.0
+    cost: float = 0.0  # what the others waited, added up
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """What it did most often instead."""
+        return max(self.reasons, key=lambda name: (self.reasons[name], name), default="")
+
+
+@dataclass(slots=True)
+class RankStats:
+    """Where one rank's time went, in seconds."""
+
+    rank: int
+    host: str
+    seconds: float = 0.0
+    programs: float = 0.0  # without collectives
+    compiling: float = 0.0
+    waiting: float = 0.0
+    moving: float = 0.0
+
+    @property
+    def rest(self) -> float:
+        """Host code: what is none of the others."""
+        known = self.programs + self.compiling + self.waiting + self.moving
+        return max(self.seconds - known, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The tables of a timeline."""
+
+    seconds: float
+    collectives: tuple[CollectiveStats, ...]
+    late: tuple[Late, ...]
+    ranks: tuple[RankStats, ...]
+    headline: str
+    lost: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return asdict(self)
+
+    def lines(self, most: int = 20) -> list[str]:
+        """The same as tables; no more than `most` rows each."""
+        said = [self.headline]
+        if self.lost:
+            said.append(f"({self.lost} records came too fast to be kept; times are of the others)")
+        said += ["", "where the time of each rank went:"]
+        said += table(rank_rows(self), right=range(2, 8))
+        said += ["", "collectives, by the time that ranks waited in them:"]
+        said += table(collective_rows(self, most), right=range(2, 8))
+        if len(self.late) > 0:
+            said += ["", "who was late:"]
+            said += table(late_rows(self, most), right=(2, 3, 4, 5))
+        return said
+
+
+def collective_rows(stats: Stats, most: int) -> list[tuple[str, ...]]:
+    """The table of collectives, with its head."""
+    head = ("collective", "of", "calls", "bytes", "waited", "worst", "moved", "GB/s")
+    return [
+        head,
+        *(
+            (
+                c.name,
+                c.operand,
+                str(c.calls),
+                amount(c.nbytes),
+                duration(c.waited),
+                duration(c.worst),
+                duration(c.moved),
+                f"{c.nbytes / c.moved / 1e9:.3g}" if c.moved else "",
+            )
+            for c in stats.collectives[:most]
+        ),
+    ]
+
+
+def late_rows(stats: Stats, most: int) -> list[tuple[str, ...]]:
+    """The table of stragglers, with its head."""
+    head = ("rank", "collective", "late", "on average", "worst", "cost others", "instead it was")
+    return [
+        head,
+        *(
+            (
+                str(late.rank),
+                late.name,
+                f"{late.times} of {late.of}",
+                duration(late.late / late.times),
+                duration(late.worst),
+                duration(late.cost),
+                late.reason,
+            )
+            for late in stats.late[:most]
+        ),
+    ]
+
+
+def rank_rows(stats: Stats) -> list[tuple[str, ...]]:
+    """The table of ranks, with its head."""
+    head = ("rank", "host", "time", "programs", "collectives", "waiting", "compiling", "host code")
+    return [
+        head,
+        *(
+            (
+                str(r.rank),
+                r.host,
+                duration(r.seconds),
+                duration(r.programs),
+                duration(r.moving),
+                duration(r.waiting),
+                duration(r.compiling),
+                duration(r.rest),
+            )
+            for r in stats.ranks
+        ),
+    ]
+
+
+def collect(timeline: Timeline) -> Stats:
+    """The tables of a timeline."""
+    collectives: dict[tuple, CollectiveStats] = {}
+    late: dict[tuple, Late] = {}
+    before = _Before(timeline)
+    for meeting in timeline.meetings:
+        if meeting.record.label.get("kind") == CLOCK:
+            continue
+        name, said = meeting.record.name, operand(meeting.record.label)
+        source = str(meeting.record.label.get("source", ""))
+        entry = collectives.setdefault((name, said), CollectiveStats(name, said, source))
+        _add(entry, meeting)
+        if is_late(meeting):
+            key = meeting.last, name, source
+            found = late.setdefault(key, Late(meeting.last, name, source))
+            found.times += 1
+            found.late += meeting.lateness / 1e9
+            found.worst = max(found.worst, meeting.lateness / 1e9)
+            found.cost += sum(meeting.waits.values()) / 1e9
+            reason = before.reason(meeting)
+            found.reasons[reason] = found.reasons.get(reason, 0) + 1
+    for found in late.values():
+        same = (c for c in collectives.values() if (c.name, c.source) == (found.name, found.source))
+        found.of = sum(c.calls for c in same)
+    worst = tuple(sorted(late.values(), key=lambda late: -late.cost))
+    return Stats(
+        timeline.seconds,
+        tuple(sorted(collectives.values(), key=lambda c: -c.waited)),
+        worst,
+        tuple(_rank(timeline, flight) for flight in timeline.ranks),
+        _headline(timeline, worst),
+        timeline.lost,
+    )
+
+
+def is_late(meeting: Meeting) -> bool:
+    """Whether the last rank made the others wait longer than ranks that do the same wait."""
+    kind = meeting.record.label.get("kind")
+    return kind in MEETINGS and len(meeting.came) > 1 and meeting.lateness > LATE_NS
+
+
+def _add(entry: CollectiveStats, meeting: Meeting) -> None:
+    entry.calls += 1
+    entry.nbytes += meeting.record.nbytes
+    waits = meeting.waits
+    entry.waited += sum(waits.values()) / 1e9
+    entry.worst = max(entry.worst, max(waits.values()) / 1e9)
+    if len(meeting.left) < meeting.members:
+        entry.unfinished += 1
+    if meeting.left:
+        entry.moved += max(max(meeting.left.values()) - meeting.came[meeting.last], 0.0) / 1e9
+
+
+def _rank(timeline: Timeline, flight: Flight) -> RankStats:
+    found = RankStats(flight.rank, flight.host)
+    spans = [r for r in flight.records if r.completed]
+    if not spans:
+        return found
+    found.seconds = (max(r.completed for r in spans) - min(r.enqueued for r in spans)) / 1e9
+    inside = 0.0
+    ends: dict[str, int] = {}
+    for record in spans:
+        kind = record.label.get("kind", "")
+        if record.is_collective or kind not in ("compile", "trace", "program"):
+            continue
+        # Programs call programs, and compiles contain compiles: the outermost counts.
+        row = "program" if kind == "program" else "compile"
+        if record.enqueued >= ends.get(row, 0):
+            ends[row] = record.completed
+            took = (record.completed - record.enqueued) / 1e9
+            if row == "compile":
+                found.compiling += took
+            else:
+                found.programs += took
+    programs = sorted(
+        (r.enqueued, r.completed)
+        for r in spans
+        if not r.is_collective and r.label.get("kind") == "program"
+    )
+    for meeting in timeline.meetings:
+        if flight.rank not in meeting.left:
+            continue
+        took = (meeting.left[flight.rank] - meeting.came[flight.rank]) / 1e9
+        waited = min(meeting.waits[flight.rank] / 1e9, max(took, 0.0))
+        found.waiting += waited
+        found.moving += max(took - waited, 0.0)
+        own = flight.call(meeting.group, meeting.call)
+        if own is not None and _is_inside(own, programs):
+            inside += took
+    found.programs = max(found.programs - inside, 0.0)
+    return found
+
+
+def _is_inside(record: Record, spans: list[tuple[int, int]]) -> bool:
+    low, high = 0, len(spans)
+    while low < high:
+        middle = (low + high) // 2
+        if spans[middle][0] <= record.enqueued:
+            low = middle + 1
+        else:
+            high = middle
+    return any(end >= record.completed for _, end in spans[max(low - 3, 0) : low])
+
+
+class _Before:
+    """What each rank did before it came to a meeting."""
+
+    def __init__(self, timeline: Timeline):
+        self.timeline = timeline
+        self.done: dict[int, float] = {}
+        self.spans: dict[int, list[tuple[float, float, str]]] = {}
+        for flight in timeline.ranks:
+            made = [
+                (timeline.at(flight.rank, r.enqueued), timeline.at(flight.rank, r.completed), r)
+                for r in flight.records
+                if not r.is_collective and r.completed
+            ]
+            named = ((begin, end, reason_name(r)) for begin, end, r in made)
+            self.spans[flight.rank] = sorted(named, key=lambda span: span[0])
+        self.at = dict.fromkeys(self.spans, 0)
+        self.last_left: dict[tuple[int, int, int], float] = {}
+        for flight in timeline.ranks:
+            end = timeline.start
+            for record in flight.collectives():
+                self.last_left[flight.rank, record.group, record.call] = end
+                if record.completed:
+                    end = timeline.at(flight.rank, record.completed)
+
+    def reason(self, meeting: Meeting) -> str:
+        """What the last rank did for most of the time by which it was late."""
+        rank = meeting.last
+        came = meeting.came[rank]
+        since = max(self.last_left[rank, meeting.group, meeting.call], came - meeting.lateness)
+        overlaps: dict[str, float] = {}
+        for begin, end, name in self._near(rank, since, came):
+            overlap = min(end, came) - max(begin, since)
+            if overlap > 0:
+                overlaps[name] = overlaps.get(name, 0.0) + overlap
+        best = max(overlaps, key=lambda name: overlaps[name], default="")
+        return best if best and overlaps[best] > EXPLAINS * (came - since) else "in host code"
+
+    def _near(self, rank: int, since: float, came: float) -> Iterable[tuple[float, float, str]]:
+        spans = self.spans[rank]
+        at = self.at[rank]
+        while at < len(spans) and spans[at][0] < came:
+            at += 1
+        self.at[rank] = at
+        # Meetings are looked at in order: what ended long before is not met again.
+        return [span for span in spans[max(0, at - 256) : at] if span[1] > since]
+
+
+def reason_name(record: Record) -> str:
+    """`compiling step`, `waiting for data`, `running step`, or what the user called it."""
+    kind, program = record.label.get("kind", ""), record.label.get("program", "")
+    words = {"compile": "compiling", "trace": "tracing", "program": "running"}
+    if kind == "data":
+        return "waiting for data"
+    return f"{words[kind]} {program}".strip() if kind in words else span_name(record.label)
+
+
+def _headline(timeline: Timeline, late: tuple[Late, ...]) -> str:
+    ranks = len(timeline.ranks)
+    meetings = sum(m.record.label.get("kind") != CLOCK for m in timeline.meetings)
+    said = f"{ranks} rank{'s' if ranks > 1 else ''}, {duration(timeline.seconds)}, {meetings} "
+    said += "collectives"
+    by_rank: dict[int, float] = {}
+    for entry in late:
+        by_rank[entry.rank] = by_rank.get(entry.rank, 0.0) + entry.cost
+    total = sum(by_rank.values())
+    if not total:
+        return f"{said}; nobody was late"
+    worst = max(by_rank, key=lambda rank: by_rank[rank])
+    first = next(entry for entry in late if entry.rank == worst)
+    share = f"{by_rank[worst] / total:.0%} of {duration(total)} that ranks waited for late ones"
+    return (
+        f"{said}; {ranks_text([worst])} caused {share}, most of it in {first.name} ({first.reason})"
+    )
+
+
+def amount(nbytes: float) -> str:
+    """`64 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.3g} TiB"

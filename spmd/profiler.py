@@ -1,0 +1,147 @@
+"""Timelines of a job, with the names of `jax.profiler`.
+
+`SPMD_TRACE=dir` keeps the timeline of a whole run; `with profiler.trace(dir)` of a part. The folder
+gets one file a rank, and at the end `trace.json` for Perfetto (https://ui.perfetto.dev);
+`spmd stats dir` says who was late and what it cost, `spmd stats dir --html file` shows it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from spmd.collectives.transport import bootstrap, tracing
+from spmd.collectives.transport.flight import FLIGHT, source_text
+from spmd.core.config import config
+from spmd.core.errors import ArgumentError
+from spmd.core.source import current_source
+
+__all__ = [
+    "StepTraceAnnotation",
+    "TraceAnnotation",
+    "annotate_function",
+    "start_trace",
+    "stop_trace",
+    "trace",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def start_trace(log_dir: str | Path) -> None:
+    """Begin a timeline of this rank in the folder `log_dir`, until `stop_trace`.
+
+    **Every rank must make the call**: a timeline without one says nothing about who waited for it.
+    Raises `ArgumentError` while another timeline is under way.
+    """
+    if config.trace and FLIGHT.keeps_programs:
+        raise ArgumentError(
+            f"start_trace: a timeline is under way in {config.trace}; stop it first"
+        )
+    world = bootstrap.world()
+    bootstrap.record(world)
+    tracing.start(log_dir)
+    bootstrap.set_clocks(world)
+
+
+def stop_trace() -> None:
+    """End the timeline that `start_trace` began; rank 0 merges the files of all ranks.
+
+    Raises `ArgumentError` if there is none.
+    """
+    tracer = tracing.stop()
+    if tracer is None:
+        raise ArgumentError("stop_trace: no timeline is under way; call start_trace(log_dir) first")
+    tracer.merge()
+
+
+@contextmanager
+def trace(log_dir: str | Path) -> Iterator[None]:
+    """Keep a timeline of a `with` block in the folder `log_dir`.
+
+    >>> import tempfile, os, spmd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with spmd.profiler.trace(folder):
+    ...         y = spmd.jit(lambda x: x + 1)(1.0)
+    ...     sorted(os.listdir(folder))
+    ['rank-0.trace', 'trace.json']
+    """
+    start_trace(log_dir)
+    try:
+        yield
+    finally:
+        stop_trace()
+
+
+class TraceAnnotation:
+    """Names what happens in a `with` block, or in a function, in the timeline.
+
+    Without a timeline it costs nothing that matters. Keyword arguments become part of the name.
+
+    >>> import spmd
+    >>> with spmd.profiler.TraceAnnotation("augment", images=32):
+    ...     total = sum(range(32))
+    """
+
+    _kind = "annotation"
+
+    def __init__(self, name: str, **kwargs: Any):
+        said = ", ".join(f"{key}={value}" for key, value in kwargs.items())
+        self._name = f"{name} ({said})" if said else name
+        self._places: list[int] = []
+
+    def __enter__(self) -> TraceAnnotation:
+        place = 0
+        if FLIGHT.keeps_programs:
+            source = source_text(current_source())
+            place = FLIGHT.begin(FLIGHT.label(self._kind, program=self._name, source=source), 0)
+        self._places.append(place)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        place = self._places.pop()
+        if place:
+            FLIGHT.completed(place)
+
+    def __call__(self, fun: F) -> F:
+        @functools.wraps(fun)
+        def annotated(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return fun(*args, **kwargs)
+
+        return annotated  # type: ignore[return-value]
+
+
+class StepTraceAnnotation(TraceAnnotation):
+    """Names a step of a loop in the timeline, and in the reports of failures and stalls.
+
+    >>> import spmd
+    >>> for k in range(3):
+    ...     with spmd.profiler.StepTraceAnnotation("train", step_num=k):
+    ...         pass
+    """
+
+    _kind = "step"
+
+    def __init__(self, name: str, step_num: int | None = None, **kwargs: Any):
+        super().__init__(name if step_num is None else f"{name} {step_num}", **kwargs)
+        self._step = step_num
+
+    def __enter__(self) -> StepTraceAnnotation:
+        if self._step is not None:
+            FLIGHT.set_step(self._step)
+        super().__enter__()
+        return self
+
+
+def annotate_function(fun: F, name: str | None = None, **kwargs: Any) -> F:
+    """A function whose calls have a name in the timeline, by default the function's own.
+
+    >>> import spmd
+    >>> spmd.profiler.annotate_function(abs)(-3)
+    3
+    """
+    return TraceAnnotation(name or getattr(fun, "__name__", repr(fun)), **kwargs)(fun)
