@@ -2,6 +2,14 @@
 
 # ruff: noqa: F401
 
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as _np
+
+from spmd.core import dtypes as _dtypes
+from spmd.core.aval import typeof as _typeof
 from spmd.core.dtypes import (
     bfloat16,
     extended,
@@ -13,3 +21,47 @@ from spmd.core.dtypes import (
     promote_types,
 )
 from spmd.core.dtypes import canonical as canonicalize_dtype
+from spmd.core.dtypes import is_bool as _is_bool
+from spmd.core.dtypes import is_complex as _is_complex
+from spmd.core.dtypes import is_integer as _is_integer
+from spmd.core.errors import DtypeError as TypePromotionError
+
+
+def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:
+    """The dtype that values (or dtypes) promote to; with the flag also whether it is weak.
+
+    >>> result_type(np.ones(1, np.float32), 1)
+    dtype('float32')
+    """
+    pairs = []
+    for x in args:
+        try:
+            aval = _typeof(x)
+            pairs.append((aval.dtype, aval.weak_type))
+        except TypeError:
+            pairs.append((canonicalize_dtype(x), False))
+    dtype, weak = _dtypes.promote(tuple(pairs))
+    return (dtype, weak) if return_weak_type_flag else dtype
+
+
+def itemsize_bits(dtype: Any) -> int:
+    """The number of bits of an element.
+
+    >>> itemsize_bits(bfloat16)
+    16
+    """
+    return 8 * _np.dtype(dtype).itemsize
+
+
+def scalar_type_of(x: Any) -> type:
+    """The Python type of a value's elements: bool, int, float or complex.
+
+    >>> scalar_type_of(np.ones(1, np.float16))
+    <class 'float'>
+    """
+    dtype = _typeof(x).dtype
+    if _is_bool(dtype):
+        return bool
+    if _is_integer(dtype):
+        return int
+    return complex if _is_complex(dtype) else float

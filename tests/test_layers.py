@@ -38,8 +38,8 @@ FLOORS = (
     "compile",
     "api",
     "numpy random nn scipy",
-    "ad_checkpoint checkify checkpoints custom_batching tree tree_util flatten_util dtypes errors "
-    "distributed ops extend export debug profiler testing",
+    "ad_checkpoint checkify checkpoints custom_batching custom_derivatives tree tree_util "
+    "flatten_util dtypes errors distributed ops extend export debug profiler testing",
 )
 
 # Each optional or late package has one door.

@@ -18,26 +18,53 @@ from spmd.api.inspect import (
 )
 from spmd.api.jacobian import hessian, jacfwd, jacobian, jacrev
 from spmd.api.placement import (
+    copy_to_host_async,
     device_put,
     device_put_replicated,
     device_put_sharded,
     make_array_from_callback,
     make_array_from_process_local_data,
+    make_array_from_single_device_arrays,
 )
-from spmd.api.reverse import grad, value_and_grad, vjp
+from spmd.api.reverse import fwd_and_bwd, grad, value_and_grad, vjp
+from spmd.api.settings import (
+    check_tracer_leaks,
+    checking_leaks,
+    clear_caches,
+    debug_nans,
+    default_matmul_precision,
+    enable_checks,
+    enable_x64,
+    ensure_compile_time_eval,
+    explain_cache_misses,
+    log_compiles,
+    print_environment_info,
+    process_indices,
+)
 from spmd.api.vectorize import vmap
 
 __all__ = [
     "ShapeDtypeStruct",
     "block_until_ready",
+    "check_tracer_leaks",
+    "checking_leaks",
+    "clear_caches",
     "closure_convert",
+    "copy_to_host_async",
     "custom_gradient",
+    "debug_nans",
+    "default_matmul_precision",
     "device_get",
     "device_put",
     "device_put_replicated",
     "device_put_sharded",
     "disable_jit",
+    "enable_checks",
+    "enable_x64",
+    "ensure_compile_time_eval",
     "eval_shape",
+    "explain_cache_misses",
+    "fwd_and_bwd",
     "grad",
     "hessian",
     "jacfwd",
@@ -47,9 +74,13 @@ __all__ = [
     "jvp",
     "linear_transpose",
     "linearize",
+    "log_compiles",
     "make_array_from_callback",
     "make_array_from_process_local_data",
+    "make_array_from_single_device_arrays",
     "make_jaxpr",
+    "print_environment_info",
+    "process_indices",
     "value_and_grad",
     "vjp",
     "vmap",

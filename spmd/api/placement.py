@@ -9,6 +9,7 @@ import numpy as np
 
 from spmd.core.aval import typeof
 from spmd.core.device import Device, process_index
+from spmd.core.dtypes import canonical
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.names import check_arrays
 from spmd.core.source import current_source
@@ -93,19 +94,70 @@ def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
     return device_put_sharded([x] * len(devices), devices)
 
 
-def make_array_from_callback(shape: Sequence[int], sharding: Sharding, data_callback: Any) -> Array:
-    """A global array whose local pieces are `data_callback(index)` for each device's slices."""
+def make_array_from_callback(
+    shape: Sequence[int], sharding: Sharding, data_callback: Any, *, dtype: Any = None
+) -> Array:
+    """A global array whose local pieces are `data_callback(index)` for each device's slices.
+
+    `dtype` is that of the pieces; they are converted if it is another one.
+    """
     mine = process_index()
+    wanted = None if dtype is None else canonical(dtype)
     pieces = [
-        from_numpy(np.asarray(data_callback(index)), device=device)
+        from_numpy(np.asarray(data_callback(index), wanted), device=device)
         for device, index in sharding.devices_indices_map(tuple(shape)).items()
         if device.process_index == mine
     ]
     return from_shards(pieces[0].aval.update(shape=tuple(shape)), sharding, pieces)
 
 
-def make_array_from_process_local_data(sharding: NamedSharding, local_data: Any) -> Array:
-    """A global array of which each process gives its part along the leading split dim."""
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: Sharding, arrays: Sequence[Any], *, dtype: Any = None
+) -> Array:
+    """A global array from the pieces that are on this process's devices already.
+
+    `arrays` holds one array for each local device of `sharding`, in any order, of the shape that
+    the device holds. Raises a `ShapeError` that names a piece that does not fit.
+    """
+    shape, mine = tuple(shape), process_index()
+    given = {x.device: x for x in arrays}
+    places = sharding.devices_indices_map(shape)
+    local = [d for d in places if d.process_index == mine]
+    if set(given) != set(local) or len(arrays) != len(local):
+        raise ArgumentError(
+            f"{current_source()}: make_array_from_single_device_arrays: needs one array on each of "
+            f"{[str(d) for d in local]}, got arrays on {[str(x.device) for x in arrays]}"
+        )
+    for device in local:
+        wanted = np.empty(shape, np.void)[places[device]].shape
+        if given[device].shape != wanted:
+            raise ShapeError(
+                f"{current_source()}: make_array_from_single_device_arrays: the array on {device} "
+                f"has shape {given[device].shape}; of a {shape} laid out by {sharding} it holds "
+                f"{wanted}"
+            )
+    pieces = [given[d] for d in local]
+    aval = pieces[0].aval.update(shape=shape)
+    if dtype is not None and aval.dtype != canonical(dtype):
+        raise ArgumentError(
+            f"{current_source()}: make_array_from_single_device_arrays: dtype={dtype} but the "
+            f"arrays are {aval.dtype.name}"
+        )
+    return from_shards(aval, sharding, pieces)
+
+
+def copy_to_host_async(x: Any) -> Any:
+    """The same pytree: arrays on CPU devices are in the host's memory already."""
+    return x
+
+
+def make_array_from_process_local_data(
+    sharding: NamedSharding, local_data: Any, global_shape: Sequence[int] | None = None
+) -> Array:
+    """A global array of which each process gives its part along the leading split dim.
+
+    `global_shape`, if given, must be what the parts make: it is a check.
+    """
     value = np.asarray(local_data)
     mesh = sharding.mesh
     mine = process_index()
@@ -115,4 +167,9 @@ def make_array_from_process_local_data(sharding: NamedSharding, local_data: Any)
     assert pieces is not None
     shape = list(value.shape)
     shape[0] = shape[0] * mesh.size // len(here)
+    if global_shape is not None and tuple(global_shape) != tuple(shape):
+        raise ShapeError(
+            f"{current_source()}: make_array_from_process_local_data: parts of shape {value.shape} "
+            f"make {tuple(shape)}, not global_shape={tuple(global_shape)}"
+        )
     return from_shards(typeof(value).update(shape=tuple(shape)), sharding, pieces)

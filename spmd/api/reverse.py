@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.api.compiled import jit
 from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
 from spmd.api.summed import warn_of_summed_loss
 from spmd.core import dtypes
@@ -25,6 +26,7 @@ from spmd.core.primitive import Linear, Zero
 from spmd.core.source import current_source
 from spmd.core.transpose import backward_pass
 from spmd.core.tree import (
+    register_pytree_node,
     tree_flatten,
     tree_leaves,
     tree_structure,
@@ -35,11 +37,16 @@ from spmd.sharding.array import from_numpy
 
 
 class _Pullback:
-    """The function `vjp` returns: cotangents of the outputs to cotangents of the inputs."""
+    """The function `vjp` returns: cotangents of the outputs to cotangents of the inputs.
+
+    It is a pytree of its residuals, so a jitted function may return it, and another may take it.
+    """
 
     def __init__(self, flat_f: FlatFunction, linear: ClosedJaxpr, avals: Any, nonzero: Any):
         self.flat_f = flat_f
         self.linear = linear
+        self.avals, self.nonzero = avals, nonzero
+        self.structure: _Structure | None = None
         self.in_avals, self.out_avals = avals
         self.in_nonzero, self.out_nonzero = nonzero
 
@@ -78,8 +85,39 @@ class _Pullback:
         return args
 
 
+class _Structure:
+    """All of a pullback but its residuals; equal only to itself, as its program is."""
+
+    __slots__ = ("avals", "flat_f", "jaxpr", "nonzero")
+
+    def __init__(self, p: _Pullback):
+        self.flat_f, self.jaxpr = p.flat_f, p.linear.jaxpr
+        self.avals, self.nonzero = p.avals, p.nonzero
+
+    def __repr__(self) -> str:
+        return function_name(self.flat_f.f)
+
+
+def _flatten_pullback(p: _Pullback) -> tuple[Sequence[Any], _Structure]:
+    if p.structure is None:
+        p.structure = _Structure(p)
+    return p.linear.consts, p.structure
+
+
+def _unflatten_pullback(parts: _Structure, residuals: Sequence[Any]) -> _Pullback:
+    linear = ClosedJaxpr(parts.jaxpr, tuple(residuals))
+    p = _Pullback(parts.flat_f, linear, parts.avals, parts.nonzero)
+    p.structure = parts
+    return p
+
+
+register_pytree_node(_Pullback, _flatten_pullback, _unflatten_pullback)
+
+
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate `fun` and return the function that pulls cotangents back.
+
+    That function is a pytree: jitted functions may return and take it.
 
     >>> y, pullback = vjp(lambda x: x * x, 3.0)
     >>> pullback(1.0)
@@ -88,6 +126,41 @@ def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     outs, flat_f, pullback = vjp_flat(fun, primals, has_aux)
     value = flat_f.value(outs)
     return (value, pullback, flat_f.aux(outs)) if has_aux else (value, pullback)
+
+
+def fwd_and_bwd(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    has_aux: bool = False,
+    jitted: bool = True,
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The forward and the backward pass of a function, as two functions (that are jitted).
+
+    `fwd(*args)` is `(out, pullback)` (and `aux`), `bwd(pullback, ct)` the tuple of cotangents of
+    the arguments `argnums`, or the one cotangent if `argnums` is a number.
+
+    >>> fwd, bwd = fwd_and_bwd(lambda x, w: x * w, argnums=1)
+    >>> y, pullback = fwd(3.0, 2.0)
+    >>> bwd(pullback, 1.0)
+    Array(3., dtype=float32, weak_type=True)
+    """
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def fwd(*args: Any) -> Any:
+        at = tuple(n % len(args) for n in numbers)
+
+        def chosen(*moving: Any) -> Any:
+            given = dict(zip(at, moving, strict=True))
+            return fun(*(given.get(k, x) for k, x in enumerate(args)))
+
+        return vjp(chosen, *(args[n] for n in at), has_aux=has_aux)
+
+    def bwd(pullback: _Pullback, ct: Any) -> Any:
+        found = pullback(ct)
+        return found[0] if isinstance(argnums, int) else found
+
+    functools.update_wrapper(fwd, fun)
+    return (jit(fwd), jit(bwd)) if jitted else (fwd, bwd)
 
 
 def vjp_flat(

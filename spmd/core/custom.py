@@ -12,23 +12,25 @@ from typing import Any
 
 from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.call import call_primitive
+from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.context import attributed_to, state
 from spmd.core.custom_call import (
     Call,
+    SymbolicZero,
     check_closure,
     differentiate_now,
     inline_transpose,
     nondiff_positions,
     positional,
+    shown,
     signature_of,
 )
-from spmd.core.errors import ArgumentError, GradError
+from spmd.core.errors import GradError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL
 from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name
+from spmd.core.util import function_name, split_list
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 
@@ -57,15 +59,18 @@ class custom_jvp:
             fun, self._signature, nondiff_argnums, nondiff_argnames
         )
         self.jvp: Callable[..., Any] | None = None
+        self.symbolic_zeros = False
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def defjvp(self, jvp: Callable[..., Any], symbolic_zeros: bool = False) -> Callable[..., Any]:
-        """Set the rule: `jvp(*nondiff_args, primals, tangents) -> (out, tangent_out)`."""
-        if symbolic_zeros:
-            raise ArgumentError("custom_jvp.defjvp: symbolic_zeros is not supported")
-        self.jvp = jvp
+        """Set the rule: `jvp(*nondiff_args, primals, tangents) -> (out, tangent_out)`.
+
+        With `symbolic_zeros` the tangents of arguments that are not differentiated are
+        `spmd.custom_derivatives.SymbolicZero`s instead of arrays of zeros.
+        """
+        self.jvp, self.symbolic_zeros = jvp, symbolic_zeros
         return jvp
 
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
@@ -109,11 +114,13 @@ class custom_jvp:
         jvp = self.jvp
         assert jvp is not None
         nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
+        symbolic = self.symbolic_zeros
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             ins = tree_unflatten(call.in_tree, primals)
+            moves = tree_unflatten(call.in_tree, [shown(t, symbolic) for t in tangents])
             with attributed_to(None):
-                pair = jvp(*nondiff, ins, tree_unflatten(call.in_tree, tangents))
+                pair = jvp(*nondiff, ins, moves)
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise GradError(
                     f"the custom jvp rule of {call.name} must return a pair "
@@ -123,7 +130,7 @@ class custom_jvp:
             outs, tree = tree_flatten(out)
             call.set_out_tree(tree, "custom jvp rule")
             out_tangents = [
-                instantiate(Zero(typeof(x).tangent())) if t is None else t
+                Zero(typeof(x).tangent()) if t is None or isinstance(t, SymbolicZero) else t
                 for x, t in zip(outs, tree.flatten_up_to(tangent, "tangent_out"), strict=True)
             ]
             _match_tangents(call.name, outs, out_tangents)
@@ -139,6 +146,8 @@ def _match_tangents(name: str, outs: Sequence[Any], tangents: Sequence[Any]) -> 
             "output tangents; it must return (primal_out, tangent_out) of the same structure"
         )
     for k, (x, t) in enumerate(zip(outs, tangents, strict=True)):
+        if isinstance(t, Zero):
+            continue
         if not is_arraylike(t):
             raise GradError(
                 f"the custom jvp rule of {name} returned {t!r} as the tangent of output {k}: "
@@ -156,7 +165,7 @@ def _custom_jvp_jvp(
     primals: Any, tangents: Any, *, num_consts: int, _jvp: Any, name: str, **_: Any
 ):
     check_closure(name, tangents[:num_consts])
-    return _jvp(primals[num_consts:], [instantiate(t) for t in tangents[num_consts:]])
+    return _jvp(primals[num_consts:], tangents[num_consts:])
 
 
 def _custom_jvp_batch(
@@ -167,16 +176,23 @@ def _custom_jvp_batch(
     in_dims = [0 if f else None for f in flags[num_consts:]]
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        n = len(primals)
+        n, moved = len(primals), nonzero(tangents)
+        # Of one example: a tangent that is zero has no batch dim.
+        pairs = zip([typeof(x).tangent() for x in primals], in_dims, strict=True)
+        zeros = [a if d is None else a.update(shape=a.shape[1:]) for a, d in pairs]
+        out_moved: list[bool] = []
 
         def flat(*xs: Any) -> list[Any]:
-            outs, ts = _jvp(xs[:n], xs[n:])
-            return [*outs, *ts]
+            outs, ts = _jvp(xs[:n], spread(moved, xs[n:], zeros))
+            out_moved.extend(nonzero(ts))
+            return [*outs, *(t for t in ts if not isinstance(t, Zero))]
 
-        outs, dims = batch_flat(flat, axis, [*primals, *tangents], in_dims * 2)
+        given = [t for t in tangents if not isinstance(t, Zero)]
+        dims_of_given = [d for d, m in zip(in_dims, moved, strict=True) if m]
+        outs, dims = batch_flat(flat, axis, [*primals, *given], [*in_dims, *dims_of_given])
         outs = [to_front(x, d, axis.size) for x, d in zip(outs, dims, strict=True)]
-        half = len(outs) // 2
-        return outs[:half], outs[half:]
+        outs, found = split_list(outs, [len(out_moved)])
+        return outs, spread(out_moved, found, [typeof(x).tangent() for x in outs])
 
     outs = custom_jvp_call_p.bind(
         *fronts(axis, operands, at), jaxpr=batched, name=name, num_consts=num_consts, _jvp=rule

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from spmd.core.aval import typeof
+import numpy as np
+
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import nonzero
 from spmd.core.context import current_trace, state
 from spmd.core.errors import ArgumentError, GradError, UnexpectedTracerError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.jvp import JVPTrace
+from spmd.core.jvp import JVPTrace, instantiate
 from spmd.core.linearize import MixedTrace
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import hoist_tracers
@@ -27,6 +30,39 @@ from spmd.core.trace import EVAL
 from spmd.core.transpose import backward_pass
 from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
 from spmd.core.util import function_name, unzip2
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicZero:
+    """A tangent or cotangent that is known to be zero; what rules with `symbolic_zeros` see.
+
+    It has a `shape` and a `dtype`, but no values; a rule may return it too.
+    """
+
+    aval: ShapedArray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.aval.ndim
+
+    def instantiate(self) -> Any:
+        """The zeros as an array."""
+        return instantiate(Zero(self.aval))
+
+
+def shown(t: Any, symbolic: bool) -> Any:
+    """A tangent or cotangent as a user's rule takes it."""
+    if not symbolic:
+        return instantiate(t)
+    return SymbolicZero(t.aval) if isinstance(t, Zero) else t
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from spmd.core import dtypes
@@ -17,15 +18,16 @@ from spmd.core.call import call_primitive, nonzero, spread
 from spmd.core.context import attributed_to, state
 from spmd.core.custom_call import (
     Call,
+    SymbolicZero,
     check_closure,
     differentiate_now,
     inline_transpose,
     nondiff_positions,
     positional,
+    shown,
     signature_of,
 )
-from spmd.core.errors import ArgumentError, GradError
-from spmd.core.jvp import instantiate
+from spmd.core.errors import GradError
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
 from spmd.core.trace import EVAL
@@ -57,17 +59,27 @@ class custom_vjp:
         )
         self.fwd: Callable[..., Any] | None = None
         self.bwd: Callable[..., Any] | None = None
+        self.symbolic_zeros = False
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     def defvjp(
-        self, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic_zeros: bool = False
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
     ) -> None:
-        """Set the rules: `fwd(*args) -> (out, residuals)`, `bwd(*nondiff, residuals, ct)`."""
-        if symbolic_zeros:
-            raise ArgumentError("custom_vjp.defvjp: symbolic_zeros is not supported")
-        self.fwd, self.bwd = fwd, bwd
+        """Set the rules: `fwd(*args) -> (out, residuals)`, `bwd(*nondiff, residuals, ct)`.
+
+        With `symbolic_zeros` the leaves that `fwd` gets are `CustomVJPPrimal`s, which say whether
+        an argument is differentiated, and cotangents that are zero are `SymbolicZero`s (both in
+        `spmd.custom_derivatives`). `optimize_remat` changes nothing: what `checkpoint` does not
+        need of `fwd` is never computed.
+        """
+        del optimize_remat
+        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.fwd is None or self.bwd is None:
@@ -78,7 +90,7 @@ class custom_vjp:
             return self.fun(*args, **kwargs)
         given = positional(self.fun, self._signature, args, kwargs)
         call = Call(self.fun, given, self.nondiff_argnums)
-        rules = _VjpRules(call, self.fwd, self.bwd)
+        rules = _VjpRules(call, self.fwd, self.bwd, self.symbolic_zeros)
         pair = {"_fwd": rules.forward, "_bwd": rules.backward}
         done, out = differentiate_now(custom_vjp_call_p, self, call, pair)
         if done:
@@ -95,17 +107,31 @@ class custom_vjp:
         return call.rebuild(outs)
 
 
+@dataclass(frozen=True, slots=True)
+class CustomVJPPrimal:
+    """A leaf of an argument of `fwd`, with `symbolic_zeros`: its value, and whether it moves."""
+
+    value: Any
+    perturbed: bool
+
+
 class _VjpRules:
     """The user's fwd and bwd as functions of flat lists."""
 
-    def __init__(self, call: Call, fwd: Callable[..., Any], bwd: Callable[..., Any]):
-        self.call, self.fwd, self.bwd = call, fwd, bwd
+    def __init__(
+        self, call: Call, fwd: Callable[..., Any], bwd: Callable[..., Any], symbolic: bool
+    ):
+        self.call, self.fwd, self.bwd, self.symbolic = call, fwd, bwd, symbolic
         self.res_tree: TreeDef | None = None
         self.out_tree: TreeDef | None = None
 
-    def forward(self, *flat: Any) -> tuple[list[Any], list[Any]]:
+    def forward(
+        self, flat: Sequence[Any], perturbed: Sequence[bool]
+    ) -> tuple[list[Any], list[Any]]:
         """(residuals, outs)."""
         call = self.call
+        if self.symbolic:
+            flat = [CustomVJPPrimal(x, p) for x, p in zip(flat, perturbed, strict=True)]
         with attributed_to(None):
             pair = self.fwd(*call.place(tree_unflatten(call.in_tree, flat)))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
@@ -123,6 +149,7 @@ class _VjpRules:
         assert self.res_tree is not None and self.out_tree is not None
         nondiff = [call.nondiff[i] for i in sorted(call.nondiff)]
         res = tree_unflatten(self.res_tree, residuals)
+        cts = [shown(ct, self.symbolic) for ct in cts]
         with attributed_to(None):
             found = self.bwd(*nondiff, res, tree_unflatten(self.out_tree, cts))
         n = len(call.in_tree.children)
@@ -135,6 +162,7 @@ class _VjpRules:
         for tree, ct in zip(call.in_tree.children, found, strict=True):
             name = f"the cotangent that bwd of {call.name} returned"
             flat += [None] * tree.num_leaves if ct is None else tree.flatten_up_to(ct, name)
+        flat = [None if isinstance(ct, SymbolicZero) else ct for ct in flat]
         self._check(flat)
         return flat
 
@@ -154,7 +182,7 @@ def _custom_vjp_jvp(
     primals: Any, tangents: Any, *, num_consts: int, _fwd: Any, _bwd: Any, name: str, **_: Any
 ) -> Any:
     check_closure(name, tangents[:num_consts])
-    residuals, outs = _fwd(*primals[num_consts:])
+    residuals, outs = _fwd(primals[num_consts:], nonzero(tangents[num_consts:]))
     out_avals = tuple(typeof(x).tangent() for x in outs)
     flags = [a.dtype != dtypes.float0 for a in out_avals]
     given = [t for t in tangents[num_consts:] if not isinstance(t, Zero)]
@@ -186,11 +214,11 @@ def _custom_vjp_batch(
     batched, _ = batch_jaxpr(jaxpr, axis, flags, force_out=True)
     arg_flags = flags[num_consts:]
 
-    def fwd(*args: Any) -> tuple[list[Any], list[Any]]:
+    def fwd(args: Sequence[Any], perturbed: Sequence[bool]) -> tuple[list[Any], list[Any]]:
         counts: list[int] = []
 
         def flat(*xs: Any) -> list[Any]:
-            residuals, outs = _fwd(*xs)
+            residuals, outs = _fwd(xs, perturbed)
             counts.append(len(residuals))
             return [*residuals, *outs]
 
@@ -202,13 +230,17 @@ def _custom_vjp_batch(
 
     def bwd(residuals: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
         missing: list[bool] = []
+        moved = nonzero(cts)
+        avals = [ct.aval if isinstance(ct, Zero) else typeof(ct) for ct in cts]
+        zeros = [a.update(shape=a.shape[1:]) for a in avals]
 
         def flat(*xs: Any) -> list[Any]:
-            found = _bwd(xs[: len(residuals)], xs[len(residuals) :])
+            found = _bwd(xs[: len(residuals)], spread(moved, xs[len(residuals) :], zeros))
             missing.extend(ct is None for ct in found)
             return [ct for ct in found if ct is not None]
 
-        outs, dims = batch_flat(flat, axis, [*residuals, *cts], [0] * (len(residuals) + len(cts)))
+        given = [*residuals, *(ct for ct in cts if not isinstance(ct, Zero))]
+        outs, dims = batch_flat(flat, axis, given, [0] * len(given))
         pairs = iter(zip(outs, dims, strict=True))
         return [
             None if gone else _unbatch_ct(*next(pairs), batched_arg, axis)
@@ -258,7 +290,7 @@ def _custom_lin_transpose(
     _bwd: Any,
 ) -> Any:
     residuals = operands[:num_res]
-    found = _bwd(residuals, [instantiate(ct) for ct in cts])
+    found = _bwd(residuals, cts)
     avals: list[ShapedArray] = [x.aval for x in operands[num_res:] if isinstance(x, Linear)]
     kept = [ct for ct, nz in zip(found, in_nonzero, strict=True) if nz]
     return [None] * num_res + [

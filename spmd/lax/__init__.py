@@ -102,6 +102,7 @@ from spmd.lax.concatenate import (
 )
 from spmd.lax.control_cond import cond, cond_p, switch
 from spmd.lax.control_maps import associative_scan, map
+from spmd.lax.control_platform import platform_dependent
 from spmd.lax.control_scan import scan, scan_p
 from spmd.lax.control_solve import custom_linear_solve, custom_root, linear_solve_p
 from spmd.lax.control_while import fori_loop, while_loop, while_p

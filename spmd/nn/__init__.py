@@ -35,6 +35,7 @@ from spmd.nn.functions import (
     logmeanexp,
     logsumexp,
     one_hot,
+    scaled_matmul,
     softmax,
     standardize,
 )

@@ -206,3 +206,25 @@ def _plus(x: Any, epsilon: Any) -> Any:
     if is_arraylike(epsilon) and typeof(epsilon).ndim:
         return lax.add(x, lax.convert_element_type(epsilon, dtype))
     return lax.add(x, convert(epsilon, dtype))
+
+
+def scaled_matmul(
+    lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, preferred_element_type: Any = np.float32
+) -> Any:
+    """The products of `lhs` (b, m, k) and `rhs` (b, n, k), blocks of k times their scales.
+
+    `lhs_scales` (b, m, j) and `rhs_scales` (b, n, i) have one factor for k/j and k/i neighbours.
+
+    >>> x, one = np.ones((1, 1, 4), np.float32), np.ones((1, 1, 1), np.float32)
+    >>> scaled_matmul(x, x, one, np.array([[[1.0, 10.0]]], np.float32))
+    Array([[[22.]]], dtype=float32)
+    """
+    check_arraylike("scaled_matmul", lhs, rhs, lhs_scales, rhs_scales)
+    return lax.scaled_dot(
+        lhs,
+        rhs,
+        lhs_scale=lhs_scales,
+        rhs_scale=rhs_scales,
+        dimension_numbers=(((2,), (2,)), ((0,), (0,))),
+        preferred_element_type=preferred_element_type,
+    )

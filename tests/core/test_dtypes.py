@@ -117,3 +117,14 @@ def test_parts_of_complex_dtypes():
     assert dtypes.complex_of(np.dtype("float32")) == np.dtype("complex64")
     assert dtypes.to_inexact(np.dtype("int8")) == np.dtype("float32")
     assert dtypes.tangent_dtype(np.dtype("int8")) == dtypes.float0
+
+
+def test_questions_about_values_and_dtypes():
+    from spmd import dtypes as public
+
+    assert public.result_type(1.0, np.int8(2)) == np.float32
+    assert public.result_type(np.float16, 1, return_weak_type_flag=True) == (np.float16, False)
+    assert public.result_type(1, 2.0, return_weak_type_flag=True) == (np.float32, True)
+    assert [public.itemsize_bits(d) for d in (bool, np.int16, public.bfloat16)] == [8, 16, 16]
+    kinds = [public.scalar_type_of(x) for x in (True, 1, np.float16(1), np.complex64(1))]
+    assert kinds == [bool, int, float, complex]

@@ -1,0 +1,113 @@
+"""Settings for the length of a `with` block, under JAX's names: `with spmd.debug_nans(True): ...`.
+
+A setting is the process's, not the thread's: `spmd.config` shows it, and other threads see it too.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.jit import clear_caches
+from spmd.core.config import config
+from spmd.core.context import current_trace
+from spmd.core.device import devices, process_count
+from spmd.core.trace import EVAL
+
+__all__ = [
+    "check_tracer_leaks",
+    "checking_leaks",
+    "clear_caches",
+    "debug_nans",
+    "default_matmul_precision",
+    "enable_checks",
+    "enable_x64",
+    "ensure_compile_time_eval",
+    "explain_cache_misses",
+    "log_compiles",
+    "print_environment_info",
+    "process_indices",
+]
+
+
+def _switch(name: str, setting: str, doc: str) -> Callable[..., AbstractContextManager[None]]:
+    def f(value: bool = True) -> AbstractContextManager[None]:
+        return config.override(setting, bool(value))
+
+    f.__name__ = f.__qualname__ = name
+    f.__doc__ = f"{doc}, for the length of a `with` block."
+    return f
+
+
+enable_x64 = _switch("enable_x64", "enable_x64", "Keep 64-bit dtypes instead of halving them")
+debug_nans = _switch("debug_nans", "debug_nans", "Raise where a NaN is first produced")
+log_compiles = _switch("log_compiles", "log_compiles", "Print each compile and its cause")
+explain_cache_misses = _switch(
+    "explain_cache_misses", "log_compiles", "Print each compile and why it was not known already"
+)
+enable_checks = _switch("enable_checks", "check", "Check the program's law after every pass")
+checking_leaks = _switch("checking_leaks", "check_leaks", "Find tracers that outlive their trace")
+check_tracer_leaks = _switch(
+    "check_tracer_leaks", "check_leaks", "Find tracers that outlive their trace"
+)
+
+
+def default_matmul_precision(precision: Any) -> AbstractContextManager[None]:
+    """Set the precision of matrix products for the length of a `with` block.
+
+    The CPU computes with full precision whatever it says.
+    """
+    return config.override("default_matmul_precision", precision)
+
+
+def ensure_compile_time_eval() -> AbstractContextManager[Any]:
+    """Evaluate at once what a `with` block inside a traced function computes from concrete values.
+
+    A value that is traced cannot be used inside: that raises an `UnexpectedTracerError`.
+
+    >>> @spmd.jit
+    ... def f(x):
+    ...     with ensure_compile_time_eval():
+    ...         n = int(snp.ceil(snp.log2(x.size)))
+    ...     return x + n
+    >>> f(snp.zeros(5))
+    Array([3., 3., 3., 3., 3.], dtype=float32)
+    """
+    return current_trace(EVAL)
+
+
+def process_indices(backend: str | None = None) -> list[int]:
+    """The numbers of all processes of the job.
+
+    >>> process_indices()
+    [0]
+    """
+    del backend
+    return list(range(process_count()))
+
+
+def print_environment_info(return_string: bool = False) -> str | None:
+    """Print what a report of a problem needs: versions, the system, devices; or return it."""
+    from_modules = (f"{name} {module.__version__}" for name, module in _modules())
+    lines = [
+        f"python {platform.python_version()}, {platform.platform()}",
+        *from_modules,
+        f"devices: {[str(d) for d in devices()]} in {process_count()} processes",
+    ]
+    text = "\n".join(lines)
+    if return_string:
+        return text
+    print(text)
+    return None
+
+
+def _modules() -> list[tuple[str, Any]]:
+    """The libraries in use that tell their version."""
+    names = ("spmd", "llvmlite", "ml_dtypes", "mpi4py")
+    loaded = [(n, sys.modules[n]) for n in names if hasattr(sys.modules.get(n), "__version__")]
+    return [*loaded, ("numpy", np)]

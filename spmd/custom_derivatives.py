@@ -1,0 +1,38 @@
+"""Derivatives of one's own, under the module name that JAX users import from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.api.closure import closure_convert, custom_gradient
+from spmd.core.aval import typeof as _typeof
+from spmd.core.custom import custom_jvp
+from spmd.core.custom_call import SymbolicZero
+from spmd.core.custom_vjp import CustomVJPPrimal, custom_vjp
+from spmd.core.tree import tree_map as _tree_map
+
+__all__ = [
+    "CustomVJPPrimal",
+    "SymbolicZero",
+    "closure_convert",
+    "custom_gradient",
+    "custom_jvp",
+    "custom_vjp",
+    "custom_vjp_primal_tree_values",
+    "zero_from_primal",
+]
+
+
+def custom_vjp_primal_tree_values(tree: Any) -> Any:
+    """The values of a tree of `CustomVJPPrimal`s, as `fwd` gets it with `symbolic_zeros`."""
+    return _tree_map(lambda leaf: leaf.value, tree)
+
+
+def zero_from_primal(val: Any, symbolic_zeros: bool = False) -> Any:
+    """The tangent zero of a value: an array, or with `symbolic_zeros` a `SymbolicZero`.
+
+    >>> zero_from_primal(np.ones(2, np.float32))
+    Array([0., 0.], dtype=float32)
+    """
+    zero = SymbolicZero(_typeof(val).tangent())
+    return zero if symbolic_zeros else zero.instantiate()

@@ -1,0 +1,116 @@
+"""Settings in `with` blocks, pullbacks across jit, arrays put together from pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import errors, lax
+from spmd import numpy as snp
+
+
+def test_settings_hold_for_a_block():
+    with spmd.enable_x64(True):
+        assert snp.zeros(1).dtype == np.float64
+    assert snp.zeros(1).dtype == np.float32
+    with spmd.debug_nans(), pytest.raises(FloatingPointError, match="NaN"):
+        spmd.jit(snp.log)(np.float32(-1)).block_until_ready()
+    for scope, name in (
+        (spmd.log_compiles, "log_compiles"),
+        (spmd.explain_cache_misses, "log_compiles"),
+        (spmd.enable_checks, "check"),
+        (spmd.checking_leaks, "check_leaks"),
+        (spmd.check_tracer_leaks, "check_leaks"),
+    ):
+        before = getattr(spmd.config, name)
+        with scope(not before):
+            assert getattr(spmd.config, name) is not before
+        assert getattr(spmd.config, name) is before
+    with spmd.default_matmul_precision("float32"):
+        assert spmd.config.default_matmul_precision == "float32"
+
+
+def test_evaluating_while_tracing():
+    @spmd.jit
+    def f(x):
+        with spmd.ensure_compile_time_eval():
+            steps = int(snp.ceil(snp.log2(x.size)))
+        return x + steps
+
+    np.testing.assert_array_equal(f(np.zeros(5, np.float32)), np.full(5, 3))
+
+    @spmd.jit
+    def g(x):
+        with spmd.ensure_compile_time_eval():
+            return x + 1
+
+    with pytest.raises(errors.UnexpectedTracerError):
+        g(1.0)
+
+
+def test_clearing_the_caches_compiles_again():
+    traces = []
+    f = spmd.jit(lambda x: traces.append(1) or x + 1)
+    assert (f(1.0), f(2.0)) == (2, 3)
+    spmd.clear_caches()
+    assert f(1.0) == 2 and len(traces) == 2
+
+
+def test_the_environment_is_told(capsys):
+    text = spmd.print_environment_info(return_string=True)
+    assert text and f"spmd {spmd.__version__}" in text and "devices: " in text
+    spmd.print_environment_info()
+    assert capsys.readouterr().out == text + "\n"
+    assert spmd.process_indices() == [0]
+
+
+def test_functions_by_platform():
+    f = lambda x: lax.platform_dependent(x, cpu=lambda x: x + 1, default=lambda x: x)  # noqa: E731
+    assert spmd.jit(spmd.grad(f))(2.0) == 1 and f(2.0) == 3
+    with pytest.raises(errors.ArgumentError, match="nothing is given for 'cpu', only for cuda"):
+        lax.platform_dependent(2.0, cuda=lambda x: x)
+
+
+# ---- pullbacks ---------------------------------------------------------------------------------
+
+
+def test_a_pullback_crosses_jit():
+    pull = spmd.jit(lambda x, y: spmd.vjp(lambda x, y: (x * snp.sin(y)).sum(), x, y))
+    push = spmd.jit(lambda pullback, ct: pullback(ct))
+    x, y = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
+    for k in (1.0, 2.0):
+        out, pullback = pull(k * x, y)
+        dx, dy = push(pullback, 2.0)
+        np.testing.assert_allclose(out, (k * x * np.sin(y)).sum(), rtol=1e-6)
+        np.testing.assert_allclose(dx, 2 * np.sin(y), rtol=1e-6)
+        np.testing.assert_allclose(dy, 2 * k * x * np.cos(y), rtol=1e-6)
+    assert push._cache_size() == 1
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_forward_and_the_backward_pass(jitted):
+    f = lambda x, w: ((x @ w).sum(), w)  # noqa: E731
+    fwd, bwd = spmd.fwd_and_bwd(f, argnums=(1, 0), has_aux=True, jitted=jitted)
+    x, w = np.ones((2, 3), np.float32), np.full((3, 2), 2.0, np.float32)
+    out, pullback, aux = fwd(x, w)
+    dw, dx = bwd(pullback, 1.0)
+    assert out == 24 and aux.shape == (3, 2)
+    np.testing.assert_array_equal(dw, np.full((3, 2), 2))
+    np.testing.assert_array_equal(dx, np.full((2, 3), 4))
+
+
+# ---- pieces ------------------------------------------------------------------------------------
+
+
+def test_pieces_must_fit_their_places():
+    sharding = spmd.sharding.SingleDeviceSharding(spmd.devices()[0])
+    piece = spmd.device_put(np.arange(4.0), spmd.devices()[0])
+    whole = spmd.make_array_from_single_device_arrays((4,), sharding, [piece])
+    np.testing.assert_array_equal(whole, np.arange(4))
+    with pytest.raises(errors.ShapeError, match=r"has shape \(4,\)"):
+        spmd.make_array_from_single_device_arrays((5,), sharding, [piece])
+    with pytest.raises(errors.ArgumentError, match="one array on each"):
+        spmd.make_array_from_single_device_arrays((4,), sharding, [])
+    tree = {"x": piece}
+    assert spmd.copy_to_host_async(tree) is tree
