@@ -12,8 +12,6 @@ devices as threads.
 
 from __future__ import annotations
 
-import time
-
 from spmd.collectives.transport import flight
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import runtime_ir_pool as pool_layout
@@ -70,7 +68,7 @@ def execute_texts() -> list[str]:
         _enter_phase(),
         _run(),
     )
-    return [_CLOCK, *(f.text() for f in functions)]
+    return [f.text() for f in functions]
 
 
 # Every step function and `block` take these: context, step (or begin of a block), end of the
@@ -407,9 +405,6 @@ def _block() -> Function:
     return f
 
 
-_CLOCK = "declare i32 @clock_gettime(i32, ptr)"
-
-
 def _enter_phase() -> Function:
     """enter_phase(flight, phase): say in the flight record what the rank does now, and since when.
 
@@ -419,12 +414,9 @@ def _enter_phase() -> Function:
     record, phase = f.params
     with f.if_(f.load("i64", record, 8 * flight.SIZE) <= 1):
         f.ret(phase)
-    now = f.stack("i64", 2)
-    f.call("clock_gettime", "i32", f.value("i32", time.CLOCK_MONOTONIC), now)
     before = f.load("i64", record, 8 * flight.PHASE)
     f.store(phase, record, 8 * flight.PHASE)
-    since = f.load("i64", now) * 1_000_000_000 + f.load("i64", now, 8)
-    f.store(since, record, 8 * flight.SINCE)
+    f.store(f.call("now", "i64"), record, 8 * flight.SINCE)
     f.ret(before)
     return f
 
