@@ -10,6 +10,7 @@ from spmd import lax
 from spmd.api import disable_jit, grad, jit, make_jaxpr
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
+from spmd.compile.passes.prune import prune
 
 X = np.linspace(-1, 1, 6, dtype=np.float32)
 W = np.linspace(0.1, 1, 36, dtype=np.float32).reshape(6, 6)
@@ -143,3 +144,22 @@ def test_gradients_stay():
     bump[1, 2] = step
     change = (float(loss(W + bump, X)) - float(loss(W - bump, X))) / (2 * step)
     np.testing.assert_allclose(jit(grad(loss))(W, X)[1, 2], change, rtol=2e-2)
+
+
+def test_a_stack_that_rounds_hand_on_is_not_made_again():
+    def f(x):
+        def step(c, row):
+            c = snp.sin(c + row)
+            return c, (row, c, c)
+
+        last, (rows, one, two) = lax.scan(step, x[0], x)
+        return last, rows, one, two
+
+    closed = prune(hoisted(f, W))
+    assert len(loop_of(closed).params["jaxpr"].jaxpr.outvars) == 2
+    assert closed.jaxpr.outvars[1] is closed.jaxpr.invars[0]
+    assert closed.jaxpr.outvars[2] is closed.jaxpr.outvars[3]
+    with disable_jit():
+        expected = f(W)
+    for found, wanted in zip(jit(f)(W), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)

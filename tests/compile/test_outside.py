@@ -126,6 +126,21 @@ def test_gradients_of_weights_are_one_product_after():
     assert dots(closed.eqns) == 3
 
 
+def test_gradients_of_biases_go_with_them():
+    def loss(w, v, bias):
+        def step(h, x):
+            h = snp.tanh(x @ w + h @ v + bias)
+            return h, h
+
+        return snp.sum(lax.scan(step, START, XS)[1] ** 2)
+
+    bias = normal(16, seed=5)
+    closed = rewritten(grad(loss, (0, 1, 2)), W, V, bias)
+    _, backward = [e for e in closed.eqns if e.prim.name == "scan"]
+    assert backward.params["num_carry"] == 1
+    assert_same(grad(loss, (0, 1, 2)), W, V, bias)
+
+
 def test_inner_loops_leave_their_products_to_the_outer_one():
     closed = rewritten(in_a_loop, XS, W, V)
     (outer,) = [e for e in closed.eqns if e.prim.name == "scan"]

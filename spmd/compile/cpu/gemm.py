@@ -166,6 +166,8 @@ def tile_width(rows: int, most: int) -> int:
 
 # Below this many multiply-adds a step that packs would take longer than it saves.
 _PACKED_FROM = 2**22
+# The part of a product's time that it may take with B packed by a step before it.
+_WORTH_PACKING = 0.9
 # Larger operands stay as they are: their panels would take as much memory again.
 _MOST_PACKED = 2**27
 # Elements of B that are packed at a time: by rows where these are read from end to end.
@@ -183,13 +185,16 @@ def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | N
     planner = _Planner(oriented, host())
     plan = planner.plan(False)
     size = oriented.k * oriented.n * NBYTES[p.carried]
-    if "pack_b" not in plan.functions or size > _MOST_PACKED:
+    tiled = plan.symbol == product_symbol(planner.vectors)
+    packs = "pack_b" in plan.functions or (tiled and oriented.m >= _PACK_FROM)
+    if not packs or size > _MOST_PACKED:
         return None
     sizes = plan.sizes
     if rounds == 1:
         cut = planner.cut(sizes["mr"], sizes["nr"])
         apart = replace(cut, packs_b=False)
-        if apart.time(*apart.best()) + packing_ns(size, cut.cores) > cut.time(*cut.best()):
+        least = _WORTH_PACKING * cut.time(*cut.best())
+        if apart.time(*apart.best()) + packing_ns(size, cut.cores) > least:
             return None
     o = oriented
     repeated = tuple(n for n, stride in zip(o.batch, o.b.batch, strict=True) if stride)

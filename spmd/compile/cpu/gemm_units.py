@@ -23,12 +23,13 @@ SHARED_FROM = 2**17
 # More units a thread than this balance nothing.
 _MOST_UNITS = 8
 # The part of a run of units by which threads end apart.
-_WAITED = 0.15
+_WAITED = 0.25
 # What a unit costs before it computes, in nanoseconds.
 _UNIT_NS = 200.0
-# Estimates, per core: operations by bytes of a vector and of an element; bytes that are packed.
-_FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
-PACKED_BYTES_PER_NS = 6.0
+# Estimates, per core: operations by bytes of a vector; bytes that are packed, or read on the way.
+_FLOPS_PER_NS = {64: 150.0, 32: 75.0, 16: 25.0}
+PACKED_BYTES_PER_NS = 14.0
+_READ_BYTES_PER_NS = 30.0
 
 
 def flops_per_ns(vector_bytes: int, nbytes: int) -> float:
@@ -115,9 +116,9 @@ class Cut:
         width = -(-columns // self.nr) * self.nr
         rate = flops_per_ns(self.vector_bytes, nbytes)
         packed = self.packs_a * rows + self.packs_b * columns
-        return (
-            2 * height * width * p.k / rate + packed * p.k * nbytes / PACKED_BYTES_PER_NS + _UNIT_NS
-        )
+        # Operands come from far away, whether they are packed then or not.
+        moved = packed / PACKED_BYTES_PER_NS + (rows + columns) / _READ_BYTES_PER_NS
+        return 2 * height * width * p.k / rate + moved * p.k * nbytes + _UNIT_NS
 
 
 # ---- packing by itself -------------------------------------------------------------------------

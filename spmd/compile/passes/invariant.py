@@ -40,6 +40,8 @@ def hoist_invariants(closed: ClosedJaxpr) -> ClosedJaxpr:
     for eqn in closed.eqns:
         params = map_subjaxprs(eqn, hoist_invariants)
         rule = _LOOPS.get(eqn.prim.name)
+        if eqn.prim.name == "scan":
+            _forward_stacks(writer, eqn)
         changed = None if rule is None else rule(writer, eqn.replace(params=params))
         if changed is None:
             writer.keep(eqn, params)
@@ -146,6 +148,22 @@ def _needed(jaxpr: Jaxpr, given: set[Var]) -> set[Var]:
 
 
 # ---- the loops ---------------------------------------------------------------------------------
+
+
+def _forward_stacks(writer: Writer, eqn: Eqn) -> None:
+    """Let stacked results stand for the stack that each round hands on, or for an equal one.
+
+    Linearization leaves such: what the backward loop reads of an input, the forward one stacks.
+    """
+    p = eqn.params
+    body, first = p["jaxpr"].jaxpr, p["num_consts"] + p["num_carry"]
+    known: dict[Atom, Atom] = dict(zip(body.invars[first:], eqn.invars[first:], strict=True))
+    outs = zip(body.outvars[p["num_carry"] :], eqn.outvars[p["num_carry"] :], strict=True)
+    for var, out in outs:
+        if not isinstance(var, Literal):
+            found = known.setdefault(var, out)
+            if found is not out:
+                writer.define(out, writer.read(found))
 
 
 def _scan(writer: Writer, eqn: Eqn) -> Changed | None:

@@ -3,7 +3,8 @@
 A recurrent network multiplies each step's input with the same weights: `x @ w` in every round. All
 of them are one product of the stacked inputs, in which threads and register tiles find more to
 share. Its gradient adds one product a round to the gradient of the weights: `g += x.T @ y`. All of
-them are one product that sums over the rounds too, and the sum that went round is gone.
+them are one product that sums over the rounds too, and the sum that went round is gone. Sums of
+what such a product multiplies (the gradient of a bias) go with it.
 
 Both keep stacks of what was a round's own, so they are for rounds of little work, whose products
 are limited by what surrounds them, and for stacks that are small.
@@ -21,6 +22,7 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.structural import permute_dims_p
 from spmd.core.util import product, split_list
 from spmd.lax.dot import DimensionNumbers, dot_general_p
+from spmd.lax.reduce import reduce_sum_p
 
 # Multiply-adds of a round's product from which it is efficient by itself.
 MOST_WORK = 2**21
@@ -48,17 +50,26 @@ def products_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A carried value to which each round adds a product, seen through permutations."""
+    """A carried value to which each round adds a product or a sum, seen through permutations."""
 
     position: int  # among the carried values
     add: Eqn
-    moves: tuple[Eqn, ...]  # permutations of the product, the innermost first
-    dot: Eqn
+    moves: tuple[Eqn, ...]  # permutations of the term, the innermost first
+    term: Eqn
 
     @property
     def factors(self) -> list[Var]:
-        """What is multiplied."""
-        return [v for v in self.dot.invars if isinstance(v, Var)]
+        """What is multiplied, or summed."""
+        return [v for v in self.term.invars if isinstance(v, Var)]
+
+    def params(self) -> dict[str, Any]:
+        """The parameters of the term that sums over the stacks of all rounds."""
+        if self.term.prim is reduce_sum_p:
+            return self.term.params | {"axes": (0, *_later(self.term.params["axes"]))}
+        numbers: DimensionNumbers = self.term.params["dimension_numbers"]
+        left, right = numbers.contract
+        contract = ((0, *_later(left)), (0, *_later(right)))
+        return self.term.params | {"dimension_numbers": DimensionNumbers(contract, ((), ()))}
 
 
 class _Scan:
@@ -90,11 +101,11 @@ class _Scan:
     def write(self) -> None:
         """Write the scan, and the products around it; as it was if there are none."""
         before = [e for e in self.closed.eqns if self._is_before(e)]
-        sums = [s for k in range(len(self.carry)) if (s := self._sum(k)) is not None]
+        sums = self._sums()
         if not before and not sums:
             self.writer.keep(self.eqn, self.eqn.params)
             return
-        gone = {id(e) for s in sums for e in (s.add, *s.moves, s.dot)}
+        gone = {id(e) for s in sums for e in (s.add, *s.moves, s.term)}
         before = [e for e in before if id(e) not in gone]
         replaced = {id(e): self._moved_before(e) for e in before}
         eqns, more_xs = [], []
@@ -161,10 +172,20 @@ class _Scan:
 
     # ---- after the loop ----
 
+    def _sums(self) -> list[_Sum]:
+        """The carried values that leave."""
+        found = [s for k in range(len(self.carry)) if (s := self._sum(k)) is not None]
+        products = [s for s in found if self._leaves(s)]
+        factors = {v for s in products for v in s.factors}
+        also = [s for s in found if s.term.prim is reduce_sum_p and factors.issuperset(s.factors)]
+        return [*products, *also]
+
     def _sum(self, position: int) -> _Sum | None:
-        """The sum of products that a carried value is, if it is one and should leave."""
+        """What a carried value sums, if it does nothing else."""
         carried, out = self.carry[position], self.closed.jaxpr.outvars[position]
-        add = self.makers.get(out) if isinstance(out, Var) else None
+        if not isinstance(out, Var):
+            return None
+        add = self.makers.get(out)
         if add is None or add.prim.name not in ("add", "add_any") or self.uses[carried] != 1:
             return None
         if carried not in add.invars or self.uses[out] != 1:
@@ -177,17 +198,18 @@ class _Scan:
                 break
             moves.insert(0, eqn)
             term = eqn.invars[0]
-        dot = self.makers.get(term) if isinstance(term, Var) else None
-        if dot is None or self.uses[dot.outvars[0]] != 1 or not _is_small_product(dot):
+        made = self.makers.get(term) if isinstance(term, Var) else None
+        if made is None or self.uses[made.outvars[0]] != 1:
             return None
-        found = _Sum(position, add, tuple(moves), dot)
-        if any(self._is_fixed(v) for v in found.factors):
-            return None
-        written = sum(v.aval.size for v in set(found.factors) - set(self.stacks))
-        nbytes = self.length * max(v.aval.nbytes for v in found.factors)
-        if written > MOST_WRITTEN * add.outvars[0].aval.size or nbytes > MOST_STACKED:
-            return None
-        return found
+        return _Sum(position, add, tuple(moves), made)
+
+    def _leaves(self, of: _Sum) -> bool:
+        """Whether a sum of products should leave: its factors differ, and stacks of them pay."""
+        if not _is_small_product(of.term) or any(self._is_fixed(v) for v in of.factors):
+            return False
+        written = sum(v.aval.size for v in set(of.factors) - set(self.stacks))
+        nbytes = self.length * max(v.aval.nbytes for v in of.factors)
+        return written <= MOST_WRITTEN * of.add.outvars[0].aval.size and nbytes <= MOST_STACKED
 
     def _stacked(self, sums: Sequence[_Sum]) -> list[Var]:
         """What a round has to write to stacks of its own, for the products after the loop."""
@@ -195,13 +217,9 @@ class _Scan:
         return list(dict.fromkeys(v for s in sums for v in s.factors if v not in known))
 
     def _after(self, of: _Sum) -> None:
-        """Write the product of the stacks, and define the result of the loop."""
-        numbers: DimensionNumbers = of.dot.params["dimension_numbers"]
-        left, right = numbers.contract
-        contract = ((0, *_later(left)), (0, *_later(right)))
-        params = of.dot.params | {"dimension_numbers": DimensionNumbers(contract, ((), ()))}
+        """Write the term of all rounds at once, and define the result of the loop."""
         stacks = [self.stacks[v] for v in of.factors]
-        total = self.writer.emit(dot_general_p, stacks, params, of.dot.source)
+        total = self.writer.emit(of.term.prim, stacks, of.params(), of.term.source)
         for move in of.moves:
             total = self.writer.emit(move.prim, [total], move.params, move.source)
         first = self.operands[len(self.consts) + of.position]
