@@ -23,6 +23,7 @@ from spmd.core.errors import (
     PeerError,
     PytreeError,
     RefusedError,
+    ReplicaError,
     ShapeError,
     ShardingError,
     SpmdError,

@@ -74,7 +74,7 @@ _signatures: dict[Any, _Signature] = {}
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply a primitive to concrete operands."""
     if prim is shard_map_p:
-        return multidevice.mesh_executable(**params)(operands)
+        return multidevice.evaluate_map(params, operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
     if prim.name in LOOP_BODIES:

@@ -57,6 +57,8 @@ class Executable:
     schedule or the plan.
     """
 
+    finds_nans = False  # `debug_nans` looks at it from outside
+
     def __init__(
         self,
         closed: ClosedJaxpr,

@@ -22,6 +22,7 @@ from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MappedCall
@@ -31,7 +32,9 @@ from spmd.sharding.named import NamedSharding
 def specialise(call: MappedCall) -> Callable[..., Any] | None:
     """A closure `match(args, kwargs)` for calls like this one."""
     executable = mesh_executable(**call.params)
-    if len(executable.piece_avals) != len(call.leaves) or executable.undecided is not None:
+    if config.debug_nans or executable.undecided is not None:
+        return None
+    if len(executable.piece_avals) != len(call.leaves):
         return None
     try:
         return _MapWriter(call, executable).function()

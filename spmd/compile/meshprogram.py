@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd.compile.executable import Executable
 from spmd.compile.memory import takes
-from spmd.compile.multidevice import mesh_executable
+from spmd.compile.multidevice import evaluate_map, mesh_executable
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
@@ -52,6 +52,8 @@ def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:
 class MeshProgram:
     """Runs one shard_map equation; call it with the flat list of arguments."""
 
+    finds_nans = True  # by itself, with all ranks
+
     def __init__(self, closed: ClosedJaxpr, eqn: Eqn, donated: Sequence[bool]):
         jaxpr = closed.jaxpr
         self.in_avals = tuple(closed.in_avals)
@@ -86,7 +88,7 @@ class MeshProgram:
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = self.executable(operands, self.takes)
+        outs = evaluate_map(self.params, operands, self.takes)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()

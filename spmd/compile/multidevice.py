@@ -26,10 +26,12 @@ from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
 from spmd.compile.lower.schedule import Buffer, Host
 from spmd.compile.memory import plan_program
+from spmd.compile.mesh_nans import check_mesh_nans
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
 from spmd.compile.prepack import prepack
 from spmd.core.aval import ShapedArray
+from spmd.core.config import config
 from spmd.core.device import process_index
 from spmd.core.errors import ShardingError
 from spmd.core.ir import ClosedJaxpr, Eqn
@@ -58,6 +60,19 @@ def mesh_executable(
         with FLIGHT.phase(COMPILING, "compile", name):
             entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name)
     return entries[key]
+
+
+def evaluate_map(
+    params: dict[str, Any], operands: Sequence[Any], takes: Mapping[int, int] = NOTHING
+) -> list[Array]:
+    """Run a `shard_map` equation on global arrays, looking for NaNs where that is asked for."""
+    executable = mesh_executable(**params)
+    if not config.debug_nans:
+        return executable(operands, takes)
+    outs = executable(operands)  # nothing is written over an operand: it may have to run again
+    kind = "pmap" if params["kind"] == "pmap" else "shard_map"
+    executable.check_nans(f"{kind}({params['name']})", params["jaxpr"], operands, outs)
+    return outs
 
 
 class MeshExecutable:
@@ -153,6 +168,14 @@ class MeshExecutable:
             from_shards(aval, sharding, shards)
             for aval, sharding, shards in zip(self.out_avals, self.out_shardings, outs, strict=True)
         ]
+
+    def check_nans(self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any) -> None:
+        """Raise on all ranks if a device of any rank made a NaN; `closed` is the program."""
+        pieces = [
+            self._pieces(x, s, a)
+            for x, s, a in zip(operands, self.in_shardings, self.piece_avals, strict=True)
+        ]
+        check_mesh_nans(what, closed, self.mesh, pieces, [x.shards or (x,) for x in outs])
 
     def run(
         self, pieces: Sequence[Sequence[Any]], takes: Mapping[int, int] = NOTHING

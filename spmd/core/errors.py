@@ -132,6 +132,12 @@ class CollectiveWarning(UserWarning):
     """Devices may come to disagree about a collective, or to add up a gradient twice."""
 
 
+class ReplicaError(SpmdError, AssertionError):
+    """Values that must be equal on all devices or ranks are not."""
+
+    located = False
+
+
 class PeerError(SpmdError, RuntimeError):
     """Another rank failed; the message names it."""
 

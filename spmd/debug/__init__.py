@@ -19,6 +19,7 @@ from spmd.debug.picture import (
 )
 from spmd.debug.printing import debug_print as print
 from spmd.debug.progress import loading, step
+from spmd.debug.replicated import assert_replicated
 from spmd.lax.callback import Place, here
 from spmd.lax.callback import debug_callback as callback
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Place",
+    "assert_replicated",
     "breakpoint",
     "callback",
     "here",

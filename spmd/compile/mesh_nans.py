@@ -1,0 +1,110 @@
+"""`debug_nans` over a mesh: which operation, on which device of which rank, first made a NaN.
+
+A NaN on one rank must not raise on that rank alone: the others would wait for it. So the ranks say
+after each call whether they hold one; if any does, all run the program again in lockstep, each
+notes what it sees first, and all raise the same error about the earliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from spmd.collectives.transport import bootstrap
+from spmd.collectives.transport.origin import Origin
+from spmd.compile.nans import has_nan
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.primitive import Primitive
+from spmd.core.source import current_source
+from spmd.core.trace import to_numpy
+from spmd.sharding.lockstep import Lockstep, Values
+from spmd.sharding.spec import Mesh
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class _Finding:
+    """The `order`-th operation made a NaN on the device at mesh position `position`."""
+
+    order: int
+    position: int
+    text: str
+
+
+class _Search(Lockstep):
+    """Runs a program in lockstep and notes the first NaN that was not there before."""
+
+    def __init__(self, mesh: Mesh):
+        self._devices = mesh.flat_devices()
+        processes = [d.process_index for d in self._devices]
+        super().__init__(mesh.shape, processes, self._devices)
+        self.found: list[_Finding] = []  # of the first operation that made one
+        self._done = 0
+
+    def apply(self, prim: Primitive, operands: Sequence[Values], params: dict[str, Any]) -> Any:
+        outs = super().apply(prim, operands, params)
+        self._done += 1
+        if not self.found and prim.members is None:  # a collective brings what others made
+            rows = list(zip(*outs, strict=True)) if prim.multiple else [(x,) for x in outs]
+            for j, row in enumerate(rows):
+                if any(map(has_nan, row)) and not any(has_nan(x[j]) for x in operands):
+                    said = f"{prim.name} made a NaN"
+                    self.found.append(self._finding(j, said, current_source()))
+        return outs
+
+    def argument(self, name: str, values: Values) -> None:
+        """Note a NaN in an argument."""
+        for j, value in enumerate(values):
+            if has_nan(value):
+                self.found.append(self._finding(j, f"argument {name} holds a NaN", ""))
+
+    def _finding(self, j: int, what: str, source: Any) -> _Finding:
+        k = self.local[j]
+        place = ", ".join(f"{name}={index}" for name, index in self.positions[k].items())
+        rank = f"rank {self.processes[k]}, " if self.is_spread else ""
+        at = f" at {source}" if source else ""
+        return _Finding(self._done, k, f"{what} on {rank}{self._devices[k]} ({place}){at}")
+
+
+def check_mesh_nans(
+    name: str,
+    closed: ClosedJaxpr,
+    mesh: Mesh,
+    pieces: Sequence[Sequence[Any]],
+    outs: Sequence[Sequence[Any]],
+) -> None:
+    """Raise on every rank if any device of any rank holds a NaN among its results.
+
+    `pieces` are what each local device was given, operand by operand, `outs` what it made.
+    """
+    search = _Search(mesh)
+    mine = any(has_nan(x) for row in outs for x in row)
+    if not any(_everyone(search, f"the NaN check of {name}", mine)):
+        return
+    given = [[to_numpy(x) for x in row] for row in pieces]
+    names = closed.jaxpr.arg_names
+    for k, values in enumerate(given):
+        at = k - len(given) + len(names)
+        search.argument(names[at] if at >= 0 else f"number {k}", values)
+    with np.errstate(all="ignore"):
+        search.run(closed, given)
+    said = _everyone(search, f"the search for a NaN in {name}", search.found)
+    found = [finding for part in said for finding in part]
+    if not found:
+        raise FloatingPointError(
+            f"{name}: a result holds a NaN that no device made by itself: a sum over devices met "
+            "infinities of both signs"
+        )
+    first = min(found)
+    places = sorted(f for f in found if f.order == first.order)
+    others = f" (and on {len(places) - 1} more devices)" if places[1:] else ""
+    raise FloatingPointError(f"{name}: {first.text}{others}")
+
+
+def _everyone(search: _Search, what: str, mine: Any) -> list[Any]:
+    """What all ranks say."""
+    if not search.is_spread:
+        return [mine]
+    return bootstrap.world().all_gather_object(mine, Origin(what))

@@ -1,0 +1,80 @@
+"""`debug_nans` over a mesh: the device, the operation and the line that first made a NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+from spmd.sharding import PartitionSpec as P
+
+X = np.array([1.0, 4.0, -1.0, 9.0], np.float32)
+
+
+@pytest.fixture(autouse=True)
+def look() -> Iterator[None]:
+    with spmd.config.override("debug_nans", True):
+        yield
+
+
+def body(x: Any) -> Any:
+    y = snp.sqrt(x)
+    return lax.psum(y, "i") + x
+
+
+def test_pmap_names_device_operation_and_line():
+    told = r"pmap\(body\): sqrt made a NaN on CPU_2 \(i=2\) at .*test_mesh_nans.py:\d+ \(body\)"
+    f = spmd.pmap(body, axis_name="i")
+    for _ in range(3):  # also when the call has become a fast one
+        np.testing.assert_allclose(f(abs(X)), snp.sqrt(abs(X)).sum() + abs(X), rtol=1e-6)
+    for _ in range(3):
+        with pytest.raises(FloatingPointError, match=told):
+            f(X)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_shard_map(jitted: bool):
+    f = spmd.shard_map(body, mesh=spmd.make_mesh((4,), ("i",)), in_specs=P("i"), out_specs=P("i"))
+    f = spmd.jit(f) if jitted else f
+    with pytest.raises(FloatingPointError, match=r"shard_map\(body\): sqrt made a NaN on CPU_2"):
+        f(X)
+
+
+def test_inside_a_loop_with_collectives():
+    def f(x: Any) -> Any:
+        step = lambda _, c: snp.log(lax.psum(c, "i") - 20)  # noqa: E731
+        return lax.fori_loop(0, 3, step, x)
+
+    with pytest.raises(FloatingPointError, match=r"log made a NaN on CPU_0 .* \(and on 3 more"):
+        spmd.pmap(f, axis_name="i")(X)
+
+
+def test_a_nan_in_an_argument_is_named():
+    def f(state: Any) -> Any:
+        return lax.psum(state["w"], "i")
+
+    x = np.array([1, np.nan, 3, 4], np.float32)
+    with pytest.raises(FloatingPointError, match=r"argument state\['w'\] holds a NaN on CPU_1"):
+        spmd.pmap(f, axis_name="i")({"w": x})
+
+
+def test_infinities_that_meet():
+    x = np.array([np.inf, -np.inf, 0, 0], np.float32)
+    with pytest.raises(FloatingPointError, match="infinities of both signs"):
+        spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x)
+
+
+def test_donated_arguments_survive_the_search():
+    def f(w: Any, x: Any) -> Any:
+        return w + snp.log(x - lax.pmean(x, "i"))
+
+    mapped = spmd.pmap(f, axis_name="i", donate_argnums=(0,))
+    for _ in range(2):
+        w = spmd.pmap(lambda x: x)(X)
+        with pytest.raises(FloatingPointError, match="log made a NaN on CPU_0"):
+            mapped(w, abs(X))
