@@ -16,7 +16,10 @@ Frames = Sequence[Sequence]
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent / "spmd") + os.sep
 _LIBRARY = re.compile(r"(/lib(64)?/python3|/site-packages/|/dist-packages/|^<)")
-_DATA = re.compile(r"data_?(load|set)|loader|prefetch|next_batch|read_batch", re.I)
+_DATA = re.compile(
+    r"data_?(load|set)|loader|prefetch|(load|read|next|fetch|get)_(batch|shard|example)|^__next__$",
+    re.I,
+)
 
 
 def user_frame(frames: Frames) -> Sequence | None:
@@ -37,6 +40,11 @@ def place_of(frames: Frames) -> str:
 def loads_data(frames: Frames) -> bool:
     """Whether the stack goes through something that is called a data loader."""
     return any(_DATA.search(os.path.basename(f[0])) or _DATA.search(f[2]) for f in frames)
+
+
+def in_program(frames: Frames) -> bool:
+    """Whether the innermost frames are those of spmd's runtime, which runs a compiled program."""
+    return bool(frames) and frames[0][0].startswith(_PACKAGE + os.path.join("compile", "cpu"))
 
 
 def short_source(source: str) -> str:

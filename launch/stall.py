@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .places import loads_data, place_of, rank_text, short_source
+from .places import in_program, loads_data, place_of, rank_text, short_source
 
 RUNNING, RAISED, LEFT = range(3)
 HOST, TRACING, COMPILING, PROGRAM, COLLECTIVE, DATA, BREAKPOINT = range(7)
@@ -197,7 +197,7 @@ def judge(view: View, call: Call, soon: float) -> Finding:
         return finding("slow", f"is slow: it makes progress{at and ', now' + at}", True)
     if view.phase == DATA or loads_data(look.get("stack", ())):
         return finding("data loader", f"is in the data loader{at}{_asleep(look)}")
-    if view.phase == PROGRAM:
+    if view.phase == PROGRAM or in_program(look.get("stack", ())):
         return finding("slow", f"computes in a program{at}" if computes else f"hangs in one{at}")
     return finding("never entered", f"never came to {call.place}: it is{at}{_asleep(look)}")
 

@@ -18,10 +18,12 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 Body = Callable[[int], object]
 
@@ -57,6 +59,7 @@ class Program:
     culprits: tuple[int, ...] = ()
     words: tuple[str, ...] = ()  # regular expressions; each must be found in what is said
     code: int | None = None  # the exit code of the job; None: any but 0
+    helpers: tuple[Any, ...] = ()  # functions and classes beside it that hold marks
     options: tuple[str, ...] = ()  # more options of spmdrun
     environ: dict[str, str] = field(default_factory=dict)
     ci: bool = False  # runs in every test run, not only in the whole table
@@ -70,20 +73,35 @@ class Program:
         return self.kind != "none"
 
     @property
+    def module(self) -> ModuleType:
+        """The file that holds the program."""
+        return sys.modules[self.body.__module__]
+
+    @property
     def file(self) -> str:
         """The base name of the file that holds the program: what a `file:line` shows."""
         return Path(inspect.getsourcefile(self.body) or "").name
 
     def lines(self, mark: str) -> list[int]:
-        """The lines of the program that end with the comment `# mark`."""
-        text, first = inspect.getsourcelines(self.body)
-        wanted = re.compile(rf"#\s*{mark}\s*$")
-        return [first + k for k, line in enumerate(text) if wanted.search(line)]
+        """The lines of the program and its helpers that end with the comment `# mark`.
+
+        Where the others wait in the step that the programs of a file share, its line is as good.
+        """
+        found = [line for part in (self.body, *self.helpers) for line in _marked(part, mark)]
+        if found and mark == "others" and hasattr(self.module, "average"):
+            found += _marked(self.module.average, mark)
+        return found
 
     @property
     def description(self) -> str:
         """The first sentence of the docstring."""
         return (self.body.__doc__ or "").strip().splitlines()[0]
+
+
+def _marked(part: Any, mark: str) -> list[int]:
+    text, first = inspect.getsourcelines(part)
+    wanted = re.compile(rf"#\s*{mark}\s*$")
+    return [first + k for k, line in enumerate(text) if wanted.search(line)]
 
 
 _programs: dict[str, Program] = {}

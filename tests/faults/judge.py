@@ -5,6 +5,7 @@ The judge reads what a user reads, text; it knows no record that the tools keep 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ SENTENCES = {
 }
 _RANKS = re.compile(r"\branks? (\d+(?:-\d+)?(?:(?:, ?| and )\d+(?:-\d+)?)*)")
 _PREFIX = re.compile(r"^r[\d, -]+ \| ")
+# What follows the facts of an error about ranks that differ.
+_ADVICE = "Every rank must"
 # What no correct program may be told.
 _ALARM = re.compile(
     r"^(spmdrun|spmd)\b(?!: running as a single process).*"
@@ -104,6 +107,7 @@ def _naming(program: Program, lines: Sequence[Line]) -> tuple[float | None, list
             wrong.append(f"rank {rank} is not named as {program.kind}")
             continue
         there = [line for line in said if _shows(line.text, faults)] if faults else said
+        there = there or _in_blocks(program, lines, faults)
         if not there:
             wrong.append(f"rank {rank} is not named at {' or '.join(faults)}")
             continue
@@ -118,6 +122,19 @@ def _naming(program: Program, lines: Sequence[Line]) -> tuple[float | None, list
     if others and not any(_shows(line.text, others) for line in lines):
         wrong.append(f"where the others were, {' or '.join(others)}, is not said")
     return (max(times) if times else None), wrong
+
+
+def _in_blocks(program: Program, lines: Sequence[Line], faults: list[str]) -> list[Line]:
+    """Errors with one line a side: the culprits stand alone on theirs, the place on another."""
+    found = []
+    for at, line in enumerate(lines):
+        if "CollectiveError: " not in line.text:
+            continue
+        block = list(itertools.takewhile(lambda x: _ADVICE not in x.text, lines[at : at + 12]))
+        alone = any(ranks_in(side.text) == set(program.culprits) for side in block)
+        if alone and any(_shows(side.text, faults) for side in block):
+            found.append(line)
+    return found
 
 
 def _places(program: Program, mark: str) -> list[str]:

@@ -16,7 +16,7 @@ from spmd.core.errors import LaunchError
 class ForkedCommunicator(CheckedCommunicator):
     """What a communicator becomes in a forked child: every call raises."""
 
-    def _refuse(self, *_: Any) -> NoReturn:
+    def _refuse(self, *args: Any, **keywords: Any) -> NoReturn:
         raise LaunchError(
             f"process {os.getpid()} was forked from rank {self.rank} (process {os.getppid()}), and "
             "is no rank: a collective here would answer in its parent's name.\n"

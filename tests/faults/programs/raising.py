@@ -22,8 +22,8 @@ X = np.ones((1, 3), np.float32)
 
 
 def average(x):
-    """What all ranks do in each step."""
-    return lax.pmean(x, "i")
+    """What all ranks do in each step: here they wait."""
+    return lax.pmean(x, "i")  # others
 
 
 mean = spmd.pmap(average, axis_name="i")

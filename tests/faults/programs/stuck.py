@@ -26,8 +26,8 @@ LONG = 60  # seconds; the job must end long before
 
 
 def average(x):
-    """What all ranks do in each step."""
-    return lax.pmean(x, "i")
+    """What all ranks do in each step: here they wait."""
+    return lax.pmean(x, "i")  # others
 
 
 mean = spmd.pmap(average, axis_name="i")
@@ -122,8 +122,9 @@ def reading_a_pipe(rank):
 def native_code_that_keeps_the_lock(rank):
     """Rank 1 waits in C without letting other Python threads run."""
     mean(X)
+    semaphore = ctypes.create_string_buffer(64)
     if rank == 1:
-        ctypes.PyDLL(None).usleep(LONG * 1_000_000)  # fault
+        ctypes.PyDLL(None).sem_wait(semaphore)  # fault
     mean(X)
 
 
@@ -133,7 +134,8 @@ def rank_0_writes_a_checkpoint_to_a_dead_disk(rank):
     mean(X)
     if rank == 0:
         end, other = os.pipe()
-        os.write(other, bytes(1 << 22))  # fault
+        with os.fdopen(other, "wb") as file:
+            file.write(bytes(1 << 22))  # fault
         os.close(end)
     mean(X)
 
@@ -203,14 +205,14 @@ class DataLoader:
 
     def __next__(self):
         """Wait for the next batch."""
-        return self.batches.get()
+        return self.batches.get()  # fault
 
 
-@fault("loading", ranks=3, culprits=[1], ci=True)
+@fault("loading", ranks=3, culprits=[1], ci=True, helpers=(DataLoader,))
 def a_queue_that_stays_empty(rank):
     """The data loader of rank 1 waits for a batch that nobody makes."""
-    for _, batch in zip(range(5), DataLoader(rank), strict=False):  # fault
-        mean(batch)  # others
+    for _, batch in zip(range(5), DataLoader(rank), strict=False):
+        mean(batch)
 
 
 @fault("loading", ranks=2, culprits=[1])
