@@ -64,7 +64,7 @@ def run(program: Program, options: Sequence[str] = (), environ: Mapping[str, str
         lines, out = _read(job)
         verdict = judge(program, job.returncode, lines)
         began = _began(folder)
-        wrong = [*verdict.wrong, *_left(name, before)]
+        wrong = [*verdict.wrong, *_left(name, before, program.launcher == "spmdrun")]
         if job.returncode == -signal.SIGKILL:
             wrong.append(f"had not ended after {PATIENCE:g} s")
     seconds = verdict.named_at - began if verdict.named_at and began else None
@@ -121,11 +121,21 @@ def _began(folder: Path) -> float | None:
 # ---- what a job leaves -------------------------------------------------------------------------
 
 
-def _left(folder: str, before: set[Path]) -> list[str]:
-    """Processes and shared memory of the job that are still there, after a moment."""
+def _left(folder: str, before: set[Path], supervised: bool) -> list[str]:
+    """Processes and shared memory of the job that are still there, after a moment.
+
+    Where nobody supervises, Open MPI's single processes leave their segment; it is removed here.
+    """
     deadline = time.monotonic() + SECONDS_TO_VANISH
-    while (left := _orphans(folder) + _segments(before)) and time.monotonic() < deadline:
+    left = _orphans(folder) + _segments(before)
+    while left and supervised and time.monotonic() < deadline:
         time.sleep(0.1)
+        left = _orphans(folder) + _segments(before)
+    if not supervised:
+        for path in set(SHARED.glob("sm_segment.*.0")) - before:
+            if not _is_used(path):
+                path.unlink(missing_ok=True)
+        left = _orphans(folder)
     for path in Path(folder).glob("spmdrun-*"):
         left.append(f"left the folder {path.name}")
     return left

@@ -286,6 +286,7 @@ def tracing_without_end(rank):
 @fault("slow", ranks=3, culprits=[2], code=0, ci=True)
 def one_rank_is_late(rank):
     """Rank 2 takes seconds for what the others do at once."""
+    mean(X)
     for _ in range(2):
         if rank == 2:
             time.sleep(4.5)  # fault
@@ -295,6 +296,7 @@ def one_rank_is_late(rank):
 @fault("slow", ranks=2, culprits=[1], code=0)
 def more_work_on_one_rank(rank):
     """Rank 1 sorts a hundred times as much."""
+    mean(X)
     for _ in range(2):
         began = time.monotonic()
         while rank == 1 and time.monotonic() < began + 4.5:

@@ -209,7 +209,7 @@ def other_numbers_of_devices(rank):
     mean(x)
 
 
-@fault("launch", ranks=2, culprits=[], words=["process_count=4", "of 2"])
+@fault("launch", ranks=2, culprits=[], words=["4 ranks", "MPI says 2"])
 def another_number_of_ranks(rank):
     """The script was written for four ranks."""
     spmd.distributed.initialize(process_count=4)  # fault
@@ -225,10 +225,10 @@ def the_mpirun_of_another_mpi(rank):
     "launch",
     ranks=1,
     culprits=[],
-    words=["SLURM"],
+    words=["Slurm"],
     launcher="python",
     code=0,
-    environ={"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "interactive"},
+    environ={"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "interactive"},
 )
 def a_shell_inside_an_allocation(rank):
     """Half of Slurm's variables are set: this is a single process, and says why."""
