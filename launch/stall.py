@@ -90,6 +90,11 @@ class Verdict:
         """Whether the job should be left alone for now."""
         return any(finding.excused for finding in self.findings)
 
+    @property
+    def only_compiles(self) -> bool:
+        """Whether nothing is wrong: those that are missing compile, and get on with it."""
+        return all(f.kind == "compiling" and f.excused for f in self.findings)
+
     def ending(self) -> str:
         """`ranks 0, 2, 3 were waiting in psum train.py:88`."""
         return "; ".join(waiting_text(call, ranks, "was", "were") for call, ranks in self.waiting)

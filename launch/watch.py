@@ -75,7 +75,7 @@ class Watch:
         verdict = explain(job.views(now), soon=min(5.0, self.warn_after / 2))
         # Soon enough to end the job on time, and not often where a person debugs it.
         self.again_at = now + max(self.warn_after / 2, min(self.timeout - waited, 60.0))
-        if verdict is None:
+        if verdict is None or (waited < self.timeout and verdict.only_compiles):
             return
         over = waited >= self.timeout and not verdict.excused
         told = tuple((finding.rank, finding.kind) for finding in verdict.findings)

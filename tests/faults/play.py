@@ -17,7 +17,7 @@ def main() -> None:
 
     program = find(sys.argv[1])
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-    if folder := os.environ.get("FAULTS_FOLDER"):
+    if folder := os.environ.get("SPMD_FAULTS_FOLDER"):
         Path(folder, f"began-{rank}").write_text(repr(time.time()))
     program.body(rank)
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from tests.faults.judge import Line, Verdict, judge
 ROOT = Path(__file__).resolve().parents[2]
 PLAY = str(Path(__file__).with_name("play.py"))
 SHARED = Path("/dev/shm")
-FOLDER = "FAULTS_FOLDER"  # marks every process of a run, and tells it where its files belong
+FOLDER = "SPMD_FAULTS_FOLDER"  # marks every process of a run, and tells it where its files belong
 
 # Far above what any program takes, and what a busy machine adds: reached only by one that hangs.
 PATIENCE = 90.0
@@ -28,6 +28,8 @@ PATIENCE = 90.0
 SECONDS_TO_VANISH = 8.0
 # A stall is reported after half of this time without progress, and ends the job after the whole.
 STALLS = ("--stall-timeout", "6")
+# Correct programs get more time: on a busy machine ranks may take seconds to start.
+PATIENT_STALLS = ("--stall-timeout", "20")
 # Names of shared memory that MPI libraries and spmd make.
 _SEGMENT = re.compile(r"mpich|sm_segment|vader_segment|spmd")
 
@@ -43,8 +45,13 @@ class Result:
     err: str
 
 
-def run(program: Program, options: Sequence[str] = (), environ: Mapping[str, str] = {}) -> Result:
-    """Run one program; `options` and `environ` are added to its own."""
+def run(
+    program: Program,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] = {},
+    wrap: Callable[[list[str]], list[str]] = list,
+) -> Result:
+    """Run one program; `options` and `environ` are added to its own, `wrap` says where it runs."""
     # A short path: sockets live in it, and their names have an end.
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         folder = Path(name)
@@ -52,7 +59,7 @@ def run(program: Program, options: Sequence[str] = (), environ: Mapping[str, str
         own = {FOLDER: name, "TMPDIR": name, "PYTHONPATH": str(ROOT)}
         settings = {k: v for k, v in os.environ.items() if k != "SPMD_NUM_CPU_DEVICES"}
         job = subprocess.Popen(
-            _command(program, options),
+            wrap(_command(program, options)),
             env={**settings, **own, **program.environ, **environ},
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -78,8 +85,9 @@ def _command(program: Program, options: Sequence[str]) -> list[str]:
         return [sys.executable, *play]
     if program.launcher == "other-mpi":
         return [sys.executable, str(Path(__file__).with_name("other_mpi.py")), *play]
-    ranks = ["-n", str(program.ranks)]
-    return [sys.executable, "-m", "launch", *ranks, *STALLS, *program.options, *options, *play]
+    stalls = STALLS if program.is_fault else PATIENT_STALLS
+    words = ["-n", str(program.ranks), *stalls, *program.options, *options, *play]
+    return [sys.executable, "-m", "launch", *words]
 
 
 def _read(job: subprocess.Popen[str]) -> tuple[list[Line], str]:

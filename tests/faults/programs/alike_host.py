@@ -148,7 +148,7 @@ def ends_at_other_times(rank):
     """After the last collective rank 0 writes its results while the others have left."""
     mean(X)
     if rank == 0:
-        time.sleep(8)
+        time.sleep(4)
 
 
 @alike(ranks=2, like="exited")
@@ -252,11 +252,11 @@ def a_slow_loader(rank):
         mean(X)
 
 
-@alike(ranks=3, like="stuck", ci=True)
+@alike(ranks=3, like="stuck", ci=True, options=("--stall-timeout", "10"))
 def all_sleep(rank):
     """All ranks do host work for longer than the stall limit: nobody waits for anybody."""
     mean(X)
-    time.sleep(8)
+    time.sleep(6)
     mean(X)
 
 
@@ -330,7 +330,7 @@ def more_ranks_than_cores(rank):
         mean(X)
 
 
-@alike(ranks=2, like="computing", ci=True)
+@alike(ranks=2, like="computing", ci=True, options=("--stall-timeout", "6"))
 def a_long_compile_on_one_rank(rank):
     """Rank 1 compiles a program of its own for longer than the others like to wait."""
     mean(X)

@@ -228,7 +228,12 @@ def the_mpirun_of_another_mpi(rank):
     words=["Slurm"],
     launcher="python",
     code=0,
-    environ={"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "interactive"},
+    environ={
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "4",
+        "SLURM_JOB_NAME": "interactive",
+    },
 )
 def a_shell_inside_an_allocation(rank):
     """Half of Slurm's variables are set: this is a single process, and says why."""
