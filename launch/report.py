@@ -63,7 +63,11 @@ class Ending:
         """0 for a cause, 1 for a rank that saw another fail, 2 for one that was ended."""
         if self.report:
             return 1 if self.report.get("secondary") else 0
-        return 2 if self.stopped or self.code is None else 0
+        if self.stopped or self.code is None:
+            return 2
+        # In the middle of a collective it is MPI that ends a rank, because it lost another.
+        waits = self.last is not None and not self.last.done
+        return 1 if waits and self.code > 0 else 0
 
     def cause(self) -> str:
         """What happened to the rank, as the end of `rank 1 ...`."""

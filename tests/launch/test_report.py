@@ -133,3 +133,9 @@ def test_a_traceback_on_stderr_becomes_a_report():
     assert found["message"] == "Expecting ',' delimiter: line 1"
     assert found["traceback"].splitlines() == tail[1:]
     assert read_traceback(["no data"]) == read_traceback(tail[:3]) == {}
+
+
+def test_a_rank_that_mpi_ended_in_a_collective_is_no_cause():
+    endings = [Ending(0, 14, at=1.0, last=WAITS), Ending(1, -9, at=2.0, last=DONE)]
+    assert first_failure(endings).rank == 1
+    assert first_failure([Ending(0, 14, at=1.0, last=DONE), endings[1]]).rank == 0
