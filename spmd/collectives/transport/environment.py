@@ -48,7 +48,8 @@ def detect(
 ) -> Environment:
     """Apply the precedence of this module's docstring."""
     if process_count is not None:
-        return Environment("arguments", process_index or 0, process_count)
+        rank = detect(environ).rank if process_index is None else process_index
+        return Environment("arguments", rank, process_count)
     owner = environ.get(OWNER)
     if owner is not None and owner != str(os.getpid()):
         return Environment(
