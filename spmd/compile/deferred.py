@@ -27,6 +27,7 @@ class Deferred:
 
 elementwise = Deferred("spmd.compile.lower.elementwise")
 executable = Deferred("spmd.compile.executable")
+flat = Deferred("spmd.compile.flat")
 mapcall = Deferred("spmd.compile.mapcall")
 meshprogram = Deferred("spmd.compile.meshprogram")
 multidevice = Deferred("spmd.compile.multidevice")

@@ -2,7 +2,9 @@
 
 `evaluate` is the hook of `core/trace.py`. Calls of jaxprs run compiled; everything else runs the
 primitive's `impl` over NumPy, or, where the operands are large enough for it to pay, a compiled
-program of that one equation.
+program of that one equation. What is rounded by our own code (float functions, float sums,
+products) runs code that serves all sizes (`flat.py`), so that a value never depends on how often
+an operation was met; under `disable_jit`, which asks for what is obviously right, `impl`.
 """
 
 from __future__ import annotations
@@ -17,18 +19,21 @@ import numpy as np
 from spmd.compile.deferred import (
     elementwise,
     executable,
+    flat,
     mapcall,
     meshprogram,
     multidevice,
     pipeline,
 )
+from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.fastmap import hook
+from spmd.sharding.fastmap import MISS, hook
 from spmd.sharding.shard_map_rules import shard_map_p
 
 if TYPE_CHECKING:
@@ -42,6 +47,14 @@ COMPILE_FROM_ELEMENTS = 1 << 16
 # Where a slice starts is a parameter: `x[k : k + n]` in a loop would compile a program for every k,
 # for what NumPy does by copying a view.
 NEVER_COMPILED = frozenset({"slice", "pure_callback"})
+
+# Float functions, sums and products of the sizes below go to `flat.py`. Operations that are rounded
+# once, or not at all, have one possible result: NumPy's.
+FLAT = frozenset(
+    "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
+    "logistic rsqrt cbrt erf erfc erf_inv lgamma digamma pow integer_pow "
+    "reduce_sum reduce_prod reduce_max reduce_min dot_general".split()
+)
 
 # Each call may bring a function of its own, which would be kept alive for ever.
 NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
@@ -57,7 +70,7 @@ _loops = weakref.WeakKeyDictionary()
 class _Signature:
     """What is known of a primitive at given avals and parameters."""
 
-    __slots__ = ("executable", "expected", "is_large")
+    __slots__ = ("door", "executable", "expected", "is_flat", "is_large")
 
     def __init__(self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]):
         found = prim.rule("abstract")(*avals, **params)
@@ -65,7 +78,22 @@ class _Signature:
         large = any(a.size >= COMPILE_FROM_ELEMENTS for a in (*avals, *self.expected))
         refused = prim.name in NEVER_COMPILED or bool(prim.effects(params))
         self.is_large = large and not refused
+        self.is_flat = (
+            prim.name in FLAT
+            and not large
+            and all(dtypes.is_float(a.dtype) and a.size for a in (*avals, *self.expected))
+        )
         self.executable: Executable | None = None
+        self.door: Callable[..., Any] | None = None
+
+    def prepare_flat(
+        self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
+    ) -> None:
+        """Make the program that serves all sizes, if there is one."""
+        made = flat.program_of(_jaxpr_of_one(prim, avals, self.expected, params))
+        self.is_flat = made is not None
+        if made is not None:
+            self.executable, self.door = made, made.door
 
 
 _signatures: dict[Any, _Signature] = {}
@@ -98,6 +126,15 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         known = _Signature(prim, avals, params)
         if prim.name not in NEVER_KEPT:
             _signatures[key] = known
+    if known.is_flat and not config.disable_jit:
+        if known.executable is None:
+            known.prepare_flat(prim, avals, params)
+        if known.door is not None:
+            out = known.door(*operands)
+            if out is not MISS:
+                return out
+        if known.executable is not None:
+            return known.executable(operands)[0]
     if known.is_large:
         if known.executable is None:
             known.executable = _one_equation(prim, avals, known.expected, params)
@@ -201,10 +238,20 @@ def _one_equation(
     params: dict[str, Any],
 ) -> Executable:
     """The executable of a program that is one equation."""
+    return pipeline.compile_jaxpr(_jaxpr_of_one(prim, avals, expected, params))
+
+
+def _jaxpr_of_one(
+    prim: Primitive,
+    avals: Sequence[ShapedArray],
+    expected: Sequence[ShapedArray],
+    params: dict[str, Any],
+) -> ClosedJaxpr:
+    """A jaxpr of one equation."""
     invars = [Var(a) for a in avals]
     outvars = [Var(a) for a in expected]
     eqn = Eqn(prim, tuple(invars), tuple(outvars), params)
-    return pipeline.compile_jaxpr(ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name)))
+    return ClosedJaxpr(Jaxpr((), invars, [eqn], outvars, prim.name))
 
 
 def specialise_map(call: MappedCall) -> Callable[..., Any] | None:

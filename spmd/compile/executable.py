@@ -77,7 +77,11 @@ class Executable:
             self._compile(key)
         else:
             self._load(image, closed)
-        self.native.name = closed.jaxpr.name
+        self.prepare(closed.jaxpr.name)
+
+    def prepare(self, name: str) -> None:
+        """Note what every call needs, when the native program and the constants are there."""
+        self.native.name = name
         self.const_pointers = [pointer(c) for c in self._consts]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
         self._report = bytes(8 * (1 + self.native.devices))

@@ -1,19 +1,22 @@
-"""Hot operations: what eager code does again and again runs as a compiled closure.
+"""Hot operations: what eager code does again and again runs as a native call.
 
 The one idea: an operation outside `jit` costs little arithmetic and much asking: promotion, shapes,
 the primitive's rules, NumPy's own dispatch. When an operation was called a few times on operands of
-the same types, it is traced and compiled like a jitted function, numbers as run-time operands, and
-from then on a call is a look-up and the closure of `fastcall`.
+the same types, it is traced, and from then on a call is a look-up and the call of a door.
 
-Nobody may see the difference: only programs are taken whose every bit is determined, that is
-which move elements, or round at most once.
+Nobody may see the difference. Programs whose every bit is determined, that is which move elements,
+or round at most once, are compiled like jitted functions, numbers as run-time operands. Where the
+rounding is ours, the door is that of `flat.py`, whose code ran from the first call on.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from spmd.compile.deferred import flat
+from spmd.compile.dispatch import COMPILE_FROM_ELEMENTS, FLAT
 from spmd.compile.jit import JitFunction
 from spmd.core.config import config
 from spmd.core.context import busy
@@ -32,12 +35,17 @@ MOST_ELEMENTS = 1 << 16
 # What moves or compares elements, or computes on integers: its result has no rounding.
 _EXACT = frozenset(
     "and or xor not eq ne lt le gt ge select_n neg abs copy reshape permute_dims squeeze slice "
-    "dynamic_slice broadcast_in_dim rev shift_left shift_right_logical "
-    "shift_right_arithmetic".split()
+    "dynamic_slice broadcast_in_dim rev shift_left shift_right_logical floor ceil sign round "
+    "shift_right_arithmetic is_finite reduce_and reduce_or reduce_xor argmax argmin".split()
 )
 # What is rounded once, the same by every processor.
-_ROUNDED = frozenset("add sub mul div convert_element_type".split())
+_ROUNDED = frozenset("add sub mul div sqrt square convert_element_type".split())
+# What has one result for integers, in whatever order.
+_EXACT_OF_INTEGERS = frozenset("reduce_sum reduce_prod reduce_max reduce_min max min".split())
 _DTYPES = frozenset("float32 float64 int32 int64 uint32 uint64 bool".split())
+# What may stand beside the operations of `flat.py`, one step each.
+_STEPS = frozenset("add sub mul div neg abs sqrt square convert_element_type select_n".split())
+_ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
 _NUMBERS = (int, float, bool)
 
@@ -49,34 +57,55 @@ class Hot:
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
-        self._jitted = JitFunction(function)
+        self._jitted: JitFunction | None = None
         self._counts: dict[Any, int] = {}
         # None: this kind was looked at and stays with the general path.
         self.table: dict[Any, Callable[..., Any] | None] = {}
         _all.append(self)
 
-    def __call__(self, key: Any, args: tuple[Any, ...]) -> Any:
-        """Apply the operation to operands of the kind `key`, which has no closure yet."""
+    def __call__(
+        self,
+        key: Any,
+        args: tuple[Any, ...],
+        options: tuple[Any, ...] = (),
+        named: dict[str, Any] | None = None,
+    ) -> Any:
+        """Apply the operation to operands of the kind `key`, which has no closure yet.
+
+        `options` and `named` are further arguments, part of the key, which are no operands.
+        """
         if key not in self.table and not config.disable_jit:
             calls = self._counts.get(key, 0) + 1
             self._counts[key] = calls
             if calls >= HOT_AFTER and len(self.table) < MOST_KINDS:
                 del self._counts[key]
-                self.table[key] = self._closure(args)
+                self.table[key] = self._closure(args, options, named or {})
             elif len(self._counts) > MOST_KINDS:
                 self._counts.clear()
-        return self._function(*args)
+        return self._function(*args, *options, **(named or {}))
 
-    def _closure(self, args: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def _closure(
+        self, args: tuple[Any, ...], options: tuple[Any, ...], named: dict[str, Any]
+    ) -> Callable[..., Any] | None:
         if any(type(x) is Array and x._sharding is not None for x in args):
             return None
-        if not is_determined(self._jitted.trace(*args).jaxpr):
-            return None
-        return self._jitted.closure(args)
+        function = self._function
+        if options or named:
+            jitted = JitFunction(lambda *args: function(*args, *options, **named))
+        else:
+            jitted = self._jitted = self._jitted or JitFunction(function)
+        closed = jitted.trace(*args).jaxpr
+        if is_determined(closed):
+            return jitted.closure(args)
+        if is_flat(closed) and all(type(x) is Array for x in args):
+            made = flat.program_of(closed)
+            return None if made is None else made.door
+        return None
 
     def forget(self) -> None:
         """Start again: a setting changed that the closures do not look at."""
-        self._jitted.clear_cache()
+        if self._jitted is not None:
+            self._jitted.clear_cache()
         self._counts.clear()
         self.table.clear()
 
@@ -93,26 +122,46 @@ def is_determined(closed: ClosedJaxpr) -> bool:
         avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         if any(a.dtype.name not in _DTYPES for a in avals):
             return False
-        name = eqn.prim.name
+        name, is_float = eqn.prim.name, avals[0].dtype.kind == "f"
         if name in _ROUNDED:
             # From floating point to integers processors differ in what does not fit.
-            if avals[0].dtype.kind == "f" and avals[-1].dtype.kind != "f":
+            if is_float and avals[-1].dtype.kind != "f":
                 return False
-            if name == "div" and avals[0].dtype.kind != "f":
+            if name == "div" and not is_float:
                 return False
             rounded += name != "convert_element_type" and avals[-1].dtype.kind == "f"
+        elif name in _EXACT_OF_INTEGERS:
+            if is_float:
+                return False
         elif name not in _EXACT:
             return False
     return rounded <= 1
 
 
+def is_flat(closed: ClosedJaxpr) -> bool:
+    """Whether evaluation, equation by equation, gives what the steps of `flat.py` give."""
+    for eqn in closed.eqns:
+        avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
+        if any(a.size >= COMPILE_FROM_ELEMENTS or not a.size for a in avals):
+            return False
+        if any(a.dtype.name not in ("float32", "float64", "bool") for a in avals):
+            return False
+        if eqn.prim.name not in FLAT | _STEPS | _ALIASES:
+            return False
+    return True
+
+
+# ---- functions that become hot -----------------------------------------------------------------
+
+
 def hot_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A method of arrays for an operation of one array."""
+    """A function of one array, or a method of arrays."""
     hot = Hot(f)
     table = hot.table
 
-    def method(self: Any) -> Any:
-        if busy:
+    @functools.wraps(f)
+    def method(self: Any, /) -> Any:
+        if busy or type(self) is not Array:
             return f(self)
         match = table.get(self.aval)
         if match is not None:
@@ -125,16 +174,17 @@ def hot_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def hot_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A method of arrays for an operation with another array or a number.
+    """A function of an array and another one or a number, or a method of arrays.
 
     Operands of any other type go straight to `f`.
     """
     hot = Hot(f)
     table = hot.table
 
-    def method(self: Any, other: Any) -> Any:
+    @functools.wraps(f)
+    def method(self: Any, other: Any, /) -> Any:
         kind = type(other)
-        if busy:
+        if busy or type(self) is not Array:
             return f(self, other)
         if kind is Array:
             key = self.aval, other.aval
@@ -150,6 +200,66 @@ def hot_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         return hot(key, (self, other))
 
     return method
+
+
+def hot_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of several arrays; with further arguments, or anything else, it is as it was."""
+    hot = Hot(f)
+    table = hot.table
+
+    @functools.wraps(f)
+    def call(*args: Any, **named: Any) -> Any:
+        if busy or named:
+            return f(*args, **named)
+        for x in args:
+            if type(x) is not Array:
+                return f(*args)
+        key = tuple([x.aval for x in args])
+        match = table.get(key)
+        if match is not None:
+            out = match(*args)
+            if out is not MISS:
+                return out
+        return hot(key, args)
+
+    return call
+
+
+def hot_options(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of one array and options, which are part of its kind if they are plain."""
+    hot = Hot(f)
+    table = hot.table
+
+    @functools.wraps(f)
+    def call(*args: Any, **named: Any) -> Any:
+        if busy or not args or type(args[0]) is not Array:
+            return f(*args, **named)
+        x, *options = args
+        key: Any = x.aval
+        if options or named:
+            if not is_plain(options) or not is_plain(named.values()):
+                return f(*args, **named)
+            key = (key, len(options), *options, *named.items())
+        match = table.get(key)
+        if match is not None:
+            out = match(x)
+            if out is not MISS:
+                return out
+        return hot(key, (x,), tuple(options), named)
+
+    return call
+
+
+_PLAIN = frozenset((int, bool, str, type(None), type(Ellipsis)))
+
+
+def is_plain(options: Any) -> bool:
+    """Whether values are equal only if they mean the same: numbers that count, names, tuples."""
+    for value in options:
+        kind = type(value)
+        if kind not in _PLAIN and (kind is not tuple or not is_plain(value)):
+            return False
+    return True
 
 
 def _forget(_: Any) -> None:

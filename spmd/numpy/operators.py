@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_binary, hot_unary
+from spmd.compile.hot import hot_binary, hot_options, hot_unary
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy import (
@@ -127,10 +127,23 @@ def _hot(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _getitem(self: Any, index: Any) -> Any:
-    """`x[i]` of a concrete array: an integer is an operand, so that a loop compiles once."""
-    if type(index) is int and self.aval.shape and -len(self) <= index < len(self):
-        return _element(self, index)
+    """`x[i]` of a concrete array: an integer is an operand, so that a loop compiles once.
+
+    A slice that comes again and again, with the same bounds, is a program of its own.
+    """
+    kind = type(index)
+    if kind is int:
+        if self.aval.shape and -len(self) <= index < len(self):
+            return _element(self, index)
+    elif kind is slice:
+        return _sliced(self, index.start, index.stop, index.step)
     return getitem(self, index)
+
+
+@hot_options
+def _sliced(x: Any, start: Any, stop: Any, step: Any) -> Any:
+    """`x[start:stop:step]`."""
+    return getitem(x, slice(start, stop, step))
 
 
 # ---- special methods ---------------------------------------------------------------------------

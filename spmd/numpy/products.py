@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.compile.hot import hot_arrays
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.source import current_source
@@ -53,6 +54,7 @@ def _check_contracted(name: str, a: Any, b: Any, da: Sequence[int], db: Sequence
             )
 
 
+@hot_arrays
 def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
     """Product over the last dim of `a` and the last but one of `b` (its only one, if a vector)."""
     a, b = _operands("dot", a, b)
@@ -66,6 +68,7 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
     return _contract(a, b, (da, db), ((), ()), precision, wanted)
 
 
+@hot_arrays
 def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
     """Matrix product `a @ b`; dims before the last two are batch dims and broadcast."""
     a, b = _operands("matmul", a, b)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spmd import lax
+from spmd.compile.hot import hot_options
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ConcretizationError, DtypeError, ShapeError
@@ -189,6 +190,7 @@ def _additive(
     return _reduce(kind, a, axis, keepdims, initial, mask, compute, result)
 
 
+@hot_options
 def sum(
     a: Any,
     axis: Axis = None,
@@ -204,6 +206,7 @@ def sum(
     return _additive(_SUM, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
+@hot_options
 def prod(
     a: Any,
     axis: Axis = None,
@@ -219,6 +222,7 @@ def prod(
     return _additive(_PROD, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
+@hot_options
 def max(
     a: Any,
     axis: Axis = None,
@@ -233,6 +237,7 @@ def max(
     return _reduce(_MAX, plain(a), axis, keepdims, initial, check_where("max", where))
 
 
+@hot_options
 def min(
     a: Any,
     axis: Axis = None,
@@ -251,6 +256,7 @@ amax = max
 amin = min
 
 
+@hot_options
 def all(
     a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
@@ -260,6 +266,7 @@ def all(
     return _reduce(_ALL, as_bool(plain(a)), axis, keepdims, None, check_where("all", where))
 
 
+@hot_options
 def any(
     a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
@@ -269,12 +276,14 @@ def any(
     return _reduce(_ANY, as_bool(plain(a)), axis, keepdims, None, check_where("any", where))
 
 
+@hot_options
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """How many elements are not zero."""
     check_arraylike("count_nonzero", a)
     return sum(as_bool(plain(a)), axis, default_int(), keepdims=keepdims)
 
 
+@hot_options
 def ptp(a: Any, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
     """Peak to peak: maximum minus minimum."""
     refuse_out("ptp", out)
@@ -301,12 +310,14 @@ def _arg_extreme(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdim
     return keep_dims(result, shape, dims) if keepdims else result
 
 
+@hot_options
 def argmax(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
     """Where the first maximum is; in the flat array if `axis` is None."""
     refuse_out("argmax", out)
     return _arg_extreme("argmax", lax.argmax, a, axis, keepdims)
 
 
+@hot_options
 def argmin(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
     """Where the first minimum is; in the flat array if `axis` is None."""
     refuse_out("argmin", out)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.compile.hot import hot_arrays
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
@@ -34,6 +35,7 @@ from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.taking import take
 
 
+@hot_arrays
 def where(
     condition: Any,
     x: Any = None,

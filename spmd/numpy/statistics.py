@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.compile.hot import hot_options
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
@@ -53,6 +54,7 @@ def _count(a: Any, axis: Axis, keepdims: bool, where: Any, dtype: np.dtype) -> A
     return sum(mask, axis, dtype, keepdims=keepdims)
 
 
+@hot_options
 def mean(
     a: Any,
     axis: Axis = None,

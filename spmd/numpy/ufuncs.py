@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.compile.hot import hot_binary, hot_unary
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
@@ -53,7 +54,7 @@ def float_unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., An
     def f(x: Any, /) -> Any:
         return op(*promote_args_inexact(name, x))
 
-    return named(f, name, doc)
+    return hot_unary(named(f, name, doc))
 
 
 def unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
@@ -62,7 +63,7 @@ def unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
     def f(x: Any, /) -> Any:
         return op(*promote_args(name, x))
 
-    return named(f, name, doc)
+    return hot_unary(named(f, name, doc))
 
 
 def binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
@@ -71,7 +72,7 @@ def binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
     def f(x: Any, y: Any, /) -> Any:
         return op(*promote_args(name, x, y))
 
-    return named(f, name, doc)
+    return hot_binary(named(f, name, doc))
 
 
 def float_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
@@ -80,7 +81,7 @@ def float_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., A
     def f(x: Any, y: Any, /) -> Any:
         return op(*promote_args_inexact(name, x, y))
 
-    return named(f, name, doc)
+    return hot_binary(named(f, name, doc))
 
 
 def _bool_or(op: Callable[..., Any], bool_op: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,6 +116,7 @@ maximum = binary("maximum", lax.max, "The larger of two; NaN if one is NaN.")
 minimum = binary("minimum", lax.min, "The smaller of two; NaN if one is NaN.")
 
 
+@hot_unary
 def absolute(x: Any, /) -> Any:
     """Absolute value; the modulus of complex numbers."""
     check_arraylike("absolute", x)
@@ -133,11 +135,13 @@ def fabs(x: Any, /) -> Any:
     return lax.abs(x)
 
 
+@hot_unary
 def square(x: Any, /) -> Any:
     """`x * x`."""
     return lax.square(*promote_args_numeric("square", x))
 
 
+@hot_unary
 def reciprocal(x: Any, /) -> Any:
     """`1 / x`, as float."""
     (x,) = promote_args_inexact("reciprocal", x)
