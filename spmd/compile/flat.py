@@ -160,7 +160,7 @@ def _reducer(op: str, dtype: str, along_rows: bool) -> int:
 
 def _product(eqn: Eqn, place: Place) -> KernelStep | None:
     view = view_product(eqn)
-    if view is None or any(side.order is not None for side in view.sides):
+    if view is None or any(side.layout.order is not None for side in view.sides):
         return None
     made, result = view.product, view.result
     epilogue = store_epilogue(
@@ -191,7 +191,7 @@ class FlatExecutable(Executable):
         self.results = (None,) * len(self.out_avals)
         self._consts = steps.consts
         self.native = build_program(steps.program())
-        self.prepare()
+        self.prepare(closed.jaxpr.name)
         self.door = self._door()
 
     def _door(self) -> Callable[..., Any] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES
 from spmd.compile.cpu.layout import object_layout
@@ -64,8 +65,8 @@ class NativeWriter(Writer):
         self.direct = direct
         self.slab_bytes = self.slab_word = 0
         nbytes = sum(a.nbytes for a in executable.outputs) + executable.arena
-        # Then nothing shall be taken or allocated for a call that does not fit.
-        self.allocates_much = bool(executable.takes) or nbytes > SLAB_BYTES
+        # Then nothing shall be taken, allocated or recorded for a call that does not fit.
+        self.checks = bool(executable.takes) or nbytes > SLAB_BYTES or FLIGHT.keeps_programs
         self.template: list[int] = []
 
     def function(self) -> Callable[..., Any]:
@@ -78,7 +79,12 @@ class NativeWriter(Writer):
         self.names["run"] = self.open(made, is_flat=False)
         names = [self.fresh() for _ in made]
         # A call of the door that did not fit has done nothing.
+        if FLIGHT.keeps_programs:
+            self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
+            self.put(f"span = begin({self.executable.native.label}, 0)")
         self.put(f"made = run({', '.join(self.operands)})")
+        if FLIGHT.keeps_programs:
+            self.put("completed(span)")
         self.put("if made is MISS: return MISS")
         if names:
             self.put(f"{', '.join(names)}{'' if self.out_tree.kind is None else ','} = made")
@@ -89,6 +95,8 @@ class NativeWriter(Writer):
 
     def is_plain(self) -> bool:
         """Whether the door can be called with the arguments as they are, and gives the results."""
+        if FLIGHT.keeps_programs:
+            return False
         args_tree, kwargs_tree = self.split.tree.children
         if self.split.static_args or self.split.static_kwargs or kwargs_tree.children:
             return False
@@ -119,7 +127,7 @@ class NativeWriter(Writer):
             return
         self.leaf += 1
         self.arrays.append(name)
-        if self.allocates_much:
+        if self.checks:
             self.put(f"if {name}.aval is not {self.bind(aval)}: return MISS")
         self.operand(name, door.ARRAY, aval)
 
