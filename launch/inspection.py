@@ -6,6 +6,8 @@ kernel or is stopped by a debugger. The guard uses it, on the rank's own host.
 
 from __future__ import annotations
 
+import ast
+import ctypes
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import signal
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +30,10 @@ PAGE = struct.Struct("<12q")
 PAGE_BYTES = 4096
 PID, BEGUN, STATE, PHASE, SINCE, CALLED, STEP = 2, 5, 6, 7, 8, 9, 10
 
+# Larger sources are not read to find the name of a method.
+MOST_SOURCE_BYTES = 1 << 20
+
+_LIBC = ctypes.CDLL(None)
 _THREAD = re.compile(r"^(Current thread|Thread) 0x([0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
@@ -92,7 +99,7 @@ class Subject:
         if self.stacks and caught >> (STACK_SIGNAL - 1) & 1:
             text = _ask_for_stacks(self.pid, self.stacks)
             if text:
-                return main_thread(text)
+                return [qualified(*frame) for frame in main_thread(text)]
         return _by_py_spy(self.pid)
 
 
@@ -195,9 +202,13 @@ def out_of_memory_kills() -> int:
 def _ask_for_stacks(pid: int, path: str) -> str:
     """Make the process write its stacks, and return what it wrote."""
     try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            word, _, listener = file.readline().partition(" ")
         before = os.path.getsize(path)
-        os.kill(pid, STACK_SIGNAL)
-    except OSError:
+        # To a thread that waits for nothing else: a signal would end a sleep of another.
+        if word != "listener" or _LIBC.tgkill(pid, int(listener), STACK_SIGNAL):
+            return ""
+    except (OSError, ValueError, AttributeError):
         return ""
     size, deadline = before, time.monotonic() + SECONDS_FOR_STACKS
     while time.monotonic() < deadline:
@@ -223,6 +234,33 @@ def main_thread(text: str) -> list[list]:
     # The program's own file is the outermost frame of one thread only; faulthandler lists it last.
     whole = [frames for frames in threads if frames[-1][2] in ("<module>", "_run_module_as_main")]
     return (whole or threads or [[]])[-1]
+
+
+def qualified(file: str, line: int, function: str) -> list:
+    """The frame with its function's name as `DataLoader.__next__`, where the source tells."""
+    try:
+        if os.path.getsize(file) > MOST_SOURCE_BYTES:
+            return [file, line, function]
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return [file, line, function]
+    names: list[str] = []
+    inside: ast.AST | None = tree
+    while inside is not None:
+        around = (d for d in _definitions(inside) if d.lineno <= line <= (d.end_lineno or d.lineno))
+        inside = found = next(around, None)
+        if found is not None:
+            names.append(found.name)
+    return [file, line, ".".join(names) if names and names[-1] == function else function]
+
+
+def _definitions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef]:
+    """The functions and classes inside a node, not those inside of them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            yield child
+        else:
+            yield from _definitions(child)
 
 
 def _by_py_spy(pid: int) -> list[list]:

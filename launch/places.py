@@ -17,7 +17,8 @@ Frames = Sequence[Sequence]
 _PACKAGE = str(Path(__file__).resolve().parent.parent / "spmd") + os.sep
 _LIBRARY = re.compile(r"(/lib(64)?/python3|/site-packages/|/dist-packages/|^<)")
 _DATA = re.compile(
-    r"data_?(load|set)|loader|prefetch|(load|read|next|fetch|get)_(batch|shard|example)|^__next__$",
+    r"data_?(load|set)|loader|prefetch|(load|read|next|get|fetch)_(batch|data|shard|sample|example)"
+    r"|\b__next__$",
     re.I,
 )
 

@@ -118,7 +118,9 @@ class Printer:
         """A rank has ended: its last line may have no end."""
         for kind in self.sinks:
             stream = self.streams[rank, kind]
-            if stream.text:
+            if stream.text and rank not in self.shown:
+                self._keep(rank, stream.text)
+            elif stream.text:
                 self._line(stream, stream.text)
         if self.held is not None:
             self._release(time.monotonic() - COLLAPSE_SECONDS)

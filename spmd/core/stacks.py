@@ -1,14 +1,17 @@
 """Lets a watcher outside ask where this process is: a signal writes its stacks to a file.
 
 `faulthandler` does it inside the signal's handler, without the interpreter's lock, so it works
-while a thread sits in native code. spmdrun sets `SPMD_STACKS` to `signal number:file`; the handler
-is in place as soon as `import spmd` begins. Without that variable this module does nothing.
+while a thread sits in native code. The signal is for a thread of its own that does nothing else: a
+signal to a thread that sleeps or writes would end its sleep, or cut its writing short. spmdrun sets
+`SPMD_STACKS` to `signal number:file`; the handler is in place as soon as `import spmd` begins.
+Without that variable this module does nothing.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import os
+import threading
 from collections.abc import Mapping
 from typing import TextIO
 
@@ -21,7 +24,8 @@ _open_files: list[TextIO] = []
 def answer(environ: Mapping[str, str] = os.environ) -> bool:
     """Answer the watcher that `environ` names; returns whether there is one.
 
-    A request that cannot be met (another platform, a folder that is gone) is passed over: not being
+    The first line of the file is `listener N`, the number of the thread to send the signal to. A
+    request that cannot be met (another platform, a folder that is gone) is passed over: not being
     watched is no reason to fail.
     """
     number, _, path = environ.get(VARIABLE, "").partition(":")
@@ -33,6 +37,12 @@ def answer(environ: Mapping[str, str] = os.environ) -> bool:
     except (OSError, ValueError, AttributeError, RuntimeError):
         return False
     _open_files.append(file)
+    never = threading.Lock()
+    never.acquire()
+    listener = threading.Thread(target=never.acquire, name="spmd-stacks", daemon=True)
+    listener.start()
+    file.write(f"listener {listener.native_id}\n")
+    file.flush()
     return True
 
 

@@ -110,3 +110,79 @@ def test_logs_hold_each_rank_as_it_wrote(tmp_path):
     screen.printer.finish(1)
     assert (tmp_path / "rank-0.log").read_bytes() == b"\r 1%\r 2%\n"
     assert (tmp_path / "rank-1.log").read_bytes() == b"x\n"
+
+
+# ---- lines of several ranks, of some ranks, of several hosts ------------------------------------
+
+
+def printer(sink: io.BytesIO, ranks: int, **options) -> Printer:
+    return Printer(ranks, sink, sink, True, **options)
+
+
+def test_a_line_that_all_ranks_say_is_printed_once():
+    sink = io.BytesIO()
+    screen = printer(sink, 4, collapse=True)
+    for rank in (2, 0, 3):
+        screen.feed(rank, b"o", b"loading\n")
+    assert sink.getvalue() == b""
+    screen.feed(1, b"o", b"loading\n")
+    assert sink.getvalue() == b"r0-3 | loading\n"
+
+
+def test_each_ranks_lines_keep_their_order():
+    sink = io.BytesIO()
+    screen = printer(sink, 3, collapse=True)
+    screen.feed(0, b"o", b"a\nb\n")
+    screen.feed(2, b"o", b"x\na\nb\n")
+    screen.feed(1, b"o", b"a\nb\n")
+    screen.close()
+    lines = sink.getvalue().decode().splitlines()
+    for rank, said in ((0, ["a", "b"]), (1, ["a", "b"]), (2, ["x", "a", "b"])):
+        of_rank = [line for line in lines if str(rank) in _ranks_of(line)]
+        assert [line.partition(" | ")[2] for line in of_rank] == said, lines
+
+
+def _ranks_of(line: str) -> list[str]:
+    found: list[str] = []
+    for word in line.partition(" | ")[0][1:].split(","):
+        first, _, last = word.partition("-")
+        found += [str(r) for r in range(int(first), int(last or first) + 1)]
+    return found
+
+
+def test_a_line_of_some_ranks_waits_only_a_moment():
+    sink = io.BytesIO()
+    screen = printer(sink, 4, collapse=True)
+    for rank in (0, 2, 3):
+        screen.feed(rank, b"o", b"mine\n")
+    deadline = time.monotonic() + 30
+    while not sink.getvalue() and time.monotonic() < deadline:
+        screen.idle()
+    assert sink.getvalue() == b"r0,2-3 | mine\n"
+
+
+def test_only_some_ranks(tmp_path):
+    sink = io.BytesIO()
+    screen = printer(sink, 3, only=(1,), log_dir=str(tmp_path))
+    for rank in range(3):
+        screen.feed(rank, b"e", b"line one\nline")
+        screen.feed(rank, b"e", b" two\n")
+    assert sink.getvalue() == b"r1 | line one\nr1 | line two\n"
+    # The others are in their logs, and their last words are known if they fail.
+    assert (tmp_path / "rank-2.log").read_bytes() == b"line one\nline two\n"
+    assert screen.tail(2) == ["line one", "line two"]
+    screen.show_always(2)
+    screen.feed(2, b"o", b"(Pdb) \n")
+    assert sink.getvalue().endswith(b"r2 | (Pdb) \n")
+    screen.feed(0, b"e", b"no end")
+    for rank in range(3):
+        screen.finish(rank)
+    assert screen.tail(0)[-1] == "no end" and b"no end" not in sink.getvalue()
+
+
+def test_hosts_are_named_where_there_are_several():
+    sink = io.BytesIO()
+    screen = printer(sink, 2, name_hosts=True)
+    screen.hosts.update({0: "node1", 1: "node2"})
+    screen.feed(1, b"o", b"here\n")
+    assert sink.getvalue() == b"node2:r1 | here\n"

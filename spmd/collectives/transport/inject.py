@@ -23,6 +23,7 @@ import numpy as np
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call
 from spmd.collectives.transport.checked import CheckedCommunicator
+from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core.errors import LaunchError
 
 VARIABLE = "SPMD_INJECT"
@@ -199,35 +200,49 @@ class InjectingCommunicator(CheckedCommunicator):
 
     # ---- the public calls ----------------------------------------------------------------------
 
-    def all_reduce(self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
+    def all_reduce(
+        self, buf: np.ndarray, op: ReduceOp = ReduceOp.SUM, origin: Origin = NOWHERE
+    ) -> None:
         """See `CheckedCommunicator`."""
         other = ReduceOp.SUM if op is ReduceOp.MAX else ReduceOp.MAX
         self._call(
             buf,
-            lambda: self.inner.all_reduce(buf, op),
-            lambda: self.inner.all_reduce(buf, other),
+            lambda: self.inner.all_reduce(buf, op, origin),
+            lambda: self.inner.all_reduce(buf, other, origin),
         )
 
-    def all_gather(self, buf: np.ndarray, out: np.ndarray) -> None:
+    def all_gather(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None:
         """See `CheckedCommunicator`."""
-        self._call(out, lambda: self.inner.all_gather(buf, out), self.inner.barrier)
+        self._call(out, lambda: self.inner.all_gather(buf, out, origin), self.inner.barrier)
 
-    def reduce_scatter(self, buf: np.ndarray, out: np.ndarray, op: ReduceOp = ReduceOp.SUM) -> None:
+    def reduce_scatter(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        op: ReduceOp = ReduceOp.SUM,
+        origin: Origin = NOWHERE,
+    ) -> None:
         """See `CheckedCommunicator`."""
         other = ReduceOp.SUM if op is ReduceOp.MAX else ReduceOp.MAX
         self._call(
             out,
-            lambda: self.inner.reduce_scatter(buf, out, op),
-            lambda: self.inner.reduce_scatter(buf, out, other),
+            lambda: self.inner.reduce_scatter(buf, out, op, origin),
+            lambda: self.inner.reduce_scatter(buf, out, other, origin),
         )
 
-    def all_to_all(self, buf: np.ndarray, out: np.ndarray) -> None:
+    def all_to_all(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None:
         """See `CheckedCommunicator`."""
-        self._call(out, lambda: self.inner.all_to_all(buf, out), self.inner.barrier)
+        self._call(out, lambda: self.inner.all_to_all(buf, out, origin), self.inner.barrier)
 
-    def permute(self, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]) -> None:
+    def permute(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        pairs: Sequence[tuple[int, int]],
+        origin: Origin = NOWHERE,
+    ) -> None:
         """See `CheckedCommunicator`."""
-        self._call(out, lambda: self.inner.permute(buf, out, pairs), self.inner.barrier)
+        self._call(out, lambda: self.inner.permute(buf, out, pairs, origin), self.inner.barrier)
 
     def broadcast(self, buf: np.ndarray, root: int = 0) -> None:
         """See `CheckedCommunicator`."""
@@ -240,13 +255,19 @@ class InjectingCommunicator(CheckedCommunicator):
 
     # ---- what never goes wrong here ------------------------------------------------------------
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any, origin: Origin = NOWHERE) -> list[Any]:
         """See `CheckedCommunicator`; not counted, since spmd itself uses it too."""
-        return self.inner.all_gather_object(obj)
+        return self.inner.all_gather_object(obj, origin)
 
-    def split(self, color: int | None, key: int = 0) -> CheckedCommunicator | None:
+    def compare(self, digest: int, origin: Origin) -> bool:
+        """See `CheckedCommunicator`."""
+        return self.inner.compare(digest, origin)
+
+    def split(
+        self, color: int | None, key: int = 0, origin: Origin = NOWHERE
+    ) -> CheckedCommunicator | None:
         """See `CheckedCommunicator`; the new group has the same faults, and counts on."""
-        group = self.inner.split(color, key)
+        group = self.inner.split(color, key, origin)
         return None if group is None else InjectingCommunicator(group, self.injector)
 
     def announce_failure(self, text: str) -> None:
