@@ -152,6 +152,7 @@ def train(epochs: int, seed: int, folder: Path | None = None, every: int = 10) -
     while run["epoch"] < epochs:
         start, before, recent = time.perf_counter(), run["steps"], []
         for x_DBP, y_DB in batches(images, labels, seed, run["epoch"], run["seen"]):
+            spmd.debug.step(run["steps"] + len(recent))  # for the report, should a rank fail
             state, loss_D = step(state, x_DBP, y_DB)
             recent.append(loss_D)
             run["seen"] += BATCH * spmd.device_count()

@@ -19,14 +19,14 @@ COLLECTIVE_TIMEOUT = "SPMD_COLLECTIVE_TIMEOUT"
 GUARD = str(Path(__file__).with_name("guard.py"))
 
 # What a former launcher told this process about *its* job must not reach the new one.
-_FORMER_JOB = re.compile(
+FORMER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|PMIX_|PMI_|PMI\d?_|MPI_LOCAL|SPMD_(RANK_PROCESS|STACKS|RESTART)$)"
 )
 # Folders of flight files that spmdrun makes; one of this name is not the user's wish.
 FLIGHTS = "spmdrun-flight-"
 
 # Set where the user has not. The first two let a container's root start a job.
-_OPEN_MPI = {
+OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_btl": "^ofi",  # probing for fabrics takes a second
@@ -102,8 +102,8 @@ def environment(
     attempt: int = 0,
 ) -> dict[str, str]:
     """The environment of mpirun, which the guards inherit."""
-    environ = {name: value for name, value in base.items() if not _FORMER_JOB.match(name)}
-    for name, value in _OPEN_MPI.items():
+    environ = {name: value for name, value in base.items() if not FORMER_JOB.match(name)}
+    for name, value in OPEN_MPI.items():
         environ.setdefault(name, value)
     if options.devices_per_rank is not None:
         environ["SPMD_NUM_CPU_DEVICES"] = str(options.devices_per_rank)

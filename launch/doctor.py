@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from .command import _FORMER_JOB
-from .find_mpi import find_mpi, vendor_of_mpirun
+from .command import FORMER_JOB, OPEN_MPI
+from .find_mpi import Mpi, on_path, same_family, find_mpi, vendor_of_mpirun
 from .options import Options, UsageError
 from .rank import by_core, share
 
+_OVERSUBSCRIBE = ("--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none")
+_SAY_SIZE = "from mpi4py import MPI; print(f'size={MPI.COMM_WORLD.Get_size()}', flush=True)"
+_SAY_WHO = """
+import dataclasses, json
+from spmd.collectives.transport.environment import detect
+print(json.dumps(dataclasses.asdict(detect())))
+"""
 _INTERESTING = re.compile(
     r"SPMD|OMP_|OPENBLAS_|MKL_|OMPI_MCA|PRTE_MCA|MPI4PY|SLURM_(JOB|STEP|NTASK)"
 )
@@ -31,15 +41,85 @@ def doctor(options: Options) -> int:
         print(f"{'MPI':<10} {mpi.version.split(', package')[0]}, because mpi4py {mpi.mpi4py} loads")
         print(f"{'':<10} {mpi.library}")
         print(f"{'mpirun':<10} {mpi.mpirun} ({vendor_of_mpirun(mpi.mpirun)}), found beside it")
+        for name, text in (*_meeting(mpi), *_other_mpiruns(mpi), *_survival(mpi)):
+            print(f"{name:<10} {text}")
+            code |= name == "meeting" and text.startswith("NOT")
         print(f"{'-n 1':<10} runs the program itself, without MPI")
     except UsageError as error:
         code = 1
         print(f"{'MPI':<10} " + str(error).replace("\n", f"\n{'':<11}"))
     for name, text in _ranks(options.ranks):
         print(f"{name:<10} {text}")
-    for name, text in _environment():
+    for name, text in (*_this_shell(), *_environment()):
         print(f"{name:<10} {text}")
     return code
+
+
+def _meeting(mpi: Mpi) -> Iterator[tuple[str, str]]:
+    """Whether two ranks that this mpirun starts are two for MPI, too."""
+    environ = {**OPEN_MPI, **os.environ}
+    line = [mpi.mpirun, "-n", "2", *(_OVERSUBSCRIBE if mpi.is_open_mpi else ())]
+    try:
+        asked = subprocess.run(
+            [*line, sys.executable, "-c", _SAY_SIZE],
+            env={k: v for k, v in environ.items() if not FORMER_JOB.match(k)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        said = re.findall(r"size=(\d+)", asked.stdout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield "meeting", f"NOT tested: {error}"
+        return
+    if said == ["2", "2"]:
+        yield "meeting", "two ranks were started, and MPI knows them as two"
+    elif said and set(said) == {"1"}:
+        yield "meeting", "NOT one job: each rank thinks that it is alone. mpirun and mpi4py belong"
+        yield "", "to different MPIs; name the right one with --mpirun"
+    else:
+        last = (asked.stderr.strip().splitlines() or ["no message"])[-1]
+        yield "meeting", f"NOT possible: {last}"
+
+
+def _other_mpiruns(mpi: Mpi) -> Iterator[tuple[str, str]]:
+    """An mpirun on PATH that a user may type, and that starts lonely ranks."""
+    for path in dict.fromkeys(on_path()):
+        vendor = vendor_of_mpirun(path)
+        if not same_family(mpi.vendor, vendor):
+            yield "beware", f"{path} on PATH belongs to {vendor}: its ranks would not meet"
+
+
+def _survival(mpi: Mpi) -> Iterator[tuple[str, str]]:
+    """What happens after the death of a rank, and whether this MPI could do more."""
+    yield "a death", "ends the job; --max-restarts starts it again, --elastic on fewer ranks"
+    info = Path(mpi.mpirun).with_name("ompi_info")
+    if not mpi.is_open_mpi or not info.exists():
+        return
+    try:
+        said = subprocess.run([info, "--parsable"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return
+    has = "options:ft_mpi_support:yes" in said.stdout
+    yield "", f"this Open MPI was built {'with' if has else 'without'} ULFM; spmd does not use it"
+
+
+def _this_shell() -> Iterator[tuple[str, str]]:
+    """What a program of spmd that is started right here would take itself for."""
+    asked = subprocess.run(
+        [sys.executable, "-c", _SAY_WHO], capture_output=True, text=True, timeout=60
+    )
+    if asked.returncode:
+        yield "this shell", "spmd cannot be imported: " + asked.stderr.strip().splitlines()[-1]
+        return
+    who = json.loads(asked.stdout)
+    size = "?" if who["size"] is None else who["size"]
+    if who["source"] == "single":
+        yield "this shell", "a program started here without spmdrun runs alone"
+    else:
+        rank = f"rank {who['rank']} of {size}"
+        yield "this shell", f"a program started here is {rank}, because of {who['source']}"
+    if who["note"]:
+        yield "", who["note"]
 
 
 def _machine() -> Iterator[tuple[str, str]]:
@@ -68,7 +148,7 @@ def _ranks(ranks: int) -> Iterator[tuple[str, str]]:
 
 def _environment() -> Iterator[tuple[str, str]]:
     for name in sorted(os.environ):
-        if _FORMER_JOB.match(name):
+        if FORMER_JOB.match(name):
             yield "removed", f"{name}={os.environ[name]} (of the job that this shell is part of)"
         elif _INTERESTING.match(name):
             yield "passed on", f"{name}={os.environ[name]}"

@@ -71,7 +71,7 @@ def find_mpi(mpirun: str | None = None) -> Mpi:
     vendor = vendor_of(version)
     found = mpirun or _mpirun_of(vendor, library)
     if found is None:
-        seen = ", ".join(f"{path} ({vendor_of_mpirun(path)})" for path in _on_path()) or "none"
+        seen = ", ".join(f"{path} ({vendor_of_mpirun(path)})" for path in on_path()) or "none"
         raise UsageError(
             f"mpi4py uses {version.split(', package')[0]} from {library}, and its mpirun is "
             f"neither beside it nor on PATH; seen on PATH: {seen}.\n"
@@ -111,17 +111,17 @@ def _mpirun_of(vendor: str, library: str) -> str | None:
     for folder in (*Path(library).parents[:3], Path(sys.executable).parent.parent):
         for name in ("mpirun", "mpiexec"):
             beside = folder / "bin" / name
-            if beside.exists() and _same_family(vendor, vendor_of_mpirun(str(beside))):
+            if beside.exists() and same_family(vendor, vendor_of_mpirun(str(beside))):
                 return str(beside)
-    return next((p for p in _on_path() if _same_family(vendor, vendor_of_mpirun(p))), None)
+    return next((p for p in on_path() if same_family(vendor, vendor_of_mpirun(p))), None)
 
 
-def _same_family(library: str, mpirun: str) -> bool:
+def same_family(library: str, mpirun: str) -> bool:
     # MPICH's descendants keep its process manager, and its mpirun starts their programs.
     return (library == "Open MPI") == (mpirun == "Open MPI") and mpirun != "unknown"
 
 
-def _on_path() -> Iterator[str]:
+def on_path() -> Iterator[str]:
     for name in ("mpirun", "mpiexec"):
         found = shutil.which(name)
         if found:

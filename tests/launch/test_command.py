@@ -65,6 +65,39 @@ def test_what_cannot_run_is_an_error_before_ranks_start(argv: list[str], text: s
         parse(argv)
 
 
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--grace", "-1"], "--grace -1: cannot be negative"),
+        (["--elastic", "2"], "--elastic 2 is about restarts; add --max-restarts N"),
+        (["--elastic", "9", "--max-restarts", "1"], "--elastic 9: the job starts with 4 ranks"),
+        (["--only-rank", "0,x"], "--only-rank 0,x: 'x' is no rank; write 0 or 0,2-3"),
+        (["--only-rank", "2-4"], "--only-rank 2-4: 2-4 is not among ranks 0 to 3"),
+    ],
+)
+def test_values_that_cannot_be_meant(script: str, argv: list[str], text: str, capsys):
+    with pytest.raises(SystemExit):
+        parse(["-n", "4", *argv, script])
+    assert text in capsys.readouterr().err
+
+
+def test_lists_of_ranks(script: str):
+    assert parse(["-n", "9", "--only-rank", "0,2-4,8", script]).only_ranks == (0, 2, 3, 4, 8)
+
+
+def test_one_time_limit_for_stalls(script: str, monkeypatch):
+    """The knob, else the ranks' own limit, else ten minutes; the ranks' own then comes later."""
+    options = parse(["-n", "2", script])
+    monkeypatch.delenv("SPMD_COLLECTIVE_TIMEOUT", raising=False)
+    assert commands.stall_timeout(options) == 600.0
+    environ = commands.environment(options, "unix:/x", "secret", "/tmp/job", {})
+    assert float(environ["SPMD_COLLECTIVE_TIMEOUT"]) > 600.0
+    monkeypatch.setenv("SPMD_COLLECTIVE_TIMEOUT", "40")
+    assert commands.stall_timeout(options) == 40.0
+    options = parse(["-n", "2", "--stall-timeout", "0", script])
+    assert commands.stall_timeout(options) == 0.0
+
+
 @pytest.mark.parametrize("argv", [["-n", "0", "x.py"], ["-n", "2"], ["--nonsense", "x.py"]])
 def test_usage(argv: list[str], capsys):
     with pytest.raises(SystemExit) as caught:

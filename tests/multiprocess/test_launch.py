@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -309,6 +310,71 @@ def test_doctor():
     for word in ("python", "cores", "MPI", "mpirun", "binds to cores rank 0"):
         assert word in done.stdout
     assert "OMPI_COMM_WORLD_RANK=3 (of the job that this shell is part of)" in done.stdout
+
+
+@needs_mpi
+def test_doctor_says_what_this_shell_is():
+    shell = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    done = run_launcher("--doctor", "-n", "2", env=shell)
+    assert done.returncode == 0, done.stderr
+    assert "meeting    two ranks were started, and MPI knows them as two" in done.stdout
+    assert "this shell a program started here without spmdrun runs alone" in done.stdout
+    assert "inside a Slurm allocation, but not in a job step" in done.stdout
+
+
+@needs_mpi
+def test_links():
+    done = run_launcher("--links", "-n", "2")
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks through ShmCommunicator" in done.stdout
+    assert re.search(r"GB/s of 1 MiB\n +1\n +0 +\d+\.\d\d\n", done.stdout)
+
+
+@needs_mpi
+def test_signals_reach_the_program(start):
+    """SIGUSR1 is handed on and ends nothing; SIGINT comes as itself, and there is time to save."""
+    process = start(
+        ["-n", "2", "--grace", "20"],
+        """
+        signal.signal(signal.SIGUSR1, lambda *_: print("asked to save", flush=True))
+        print("ready", flush=True)
+        try:
+            for _ in range(600):
+                time.sleep(0.1)
+        except KeyboardInterrupt:
+            time.sleep(2.0)  # longer than the usual grace
+            print("saved", flush=True)
+            sys.exit(0)
+        """,
+    )
+    assert ["ready" in process.stdout.readline() for _ in range(2)] == [True, True]
+    process.send_signal(signal.SIGUSR1)
+    said = sorted(process.stdout.readline() for _ in range(2))
+    assert said == ["r0 | asked to save\n", "r1 | asked to save\n"]
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["r0 | saved", "r1 | saved"]
+    assert process.returncode == 130
+
+
+@needs_mpi
+def test_flight_files_stay_beside_the_logs_of_a_failed_job(spmdrun, tmp_path: Path):
+    logs = tmp_path / "logs"
+    done = spmdrun(["-n", "2", "--log-dir", str(logs)], "1 // rank\ncomm.all_reduce(x)")
+    assert done.returncode == 1
+    assert sorted(path.name for path in logs.iterdir()) == [
+        "rank-0.flight",
+        "rank-0.log",
+        "rank-1.flight",
+        "rank-1.log",
+    ]
+
+
+def test_faults_are_read_before_ranks_start():
+    done = run_launcher("--inject", "kil:rank=1,op=5", "-n", "2", "-m", "this")
+    assert done.returncode == 2
+    assert "'kil' is no fault; known: delay, kill, skip, swap-op, corrupt, raise" in done.stderr
+    assert "delay:rank=2,op=17,s=30" in run_launcher("--inject", "help").stdout
 
 
 def run_launcher(*argv: str, env: dict[str, str] | None = None):
