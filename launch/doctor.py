@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .command import FORMER_JOB, OPEN_MPI
-from .find_mpi import Mpi, on_path, same_family, find_mpi, vendor_of_mpirun
+from .find_mpi import Mpi, find_mpi, on_path, same_family, vendor_of_mpirun
 from .options import Options, UsageError
 from .rank import by_core, share
 
