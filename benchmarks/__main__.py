@@ -6,6 +6,7 @@ python -m benchmarks kernels --only softmax    the cases whose name contains a t
 python -m benchmarks kernels --sides spmd jax  some sides
 python -m benchmarks --quick                   fewer samples: for work in progress
 python -m benchmarks all --json out.json       keep the record
+python -m benchmarks collectives --plot x.svg  collectives of every kind and size, drawn too
 python -m benchmarks show out.json             print a record again
 python -m benchmarks profile softmax           where the time of spmd goes, step by step
 python -m benchmarks compare old.json new.json
@@ -22,10 +23,10 @@ from typing import Any
 
 from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS
+from benchmarks.collectives import measure_collectives, osu_table, plot
 from benchmarks.compile_time import measure_compile
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, QUICK_SIDES, Failure, Result, Team, measure
 from benchmarks.memory import measure_memory
-from benchmarks.ranks import measure_ranks
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
 from benchmarks.sides import load_side
 
@@ -33,7 +34,7 @@ PLANNED = ("kernels", "programs")
 # What is between arguments and results shows in gradients and in what is made of several kernels.
 PLANNED_KERNELS = ("gradient", "attention", "layer", "cumsum", "random")
 COMPILE = ("compile", "cached", "depth")
-EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "ranks")
+EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "collectives")
 
 
 def run(
@@ -42,9 +43,8 @@ def run(
     """Measure one subject, saying on standard error how far it is."""
     if subject in COMPILE:
         return measure_compile(subject, only, quick, _progress)
-    if subject == "ranks":
-        _progress("ranks: fresh jobs")
-        return [result for result in measure_ranks() if only in result.case]
+    if subject == "collectives":
+        return measure_collectives(only, quick, sides, _progress)
     if subject == "memory":
         planned = [case for name in PLANNED for case in SUBJECTS[name]() if plans(case)]
         with Team() as team:
@@ -112,7 +112,7 @@ def main() -> None:
     subjects = args.subjects or ["all"]
     chosen = EVERYTHING if "all" in subjects else [s for s in EVERYTHING if s in subjects]
     blocks = args.blocks or (QUICK_BLOCKS if args.quick else BLOCKS)
-    sides = args.sides or (QUICK_SIDES if args.quick else ())
+    sides = args.sides or (QUICK_SIDES if args.quick and chosen != ["collectives"] else ())
     with machine_to_ourselves():
         load_before = load_average()
         results: list[Result | Failure] = []
@@ -122,6 +122,11 @@ def main() -> None:
             if args.json:
                 save(record(results, load_before), args.json)
     print(show(record(results, load_before)))
+    if "collectives" in chosen:
+        timed = [r for r in results if isinstance(r, Result) and r.case.startswith("collectives/")]
+        print("\n" + osu_table(timed))
+        if args.plot:
+            plot(timed, args.plot)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -133,6 +138,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="only cases whose name contains this text")
     parser.add_argument("--sides", nargs="*", help="only these sides, where a case has them")
     parser.add_argument("--quick", action="store_true", help="few samples, for work in progress")
+    parser.add_argument("--plot", type=Path, help="draw the collectives to this file")
     parser.add_argument("--blocks", type=int, help="alternating blocks per side")
     args = parser.parse_args(arguments)
     if unknown := set(args.subjects) - {"all", *EVERYTHING}:

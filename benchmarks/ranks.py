@@ -1,7 +1,11 @@
-"""psum over two processes: spmd, JAX over gloo, and the bare MPI_Allreduce.
+"""One process of a collective benchmark: spmd, JAX, PyTorch or bare MPI; waits for commands.
 
-Each round starts the sides one after the other, so only one job runs at a time; rank 0 prints its
-samples. spmd and MPI are started by mpirun, JAX's processes find each other through a port.
+python -m benchmarks.ranks SIDE FOLDER RANKS RANK ADDRESS
+
+Each process blocks in a read of its own pipe while other sides are timed, so that it takes no core;
+rank 0 answers through a pipe of the side. A rank that mpirun started asks it for its number. All
+sides reduce, gather or exchange the same float32 numbers, and compare what they get with NumPy
+before anything is timed.
 """
 
 from __future__ import annotations
@@ -9,155 +13,221 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
-import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from benchmarks.measure import ROOT, Result
 from benchmarks.sides import Side, load_side
 
-RANKS = 2
-ROUNDS = 5
-SIZES = {"4 B": 4, "64 KiB": 65536, "1 MiB": 2**20, "16 MiB": 2**24}
-SIDES = ("spmd", "jax", "mpi")
-SAMPLES = 30
-MPI_ENVIRONMENT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_btl": "^ofi",
-    "OMPI_MCA_osc": "^ucx",
-}
+KINDS = ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+# Of a collective and everyone's input, a function that does it.
+Prepare = Callable[[str, numpy.ndarray], Callable[[], Any]]
 
 
-# ---- in a rank ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Party:
+    """One process: how it makes calls, what their results are as rows, and its place."""
+
+    prepare: Prepare
+    rows: Callable[[Any], numpy.ndarray]
+    members: int
+    place: int
 
 
-def _pmapped(side: Side) -> Callable[[int], Callable[[], Any]]:
-    function = side.top.pmap(lambda x: side.lax.psum(x, "i") / RANKS, axis_name="i")
-
-    def make(nbytes: int) -> Callable[[], Any]:
-        x = function(numpy.ones((1, nbytes // 4), numpy.float32))
-        return lambda: function(x).block_until_ready()
-
-    return make
+# ---- what is computed ----------------------------------------------------------------------------
 
 
-def _spmd(rank: int, address: str) -> Callable[[int], Callable[[], Any]]:
-    return _pmapped(load_side("spmd"))
+def given(kind: str, nbytes: int, members: int) -> numpy.ndarray:
+    """What all members give, a row each; small whole numbers, so that sums are exact."""
+    count = max(nbytes // 4, 1)
+    if kind in ("psum_scatter", "all_to_all"):
+        count = -(-count // members) * members  # a block for each
+    return (numpy.arange(count) % 7 + numpy.arange(members)[:, None]).astype(numpy.float32)
 
 
-def _jax(rank: int, address: str) -> Callable[[int], Callable[[], Any]]:
-    jax = importlib.import_module("jax")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(address, RANKS, rank)
-    return _pmapped(load_side("jax"))
+def expected(kind: str, x: numpy.ndarray) -> numpy.ndarray:
+    """What all members get, a row each."""
+    members = len(x)
+    if kind == "psum":
+        return numpy.tile(x.sum(0), (members, 1))
+    if kind == "all_gather":
+        return numpy.tile(x.reshape(-1), (members, 1))
+    if kind == "psum_scatter":
+        return x.sum(0).reshape(members, -1)
+    if kind == "all_to_all":
+        return x.reshape(members, members, -1).swapaxes(0, 1).reshape(members, -1)
+    return numpy.roll(x, 1, 0)
 
 
-def _mpi(rank: int, address: str) -> Callable[[int], Callable[[], Any]]:
+def ring(members: int) -> list[tuple[int, int]]:
+    """The pairs of the ppermute: everyone sends to the next."""
+    return [(k, (k + 1) % members) for k in range(members)]
+
+
+# ---- the sides -----------------------------------------------------------------------------------
+
+
+def mapped(side: Side, kind: str, members: int) -> Callable[..., Any]:
+    """The collective as a program over the devices, of spmd or JAX."""
+    lax = side.lax
+    bodies = {
+        "psum": lambda x: lax.psum(x, "i"),
+        "all_gather": lambda x: lax.all_gather(x, "i"),
+        "psum_scatter": lambda x: lax.psum_scatter(x, "i", tiled=True),
+        "all_to_all": lambda x: lax.all_to_all(x, "i", 0, 0, tiled=True),
+        "ppermute": lambda x: lax.ppermute(x, "i", ring(members)),
+    }
+    return side.top.pmap(bodies[kind], axis_name="i")
+
+
+def _framework(name: str, ranks: int, rank: int, address: str) -> Party:
+    if name == "jax" and ranks > 1:
+        jax = importlib.import_module("jax")
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(address, ranks, rank)
+    side = load_side(name)
+    members, here = side.top.device_count(), side.top.local_device_count()
+    place = side.top.process_index() * here
+
+    def prepare(kind: str, x: numpy.ndarray) -> Callable[[], Any]:
+        function = mapped(side, kind, members)
+        # The argument is on its devices already, as in a training loop.
+        whole = side.top.pmap(lambda x: x + 0)(x[place : place + here])
+        return lambda: function(whole).block_until_ready()
+
+    def rows(out: Any) -> numpy.ndarray:
+        shards = sorted(out.addressable_shards, key=lambda shard: shard.device.id)
+        return numpy.stack([numpy.asarray(shard.data).reshape(-1) for shard in shards])
+
+    return Party(prepare, rows, members, place)
+
+
+def _mpi(name: str, ranks: int, rank: int, address: str) -> Party:
     world = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    ranks, rank = world.Get_size(), world.Get_rank()
 
-    def make(nbytes: int) -> Callable[[], Any]:
-        x = numpy.ones(nbytes // 4, numpy.float32)
+    def prepare(kind: str, x: numpy.ndarray) -> Callable[[], Any]:
+        mine = numpy.ascontiguousarray(x[rank])
+        wide = (ranks, *mine.shape)
 
-        def run():
-            out = numpy.empty_like(x)  # a fresh result, as the others give
-            world.Allreduce(x, out)
+        # A fresh result for each call, as the others give.
+        def run() -> numpy.ndarray:
+            if kind == "psum":
+                world.Allreduce(mine, out := numpy.empty_like(mine))
+            elif kind == "all_gather":
+                world.Allgather(mine, out := numpy.empty(wide, mine.dtype))
+            elif kind == "psum_scatter":
+                out = numpy.empty(mine.size // ranks, mine.dtype)
+                world.Reduce_scatter_block(mine, out)
+            elif kind == "all_to_all":
+                world.Alltoall(mine, out := numpy.empty_like(mine))
+            else:
+                out = numpy.empty_like(mine)
+                world.Sendrecv(mine, (rank + 1) % ranks, 0, out, (rank - 1) % ranks, 0)
             return out
 
         return run
 
-    return make
+    return Party(prepare, lambda out: out.reshape(1, -1), ranks, rank)
 
 
-def time_sizes(side: str, rank: int, address: str) -> dict[str, list[float]]:
-    """Seconds per call, by size; both ranks run this, and so wait for each other."""
-    make = {"spmd": _spmd, "jax": _jax, "mpi": _mpi}[side](rank, address)
-    samples = {}
-    for label, nbytes in SIZES.items():
-        run = make(nbytes)
-        # A fixed number of calls on both ranks: a loop that ends by the clock would part them.
-        inner = 20 if nbytes <= 2**20 else 2
-        for _ in range(20):
-            run()
-        samples[label] = []
-        for _ in range(SAMPLES):
+def _torch(name: str, ranks: int, rank: int, address: str) -> Party:
+    torch = importlib.import_module("torch")
+    group = importlib.import_module("torch.distributed")
+    group.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=ranks)
+
+    def prepare(kind: str, x: numpy.ndarray) -> Callable[[], Any]:
+        mine = torch.from_numpy(x[rank].copy())
+        parts = mine.shape[0] // ranks
+
+        def run() -> Any:
+            if kind == "psum":
+                group.all_reduce(out := mine.clone())
+            elif kind == "all_gather":
+                out = torch.empty(ranks * mine.shape[0])
+                group.all_gather_into_tensor(out, mine)
+            elif kind == "psum_scatter":
+                out = torch.empty(parts)
+                group.reduce_scatter_tensor(out, mine)
+            elif kind == "all_to_all":
+                group.all_to_all_single(out := torch.empty_like(mine), mine)
+            else:
+                out = torch.empty_like(mine)
+                sent = group.isend(mine, (rank + 1) % ranks)
+                group.recv(out, (rank - 1) % ranks)
+                sent.wait()
+            return out
+
+        return run
+
+    return Party(prepare, lambda out: out.numpy().reshape(1, -1), ranks, rank)
+
+
+SIDES = {"spmd": _framework, "jax": _framework, "mpi": _mpi, "torch": _torch}
+
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+class Rank:
+    """Answers commands of the controller."""
+
+    def __init__(self, side: str, ranks: int, rank: int, address: str):
+        self._party = SIDES[side](side, ranks, rank, address)
+        self._run: Callable[[], Any] = lambda: None
+
+    def prepare(self, kind: str, nbytes: int) -> float:
+        """Make the call, check its result, warm up; gives seconds per call."""
+        party = self._party
+        x = given(kind, nbytes, party.members)
+        self._run = party.prepare(kind, x)
+        self.time(2, 1)
+        found = party.rows(self._run())
+        wanted = expected(kind, x)[party.place : party.place + len(found)]
+        numpy.testing.assert_array_equal(found, wanted)
+        return min(self.time(3, 1))
+
+    def time(self, samples: int, inner: int) -> list[float]:
+        """Seconds per call, several times over `inner` calls."""
+        run, found = self._run, []
+        for _ in range(samples):
             start = time.perf_counter()
             for _ in range(inner):
                 run()
-            samples[label].append((time.perf_counter() - start) / inner)
-    return samples
-
-
-# ---- the controller ----------------------------------------------------------------------------
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _round(side: str) -> dict[str, list[float]]:
-    """Start one side's job and return rank 0's samples."""
-    environment = {
-        **os.environ,
-        **MPI_ENVIRONMENT,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "SPMD_NUM_CPU_DEVICES": "1",
-        "JAX_PLATFORMS": "cpu",
-    }
-    program = [sys.executable, "-m", "benchmarks.ranks", side]
-    if side == "jax":
-        address = f"127.0.0.1:{_free_port()}"
-        commands = [[*program, str(rank), address] for rank in range(RANKS)]
-    else:
-        mpirun = Path(sysconfig.get_path("scripts"), "mpirun")
-        launcher = str(mpirun) if mpirun.exists() else "mpirun"
-        commands = [[launcher, "-n", str(RANKS), *program]]
-    jobs = [
-        subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for command in commands
-    ]
-    try:
-        printed = [job.communicate(timeout=300)[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    if any(job.returncode for job in jobs):
-        raise RuntimeError(f"psum over ranks: the job of {side} failed; see its output above")
-    found = [line for text in printed for line in text.splitlines() if line.startswith("{")]
-    return json.loads(found[0])
-
-
-def measure_ranks(rounds: int = ROUNDS) -> list[Result]:
-    """All sizes on all sides, round by round."""
-    samples: dict[tuple[str, str], list[float]] = {}
-    for _ in range(rounds):
-        for side in SIDES:
-            for label, seconds in _round(side).items():
-                samples.setdefault((label, side), []).extend(seconds)
-    return [
-        Result.of(f"ranks/psum over {RANKS} ranks, {label}", side, samples[label, side], 1)
-        for label in SIZES
-        for side in SIDES
-    ]
+            found.append((time.perf_counter() - start) / inner)
+        return found
 
 
 def main() -> None:
-    """Be one rank: time all sizes, and print them if the rank is 0."""
-    side, *rest = sys.argv[1:]
-    rank = int(rest[0]) if rest else int(os.environ["OMPI_COMM_WORLD_RANK"])
-    samples = time_sizes(side, rank, rest[1] if rest else "")
-    if rank == 0:
-        print(json.dumps(samples), flush=True)
+    """Answer until the controller closes the pipe."""
+    side, folder, ranks, number, address = sys.argv[1:]
+    variables = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
+    rank = int(number) if int(number) >= 0 else int(variables[0])
+    me = None
+    with Path(folder, f"{side}-{rank}").open() as commands:
+        for line in commands:
+            command = json.loads(line)
+            if command is None:
+                break
+            try:
+                me = me or Rank(side, int(ranks), rank, address)
+                name = command.pop("do")
+                answer = {"value": getattr(me, name)(**command)}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+            if rank == 0 or "error" in answer:
+                with Path(folder, f"{side}-answers").open("a") as answers:
+                    answers.write(json.dumps({"rank": rank, **answer}) + "\n")
+            if "error" in answer:
+                break  # a rank that is out of step cannot go on
+    os._exit(0)  # without a shutdown barrier: the others may be stuck
 
 
 if __name__ == "__main__":

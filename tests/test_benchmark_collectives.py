@@ -1,0 +1,59 @@
+"""The benchmark of collectives: what it computes, its jobs of several processes, its tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from benchmarks import collectives
+from benchmarks.collectives import SETTINGS, SIZES, Setting, case_name, osu_table
+from benchmarks.measure import Failure, Result
+from benchmarks.ranks import KINDS, expected, given, mapped
+from benchmarks.sides import load_side
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_expected_is_what_vmap_gives(kind: str):
+    side, x = load_side("spmd"), given(kind, 48, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(side.top, "pmap", spmd.vmap)
+        found = mapped(side, kind, 4)(x)
+    np.testing.assert_array_equal(np.asarray(found).reshape(4, -1), expected(kind, x))
+
+
+def test_every_case_has_a_name_of_its_own():
+    names = [case_name(k, s, n) for k in KINDS for s in SETTINGS for n in SIZES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.mpi
+def test_a_run_over_ranks(mpirun: object, monkeypatch: pytest.MonkeyPatch):
+    """spmd and MPI take turns; a side that fails is named and does not stop the other."""
+    monkeypatch.setattr(collectives, "QUICK_SIZES", (4,))
+    monkeypatch.setattr(collectives, "BLOCK_SECONDS", 1e-4)
+    only, said = case_name("psum", Setting(2, 1), 4), []
+    results = collectives.measure_collectives(only, True, ("spmd", "mpi"), said.append)
+    assert said == [only]
+    assert {r.side for r in results if isinstance(r, Result)} == {"spmd", "mpi"}, results
+    table = osu_table([r for r in results if isinstance(r, Result)])
+    assert table.startswith("# psum over 2 ranks, float32") and "mpi/spmd" in table
+
+
+def test_a_side_that_ends_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(collectives, "QUICK_SIZES", (4,))
+    monkeypatch.setattr(collectives, "_commands", lambda *_: [["false"]])
+    only = case_name("psum", Setting(1, 2), 4)
+    found = collectives.measure_collectives(only, True, ("spmd",), lambda _: None)
+    assert found == [Failure(only, "spmd", "a process ended: without a word")]
+
+
+def test_the_table_has_a_line_a_size():
+    def result(side: str, nbytes: int, seconds: float) -> Result:
+        return Result.of(case_name("psum", Setting(2, 1), nbytes), side, [seconds] * 3, 1)
+
+    results = [result("spmd", 4, 2e-6), result("mpi", 4, 1e-6), result("spmd", 1 << 20, 1e-4)]
+    lines = osu_table(results).splitlines()
+    assert lines[1].split() == ["#", "Size", "spmd", "mpi", "mpi/spmd", "spmd", "MB/s"]
+    assert lines[2].split() == ["4", "2.00", "1.00", "0.50", "2.0"]
+    assert lines[3].split() == ["1048576", "100.00", "-", "-", "10485.8"]
