@@ -17,7 +17,7 @@ from pathlib import Path
 from .flightfile import Flight, find, read_all
 from .page import page
 from .stats import collect
-from .timeline import TraceError, load, write_trace
+from .timeline import MERGED, TraceError, load, write_trace
 from .verdict import duration, explain, table
 
 FOLDER = "SPMD_FLIGHT_DIR"
@@ -150,7 +150,7 @@ def run_trace(options: argparse.Namespace) -> int:
         timeline = load(options.folder)
     except TraceError as error:
         return _fail(str(error))
-    path = options.output or Path(options.folder, "trace.json")
+    path = options.output or Path(options.folder, MERGED)
     write_trace(timeline, path)
     if not options.quiet:
         print(f"wrote {path}; open it at https://ui.perfetto.dev or chrome://tracing")

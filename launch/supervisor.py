@@ -45,6 +45,7 @@ from .rank import (
 )
 from .stall import BREAKPOINT, COLLECTIVE, Call, Verdict, View
 from .sweep import sweep
+from .timeline import merge_if_wanted
 from .watch import Watch
 
 TIMED_OUT = 124
@@ -139,6 +140,7 @@ class Supervisor:
                 for number, handler in previous.items():
                     signal.signal(number, handler)
             self.read_what_is_left(flight)
+            merge_if_wanted(environ)
             code = self.conclude(mpirun.returncode)
             if code:
                 sweep(self.began_at)

@@ -8,6 +8,7 @@ job, give offset and drift. Ranks that share a clock need no correction.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Any, TextIO
 
 from .flightfile import Flight, FlightFileError, Record, parse_trace
 
+FOLDER = "SPMD_TRACE"
+MERGED = "trace.json"
 # Barriers at the start of a traced job, of which nothing is wanted but that all are there.
 CLOCK = "clock"
 # Collectives that no rank can leave before all have come.
@@ -286,6 +289,14 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
     with open(temporary, "w", encoding="utf-8") as file:
         _write(timeline, file)
     temporary.replace(path)
+
+
+def merge_if_wanted(environ: Mapping[str, str]) -> None:
+    """After a job that had a timeline and no time to merge it: write what there is."""
+    folder = environ.get(FOLDER)
+    if folder and not Path(folder, MERGED).exists():
+        with contextlib.suppress(OSError, TraceError):  # no rank came so far
+            write_trace(load(folder), Path(folder, MERGED))
 
 
 def _write(timeline: Timeline, file: TextIO) -> None:

@@ -103,6 +103,15 @@ def test_a_record_that_never_ends_is_kept(tmp_path: Path):
     assert event["args"]["note"] == "still open at the end"
 
 
+def test_what_a_former_job_left_is_not_merged(tmp_path: Path):
+    for name in ("rank-0.trace", "rank-1.trace", "trace.json"):
+        (tmp_path / name).write_text("old")
+    with spmd.profiler.trace(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.trace", "trace.json"]
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["ranks"] == 1
+
+
 def test_mistakes(tmp_path: Path):
     with pytest.raises(ArgumentError, match="no timeline is under way"):
         spmd.profiler.stop_trace()

@@ -229,3 +229,37 @@ def test_a_rank_that_is_late_on_purpose(start: Start, tmp_path: Path):
     waits = [e for e in trace if e["name"] == "wait for rank 2" and e["dur"] > 200_000]
     assert {e["pid"] for e in waits} == {0, 1} and len(waits) >= 6
     assert {"train 5", "trace <lambda>", "compile <lambda>"} <= {e["name"] for e in trace}
+
+
+def test_spmdrun_merges_the_timeline_of_a_job_that_died(tmp_path: Path):
+    program = tmp_path / "train.py"
+    program.write_text(
+        PREAMBLE
+        + textwrap.dedent(
+            """
+            total(x), total(x)
+            time.sleep(1)
+            if rank == 1:
+                os.kill(os.getpid(), 9)
+            total(x)
+            """
+        )
+    )
+    folder = tmp_path / "timeline"
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", "-n", "2", "--log-dir", str(tmp_path), str(program)],
+        env={**os.environ, **MPI_ENVIRONMENT, "SPMD_TRACE": str(folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+    assert done.returncode
+    trace = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    notes = [e["args"].get("note") for e in trace if e["ph"] == "X" and e["pid"] == 0]
+    assert "1 ranks never came" in notes
+    assert {e["pid"] for e in trace if e["name"] == f"psum train.py:{SUM_LINE}"} == {0, 1}
+    # The flight files of the job lie beside its logs.
+    said = ask(str(tmp_path)).stdout
+    assert f"rank 1 never came to psum train.py:{SUM_LINE}" in said

@@ -41,7 +41,7 @@ class Tracer:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.rank, self.size = FLIGHT.words[flight.RANK], FLIGHT.words[flight.SIZE]
-        (self.folder / "trace.json").unlink(missing_ok=True)
+        self._remove_what_a_former_job_left()
         self.path = self.folder / f"rank-{self.rank}.trace"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         self._process = os.getpid()
@@ -57,6 +57,14 @@ class Tracer:
         self._write_page(finished=False)
         self._thread = threading.Thread(target=self._run, name="spmd trace", daemon=True)
         self._thread.start()
+
+    def _remove_what_a_former_job_left(self) -> None:
+        if self.rank == 0:
+            (self.folder / "trace.json").unlink(missing_ok=True)
+            for path in self.folder.glob("rank-*.trace"):
+                number = path.stem.removeprefix("rank-")
+                if number.isdigit() and int(number) >= self.size:
+                    path.unlink(missing_ok=True)
 
     def _run(self) -> None:
         pause = PAUSE_SECONDS
