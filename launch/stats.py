@@ -281,7 +281,7 @@ class _Before:
             made = [
                 (timeline.at(flight.rank, r.enqueued), timeline.at(flight.rank, r.completed), r)
                 for r in flight.records
-                if not r.is_collective and r.completed
+                if not r.is_collective and r.completed and r.label.get("kind") != "step"
             ]
             named = ((begin, end, reason_name(r)) for begin, end, r in made)
             self.spans[flight.rank] = sorted(named, key=lambda span: span[0])
@@ -299,13 +299,14 @@ class _Before:
         rank = meeting.last
         came = meeting.came[rank]
         since = max(self.last_left[rank, meeting.group, meeting.call], came - meeting.lateness)
-        overlaps: dict[str, float] = {}
+        spent: dict[str, tuple[float, float]] = {}  # by name: before the meeting, and in all
         for begin, end, name in self._near(rank, since, came):
-            overlap = min(end, came) - max(begin, since)
-            if overlap > 0:
-                overlaps[name] = overlaps.get(name, 0.0) + overlap
-        best = max(overlaps, key=lambda name: overlaps[name], default="")
-        return best if best and overlaps[best] > EXPLAINS * (came - since) else "in host code"
+            before, whole = spent.get(name, (0.0, 0.0))
+            overlap = max(min(end, came) - max(begin, since), 0.0)
+            spent[name] = before + overlap, whole + end - begin
+        enough = [(w, n) for n, (b, w) in spent.items() if b > EXPLAINS * (came - since)]
+        # Of parts inside each other the innermost says most.
+        return min(enough)[1] if enough else "in host code"
 
     def _near(self, rank: int, since: float, came: float) -> Iterable[tuple[float, float, str]]:
         spans = self.spans[rank]

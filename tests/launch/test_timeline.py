@@ -29,8 +29,10 @@ LABELS = [
     {"kind": "compile", "program": "step"},
     {"kind": "data"},
     {"kind": "ppermute", "source": "/a/train.py:90"},
+    {"kind": "step", "program": "train 1"},
+    {"kind": "annotation", "program": "augment"},
 ]
-PROGRAM, COMPILE, LOADING, SHIFT = 1, 2, 3, 4
+PROGRAM, COMPILE, LOADING, SHIFT, STEP, NAMED = range(1, 7)
 
 
 def trace_bytes(rank: int, size: int, records, clock_of: str = "same", lost: int = 0) -> bytes:
@@ -71,8 +73,12 @@ def late_job() -> Timeline:
         (base + 40 * MS, base + 41 * MS),
         (base + 50 * MS, base + 51 * MS),
     )
-    loading = (LOADING, -1, base + 5 * MS, base + 5 * MS, base + 39 * MS, 0)
-    return build([rank(0, 3, early), rank(1, 3, [loading, *late]), rank(2, 3, early)])
+    # All of it within a step, and most of that within a part that the user named.
+    around = (STEP, -1, base + 4 * MS, base + 4 * MS, base + 42 * MS, 0)
+    named = (NAMED, -1, base + 5 * MS, base + 5 * MS, base + 41 * MS, 0)
+    loading = (LOADING, -1, base + 6 * MS, base + 6 * MS, base + 39 * MS, 0)
+    records = [around, named, loading, *late]
+    return build([rank(0, 3, early), rank(1, 3, records), rank(2, 3, early)])
 
 
 def test_reader_and_writer_of_traces_know_one_layout():
@@ -266,7 +272,13 @@ def test_the_page_shows_rows_of_ranks_and_who_was_late():
     timeline = late_job()
     read = Reader(page(timeline, collect(timeline)))
     rects = [attrs for tag, attrs in read.found if tag == "rect"]
-    assert {r["class"] for r in rects} == {"run wait", "run move", "host data", "late"}
+    assert {r["class"] for r in rects} == {
+        "run wait",
+        "run move",
+        "host data",
+        "host named",
+        "late",
+    }
     rows = {float(r["y"]) // 44 for r in rects}
     assert rows == {0, 1, 2}
     (late,) = [r for r in rects if r["class"] == "late"]
