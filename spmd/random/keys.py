@@ -28,14 +28,15 @@ _IMPLEMENTATIONS = (None, "threefry2x32", "fry")
 # ---- making keys -------------------------------------------------------------------------------
 
 
-def key(seed: Any, *, impl: Any = None) -> Any:
-    """A typed key from an integer seed.
+def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
+    """A typed key from an integer seed; `dtype` (or `impl`) names the generator.
 
     >>> key(0)
     Array((), dtype=key<fry>) overlaying:
     [0, 0]
     """
     _check_impl("key", impl)
+    _check_impl("key", dtype)
     return random_wrap(_seed_words("key", seed))
 
 
@@ -85,9 +86,10 @@ def key_data(keys: Any) -> Any:
     return random_unwrap(typed(keys, "key_data"))
 
 
-def wrap_key_data(key_bits_array: Any, *, impl: Any = None) -> Any:
-    """Typed keys from their words."""
+def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
+    """Typed keys from their words; `dtype` (or `impl`) names the generator."""
     _check_impl("wrap_key_data", impl)
+    _check_impl("wrap_key_data", dtype)
     return random_wrap(key_bits_array)
 
 

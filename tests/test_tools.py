@@ -1,0 +1,98 @@
+"""The tools for those who work on spmd: pages made of docstrings, a comparison with JAX's API.
+
+`pytest tests/test_tools.py --update-golden` writes docs/api anew.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "api"
+
+
+def _tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+pages = _tool("api_pages")
+
+
+@pytest.mark.parametrize("namespace", pages.NAMESPACES)
+def test_pages_say_what_docstrings_say(namespace, golden):
+    golden(PAGES / f"{namespace}.md", pages.page(namespace))
+
+
+@pytest.mark.parametrize("namespace", pages.NAMESPACES)
+def test_no_public_name_is_without_a_word(namespace):
+    module = importlib.import_module(namespace)
+    silent = [n for n, value in pages.public(module) if callable(value) and not value.__doc__]
+    assert not silent
+
+
+def test_there_is_no_page_of_something_gone():
+    assert {path.stem for path in PAGES.glob("*.md")} == set(pages.NAMESPACES)
+
+
+# ---- the comparison with JAX -------------------------------------------------------------------
+
+LEAST_NAMES = {
+    "numpy": 97,
+    "numpy.fft": 100,
+    "numpy.linalg": 100,
+    "lax": 95,
+    "lax.linalg": 95,
+    "random": 100,
+    "nn": 100,
+    "nn.initializers": 100,
+    "tree": 100,
+    "tree_util": 100,
+    "ops": 100,
+}
+LEAST_PARAMETERS = 97
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """What the tool finds, by namespace."""
+    pytest.importorskip("jax", reason="compares with jax, which is not installed")
+    coverage = _tool("api_coverage")
+    exclusions = coverage.Exclusions.read(ROOT / "tools" / "api_exclusions.toml")
+    return {n: coverage.measure(n, exclusions) for n in LEAST_NAMES}
+
+
+@pytest.mark.parametrize("namespace", LEAST_NAMES)
+def test_names_of_jax_are_here(rows, namespace):
+    assert rows[namespace].names >= LEAST_NAMES[namespace], rows[namespace].missing
+
+
+@pytest.mark.parametrize("namespace", LEAST_NAMES)
+def test_parameters_are_jaxs(rows, namespace):
+    assert rows[namespace].parameters >= LEAST_PARAMETERS, rows[namespace].differ
+
+
+def test_a_missing_name_is_counted(rows):
+    coverage = sys.modules["api_coverage"]
+    nothing = coverage.Exclusions({}, {}, {})
+    row = coverage.measure("lax", nothing)
+    assert row.names < 100 and "composite" in row.missing and "sin" in row.present
+    with_reasons = coverage.report([row], nothing, show_missing=True)
+    assert "missing: lax.composite" in with_reasons
+
+
+def test_the_comparison_runs_as_a_command():
+    pytest.importorskip("jax", reason="compares with jax, which is not installed")
+    tool = [sys.executable, str(ROOT / "tools" / "api_coverage.py")]
+    done = subprocess.run(tool, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0 and "numpy" in done.stdout and "excluded (" in done.stdout
