@@ -23,14 +23,19 @@ from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
 
 
-def compile_program(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable | MeshProgram:
-    """The executable of a closed jaxpr, over a mesh if it is one shard_map."""
+def compile_program(
+    closed: ClosedJaxpr, donated: Sequence[bool] = (), optimised: ClosedJaxpr | None = None
+) -> Executable | MeshProgram:
+    """The executable of a closed jaxpr, over a mesh if it is one shard_map.
+
+    `optimised` is what the passes made of it, if they have run.
+    """
     with collector_paused():
         if _is_one_map(closed):
             flat = inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
-        return compile_jaxpr(closed, donated)
+        return compile_jaxpr(closed, donated, optimised)
 
 
 def _is_one_map(closed: ClosedJaxpr) -> bool:

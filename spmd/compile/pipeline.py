@@ -76,6 +76,11 @@ def _look(closed: ClosedJaxpr, name: str) -> None:
         print(f"spmd: after {name}:\n{closed}", file=sys.stderr)
 
 
-def compile_jaxpr(closed: ClosedJaxpr, donated: Sequence[bool] = ()) -> Executable:
-    """The executable of a closed jaxpr; `donated` says which inputs it may overwrite."""
-    return Executable(closed, run_passes, donated)
+def compile_jaxpr(
+    closed: ClosedJaxpr, donated: Sequence[bool] = (), optimised: ClosedJaxpr | None = None
+) -> Executable:
+    """The executable of a closed jaxpr; `donated` says which inputs it may overwrite.
+
+    `optimised` is what the passes made of it, if they have run.
+    """
+    return Executable(closed, run_passes if optimised is None else lambda _: optimised, donated)

@@ -115,7 +115,8 @@ class Lowered:
 
     def compile(self) -> Compiled:
         """Make machine code."""
-        program = meshprogram.compile_program(self.traced.jaxpr, self.traced.donated)
+        traced = self.traced
+        program = meshprogram.compile_program(traced.jaxpr, traced.donated, self.optimised)
         return Compiled(self.traced, program)
 
 

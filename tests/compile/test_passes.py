@@ -12,6 +12,7 @@ from spmd.api import jit, make_jaxpr
 from spmd.compile.lower.alike import form
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
+from spmd.compile.passes.invariant import hoist_invariants
 from spmd.compile.passes.reach import Reach
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import run_passes
@@ -317,8 +318,16 @@ def test_a_cond_loses_unused_results():
 # ---- what is asked often -------------------------------------------------------------------------
 
 
+def test_what_a_pass_leaves_costs_nothing():
+    closed = make_jaxpr(lambda x: lax.tanh(lax.add(lax.sin(x), x)))(X)
+    assert inline_calls(closed) is closed and hoist_invariants(closed) is closed
+    kept = simplify(closed)
+    assert all(new is old for new, old in zip(kept.eqns, closed.eqns, strict=True))
+
+
 def test_reachability_by_bits_is_that_of_a_walk(monkeypatch):
     by_bits, answers = Reach.any_reaches, []
+    at_once, early = Reach.is_between, []
 
     def both(self, starts, group):
         found = by_bits(self, starts, group)
@@ -326,7 +335,17 @@ def test_reachability_by_bits_is_that_of_a_walk(monkeypatch):
         answers.append(found)
         return found
 
+    def between(self, start, end):
+        found = at_once(self, start, end)
+        if found:
+            made = [v for k in start.members - start.copies for v in self._eqns[k].outvars]
+            readers = [user for v in made for user in self._users.get(v, ())]
+            assert self.any_walks_to([k for k in readers if k not in start.members], end)
+        early.append(found)
+        return found
+
     monkeypatch.setattr(Reach, "any_reaches", both)
+    monkeypatch.setattr(Reach, "is_between", between)
 
     def network(params, x):
         for w, b in params:
@@ -337,7 +356,9 @@ def test_reachability_by_bits_is_that_of_a_walk(monkeypatch):
     params = [(np.ones((8, 8), np.float32), np.ones(8, np.float32))] * 3
     grads = jit(spmd.grad(network)).trace(params, np.ones((4, 8), np.float32)).jaxpr
     run_passes(grads)
+    run_passes(make_jaxpr(lambda x: (lax.sin(x), lax.cos(x)))(X))
     assert {True, False} <= set(answers)
+    assert {True, False} <= set(early)
 
 
 def test_groups_that_are_alike_have_one_kernel():
