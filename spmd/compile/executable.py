@@ -19,7 +19,7 @@ import numpy as np
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import Block, alloc
 from spmd.compile.cpu.gemm import prefers_packed
-from spmd.compile.cpu.image import Image, image_key, load_image, save_image
+from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.identity import identity
@@ -113,16 +113,7 @@ class Executable:
     def _save(self, key: str) -> None:
         closed = self._closed()
         assert closed is not None
-        given = {
-            (id(value), var.aval.dtype): k
-            for k, (value, var) in enumerate(
-                zip(closed.consts, closed.jaxpr.constvars, strict=True)
-            )
-        }
-        consts = [
-            given.get((id(value), aval.dtype), made)
-            for made, (_, (value, aval)) in zip(self._consts, self.schedule.consts, strict=True)
-        ]
+        consts = among_given(closed, [const for _, const in self.schedule.consts], self._consts)
         save_image(key, self.native.encoded, self.arena, self.results, self.takes, consts)
 
     def _load(self, image: Image, closed: ClosedJaxpr) -> None:

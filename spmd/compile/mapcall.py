@@ -16,8 +16,6 @@ from spmd.compile import nativecall
 from spmd.compile.cpu import door
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
-from spmd.compile.lower.schedule import Buffer
-from spmd.compile.memory import takes
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
 from spmd.compile.signature import Split
@@ -127,10 +125,7 @@ class _MapWriter(Writer):
 
     def outputs(self) -> list[ShapedArray]:
         """The avals of one device's results that the program writes."""
-        results = zip(
-            self.executable.out_piece_avals, self.executable.schedule.results, strict=True
-        )
-        return [aval for aval, result in results if isinstance(result, Buffer)]
+        return self.executable.outputs
 
     def results(self) -> None:
         """Allocate, run, and build the results."""
@@ -155,11 +150,11 @@ class _MapWriter(Writer):
         places = [self.bind(p) for p in executable.places]
         made = 0
         outs = []
-        results = zip(executable.out_piece_avals, executable.schedule.results, strict=True)
+        results = zip(executable.out_piece_avals, executable.results, strict=True)
         for (aval, result), (whole, sharding) in zip(results, self.call.outs, strict=True):
             row = []
             for d, place in enumerate(places):
-                if isinstance(result, Buffer):
+                if result is None:
                     owner, address = owners[d][made]
                 else:
                     shards = self.pieces[result]
@@ -167,7 +162,7 @@ class _MapWriter(Writer):
                         raise UnmatchedError
                     owner, address = f"{shards[d]}.owner", f"{shards[d]}.ptr"
                 row.append(self.array(aval, address, owner, place))
-            made += isinstance(result, Buffer)
+            made += result is None
             name = self.fresh()
             self.put(f"{name} = Array()")
             self.put(f"{name}.aval = {self.bind(whole)}; {name}.ptr = 0")
@@ -192,7 +187,7 @@ class _MapWriter(Writer):
         words = [
             d * self.bases + first + k for d in range(self.count_devices) for k in range(count)
         ]
-        taken = takes(self.executable.schedule, self.executable.plan, self.call.donated)
+        taken = self.executable.takes(self.call.donated)
         taken = {k: x for k, x in taken.items() if self.pieces[x] is not None}
         owners = self.slab(sizes * self.count_devices, words) if not taken else []
         if not owners:

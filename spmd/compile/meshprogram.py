@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from spmd.compile.executable import Executable
-from spmd.compile.memory import takes
 from spmd.compile.multidevice import evaluate_map, mesh_executable
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.pipeline import compile_jaxpr
@@ -81,7 +80,7 @@ class MeshProgram:
             number is not None and self.donated[number] and given.count(number) == 1
             for number in given
         ]
-        return takes(self.executable.schedule, self.executable.plan, donated)
+        return self.executable.takes(donated)
 
     @property
     def is_plain(self) -> bool:

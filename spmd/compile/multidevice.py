@@ -10,6 +10,7 @@ import struct
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,16 @@ from spmd.collectives.transport.flight import COMPILING, FLIGHT
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
 from spmd.compile.cpu.gemm import prefers_packed
+from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
+from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.executable import constant, deleted, pointer, take
+from spmd.compile.identity import identity
 from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
-from spmd.compile.lower.schedule import Buffer, Host
-from spmd.compile.memory import plan_program
+from spmd.compile.lower.schedule import Host
+from spmd.compile.lower.schedule import Schedule as Steps
+from spmd.compile.memory import Plan, plan_program, takes
 from spmd.compile.mesh_nans import check_mesh_nans
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
@@ -102,11 +107,30 @@ class MeshExecutable:
         self.places = [SingleDeviceSharding(d) for d in self.devices]
         # What the ranks must agree about before the first run; None when that is done, or needless.
         self.undecided: Schedule | None = None
+        # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
+        self._closed = weakref.ref(closed)
         if self.topology.is_spread:
-            closed = self._passes_across(closed, name)
+            self.schedule = self._lowered(self._passes_across(closed, name))
+            self._compile(closed, None)
         else:
-            closed = run_passes(closed)
-        self._compile(closed)
+            key = self._image_key(closed)
+            image = load_image(key) if key else None
+            if image is None:
+                self._compile(closed, key)
+            else:
+                self._load(image, closed)
+        self.native.name = closed.jaxpr.name
+        made = zip(self.out_piece_avals, self.results, strict=True)
+        self.outputs = [aval for aval, result in made if result is None]
+        self._report = bytes(8 * (1 + len(self.devices)))
+        self._pack = struct.Struct(f"{self.native.frame_words}q").pack
+
+    def _image_key(self, closed: ClosedJaxpr) -> str | None:
+        """The name of the program's image; a mesh with axes that have no name has none."""
+        sizes = tuple(self.topology.sizes.items())
+        if not all(type(axis) is str for axis, _ in sizes):
+            return None
+        return image_key(partial(identity, closed), (), (sizes, self.topology.local))
 
     def _passes_across(self, closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
         """The optimised jaxpr; its schedule and origins are noted."""
@@ -133,20 +157,48 @@ class MeshExecutable:
             agree(bootstrap.world(), self.undecided)
             self.undecided = None
 
-    def _compile(self, closed: ClosedJaxpr) -> None:
-        self.schedule = prepack(lower(closed, self.topology), prefers_packed)
+    def _lowered(self, closed: ClosedJaxpr) -> Steps:
+        steps = prepack(lower(closed, self.topology), prefers_packed)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
+        return steps
+
+    @cached_property
+    def schedule(self) -> Steps:
+        """The steps of the program over buffers."""
+        closed = self._closed()
+        assert closed is not None, "the jaxpr of this program is gone"
+        return self._lowered(run_passes(closed))
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Where the buffers lie."""
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
         # Which arguments will be donated is not known yet: any may be.
-        maybe = [True] * len(self.schedule.inputs)
-        self.plan = plan = plan_program(self.schedule, maybe, threads)
-        self.arena = plan.arena
-        self.native = assemble(self.schedule, plan, len(self.devices)).native
-        self.native.name = closed.jaxpr.name
-        self._consts = [_on_each(v, len(self.devices)) for _, v in self.schedule.consts]
-        self._report = bytes(8 * (1 + len(self.devices)))
-        self._pack = struct.Struct(f"{self.native.frame_words}q").pack
+        return plan_program(self.schedule, [True] * len(self.piece_avals), threads)
+
+    def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
+        schedule, count = self.schedule, len(self.devices)
+        self.arena = self.plan.arena
+        self.native = assemble(schedule, self.plan, count).native
+        self._consts = [_on_each(v, count) for _, v in schedule.consts]
+        # For each result: the input that it equals, or None.
+        self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
+        if key:
+            consts = [const for _, const in schedule.consts]
+            kept = among_given(closed, consts, self._consts)
+            save_image(key, self.native.encoded, self.arena, self.results, {}, kept)
+
+    def _load(self, image: Image, closed: ClosedJaxpr) -> None:
+        self.arena, self.results = image.arena, image.results
+        self.native = NativeProgram(image.encoded())
+        pairs = zip(closed.consts, closed.jaxpr.constvars, strict=True)
+        given = [_on_each((value, v.aval), len(self.devices)) for value, v in pairs]
+        self._consts = image.constants(given)
+
+    def takes(self, donated: Sequence[bool]) -> dict[int, int]:
+        """For outputs that may be written over a donated input: which one."""
+        return takes(self.schedule, self.plan, donated) if any(donated) else {}
 
     def const_pointers(self, device: int) -> list[int]:
         """The addresses of one local device's constants."""
@@ -189,7 +241,7 @@ class MeshExecutable:
         for d in range(count):
             mine = []
             given = [x[d] for x in pieces]
-            for k, out in enumerate(self.schedule.outputs):
+            for k, out in enumerate(self.outputs):
                 block = take(takes[k], given) if k in takes else None
                 mine.append(alloc(out.nbytes) if block is None else block)
             blocks.append(mine)
@@ -204,15 +256,15 @@ class MeshExecutable:
     def _results(self, pieces: Sequence[Sequence[Any]], blocks: list[list[Any]]) -> Any:
         outs = []
         made = 0
-        for aval, result in zip(self.out_piece_avals, self.schedule.results, strict=True):
+        for aval, result in zip(self.out_piece_avals, self.results, strict=True):
             row = []
             for d, place in enumerate(self.places):
-                if isinstance(result, Buffer):
+                if result is None:
                     block = blocks[d][made]
                     row.append(from_memory(block.address, block, aval, place))
                 else:
                     row.append(_forward(pieces[result][d], aval, place))
-            made += isinstance(result, Buffer)
+            made += result is None
             outs.append(row)
         return outs
 

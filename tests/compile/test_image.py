@@ -14,6 +14,7 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.api import make_jaxpr
 from spmd.compile import executable as executable_module
+from spmd.compile import multidevice
 from spmd.compile.cpu import cache, image, loader
 from spmd.compile.identity import identity
 from spmd.compile.pipeline import compile_jaxpr
@@ -108,6 +109,47 @@ def test_random_programs_are_loaded(seed, second_process):
     second_process()
     for one, other in zip(first, run(again(closed), *args), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def over_devices(count):
+    """Results of a program over several devices, traced anew."""
+
+    def body(x):
+        place = lax.axis_index("i")  # a constant with another value on each device
+        total = lax.psum(x * place, "i")
+        moved = lax.ppermute(total @ x.T, "i", [(k, (k + 1) % count) for k in range(count)])
+        return snp.tanh(x @ x.T) + moved + snp.sum(x * _TABLE), x
+
+    x = np.linspace(-1, 1, count * 40, dtype=np.float32).reshape(count, 5, 8)
+    return [np.asarray(a) for a in spmd.pmap(body, axis_name="i")(x)]
+
+
+def test_programs_over_a_mesh_are_loaded(second_process, monkeypatch):
+    first = over_devices(4)
+    second_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(multidevice, "lower", executable_module.lower)
+        for one, other in zip(first, over_devices(4), strict=True):
+            np.testing.assert_array_equal(one, other)
+        with pytest.raises(AssertionError, match="compiled again"):
+            over_devices(2)
+
+
+def test_a_loaded_program_over_a_mesh_takes_donated_memory(folder, monkeypatch):
+    def step(x):
+        return lax.psum(x, "i") * 0 + x * 2
+
+    def run():
+        x = spmd.device_put_sharded([np.ones((64, 64), np.float32)] * 4, spmd.devices()[:4])
+        out = spmd.pmap(lambda x: step(x), axis_name="i", donate_argnums=0)(x)
+        assert x.is_deleted()
+        return np.asarray(out)
+
+    first = run()
+    monkeypatch.setattr(loader.loader, "_loaded", {})
+    monkeypatch.setattr(loader._Emitter, "emit", None)
+    np.testing.assert_array_equal(run(), first)
+    assert np.all(first == 2)
 
 
 def test_donated_memory_is_taken_by_a_loaded_program(second_process):

@@ -23,7 +23,9 @@ from spmd.compile.cpu.cache import entry_key, object_cache
 from spmd.compile.cpu.cores import available_cores
 from spmd.compile.cpu.encode import Encoded
 from spmd.compile.cpu.loader import loader
+from spmd.core.aval import ShapedArray
 from spmd.core.config import SETTINGS, config
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 
 # Constants that passes made are part of the image up to so many bytes; larger ones are not worth
@@ -42,15 +44,16 @@ class Image:
     """A program without its schedule, in built-in types only, which is what `marshal` writes.
 
     `results` has for each result the number of the input that it equals, or None. A constant is
-    the number of one of the traced jaxpr's, or its bytes. `entries` are keys of the object cache
-    with the symbols that their code defines; `places` are words that are addresses: (word, number
-    of the entry, symbol).
+    the number of one of the traced jaxpr's, its bytes, or its bytes on each device. `entries` are
+    keys of the object cache with the symbols that their code defines; `places` are words that are
+    addresses: (word, number of the entry, symbol).
     """
 
     arena: int
     results: tuple[int | None, ...]
     takes: dict[int, int]
-    consts: tuple[int | bytes, ...]
+    consts: tuple[int | bytes | tuple[bytes, ...], ...]
+    devices: int
     words: bytes
     places: tuple[tuple[int, int, str], ...]
     entries: tuple[tuple[str, tuple[str, ...]], ...]
@@ -74,23 +77,34 @@ class Image:
             max_args=self.max_args,
             cost_ps=self.cost_ps,
             bases=self.bases,
-            devices=1,
+            devices=self.devices,
             calls_python=False,
             is_open=self.is_open,
             places=places,
         )
 
     def constants(self, given: Sequence[Any]) -> list[Any]:
-        """The program's constants, those of its own as arrays of bytes."""
-        own = np.frombuffer
-        return [given[c] if isinstance(c, int) else own(c, np.uint8).copy() for c in self.consts]
+        """The program's constants, those of its own as arrays of bytes, or lists of those."""
+
+        def own(c: bytes) -> np.ndarray:
+            return np.frombuffer(c, np.uint8).copy()
+
+        return [
+            given[c] if isinstance(c, int) else own(c) if isinstance(c, bytes) else [*map(own, c)]
+            for c in self.consts
+        ]
 
 
 # ---- the key -----------------------------------------------------------------------------------
 
 
-def image_key(identity: Callable[[], str | None], donated: tuple[bool, ...]) -> str | None:
-    """The name under which a program's image is kept; None if it has none."""
+def image_key(
+    identity: Callable[[], str | None], donated: tuple[bool, ...], mesh: Any = None
+) -> str | None:
+    """The name under which a program's image is kept; None if it has none.
+
+    `mesh` says what the program of several devices depends on beside them, in built-in types.
+    """
     # Who looks at the passes or the kernels wants to see them at work.
     if not object_cache.is_on or config.check or set("34") & set(config.debug):
         return None
@@ -101,7 +115,7 @@ def image_key(identity: Callable[[], str | None], donated: tuple[bool, ...]) -> 
     settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
     where = (host.cpu, host.features, host.llvm_version, available_cores())
     tools = (sys.version, np.__version__, _files())
-    return entry_key("image", text, repr(donated), repr((settings, where, tools)))
+    return entry_key("image", text, repr((donated, mesh)), repr((settings, where, tools)))
 
 
 @functools.cache
@@ -132,11 +146,12 @@ def save_image(
 ) -> None:
     """Keep a program, if it may be run by other processes.
 
-    `consts` are numbers of the traced jaxpr's constants, or arrays.
+    `consts` are numbers of the traced jaxpr's constants, arrays, or lists of each device's array.
     """
-    if encoded.calls_python or encoded.devices != 1:
+    if encoded.calls_python:
         return
-    if sum(c.nbytes for c in consts if not isinstance(c, int)) > MOST_CONST_BYTES:
+    arrays = [c if isinstance(c, list) else [c] for c in consts if not isinstance(c, int)]
+    if sum(a.nbytes for each in arrays for a in each) > MOST_CONST_BYTES:
         return
     places = [place for place, _ in encoded.places]
     if not set(places).issuperset(np.flatnonzero(encoded.words >= _LEAST_ADDRESS).tolist()):
@@ -150,9 +165,8 @@ def save_image(
         arena=arena,
         results=results,
         takes=takes,
-        consts=tuple(
-            c if isinstance(c, int) else np.asarray(to_numpy(c)).tobytes() for c in consts
-        ),
+        consts=tuple(c if isinstance(c, int) else _bytes_of(c) for c in consts),
+        devices=encoded.devices,
         words=words.tobytes(),
         places=tuple((place, numbers[a.entry], a.symbol) for place, a in encoded.places),
         entries=tuple((entry, tuple(loader.loaded(entry))) for entry in numbers),
@@ -163,6 +177,27 @@ def save_image(
         is_open=encoded.is_open,
     )
     object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(Image)]))
+
+
+def _bytes_of(const: Any) -> bytes | tuple[bytes, ...]:
+    if isinstance(const, list):
+        return tuple(np.asarray(to_numpy(c)).tobytes() for c in const)
+    return np.asarray(to_numpy(const)).tobytes()
+
+
+def among_given(
+    closed: ClosedJaxpr, consts: Sequence[tuple[Any, ShapedArray]], made: Sequence[Any]
+) -> list[Any]:
+    """What to keep of a program's constants: the number of one that the jaxpr was given, or `made`.
+
+    `consts` are their values and types as the schedule has them.
+    """
+    pairs = zip(closed.consts, closed.jaxpr.constvars, strict=True)
+    given = {(id(value), var.aval.dtype): k for k, (value, var) in enumerate(pairs)}
+    return [
+        given.get((id(value), aval.dtype), kept)
+        for kept, (value, aval) in zip(made, consts, strict=True)
+    ]
 
 
 def load_image(key: str) -> Image | None:
