@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.kernel.dtypes import itemsize, kind
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import supports
 from spmd.compile.kernel.split import Split, split_reduction
@@ -21,6 +21,7 @@ from spmd.compile.lower.region import Layout, NodeWriter, Space
 from spmd.compile.lower.schedule import OUTPUT, TEMP, Launch, Ref
 from spmd.core import dtypes
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.util import product
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
 
 
@@ -157,8 +158,9 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
     numbers = as_gather(p["dimension_numbers"])
     windows = _window_sizes(numbers, operand.aval.shape, updates.aval.shape)
     unique = bool(p["unique_indices"])
-    blocks = 0 if unique else _blocks(numbers, windows, operand, updates)
-    writer = _PartWriter(eqn, (operand, indices, updates), updates.aval.shape, blocks)
+    copies = 1 if unique or combine != "add" else _copies(windows, operand, updates)
+    blocks = 0 if unique else max(copies, _blocks(numbers, windows, operand, updates))
+    writer = _PartWriter(eqn, (operand, indices, updates), updates.aval.shape, blocks, copies > 1)
     graph, index = writer.graph, writer.index
     place = windows_at(numbers, index, operand.aval.ndim)
     strides = strides_of(operand.aval.shape)
@@ -175,8 +177,28 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
         gathered.append((start, strides[d]))
     address = linear(place.operand, operand.aval.shape)
     value = graph.pull(updates, index)
+    if copies > 1:
+        address = address + dim(0, copies).scale(operand.aval.size)
     writer.store(address, gathered, fits, value, combine, unique)
-    writer.launch(lowering)
+    if copies > 1:
+        writer.launch_copies(lowering, copies)
+    else:
+        writer.launch(lowering)
+
+
+# Copies of an operand together have so many times fewer elements than are added to it.
+_FEWER_COPIED = 8
+
+
+def _copies(windows: Sequence[int], operand: Atom, updates: Atom) -> int:
+    """To how many copies of the operand single elements are added, by threads: 1 for none.
+
+    The number depends on the shapes only, so sums are the same for any number of threads.
+    """
+    if not updates.aval.ndim or product(windows) != 1 or updates.aval.size < _SHARED_FROM:
+        return 1
+    most = updates.aval.size // (_FEWER_COPIED * max(operand.aval.size, 1))
+    return next((n for n in (8, 4, 2) if n <= most and updates.aval.shape[-1] % n == 0), 1)
 
 
 # Scatters of at least so many elements are shared between threads, by parts of their windows.
@@ -239,8 +261,18 @@ def _copy_operand(lowering: Lowering, eqn: Eqn) -> None:
 class _PartWriter:
     """A kernel that updates a part of its first operand in place, point by point of the part."""
 
-    def __init__(self, eqn: Eqn, operands: Sequence[Atom], shape: Sequence[int], blocks: int = 0):
-        """With `blocks` the points are in order, apart from so many blocks of the last dim."""
+    def __init__(
+        self,
+        eqn: Eqn,
+        operands: Sequence[Atom],
+        shape: Sequence[int],
+        blocks: int = 0,
+        copies: bool = False,
+    ):
+        """With `blocks` the points are in order, apart from so many blocks of the last dim.
+
+        With `copies` each block updates a copy of its own.
+        """
         self.eqn = eqn
         self.apart = blocks > 1
         sizes = tuple(shape)
@@ -256,7 +288,8 @@ class _PartWriter:
         self.graph = Expressions(self.reads, (), sizes, ())
         self.builder = b = Builder(sizes[:outer], sizes[outer:])
         ins = [b.arg(need_dtype(v.aval.dtype), v.aval.size) for v in self.reads]
-        self.target = b.arg(need_dtype(target.aval.dtype), target.aval.size, "inout")
+        size = target.aval.size * (blocks if copies else 1)
+        self.target = b.arg(need_dtype(target.aval.dtype), size, "inout")
         self.nodes = NodeWriter(b, ins, self.space)
         self.done: dict[Node, int] = {}
 
@@ -310,3 +343,28 @@ class _PartWriter:
         lowering.copy(place, source, out.aval.nbytes)
         step = Launch(self.kernel(), (*reads, place), self.eqn.prim.name, self.eqn.source)
         lowering.steps.append(step)
+
+    def launch_copies(self, lowering: Lowering, count: int) -> None:
+        """Add to copies that begin as zeros, then these to the operand, in their order."""
+        operand, out = self.eqn.invars[0], self.eqn.outvars[0]
+        dtype, size = need_dtype(operand.aval.dtype), operand.aval.size
+        copies = Ref(lowering.buffer(TEMP, count * operand.aval.nbytes))
+        zeros = Builder((count * size,), ())
+        target = zeros.arg(dtype, count * size, "out")
+        with zeros.row():
+            # A negative zero, which added to anything leaves it as it is.
+            zeros.store(target, (1,), zeros.const(-0.0 if kind(dtype) == "f" else 0, dtype))
+        total = Builder((size,), ())
+        source, target = total.arg(dtype, count * size), total.arg(dtype, size, "inout")
+        with total.row():
+            value = total.load(target, (1,))
+            for number in range(count):
+                value = total.op("add", value, total.load(source, (1,), number * size))
+            total.store(target, (1,), value)
+        name, line = self.eqn.prim.name, self.eqn.source
+        reads = [lowering.ref(v) for v in self.reads]
+        lowering.steps.append(Launch(zeros.build(), (copies,), name, line))
+        lowering.steps.append(Launch(self.kernel(), (*reads, copies), name, line))
+        start, place = lowering.ref(operand), lowering.place(out)
+        lowering.copy(place, start, out.aval.nbytes)
+        lowering.steps.append(Launch(total.build(), (copies, place), name, line))
