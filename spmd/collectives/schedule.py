@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spmd.collectives.transport.call import digest_of, ranks_text
@@ -26,7 +26,11 @@ from spmd.core.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One collective of a program. Ranks must agree about all of it."""
+    """One collective of a program. Ranks must agree about all of it but `argument`.
+
+    That is the argument from which the operand was computed: it tells a reader more, and may
+    differ where ranks compute in different ways what they reduce.
+    """
 
     kind: str
     dtype: str
@@ -36,9 +40,11 @@ class Entry:
     within: str = ""  # the loops and branches around it
     source: str = ""
     operand: str = ""
+    argument: str = field(default="", compare=False, repr=False)
 
     def __str__(self) -> str:
-        leaf = f" of {self.operand}" if self.operand else ""
+        operand = self.operand or self.argument
+        leaf = f" of {operand}" if operand else ""
         around = f", {self.within}" if self.within else ""
         return f"{self.what}{leaf} at {self.source}{around}"
 
@@ -174,9 +180,9 @@ def schedule_of(
     names = [f"a value from outside, number {k}" for k in range(hoisted)] + list(jaxpr.arg_names)
     avals = [v.aval.update(weak_type=False, vma=frozenset()).short() for v in jaxpr.invars]
     found = list(collectives(final))
-    given = _argument_names(jaxpr)
+    given, whole = _argument_names(jaxpr), _arguments(jaxpr)
     entries = tuple(
-        _named(entry_of(eqn, within), given.get(eqn.invars[0]))
+        _named(entry_of(eqn, within), given.get(eqn.invars[0]), eqn.invars[0] in whole)
         for eqn, within in collectives(traced)
     )
     schedule = Schedule(
@@ -208,11 +214,22 @@ def _argument_names(jaxpr: Jaxpr) -> dict[Any, str]:
     return names
 
 
-def _named(entry: Entry, argument: str | None) -> Entry:
-    """The entry, with its operand known by the argument that it is made of if by nothing else."""
+def _arguments(jaxpr: Jaxpr) -> set[Any]:
+    """The variables that are arguments as they were given, but for their type and shape."""
+    found: set[Any] = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if eqn.prim.name in ("pvary", "reshape"):
+            found.update(
+                new for old, new in zip(eqn.invars, eqn.outvars, strict=True) if old in found
+            )
+    return found
+
+
+def _named(entry: Entry, argument: str | None, is_itself: bool) -> Entry:
+    """The entry, with its operand known by the argument that it is (made of) if by nothing else."""
     if entry.operand or argument is None:
         return entry
-    return replace(entry, operand=argument)
+    return replace(entry, operand=argument) if is_itself else replace(entry, argument=argument)
 
 
 def agree(world: CheckedCommunicator, schedule: Schedule) -> None:

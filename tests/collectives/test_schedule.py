@@ -145,6 +145,16 @@ def test_another_order(golden: Any):
     golden("schedule/another_order.txt", _without_lines(str(difference(found))))
 
 
+def test_ranks_may_compute_in_different_ways_what_they_reduce():
+    def f(rank: int) -> Callable[..., Any]:
+        return lambda x: lax.psum(x * x.sum() if rank else -x, "i")
+
+    negated, product = (schedule(f(rank), X) for rank in range(2))
+    assert [entry.argument for entry in negated.entries] == ["x"]
+    assert [entry.argument for entry in product.entries] == [""]
+    assert negated.digest == product.digest
+
+
 def test_another_shape_names_the_argument(golden: Any):
     found = [
         schedule(lambda batch: lax.psum(batch["x"], "i"), {"x": x, "y": X})
