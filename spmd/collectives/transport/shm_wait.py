@@ -21,8 +21,9 @@ from dataclasses import dataclass
 # awaited rank from running.
 SPINS = 200
 YIELDS = 100
-# The same for native code, which reads the word between two pauses of the processor.
-PAUSES = 400
+# The same for native code, which reads the word between two pauses of the processor, 20 to 60 ns
+# each: so short that ranks which share a core, though there are enough, soon give it to each other.
+PAUSES = 40
 FIRST_PARK_SECONDS = 0.001
 LONGEST_PARK_SECONDS = 0.05
 
