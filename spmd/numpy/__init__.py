@@ -332,6 +332,8 @@ from spmd.numpy.sorting import (
     unique,
     unique_values,
 )
+from spmd.numpy.standard import API_VERSION as __array_api_version__
+from spmd.numpy.standard import __array_namespace_info__, from_dlpack
 from spmd.numpy.statistics import (
     average,
     corrcoef,

@@ -27,6 +27,7 @@ from spmd.numpy import (
     searching,
     selection,
     sorting,
+    standard,
     statistics,
     ufuncs,
 )
@@ -234,6 +235,9 @@ def _put_at(self: Any) -> IndexUpdateHelper:
 _element = hot_binary(getitem)
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
+    "__array_namespace__": standard.namespace_of,
+    "__dlpack__": standard.to_dlpack,
+    "__dlpack_device__": standard.dlpack_device,
     "__getitem__": getitem,
     "__round__": _round,
     "__contains__": _contains,

@@ -224,12 +224,6 @@ class Array:
     def __reduce__(self) -> Any:
         return _unpickle, (np.array(self._value()), self.aval)
 
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self._value().__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
     # -- life --
 
     def block_until_ready(self) -> Array:

@@ -1,0 +1,153 @@
+"""What the Python array API standard asks of a namespace: who it is, what it can, and DLPack.
+
+Libraries that take arrays of any kind call `x.__array_namespace__()` and go on with what that
+returns: `spmd.numpy`. DLPack hands an array's memory to another library, or takes one's.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from spmd.core import dtypes
+from spmd.core.aval import typeof
+from spmd.core.device import devices as all_devices
+from spmd.core.errors import ArgumentError, DtypeError
+from spmd.core.source import current_source
+from spmd.core.trace import Tracer
+from spmd.numpy.creation import asarray
+
+API_VERSION = "2025.12"
+# A device of kind 1 of the DLPack protocol: memory that the CPU reads.
+_DLPACK_CPU = (1, 0)
+
+# ---- what the namespace is ---------------------------------------------------------------------
+
+_KINDS = {
+    "bool": ("bool",),
+    "signed integer": ("int8", "int16", "int32", "int64"),
+    "unsigned integer": ("uint8", "uint16", "uint32", "uint64"),
+    "real floating": ("float32", "float64"),
+    "complex floating": ("complex64", "complex128"),
+}
+_KINDS["integral"] = _KINDS["signed integer"] + _KINDS["unsigned integer"]
+_KINDS["numeric"] = _KINDS["integral"] + _KINDS["real floating"] + _KINDS["complex floating"]
+_DEFAULTS = {
+    "real floating": "float64",
+    "complex floating": "complex128",
+    "integral": "int64",
+    "indexing": "int64",
+}
+
+
+class NamespaceInfo:
+    """What `__array_namespace_info__()` returns: devices, dtypes and abilities."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """What depends on data works outside of transformations, and there only."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
+
+    def default_device(self) -> Any:
+        """The device of new arrays: the first of this process."""
+        return all_devices()[0]
+
+    def devices(self) -> list[Any]:
+        """All devices of the job."""
+        return list(all_devices())
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
+        """The dtypes of new arrays: of 32 bits, or with `enable_x64` of 64."""
+        return {kind: dtypes.canonical(name) for kind, name in _DEFAULTS.items()}
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
+        """The dtypes of the standard that arrays have, of one kind or several."""
+        kinds = (kind,) if isinstance(kind, str) else tuple(_KINDS) if kind is None else tuple(kind)
+        unknown = [k for k in kinds if k not in _KINDS]
+        if unknown:
+            raise ArgumentError(
+                f"{current_source()}: dtypes: kind={kind!r} must be of {', '.join(_KINDS)}"
+            )
+        names = dict.fromkeys(name for k in kinds for name in _KINDS[k])
+        return {n: np.dtype(n) for n in names if dtypes.canonical(n) == np.dtype(n)}
+
+
+def __array_namespace_info__() -> NamespaceInfo:
+    """Devices, dtypes and abilities of this namespace, as the array API standard asks.
+
+    >>> __array_namespace_info__().default_dtypes()["real floating"]
+    dtype('float32')
+    """
+    return NamespaceInfo()
+
+
+def namespace_of(self: Any, *, api_version: str | None = None) -> Any:
+    """The namespace with the functions for this array: `spmd.numpy`."""
+    if api_version is not None and not _known(api_version):
+        raise ArgumentError(
+            f"{current_source()}: __array_namespace__: api_version={api_version!r} must be of the "
+            f"form 'YYYY.MM' and not after {API_VERSION}"
+        )
+    return sys.modules["spmd.numpy"]
+
+
+def _known(version: str) -> bool:
+    return len(version) == 7 and version[4] == "." and "2021.12" <= version <= API_VERSION
+
+
+# ---- DLPack ------------------------------------------------------------------------------------
+
+
+def to_dlpack(
+    self: Any,
+    *,
+    stream: None = None,
+    max_version: tuple[int, int] | None = None,
+    dl_device: tuple[int, int] | None = None,
+    copy: bool | None = None,
+) -> Any:
+    """A capsule with the array's memory, which the other library must only read.
+
+    The capsule says so; a consumer that cannot be told (`max_version` before 1.0) gets a copy.
+    PyTorch does not look at what it is told: a tensor made of an array must not be written to.
+    """
+    if stream is not None:
+        raise ArgumentError("__dlpack__: stream must be None for arrays on the CPU")
+    if dl_device not in (None, _DLPACK_CPU):
+        raise ArgumentError(f"__dlpack__: dl_device={dl_device}: the array is on the CPU, (1, 0)")
+    value = np.asarray(self)
+    if value.dtype.kind == "V":
+        raise DtypeError(f"__dlpack__: the protocol has no {value.dtype.name}")
+    old = max_version is None or max_version[0] < 1
+    if old and copy is False:
+        raise BufferError("__dlpack__: without a copy the memory is read-only: DLPack 1.0 says so")
+    if old or copy:
+        value = value.copy()
+    return value.__dlpack__(max_version=max_version)
+
+
+def dlpack_device(self: Any) -> tuple[int, int]:
+    """Where the memory is, in the words of DLPack: (1, 0) is the CPU."""
+    return _DLPACK_CPU
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+    """An array with the values of another library's array.
+
+    The values are copied, as that array may change. `copy=False` is refused for that reason. 64-bit
+    dtypes are halved unless x64 is on.
+
+    >>> from_dlpack(np.arange(3.0, dtype=np.float32))
+    Array([0., 1., 2.], dtype=float32)
+    """
+    if isinstance(x, Tracer):
+        raise ArgumentError(
+            f"{current_source()}: from_dlpack: {typeof(x)} is traced, it has no memory"
+        )
+    if copy is False:
+        raise ArgumentError(
+            f"{current_source()}: from_dlpack: copy=False: arrays are immutable, and the other "
+            "library could change its memory"
+        )
+    return asarray(np.from_dlpack(x), copy=True, device=device)

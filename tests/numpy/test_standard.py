@@ -1,0 +1,155 @@
+"""The array API standard: the namespace's names, who arrays say they are, and DLPack.
+
+SciPy and scikit-learn take arrays by the standard only where that is switched on before they are
+imported, so their functions run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import errors
+from spmd import numpy as snp
+
+NAMES = """
+abs acos acosh add all any arange argmax argmin argsort asarray asin asinh astype atan atan2 atanh
+bitwise_and bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor bool
+broadcast_arrays broadcast_shapes broadcast_to can_cast ceil clip complex128 complex64 concat conj
+copysign cos cosh count_nonzero cumulative_prod cumulative_sum diff divide e empty empty_like equal
+exp expand_dims expm1 eye finfo flip float32 float64 floor floor_divide from_dlpack full full_like
+greater greater_equal hypot iinfo imag inf int16 int32 int64 int8 isdtype isfinite isin isinf isnan
+less less_equal linspace log log10 log1p log2 logaddexp logical_and logical_not logical_or
+logical_xor matmul matrix_transpose max maximum mean meshgrid min minimum moveaxis multiply nan
+negative newaxis nextafter nonzero not_equal ones ones_like permute_dims pi positive pow prod real
+reciprocal remainder repeat reshape result_type roll round searchsorted sign signbit sin sinh sort
+sqrt square squeeze stack std subtract sum take take_along_axis tan tanh tensordot tile tril triu
+trunc uint16 uint32 uint64 uint8 unique_all unique_counts unique_inverse unique_values unstack var
+vecdot where zeros zeros_like
+""".split()
+LINALG = """
+cholesky cross det diagonal eig eigh eigvals eigvalsh inv matmul matrix_norm matrix_power
+matrix_rank matrix_transpose outer pinv qr slogdet solve svd svdvals tensordot trace vecdot
+vector_norm
+""".split()
+FFT = "fft fftfreq fftn fftshift hfft ifft ifftn ifftshift ihfft irfft irfftn rfft rfftfreq rfftn"
+
+
+def test_the_namespace_has_the_standards_names():
+    assert not [name for name in NAMES if not hasattr(snp, name)]
+    assert not [name for name in LINALG if not hasattr(snp.linalg, name)]
+    assert not [name for name in FFT.split() if not hasattr(snp.fft, name)]
+
+
+def test_arrays_know_their_namespace():
+    x = snp.zeros(2)
+    assert x.__array_namespace__() is snp
+    assert x.__array_namespace__(api_version="2023.12") is snp
+    assert spmd.jit(lambda x: x.__array_namespace__().sum(x))(x) == 0
+    for version in ("2099.12", "new"):
+        with pytest.raises(errors.ArgumentError, match="api_version"):
+            x.__array_namespace__(api_version=version)
+
+
+def test_the_namespace_tells_what_it_can():
+    info = snp.__array_namespace_info__()
+    assert info.capabilities()["data-dependent shapes"] is True
+    assert info.default_device() in info.devices()
+    assert info.default_dtypes()["indexing"] == np.int32
+    assert "float64" not in info.dtypes() and "float64" not in info.dtypes(kind="real floating")
+    assert set(info.dtypes(kind=("bool", "signed integer"))) == {"bool", "int8", "int16", "int32"}
+    with spmd.enable_x64(True):
+        assert info.default_dtypes()["real floating"] == np.float64
+        assert set(info.dtypes(kind="complex floating")) == {"complex64", "complex128"}
+    with pytest.raises(errors.ArgumentError, match="kind='float'"):
+        info.dtypes(kind="float")
+
+
+# ---- DLPack ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint32, np.float16, np.float32])
+def test_memory_goes_out_and_values_come_in(dtype):
+    x = snp.arange(6).astype(dtype).reshape(2, 3)
+    out = np.from_dlpack(x)
+    np.testing.assert_array_equal(out, np.asarray(x))
+    assert np.shares_memory(out, np.asarray(x)) and not out.flags.writeable
+    back = snp.from_dlpack(np.asarray(x).copy())
+    assert back.dtype == x.dtype
+    np.testing.assert_array_equal(back, x)
+
+
+def test_arrays_and_torch_exchange_values():
+    torch = pytest.importorskip("torch", reason="the other side of the exchange is PyTorch")
+    t = torch.from_dlpack(snp.arange(4.0))
+    np.testing.assert_array_equal(t.numpy(), np.arange(4))
+    np.testing.assert_array_equal(snp.from_dlpack(t + 1), np.arange(4) + 1)
+
+
+def test_what_comes_in_is_a_copy():
+    a = np.arange(3.0, dtype=np.float32)
+    x = snp.from_dlpack(a)
+    a[:] = 7
+    np.testing.assert_array_equal(x, [0, 1, 2])
+
+
+def test_dlpack_refuses_what_cannot_be():
+    x = snp.zeros(2)
+    assert x.__dlpack_device__() == (1, 0)
+    with pytest.raises(errors.ArgumentError, match="stream"):
+        x.__dlpack__(stream=1)
+    with pytest.raises(errors.ArgumentError, match="dl_device"):
+        x.__dlpack__(dl_device=(2, 0))
+    with pytest.raises(errors.DtypeError, match="bfloat16"):
+        x.astype(snp.bfloat16).__dlpack__()
+    with pytest.raises(BufferError, match="read-only"):
+        x.__dlpack__(copy=False)
+    with pytest.raises(errors.ArgumentError, match="copy=False"):
+        snp.from_dlpack(np.zeros(2), copy=False)
+    with pytest.raises(errors.ArgumentError, match="traced"):
+        spmd.jit(snp.from_dlpack)(x)
+
+
+# ---- other libraries ---------------------------------------------------------------------------
+
+PROGRAM = """
+import json, sys
+import numpy as np
+import scipy.fft, scipy.integrate, scipy.special, scipy.stats
+import spmd, spmd.numpy as snp
+
+plain = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+x, y = snp.asarray(plain), plain
+calls = {
+    "softmax": lambda x: scipy.special.softmax(x, axis=1),
+    "skew": lambda x: scipy.stats.skew(x, axis=0),
+    "trapezoid": lambda x: scipy.integrate.trapezoid(x, axis=0),
+    "fft": lambda x: scipy.fft.fft(x, axis=0),
+}
+if sys.argv[1] == "sklearn":
+    import sklearn
+    from sklearn.decomposition import PCA
+    from sklearn.metrics import accuracy_score, mean_squared_error
+    sklearn.set_config(array_api_dispatch=True)
+    calls = {
+        "pca": lambda x: abs(PCA(2, svd_solver="full").fit_transform(x)),
+        "mean squared error": lambda x: mean_squared_error(x[:, 0], x[:, 1]),
+        "accuracy": lambda x: accuracy_score(x[:, 0] > 0, x[:, 1] > 0),
+    }
+for name, call in calls.items():
+    found, expected = call(x), call(y)
+    assert isinstance(found, (spmd.Array, float)), (name, type(found))
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5, err_msg=name)
+print(json.dumps(list(calls)))
+"""
+
+
+@pytest.mark.parametrize("library", ["scipy", "sklearn"])
+def test_functions_of_other_libraries_take_our_arrays(library, run_python):
+    pytest.importorskip(library, reason=f"calls functions of {library}")
+    done = run_python(["-W", "ignore", "-c", PROGRAM, library], env={"SCIPY_ARRAY_API": "1"})
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) >= 3
