@@ -188,3 +188,24 @@ def test_loaded_code_stays():
     for i in range(30):
         compile_texts([constant(f"other{i}", i)])
     assert call(address) == 77
+
+
+def test_some_texts_of_a_call_are_optimized(folder):
+    f = Function("counted", "i64", ["i64"])
+    total = f.var("i64", 0)
+    with f.range(0, f.params[0]) as i:
+        total.set(total.get() + i)
+    f.ret(total.get())
+    loader = Loader()
+    addresses = loader.compile_texts([constant("beside", 4)], optimized=[f.text()])
+    assert call(addresses["beside"]) == 4
+    alone = Loader().compile_texts([f.text()], optimize=True)["counted"]
+    assert addresses["counted"].entry == alone.entry  # the same code, found by the same name
+
+
+def test_entries_that_define_one_symbol_are_loaded_apart(folder):
+    first = Loader()
+    entries = [first.compile_texts([constant("f", k)])["f"].entry for k in range(3)]
+    fresh = Loader()
+    assert fresh.load_entries({entry: ("f",) for entry in entries})
+    assert [call(fresh.loaded(entry)["f"]) for entry in entries] == [0, 1, 2]
