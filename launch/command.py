@@ -13,6 +13,7 @@ from pathlib import Path
 from .find_mpi import Mpi
 from .options import Options, UsageError
 from .rank import CHANNEL, SETTINGS, TOKEN
+from .sweep import FLIGHTS
 
 STALL_SECONDS = 600.0
 COLLECTIVE_TIMEOUT = "SPMD_COLLECTIVE_TIMEOUT"
@@ -22,8 +23,6 @@ GUARD = str(Path(__file__).with_name("guard.py"))
 FORMER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|PMIX_|PMI_|PMI\d?_|MPI_LOCAL|SPMD_(RANK_PROCESS|STACKS|RESTART)$)"
 )
-# Folders of flight files that spmdrun makes; one of this name is not the user's wish.
-FLIGHTS = "spmdrun-flight-"
 
 # Set where the user has not. The first two let a container's root start a job.
 OPEN_MPI = {

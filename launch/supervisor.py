@@ -44,7 +44,7 @@ from .rank import (
     frame,
 )
 from .stall import BREAKPOINT, COLLECTIVE, Call, Verdict, View
-from .sweep import sweep
+from .sweep import sweep, sweep_flights
 from .timeline import merge_if_wanted
 from .watch import Watch
 
@@ -123,6 +123,7 @@ class Supervisor:
         """Run the job; returns the exit code of spmdrun."""
         folder = self.folder = tempfile.mkdtemp(prefix="spmdrun-")
         flight = commands.flight_folder(folder)
+        sweep_flights()
         try:
             listener, address = self.listen(folder)
             environ = commands.environment(

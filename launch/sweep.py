@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
+# Folders in which spmdrun has the ranks' flight files.
+FLIGHTS = "spmdrun-flight-"
+YOUNG_SECONDS = 600.0
 _OURS = re.compile(r"(mpich_shm_|sm_segment\.|vader_segment\.|spmd-\d)")
 
 
@@ -28,6 +33,29 @@ def sweep(since: float) -> list[str]:
             path.unlink(missing_ok=True)
             removed.append(str(path))
     return removed
+
+
+def sweep_flights() -> list[str]:
+    """Remove folders of flight files of jobs that are over; their guards were killed before.
+
+    A folder whose files some process has in its memory belongs to a job that runs, perhaps one that
+    was started from another host; one that is young may belong to a job that is just starting.
+    """
+    before = time.time() - YOUNG_SECONDS
+    left = [path for path in FOLDER.glob(f"{FLIGHTS}*") if path.is_dir() and _is_old(path, before)]
+    used = {os.path.dirname(name) for name in _in_use()} if left else set()
+    removed = [str(path) for path in left if str(path) not in used]
+    for path in removed:
+        shutil.rmtree(path, ignore_errors=True)
+    return removed
+
+
+def _is_old(path: Path, before: float) -> bool:
+    try:
+        state = path.stat()
+    except OSError:
+        return False
+    return state.st_uid == os.getuid() and state.st_ctime < before
 
 
 def _is_new(path: Path, since: float) -> bool:

@@ -39,3 +39,17 @@ def test_what_is_open_or_mapped_stays(folder: Path):
 def test_what_is_older_than_the_job_stays(folder: Path):
     (folder / "mpich_shm_1").write_bytes(b"")
     assert sweeping.sweep(time.time() + 10) == []
+
+
+def test_folders_of_flight_files(folder: Path, monkeypatch):
+    """Of a job that is over and was killed; not of one that runs, and not of a young one."""
+    old, used, young = (folder / f"spmdrun-flight-{k}-x" for k in (1, 2, 3))
+    for path in (old, used, young):
+        path.mkdir()
+        (path / "rank-0.flight").write_bytes(bytes(64))
+    assert sweeping.sweep_flights() == []  # all of them are young
+    monkeypatch.setattr(sweeping, "_is_old", lambda path, before: path != young)
+    with open(used / "rank-0.flight", "rb"):
+        assert sweeping.sweep_flights() == [str(old)]
+    assert not old.exists() and used.exists() and young.exists()
+    assert sweeping.sweep_flights() == [str(used)]

@@ -274,6 +274,7 @@ def test_the_ranks_end_when_spmdrun_is_killed(start, tmp_path: Path):
     process.kill()
     process.communicate(timeout=20)
     assert wait_until_gone(tmp_path) == []
+    assert not list(Path("/dev/shm").glob(f"spmdrun-flight-{process.pid}-*"))
 
 
 def test_without_an_mpi_several_ranks_are_an_error(start, tmp_path: Path):
@@ -305,21 +306,22 @@ def test_selftest():
 
 @needs_mpi
 def test_doctor():
-    done = run_launcher("--doctor", "-n", "2", env={"OMPI_COMM_WORLD_RANK": "3"})
+    """What was detected and why; a shell inside an allocation, and inside another job's rank."""
+    shell = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+    }
+    done = run_launcher("--doctor", "-n", "2", env=shell)
     assert done.returncode == 0, done.stderr
     for word in ("python", "cores", "MPI", "mpirun", "binds to cores rank 0"):
         assert word in done.stdout
     assert "OMPI_COMM_WORLD_RANK=3 (of the job that this shell is part of)" in done.stdout
-
-
-@needs_mpi
-def test_doctor_says_what_this_shell_is():
-    shell = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
-    done = run_launcher("--doctor", "-n", "2", env=shell)
-    assert done.returncode == 0, done.stderr
     assert "meeting    two ranks were started, and MPI knows them as two" in done.stdout
     assert "this shell a program started here without spmdrun runs alone" in done.stdout
     assert "inside a Slurm allocation, but not in a job step" in done.stdout
+    assert "OMPI_COMM_WORLD_RANK is set without OMPI_COMM_WORLD_SIZE" in done.stdout
 
 
 @needs_mpi
