@@ -5,4 +5,16 @@ This file only lists the namespaces.
 
 # ruff: noqa: F401
 
-from spmd.scipy import integrate, interpolate, linalg, optimize, signal, special, stats
+from spmd.scipy import (
+    cluster,
+    fft,
+    integrate,
+    interpolate,
+    linalg,
+    ndimage,
+    optimize,
+    signal,
+    sparse,
+    special,
+    stats,
+)

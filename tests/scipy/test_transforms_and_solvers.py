@@ -1,0 +1,187 @@
+"""Cosine transforms, Krylov solvers, arrays read between elements, and the nearest code."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import errors
+from spmd import numpy as snp
+from spmd.scipy import cluster, fft, ndimage
+from spmd.scipy.sparse import linalg as krylov
+from spmd.testing import check_grads
+
+scipy_fft = pytest.importorskip("scipy.fft", reason="the oracle is SciPy")
+scipy_ndimage = pytest.importorskip("scipy.ndimage", reason="the oracle is SciPy")
+scipy_vq = pytest.importorskip("scipy.cluster.vq", reason="the oracle is SciPy")
+
+_random = np.random.default_rng(11)
+
+
+def _normal(*shape: int) -> np.ndarray:
+    return _random.normal(size=shape).astype(np.float32)
+
+
+# ---- cosine transforms -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [None, "ortho", "forward"])
+@pytest.mark.parametrize("n", [None, 1, 4, 9])
+@pytest.mark.parametrize("name", ["dct", "idct"])
+def test_cosine_transforms(name, n, norm):
+    for size, axis in ((6, -1), (7, 0)):
+        x = _normal(*((3, size) if axis else (size, 3)))
+        expected = getattr(scipy_fft, name)(x, 2, n, axis, norm)
+        found = getattr(fft, name)(x, 2, n, axis, norm)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [{}, {"axes": (0, 2)}, {"s": (4, 3)}, {"norm": "ortho"}])
+def test_cosine_transforms_of_several_dims(how):
+    x = _normal(3, 4, 5)
+    for name in ("dctn", "idctn"):
+        expected = getattr(scipy_fft, name)(x, 2, **how)
+        found = spmd.jit(functools.partial(getattr(fft, name), type=2, **how))(x)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_cosine_transforms_have_gradients_and_inverses():
+    x = _normal(2, 5)
+    np.testing.assert_allclose(fft.idct(fft.dct(x)), x, rtol=1e-5, atol=1e-6)
+    check_grads(lambda x: fft.dct(x, norm="ortho"), (x,), order=2, atol=1e-3, rtol=1e-3)
+
+
+def test_cosine_transforms_refuse_what_they_have_not():
+    with pytest.raises(errors.ArgumentError, match="type=3"):
+        fft.dct(np.ones(3), 3)
+    with pytest.raises(errors.ArgumentError, match="norm"):
+        fft.idct(np.ones(3), norm="both")
+    with pytest.raises(errors.DtypeError, match="real"):
+        fft.dct(np.ones(3, np.complex64))
+
+
+# ---- Krylov solvers ----------------------------------------------------------------------------
+
+SOLVERS = {"cg": krylov.cg, "bicgstab": krylov.bicgstab, "gmres": krylov.gmres}
+
+
+def _system(name: str, n: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    a = _normal(n, n)
+    a = a @ a.T / n + 2 * np.eye(n, dtype=np.float32) if name == "cg" else a / 4 + 2 * np.eye(n)
+    return a.astype(np.float32), _normal(n)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("how", ["matrix", "function", "jit", "preconditioned", "started"])
+def test_solvers_solve(name, how):
+    a, b = _system(name)
+    expected = np.linalg.solve(a.astype(np.float64), b)
+    options = {}
+    if how == "preconditioned":
+        options["M"] = np.diag(1 / np.diag(a)).astype(np.float32)
+    if how == "started":
+        options["x0"] = (expected + 0.1).astype(np.float32)
+    given = a if how == "matrix" else lambda x: a @ x
+    f = lambda b: SOLVERS[name](given, b, tol=1e-6, **options)[0]  # noqa: E731
+    found = (spmd.jit(f) if how == "jit" else f)(b)
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_gradients_solve_the_transposed_system(name):
+    a, b = _system(name, 5)
+    w = _normal(5)
+    grads = spmd.grad(lambda a, b: w @ SOLVERS[name](lambda x: a @ x, b, tol=1e-7)[0], (0, 1))(a, b)
+    x, back = np.linalg.solve(a, b), np.linalg.solve(a.T, w)
+    np.testing.assert_allclose(grads[1], back, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(grads[0], -np.outer(back, x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_vectors_are_trees(name):
+    b = {"u": _normal(3), "v": (_normal(2, 2),)}
+    apply = lambda t: spmd.tree.map(lambda x: 3 * x, t)  # noqa: E731
+    x, _ = SOLVERS[name](apply, b)
+    np.testing.assert_allclose(x["v"][0], b["v"][0] / 3, rtol=1e-5)
+    many = spmd.vmap(lambda k: SOLVERS[name](lambda t: k * t, b["u"])[0])(
+        np.array([2, 4], np.float32)
+    )
+    np.testing.assert_allclose(many, np.stack([b["u"] / 2, b["u"] / 4]), rtol=1e-5)
+
+
+def test_complex_systems_and_few_rounds():
+    a = (_normal(6, 6) + 1j * _normal(6, 6)).astype(np.complex64)
+    a = a @ a.conj().T + 3 * np.eye(6, dtype=np.complex64)
+    b = (_normal(6) + 1j * _normal(6)).astype(np.complex64)
+    for f in SOLVERS.values():
+        np.testing.assert_allclose(
+            f(a, b, tol=1e-6)[0], np.linalg.solve(a, b), rtol=1e-3, atol=1e-4
+        )
+    start = np.zeros(6, np.complex64)
+    np.testing.assert_array_equal(krylov.cg(a, b, start, maxiter=0)[0], start)
+    zero = krylov.gmres(a, np.zeros(6, np.complex64))[0]
+    np.testing.assert_array_equal(zero, start)
+
+
+def test_solvers_say_what_does_not_fit():
+    with pytest.raises(errors.ShapeError, match="square"):
+        krylov.cg(np.ones((2, 3)), np.ones(3))
+    with pytest.raises(errors.ShapeError, match="x0"):
+        krylov.bicgstab(np.eye(3), np.ones(3), np.ones(2))
+    with pytest.raises(errors.ArgumentError, match="solve_method"):
+        krylov.gmres(np.eye(3), np.ones(3), solve_method="fast")
+
+
+# ---- between elements --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["constant", "nearest", "wrap", "mirror", "reflect"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_arrays_are_read_between_their_elements(order, mode):
+    x = _normal(4, 5)
+    inside = mode == "constant"  # SciPy blends with the constant beyond the edge, JAX does too
+    places = [_random.uniform(0 if inside else -6, n - 1 if inside else n + 6, 40) for n in (4, 5)]
+    places = [p.astype(np.float32) for p in places]
+    scipy_mode = {"wrap": "grid-wrap"}.get(mode, mode)
+    expected = scipy_ndimage.map_coordinates(x, places, order=order, mode=scipy_mode)
+    found = ndimage.map_coordinates(x, places, order, mode)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_places_outside_are_constant_and_integers_round():
+    x = np.arange(4)
+    found = ndimage.map_coordinates(x, [np.array([-2.0, 1.4, 9.0])], 1, cval=7)
+    np.testing.assert_array_equal(found, [7, 1, 7])
+    assert found.dtype == np.int32
+    y = _normal(4)
+    check_grads(
+        lambda y: ndimage.map_coordinates(y, [np.array([0.3, 2.6], np.float32)], 1),
+        (y,),
+        order=1,
+        atol=1e-3,
+    )
+    with pytest.raises(errors.ShapeError, match="1 dims"):
+        ndimage.map_coordinates(y, [], 1)
+    with pytest.raises(errors.ArgumentError, match="order=3"):
+        ndimage.map_coordinates(y, [y], 3)
+
+
+def test_the_nearest_code():
+    obs, book = _normal(20, 3), _normal(5, 3)
+    for found, expected in zip(cluster.vq.vq(obs, book), scipy_vq.vq(obs, book), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(
+        cluster.vq.vq(np.array([1, 9], np.float32), np.array([8, 0], np.float32))[0], [1, 0]
+    )
+    with pytest.raises(errors.ShapeError, match="code_book"):
+        cluster.vq.vq(obs, book[:, :2])
+
+
+def test_solvers_under_x64():
+    with spmd.enable_x64(True):
+        a, b = _system("cg")
+        x = krylov.cg(snp.asarray(a, np.float64), snp.asarray(b, np.float64), tol=1e-12)[0]
+        np.testing.assert_allclose(x, np.linalg.solve(a.astype(np.float64), b), rtol=1e-9)
