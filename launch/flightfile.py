@@ -179,11 +179,13 @@ def short(source: str) -> str:
 
 
 def operand(label: Mapping[str, Any]) -> str:
-    """`float32[4,2] over i, sum`: what a collective works on, as far as its label says."""
+    """`float32[4] of grads['w'] over i`: what a collective works on, as far as its label says."""
     shape = ",".join(map(str, label.get("shape", ())))
     said = f"{label['dtype']}[{shape}]" if label.get("dtype") else ""
     axes = ", ".join(label.get("axes", ()))
-    parts = (said, f"over {axes}" if axes else "", label.get("op", ""), label.get("detail", ""))
+    path = f"of {label['path']}" if label.get("path") else ""
+    over = f"over {axes}" if axes else ""
+    parts = (said, path, over, label.get("op", ""), label.get("detail", ""))
     return " ".join(part for part in parts if part)
 
 

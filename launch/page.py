@@ -232,7 +232,6 @@ let from = 0, span = width, held = null;
 function text(t) { return t < 1e-3 ? (t * 1e6).toFixed(1) + " µs"
   : t < 1 ? (t * 1e3).toFixed(2) + " ms" : t.toFixed(3) + " s"; }
 function show() {
-  span = Math.min(width, Math.max(span, width * 1e-6));
   from = Math.min(Math.max(from, 0), width - span);
   svg.setAttribute("viewBox", `${from} 0 ${span} ${svg.viewBox.baseVal.height}`);
   axis.forEach((tick, k) => {
@@ -240,8 +239,10 @@ function show() {
 }
 plot.addEventListener("wheel", event => {
   event.preventDefault();
-  const at = event.offsetX / plot.clientWidth, place = from + at * span;
-  span *= Math.exp(event.deltaY * 0.002); from = place - at * Math.min(span, width); show();
+  const box = plot.getBoundingClientRect(), at = (event.clientX - box.left) / plot.clientWidth;
+  const place = from + at * span;
+  span = Math.min(width, Math.max(span * Math.exp(event.deltaY * 0.002), width * 1e-6));
+  from = place - at * span; show();
 }, { passive: false });
 plot.addEventListener("pointerdown", event => { held = [event.clientX, from]; });
 addEventListener("pointerup", () => { held = null; });

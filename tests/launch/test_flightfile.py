@@ -153,3 +153,5 @@ def test_labels_in_words():
         "bool[] sum"
     )
     assert flightfile.label_name({"kind": "barrier"}) == "barrier"
+    label = {"kind": "psum", "dtype": "bool", "shape": [], "path": "grads['w']", "axes": ["i"]}
+    assert flightfile.operand(label) == "bool[] of grads['w'] over i"

