@@ -122,6 +122,7 @@ def environment(
         "flight": flight or flight_folder(folder),
         "grace": options.grace,
         "ranks": options.ranks,
+        "stdin": options.stdin,
     }
     return environ | {CHANNEL: channel, TOKEN: token, SETTINGS: json.dumps(settings)}
 

@@ -39,6 +39,7 @@ class Options:
     selftest: bool = False
     doctor: bool = False
     links: bool = False
+    stdin: int = 0
 
     @property
     def supervised(self) -> bool:
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help="show only these ranks' output: 0,2-3",
     )
+    add("--stdin", type=int, metavar="RANK", help="which rank reads the standard input; default: 0")
     add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
     add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
     add("--no-bind", dest="bind", action="store_false", help="do not bind ranks to cores")
@@ -120,6 +122,8 @@ def _check(given: dict, parser: argparse.ArgumentParser) -> None:
         if given.get(name, 0) < 0:
             parser.error(f"--{name.replace('_', '-')} {given[name]:g}: cannot be negative")
     ranks, least = given["ranks"], given.get("elastic")
+    if not 0 <= given.get("stdin", 0) < ranks:
+        parser.error(f"--stdin {given['stdin']}: the job has ranks 0 to {ranks - 1}")
     if least is not None and not 1 <= least <= ranks:
         parser.error(f"--elastic {least}: the job starts with {ranks} ranks; give 1 to {ranks}")
     if least is not None and not given.get("max_restarts"):

@@ -155,10 +155,10 @@ class Guard:
         )
 
     def standard_input(self) -> int | None:
-        """What rank 0 reads from: spmdrun's own input, be it a terminal, handed over as it is."""
+        """What one rank reads from: spmdrun's own input, be it a terminal, handed over as it is."""
         if self.channel is None or self.channel.family != socket.AF_UNIX:
             return None  # mpirun forwards what it can
-        if self.rank:
+        if self.rank != self.settings.get("stdin", 0):
             return subprocess.DEVNULL
         self.channel.sendall(frame(STDIN, b""))
         said, handed, _, _ = socket.recv_fds(self.channel, 1, 1)

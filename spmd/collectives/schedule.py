@@ -180,7 +180,8 @@ def schedule_of(
     names = [f"a value from outside, number {k}" for k in range(hoisted)] + list(jaxpr.arg_names)
     avals = [v.aval.update(weak_type=False, vma=frozenset()).short() for v in jaxpr.invars]
     found = list(collectives(final))
-    given, whole = _argument_names(jaxpr), _arguments(jaxpr)
+    given, whole = _argument_names(jaxpr, jaxpr.arg_names), _arguments(jaxpr)
+    left, same = _argument_names(final.jaxpr, jaxpr.arg_names), _arguments(final.jaxpr)
     entries = tuple(
         _named(entry_of(eqn, within), given.get(eqn.invars[0]), eqn.invars[0] in whole)
         for eqn, within in collectives(traced)
@@ -191,7 +192,13 @@ def schedule_of(
         mesh=mesh,
         arguments=tuple(zip(names, avals, strict=True)) if hoisted >= 0 else (),
         entries=entries,
-        exchanges=tuple(entry_of(eqn, within) for eqn, within in found),
+        exchanges=tuple(
+            # Their texts are compared at each call: only what is law may stand there.
+            _named(
+                entry_of(eqn, within), left.get(eqn.invars[0]) if eqn.invars[0] in same else None
+            )
+            for eqn, within in found
+        ),
     )
     digest, program = schedule.digest, schedule.program
     origins = {
@@ -201,12 +208,10 @@ def schedule_of(
     return schedule, origins
 
 
-def _argument_names(jaxpr: Jaxpr) -> dict[Any, str]:
+def _argument_names(jaxpr: Jaxpr, arguments: Sequence[str]) -> dict[Any, str]:
     """The variables that are made of one argument alone, with the argument's name."""
-    count = len(jaxpr.arg_names)
-    names: dict[Any, str] = dict(
-        zip(jaxpr.invars[len(jaxpr.invars) - count :], jaxpr.arg_names, strict=True)
-    )
+    last = jaxpr.invars[len(jaxpr.invars) - len(arguments) :]
+    names: dict[Any, str] = dict(zip(last, arguments, strict=True))
     for eqn in jaxpr.eqns:
         read = [v for v in eqn.invars if isinstance(v, Var)]
         if len(read) == 1 and read[0] in names:
@@ -225,7 +230,7 @@ def _arguments(jaxpr: Jaxpr) -> set[Any]:
     return found
 
 
-def _named(entry: Entry, argument: str | None, is_itself: bool) -> Entry:
+def _named(entry: Entry, argument: str | None, is_itself: bool = True) -> Entry:
     """The entry, with its operand known by the argument that it is (made of) if by nothing else."""
     if entry.operand or argument is None:
         return entry

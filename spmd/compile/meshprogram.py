@@ -92,7 +92,7 @@ class MeshProgram:
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = evaluate_map(self.params, operands, self.takes)
+        outs = evaluate_map(self.params, operands, self.takes, self.executable)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()

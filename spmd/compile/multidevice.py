@@ -68,10 +68,13 @@ def mesh_executable(
 
 
 def evaluate_map(
-    params: dict[str, Any], operands: Sequence[Any], takes: Mapping[int, int] = NOTHING
+    params: dict[str, Any],
+    operands: Sequence[Any],
+    takes: Mapping[int, int] = NOTHING,
+    executable: MeshExecutable | None = None,
 ) -> list[Array]:
     """Run a `shard_map` equation on global arrays, looking for NaNs where that is asked for."""
-    executable = mesh_executable(**params)
+    executable = executable or mesh_executable(**params)
     if not config.debug_nans:
         return executable(operands, takes)
     outs = executable(operands)  # nothing is written over an operand: it may have to run again

@@ -5,11 +5,15 @@ from __future__ import annotations
 import cmd
 import linecache
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from spmd.collectives.transport.checked import OPEN_GROUPS
+from spmd.collectives.transport.flight import BREAKPOINT, FLIGHT
 from spmd.core.aval import is_arraylike
-from spmd.core.device import process_count
+from spmd.core.device import process_count, process_index
 from spmd.core.errors import ArgumentError, SpmdError
 from spmd.core.source import current_source, is_ours
 from spmd.core.tree import tree_flatten, tree_unflatten
@@ -30,10 +34,15 @@ class _Stop:
     """One breakpoint: the frames that called it, innermost first, as (file, line, function)."""
 
     frames: tuple[tuple[str, int, str], ...]
+    rank: int | None = None
 
     def __call__(self, variables: list[dict[str, Any]]) -> None:
+        if self.rank not in (None, process_index()):
+            return  # this rank goes on, and waits at its next collective
         sys.stdout.flush()
-        _Debugger(self.frames, variables).cmdloop()
+        debugger = _Debugger(self.frames, variables)
+        with FLIGHT.phase(BREAKPOINT), _held():
+            debugger.cmdloop()
 
     @property
     def __name__(self) -> str:
@@ -41,7 +50,11 @@ class _Stop:
 
 
 def debug_breakpoint(
-    *, filter_frames: bool = True, num_frames: int | None = None, ordered: bool = False
+    *,
+    filter_frames: bool = True,
+    num_frames: int | None = None,
+    ordered: bool = False,
+    rank: int | None = None,
 ) -> None:
     """Stop here when the compiled program runs, and read commands from standard input.
 
@@ -49,13 +62,22 @@ def debug_breakpoint(
     all) are values then, those of one example under vmap and of one device under pmap. Commands: `p
     EXPRESSION`, `pp EXPRESSION`, `l` (list the source), `bt` (the frames), `u` and `d` (up and down
     the frames), `c` (continue), `q` (end the program). With `filter_frames`, frames of spmd are not
-    shown. Only in a program of one process.
+    shown.
+
+    Over several processes `rank` says which one stops; it needs the standard input (rank 0 has it;
+    `spmdrun --stdin 1` gives it to another). The others go on to their next collective with it,
+    say that they wait for it, and do not give up. `q` ends the whole job.
     """
-    if process_count() > 1:
+    count = process_count()
+    if rank is None and count > 1:
         raise ArgumentError(
-            f"{current_source()}: debug.breakpoint reads standard input, which {process_count()} "
-            "processes cannot share; use debug.print, or run in one process with "
-            "SPMD_NUM_CPU_DEVICES devices"
+            f"{current_source()}: debug.breakpoint reads standard input, which {count} processes "
+            "cannot share; say which one stops, debug.breakpoint(rank=0), or use debug.print"
+        )
+    if rank is not None and not (isinstance(rank, int) and 0 <= rank < count):
+        raise ArgumentError(
+            f"{current_source()}: debug.breakpoint: rank={rank!r}, but this job has ranks 0 to "
+            f"{count - 1}"
         )
     frames, variables = [], []
     frame: Any = sys._getframe(1)
@@ -66,7 +88,19 @@ def debug_breakpoint(
             # Names at module level may be anything: they are those of the program, not values.
             variables.append({} if code.co_name == "<module>" else _values(frame.f_locals))
         frame = frame.f_back
-    debug_callback(_Stop(tuple(frames)), variables, ordered=ordered)
+    debug_callback(_Stop(tuple(frames), rank), variables, ordered=ordered)
+
+
+@contextmanager
+def _held() -> Iterator[None]:
+    """The other ranks know that this one is looked at."""
+    for group in OPEN_GROUPS:
+        group.announce_held(True)
+    try:
+        yield
+    finally:
+        for group in OPEN_GROUPS:
+            group.announce_held(False)
 
 
 def _values(found: dict[str, Any]) -> dict[str, Any]:
@@ -91,6 +125,8 @@ class _Debugger(cmd.Cmd):
         self.frames, self.variables, self.at = frames, variables, 0
         place = here()
         where = f" on {place.device} ({place})" if place.axes else ""
+        if process_count() > 1:
+            where = f" on rank {process_index()}," + (where or " on the host")
         self.intro = f"spmd breakpoint{where}\n{self._line(0)}"
 
     def _line(self, k: int) -> str:

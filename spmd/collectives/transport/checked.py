@@ -22,7 +22,9 @@ from spmd.collectives.transport.call import (
     dtype_name,
     make_call,
     pairs_detail,
+    ranks_text,
 )
+from spmd.collectives.transport.failure import say
 from spmd.collectives.transport.flight import GroupLog
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.collectives.transport.reduction import check_op
@@ -36,6 +38,7 @@ class CheckedCommunicator(abc.ABC):
         self.rank = rank
         self.size = size
         self.name = name
+        self._told_held: Call | None = None
         self.log: GroupLog | None = None  # what the flight recorder shall know of the calls
 
     def __repr__(self) -> str:
@@ -153,6 +156,18 @@ class CheckedCommunicator(abc.ABC):
 
     def announce_exit(self, code: int) -> None:  # noqa: B027
         """Say that this rank left the program and will make no more calls."""
+
+    def announce_held(self, held: bool) -> None:  # noqa: B027
+        """Say that somebody looks at this rank in a debugger, or no longer: no reason to give up.
+
+        Ranks that wait for this one say so once, and wait on.
+        """
+
+    def tell_held(self, ranks: Sequence[int], call: Call) -> None:
+        """Say, once for each call, that this rank waits for ranks that are in a debugger."""
+        if self._told_held is not call:
+            self._told_held = call
+            say(self.rank, f"waiting in {call} for {ranks_text(ranks)}, stopped at a breakpoint")
 
     def everyone_left(self) -> bool:
         """Whether every other rank has announced its exit, where the transport can know."""

@@ -24,7 +24,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
-from spmd.collectives.transport.failure import failure_text, user_line
+from spmd.collectives.transport.failure import REPORT_FILE, failure_text, is_supervised, user_line
 from spmd.collectives.transport.flight import FLIGHT, LEFT, RAISED
 from spmd.core.errors import PeerError
 from spmd.core.source import is_ours
@@ -35,9 +35,6 @@ MOMENT_FOR_PEERS = 0.5
 # A rank stopped by another's failure leaves the end of the job to that one, but not forever.
 MOMENT_FOR_CAUSE = 2.0
 INTERRUPTED = 130
-
-# Set by spmdrun: it prefixes all lines itself, and reads the report from this file.
-REPORT_FILE = "SPMD_FAILURE_REPORT"
 
 
 class ExitHooks:
@@ -85,7 +82,7 @@ class ExitHooks:
             for group in OPEN_GROUPS:
                 group.announce_failure(text)
             time.sleep(MOMENT_FOR_PEERS)
-        elif not _is_supervised():
+        elif not is_supervised():
             time.sleep(MOMENT_FOR_CAUSE)
         self._end(INTERRUPTED if kind is KeyboardInterrupt else 1)
 
@@ -94,7 +91,7 @@ class ExitHooks:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        if _is_supervised():
+        if is_supervised():
             os._exit(code)  # spmdrun ends the others, and knows better who was first
         self._end_job(code)
 
@@ -118,7 +115,7 @@ class ExitHooks:
             return
         else:
             text = "".join(traceback.format_exception(kind, error, trace))
-        if not _is_supervised():
+        if not is_supervised():
             mark = f"spmd rank {self._rank} | "
             text = "".join(mark + line for line in text.splitlines(keepends=True))
         sys.stderr.write(text)  # at once, so that other ranks' lines stay outside
@@ -165,10 +162,6 @@ class ExitHooks:
                 return False
             time.sleep(0.01)
         return True
-
-
-def _is_supervised() -> bool:
-    return REPORT_FILE in os.environ
 
 
 def _traceback(error: BaseException) -> str:

@@ -1,11 +1,15 @@
-"""One line about a rank's failure, for the ranks that were waiting for it."""
+"""What a rank says about itself: one line about its failure for those that wait, and notices."""
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 
 from spmd.core.source import is_library, is_ours
+
+# Set by spmdrun: it prefixes all lines itself, and reads the report of a failure from this file.
+REPORT_FILE = "SPMD_FAILURE_REPORT"
 
 
 def failure_text(rank: int, error: BaseException) -> str:
@@ -27,3 +31,14 @@ def user_line(error: BaseException) -> str:
     users = [frame for frame in theirs if not is_library(frame.filename)]
     frame = (users or theirs or frames)[-1]
     return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+
+
+def say(rank: int, text: str) -> None:
+    """A line on standard error that names the rank, as spmdrun does by itself."""
+    sys.stderr.write(f"spmd: {text}\n" if is_supervised() else f"spmd rank {rank} | {text}\n")
+    sys.stderr.flush()
+
+
+def is_supervised() -> bool:
+    """Whether spmdrun watches over this process."""
+    return REPORT_FILE in os.environ

@@ -154,6 +154,11 @@ class MpiCommunicator(CheckedCommunicator):
         """See `CheckedCommunicator`; the notice goes to all ranks of the job, once."""
         self._links.notices.send_failure(text)
 
+    def announce_held(self, held: bool) -> None:
+        """See `CheckedCommunicator`; once for the job, from its group of all ranks."""
+        if self.name == "world":
+            self._links.notices.send_held(held)
+
     def announce_exit(self, code: int) -> None:
         """See `CheckedCommunicator`."""
         self._links.notices.send_exit(f"left the program (exit code {code})", wait=code == 0)
@@ -189,7 +194,8 @@ class MpiCommunicator(CheckedCommunicator):
             time.sleep(0.0005)
             self._links.notices.look()
             waited = time.monotonic() - began
-            if self._links.notices.failure or self._links.notices.left or waited > _limit():
+            notices = self._links.notices
+            if notices.failure or notices.left or notices.held or waited > _limit():
                 self._give_up(call, requests, sequence, waited)
 
     def _give_up(self, call: Call, requests: list[Any], sequence: int, waited: float) -> None:
@@ -210,7 +216,10 @@ class MpiCommunicator(CheckedCommunicator):
                 f"rank {gone[0]} {notices.left[self._world_rank[gone[0]]]} while "
                 f"rank {self.rank} waited for it in {call}"
             )
-        if missing and waited > _limit():
+        held = [r for r in missing if self._world_rank[r] in notices.held]
+        if held:
+            self.tell_held(held, call)
+        elif missing and waited > _limit():
             raise CollectiveError(
                 f"rank {self.rank} | {call} (#{sequence} of {self.name}) waited "
                 f"{waited:.1f} s for {ranks_text(missing)}.\n"

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 NOTICE_BYTES = 1024
-_FAILED, _LEFT = 1, 2
+_FAILED, _LEFT, _HELD, _RELEASED = 1, 2, 3, 4
 # At the end of a program, for the others' farewells: messages that nobody receives make some MPIs
 # complain. MPI's own end waits for the other ranks anyway.
 FAREWELL_SECONDS = 5.0
 
 
 class Notices:
-    """Sends this rank's notice to all, and keeps what the others sent."""
+    """Sends this rank's notices to all, and keeps what the others sent."""
 
     def __init__(self, mpi: Any, comm: Any):
         self._mpi = mpi
@@ -27,17 +27,21 @@ class Notices:
         self._sent: list[tuple[np.ndarray, Any]] = []
         self.failure: str | None = None
         self.left: dict[int, str] = {}
+        self.held: set[int] = set()  # ranks that somebody looks at in a debugger
+        self._ended = False
 
     def send_failure(self, text: str) -> None:
         """Tell every rank that this one failed."""
-        if self._sent:
+        if self._ended:
             return  # another group of this process has said so
+        self._ended = True
         self._send(_FAILED, text)
 
     def send_exit(self, text: str, wait: bool) -> None:
         """Tell every rank that this one makes no more calls; `wait` for the same of the others."""
-        if self._sent:
+        if self._ended:
             return
+        self._ended = True
         self._send(_LEFT, text)
         deadline = time.monotonic() + FAREWELL_SECONDS
         others = self._comm.Get_size() - 1
@@ -50,6 +54,10 @@ class Notices:
             self.look()
             time.sleep(0.001)
 
+    def send_held(self, held: bool) -> None:
+        """Tell every rank that somebody looks at this one in a debugger, or no longer."""
+        self._send(_HELD if held else _RELEASED, "")
+
     def look(self) -> None:
         """Take in the notices that have arrived."""
         status = self._mpi.Status()
@@ -60,6 +68,10 @@ class Notices:
             text = notice.tobytes().split(b"\0", 1)[0].decode(errors="replace")
             if kind == _FAILED:
                 self.failure = self.failure or text
+            elif kind == _HELD:
+                self.held.add(source)
+            elif kind == _RELEASED:
+                self.held.discard(source)
             else:
                 self.left[source] = text
 

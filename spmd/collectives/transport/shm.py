@@ -128,6 +128,10 @@ class ShmCommunicator(CheckedCommunicator):
         """See `CheckedCommunicator`."""
         self._pages.set_text(LEFT, f"left the program (exit code {code})", code)
 
+    def announce_held(self, held: bool) -> None:
+        """See `CheckedCommunicator`."""
+        self._pages.set_held(held)
+
     def everyone_left(self) -> bool:
         """See `CheckedCommunicator`."""
         return all(self._pages.state(r) == LEFT for r in range(self.size))
@@ -215,6 +219,10 @@ class ShmCommunicator(CheckedCommunicator):
                     f"rank {r} (process {pages.process(r)}) ended without a word (killed, or out "
                     f"of memory) {waiting}; {pages.whereabouts(r)}"
                 )
+        held = [r for r in missing if pages.is_held(r)]
+        if held:
+            self.tell_held(held, call)
+            return
         waited = time.monotonic() - began
         if waited > config.collective_timeout:
             last = "\n".join(f"  rank {r}: {pages.whereabouts(r)}" for r in missing[:8])

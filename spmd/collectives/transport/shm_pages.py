@@ -32,6 +32,7 @@ WAITED_FOR = 8
 STATE = 16
 EXIT_CODE = 17
 PROCESS = 18
+HELD = 19  # 1 while somebody looks at this rank in a debugger
 ENTERED = 24
 DIGEST = 25  # and 26: of the last two calls
 # Bytes of a rank's page.
@@ -163,6 +164,14 @@ class Pages:
     def state(self, rank: int) -> int:
         """Whether a rank runs, raised or left."""
         return self.words[self.word(rank, STATE)]
+
+    def set_held(self, held: bool) -> None:
+        """Say whether somebody looks at this rank in a debugger."""
+        self.words[self.word(self.rank, HELD)] = int(held)
+
+    def is_held(self, rank: int) -> bool:
+        """Whether somebody looks at a rank in a debugger."""
+        return bool(self.words[self.word(rank, HELD)])
 
     def process(self, rank: int) -> int:
         """A rank's process id."""
