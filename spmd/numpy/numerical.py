@@ -214,7 +214,7 @@ def i0(x: Any) -> Any:
     """The modified Bessel function of the first kind and order 0.
 
     >>> i0(np.array([0.0, 1.0]))
-    Array([1.      , 1.266066], dtype=float32)
+    Array([1.       , 1.2660658], dtype=float32)
     """
     (x,) = promote_args_inexact("i0", x)
     check_real("i0", x)
