@@ -7,6 +7,7 @@ rank raises the same error, which shows the first difference with the user's lin
 
 from __future__ import annotations
 
+import collections as containers
 import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -180,24 +181,16 @@ def schedule_of(
     names = [f"a value from outside, number {k}" for k in range(hoisted)] + list(jaxpr.arg_names)
     avals = [v.aval.update(weak_type=False, vma=frozenset()).short() for v in jaxpr.invars]
     found = list(collectives(final))
-    given, whole = _argument_names(jaxpr, jaxpr.arg_names), _arguments(jaxpr)
-    left, same = _argument_names(final.jaxpr, jaxpr.arg_names), _arguments(final.jaxpr)
-    entries = tuple(
-        _named(entry_of(eqn, within), given.get(eqn.invars[0]), eqn.invars[0] in whole)
-        for eqn, within in collectives(traced)
-    )
+    entries = _named(list(collectives(traced)), jaxpr, jaxpr.arg_names)
     schedule = Schedule(
         name=name,
         caller=caller,
         mesh=mesh,
         arguments=tuple(zip(names, avals, strict=True)) if hoisted >= 0 else (),
         entries=entries,
+        # Their texts are compared at each call: only what is law may stand there.
         exchanges=tuple(
-            # Their texts are compared at each call: only what is law may stand there.
-            _named(
-                entry_of(eqn, within), left.get(eqn.invars[0]) if eqn.invars[0] in same else None
-            )
-            for eqn, within in found
+            replace(entry, argument="") for entry in _named(found, final.jaxpr, jaxpr.arg_names)
         ),
     )
     digest, program = schedule.digest, schedule.program
@@ -230,11 +223,24 @@ def _arguments(jaxpr: Jaxpr) -> set[Any]:
     return found
 
 
-def _named(entry: Entry, argument: str | None, is_itself: bool = True) -> Entry:
-    """The entry, with its operand known by the argument that it is (made of) if by nothing else."""
-    if entry.operand or argument is None:
-        return entry
-    return replace(entry, operand=argument) if is_itself else replace(entry, argument=argument)
+def _named(
+    listed: Sequence[tuple[Eqn, str]], jaxpr: Jaxpr, arguments: Sequence[str]
+) -> tuple[Entry, ...]:
+    """The entries, known by the arguments that they reduce, if by nothing else.
+
+    Ranks must agree about that only where entries could be taken for each other without it.
+    """
+    given, whole = _argument_names(jaxpr, arguments), _arguments(jaxpr)
+    entries = [entry_of(eqn, within) for eqn, within in listed]
+    times = containers.Counter(entries)
+    named = []
+    for entry, (eqn, _) in zip(entries, listed, strict=True):
+        argument = None if entry.operand else given.get(eqn.invars[0])
+        if argument is not None:
+            decides = times[entry] > 1 and eqn.invars[0] in whole
+            entry = replace(entry, **{"operand" if decides else "argument": argument})
+        named.append(entry)
+    return tuple(named)
 
 
 def agree(world: CheckedCommunicator, schedule: Schedule) -> None:
