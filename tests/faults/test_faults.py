@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run the programs marked for CI, or all."""
     if "program" in metafunc.fixturenames:
         everything = metafunc.config.getoption("--all-faults")
-        chosen = [program for program in ALL if everything or (program.ci and not program.is_fault)]
+        chosen = [program for program in ALL if everything or program.ci]
         metafunc.parametrize("program", chosen, ids=lambda program: program.name)
 
 

@@ -10,6 +10,7 @@ import os
 from typing import Any, NoReturn
 
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
+from spmd.collectives.transport.shm_road import Road
 from spmd.core.errors import LaunchError
 
 
@@ -35,4 +36,7 @@ def disarm_children() -> None:
 
 def _disarm() -> None:
     for group in OPEN_GROUPS:
+        road = getattr(group, "road", None)
         group.__class__ = ForkedCommunicator
+        if isinstance(road, Road) and isinstance(group, ForkedCommunicator):
+            road.lead_nowhere(group._refuse)

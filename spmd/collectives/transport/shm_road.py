@@ -9,6 +9,7 @@ else is needed; where a rank has waited for long, or finds that calls differ, na
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Generator
 
 from spmd.collectives.transport.flight import FLIGHT, GroupLog
@@ -55,6 +56,16 @@ class Road:
             self._log = log  # its memory is written to
             self.words[GROUP], self.words[CALLS] = log.group, log.calls_address
             self.words[RECORD] = FLIGHT.address
+
+    def lead_nowhere(self, trouble: Callable[[int, int], None]) -> None:
+        """Let native code meet nobody from now on, on pages of its own, and ask `trouble` about it."""
+        words = self.words
+        start = words[SLOTS] - words[PAGES]
+        self._own = mmap.mmap(-1, start + 2 * words[SIZE] * words[SLOT_BYTES])
+        words[PAGES] = ctypes.addressof(ctypes.c_char.from_buffer(self._own))
+        words[SLOTS] = words[PAGES] + start
+        words[RECORD] = 0
+        self._trouble = trouble
 
     def take(self) -> BaseException:
         """What made native code stop."""

@@ -37,7 +37,7 @@ largest = spmd.pmap(lambda x: lax.pmax(x, "i"), axis_name="i")
 # ---- errors that are handled -------------------------------------------------------------------
 
 
-@alike(ranks=3, like="raised", ci=True)
+@alike(ranks=3, like="raised")
 def an_error_of_all_ranks(rank):
     """All ranks raise and catch the same error, and go on together."""
     for step in range(3):
@@ -143,7 +143,7 @@ def all_exit(rank):
     sys.exit(0)
 
 
-@alike(ranks=3, like="left", ci=True)
+@alike(ranks=3, like="left")
 def ends_at_other_times(rank):
     """After the last collective rank 0 writes its results while the others have left."""
     mean(X)
@@ -161,7 +161,7 @@ def an_exit_that_is_caught(rank):
     mean(X)
 
 
-@alike(ranks=3, like="left", ci=True, hosts=True)
+@alike(ranks=3, like="left", hosts=True, ci=True)
 def stopping_together(rank):
     """Early stopping, decided by all: the maximum of the flags."""
     for step in range(10):
@@ -243,7 +243,7 @@ def uneven_work(rank):
         mean(X)
 
 
-@alike(ranks=2, like="stuck", ci=True)
+@alike(ranks=2, like="stuck")
 def a_slow_loader(rank):
     """The first batch of rank 1 takes a second, as from a cold disk."""
     if rank == 1:
@@ -252,7 +252,7 @@ def a_slow_loader(rank):
         mean(X)
 
 
-@alike(ranks=3, like="stuck", ci=True, options=("--stall-timeout", "10"))
+@alike(ranks=3, like="stuck", options=("--stall-timeout", "10"), ci=True)
 def all_sleep(rank):
     """All ranks do host work for longer than the stall limit: nobody waits for anybody."""
     mean(X)
@@ -303,7 +303,7 @@ def a_loader_with_a_thread(rank):
         mean(batches.get())
 
 
-@alike(ranks=3, like="stopped", ci=True)
+@alike(ranks=3, like="stopped")
 def stopped_for_a_moment(rank):
     """Rank 1 is stopped and continued within the limit."""
     mean(X)
@@ -330,7 +330,7 @@ def more_ranks_than_cores(rank):
         mean(X)
 
 
-@alike(ranks=2, like="computing", ci=True, options=("--stall-timeout", "6"))
+@alike(ranks=2, like="computing", options=("--stall-timeout", "6"))
 def a_long_compile_on_one_rank(rank):
     """Rank 1 compiles a program of its own for longer than the others like to wait."""
     mean(X)
@@ -365,7 +365,7 @@ def logging_on_rank_0(rank):
         logging.info("step %d: %s", step, mean(X))
 
 
-@alike(ranks=2, like="stuck", ci=True)
+@alike(ranks=2, like="stuck")
 def checkpoints_of_rank_0(rank):
     """Rank 0 writes, all wait at a barrier, all read."""
     folder = os.path.join(tempfile.gettempdir(), "faults-shared")

@@ -28,7 +28,7 @@ def square_mesh():
 # ---- one schedule, other numbers ---------------------------------------------------------------
 
 
-@alike(ranks=3, like="mismatch", ci=True, hosts=True)
+@alike(ranks=3, like="mismatch", hosts=True, ci=True)
 def constants_of_the_rank(rank):
     """The rank is a constant of each rank's program."""
     total = mapped(lambda x: lax.psum(x * (1.0 + rank), "i"), X)
@@ -46,7 +46,7 @@ def other_work_on_each_rank(rank):
     mapped(step, X)
 
 
-@alike(ranks=2, like="mismatch", ci=True)
+@alike(ranks=2, like="mismatch")
 def order_of_a_plain_dictionary(rank):
     """A dict is a pytree in the order of its keys, not of their insertion."""
     names = ["w", "b"] if rank == 0 else ["b", "w"]
@@ -92,7 +92,7 @@ def one_line_from_two_callers(rank):
     mapped(short if rank == 0 else long, X)
 
 
-@alike(ranks=4, like="mismatch", ci=True)
+@alike(ranks=4, like="mismatch")
 def index_groups(rank):
     """Pairs of ranks reduce among themselves."""
     total = mapped(lambda x: lax.psum(x, "i", axis_index_groups=[[0, 1], [2, 3]]), X * rank)
@@ -194,7 +194,7 @@ def a_cache_on_one_rank(rank):
 # ---- control flow round collectives ------------------------------------------------------------
 
 
-@alike(ranks=3, like="static", ci=True)
+@alike(ranks=3, like="static")
 def a_branch_that_all_take(rank):
     """The predicate is a sum over all devices: equal everywhere."""
 
@@ -205,7 +205,7 @@ def a_branch_that_all_take(rank):
     mapped(step, X * (1 + rank))
 
 
-@alike(ranks=3, like="static", ci=True)
+@alike(ranks=3, like="static")
 def a_loop_by_the_common_residual(rank):
     """The condition is the largest residual of all devices."""
 

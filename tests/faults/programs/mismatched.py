@@ -20,7 +20,7 @@ def ones(*shape, dtype=np.float32):
 # ---- one collective differs --------------------------------------------------------------------
 
 
-@fault("mismatch", ranks=3, culprits=[1], words=["max", "sum"], ci=True, hosts=True)
+@fault("mismatch", ranks=3, culprits=[1], words=["max", "sum"], hosts=True, ci=True)
 def operator(rank):
     """Rank 1 reduces by the maximum, the others by the sum."""
 
@@ -62,7 +62,7 @@ def precision(rank):
     spmd.pmap(reduce, axis_name="i")(ones(8))
 
 
-@fault("mismatch", ranks=3, culprits=[1], words=[r"\b4\b", r"\b5\b"], ci=True, hosts=True)
+@fault("mismatch", ranks=3, culprits=[1], words=[r"\b4\b", r"\b5\b"], hosts=True)
 def batch_size(rank):
     """The last batch of rank 1 is larger, and a sum per example goes over the ranks."""
     batch = ones(5 if rank == 1 else 4, 2)
@@ -111,7 +111,7 @@ def index_groups(rank):
     spmd.pmap(total, axis_name="i")(ones(3))
 
 
-@fault("mismatch", ranks=3, culprits=[2], words=["permut"], ci=True, hosts=True)
+@fault("mismatch", ranks=3, culprits=[2], words=["permut"], hosts=True)
 def permutation(rank):
     """Rank 2 believes that the ring goes the other way."""
     step = -1 if rank == 2 else 1
@@ -168,7 +168,7 @@ def split_dim(rank):
 # ---- a program has more, fewer or other collectives --------------------------------------------
 
 
-@fault("mismatch", ranks=3, culprits=[0], ci=True, hosts=True)
+@fault("mismatch", ranks=3, culprits=[0], hosts=True, ci=True)
 def a_metric_of_rank_0(rank):
     """Rank 0 alone averages a metric to print it: its pmean meets the next step's psum."""
 
@@ -369,7 +369,7 @@ def a_branch_by_data(rank):
 # ---- ranks that wait for each other ------------------------------------------------------------
 
 
-@fault("mismatch", ranks=4, culprits=[1], ci=True)
+@fault("mismatch", ranks=4, culprits=[1])
 def rows_before_columns(rank):
     """Rank 1 sums columns first, the others rows: each waits in another group."""
     mesh = Mesh(np.array(spmd.devices()).reshape(2, 2), ("row", "column"))

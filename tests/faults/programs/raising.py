@@ -32,7 +32,7 @@ mean = spmd.pmap(average, axis_name="i")
 # ---- exceptions --------------------------------------------------------------------------------
 
 
-@fault("raised", ranks=3, culprits=[1], words=["KeyError"], code=1, ci=True, hosts=True)
+@fault("raised", ranks=3, culprits=[1], words=["KeyError"], code=1, hosts=True, ci=True)
 def before_any_collective(rank):
     """Rank 1 misses an entry of its configuration."""
     config = {"rate": 0.1} if rank == 1 else {"rate": 0.1, "steps": 3}
@@ -40,7 +40,7 @@ def before_any_collective(rank):
         mean(X)
 
 
-@fault("raised", ranks=3, culprits=[2], words=["ZeroDivisionError"], code=1, ci=True, hosts=True)
+@fault("raised", ranks=3, culprits=[2], words=["ZeroDivisionError"], code=1, hosts=True)
 def between_steps(rank):
     """Rank 2 divides by the number of examples it has."""
     for step in range(5):
@@ -242,7 +242,7 @@ def a_failing_child(rank):
     mean(X)
 
 
-@fault("raised", ranks=2, culprits=[1], words=["RuntimeError", "is no rank"])
+@fault("raised", ranks=2, culprits=[1], words=["RuntimeError", "is no rank"], ci=True)
 def a_collective_in_a_forked_child(rank):
     """A child made by os.fork calls a collective: it is no rank."""
     mean(X)
@@ -263,7 +263,7 @@ def a_collective_in_a_forked_child(rank):
 # ---- exits -------------------------------------------------------------------------------------
 
 
-@fault("exited", ranks=3, culprits=[1], words=["exit code 3"], code=3, ci=True)
+@fault("exited", ranks=3, culprits=[1], words=["exit code 3"], code=3)
 def sys_exit(rank):
     """Rank 1 gives up with an exit code."""
     mean(X)
@@ -290,7 +290,7 @@ def os_exit_without_an_error(rank):
     mean(X)  # others
 
 
-@fault("left", ranks=3, culprits=[2], words=["left"], ci=True, hosts=True)
+@fault("left", ranks=3, culprits=[2], words=["left"], hosts=True, ci=True)
 def too_early(rank):
     """Rank 2 has no data and returns; the others wait for it."""
     if rank == 2:
@@ -327,7 +327,7 @@ def sys_exit_without_an_error(rank):
 # ---- signals -----------------------------------------------------------------------------------
 
 
-@fault("killed", ranks=3, culprits=[1], words=["SIGKILL"], code=137, ci=True, hosts=True)
+@fault("killed", ranks=3, culprits=[1], words=["SIGKILL"], code=137, hosts=True, ci=True)
 def by_the_kernel(rank):
     """SIGKILL, as the kernel sends it when memory runs out."""
     mean(X)
@@ -336,7 +336,7 @@ def by_the_kernel(rank):
     mean(X)  # others
 
 
-@fault("killed", ranks=2, culprits=[0], words=["SIGSEGV"], code=139, ci=True)
+@fault("killed", ranks=2, culprits=[0], words=["SIGSEGV"], code=139)
 def by_a_bad_pointer(rank):
     """A library of rank 0 reads through a null pointer."""
     mean(X)

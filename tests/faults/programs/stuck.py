@@ -36,7 +36,7 @@ mean = spmd.pmap(average, axis_name="i")
 # ---- code of the host --------------------------------------------------------------------------
 
 
-@fault("stuck", ranks=3, culprits=[1], ci=True, hosts=True)
+@fault("stuck", ranks=3, culprits=[1], hosts=True, ci=True)
 def sleeping(rank):
     """Rank 1 sleeps, as in a retry with a growing delay."""
     mean(X)
@@ -45,7 +45,7 @@ def sleeping(rank):
     mean(X)  # others
 
 
-@fault("stuck", ranks=2, culprits=[0], ci=True)
+@fault("stuck", ranks=2, culprits=[0])
 def a_lock_taken_twice(rank):
     """Rank 0 takes a lock that it holds already."""
     mean(X)
@@ -66,7 +66,7 @@ def reading_a_socket(rank):
     mean(X)
 
 
-@fault("stuck", ranks=2, culprits=[1], ci=True)
+@fault("stuck", ranks=2, culprits=[1])
 def a_loop_without_end(rank):
     """Rank 1 polls for a file that never comes."""
     mean(X)
@@ -148,7 +148,7 @@ def before_the_first_collective(rank):
     mean(X)
 
 
-@fault("stuck", ranks=4, culprits=[1, 3], ci=True)
+@fault("stuck", ranks=4, culprits=[1, 3])
 def two_of_four(rank):
     """Two ranks are missing, at the same place."""
     mean(X)
@@ -208,7 +208,7 @@ class DataLoader:
         return self.batches.get()  # fault
 
 
-@fault("loading", ranks=3, culprits=[1], ci=True, helpers=(DataLoader,))
+@fault("loading", ranks=3, culprits=[1], helpers=(DataLoader,), ci=True)
 def a_queue_that_stays_empty(rank):
     """The data loader of rank 1 waits for a batch that nobody makes."""
     for _, batch in zip(range(5), DataLoader(rank), strict=False):
@@ -234,7 +234,7 @@ def a_file_system_that_hangs(rank):
 # ---- stopped -----------------------------------------------------------------------------------
 
 
-@fault("stopped", ranks=3, culprits=[1], words=["stopped"], ci=True, hosts=True)
+@fault("stopped", ranks=3, culprits=[1], words=["stopped"], hosts=True, ci=True)
 def by_a_signal(rank):
     """Someone stopped rank 1 with SIGSTOP."""
     mean(X)
@@ -256,7 +256,7 @@ def in_a_debugger(rank):
 # ---- compiled code, tracing, compiling ---------------------------------------------------------
 
 
-@fault("computing", ranks=2, culprits=[1], ci=True)
+@fault("computing", ranks=2, culprits=[1])
 def a_compiled_loop_without_end(rank):
     """A while_loop whose condition stays true on rank 1: no Python runs, no collective comes."""
 
@@ -283,7 +283,7 @@ def tracing_without_end(rank):
 # ---- slow --------------------------------------------------------------------------------------
 
 
-@fault("slow", ranks=3, culprits=[2], code=0, ci=True)
+@fault("slow", ranks=3, culprits=[2], code=0)
 def one_rank_is_late(rank):
     """Rank 2 takes seconds for what the others do at once."""
     mean(X)

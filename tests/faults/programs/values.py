@@ -19,7 +19,7 @@ mean = spmd.pmap(lambda x: lax.pmean(x, "i"), axis_name="i")
 # ---- NaNs and checks ---------------------------------------------------------------------------
 
 
-@fault("value", ranks=3, culprits=[1], words=["[Nn]a[Nn]"], environ=NANS, ci=True, hosts=True)
+@fault("value", ranks=3, culprits=[1], words=["[Nn]a[Nn]"], environ=NANS, hosts=True)
 def a_nan(rank):
     """Rank 1's data give 0/0; the others go on to the collective."""
     x = np.zeros((1, 3), np.float32) if rank == 1 else X
@@ -78,7 +78,7 @@ def a_check_inside_the_program(rank):
 # ---- replicas that are none --------------------------------------------------------------------
 
 
-@fault("value", ranks=3, culprits=[1], words=["differ"], ci=True, hosts=True)
+@fault("value", ranks=3, culprits=[1], words=["differ"], hosts=True)
 def other_seeds(rank):
     """Rank 1 initialises its parameters from another seed."""
     key = random.key(1 if rank == 1 else 0)
