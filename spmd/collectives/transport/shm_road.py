@@ -58,7 +58,7 @@ class Road:
             self.words[RECORD] = FLIGHT.address
 
     def lead_nowhere(self, trouble: Callable[[int, int], None]) -> None:
-        """Let native code meet nobody from now on, on pages of its own, and ask `trouble` about it."""
+        """Let native code meet nobody, on pages of its own, and ask `trouble` about it."""
         words = self.words
         start = words[SLOTS] - words[PAGES]
         self._own = mmap.mmap(-1, start + 2 * words[SIZE] * words[SLOT_BYTES])
