@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives import verify
 from spmd.collectives.groups import Groups
 from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.base import ReduceOp
@@ -111,7 +112,11 @@ class Across:
             path=origin.operand,
             program=program,
         )
-        self.run: Callable[..., None] = self._recorded(self._choose(processes))
+        # Asked for by SPMD_DEBUG: each call then goes through Python.
+        self.is_watched = verify.is_on() or verify.prints()
+        self.run: Callable[..., None] = self._recorded(
+            verify.watched(self, self._choose(processes))
+        )
 
     def _recorded(self, move: Callable[..., None]) -> Callable[..., None]:
         """The same with a record of the flight recorder around it."""
