@@ -76,7 +76,7 @@ class NamespaceInfo:
 def __array_namespace_info__() -> NamespaceInfo:
     """Devices, dtypes and abilities of this namespace, as the array API standard asks.
 
-    >>> __array_namespace_info__().default_dtypes()["real floating"]
+    >>> snp.__array_namespace_info__().default_dtypes()["real floating"]
     dtype('float32')
     """
     return NamespaceInfo()

@@ -66,7 +66,7 @@ def lines(*texts: str) -> list[Line]:
 
 def test_the_judge_wants_rank_line_class_and_code():
     program, place = example()
-    said = f"spmdrun: rank 2 failed first: ZeroDivisionError at {place}: by zero"
+    said = f"spmdrun: rank 2 raised ZeroDivisionError at {place}: by zero"
     verdict = judge(program, 1, lines("r2 | Traceback", said))
     assert verdict.is_right and verdict.named_at == 1.0
     for wrong in (

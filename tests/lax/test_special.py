@@ -94,8 +94,9 @@ def test_derivative_that_does_not_exist_says_so(f, argument):
 
 @pytest.mark.parametrize("name", ["erf", "erfc", "erf_inv", "lgamma", "digamma"])
 def test_float32_is_rounded_once(name):
+    """What runs without a kernel computes in float64; kernels have their own tests of accuracy."""
     x = np.linspace(0.05, 0.95, 500).astype(np.float32)
-    found = getattr(lax, name)(x)
-    wide = np.asarray(getattr(lax, name)(x.astype(np.float64)))
+    formula = getattr(lax, f"{name}_p").rule("impl")
+    found, wide = formula(np, x), formula(np, x.astype(np.float64))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, wide.astype(np.float32))

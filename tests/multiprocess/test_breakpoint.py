@@ -82,7 +82,7 @@ def test_one_rank_stops_and_the_others_wait(tmp_path: Path, shared: str):
     assert "array([20., 20.]" in told
     assert told.count("sum 60.0") == 3
     for rank in (0, 2):
-        waits = f"r{rank} | spmd: waiting in psum f32[2] over 'i' of x at train.py:"
+        waits = f"r{rank} | spmd: waiting in psum f32[2] over 'i' at train.py:"
         assert waits in err and "for rank 1, stopped at a breakpoint" in err
     assert "r1 | spmd: waiting" not in err
 

@@ -115,13 +115,15 @@ def test_a_rank_that_comes_late_is_no_reason_to_end_the_job(job: Run):
         2,
         ["--stall-timeout", "20", "--inject", "delay:rank=1,op=3,s=15"],
         """
+        import time
         for step in range(4):
             comm.all_reduce(x)
         print("sum", x[0])
+        time.sleep(4)  # time for spmdrun to see that it went on
         """,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["r0 | sum 32.0", "r1 | sum 32.0"]
-    stalled = r"spmdrun: stalled for \d+ s: rank 0 waits in all_reduce train.py:12"
+    stalled = r"spmdrun: stalled for \d+ s: rank 0 waits in all_reduce train.py:13"
     assert re.search(stalled, done.stderr)
     assert done.stderr.endswith("spmdrun: the job goes on\n")
