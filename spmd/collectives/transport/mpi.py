@@ -196,10 +196,15 @@ class MpiCommunicator(CheckedCommunicator):
             waited = time.monotonic() - began
             notices = self._links.notices
             if notices.failure or notices.left or notices.held or waited > _limit():
-                self._give_up(call, requests, sequence, waited)
+                if self._is_held(call, requests, sequence, waited):
+                    # The patience starts anew: one that is let go needs a moment to come.
+                    began = time.monotonic()
 
-    def _give_up(self, call: Call, requests: list[Any], sequence: int, waited: float) -> None:
-        """Raise if there is a reason to: a rank failed, left for good, or takes too long."""
+    def _is_held(self, call: Call, requests: list[Any], sequence: int, waited: float) -> bool:
+        """Whether a rank that is waited for is stopped by a person.
+
+        Raises if there is a reason to: a rank failed, left for good, or takes too long.
+        """
         notices = self._links.notices
         if notices.failure:
             raise PeerError(notices.failure)
@@ -219,12 +224,14 @@ class MpiCommunicator(CheckedCommunicator):
         held = [r for r in missing if self._world_rank[r] in notices.held]
         if held:
             self.tell_held(held, call)
-        elif missing and waited > _limit():
+            return True
+        if missing and waited > _limit():
             raise CollectiveError(
                 f"rank {self.rank} | {call} (#{sequence} of {self.name}) waited "
                 f"{waited:.1f} s for {ranks_text(missing)}.\n"
                 "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
             )
+        return False
 
     # ---- collectives ---------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class ShmCommunicator(CheckedCommunicator):
             seconds = min(2 * seconds, LONGEST_PARK_SECONDS)
             still = pages.missing(step)
             if still:
-                self._look_for_failure(call, step, still, began)
+                began = self._look_for_failure(call, step, still, began)
 
     def _park(self, awaited: int, step: int, seconds: float) -> None:
         pages = self._pages
@@ -202,7 +202,8 @@ class ShmCommunicator(CheckedCommunicator):
         if seen < step:
             park(pages.address_of(awaited), seen, seconds)
 
-    def _look_for_failure(self, call: Call, step: int, missing: list[int], began: float) -> None:
+    def _look_for_failure(self, call: Call, step: int, missing: list[int], began: float) -> float:
+        """Raise if there is a reason to; returns since when this rank has been waiting in vain."""
         pages = self._pages
         waiting = f"while rank {self.rank} waited for it in {call}"
         failed = pages.words[FAILED]
@@ -222,7 +223,8 @@ class ShmCommunicator(CheckedCommunicator):
         held = [r for r in missing if pages.is_held(r)]
         if held:
             self.tell_held(held, call)
-            return
+            # The patience starts anew: one that is let go needs a moment to come.
+            return time.monotonic()
         waited = time.monotonic() - began
         if waited > config.collective_timeout:
             last = "\n".join(f"  rank {r}: {pages.whereabouts(r)}" for r in missing[:8])
@@ -231,6 +233,7 @@ class ShmCommunicator(CheckedCommunicator):
                 f"{waited:.1f} s for {ranks_text(missing)}:\n{last}\n"
                 "If they are only slow, raise SPMD_COLLECTIVE_TIMEOUT (seconds)."
             )
+        return began
 
     # ---- rounds --------------------------------------------------------------------------------
 
@@ -296,7 +299,8 @@ class ShmCommunicator(CheckedCommunicator):
             self._waits = step, time.monotonic()
         missing = self._pages.missing(step)
         if missing:
-            self._look_for_failure(self._calls[digest], step, missing, self._waits[1])
+            call, began = self._calls[digest], self._waits[1]
+            self._waits = step, self._look_for_failure(call, step, missing, began)
 
     # ---- collectives ---------------------------------------------------------------------------
 
