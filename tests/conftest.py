@@ -208,3 +208,9 @@ def _run(
         # Shown by pytest beside the assertion of the test that wanted success.
         print(f"$ {' '.join(command)}\n{done.stdout}\n{done.stderr}")
     return done
+
+
+def leftover_segments() -> list[Path]:
+    """Shared memory that a process which is gone left behind; tests beside this one have theirs."""
+    found = Path("/dev/shm").glob(f"spmd-{os.getuid()}-*")
+    return [path for path in found if not Path(f"/proc/{path.name.split('-')[2]}").exists()]

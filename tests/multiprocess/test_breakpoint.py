@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd.collectives.transport.shm_segment import PREFIX
-from tests.conftest import MPI_ENVIRONMENT, ROOT
+from tests.conftest import MPI_ENVIRONMENT, ROOT, leftover_segments
 
 pytestmark = pytest.mark.mpi
 
@@ -93,4 +92,4 @@ def test_quitting_ends_the_job(tmp_path: Path):
     _, err = job.communicate("q\n", timeout=60)
     assert job.returncode != 0
     assert "BreakpointQuit" in err and "the program was ended at a breakpoint" in err
-    assert not list(Path("/dev/shm").glob(f"{PREFIX}*"))
+    assert not leftover_segments()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spmd.collectives.transport.shm_segment import PREFIX
 from tests.collectives.transport.cases import all_cases
+from tests.conftest import leftover_segments
 
 pytestmark = pytest.mark.mpi
 
@@ -46,7 +46,7 @@ def job(mpirun: Run, tmp_path: Path) -> Run:
         done = mpirun(ranks, [str(program)], env=env, timeout=120)
         done.seconds = time.monotonic() - began
         assert done.seconds < 60, f"took {done.seconds:.1f} s"
-        assert not list(Path("/dev/shm").glob(f"{PREFIX}*"))
+        assert not leftover_segments()
         return done
 
     return run
