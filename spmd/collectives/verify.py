@@ -127,9 +127,10 @@ def _differences(across: Across, value: dict[int, np.ndarray], outputs: list[Any
         for k, expected in zip(group, wanted, strict=True):
             if k in across.where:
                 got = outputs[across.where[k]][0]
-                at = _first_difference(got, np.asarray(expected).reshape(got.shape), size)
+                right = np.asarray(expected).reshape(got.shape)
+                at = _first_difference(got, right, size)
                 if at is not None:
-                    what = f"{got[at]} and must be {np.asarray(expected).reshape(got.shape)[at]}"
+                    what = f"{got[at]} and must be {right[at]}"
                     problems.append(f"on device {k} element {_index(at)} of the result is {what}")
     return problems
 

@@ -458,14 +458,14 @@ def tree_all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool
 
 
 # What stands for "no initial value": None may be one.
-_NOTHING = object()
+NOTHING = object()
 
 
 def tree_reduce(
-    function: Callable[[Any, Any], Any], tree: Any, initializer: Any = _NOTHING, is_leaf: Any = None
+    function: Callable[[Any, Any], Any], tree: Any, initializer: Any = NOTHING, is_leaf: Any = None
 ) -> Any:
     """Fold `function` over the leaves from left to right, from `initializer` if there is one."""
-    initial = () if initializer is _NOTHING else (initializer,)
+    initial = () if initializer is NOTHING else (initializer,)
     return functools.reduce(function, tree_leaves(tree, is_leaf), *initial)
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from spmd.core.errors import PytreeError
 from spmd.core.tree import (
+    NOTHING,
     DictKey,
     FlattenedIndexKey,
     GetAttrKey,
@@ -107,15 +108,11 @@ def tree_broadcast(prefix_tree: Any, full_tree: Any, is_leaf: Any = None) -> Any
     return tree_structure(full_tree).unflatten(leaves)
 
 
-# What stands for "no identity": None may be one.
-_NOTHING = object()
-
-
 def tree_reduce_associative(
     operation: Callable[[Any, Any], Any],
     tree: Any,
     *,
-    identity: Any = _NOTHING,
+    identity: Any = NOTHING,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Fold an associative operation over the leaves, neighbours first: of logarithmic depth.
@@ -127,7 +124,7 @@ def tree_reduce_associative(
     """
     values = tree_leaves(tree, is_leaf)
     if not values:
-        if identity is _NOTHING:
+        if identity is NOTHING:
             raise PytreeError("tree_reduce_associative: the tree has no leaves; give identity=")
         return identity
     while len(values) > 1:

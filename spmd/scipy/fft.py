@@ -116,14 +116,18 @@ def _weights(n: int, norm: str | None, dtype: Any) -> np.ndarray:
     return weights.astype(dtype)
 
 
+def _order(n: int) -> np.ndarray:
+    """The even places, then the odd ones backwards."""
+    return np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]])
+
+
 def _turn(n: int, sign: int, dtype: Any) -> np.ndarray:
     return np.exp(sign * 0.5j * np.pi * np.arange(n) / n).astype(dtypes.complex_of(dtype))
 
 
 def _cosines(x: Any, norm: str | None) -> Any:
     n, dtype = typeof(x).shape[-1], typeof(x).dtype
-    order = np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]])
-    turned = snp.fft.fft(snp.take(x, order, -1), axis=-1) * _turn(n, -1, dtype)
+    turned = snp.fft.fft(snp.take(x, _order(n), -1), axis=-1) * _turn(n, -1, dtype)
     return 2 * lax.real(turned) * _weights(n, norm, dtype)
 
 
@@ -134,5 +138,4 @@ def _from_cosines(x: Any, norm: str | None) -> Any:
     backwards = snp.concatenate([snp.zeros_like(x[..., :1]), x[..., :0:-1]], -1)
     spectrum = lax.complex(x, -backwards) * _turn(n, 1, dtype) / 2
     found = lax.real(snp.fft.ifft(spectrum, axis=-1))
-    order = np.concatenate([np.arange(0, n, 2), np.arange(1, n, 2)[::-1]])
-    return snp.take(found, np.argsort(order), -1)
+    return snp.take(found, np.argsort(_order(n)), -1)
