@@ -267,13 +267,4 @@ def _forget(_: Any) -> None:
         hot.forget()
 
 
-for _name in (
-    "enable_x64",
-    "disable_jit",
-    "debug_nans",
-    "num_cpu_devices",
-    "platform",
-    "check",
-    "trace",
-):
-    config.on_update(_name, _forget)
+config.on_program_update(_forget)

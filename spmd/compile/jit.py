@@ -358,13 +358,4 @@ def _forget_fast_paths(_: Any) -> None:
 
 
 # The fast path's guards do not look at settings: a change of one that matters forgets it.
-for _name in (
-    "enable_x64",
-    "disable_jit",
-    "debug_nans",
-    "num_cpu_devices",
-    "platform",
-    "check",
-    "trace",
-):
-    config.on_update(_name, _forget_fast_paths)
+config.on_program_update(_forget_fast_paths)

@@ -90,6 +90,18 @@ SETTINGS = (
 )
 
 
+# What the fast paths to compiled code do not look at: they are forgotten when it changes.
+PROGRAM_SETTINGS = (
+    "enable_x64",
+    "disable_jit",
+    "debug_nans",
+    "num_cpu_devices",
+    "platform",
+    "check",
+    "trace",
+)
+
+
 class Config:
     """The values of all settings in this process."""
 
@@ -117,6 +129,11 @@ class Config:
     def on_update(self, name: str, listener: Callable[[Any], None]) -> None:
         """Call `listener(value)` whenever the setting `name` is updated."""
         self._listeners.setdefault(name, []).append(listener)
+
+    def on_program_update(self, listener: Callable[[Any], None]) -> None:
+        """Call `listener(value)` whenever a setting is updated that compiled code depends on."""
+        for name in PROGRAM_SETTINGS:
+            self.on_update(name, listener)
 
     @contextmanager
     def override(self, name: str, value: Any) -> Iterator[None]:

@@ -93,13 +93,4 @@ def _forget(_: Any) -> None:
 
 
 # Closures do not look at settings: a change of one that matters forgets them.
-for _name in (
-    "enable_x64",
-    "disable_jit",
-    "debug_nans",
-    "num_cpu_devices",
-    "platform",
-    "check",
-    "trace",
-):
-    config.on_update(_name, _forget)
+config.on_program_update(_forget)
