@@ -104,10 +104,10 @@ from spmd.sharding.spec import Mesh, make_mesh
 from spmd.sharding.spec import PartitionSpec as P
 
 if _typing.TYPE_CHECKING:
-    from spmd import checkify, checkpoints, export, profiler, scipy
+    from spmd import checkify, checkpoints, export, jet, profiler, scipy
 
 # Not every program needs these: they are imported when they are first asked for.
-_LATER = ("checkify", "checkpoints", "export", "profiler", "scipy")
+_LATER = ("checkify", "checkpoints", "export", "jet", "profiler", "scipy")
 
 
 def __getattr__(name: str) -> _ModuleType:

@@ -30,7 +30,7 @@ FLOORS = (
     "core.axis core.trace core.stage",
     "core.structural core.rewrite",
     "core.jvp core.linearize core.transpose core.vmap core.custom_call core.custom core.custom_vjp "
-    "core.remat core.call core.names",
+    "core.jet core.remat core.call core.names",
     "core",
     "lax",
     "collectives",
@@ -39,7 +39,7 @@ FLOORS = (
     "api",
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching custom_derivatives tree tree_util "
-    "flatten_util dtypes errors distributed ops extend export debug profiler testing",
+    "flatten_util dtypes errors distributed ops jet extend export debug profiler testing",
 )
 
 # Each optional or late package has one door.

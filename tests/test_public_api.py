@@ -43,6 +43,7 @@ MODULES = (
     "spmd.ad_checkpoint",
     "spmd.extend",
     "spmd.flatten_util",
+    "spmd.jet",
     "spmd.checkify",
     "spmd.profiler",
     "spmd.checkpoints",

@@ -28,6 +28,7 @@ NAMESPACES = (
     "spmd.dtypes",
     "spmd.export",
     "spmd.extend",
+    "spmd.jet",
     "spmd.lax",
     "spmd.lax.linalg",
     "spmd.nn",
