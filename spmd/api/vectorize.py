@@ -42,13 +42,18 @@ def vmap(
 
     `in_axes` is an integer, None, or a pytree prefix of the arguments: the dim of each that is
     mapped (None: shared). `out_axes` says where the mapped dim of the results goes. With
-    `axis_name`, collectives inside work along the mapped dim.
+    `axis_name`, collectives inside work along the mapped dim. With `spmd_axis_name`, a mesh axis or
+    a tuple of them, a `shard_map` inside splits the mapped dim over those axes, which its specs
+    must then leave out: each device computes its share of the examples.
 
     >>> vmap(lambda x, y: x + y, in_axes=(0, None))(np.arange(3.0), 10.0)
     Array([10., 11., 12.], dtype=float32)
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
+    spmd_names: tuple[Any, ...] = ()
+    if spmd_axis_name is not None:
+        spmd_names = spmd_axis_name if isinstance(spmd_axis_name, tuple) else (spmd_axis_name,)
 
     @functools.wraps(fun)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +70,7 @@ def vmap(
         check_axis_name_free(what, axis_name, [f.name for f in state.axes])
         in_dims = [None if a is None else a % v.ndim for a, v in zip(axes, avals, strict=True)]
         flat_f = FlatFunction(fun, in_tree)
-        axis = BatchAxis(axis_name, size, spmd_axis_name)
+        axis = BatchAxis(axis_name, size, spmd_names)
         outs, dims = batch_flat(flat_f, axis, flat, in_dims)
         tree = flat_f.out_tree
         assert tree is not None

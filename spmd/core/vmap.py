@@ -24,11 +24,16 @@ from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
 
 @dataclass(frozen=True, slots=True)
 class BatchAxis:
-    """The axis being vectorised over. A `name` of None cannot be used by collectives."""
+    """The axis being vectorised over. A `name` of None cannot be used by collectives.
+
+    `spmd_names` are the mesh axes over which a `shard_map` splits it; inside of one that has, they
+    are in `vary`: what is batched varies over them.
+    """
 
     name: Any
     size: int
-    spmd_name: Any = None
+    spmd_names: tuple[Any, ...] = ()
+    vary: frozenset[Any] = frozenset()
 
 
 class BatchTracer(Tracer):
@@ -116,7 +121,7 @@ def batch_jaxpr(
 ) -> tuple[ClosedJaxpr, list[bool]]:
     """A jaxpr over batched inputs (batched dims first), and which outputs are batched (first)."""
     avals = [
-        a.update(shape=(axis.size, *a.shape)) if b else a
+        a.update(shape=(axis.size, *a.shape), vma=a.vma | axis.vary) if b else a
         for a, b in zip(closed.in_avals, in_batched, strict=True)
     ]
     force = [force_out] * len(closed.out_avals) if isinstance(force_out, bool) else force_out

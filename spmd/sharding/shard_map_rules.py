@@ -18,15 +18,17 @@ from spmd.collectives.psum import psum_p
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.call import derived, nonzero, spread
+from spmd.core.errors import ShardingError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, eval_closed
+from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.transpose import transpose_jaxpr
 from spmd.core.util import split_list
-from spmd.core.vmap import batch_jaxpr, fronts
+from spmd.core.vmap import BatchAxis, batch_jaxpr, fronts
 from spmd.lax.arithmetic import div
 from spmd.lax.control import inner_axes, inner_effects
 from spmd.sharding.lockstep import Lockstep
@@ -262,25 +264,53 @@ def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
     jaxpr, flags = params["jaxpr"], [d is not None for d in at]
     ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
 
+    split = axis.spmd_names
+    inside = _share_of_examples(axis, params) if split else axis
+
     def make() -> Any:
         with mesh_axes(mesh, kind):
-            batched, out_flags = batch_jaxpr(jaxpr, axis, flags)
-        specs = tuple(_deeper(s, f) for s, f in zip(outs, out_flags, strict=True))
+            batched, out_flags = batch_jaxpr(jaxpr, inside, flags)
+        specs = tuple(_deeper(s, f, split) for s, f in zip(outs, out_flags, strict=True))
         return vary_outputs(batched, specs, mesh, kind), out_flags, specs
 
     key = ("shard_map batch", axis, tuple(flags), mesh, kind, outs)
     batched, out_flags, specs = derived(jaxpr, key, make)
     changes = {
         "jaxpr": batched,
-        "in_specs": tuple(_deeper(s, f) for s, f in zip(ins, flags, strict=True)),
+        "in_specs": tuple(_deeper(s, f, split) for s, f in zip(ins, flags, strict=True)),
         "out_specs": specs,
     }
     found = shard_map_p.bind(*fronts(axis, operands, at), **(params | changes))
     return found, [0 if b else None for b in out_flags]
 
 
-def _deeper(spec: PartitionSpec, batched: bool) -> PartitionSpec:
-    return PartitionSpec(None, *spec) if batched else spec
+def _deeper(spec: PartitionSpec, batched: bool, split: tuple[Any, ...]) -> PartitionSpec:
+    """The spec of a value with its batched dim first, which is split over some mesh axes."""
+    first = split[0] if len(split) == 1 else split or None
+    return PartitionSpec(first, *spec) if batched else spec
+
+
+def _share_of_examples(axis: BatchAxis, params: dict[str, Any]) -> BatchAxis:
+    """The axis that one device vectorises over, of one that mesh axes split (spmd_axis_name)."""
+    mesh, names = params["mesh"], axis.spmd_names
+    what = f"{current_source()}: vmap(spmd_axis_name={names}) of shard_map({params['name']})"
+    used = {a for s in (*params["in_specs"], *params["out_specs"]) for a in s.all_axes()}
+    inside = set(inner_axes("jaxpr")(params))
+    parts = mesh.axis_size(names)
+    for name in names:
+        if name in used or name in inside:
+            where = "its specs use" if name in used else "a collective inside uses"
+            raise ShardingError(
+                f"{what}: {where} mesh axis {name!r} too; the examples are split over that "
+                "axis, so the function of one example must not use it"
+            )
+    if axis.size % parts:
+        raise ShardingError(
+            f"{what}: {axis.size} examples cannot be split over {parts} devices; {axis.size} is "
+            f"not a multiple of {parts}"
+        )
+    vary = frozenset(names) if params["kind"] == "manual" else frozenset()
+    return BatchAxis(axis.name, axis.size // parts, names, axis.vary | vary)
 
 
 def _outer_axes(params: dict[str, Any]) -> tuple[Any, ...]:
