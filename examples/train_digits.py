@@ -12,6 +12,10 @@ A run that is killed goes on by itself, and ends with the same bits as one that 
 
     spmdrun -n 4 --max-restarts 3 examples/train_digits.py --checkpoint runs/digits/saved
 
+or, where MPI has ULFM (Open MPI), without a restart, on the ranks that are left:
+
+    spmdrun -n 4 --elastic 2 examples/train_digits.py --checkpoint runs/digits/saved
+
 Plain `mpirun -n 4 python examples/train_digits.py` works as well. Rank 0 shows progress and writes
 loss.json and loss.png into the folder `--out`.
 
@@ -229,7 +233,14 @@ def main() -> None:
     if args.devices is not None:
         spmd.config.update("num_cpu_devices", args.devices)
 
-    result = train(args.epochs, args.seed, args.checkpoint, args.every)
+    while True:
+        try:
+            result = train(args.epochs, args.seed, args.checkpoint, args.every)
+            break
+        except spmd.errors.PeerError:
+            # Of another rank that died: go on without it, from the checkpoint, if that is allowed.
+            if args.checkpoint is None or not spmd.distributed.recover():
+                raise
     if spmd.process_index() == 0:
         save(result, args.out)
         print(

@@ -32,6 +32,12 @@ OPEN_MPI = {
     "OMPI_MCA_osc": "^ucx",
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+# Between hosts a death is noticed by heartbeats, from a thread of their own: a rank that computes
+# for longer than the limit would else be taken for dead.
+FAILURE_DETECTOR = [
+    *("--mca", "mpi_ft_detector", "1", "--mca", "mpi_ft_detector_thread", "1"),
+    *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_detector_period", "0.3"),
+]
 _PASSED_ON = re.compile(r"(SPMD|PYTHON|OMP_|OPENBLAS_|MKL_|VIRTUAL_ENV$|LD_LIBRARY_PATH$|PATH$)")
 
 
@@ -99,6 +105,7 @@ def environment(
     base: Mapping[str, str] = os.environ,
     flight: str = "",
     attempt: int = 0,
+    survives: bool = False,
 ) -> dict[str, str]:
     """The environment of mpirun, which the guards inherit."""
     environ = {name: value for name, value in base.items() if not FORMER_JOB.match(name)}
@@ -123,12 +130,17 @@ def environment(
         "grace": options.grace,
         "ranks": options.ranks,
         "stdin": options.stdin,
+        "survives": survives,
     }
     return environ | {CHANNEL: channel, TOKEN: token, SETTINGS: json.dumps(settings)}
 
 
 def command(
-    options: Options, mpi: Mpi | None, environ: Mapping[str, str], folder: str
+    options: Options,
+    mpi: Mpi | None,
+    environ: Mapping[str, str],
+    folder: str,
+    survives: bool = False,
 ) -> list[str]:
     """The whole command line; without an MPI (one rank) it is the guard itself."""
     # Isolated: the program's PYTHONPATH and site packages are none of the guard's business.
@@ -140,6 +152,10 @@ def command(
     if mpi.is_open_mpi:
         # The guards bind, for every MPI alike; mpirun would leave shared cores unbound.
         flags = ["--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]
+        if survives:
+            flags += ["--with-ft", "ulfm"]
+        if hosts and survives:
+            flags += FAILURE_DETECTOR
         if hosts:
             lines = [f"{host.name} slots={host.slots}" for host in hosts]
             flags += ["--hostfile", _write(folder, lines)]

@@ -12,10 +12,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from .command import FORMER_JOB, OPEN_MPI
-from .find_mpi import Mpi, find_mpi, on_path, same_family, vendor_of_mpirun
+from .find_mpi import Mpi, find_mpi, has_ulfm, on_path, same_family, vendor_of_mpirun
 from .options import Options, UsageError
 from .rank import by_core, share
 
@@ -90,17 +89,15 @@ def _other_mpiruns(mpi: Mpi) -> Iterator[tuple[str, str]]:
 
 
 def _survival(mpi: Mpi) -> Iterator[tuple[str, str]]:
-    """What happens after the death of a rank, and whether this MPI could do more."""
+    """What happens after the death of a rank, and whether ranks can go on after it."""
     yield "a death", "ends the job; --max-restarts starts it again, --elastic on fewer ranks"
-    info = Path(mpi.mpirun).with_name("ompi_info")
-    if not mpi.is_open_mpi or not info.exists():
-        return
-    try:
-        said = subprocess.run([info, "--parsable"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return
-    has = "options:ft_mpi_support:yes" in said.stdout
-    yield "", f"this Open MPI was built {'with' if has else 'without'} ULFM; spmd does not use it"
+    if has_ulfm(mpi):
+        yield (
+            "",
+            "this Open MPI has ULFM: with --elastic and spmd.distributed.recover the others go on",
+        )
+    elif mpi.is_open_mpi:
+        yield "", "this Open MPI was built without ULFM: ranks can't go on without others"
 
 
 def _this_shell() -> Iterator[tuple[str, str]]:

@@ -80,6 +80,18 @@ def find_mpi(mpirun: str | None = None) -> Mpi:
     return Mpi(vendor, version, answer["mpi4py"], library, found)
 
 
+def has_ulfm(mpi: Mpi) -> bool:
+    """Whether ranks can go on after the death of another: Open MPI's ULFM, if it was built in."""
+    info = Path(mpi.mpirun).with_name("ompi_info")
+    if not mpi.is_open_mpi or not info.exists():
+        return False
+    try:
+        said = subprocess.run([info, "--parsable"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "options:ft_mpi_support:yes" in said.stdout
+
+
 def vendor_of(text: str) -> str:
     """Whose MPI a version text belongs to."""
     for sign, vendor in (

@@ -26,9 +26,9 @@ SECONDS_FOR_STACKS = 1.0
 SECONDS_FOR_PY_SPY = 10.0
 
 # The first words of a flight page (spmd/collectives/transport/flight.py).
-PAGE = struct.Struct("<12q")
+PAGE = struct.Struct("<13q")
 PAGE_BYTES = 4096
-PID, BEGUN, STATE, PHASE, SINCE, CALLED, STEP = 2, 5, 6, 7, 8, 9, 10
+PID, BEGUN, STATE, PHASE, SINCE, CALLED, STEP, LOST = 2, 5, 6, 7, 8, 9, 10, 12
 
 # Larger sources are not read to find the name of a method.
 MOST_SOURCE_BYTES = 1 << 20
@@ -50,7 +50,7 @@ class Subject:
     last_page: tuple[int, ...] = field(default=())
 
     def page(self) -> tuple[int, ...]:
-        """The twelve words of its flight page, or nothing while there is none."""
+        """The first words of its flight page, or nothing while there is none."""
         try:
             with open(self.flight, "rb") as file:
                 return PAGE.unpack(file.read(PAGE.size))

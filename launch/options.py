@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--elastic",
         type=int,
         metavar="MIN",
-        help="restart without ranks that died; MIN must be left",
+        help="go on, or restart, without ranks that died; MIN must be left",
     )
     add(
         "--inject", action="append", metavar="FAULT", help="make a fault: kill:rank=1,op=5 ('help')"
@@ -126,8 +126,6 @@ def _check(given: dict, parser: argparse.ArgumentParser) -> None:
         parser.error(f"--stdin {given['stdin']}: the job has ranks 0 to {ranks - 1}")
     if least is not None and not 1 <= least <= ranks:
         parser.error(f"--elastic {least}: the job starts with {ranks} ranks; give 1 to {ranks}")
-    if least is not None and not given.get("max_restarts"):
-        parser.error(f"--elastic {least} is about restarts; add --max-restarts N")
     if "only_ranks" in given:
         given["only_ranks"] = rank_list(given["only_ranks"], ranks, parser)
     if "inject" in given:

@@ -21,7 +21,7 @@ import sys
 import time
 import zlib
 
-from .inspection import STACK_SIGNAL, Subject, ended_by_kernel, out_of_memory_kills
+from .inspection import LOST, STACK_SIGNAL, Subject, ended_by_kernel, out_of_memory_kills
 
 HEADER = struct.Struct("!cI")
 # What a guard says: it is there; it wants the input; the program's output; what is new on its page;
@@ -189,11 +189,17 @@ class Guard:
         self.remove_files()
         if code:
             self.linger()
+        if code < 0 and self.settings.get("survives"):
+            # mpirun ends all ranks when one ends badly, but not when one was killed.
+            os.kill(os.getpid(), signal.SIGKILL)
         return code if code >= 0 else 128 - code
 
     def ending(self, code: int) -> dict:
         """How the program ended, with the report that spmd wrote if it raised."""
         ending = {"code": code, "stopped": self.stopping is not None}
+        page = self.subject.page()
+        if page:
+            ending["lost"] = page[LOST]
         if code == -signal.SIGKILL and self.stopping is None:
             ending["why"] = ended_by_kernel(self.subject.pid, self.kills_before)
         try:

@@ -35,6 +35,8 @@ class Ending:
     last: Call | None = None  # the last collective it came to
     host: str = ""
     device: str = ""
+    left_behind: bool = False  # it died, and the others may go on without it
+    lost: int = 0  # ranks without which this one went on
 
     @property
     def where(self) -> str:
@@ -47,7 +49,7 @@ class Ending:
         return self.code != 0
 
     @property
-    def lost(self) -> bool:
+    def died(self) -> bool:
         """Whether the rank was killed or vanished, rather than ended by its own program."""
         return self.blame == 0 and not self.report and (self.code is None or self.code < 0)
 
@@ -98,6 +100,16 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def survived(endings: Sequence[Ending]) -> str:
+    """What to say of a job whose ranks went on without some that died; nothing if it is not one."""
+    dead = [ending for ending in endings if ending.left_behind]
+    rest = [ending for ending in endings if not ending.left_behind]
+    if not dead or any(e.code != 0 or e.lost < len(dead) for e in rest):
+        return ""
+    who = "; ".join(f"rank {e.rank}{f' ({e.where})' if e.where else ''} {e.cause()}" for e in dead)
+    return f"{who}; {rank_text([e.rank for e in rest])} went on without and finished"
 
 
 def first_failure(endings: Sequence[Ending]) -> Ending | None:

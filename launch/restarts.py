@@ -1,7 +1,9 @@
 """Starts a job again after a failure: `--max-restarts`, and on fewer ranks `--elastic`.
 
-All ranks start anew; where they go on is the program's business, from its last checkpoint
-(`spmd.checkpoints`). `SPMD_RESTART` tells it how often it was started again.
+Where MPI has ULFM and the program calls `spmd.distributed.recover`, `--elastic` needs no restart:
+the ranks that are left go on by themselves. Otherwise all ranks start anew; where they go on is the
+program's business, from its last checkpoint (`spmd.checkpoints`). `SPMD_RESTART` tells it how often
+it was started again.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import command as commands
-from .find_mpi import Mpi
-from .options import Options
+from .find_mpi import Mpi, has_ulfm
+from .options import Options, UsageError
 from .report import Ending
 from .supervisor import Supervisor
 
@@ -25,10 +27,16 @@ SECONDS_BETWEEN_STARTS = 0.5
 
 def run(options: Options, mpi: Mpi | None) -> int:
     """Run a job, again where it fails and that is allowed; returns the last exit code."""
+    survives = options.elastic is not None and mpi is not None and has_ulfm(mpi)
+    if options.elastic is not None and not (survives or options.max_restarts):
+        raise UsageError(
+            f"--elastic {options.elastic}: ranks can't go on without others here, which takes "
+            "Open MPI with ULFM; add --max-restarts N, to start again without them"
+        )
     with tempfile.TemporaryDirectory(prefix="spmdrun-hosts-") as folder:
         attempt = 0
         while True:
-            job = Supervisor(options, mpi, attempt)
+            job = Supervisor(options, mpi, attempt, survives)
             code = job.run()
             if code == 0 or attempt == options.max_restarts or not job.may_restart:
                 return code
@@ -55,7 +63,7 @@ def without_the_lost(options: Options, endings: Sequence[Ending], folder: Path) 
     """
     if options.elastic is None:
         return options
-    lost = [ending for ending in endings if ending.lost]
+    lost = [ending for ending in endings if ending.died]
     ranks = options.ranks - len(lost)
     if ranks < options.elastic:
         return None
@@ -63,7 +71,7 @@ def without_the_lost(options: Options, endings: Sequence[Ending], folder: Path) 
     if options.only_ranks is not None:
         changes["only_ranks"] = tuple(r for r in options.only_ranks if r < ranks)
     if options.hostfile and lost:
-        alive = {e.host for e in endings if not e.lost}
+        alive = {e.host for e in endings if not e.died}
         hosts = [
             host
             for host in commands.read_hostfile(options.hostfile)

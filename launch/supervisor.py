@@ -83,8 +83,9 @@ NOBODY = Link(socket.socket())
 class Supervisor:
     """One job from its start to its exit code."""
 
-    def __init__(self, options: Options, mpi: Mpi | None, attempt: int = 0):
+    def __init__(self, options: Options, mpi: Mpi | None, attempt: int = 0, survives: bool = False):
         self.options = options
+        self.survives = survives  # whether ranks can go on after the death of one
         self.mpi = mpi
         self.attempt = attempt
         self.printer = Printer(
@@ -127,9 +128,15 @@ class Supervisor:
         try:
             listener, address = self.listen(folder)
             environ = commands.environment(
-                self.options, address, self.token, folder, flight=flight, attempt=self.attempt
+                self.options,
+                address,
+                self.token,
+                folder,
+                flight=flight,
+                attempt=self.attempt,
+                survives=self.survives,
             )
-            line = commands.command(self.options, self.mpi, environ, folder)
+            line = commands.command(self.options, self.mpi, environ, folder, self.survives)
             if self.options.verbose:
                 self.printer.note(f"spmdrun: {' '.join(line)}")
             mpirun = self.start(line, environ)
@@ -285,11 +292,23 @@ class Supervisor:
         ending.stopped, ending.report = said["stopped"], said.get("report", {})
         ending.why, link.asked = said.get("why", ""), False
         self.printer.finish(link.rank)
-        if ending.failed and self.ask_at is None:
+        ending.lost = said.get("lost", 0)
+        if ending.died and self.may_go_on():
+            ending.left_behind = True
+            self.drop(link)
+        elif ending.failed and self.ask_at is None:
+            if ending.died and self.survives:
+                self.note(f"spmdrun: fewer than --elastic {self.options.elastic} ranks are left")
             self.ask_at = time.monotonic() + SECONDS_FOR_PEERS
         if self.ask_at is not None and all(self.has_ended(other) for other in self.links):
             for other in list(self.links):
                 self.drop(other)  # guards of failed ranks wait for this
+
+    def may_go_on(self) -> bool:
+        """Whether enough ranks are left, now that one died, and can go on."""
+        left = sum(not ending.died for ending in self.endings if ending.code is not None)
+        left += sum(ending.code is None for ending in self.endings)
+        return self.survives and self.ask_at is None and left >= (self.options.elastic or 1)
 
     def has_ended(self, link: Link) -> bool:
         """Whether nothing more is to be heard from a guard."""
@@ -454,7 +473,8 @@ class Supervisor:
             if ending.code == 1 and not ending.report and not ending.stopped:
                 found = report.read_traceback(self.printer.tail(ending.rank))
                 ending.report = found and {**found, "time": self.began_at + ending.at}
-        first = report.first_failure(self.endings)
+        went_on = report.survived(self.endings)
+        first = None if went_on else report.first_failure(self.endings)
         nobody_came = self.hellos == 0
         if said and (self.options.verbose or (nobody_came and self.code is None)):
             for line in said.splitlines():
@@ -464,6 +484,9 @@ class Supervisor:
         if nobody_came:
             self.note(f"spmdrun: mpirun started no rank (its exit code: {mpirun_code})")
             return abs(mpirun_code) or 1
+        if went_on:
+            self.note(f"spmdrun: {went_on}")
+            return 0
         if first is None:
             return 0 if mpirun_code == 0 else abs(mpirun_code)
         mark = self.printer.mark(first.rank).decode()

@@ -13,3 +13,4 @@ from spmd.collectives.transport.bootstrap import (
     process_count,
     process_index,
 )
+from spmd.collectives.transport.recovery import recover

@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd.collectives import verify
 from spmd.collectives.groups import Groups
-from spmd.collectives.transport import bootstrap
+from spmd.collectives.transport import bootstrap, recovery
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.flight import FLIGHT, source_text
@@ -36,6 +36,7 @@ OPS = {
 # Communicators by the partition of processes they stand for. Every process asks for them in the
 # same order, as all compile the same programs.
 _communicators: dict[Any, CheckedCommunicator] = {}
+recovery.forgets(_communicators.clear)
 
 
 def communicator(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
+from spmd.collectives.transport import recovery
 from spmd.collectives.transport.flight import COMPILING, FLIGHT, TRACING
 from spmd.compile.deferred import mapcall, meshprogram
 from spmd.compile.nans import check_nans
@@ -346,6 +347,7 @@ class JitFunction:
         return f"<jitted function {self._signature.name} at {self._signature.source}>"
 
 
+@recovery.forgets
 def clear_caches() -> None:
     """Forget everything that any jitted function has traced and compiled."""
     for function in list(_instances):

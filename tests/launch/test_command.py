@@ -69,7 +69,6 @@ def test_what_cannot_run_is_an_error_before_ranks_start(argv: list[str], text: s
     ("argv", "text"),
     [
         (["--grace", "-1"], "--grace -1: cannot be negative"),
-        (["--elastic", "2"], "--elastic 2 is about restarts; add --max-restarts N"),
         (["--elastic", "9", "--max-restarts", "1"], "--elastic 9: the job starts with 4 ranks"),
         (["--only-rank", "0,x"], "--only-rank 0,x: 'x' is no rank; write 0 or 0,2-3"),
         (["--only-rank", "2-4"], "--only-rank 2-4: 2-4 is not among ranks 0 to 3"),
@@ -164,6 +163,7 @@ def test_a_former_job_does_not_leak_into_a_new_one(script: str):
         "grace": 1.5,
         "ranks": 2,
         "stdin": 0,
+        "survives": False,
     }
 
 

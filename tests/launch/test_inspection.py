@@ -147,7 +147,7 @@ def test_a_page_that_is_being_written(tmp_path: Path):
     path.write_bytes(b"short")
     assert subject.pulse() is None
     words = [0, 1, os.getpid(), 0, 2, 41, 0, 4, time.monotonic_ns() - 2_000_000_000, 3, 118, 0]
-    path.write_bytes(struct.pack("<12q", *words))
+    path.write_bytes(struct.pack("<13q", *words, 0))
     page = subject.pulse()
     assert (page["begun"], page["phase"], page["step"]) == (41, 4, 118)
     assert 2.0 <= page["age"] < 30.0

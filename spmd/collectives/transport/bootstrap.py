@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from spmd.collectives.transport import inject, shm_segment, tracing
 from spmd.collectives.transport import mpi as mpi_transport
@@ -47,6 +48,8 @@ class Job:
     world: CheckedCommunicator
     local_rank: int
     local_size: int
+    base: Any = None  # MPI's communicator of the ranks, which is never used for data
+    hooks: ExitHooks | None = None
 
 
 class _CurrentJob:
@@ -134,11 +137,19 @@ def _join(found: Environment) -> Job:
             return Job(found, SingleCommunicator(), 0, 1)
         if rank == 0:
             shm_segment.sweep()
-        comm = mpi_transport.connect_world(mpi, config.shared_memory)
-    ExitHooks(comm, mpi.COMM_WORLD.Abort).install()
+        comm = mpi_transport.connect_world(mpi, mpi.COMM_WORLD, config.shared_memory)
+    hooks = ExitHooks(comm, mpi.COMM_WORLD.Abort)
+    hooks.install()
     disarm_children()
     os.environ[OWNER] = str(os.getpid())
-    return Job(found, comm, *mpi_transport.local_ranks(mpi))
+    place = mpi_transport.local_ranks(mpi, mpi.COMM_WORLD)
+    return Job(found, comm, *place, mpi.COMM_WORLD, hooks)
+
+
+def go_on_as(made: Job) -> None:
+    """Replace this process's job by what is left of it."""
+    with _current.lock:
+        _current.job = made
 
 
 @contextlib.contextmanager

@@ -282,5 +282,9 @@ class OpenGroups:
     def __iter__(self) -> Iterator[CheckedCommunicator]:
         return iter(list(self._groups))
 
+    def clear(self) -> None:
+        """Forget the groups: nobody meets there any more."""
+        self._groups.clear()
+
 
 OPEN_GROUPS = OpenGroups()

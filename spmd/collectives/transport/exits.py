@@ -58,6 +58,10 @@ class ExitHooks:
         sys.exit = self._on_sys_exit
         atexit.register(self._on_exit)
 
+    def follow(self, comm: CheckedCommunicator) -> None:
+        """Speak for another communicator from now on: that of the ranks which are left."""
+        self._rank, self._comm = comm.rank, comm
+
     # ---- exceptions ----------------------------------------------------------------------------
 
     def _on_exception(

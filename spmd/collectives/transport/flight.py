@@ -48,7 +48,8 @@ VERSION = 1
     PROGRAMS,  # programs called
     STEP,  # the number that the user gave, or -1
     LABEL_BYTES,  # of the label table that are in use
-) = range(12)
+    LOST,  # ranks that died, and without which this one went on
+) = range(13)
 RUNNING, RAISED, LEFT = range(3)
 HOST, TRACING, COMPILING, PROGRAM, COLLECTIVE, DATA, BREAKPOINT = range(7)
 

@@ -165,6 +165,13 @@ def wrapped(
     return InjectingCommunicator(comm, injector)
 
 
+def again(comm: CheckedCommunicator, before: CheckedCommunicator) -> CheckedCommunicator:
+    """`comm`, which takes the place of `before`, with the faults that have not struck there."""
+    if not isinstance(before, InjectingCommunicator):
+        return comm
+    return InjectingCommunicator(comm, before.injector)
+
+
 class InjectingCommunicator(CheckedCommunicator):
     """A communicator whose public calls may go wrong on order; the rest is `inner`'s business."""
 

@@ -15,7 +15,7 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from spmd.collectives.transport import shm
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
-from spmd.collectives.transport.mpi_notices import Notices
+from spmd.collectives.transport.mpi_notices import Notices, dead_text, is_death
 from spmd.collectives.transport.reduction import combine
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
@@ -83,22 +83,26 @@ def _finalize(mpi: Any, process: int) -> None:
         mpi.Finalize()
 
 
+def leave_without_farewell() -> None:
+    """End this process without MPI's own end, which would wait for ranks that died."""
+    atexit.unregister(_finalize)
+
+
 def is_loaded() -> bool:
     """Whether the program itself has started MPI through mpi4py."""
     return "mpi4py.MPI" in sys.modules
 
 
-def connect_world(mpi: Any, shared_memory: bool = True) -> CheckedCommunicator:
-    """The communicator of all ranks that MPI started."""
-    world = mpi.COMM_WORLD
+def connect_world(mpi: Any, base: Any, shared_memory: bool = True) -> CheckedCommunicator:
+    """The communicator of all ranks of `base`: those that MPI started, or what is left of them."""
     # Our messages must never meet the user's, who may use mpi4py too.
-    links = Links(mpi, Notices(mpi, world.Dup()), shared_memory)
-    return links.connect(world.Dup(), "world")
+    links = Links(mpi, base, Notices(mpi, base.Dup()), shared_memory)
+    return links.connect(base.Dup(), "world")
 
 
-def local_ranks(mpi: Any) -> tuple[int, int]:
+def local_ranks(mpi: Any, base: Any) -> tuple[int, int]:
     """This rank's number among the ranks of its host, and how many they are."""
-    host = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
+    host = base.Split_type(mpi.COMM_TYPE_SHARED)
     place = host.Get_rank(), host.Get_size()
     host.Free()
     return place
@@ -107,8 +111,9 @@ def local_ranks(mpi: Any) -> tuple[int, int]:
 class Links:
     """What all groups of this process share: MPI, the notices, and which way data may go."""
 
-    def __init__(self, mpi: Any, notices: Notices, shared_memory: bool):
+    def __init__(self, mpi: Any, base: Any, notices: Notices, shared_memory: bool):
         self.mpi = mpi
+        self.base = base
         self.notices = notices
         self.shared_memory = shared_memory
 
@@ -145,10 +150,26 @@ class MpiCommunicator(CheckedCommunicator):
         self._sequence = 0
         self._others = [r for r in range(self.size) if r != self.rank]
         self._received = np.zeros((self.size, CALL_BYTES), np.uint8)
-        everyone = links.mpi.COMM_WORLD.Get_group()
+        everyone = links.base.Get_group()
         # world_rank[r]: by what number the notices know rank r of this group
         self._world_rank = comm.Get_group().Translate_ranks(list(range(self.size)), everyone)
         OPEN_GROUPS.add(self)
+
+    def revoke(self) -> None:
+        """Wake all ranks that wait here, because some of them will not come any more."""
+        self._comm.Revoke()
+
+    def _carry(
+        self, move: Callable[..., Any], call: Call, buf: np.ndarray | None, *operands: Any
+    ) -> Any:
+        try:
+            return super()._carry(move, call, buf, *operands)
+        except self._mpi.Exception as error:
+            if not is_death(self._mpi, error, self._comm):
+                raise
+            raise PeerError(
+                f"{dead_text(self._mpi, self._links.base)} while rank {self.rank} was in {call}"
+            ) from None
 
     def announce_failure(self, text: str) -> None:
         """See `CheckedCommunicator`; the notice goes to all ranks of the job, once."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.transport.call import ranks_text
+
 NOTICE_BYTES = 1024
 _FAILED, _LEFT, _HELD, _RELEASED = 1, 2, 3, 4
 # At the end of a program, for the others' farewells: messages that nobody receives make some MPIs
@@ -59,7 +61,15 @@ class Notices:
         self._send(_HELD if held else _RELEASED, "")
 
     def look(self) -> None:
-        """Take in the notices that have arrived."""
+        """Take in the notices that have arrived, and what MPI itself says of ranks that died."""
+        try:
+            self._receive()
+        except self._mpi.Exception as error:
+            if not is_death(self._mpi, error, self._comm):
+                raise
+            self.failure = self.failure or dead_text(self._mpi, self._comm)
+
+    def _receive(self) -> None:
         status = self._mpi.Status()
         while self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
             source, kind = status.Get_source(), status.Get_tag()
@@ -81,5 +91,33 @@ class Notices:
         notice[: len(encoded)] = np.frombuffer(encoded, np.uint8)
         for rank in range(self._comm.Get_size()):
             if rank != self._comm.Get_rank():
-                request = self._comm.Isend([notice, self._mpi.BYTE], rank, kind)
+                try:
+                    request = self._comm.Isend([notice, self._mpi.BYTE], rank, kind)
+                except self._mpi.Exception as error:
+                    if not is_death(self._mpi, error, self._comm):
+                        raise
+                    continue  # one that died needs no notice
                 self._sent.append((notice, request))
+
+
+def is_death(mpi: Any, error: Any, comm: Any) -> bool:
+    """Whether an error of MPI says that a rank died, here or where another rank saw it first."""
+    kind = error.Get_error_class()
+    if kind == mpi.ERR_IN_STATUS:  # of several requests: which, and why, is in none of them
+        return bool(comm.Is_revoked() or dead_ranks(mpi, comm))
+    names = "ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED"
+    return kind in [getattr(mpi, name) for name in names if hasattr(mpi, name)]
+
+
+def dead_ranks(mpi: Any, comm: Any) -> list[int]:
+    """The ranks of a communicator of which MPI knows that they died."""
+    failed = comm.Get_failed()
+    return sorted(failed.Translate_ranks(list(range(failed.Get_size())), comm.Get_group()))
+
+
+def dead_text(mpi: Any, comm: Any) -> str:
+    """Who died, as the beginning of a sentence."""
+    dead = dead_ranks(mpi, comm)
+    if not dead:
+        return "a rank ended without a word"
+    return f"{ranks_text(dead)} ended without a word (killed, or out of memory)"
