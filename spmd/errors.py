@@ -13,6 +13,7 @@ from spmd.core.errors import (
     ConcretizationError,
     DeletedError,
     DeviceError,
+    DimensionError,
     DtypeError,
     GradError,
     IndexingError,

@@ -8,7 +8,6 @@ the traced jaxpr becomes one `jit` equation instead.
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 import weakref
@@ -33,7 +32,7 @@ from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.tree import TreeDef, tree_flatten
-from spmd.core.util import WeakCache
+from spmd.core.util import WeakCache, present_as
 from spmd.sharding.fastmap import MISS, MOST_MATCHERS
 from spmd.sharding.named import SingleDeviceSharding
 
@@ -88,7 +87,7 @@ class JitFunction:
         if not callable(fun):
             raise ArgumentError(f"jit: {fun!r} of type {type(fun).__name__} is not callable")
         # First of all: it copies the attributes of `fun`, which may itself be a JitFunction.
-        functools.update_wrapper(self, fun)
+        present_as(self, fun)
         self._fun = fun
         self._signature = Signature(
             fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames

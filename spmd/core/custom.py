@@ -30,7 +30,7 @@ from spmd.core.jvp import instantiate
 from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL
 from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name, split_list
+from spmd.core.util import function_name, present_as, split_list
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 
@@ -52,7 +52,7 @@ class custom_jvp:
         nondiff_argnums: Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
-        functools.update_wrapper(self, fun)
+        present_as(self, fun)
         self.fun = fun
         self._signature = signature_of(fun)
         self.nondiff_argnums = nondiff_positions(

@@ -32,7 +32,7 @@ from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import reduce_sum
 from spmd.core.trace import EVAL
 from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import function_name, split_list
+from spmd.core.util import function_name, present_as, split_list
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 
@@ -51,7 +51,7 @@ class custom_vjp:
         nondiff_argnums: Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
-        functools.update_wrapper(self, fun)
+        present_as(self, fun)
         self.fun = fun
         self._signature = signature_of(fun)
         self.nondiff_argnums = nondiff_positions(

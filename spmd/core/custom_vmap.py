@@ -21,7 +21,7 @@ from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading
 from spmd.core.trace import EVAL
 from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name, split_list
+from spmd.core.util import function_name, present_as, split_list
 from spmd.core.vmap import BatchAxis, fronts
 
 
@@ -43,7 +43,7 @@ class custom_vmap:
     """
 
     def __init__(self, fun: Callable[..., Any]):
-        functools.update_wrapper(self, fun)
+        present_as(self, fun)
         self.fun = fun
         self.vmap_rule: Callable[..., Any] | None = None
         self._signature = signature_of(fun)

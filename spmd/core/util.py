@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -107,6 +108,18 @@ class WeakCache:
     def clear(self) -> None:
         self._weak.clear()
         self._strong.clear()
+
+
+def present_as(wrapper: Any, wrapped: Any) -> None:
+    """Give an object that wraps a function its name, docstring and attributes.
+
+    Attributes that would hide the wrapper's own methods stay behind: a ufunc's `_call` is not ours.
+    """
+    functools.update_wrapper(wrapper, wrapped, updated=())
+    own = type(wrapper)
+    for name, value in getattr(wrapped, "__dict__", {}).items():
+        if not hasattr(own, name):
+            wrapper.__dict__[name] = value
 
 
 def function_name(f: Any) -> str:

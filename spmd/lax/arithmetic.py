@@ -195,11 +195,12 @@ def _pow_jvp_base(t: Any, x: Any, y: Any, out: Any) -> Any:
 
 
 def _integer_pow(xp: Any, x: Any, *, y: int) -> Any:
-    out = xp.ones_like(x)
+    # Not from a product with one: of an infinite complex number that is not a number.
+    out: Any = None if y else xp.ones_like(x)
     factor, left = x, y if y >= 0 else -y
     while left:
         if left & 1:
-            out = out * factor
+            out = factor if out is None else out * factor
         left >>= 1
         if left:
             factor = factor * factor

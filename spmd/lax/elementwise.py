@@ -46,6 +46,20 @@ def _exp2(xp: Any, x: Any) -> Any:
     return xp.exp(x * x.dtype.type(np.log(2.0))) if x.dtype.kind == "c" else xp.exp2(x)
 
 
+def _expm1(xp: Any, x: Any) -> Any:
+    out = xp.expm1(x)
+    if x.dtype.kind != "c":
+        return out
+    # C99's G.6.3.2: of a real argument it is real, also where it is infinite; and a length of zero
+    # or infinity stays that in a direction that is not a number.
+    out = xp.array(out)
+    lost = xp.isinf(x.real) & ~xp.isfinite(x.imag)
+    vanished = lost & (x.real < 0)
+    out.real[...] = xp.where(lost, xp.where(vanished, -1, xp.inf), out.real)
+    out.imag[...] = xp.where(x.imag == 0, x.imag, xp.where(vanished, 0, out.imag))
+    return out
+
+
 exp_p = unary("exp", accepts=INEXACT, jvp=lambda t, x, out: mul(t, out))
 exp2_p = unary(
     "exp2",
@@ -53,7 +67,12 @@ exp2_p = unary(
     impl=_exp2,
     jvp=lambda t, x, out: mul(const(x, np.log(2.0)), mul(t, out)),
 )
-expm1_p = unary("expm1", accepts=INEXACT, jvp=lambda t, x, out: mul(t, add(out, const(out, 1))))
+expm1_p = unary(
+    "expm1",
+    accepts=INEXACT,
+    impl=_expm1,
+    jvp=lambda t, x, out: mul(t, add(out, const(out, 1))),
+)
 log1p_p = unary("log1p", accepts=INEXACT, jvp=lambda t, x, out: div(t, add(x, const(x, 1))))
 logistic_p = unary(
     "logistic",

@@ -47,7 +47,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
         bound = as_array(tol)[..., None]
     else:
         bound = _cutoff(s, rtol, max(typeof(M).shape[-2:]) * _eps(M))
-    return _sum(s > bound, -1, dtype=np.int32)
+    return _sum(s > bound, -1)
 
 
 def cond(x: Any, p: Any = None) -> Any:

@@ -194,8 +194,12 @@ def _compress(self: Any, condition: Any, axis: int | None = None, **options: Any
     return searching.compress(condition, self, axis, **options)
 
 
-def _to_device(self: Any, device: Any) -> Any:
-    """The array on another device or with another sharding."""
+def _to_device(self: Any, device: Any, *, stream: None = None) -> Any:
+    """The array on another device or with another sharding; there are no streams to choose from."""
+    if stream is not None:
+        raise ArgumentError(
+            f"to_device: stream={stream!r} must be None, devices here have no streams"
+        )
     return creation.placed(self, device)
 
 

@@ -17,7 +17,13 @@ from spmd import lax
 from spmd.compile.hot import hot_options
 from spmd.core import dtypes
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, DtypeError, ShapeError
+from spmd.core.errors import (
+    ArgumentError,
+    ConcretizationError,
+    DimensionError,
+    DtypeError,
+    ShapeError,
+)
 from spmd.numpy.logic import as_bool, isnan
 from spmd.numpy.promotion import (
     as_array,
@@ -45,7 +51,7 @@ def canonical_axis(axis: Any, ndim: int, name: str) -> int:
     except TypeError:
         raise ArgumentError(f"{name}: axis must be an integer, got {axis!r}") from None
     if not -ndim <= d < ndim:
-        raise ArgumentError(f"{name}: axis {d} is out of bounds for an array of {ndim} dims")
+        raise DimensionError(f"{name}: axis {d} is out of bounds for an array of {ndim} dims")
     return d + ndim if d < 0 else d
 
 
@@ -358,15 +364,14 @@ def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: None = None
 
 
 def _cumulative(
-    name: str, op: Any, first: int, x: Any, axis: Any, dtype: Any, include_initial: bool,
-    promote: bool,
-) -> Any:  # fmt: skip
+    name: str, op: Any, first: int, x: Any, axis: Any, dtype: Any, include_initial: bool
+) -> Any:
     check_arraylike(name, x)
     ndim = typeof(x).ndim
     if ndim == 0 or (axis is None and ndim > 1):
         raise ArgumentError(f"{name}: axis must be given for an array of {ndim} dims")
     d = canonical_axis(0 if axis is None else axis, ndim, name)
-    steps = _running(name, op, x, d, dtype, promote)
+    steps = _running(name, op, x, d, dtype, promote=True)
     if not include_initial:
         return steps
     shape = [1 if k == d else size for k, size in enumerate(typeof(steps).shape)]
@@ -377,14 +382,14 @@ def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Any:
     """Running sum as the array API standard has it: small integers are widened."""
-    return _cumulative("cumulative_sum", lax.cumsum, 0, x, axis, dtype, include_initial, True)
+    return _cumulative("cumulative_sum", lax.cumsum, 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Any:
-    """Running product as the array API standard has it."""
-    return _cumulative("cumulative_prod", lax.cumprod, 1, x, axis, dtype, include_initial, False)
+    """Running product as the array API standard has it: small integers are widened."""
+    return _cumulative("cumulative_prod", lax.cumprod, 1, x, axis, dtype, include_initial)
 
 
 # ---- the same, ignoring NaN --------------------------------------------------------------------

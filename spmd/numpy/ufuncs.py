@@ -102,6 +102,16 @@ def unless_integer(op: Callable[..., Any]) -> Callable[..., Any]:
     return f
 
 
+def _sign(x: Any) -> Any:
+    """`lax.sign`, with a zero that has no sign: the array API standard says so, and NumPy."""
+    out = lax.sign(x)
+    zero = constant_like(x, 0)
+    if dtypes.is_complex(typeof(x).dtype):
+        undefined = constant_like(x, complex(np.nan, np.nan))
+        return select(lax.ne(x, x), undefined, select(lax.eq(x, zero), zero, out))
+    return lax.add(out, zero) if dtypes.is_float(typeof(x).dtype) else out
+
+
 # ---- arithmetic --------------------------------------------------------------------------------
 
 add = binary("add", _bool_or(lax.add, lax.bitwise_or), "Sum of two arrays.")
@@ -111,7 +121,7 @@ divide = float_binary("divide", lax.div, "Quotient, floating also for integers."
 true_divide = divide
 negative = unary("negative", lax.neg, "The array with its sign changed.")
 positive = unary("positive", as_array, "The array itself.")
-sign = unary("sign", lax.sign, "-1, 0 or 1 by sign; z / |z| for complex numbers.")
+sign = unary("sign", _sign, "-1, 0 or 1 by sign; z / |z| for complex numbers.")
 maximum = binary("maximum", lax.max, "The larger of two; NaN if one is NaN.")
 minimum = binary("minimum", lax.min, "The smaller of two; NaN if one is NaN.")
 
@@ -186,7 +196,15 @@ def _remainder(x: Any, y: Any) -> Any:
     rest = lax.rem(x, y)
     other_sign = lax.ne(lax.lt(rest, zero), lax.lt(y, zero))
     wrong = lax.bitwise_and(other_sign, lax.ne(rest, zero))
-    return select(wrong, lax.add(rest, y), rest)
+    rest = select(wrong, lax.add(rest, y), rest)
+    return rest if dtypes.is_integer(typeof(y).dtype) else _zero_with_sign_of(y, rest)
+
+
+def _zero_with_sign_of(y: Any, rest: Any) -> Any:
+    """`rest`, where it is zero with the sign of the divisor `y`, which then is not zero itself."""
+    zero = constant_like(rest, 0.0)
+    signed = select(lax.lt(y, constant_like(y, 0.0)), constant_like(rest, -0.0), zero)
+    return select(lax.eq(rest, zero), signed, rest)
 
 
 mod = remainder
@@ -222,7 +240,10 @@ def _float_divmod(x: Any, y: Any) -> tuple[Any, Any]:
     wrong = lax.bitwise_and(lax.ne(rest, zero), lax.ne(lax.sign(y), lax.sign(rest)))
     rest = select(wrong, lax.add(rest, y), rest)
     quotient = select(wrong, lax.sub(quotient, constant_like(quotient, 1)), quotient)
-    return lax.round(quotient), rest
+    # A quotient of zero has the sign of x / y, which rounds to zero, too.
+    tiny = lax.mul(lax.stop_gradient(lax.div(x, y)), zero)
+    quotient = select(lax.eq(quotient, zero), tiny, quotient)
+    return lax.round(quotient), _zero_with_sign_of(y, rest)
 
 
 # ---- powers, exponentials, logarithms ----------------------------------------------------------

@@ -6,7 +6,6 @@ one row, and in a multi-process run each process gives and gets the rows of its 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +33,7 @@ from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import EVAL, Tracer, to_numpy
 from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
-from spmd.core.util import function_name
+from spmd.core.util import function_name, present_as
 from spmd.sharding.array import Array, from_numpy, from_shards
 from spmd.sharding.divergence import Given, check_divergence, is_suspect
 from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
@@ -105,7 +104,7 @@ class PmapFunction:
     """What `pmap` returns: call it with stacked arguments."""
 
     def __init__(self, fun: Callable[..., Any], axis_name: Any, **options: Any):
-        functools.update_wrapper(self, fun)
+        present_as(self, fun)
         self.fun = fun
         self.axis_name = AutoAxis() if axis_name is None else axis_name
         self.options = options

@@ -144,3 +144,17 @@ def test_tracers_are_arrays():
     assert issubclass(type(snp.zeros(2)), spmd.Array) and spmd.Array is snp.ndarray
     with pytest.raises(TypeError, match="arrays are made by functions"):
         spmd.Array(3)
+
+
+def test_jit_of_a_ufunc_calls_it():
+    # A ufunc has attributes of its own, which must not take the place of the wrapper's.
+    x = snp.arange(3.0)
+    np.testing.assert_array_equal(spmd.jit(snp.add)(x, x), 2 * np.arange(3))
+    np.testing.assert_array_equal(spmd.jit(spmd.jit(snp.sin))(x), snp.sin(x))
+    np.testing.assert_array_equal(spmd.pmap(snp.add)(x[:1], x[:1]), [0.0])
+
+    def f(x):
+        return x
+
+    f.note = "mine"
+    assert spmd.jit(f).note == "mine"

@@ -255,6 +255,9 @@ template <class T> T modulus(complex_of<T> x) {
 template <class T> complex_of<T> exponential(complex_of<T> x) {
   const T length = exponential(x.re);
   if (x.im == 0) return {length, x.im};
+  // Zero and infinite lengths stay what they are in a direction that is not a number.
+  const bool lost = magnitude(x.re) == infinity(x.re) && x.im - x.im != 0;
+  if (lost) return {length, x.re < 0 ? length : x.im - x.im};
   return {length * cosine(x.im), length * sine(x.im)};
 }
 template <class T> complex_of<T> logarithm(complex_of<T> x) {
