@@ -28,13 +28,19 @@ from tests.compile.programs import random_program
 X = np.linspace(-2, 2, 40, dtype=np.float32).reshape(5, 8)
 
 
+def forget(monkeypatch):
+    """As in a new process: no code is loaded yet."""
+    monkeypatch.setattr(loader.loader, "_loaded", {})
+    monkeypatch.setattr(loader.loader, "_texts", {})
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An object cache of the test's own, with images in use as they are outside of tests."""
     own = cache.ObjectCache(lambda: tmp_path)
     monkeypatch.setattr(loader, "object_cache", own)
     monkeypatch.setattr(image, "object_cache", own)
-    monkeypatch.setattr(loader.loader, "_loaded", {})
+    forget(monkeypatch)
     with config.override("check", False):
         yield tmp_path
 
@@ -47,7 +53,7 @@ def second_process(folder, monkeypatch):
         raise AssertionError("compiled again")
 
     def begin():
-        monkeypatch.setattr(loader.loader, "_loaded", {})
+        forget(monkeypatch)
         monkeypatch.setattr(executable_module, "lower", refuse)
         monkeypatch.setattr(loader._Emitter, "emit", refuse)
 
@@ -146,7 +152,7 @@ def test_a_loaded_program_over_a_mesh_takes_donated_memory(folder, monkeypatch):
         return np.asarray(out)
 
     first = run()
-    monkeypatch.setattr(loader.loader, "_loaded", {})
+    forget(monkeypatch)
     monkeypatch.setattr(loader._Emitter, "emit", None)
     np.testing.assert_array_equal(run(), first)
     assert np.all(first == 2)
@@ -203,7 +209,7 @@ def test_processes_with_other_addresses_agree(tmp_path):
 def test_damaged_images_are_compiled_again(folder, monkeypatch, damage):
     closed = make_jaxpr(lambda x: snp.sin(x) + 3)(X)
     first = run(closed, X)
-    monkeypatch.setattr(loader.loader, "_loaded", {})
+    forget(monkeypatch)
     for path in folder.rglob("*.o"):
         if damage == "cut":
             path.write_bytes(path.read_bytes()[:-3])

@@ -19,7 +19,7 @@ from pathlib import Path
 from spmd.core.config import config
 
 # Bump when the meaning of an entry changes: what is hashed, how it is stored, the native ABI.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 LIMIT_BYTES = 256 * 2**20
 # A full folder is trimmed to this share, so that trimming stays rare.

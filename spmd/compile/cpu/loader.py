@@ -5,6 +5,10 @@ once per machine; loaded code is never unloaded, so an address stays good for th
 process. No mid-level passes run unless asked for: kernel texts are written as they should be
 compiled, and the passes would cost more than they gain.
 
+LLVM takes about 2 ms for a module before it looks at any function, so texts that are new together
+are compiled a few to a module: a unit. Under the name of a text the disk has its code, or says in
+which unit that is.
+
 llvmlite is imported at the first compile, because its import takes longer than that of all spmd.
 """
 
@@ -16,12 +20,12 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from spmd.compile.cpu.cache import entry_key, object_cache
 from spmd.compile.cpu.cores import available_cores
@@ -33,6 +37,14 @@ _DEFINITION = re.compile(
     re.MULTILINE,
 )
 
+
+# Units per thread: enough that all threads end at about the same time, whatever a text takes.
+_UNITS_PER_WORKER = 3
+# What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
+_MOVED = b"unit "
+
+# A text, and whether it needs the few passes.
+Source: TypeAlias = tuple[str, bool]
 
 # Under `log_compiles`, who waits hears of it this often.
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -77,9 +89,10 @@ class Loader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Addresses by entry and symbol; the entry of a text that was asked for before.
+        # Addresses by entry and symbol; those of each text; texts that were asked for before.
         self._loaded: dict[str, dict[str, Address]] = {}
-        self._entries: dict[tuple[str, bool], str] = {}
+        self._texts: dict[str, dict[str, Address]] = {}
+        self._entries: dict[Source, str] = {}
         self._emitters: list[_Emitter] = []
         # Library names are used up even by a link that fails.
         self._numbers = itertools.count()
@@ -121,15 +134,57 @@ class Loader:
         wanted = [*((t, optimize) for t in texts), *((t, True) for t in optimized)]
         with self._lock:
             keys = {t: self._key(*t) for t in dict.fromkeys(wanted)}
-            new = [t for t in keys if keys[t] not in self._loaded]
-            stored = {t: object_cache.load(keys[t]) for t in new}
-            objects = {t: code for t, code in stored.items() if code is not None}
-            missing = [t for t in new if t not in objects]
-            for text, code in zip(missing, self._emit_all(missing), strict=True):
-                objects[text] = code
-                object_cache.store(keys[text], code)
-            self._link([(keys[t], _DEFINITION.findall(t[0]), objects[t]) for t in new])
-            return _merge([self._loaded[key] for key in keys.values()])
+            new = {t: key for t, key in keys.items() if key not in self._texts}
+            if new:
+                self._load_or_compile(new)
+            return _merge([self._texts[key] for key in keys.values()])
+
+    def _load_or_compile(self, new: Mapping[Source, str]) -> None:
+        """Load texts, by their names; those that are not on the disk are compiled."""
+        units: dict[str, _Unit] = {}
+        home = {t: self._stored(t, key, units) for t, key in new.items()}
+        missing = [t for t, unit in home.items() if unit is None]
+        for sources, unit in self._compile(missing, new):
+            units[unit.key] = unit
+            home |= dict.fromkeys(sources, unit.key)
+        self._link([u for u in units.values() if u.key not in self._loaded])
+        for source, key in new.items():
+            unit_key = home[source]
+            assert unit_key is not None
+            addresses = self._loaded[unit_key]
+            self._texts[key] = {s: addresses[s] for s in _DEFINITION.findall(source[0])}
+
+    def _stored(self, source: Source, key: str, units: dict[str, _Unit]) -> str | None:
+        """The unit on the disk that a text is part of, which is noted in `units`; None if none."""
+        if key in self._loaded:
+            return key
+        payload = object_cache.load(key)
+        symbols: Sequence[str] = ()
+        if payload is not None and payload.startswith(_MOVED):
+            key, *symbols = payload[len(_MOVED) :].decode().split()
+            if key in units or key in self._loaded:
+                return key
+            payload = object_cache.load(key)
+        if payload is None:
+            return None
+        units[key] = _Unit(key, symbols or _DEFINITION.findall(source[0]), payload)
+        return key
+
+    def _compile(
+        self, missing: Sequence[Source], keys: Mapping[Source, str]
+    ) -> Iterator[tuple[list[Source], _Unit]]:
+        """Compile texts, in units, which are kept on the disk."""
+        if not missing:
+            return
+        groups = _into_units(missing, _UNITS_PER_WORKER * available_cores())
+        for sources, code in zip(groups, self._emit_all(groups), strict=True):
+            symbols = [s for text, _ in sources for s in _DEFINITION.findall(text)]
+            names = [keys[source] for source in sources]
+            name = names[0] if len(names) == 1 else entry_key("unit", *names)
+            object_cache.store(name, code)
+            for other in names if len(names) > 1 else ():
+                object_cache.store(other, _MOVED + " ".join([name, *symbols]).encode())
+            yield sources, _Unit(name, symbols, code)
 
     def load_entries(self, entries: Mapping[str, Sequence[str]]) -> bool:
         """Load entries of the object cache that define the given symbols.
@@ -137,10 +192,14 @@ class Loader:
         False if one of them is not there any more; what is loaded then stays so.
         """
         with self._lock:
-            codes = {k: object_cache.load(k) for k in entries if k not in self._loaded}
-            if None in codes.values():
-                return False
-            self._link([(key, entries[key], code or b"") for key, code in codes.items()])
+            units = []
+            for key, symbols in entries.items():
+                if key not in self._loaded:
+                    code = object_cache.load(key)
+                    if code is None:
+                        return False
+                    units.append(_Unit(key, symbols, code))
+            self._link(units)
             return True
 
     def loaded(self, entry: str) -> Mapping[str, Address]:
@@ -151,7 +210,7 @@ class Loader:
         """The assembly that a text compiles to, to be read by people."""
         with self._lock:
             emitter = _Emitter(self._llvm, self._target_machine())
-            return emitter.emit(text, optimize, assembly=True).decode()
+            return emitter.emit([(text, optimize)], assembly=True).decode()
 
     def _key(self, text: str, optimize: bool) -> str:
         key = self._entries.get((text, optimize))
@@ -172,53 +231,85 @@ class Loader:
             codemodel="small",
         )
 
-    def _emit_all(self, texts: list[tuple[str, bool]]) -> list[bytes]:
-        if not texts:
-            return []
-        workers = min(len(texts), available_cores())
+    def _emit_all(self, groups: Sequence[Sequence[Source]]) -> list[bytes]:
+        """The object code of each group of texts."""
+        workers = min(len(groups), available_cores())
         while len(self._emitters) < workers:
             self._emitters.append(_Emitter(self._llvm, self._target_machine()))
-        free = list(self._emitters)
-        progress = _Progress(len(texts))
+        # The first was used most: what LLVM makes at its first use is there.
+        free = self._emitters[::-1]
+        progress = _Progress(sum(map(len, groups)))
 
-        def emit(text: tuple[str, bool]) -> bytes:
+        def emit(sources: Sequence[Source]) -> bytes:
             emitter = free.pop()
             try:
-                return emitter.emit(*text)
+                return emitter.emit(sources)
             finally:
                 free.append(emitter)
-                progress.one_more(text[0])
+                progress.more(sources)
 
         if workers == 1:
-            return [emit(text) for text in texts]
-
-        # Long texts first, so that no thread is left with a long one at the end.
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i][0]))
+            return [emit(sources) for sources in groups]
         with ThreadPoolExecutor(workers) as executor:
-            done = dict(zip(order, executor.map(emit, [texts[i] for i in order]), strict=True))
-        return [done[i] for i in range(len(texts))]
+            return list(executor.map(emit, groups))
 
-    def _link(self, objects: Sequence[tuple[str, Sequence[str], bytes]]) -> None:
-        """Load object code: entries, the symbols that they define, and their code.
+    def _link(self, units: Sequence[_Unit]) -> None:
+        """Load object code.
 
-        All go into one library, which takes a third of the time that one library each would take,
-        but for those that define a symbol again.
+        All goes into one library, which takes a third of the time that one library each would take,
+        but for units that define a symbol again.
         """
         defined: set[str] = set()
-        together = [x for x in objects if defined.isdisjoint(x[1]) and not defined.update(x[1])]
+        together = [
+            u for u in units if defined.isdisjoint(u.symbols) and not defined.update(u.symbols)
+        ]
         if not together:
             return
         builder = self._llvm.JITLibraryBuilder().add_current_process()
-        for _, symbols, code in together:
-            builder.add_object_img(code)
-            for symbol in symbols:
+        for unit in together:
+            builder.add_object_img(unit.code)
+            for symbol in unit.symbols:
                 builder.export_symbol(symbol)
         tracker = builder.link(self._jit, f"text{next(self._numbers)}")
         tracker.detach()
-        for entry, symbols, _ in together:
-            self._loaded[entry] = {s: Address.of(tracker[s], entry, s) for s in symbols}
-        if len(together) < len(objects):
-            self._link([x for x in objects if x[0] not in self._loaded])
+        for unit in together:
+            addresses = {s: Address.of(tracker[s], unit.key, s) for s in unit.symbols}
+            self._loaded[unit.key] = addresses
+        if len(together) < len(units):
+            self._link([u for u in units if u.key not in self._loaded])
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Object code as it is loaded: its name in the object cache and the symbols it defines."""
+
+    key: str
+    symbols: Sequence[str]
+    code: bytes
+
+
+def _into_units(texts: Sequence[Source], most: int) -> list[list[Source]]:
+    """Texts in groups of about the same length, the longest group first.
+
+    No group has two texts that define one symbol.
+    """
+    groups: list[list[Source]] = [[] for _ in range(min(most, len(texts)))]
+    defined: list[set[str]] = [set() for _ in groups]
+    sizes = [0] * len(groups)
+    for source in sorted(texts, key=lambda t: -len(t[0])):
+        symbols = _DEFINITION.findall(source[0])
+        fitting = [k for k in range(len(groups)) if defined[k].isdisjoint(symbols)]
+        if not fitting:
+            groups.append([])
+            defined.append(set())
+            sizes.append(0)
+            fitting = [len(groups) - 1]
+        k = min(fitting, key=sizes.__getitem__)
+        groups[k].append(source)
+        defined[k].update(symbols)
+        sizes[k] += len(source[0])
+    order = sorted(range(len(groups)), key=lambda k: -sizes[k])
+    return [groups[k] for k in order]
 
 
 class _Progress:
@@ -229,13 +320,13 @@ class _Progress:
         self._done = 0
         self._started = self._told = time.perf_counter()
 
-    def one_more(self, text: str) -> None:
-        """Note that a text is compiled."""
-        self._done += 1
+    def more(self, sources: Sequence[Source]) -> None:
+        """Note that texts are compiled."""
+        self._done += len(sources)
         now = time.perf_counter()
         if config.log_compiles and now - self._told >= SECONDS_BETWEEN_REPORTS:
             self._told = now
-            symbol = next(iter(_DEFINITION.findall(text)), "a text")
+            symbol = next(iter(_DEFINITION.findall(sources[-1][0])), "a text")
             print(
                 f"spmd: compiled {self._done} of {self._count} kernels in "
                 f"{now - self._started:.1f} s, the last was {symbol}",
@@ -252,29 +343,42 @@ class _Emitter:
         self._context = llvm.create_context()
         self._lib = _unlocked_library(llvm)
 
-    def emit(self, text: str, optimize: bool, assembly: bool = False) -> bytes:
-        """Object code (or assembly) of a text."""
+    def emit(self, sources: Sequence[Source], assembly: bool = False) -> bytes:
+        """Object code (or assembly) of texts, as one module."""
         lib, message = self._lib, ctypes.c_char_p()
-        pointer = lib.LLVMPY_ParseAssembly(self._context, text.encode(), ctypes.byref(message))
-        if message.value:
-            raise RuntimeError(f"LLVM IR does not parse: {_decoded(message)}\n{text}")
-        module = self._llvm.ModuleRef(pointer, self._context)
-        with module:
-            if lib.LLVMPY_VerifyModule(module, ctypes.byref(message)):
-                raise RuntimeError(f"LLVM IR is not valid: {_decoded(message)}\n{text}")
-            if optimize:
-                self._optimize(module)
+        with self._module(*sources[0]) as module:
+            for source in sources[1:]:
+                other = self._module(*source)
+                failed = lib.LLVMPY_LinkModules(module, other, ctypes.byref(message))
+                other.detach()  # it is part of the other now, or gone
+                if failed:
+                    raise RuntimeError(f"LLVM cannot join: {_decoded(message)}\n{source[0]}")
             buffer = lib.LLVMPY_TargetMachineEmitToMemory(
                 self._machine, module, int(not assembly), ctypes.byref(message)
             )
             if not buffer:
-                raise RuntimeError(f"LLVM cannot compile: {_decoded(message)}\n{text}")
+                texts = "\n".join(text for text, _ in sources)
+                raise RuntimeError(f"LLVM cannot compile: {_decoded(message)}\n{texts}")
         try:
             return ctypes.string_at(
                 lib.LLVMPY_GetBufferStart(buffer), lib.LLVMPY_GetBufferSize(buffer)
             )
         finally:
             lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+    def _module(self, text: str, optimize: bool) -> Any:
+        """The module of one text."""
+        lib, message = self._lib, ctypes.c_char_p()
+        pointer = lib.LLVMPY_ParseAssembly(self._context, text.encode(), ctypes.byref(message))
+        if message.value:
+            raise RuntimeError(f"LLVM IR does not parse: {_decoded(message)}\n{text}")
+        module = self._llvm.ModuleRef(pointer, self._context)
+        if lib.LLVMPY_VerifyModule(module, ctypes.byref(message)):
+            module.close()
+            raise RuntimeError(f"LLVM IR is not valid: {_decoded(message)}\n{text}")
+        if optimize:
+            self._optimize(module)
+        return module
 
     def _optimize(self, module: Any) -> None:
         # The full O2 list takes ten times longer and makes the runtime's code no faster: what
@@ -304,6 +408,7 @@ def _unlocked_library(llvm: ModuleType) -> Any:
     for name in (
         "LLVMPY_ParseAssembly",
         "LLVMPY_VerifyModule",
+        "LLVMPY_LinkModules",
         "LLVMPY_TargetMachineEmitToMemory",
         "LLVMPY_GetBufferStart",
         "LLVMPY_GetBufferSize",

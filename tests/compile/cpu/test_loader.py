@@ -1,6 +1,7 @@
 """The loader: symbols, errors, the disk cache, threads, and what the code may refer to."""
 
 import ctypes
+import itertools
 import subprocess
 import sys
 import threading
@@ -209,3 +210,75 @@ def test_entries_that_define_one_symbol_are_loaded_apart(folder):
     fresh = Loader()
     assert fresh.load_entries({entry: ("f",) for entry in entries})
     assert [call(fresh.loaded(entry)["f"]) for entry in entries] == [0, 1, 2]
+
+
+# ---- units -------------------------------------------------------------------------------------
+
+
+def helped(name: str, number: int) -> str:
+    """A function with a helper and a table of its own, under names that all such texts use."""
+    return (
+        f"@table = internal constant i64 {number}\n"
+        "define internal i64 @helper() noinline {\n  %x = load i64, ptr @table\n  ret i64 %x\n}\n"
+        f"define i64 @{name}() #0 {{\n  %x = call i64 @helper()\n  ret i64 %x\n}}\n"
+        'attributes #0 = { nounwind "frame-pointer"="none" }\n'
+    )
+
+
+@pytest.fixture
+def emitted(monkeypatch):
+    """The texts of each module that is compiled."""
+    seen = []
+    emit = loader_module._Emitter.emit
+
+    def noted(self, sources, **more):
+        seen.append([text for text, _ in sources])
+        return emit(self, sources, **more)
+
+    monkeypatch.setattr(loader_module._Emitter, "emit", noted)
+    monkeypatch.setattr(loader_module, "available_cores", lambda: 2)
+    return seen
+
+
+def test_new_texts_share_modules(folder, emitted):
+    texts = [helped(f"shared{k}", k) for k in range(40)]
+    loader = Loader()
+    addresses = loader.compile_texts(texts)
+    assert [call(addresses[f"shared{k}"]) for k in range(40)] == list(range(40))
+    assert len(emitted) == 6 and sorted(itertools.chain(*emitted)) == sorted(texts)
+    # One more text is a module of its own, and brings nothing of the others.
+    assert list(loader.compile_texts([texts[3], constant("more", 1)])) == ["shared3", "more"]
+    assert emitted[6:] == [[constant("more", 1)]]
+
+
+def test_a_part_of_a_unit_is_found_by_its_own_name(folder, emitted):
+    texts = [helped(f"part{k}", k) for k in range(20)]
+    Loader().compile_texts(texts)
+    emitted.clear()
+    loader = Loader()
+    for k in (7, 8, 7):
+        assert call(loader.compile_texts([texts[k]])[f"part{k}"]) == k
+    addresses = loader.compile_texts(texts)
+    assert [call(addresses[f"part{k}"]) for k in range(20)] == list(range(20))
+    assert not emitted
+
+
+def test_texts_whose_unit_is_gone_are_compiled_again(folder, emitted):
+    texts = [helped(f"gone{k}", k) for k in range(20)]
+    entries = {a.entry for a in Loader().compile_texts(texts).values()}
+    assert len(entries) == len(emitted) == 6
+    for path in folder.rglob("*.o"):
+        if b"ELF" in path.read_bytes():
+            path.unlink()
+    emitted.clear()
+    assert not Loader().load_entries({entry: () for entry in entries})
+    addresses = Loader().compile_texts(texts)
+    assert [call(addresses[f"gone{k}"]) for k in range(20)] == list(range(20))
+    assert sorted(itertools.chain(*emitted)) == sorted(texts)
+
+
+def test_texts_that_define_one_symbol_are_never_in_one_module(folder, emitted):
+    both = [constant("twice", 1), constant("twice", 2)]
+    with pytest.raises(ValueError, match="define the symbol 'twice'"):
+        Loader().compile_texts([*both, *(constant(f"beside{k}", k) for k in range(20))])
+    assert not any(set(both) <= set(module) for module in emitted)
