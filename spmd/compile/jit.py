@@ -32,7 +32,7 @@ from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.tree import TreeDef, tree_flatten
-from spmd.core.util import WeakCache, present_as
+from spmd.core.util import WeakCache, collector_paused, present_as
 from spmd.sharding.fastmap import MISS, MOST_MATCHERS
 from spmd.sharding.named import SingleDeviceSharding
 
@@ -280,7 +280,7 @@ class JitFunction:
 
         names = tuple(signature.leaf_names(args, kwargs))
         debug = Debug(signature.name, names, signature.source)
-        with FLIGHT.phase(TRACING, "trace", signature.name):
+        with FLIGHT.phase(TRACING, "trace", signature.name), collector_paused():
             return trace_to_jaxpr(flat, avals, debug), trees[0]
 
     def _explain(

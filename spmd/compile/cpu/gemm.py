@@ -19,10 +19,6 @@ from dataclasses import dataclass, field, replace
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
 from spmd.compile.cpu.gemm_ir_loops import (
-    ALL_PANELS,
-    AS_ROWS,
-    BY_PANELS,
-    SIZES,
     combine_symbol,
     combine_text,
     dots_symbol,
@@ -36,6 +32,20 @@ from spmd.compile.cpu.gemm_ir_pack import (
     pack_text,
     panels_symbol,
     panels_text,
+)
+from spmd.compile.cpu.gemm_ir_parts import (
+    ALL_PANELS,
+    AS_ROWS,
+    BY_PANELS,
+    FINISH,
+    LAY_A,
+    LAY_B,
+    SIZES,
+    finish_text,
+    lay_a_text,
+    lay_b_text,
+    tiles_symbol,
+    tiles_text,
 )
 from spmd.compile.cpu.gemm_units import PACKED_BYTES_PER_NS, Cut, flops_per_ns, packing_ns
 from spmd.compile.cpu.loader import Host, available_cores, compile_texts, host
@@ -183,7 +193,7 @@ def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | N
     if rounds == 1 and (any(oriented.b.batch) or p.multiply_adds < _PACKED_FROM):
         return None
     planner = _Planner(oriented, host())
-    plan = planner.plan(False)
+    plan = planner.plan(False, epilogue=False)
     size = oriented.k * oriented.n * NBYTES[p.carried]
     tiled = plan.symbol == product_symbol(planner.vectors)
     packs = "pack_b" in plan.functions or (tiled and oriented.m >= _PACK_FROM)
@@ -274,7 +284,8 @@ class _Planner:
     epilogues: list[Rendered] = field(default_factory=list)
     scratch: int = 0
 
-    def plan(self, swapped: bool) -> Plan:
+    def plan(self, swapped: bool, epilogue: bool = True) -> Plan:
+        """The whole plan; without an epilogue it is only to be looked at."""
         p, sizes = self.p, self.sizes
         batches = math.prod(p.batch)
         self.put_layout()
@@ -286,7 +297,8 @@ class _Planner:
             symbol, cost = self.put_dots(batches)
         else:
             symbol, cost = self.put_tiles()
-        cost += self.put_epilogue()
+        if epilogue:
+            cost += self.put_epilogue()
         maps, nbytes = self.arguments()
         strides = [
             (where.strides[-2], where.strides[-1], *_three(where.strides[:-2])) for where in maps
@@ -390,6 +402,7 @@ class _Planner:
             render(block_epilogue(p.epilogue, rows, width, self.c_row), target, tiles=False)
             for width in widths
         ]
+        self.use("finish", FINISH, finish_text())
         self.functions["epilogue_0"] = made[0].symbol
         self.functions["epilogue_1"] = made[-1].symbol
         self.epilogues += made
@@ -458,6 +471,7 @@ class _Planner:
         self.put_blocks(mb, nb)
         self.put_a(mc, kc, mr)
         self.put_b(nb, kc, nr, mb)
+        self.use("tiles", tiles_symbol(v), tiles_text(v))
         self.put_tile_functions(mr, width)
         symbol = product_symbol(v)
         self.texts[symbol] = product_text(v)
@@ -498,10 +512,12 @@ class _Planner:
             sizes |= found
         elif p.a.column == 1:
             row = (kc * nbytes + _SLACK) // 64 * 64 + 64
+            self.use("lay_a", LAY_A, lay_a_text())
             self.pack("pack_a", p.a.dtype, "copy")
             sizes["at_a"] = self.reserve(mc * row)
             sizes |= {"whole_a": AS_ROWS, "tile_a": row, "tile_a_row": row, "tile_a_k": nbytes}
         else:
+            self.use("lay_a", LAY_A, lay_a_text())
             self.pack("pack_a", p.a.dtype, "copy" if p.a.row == 1 else "gather")
             sizes["whole_a"] = ALL_PANELS if p.a.row == 1 else BY_PANELS
             sizes["at_a"] = self.reserve(mc * kc * nbytes)
@@ -515,6 +531,7 @@ class _Planner:
             sizes |= {"tile_b": sizes["b_col"], "tile_b_k": sizes["b_k"]}
             return
         way = _way(p.b)
+        self.use("lay_b", LAY_B, lay_b_text())
         self.pack("pack_b", p.b.dtype, way)
         sizes["whole_b"] = int(way == "copy")
         sizes["at_b"] = self.reserve(-(-nb // nr) * nr * kc * nbytes)

@@ -1,7 +1,8 @@
 """The loops around the register tiles: products of blocks, and of one or few rows.
 
 The one idea: all sizes, strides, blockings and the functions to call (tiles, packing, epilogues)
-are run-time numbers (`SIZES`), so each of these modules is compiled once and serves every product.
+are run-time numbers (`gemm_ir_parts.SIZES`), so each of these modules is compiled once and serves
+every product.
 Each element of C is one chain of multiply-adds over k, in blocks of `kc`, whatever tile or thread
 it falls to, so the result does not depend on how the work was split.
 
@@ -9,7 +10,7 @@ Three kernels: `product` for matrices; for few rows of A, which mean one sweep o
 adds multiples of the rows of B, and `dots` multiplies rows of A with contiguous columns of B.
 
 A finished block of C that is not wanted as it is lies in scratch memory, and the epilogue's kernel
-runs on its rows.
+runs on its rows. What only some products need is in `gemm_ir_parts`.
 """
 
 from __future__ import annotations
@@ -26,25 +27,8 @@ from spmd.compile.cpu.gemm_ir import (
     splat,
     store_vector,
 )
+from spmd.compile.cpu.gemm_ir_parts import Sizes, called, pack
 from spmd.compile.cpu.runtime_ir import Function, Value
-
-# The run-time numbers of a product, in the order in which the code finds them. Strides in bytes.
-SIZES = (
-    # sizes of the product, of a unit, of a block of A, of a tile
-    "m n k mb nb mc kc mr nr m_blocks n_blocks batch1 batch2 "
-    # where the operands and a directly written C lie
-    "a_row a_k b_k b_col c_row a_batch0 a_batch1 a_batch2 b_batch0 b_batch1 b_batch2 "
-    "c_batch0 c_batch1 c_batch2 "
-    # packing: functions (or 0), where in the scratch memory, and how a tile finds its rows
-    "pack_a pack_b whole_a whole_b at_a at_b at_c tile_a tile_a_row tile_a_k tile_b tile_b_k "
-    # tiles for whole or last rows, whole or last columns
-    "tile_00 tile_01 tile_10 tile_11 "
-    # epilogue for whole or last columns (or 0), number of its arguments; five strides each follow
-    "epilogue_0 epilogue_1 arguments"
-).split()
-
-# Strides of an epilogue's argument: along rows, columns and the batch dims.
-ARGUMENT_STRIDES = 5
 
 _KERNEL_PARAMS = ["ptr", "ptr", "i64", "i64"]
 
@@ -70,7 +54,7 @@ def dots_symbol(v: Vectors, source: str, rows: int) -> str:
 class _Unit:
     """Addresses and extents of one unit of work: a block of one product of the batch."""
 
-    def __init__(self, f: Function, of: dict[str, Value], unit: Value, arguments: Value):
+    def __init__(self, f: Function, of: Sizes, unit: Value):
         self.f, self.of = f, of
         args = f.params[0]
         blocks = unit // of["m_blocks"]
@@ -86,7 +70,6 @@ class _Unit:
         self.b = f.at(self._start("b", 1), self.n_first * of["b_col"])
         self.scratch = f.load("ptr", args, (of["arguments"] + 2) * 8)
         self.direct = of["epilogue_0"].equals(0)
-        self.arguments = arguments
         c_first = self.m_first * of["c_row"] + self.n_first * of["nbytes"]
         direct = f.at(self._start("c", 2), c_first)
         self.c = f.select(self.direct, direct, f.at(self.scratch, of["at_c"]))
@@ -101,49 +84,11 @@ class _Unit:
     def finish(self, first: Value, rows: Value, c: Value) -> None:
         """Run the epilogue on finished rows of the unit's block, if there is one."""
         f, of = self.f, self.of
-        args, sizes = f.params[:2]
         with f.if_(self.direct.equals(0)):
-            f.store(c, self.arguments)
-            table = f.at(sizes, 8 * len(SIZES))
-            places = (self.m_first + first, self.n_first, *self.index)
-            with f.range(0, of["arguments"]) as number:
-                strides = f.at(table, number * (8 * ARGUMENT_STRIDES))
-                offset = f.value("i64", 0)
-                for i, place in enumerate(places):
-                    offset = offset + place * f.load("i64", strides, 8 * i)
-                address = f.at(f.load("ptr", f.at(args, 16), number * 8), offset)
-                f.store(address, f.at(self.arguments, 8), number * 8)
             whole = self.columns.equals(of["nb"])
             kernel = f.select(whole, of["epilogue_0"], of["epilogue_1"])
-            target = f.convert("inttoptr", kernel, "ptr")
-            f.call(target, "void", self.arguments, f.null(), f.value("i64", 0), rows)
-
-
-class _Sizes(dict[str, Value]):
-    """The numbers of a product, each read where it is used.
-
-    Read once at the start, forty of them would be kept over five loops: LLVM takes a third more
-    time to find that they do not fit into the registers.
-    """
-
-    def __init__(self, f: Function):
-        super().__init__()
-        self._f = f
-        self._places = {name: 8 * i for i, name in enumerate(SIZES)}
-
-    def __missing__(self, name: str) -> Value:
-        return self._f.load("i64", self._f.params[1], self._places[name])
-
-
-def _begin(f: Function, v: Vectors) -> tuple[dict[str, Value], Value]:
-    """The sizes, and room for an epilogue's arguments."""
-    of = _Sizes(f)
-    of["nbytes"] = f.value("i64", v.nbytes)
-    return of, f.stack_bytes((of["arguments"] + 1) * 8)
-
-
-def _pack(f: Function, function: Value, *operands: Value) -> None:
-    f.call(f.convert("inttoptr", function, "ptr"), "void", *operands)
+            places = (self.m_first + first, self.n_first, *self.index)
+            called(f, of["finish"], "void", *f.params[:2], kernel, c, rows, *places)
 
 
 # ---- matrices ----------------------------------------------------------------------------------
@@ -153,97 +98,33 @@ def _pack(f: Function, function: Value, *operands: Value) -> None:
 def product_text(v: Vectors) -> str:
     """The module of the kernel over tiles: unit = (product of the batch, columns, rows)."""
     f = Function(product_symbol(v), "void", _KERNEL_PARAMS, attributes=v.attributes)
-    of, arguments = _begin(f, v)
+    of = Sizes(f, f.params[1], v)
     with f.range(f.params[2], f.params[3]) as number:
-        unit = _Unit(f, of, number, arguments)
+        unit = _Unit(f, of, number)
         # At least once: a product over nothing is zero.
         with f.range(0, f.larger(of["k"], 1), of["kc"]) as k_first:
             depth = f.smaller(of["k"] - k_first, of["kc"])
-            b = _packed_b(f, of, unit, k_first, depth)
+            b = _laid(unit, "lay_b", f.at(unit.b, k_first * of["b_k"]), unit.columns, depth)
             with f.range(0, unit.rows, of["mc"]) as i:
                 rows = f.smaller(unit.rows - i, of["mc"])
-                a = _packed_a(f, of, unit, (k_first, depth), (i, rows))
+                source = f.at(unit.a, i * of["a_row"] + k_first * of["a_k"])
+                a = _laid(unit, "lay_a", source, rows, depth)
                 c = f.at(unit.c, i * of["c_row"])
-                _tiles(f, of, (a, b, c), (rows, unit.columns, depth), k_first)
+                extents = rows, unit.columns, depth, f.convert("zext", k_first > 0, "i64")
+                called(f, of["tiles"], "void", f.params[1], a, b, c, *extents)
                 with f.if_(k_first + of["kc"] >= of["k"]):
                     unit.finish(i, rows, c)
     return f.text()
 
 
-def _packed_b(f: Function, of: dict[str, Value], unit: _Unit, first: Value, depth: Value) -> Value:
-    """Pack the unit's columns of B into panels as wide as a tile, if they are packed at all."""
-    source = f.at(unit.b, first * of["b_k"])
+def _laid(unit: _Unit, name: str, source: Value, count: Value, depth: Value) -> Value:
+    """Rows of A or columns of B where tiles read them, packed if they are packed at all."""
+    f, function = unit.f, unit.of[name]
     found = f.var("ptr", source)
-    with f.if_(of["pack_b"].differs(0)):
-        target, pack = f.at(unit.scratch, of["at_b"]), of["pack_b"]
-        with f.if_else(of["whole_b"].differs(0)) as it:
-            strides, extents = (of["tile_b"] * of["nr"], of["b_k"]), (unit.columns, depth)
-            _pack(f, pack, source, *strides, *extents, target, of["tile_b_k"])
-            it.otherwise()
-            with f.range(0, unit.columns, of["nr"]) as j:
-                width = f.smaller(unit.columns - j, of["nr"])
-                origin, place = f.at(source, j * of["b_col"]), f.at(target, j * of["tile_b"])
-                strides = of["b_col"], of["b_k"]
-                _pack(f, pack, origin, *strides, width, depth, place, of["tile_b_k"])
-        found.set(target)
+    with f.if_(function.differs(0)):
+        operands = f.params[1], source, unit.scratch, count, depth
+        found.set(called(f, function, "ptr", *operands))
     return found.get()
-
-
-# What `whole_a` says of the packing of A: by panels, all panels in one call, or as rows.
-BY_PANELS, ALL_PANELS, AS_ROWS = range(3)
-
-
-def _packed_a(
-    f: Function,
-    of: dict[str, Value],
-    unit: _Unit,
-    along: tuple[Value, Value],
-    rows: tuple[Value, Value],
-) -> Value:
-    """Pack rows of A: as rows, or into panels as high as a tile."""
-    (k_first, depth), (first, count) = along, rows
-    source = f.at(unit.a, first * of["a_row"] + k_first * of["a_k"])
-    found = f.var("ptr", source)
-    with f.if_(of["pack_a"].differs(0)):
-        target, pack = f.at(unit.scratch, of["at_a"]), of["pack_a"]
-        with f.if_(of["whole_a"].equals(AS_ROWS)):
-            strides = of["a_k"], of["a_row"]
-            _pack(f, pack, source, *strides, depth, count, target, of["tile_a_row"])
-        with f.if_(of["whole_a"].equals(ALL_PANELS)):
-            strides = of["tile_a"] * of["mr"], of["a_k"]
-            _pack(f, pack, source, *strides, count, depth, target, of["tile_a_k"])
-        with f.if_(of["whole_a"].equals(BY_PANELS)), f.range(0, count, of["mr"]) as i:
-            height = f.smaller(count - i, of["mr"])
-            origin, place = f.at(source, i * of["a_row"]), f.at(target, i * of["tile_a"])
-            strides = of["a_row"], of["a_k"]
-            _pack(f, pack, origin, *strides, height, depth, place, of["tile_a_k"])
-        found.set(target)
-    return found.get()
-
-
-def _tiles(
-    f: Function,
-    of: dict[str, Value],
-    operands: tuple[Value, Value, Value],
-    extents: tuple[Value, Value, Value],
-    k_first: Value,
-) -> None:
-    """Multiply a block of A with all column panels of a block of B."""
-    a, b, c = operands
-    rows, columns, depth = extents
-    accumulate = f.convert("zext", k_first > 0, "i64")
-    with f.range(0, columns, of["nr"]) as j:
-        width = f.smaller(columns - j, of["nr"])
-        whole = width.equals(of["nr"])
-        inner = f.select(whole, of["tile_00"], of["tile_01"])
-        last = f.select(whole, of["tile_10"], of["tile_11"])
-        b_now, c_now = f.at(b, j * of["tile_b"]), f.at(c, j * of["nbytes"])
-        with f.range(0, rows, of["mr"]) as i:
-            chosen = f.select(i + of["mr"] <= rows, inner, last)
-            tile = f.convert("inttoptr", chosen, "ptr")
-            left = f.at(a, i * of["tile_a"]), of["tile_a_row"], of["tile_a_k"]
-            target = f.at(c_now, i * of["c_row"]), of["c_row"]
-            f.call(tile, "void", *left, b_now, of["tile_b_k"], depth, *target, width, accumulate)
 
 
 # ---- one row -----------------------------------------------------------------------------------
@@ -260,9 +141,9 @@ def combine_text(v: Vectors, source: str) -> str:
     """
     symbol = combine_symbol(v, source)
     f = Function(symbol, "void", _KERNEL_PARAMS, attributes=v.attributes)
-    of, arguments = _begin(f, v)
+    of = Sizes(f, f.params[1], v)
     with f.range(f.params[2], f.params[3]) as number:
-        unit = _Unit(f, of, number, arguments)
+        unit = _Unit(f, of, number)
         a, a_k = _row_of_a(f, v, of, unit)
         k, count = of["k"], COMBINED_ROWS
         grouped = k - k % count
@@ -316,14 +197,14 @@ def _along(f: Function, lanes: int, count: Value, step) -> None:
         step(whole, lane_mask(f, lanes, count - whole))
 
 
-def _row_of_a(f: Function, v: Vectors, of: dict[str, Value], unit: _Unit) -> tuple[Value, Value]:
+def _row_of_a(f: Function, v: Vectors, of: Sizes, unit: _Unit) -> tuple[Value, Value]:
     """The rows of A as carried elements, packed if they must be, and the bytes between those."""
     a, a_k = f.var("ptr", unit.a), f.var("i64", of["a_k"])
     with f.if_(of["pack_a"].differs(0)):
         target = f.at(unit.scratch, of["at_a"])
         strides = of["a_k"], of["a_row"]
         count = unit.rows
-        _pack(f, of["pack_a"], a.get(), *strides, of["k"], count, target, of["tile_a_row"])
+        pack(f, of["pack_a"], a.get(), *strides, of["k"], count, target, of["tile_a_row"])
         a.set(target)
         a_k.set(of["nbytes"])
     return a.get(), a_k.get()
@@ -347,10 +228,10 @@ def dots_text(v: Vectors, source: str, rows: int) -> str:
     """
     symbol = dots_symbol(v, source, rows)
     f = Function(symbol, "void", _KERNEL_PARAMS, attributes=v.attributes)
-    of, arguments = _begin(f, v)
+    of = Sizes(f, f.params[1], v)
     group = DOT_COLUMNS[rows]
     with f.range(f.params[2], f.params[3]) as number:
-        unit = _Unit(f, of, number, arguments)
+        unit = _Unit(f, of, number)
         a, _ = _row_of_a(f, v, of, unit)
         grouped = unit.columns - unit.columns % group
         first = f.var("i64", 0)

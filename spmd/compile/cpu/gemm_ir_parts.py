@@ -1,0 +1,171 @@
+"""The parts of a product that are functions of their own, and the numbers that all parts read.
+
+The one idea: the kernel of a product calls these by address, so that each is compiled only where a
+product needs it, beside the others: a small product packs nothing and has no epilogue, and its
+first compile need not wait for the code that would.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from spmd.compile.cpu.gemm_ir import Vectors
+from spmd.compile.cpu.runtime_ir import Function, Value
+
+# The run-time numbers of a product, in the order in which the code finds them. Strides in bytes.
+SIZES = (
+    # sizes of the product, of a unit, of a block of A, of a tile
+    "m n k mb nb mc kc mr nr m_blocks n_blocks batch1 batch2 "
+    # where the operands and a directly written C lie
+    "a_row a_k b_k b_col c_row a_batch0 a_batch1 a_batch2 b_batch0 b_batch1 b_batch2 "
+    "c_batch0 c_batch1 c_batch2 "
+    # packing: functions (or 0), where in the scratch memory, and how a tile finds its rows
+    "lay_a lay_b pack_a pack_b whole_a whole_b at_a at_b at_c "
+    "tile_a tile_a_row tile_a_k tile_b tile_b_k "
+    # what walks over tiles; tiles for whole or last rows, whole or last columns
+    "tiles tile_00 tile_01 tile_10 tile_11 "
+    # what runs an epilogue, that for whole or last columns (or 0), number of its arguments; five
+    # strides each follow
+    "finish epilogue_0 epilogue_1 arguments"
+).split()
+
+# Strides of an epilogue's argument: along rows, columns and the batch dims.
+ARGUMENT_STRIDES = 5
+
+# What `whole_a` says of the packing of A: by panels, all panels in one call, or as rows.
+BY_PANELS, ALL_PANELS, AS_ROWS = range(3)
+
+LAY_A, LAY_B, FINISH = "product_lay_a", "product_lay_b", "product_finish"
+
+
+def tiles_symbol(v: Vectors) -> str:
+    """The function that multiplies a block of A with a block of B."""
+    return f"tiles_{v.symbol}"
+
+
+class Sizes(dict[str, Value]):
+    """The numbers of a product, each read where it is used.
+
+    Read once at the start, forty of them would be kept over five loops: LLVM takes a third more
+    time to find that they do not fit into the registers.
+    """
+
+    def __init__(self, f: Function, where: Value, v: Vectors | None = None):
+        super().__init__()
+        self._f = f
+        self._where = where
+        self._places = {name: 8 * i for i, name in enumerate(SIZES)}
+        if v is not None:
+            self["nbytes"] = f.value("i64", v.nbytes)
+
+    def __missing__(self, name: str) -> Value:
+        return self._f.load("i64", self._where, self._places[name])
+
+
+def called(f: Function, function: Value, returns: str, *operands: Value) -> Value:
+    """Call the function at an address."""
+    return f.call(f.convert("inttoptr", function, "ptr"), returns, *operands)
+
+
+def pack(f: Function, function: Value, *operands: Value) -> None:
+    """Call a function that packs."""
+    called(f, function, "void", *operands)
+
+
+# ---- operands ----------------------------------------------------------------------------------
+
+# The numbers, the operand, scratch memory, rows or columns, depth; gives where tiles read it.
+_LAY_PARAMS = ["ptr", "ptr", "ptr", "i64", "i64"]
+
+
+@cache
+def lay_b_text() -> str:
+    """The module that packs columns of B into panels as wide as a tile."""
+    f = Function(LAY_B, "ptr", _LAY_PARAMS)
+    of = Sizes(f, f.params[0])
+    _, source, scratch, columns, depth = f.params
+    target, function = f.at(scratch, of["at_b"]), of["pack_b"]
+    with f.if_else(of["whole_b"].differs(0)) as it:
+        strides, extents = (of["tile_b"] * of["nr"], of["b_k"]), (columns, depth)
+        pack(f, function, source, *strides, *extents, target, of["tile_b_k"])
+        it.otherwise()
+        with f.range(0, columns, of["nr"]) as j:
+            width = f.smaller(columns - j, of["nr"])
+            origin, place = f.at(source, j * of["b_col"]), f.at(target, j * of["tile_b"])
+            strides = of["b_col"], of["b_k"]
+            pack(f, function, origin, *strides, width, depth, place, of["tile_b_k"])
+    f.ret(target)
+    return f.text()
+
+
+@cache
+def lay_a_text() -> str:
+    """The module that packs rows of A: as rows, or into panels as high as a tile."""
+    f = Function(LAY_A, "ptr", _LAY_PARAMS)
+    of = Sizes(f, f.params[0])
+    _, source, scratch, count, depth = f.params
+    target, function = f.at(scratch, of["at_a"]), of["pack_a"]
+    with f.if_(of["whole_a"].equals(AS_ROWS)):
+        strides = of["a_k"], of["a_row"]
+        pack(f, function, source, *strides, depth, count, target, of["tile_a_row"])
+    with f.if_(of["whole_a"].equals(ALL_PANELS)):
+        strides = of["tile_a"] * of["mr"], of["a_k"]
+        pack(f, function, source, *strides, count, depth, target, of["tile_a_k"])
+    with f.if_(of["whole_a"].equals(BY_PANELS)), f.range(0, count, of["mr"]) as i:
+        height = f.smaller(count - i, of["mr"])
+        origin, place = f.at(source, i * of["a_row"]), f.at(target, i * of["tile_a"])
+        strides = of["a_row"], of["a_k"]
+        pack(f, function, origin, *strides, height, depth, place, of["tile_a_k"])
+    f.ret(target)
+    return f.text()
+
+
+# ---- blocks ------------------------------------------------------------------------------------
+
+
+@cache
+def tiles_text(v: Vectors) -> str:
+    """The module that multiplies a block of A with all column panels of a block of B.
+
+    Its parameters: the numbers, A, B, C, rows, columns, depth, whether to add to what C holds.
+    """
+    params = ["ptr", "ptr", "ptr", "ptr", "i64", "i64", "i64", "i64"]
+    f = Function(tiles_symbol(v), "void", params, attributes=v.attributes)
+    of = Sizes(f, f.params[0], v)
+    _, a, b, c, rows, columns, depth, accumulate = f.params
+    with f.range(0, columns, of["nr"]) as j:
+        width = f.smaller(columns - j, of["nr"])
+        whole = width.equals(of["nr"])
+        inner = f.select(whole, of["tile_00"], of["tile_01"])
+        last = f.select(whole, of["tile_10"], of["tile_11"])
+        b_now, c_now = f.at(b, j * of["tile_b"]), f.at(c, j * of["nbytes"])
+        with f.range(0, rows, of["mr"]) as i:
+            tile = f.select(i + of["mr"] <= rows, inner, last)
+            left = f.at(a, i * of["tile_a"]), of["tile_a_row"], of["tile_a_k"]
+            target = f.at(c_now, i * of["c_row"]), of["c_row"], width, accumulate
+            called(f, tile, "void", *left, b_now, of["tile_b_k"], depth, *target)
+    return f.text()
+
+
+@cache
+def finish_text() -> str:
+    """The module that runs an epilogue's kernel on finished rows of a block of C.
+
+    Its parameters: the arguments and numbers of the product, the kernel, the rows of C and how
+    many, and their place along rows, columns and the batch dims.
+    """
+    f = Function(FINISH, "void", ["ptr", "ptr", "i64", "ptr", *["i64"] * 6])
+    args, sizes, kernel, c, rows, *places = f.params
+    of = Sizes(f, sizes)
+    arguments = f.stack_bytes((of["arguments"] + 1) * 8)
+    f.store(c, arguments)
+    table = f.at(sizes, 8 * len(SIZES))
+    with f.range(0, of["arguments"]) as number:
+        strides = f.at(table, number * (8 * ARGUMENT_STRIDES))
+        offset = f.value("i64", 0)
+        for i, place in enumerate(places):
+            offset = offset + place * f.load("i64", strides, 8 * i)
+        address = f.at(f.load("ptr", f.at(args, 16), number * 8), offset)
+        f.store(address, f.at(arguments, 8), number * 8)
+    called(f, kernel, "void", arguments, f.null(), f.value("i64", 0), rows)
+    return f.text()
