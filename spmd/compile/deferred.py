@@ -7,23 +7,7 @@ program that only asks for its rank needs none of it. The modules of the front h
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
-
-class Deferred:
-    """A module that is imported when one of its attributes is asked for."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
-            raise AttributeError(attribute)  # what inspects objects must not import the module
-        value = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, value)  # found without this method from now on
-        return value
-
+from spmd.core.deferred import Deferred
 
 elementwise = Deferred("spmd.compile.lower.elementwise")
 executable = Deferred("spmd.compile.executable")

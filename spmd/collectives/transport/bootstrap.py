@@ -16,10 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spmd.collectives.transport import inject, shm_segment, tracing
-from spmd.collectives.transport import mpi as mpi_transport
+from spmd.collectives.transport import tracing
 from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.environment import OWNER, Environment, detect
+from spmd.collectives.transport.environment import FAULTS, OWNER, Environment, detect, started_mpi
 from spmd.collectives.transport.exits import ExitHooks
 from spmd.collectives.transport.flight import (
     COLLECTIVE,
@@ -30,11 +29,17 @@ from spmd.collectives.transport.flight import (
     GroupLog,
     source_text,
 )
-from spmd.collectives.transport.forks import disarm_children
 from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
+from spmd.core.deferred import Deferred
 from spmd.core.errors import LaunchError
 from spmd.core.source import current_source
+
+# What only a job of several ranks needs.
+forks = Deferred("spmd.collectives.transport.forks")
+inject = Deferred("spmd.collectives.transport.inject")
+mpi_transport = Deferred("spmd.collectives.transport.mpi")
+shm_segment = Deferred("spmd.collectives.transport.shm_segment")
 
 # At the start of a job whose timeline is kept.
 CLOCK_MEETINGS = 16
@@ -109,8 +114,10 @@ def initialize(process_index: int | None = None, process_count: int | None = Non
             found = detect(os.environ, process_index, process_count)
             made = _join(found)
             _record(made.world)
-            world = inject.wrapped(made.world, lambda: FLIGHT.words[STEP])
-            _current.job = dataclasses.replace(made, world=world)
+            if os.environ.get(FAULTS):
+                world = inject.wrapped(made.world, lambda: FLIGHT.words[STEP])
+                made = dataclasses.replace(made, world=world)
+            _current.job = made
         joined = _current.job
     if process_count not in (None, joined.world.size) or process_index not in (
         None,
@@ -125,7 +132,7 @@ def initialize(process_index: int | None = None, process_count: int | None = Non
 
 
 def _join(found: Environment) -> Job:
-    if found.is_single and (found.source != "single" or not mpi_transport.is_loaded()):
+    if found.is_single and (found.source != "single" or not started_mpi()):
         if found.note:
             sys.stderr.write(f"spmd: running as a single process: {found.note}\n")
         return Job(found, SingleCommunicator(), 0, 1)
@@ -140,7 +147,7 @@ def _join(found: Environment) -> Job:
         comm = mpi_transport.connect_world(mpi, mpi.COMM_WORLD, config.shared_memory)
     hooks = ExitHooks(comm, mpi.COMM_WORLD.Abort)
     hooks.install()
-    disarm_children()
+    forks.disarm_children()
     os.environ[OWNER] = str(os.getpid())
     place = mpi_transport.local_ranks(mpi, mpi.COMM_WORLD)
     return Job(found, comm, *place, mpi.COMM_WORLD, hooks)

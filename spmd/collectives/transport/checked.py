@@ -154,6 +154,9 @@ class CheckedCommunicator(abc.ABC):
     def announce_failure(self, text: str) -> None:  # noqa: B027
         """Make ranks that wait for this one raise `PeerError(text)`, where the transport can."""
 
+    def revoke(self) -> None:  # noqa: B027
+        """Have MPI wake the ranks that wait here, where it is MPI that they wait in."""
+
     def announce_exit(self, code: int) -> None:  # noqa: B027
         """Say that this rank left the program and will make no more calls."""
 

@@ -17,11 +17,14 @@ of a rank. Where a set is incomplete or contradicts itself the process runs alon
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Set by a rank for its child processes, which inherit the launcher's variables but are no ranks.
 OWNER = "SPMD_RANK_PROCESS"
+# Faults on order: see `inject`.
+FAULTS = "SPMD_INJECT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ class Environment:
     def is_single(self) -> bool:
         """Whether this process certainly runs alone."""
         return self.size == 1
+
+
+def started_mpi() -> bool:
+    """Whether the program itself has started MPI through mpi4py."""
+    return "mpi4py.MPI" in sys.modules
 
 
 def detect(

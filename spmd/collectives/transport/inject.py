@@ -23,10 +23,10 @@ import numpy as np
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call
 from spmd.collectives.transport.checked import CheckedCommunicator
+from spmd.collectives.transport.environment import FAULTS
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core.errors import LaunchError
 
-VARIABLE = "SPMD_INJECT"
 ATTEMPT = "SPMD_RESTART"  # set by spmdrun: how often the job was started again
 
 HELP = """\
@@ -134,7 +134,7 @@ class Injector:
         for fault in self.faults:
             when = f"op={fault.op}" if fault.op is not None else f"step={fault.step}"
             sys.stderr.write(
-                f"spmd: {VARIABLE}: {fault.what} at {when} never struck; rank {fault.rank} made "
+                f"spmd: {FAULTS}: {fault.what} at {when} never struck; rank {fault.rank} made "
                 f"{self.count} collectives\n"
             )
 
@@ -151,13 +151,13 @@ def wrapped(
 
     Every rank is wrapped if one is: all must take the same way through their programs.
     """
-    text = environ.get(VARIABLE, "").strip()
+    text = environ.get(FAULTS, "").strip()
     if not text:
         return comm
     try:
         faults = parse(text)
     except ValueError as error:
-        raise LaunchError(f"{VARIABLE}={text}: {error}") from None
+        raise LaunchError(f"{FAULTS}={text}: {error}") from None
     attempt = int(environ.get(ATTEMPT, "0"))
     mine = [f for f in faults if f.rank == comm.rank and f.attempt == attempt]
     injector = Injector(mine, step)
@@ -192,7 +192,7 @@ class InjectingCommunicator(CheckedCommunicator):
             elif fault.what == "kill":
                 os.kill(os.getpid(), fault.signal)
             elif fault.what == "raise":
-                raise InjectedFault(f"asked for by {VARIABLE}, at collective {fault.op}")
+                raise InjectedFault(f"asked for by {FAULTS}, at collective {fault.op}")
             elif fault.what == "skip":
                 return
             elif fault.what == "swap-op":
@@ -280,6 +280,10 @@ class InjectingCommunicator(CheckedCommunicator):
     def announce_failure(self, text: str) -> None:
         """See `CheckedCommunicator`."""
         self.inner.announce_failure(text)
+
+    def revoke(self) -> None:
+        """See `CheckedCommunicator`."""
+        self.inner.revoke()
 
     def announce_exit(self, code: int) -> None:
         """See `CheckedCommunicator`."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from spmd.collectives.transport import shm
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
+from spmd.collectives.transport.environment import started_mpi
 from spmd.collectives.transport.mpi_notices import Notices, dead_text, is_death
 from spmd.collectives.transport.reduction import combine
 from spmd.collectives.transport.single import SingleCommunicator
@@ -51,7 +51,7 @@ def load_mpi() -> Any:
     """Import mpi4py and return its `MPI`, which starts MPI in this process."""
     for name, value in MPI_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    ours = not is_loaded()
+    ours = not started_mpi()
     try:
         import mpi4py
 
@@ -86,11 +86,6 @@ def _finalize(mpi: Any, process: int) -> None:
 def leave_without_farewell() -> None:
     """End this process without MPI's own end, which would wait for ranks that died."""
     atexit.unregister(_finalize)
-
-
-def is_loaded() -> bool:
-    """Whether the program itself has started MPI through mpi4py."""
-    return "mpi4py.MPI" in sys.modules
 
 
 def connect_world(mpi: Any, base: Any, shared_memory: bool = True) -> CheckedCommunicator:
@@ -156,7 +151,7 @@ class MpiCommunicator(CheckedCommunicator):
         OPEN_GROUPS.add(self)
 
     def revoke(self) -> None:
-        """Wake all ranks that wait here, because some of them will not come any more."""
+        """See `CheckedCommunicator`."""
         self._comm.Revoke()
 
     def _carry(

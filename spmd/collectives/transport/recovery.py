@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spmd.collectives.transport import bootstrap, inject
-from spmd.collectives.transport import mpi as mpi_transport
+from spmd.collectives.transport import bootstrap
+from spmd.collectives.transport.bootstrap import inject, mpi_transport
 from spmd.collectives.transport.call import ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.collectives.transport.failure import say
@@ -100,9 +100,8 @@ def _wake_the_others(mpi: Any, before: bootstrap.Job) -> None:
     text = f"rank {before.world.rank} goes on without the ranks that died"
     for group in OPEN_GROUPS:
         group.announce_failure(text)
-        if isinstance(group, mpi_transport.MpiCommunicator):
-            with contextlib.suppress(mpi.Exception):  # revoked by another rank
-                group.revoke()
+        with contextlib.suppress(mpi.Exception):  # revoked by another rank
+            group.revoke()
     before.base.Revoke()
     OPEN_GROUPS.clear()
 

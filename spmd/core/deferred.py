@@ -1,0 +1,20 @@
+"""A module that is imported when it is first used, so that `import spmd` costs what it must."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class Deferred:
+    """A module that is imported when one of its attributes is asked for."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)  # what inspects objects must not import the module
+        value = getattr(importlib.import_module(self._name), attribute)
+        setattr(self, attribute, value)  # found without this method from now on
+        return value
