@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.find_mpi import find_mpi, has_ulfm
 from tests.faults.corpus import Program, programs
 from tests.faults.runner import run
 from tests.multiprocess.pretend_hosts import Hosts, why_not
@@ -61,6 +62,17 @@ def test_all_collectives(hosts: Hosts, ranks: int, slots: int):
 def test_ranks_of_one_host_use_its_shared_memory(hosts: Hosts):
     said = spmdrun(hosts, 2, 2, "-m", "tests.multiprocess.transport_cases")
     assert "on 2 ranks through ShmCommunicator: all right" in said
+
+
+@pytest.mark.mpi
+def test_ranks_go_on_without_one_that_died_on_another_host(hosts: Hosts, tmp_path: Path):
+    mpi = find_mpi()
+    if not has_ulfm(mpi):
+        pytest.skip(f"{mpi.vendor} has no ULFM here: no rank goes on after the death of another")
+    words = ["--elastic", "2", "--inject", "kill:rank=1,op=9", "examples/train_digits.py"]
+    folders = ["--out", str(tmp_path), "--checkpoint", str(tmp_path / "saved")]
+    spmdrun(hosts, 3, 1, *words, "--epochs", "1", "--every", "2", *folders)
+    assert json.loads((tmp_path / "loss.json").read_text())["processes"] == 2
 
 
 @pytest.mark.mpi

@@ -116,6 +116,36 @@ def test_a_rank_that_raises_ends_the_job(job: Run, shared: str):
         )
 
 
+@TRANSPORTS
+@pytest.mark.parametrize("meets", ["comm.all_reduce(x)", "add(x[None])"], ids=["call", "program"])
+def test_peers_learn_within_two_seconds(job: Run, shared: str, meets: str):
+    done = job(
+        3,
+        f"""
+        import spmd
+        from spmd import lax
+        add = spmd.pmap(lambda v: lax.fori_loop(0, 3, lambda _, w: lax.psum(w, "i"), v), "i")
+        add(x[None])
+        try:
+            if rank == 1:
+                time.sleep(0.3)  # the others are in the middle of it
+                print("raised at", time.monotonic(), flush=True)
+                raise KeyError("label")
+            {meets}
+        except PeerError:
+            print("learnt at", time.monotonic(), flush=True)
+            raise
+        """,
+        SPMD_SHARED_MEMORY=shared,
+    )
+    said = [line.rsplit(None, 1) for line in done.stdout.splitlines() if " at " in line]
+    raised = [float(at) for what, at in said if "raised" in what]
+    learnt = [float(at) for what, at in said if "learnt" in what]
+    assert len(raised) == 1 and len(learnt) == 2, done.stdout + done.stderr
+    assert max(learnt) - raised[0] < 2.0
+    assert done.stderr.count("rank 1: KeyError at train.py:") == 2
+
+
 def test_a_thread_that_raises_ends_the_job(job: Run):
     done = job(
         2,

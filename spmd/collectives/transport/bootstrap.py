@@ -149,8 +149,8 @@ def _join(found: Environment) -> Job:
     hooks.install()
     forks.disarm_children()
     os.environ[OWNER] = str(os.getpid())
-    place = mpi_transport.local_ranks(mpi, mpi.COMM_WORLD)
-    return Job(found, comm, *place, mpi.COMM_WORLD, hooks)
+    local, of_host = mpi_transport.local_ranks(mpi, mpi.COMM_WORLD)
+    return Job(found, comm, local, of_host, mpi.COMM_WORLD, hooks)
 
 
 def go_on_as(made: Job) -> None:
