@@ -81,6 +81,13 @@ SETTINGS = (
         "ranks of one host exchange data through shared memory instead of MPI messages",
     ),
     Setting(
+        "direct_reads",
+        "SPMD_DIRECT_READS",
+        True,
+        _bool,
+        "ranks of one host read large arrays in each other's memory, where the system allows it",
+    ),
+    Setting(
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
         "highest",

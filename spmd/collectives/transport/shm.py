@@ -10,28 +10,41 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport import shm_pages, shm_segment
+from spmd.collectives.transport import shm_direct, shm_pages, shm_segment
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.collectives.transport.reduction import accumulator, combine
+from spmd.collectives.transport.shm_direct_rounds import DirectPlanner
 from spmd.collectives.transport.shm_pages import FAILED, LEFT, RAISED, Pages
-from spmd.collectives.transport.shm_road import DIFFERENT, SEQUENCE, STEP, Road
+from spmd.collectives.transport.shm_road import (
+    DIFFERENT,
+    SEQUENCE,
+    STEP,
+    UNREAD,
+    UNREADABLE,
+    Road,
+)
 from spmd.collectives.transport.shm_rounds import (
     Clear,
     Copy,
     Limits,
     Meet,
+    Member,
     Memory,
+    Operand,
     Place,
     Planner,
+    Read,
     Reduce,
     Rounds,
+    Show,
 )
 from spmd.collectives.transport.shm_wait import (
     FIRST_PARK_SECONDS,
@@ -52,6 +65,9 @@ REDUCE_PARTS_FROM_BYTES = 32 << 10
 
 # In such pieces: what one rank writes and another reads should not leave the caches in between.
 REDUCE_CHUNK_BYTES = 256 << 10
+
+# From here on one copy by a system call costs less than two through the slots.
+DIRECT_FROM_BYTES = 16 << 10
 
 Gather = Callable[[Any], list[Any]]
 
@@ -77,19 +93,28 @@ def connect(
         except (OSError, ValueError):
             segment = None  # a host of another name, or a container with a /dev/shm of its own
     pages = Pages(segment.memory, rank, size) if segment else None
-    joined = gather((segment is not None, own_cores()))
+    trial = shm_direct.Trial()
+    if config.direct_reads:
+        shm_direct.let_siblings_read()
+    joined = gather((segment is not None, own_cores(), trial.offer))
     if rank == 0 and segment is not None:
         segment.unlink()
-    sees_all = all(gather(pages is not None and all(is_running(pages, r) for r in range(size))))
+    sees = pages is not None and all(is_running(pages, r) for r in range(size))
+    reads = sees and config.direct_reads and all(shm_direct.can_read(t) for *_, t in joined)
+    found = gather((sees, reads))
     if problem:
         raise LaunchError(problem)
-    if pages is None or not all(attached for attached, _ in joined):
+    if pages is None or not all(attached for attached, *_ in joined):
         return None
-    patience = Patience.for_load(size, cores_of([cores for _, cores in joined]))
-    return ShmCommunicator(pages, patience, sees_all, end_job, name)
+    patience = Patience.for_load(size, cores_of([cores for _, cores, _ in joined]))
+    sees_all, all_read = (all(one) for one in zip(*found, strict=True))
+    return ShmCommunicator(pages, patience, sees_all, all_read, end_job, name)
 
 
 CONNECT_GATHERS = 3
+
+# So long a process may take to count as dead after its memory is gone.
+_DEATH_SECONDS = 5.0
 
 
 class ShmCommunicator(CheckedCommunicator):
@@ -100,6 +125,7 @@ class ShmCommunicator(CheckedCommunicator):
         pages: Pages,
         patience: Patience,
         sees_processes: bool,
+        reads_directly: bool,
         end_job: Callable[[], None],
         name: str,
     ):
@@ -111,6 +137,8 @@ class ShmCommunicator(CheckedCommunicator):
         self._end = end_job
         self._slots = pages.slots
         self._slot_bytes = pages.slot_bytes
+        # 0: nothing is read where it lies. A different number on some ranks would be a disaster.
+        self._direct_from = DIRECT_FROM_BYTES if reads_directly else 0
         self._reduce_bytes = min(REDUCE_CHUNK_BYTES, pages.slot_bytes)
         self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
         self.road = Road(pages, patience, self._trouble)
@@ -119,6 +147,11 @@ class ShmCommunicator(CheckedCommunicator):
         self._waits = (-1, 0.0)
         self._views: dict[tuple[np.dtype, int], tuple[list[np.ndarray], ...]] = {}
         OPEN_GROUPS.add(self)
+
+    @property
+    def reads_directly(self) -> bool:
+        """Whether ranks read large blocks in each other's memory."""
+        return self._direct_from > 0
 
     def announce_failure(self, text: str) -> None:
         """See `CheckedCommunicator`; waiting ranks notice within a few milliseconds."""
@@ -263,6 +296,13 @@ class ShmCommunicator(CheckedCommunicator):
             match action:
                 case Meet():
                     self._meet(rounds.call, action.first)
+                case Show():
+                    self._pages.show([at(place, 0).ctypes.data for place in action.places])
+                case Read():
+                    for row in range(action.rows):
+                        target = at(action.target + row * action.target_stride, action.width)
+                        offset = action.offset + row * action.source_stride
+                        self._read(action.rank, action.shown, offset, target)
                 case Clear():
                     at(action.target, action.nbytes)[...] = 0
                 case Copy():
@@ -283,8 +323,9 @@ class ShmCommunicator(CheckedCommunicator):
 
     def planner(self, origin: Origin = NOWHERE) -> Planner:
         """What makes the rounds of collectives of this group, for native code."""
-        limits = Limits(self._slot_bytes, self._reduce_bytes, REDUCE_PARTS_FROM_BYTES)
-        return Planner(self.rank, self.size, limits, origin)
+        direct = self._direct_from
+        limits = Limits(self._slot_bytes, self._reduce_bytes, REDUCE_PARTS_FROM_BYTES, direct)
+        return (DirectPlanner if direct else Planner)(self.rank, self.size, limits, origin)
 
     def announce(self, call: Call) -> None:
         """Know a call that native code will make, to be able to name it."""
@@ -294,6 +335,8 @@ class ShmCommunicator(CheckedCommunicator):
         """Native code waits, beyond a first sleep, or found that the ranks' calls differ."""
         if what == DIFFERENT:
             raise self._difference()
+        if what == UNREADABLE:
+            raise self._unreadable(self._counters[UNREAD], "")
         step = self._counters[STEP]
         if self._waits[0] != step:
             self._waits = step, time.monotonic()
@@ -301,6 +344,40 @@ class ShmCommunicator(CheckedCommunicator):
         if missing:
             call, began = self._calls[digest], self._waits[1]
             self._waits = step, self._look_for_failure(call, step, missing, began)
+
+    def _read(self, rank: int, shown: int, offset: int, target: np.ndarray) -> None:
+        """Read what a rank shows."""
+        address = self._pages.shown(rank, shown) + offset
+        try:
+            shm_direct.read(self._pages.process(rank), address, target)
+        except OSError as error:
+            raise self._unreadable(rank, f" ({error.strerror})") from None
+
+    def _unreadable(self, rank: int, why: str) -> Exception:
+        """Why the memory of a rank could not be read: because it is no more, most likely."""
+        pages = self._pages
+        deadline = time.monotonic() + _DEATH_SECONDS
+        while is_running(pages, rank) and time.monotonic() < deadline:
+            time.sleep(FIRST_PARK_SECONDS)  # its memory goes first, then it counts as dead
+        whose = f"rank {rank} (process {pages.process(rank)})"
+        if not is_running(pages, rank):
+            return PeerError(
+                f"{whose} ended without a word (killed, or out of memory) while rank {self.rank} "
+                f"read from it; {pages.whereabouts(rank)}"
+            )
+        return CollectiveError(
+            f"rank {self.rank} | could no longer read the memory of {whose}{why}.\n"
+            "SPMD_DIRECT_READS=0 sends large arrays through shared memory instead."
+        )
+
+    def _run_flat(
+        self, call: Call, plan: Callable[[Planner], Rounds], buf: np.ndarray, out: np.ndarray
+    ) -> None:
+        """Run rounds that are planned here and now, over flat arrays."""
+        self.run_rounds(replace(plan(self.planner()), call=call), [buf], [out])
+
+    def _is_direct(self, nbytes: int) -> bool:
+        return 0 < self._direct_from <= nbytes
 
     # ---- collectives ---------------------------------------------------------------------------
 
@@ -311,6 +388,12 @@ class ShmCommunicator(CheckedCommunicator):
             yield at, min(count - at, most)
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
+        if self._is_direct(buf.nbytes):
+            operand, everyone = _operand(buf), [Member(r, 0) for r in range(self.size)]
+            out = np.empty_like(buf)  # the others read from `buf`
+            self._run_flat(call, lambda p: p.all_reduce(op, operand, [everyone], b""), buf, out)
+            np.copyto(buf, out)
+            return
         self._enter(call)
         if buf.nbytes >= REDUCE_PARTS_FROM_BYTES:
             most = self._reduce_bytes // buf.itemsize
@@ -341,6 +424,10 @@ class ShmCommunicator(CheckedCommunicator):
             np.copyto(chunk[bounds[r] : bounds[r + 1]], slot[bounds[r] : bounds[r + 1]])
 
     def _all_gather(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
+        if self._is_direct(buf.nbytes):
+            order = range(self.size)
+            self._run_flat(call, lambda p: p.all_gather(_operand(buf), order), buf, out)
+            return
         self._enter(call)
         for at, count in self._chunks(buf.size, buf.itemsize):
             slots = self._next_slots(buf.dtype, count)
@@ -363,11 +450,19 @@ class ShmCommunicator(CheckedCommunicator):
             yield at, count, [slot[mine] for slot in slots]
 
     def _reduce_scatter(self, call: Call, buf: np.ndarray, out: np.ndarray, op: ReduceOp) -> None:
+        if self._is_direct(out.nbytes):
+            order = range(self.size)
+            self._run_flat(call, lambda p: p.reduce_scatter(op, _operand(out), order), buf, out)
+            return
         for at, count, parts in self._blocks(call, buf, out.size):
             combine(op, parts, out[at : at + count])
 
     def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
         block = buf.size // self.size
+        if self._is_direct(block * buf.itemsize):
+            operand, order = _operand(buf[:block]), range(self.size)
+            self._run_flat(call, lambda p: p.all_to_all(operand, order), buf, out)
+            return
         for at, count, parts in self._blocks(call, buf, block):
             for r, part in enumerate(parts):
                 begin = r * block + at
@@ -376,6 +471,9 @@ class ShmCommunicator(CheckedCommunicator):
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
     ) -> None:
+        if self._is_direct(buf.nbytes):
+            self._run_flat(call, lambda p: p.permute(_operand(buf), pairs), buf, out)
+            return
         source = {target: source for source, target in pairs}.get(self.rank)
         sends = any(source == self.rank for source, _ in pairs)
         if source is None:
@@ -421,6 +519,10 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _end_job(self) -> None:
         self._end()
+
+
+def _operand(buf: np.ndarray) -> Operand:
+    return Operand(buf.dtype, 1, buf.size)
 
 
 def is_running(pages: Pages, rank: int) -> bool:

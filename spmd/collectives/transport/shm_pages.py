@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,8 @@ PROCESS = 18
 HELD = 19  # 1 while somebody looks at this rank in a debugger
 ENTERED = 24
 DIGEST = 25  # and 26: of the last two calls
+SHOWN = 32  # and following: addresses in this rank's process that the others may read from
+MOST_SHOWN = 64
 # Bytes of a rank's page.
 CALLS = 1024
 _TEXT = 2048
@@ -131,6 +134,18 @@ class Pages:
         """The packed call of a rank."""
         at = self._call_at(rank, sequence)
         return bytes(self.bytes[at : at + CALL_BYTES])
+
+    # ---- reading from each other -----------------------------------------------------------------
+
+    def show(self, addresses: Sequence[int]) -> None:
+        """Say where in this process the others may read, until all have met again."""
+        first = self.word(self.rank, SHOWN)
+        for k, address in enumerate(addresses):
+            self.words[first + k] = address
+
+    def shown(self, rank: int, number: int) -> int:
+        """An address that a rank showed."""
+        return self.words[self.word(rank, SHOWN) + number]
 
     def _call_at(self, rank: int, sequence: int) -> int:
         return PAGE * (1 + rank) + CALLS + CALL_BYTES * (sequence & 1)

@@ -21,10 +21,11 @@ PAGES, SLOTS, SLOT_BYTES, RANK, SIZE, STEP, SEQUENCE, PAUSES, YIELDS, TROUBLE = 
 # The flight record (0: none is written), the group's number there, where its calls are counted.
 RECORD, GROUP, CALLS = range(10, 13)
 DIGEST = 13  # of the call that there is trouble with
+UNREAD = 14  # the rank whose memory could not be read
 WORDS = 16
 
 # What native code says when it calls `trouble(what)`; 0 lets it go on waiting.
-WAITING, DIFFERENT = 0, 1
+WAITING, DIFFERENT, UNREADABLE = range(3)
 
 _TROUBLE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 

@@ -89,7 +89,28 @@ class Meet:
     first: bool
 
 
-Action = Copy | Clear | Reduce | Meet
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Let the others read from these places, from the next meeting on to the one after it."""
+
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Copy rows from the memory of a rank's process: from what it showed under a number."""
+
+    target: Place
+    rank: int
+    shown: int
+    offset: int
+    width: int
+    rows: int = 1
+    target_stride: int = 0
+    source_stride: int = 0
+
+
+Action = Copy | Clear | Reduce | Meet | Show | Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +122,11 @@ class Rounds:
     scratch: int = 0  # bytes
     constant: bytes = b""
     nbytes: int = field(default=0)  # what this process gives
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether ranks read from each other's buffers: outputs must then not overlap inputs."""
+        return any(isinstance(action, Show) for action in self.actions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +180,16 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes of a slot, of a piece of a reduction, and from which on a reduction goes in parts."""
+    """Bytes of a slot, of a piece of a reduction, and from which on a reduction goes in parts.
+
+    Blocks from `direct_from` on are read where they lie (0: none is), for a reduction in pieces.
+    """
 
     slot: int
     reduction: int
     parts_from: int
+    direct_from: int = 0
+    direct_piece: int = 256 << 10
 
 
 class Planner:
@@ -180,7 +211,7 @@ class Planner:
 
     def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> Rounds:
         """Reduce over each group; `identity` is what a process without members adds."""
-        return _AllReduce(self, op, x, groups, identity).rounds()
+        return AllReduce(self, op, x, groups, identity).rounds()
 
     # ---- any number of devices a process: everyone shows all it has, and takes what it needs ---
 
@@ -193,10 +224,8 @@ class Planner:
         """
         given = x.whole * parts
         whole = given * devices
-        busy = {t.target.index for t in takes if t.target.memory == Memory.OUTPUT}
-        busy |= {one.device for one in sums}
-        idle = [device for device in range(devices) if device not in busy]
-        actions: list[Action] = [Clear(Place(Memory.OUTPUT, d), x.whole) for d in idle]
+        nothing = idle(devices, takes, sums)
+        actions: list[Action] = [Clear(Place(Memory.OUTPUT, d), x.whole) for d in nothing]
         for low, high in chunks(whole, x.dtype.itemsize, self.limits.slot):
             for device in range(devices):
                 start = device * given
@@ -320,7 +349,7 @@ class Planner:
         return Rounds(call, tuple(actions), nbytes=x.whole)
 
 
-class _AllReduce:
+class AllReduce:
     """The rounds of an all_reduce over a buffer with a row for each group.
 
     Where a process has one device and there is one group, that buffer is the input. Else a chunk
@@ -339,7 +368,13 @@ class _AllReduce:
         self.identity = identity
         self.actions: list[Action] = []
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole buffer."""
+        return self.count * len(self.members) * self.wide.itemsize
+
     def rounds(self) -> Rounds:
+        """Chunk by chunk, each in whole or in parts."""
         total, size = self.count * len(self.members), self.wide.itemsize
         planner = self.planner
         in_parts = total * size >= planner.limits.parts_from
@@ -431,6 +466,13 @@ class _AllReduce:
             first, last = max(low - start, 0), min(high - start, self.count)
             if first < last:
                 yield group, first, last
+
+
+def idle(devices: int, takes: Sequence[Take], sums: Sequence[Sum]) -> list[int]:
+    """The devices that get nothing."""
+    busy = {take.target.index for take in takes if take.target.memory == Memory.OUTPUT}
+    busy |= {one.device for one in sums}
+    return [device for device in range(devices) if device not in busy]
 
 
 # ---- cutting -----------------------------------------------------------------------------------

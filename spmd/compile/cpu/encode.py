@@ -335,6 +335,8 @@ class Encoder:
 
     def _ranks(self, step: RankStep) -> tuple[list[int], int]:
         rounds, devices = step.rounds, self._program.devices
+        if rounds.is_direct and step.input == step.output:
+            raise ValueError(f"{step.name}: the others read the input while the output is written")
         given, got = encode_ranks.extents(rounds, devices)
         slots = self._slot(step.input, given, step.name)
         slots += self._slot(step.output, got, step.name)

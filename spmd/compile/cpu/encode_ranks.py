@@ -12,15 +12,26 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from spmd.collectives.transport import shm_road
-from spmd.collectives.transport.shm_rounds import Clear, Copy, Meet, Memory, Place, Reduce, Rounds
+from spmd.collectives.transport import shm_pages, shm_road
+from spmd.collectives.transport.shm_rounds import (
+    Clear,
+    Copy,
+    Meet,
+    Memory,
+    Place,
+    Read,
+    Reduce,
+    Rounds,
+    Show,
+)
 from spmd.compile.cpu.reduce import Reduction
 
 # [kind, words, ...]
-MEET, COPY, CLEAR, REDUCE = range(4)
+MEET, COPY, CLEAR, REDUCE, SHOW, READ = range(6)
 # first / target, source, width, rows, strides / target, bytes / kernel, count, numbers of sources
-# and of targets, then their places
-MEET_WORDS, COPY_WORDS, CLEAR_WORDS, REDUCE_WORDS = 3, 10, 5, 6
+# and of targets, then their places / count, places / target, rank and what it shows, offset, width,
+# rows, strides
+MEET_WORDS, COPY_WORDS, CLEAR_WORDS, REDUCE_WORDS, SHOW_WORDS, READ_WORDS = 3, 10, 5, 6, 3, 11
 
 # Memories behind the inputs and outputs of the devices.
 SCRATCH, CONSTANT, NEXT, FIRST_SLOT = range(4)
@@ -87,6 +98,15 @@ def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction,
                 words += [REDUCE, count, kernels[_reduction(action)], action.count]
                 words += [len(sources), len(targets)]
                 words += [word for operand in operands for word in place(operand)]
+            case Show(places=places):
+                words += [SHOW, SHOW_WORDS + 2 * len(places), len(places)]
+                words += [word for shown in places for word in place(shown)]
+            case Read():
+                if not (0 <= action.rank < size and 0 <= action.shown < shm_pages.MOST_SHOWN):
+                    raise ValueError(f"{rounds.call}: no {action}")
+                words += [READ, READ_WORDS, *place(action.target), action.rank, action.shown]
+                words += [action.offset, action.width, action.rows]
+                words += [action.target_stride, action.source_stride]
     return words
 
 
@@ -106,6 +126,9 @@ def extents(rounds: Rounds, devices: int) -> tuple[int, int]:
                     touch(action.source, (rows - 1) * action.source_stride + width)
             case Clear():
                 touch(action.target, action.nbytes)
+            case Read(rows=rows, width=width):
+                if rows:
+                    touch(action.target, (rows - 1) * action.target_stride + width)
             case Reduce(count=count):
                 for source in action.sources:
                     touch(source, count * action.dtype.itemsize)

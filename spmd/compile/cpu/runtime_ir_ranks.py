@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 
-from spmd.collectives.transport import flight, shm_pages, shm_road, shm_wait
+from spmd.collectives.transport import flight, shm_direct, shm_pages, shm_road, shm_wait
 from spmd.collectives.transport.call import CALL_BYTES
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import encode_ranks as rounds
@@ -59,6 +59,8 @@ def rank_texts() -> list[str]:
         _end_record(),
         _copy_rows(),
         _reduce(),
+        _show(),
+        _read_rows(),
         _run_actions(),
         _ranks(),
     )
@@ -340,6 +342,49 @@ def _reduce() -> Function:
     return f
 
 
+def _show() -> Function:
+    """show_places(road, table, action): let the others read from some places."""
+    f = Function("show_places", "void", ["ptr"] * 3, internal=True)
+    road, table, action = f.params
+    page = _page(f, road, _word(f, road, shm_road.RANK))
+    with f.range(0, f.load("i64", action, 16)) as i:
+        shown = _place(f, table, action, i * 16 + 8 * rounds.SHOW_WORDS)
+        f.store(shown, f.at(page, i * 8 + 8 * shm_pages.SHOWN))
+    return f
+
+
+def _read_rows() -> Function:
+    """read_rows(road, table, action): copy rows from a rank's memory; 1 if that failed."""
+    f = Function("read_rows", "i64", ["ptr"] * 3, internal=True)
+    road, table, action = f.params
+    number = shm_direct.readv_number()
+    if number is None:
+        f.ret(1)  # never called: ranks read only where they found that they can
+        return f
+    target, rank = _place(f, table, action, 16), f.load("i64", action, 32)
+    page = _page(f, road, rank)
+    shown = f.at(page, f.load("i64", action, 40) * 8 + 8 * shm_pages.SHOWN)
+    source = f.load("i64", shown) + f.load("i64", action, 48)
+    width, rows, ahead, behind = (f.load("i64", action, at) for at in (56, 64, 72, 80))
+    process = f.load("i64", page, 8 * shm_pages.PROCESS)
+    most = shm_direct.MOST_ROWS
+    ours, theirs = f.stack("i64", 2 * most), f.stack("i64", 2 * most)
+    with f.range(0, rows, most) as first:
+        count = f.smaller(rows - first, most)
+        with f.range(0, count) as i:
+            f.store(f.at(target, (first + i) * ahead), f.at(ours, i * 16))
+            f.store(width, f.at(ours, i * 16), 8)
+            f.store(source + (first + i) * behind, f.at(theirs, i * 16))
+            f.store(width, f.at(theirs, i * 16), 8)
+        operands = (f.value("i64", number), process, ours, count, theirs, count, f.value("i64", 0))
+        done = f.call("syscall", "i64", *operands, type="i64 (i64, ...)")
+        with f.if_(done.differs(count * width)):
+            f.store(rank, road, 8 * shm_road.UNREAD)
+            f.ret(1)
+    f.ret(0)
+    return f
+
+
 def _run_actions() -> Function:
     """run_actions(road, step, table, args, own): all actions of a step; 1 if Python raised.
 
@@ -365,6 +410,12 @@ def _run_actions() -> Function:
             f.call("memset", "ptr", _place(f, table, now, 16), f.value("i32", 0), nbytes)
         with f.if_(kind.equals(rounds.REDUCE)):
             f.call("reduce_slots", "void", table, now, args)
+        with f.if_(kind.equals(rounds.SHOW)):
+            f.call("show_places", "void", road, table, now)
+        with f.if_(kind.equals(rounds.READ)):
+            with f.if_(f.call("read_rows", "i64", road, table, now).differs(0)):
+                _trouble(f, road, digest, shm_road.UNREADABLE)
+                f.ret(1)
         action.set(f.at(now, f.load("i64", now, 8) * 8))
     f.ret(0)
     return f

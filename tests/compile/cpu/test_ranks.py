@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spmd.collectives.transport import shm_pages
+from spmd.collectives.transport import shm, shm_direct, shm_direct_rounds, shm_pages
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.shm import ShmCommunicator
+from spmd.collectives.transport.shm_direct_rounds import DirectPlanner
 from spmd.collectives.transport.shm_rounds import (
     Limits,
     Member,
@@ -25,6 +26,7 @@ from spmd.collectives.transport.shm_rounds import (
     Operand,
     Place,
     Planner,
+    Read,
     Rounds,
     Sum,
     Take,
@@ -34,7 +36,7 @@ from spmd.compile.cpu.runner import build_program
 from spmd.core.config import config
 from spmd.core.errors import CollectiveError, PeerError
 from tests.collectives.transport.cases import Case, all_cases, reduce_in_order
-from tests.collectives.transport.forked import Ranks, raised
+from tests.collectives.transport.forked import FORK, Ranks, raised
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forked ranks are only tested on Linux"
@@ -91,9 +93,30 @@ def is_native(case: Case) -> bool:
 CASES = [case for case in all_cases() if is_native(case)]
 
 
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that read all but the smallest blocks in each other's memory."""
+    if not Ranks(2, lambda comm: comm.reads_directly).run()[0]:
+        pytest.skip("this system does not let a process read another one's memory")
+    monkeypatch.setattr(shm, "DIRECT_FROM_BYTES", 16)
+
+
+@pytest.mark.usefixtures("direct")
+@pytest.mark.parametrize("size, whole", [(2, 1 << 20), (2, 0), (3, 0)])
+def test_direct_ranks_meet_python_ranks(size: int, whole: int, monkeypatch: pytest.MonkeyPatch):
+    """The same where blocks are read where they lie; a reduction as a whole, or in parts."""
+    monkeypatch.setattr(shm_direct_rounds, "WHOLE_BYTES", whole)
+    meet(size, [case for case in CASES if case.count > 1][size % 2 :: 8])
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_native_ranks_meet_python_ranks(size: int):
     """The whole table: native on some ranks, Python on the others, the other way round next."""
+    meet(size, CASES if size == 2 else CASES[::3])
+
+
+def meet(size: int, cases: Sequence[Case]) -> None:
+    """Compare what ranks get with what the cases say."""
 
     def body(comm: ShmCommunicator) -> int:
         for number, case in enumerate(cases):
@@ -107,7 +130,6 @@ def test_native_ranks_meet_python_ranks(size: int):
             assert out.tobytes() == wanted.tobytes(), f"rank {comm.rank}: {case}"
         return len(cases)
 
-    cases = CASES if size == 2 else CASES[::3]
     assert raised(Ranks(size, body).run(timeout=120)) == [len(cases)] * size
 
 
@@ -120,10 +142,16 @@ class Exchanged:
     wanted: list[np.ndarray]
 
 
-def random_exchange(rng: np.random.Generator, rank: int, size: int, devices: int) -> Exchanged:
+def random_exchange(
+    rng: np.random.Generator, rank: int, size: int, devices: int, reads_directly: bool
+) -> Exchanged:
     """Random groups, rows and blocks; slots so small that everything goes in pieces."""
-    limits = Limits(int(rng.choice([64, 200, 4096])), 64, int(rng.choice([8, 9999])))
-    planner = Planner(rank, size, limits)
+    sizes = int(rng.choice([64, 200, 4096])), 64, int(rng.choice([8, 9999]))
+    if reads_directly and rng.integers(2):
+        limits = Limits(*sizes, direct_from=int(rng.choice([1, 40])), direct_piece=72)
+        planner = DirectPlanner(rank, size, limits)
+    else:
+        planner = Planner(rank, size, Limits(*sizes))
     total = size * devices
     width = int(rng.choice([n for n in range(1, total + 1) if total % n == 0]))
     groups = rng.permutation(total).reshape(-1, width)
@@ -177,7 +205,8 @@ def test_random_exchanges(size: int, devices: int):
     def body(comm: ShmCommunicator) -> None:
         mine = slice(comm.rank * devices, (comm.rank + 1) * devices)
         for seed in range(60):
-            made = random_exchange(np.random.default_rng(seed), comm.rank, size, devices)
+            rng = np.random.default_rng(seed)
+            made = random_exchange(rng, comm.rank, size, devices, comm.reads_directly)
             inputs, wanted = made.inputs[mine], made.wanted[mine]
             outputs = [np.full(w.shape, -1, w.dtype) for w in wanted]
             if (seed + comm.rank) % 2:
@@ -193,7 +222,7 @@ def test_random_exchanges(size: int, devices: int):
 def test_in_place():
     def body(comm: ShmCommunicator) -> list[float]:
         found = []
-        for count in (3, 30_000):
+        for count in (3, 3000):
             x = np.full(count, comm.rank + 1, np.float32)
             case = Case("all_reduce", "float32", count, ReduceOp.SUM)
             run_native(comm, rounds_of(comm, case), [x], [x])
@@ -201,6 +230,28 @@ def test_in_place():
         return found
 
     assert raised(Ranks(3, body).run()) == [[6.0, 6.0]] * 3
+
+
+@pytest.mark.usefixtures("direct")
+def test_what_the_others_read_is_not_written_over():
+    def body(comm: ShmCommunicator) -> str:
+        rounds = rounds_of(comm, Case("all_reduce", "float32", 100, ReduceOp.SUM))
+        step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(0), Slot(1))
+        with pytest.raises(ValueError) as caught:
+            build_program(Program((400, rounds.scratch), (step,)))
+        return str(caught.value)
+
+    assert "the others read the input while" in Ranks(2, body).run()[0]
+
+
+@pytest.mark.usefixtures("direct")
+def test_an_all_reduce_in_python_may_be_in_place():
+    def body(comm: ShmCommunicator) -> list[float]:
+        x = np.arange(1000.0)
+        comm.all_reduce(x)
+        return x.tolist()
+
+    assert Ranks(3, body).run() == [(3 * np.arange(1000.0)).tolist()] * 3
 
 
 def test_a_loop_meets_in_every_round():
@@ -252,6 +303,88 @@ def test_a_killed_rank_is_named():
             results[rank]
         )
         assert "its last was barrier (#0)" in str(results[rank])
+
+
+@pytest.mark.usefixtures("direct")
+@pytest.mark.parametrize("native", [True, False])
+def test_a_rank_that_dies_while_it_is_read_from_is_named(native: bool):
+    def body(comm: ShmCommunicator) -> None:
+        pages = comm._pages
+        if comm.rank == 1:  # it is there at the meeting, and gone afterwards
+            gone = FORK.Process(target=int)
+            gone.start()
+            gone.join()
+            pages.words[pages.word(1, shm_pages.PROCESS)] = gone.pid or 0
+        if comm.rank == 0:
+            comm._sees_processes = False  # it would find that out while it waits, too
+        comm.barrier()
+        if native or comm.rank == 1:
+            native_sum(comm, 1000)
+        else:
+            comm.all_reduce(np.ones(1000, np.float32))
+
+    error = Ranks(2, body).run(timeout=60)[0]
+    assert isinstance(error, PeerError)
+    assert "rank 1 (process" in str(error)
+    assert "ended without a word (killed, or out of memory) while rank 0 read from it" in str(error)
+    assert "its last was all_reduce(sum) of float32[1000]" in str(error)
+
+
+@pytest.mark.usefixtures("direct")
+def test_a_rank_killed_in_the_middle_ends_the_others():
+    def body(comm: ShmCommunicator) -> None:
+        comm.barrier()
+        if comm.rank == 1:
+            setattr(comm, "_read", lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
+            comm.all_reduce(np.ones(300_000, np.float32))
+        native_sum(comm, 300_000)
+
+    for error in Ranks(3, body).run(timeout=60)[::2]:
+        assert isinstance(error, PeerError) and "rank 1 (process" in str(error), error
+
+
+@pytest.mark.usefixtures("direct")
+def test_memory_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch):
+    def body(comm: ShmCommunicator) -> None:
+        if comm.rank == 0:
+            pages, real = comm._pages, comm._pages.show
+            pages.show = lambda addresses: real([8] * len(addresses))  # nothing is there
+            comm.all_reduce(np.ones(1000, np.float32))
+        else:
+            native_sum(comm, 1000)
+
+    monkeypatch.setattr(shm, "_DEATH_SECONDS", 0.2)
+    error = Ranks(2, body).run(timeout=60)[1]
+    assert isinstance(error, CollectiveError)
+    assert "rank 1 | could no longer read the memory of rank 0 (process" in str(error)
+    assert "SPMD_DIRECT_READS=0" in str(error)
+
+
+def test_ranks_that_may_not_read_send_large_arrays_through_slots(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def body(comm: ShmCommunicator) -> tuple[bool, type]:
+        native_sum(comm, 300_000)
+        return comm.reads_directly, type(comm.planner())
+
+    # One rank that cannot is enough.
+    monkeypatch.setattr(shm_direct, "can_read", lambda offer: offer[0] == os.getpid())
+    assert raised(Ranks(2, body).run()) == [(False, Planner)] * 2
+
+
+def test_long_reads_are_cut(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shm_direct_rounds, "MOST_BYTES", 100)
+    place = Place(Memory.OUTPUT)
+    rows = list(shm_direct_rounds.reads(Read(place, 1, 0, 7, 60, 2, 80, 90)))
+    assert rows == [Read(place, 1, 0, 7, 60), Read(place + 80, 1, 0, 97, 60)]
+    pieces = list(shm_direct_rounds.reads(Read(place, 1, 0, 7, 250)))
+    assert [(p.target.offset, p.offset, p.width) for p in pieces] == [
+        (0, 7, 100),
+        (100, 107, 100),
+        (200, 207, 50),
+    ]
+    together = Read(place, 1, 0, 0, 10, 5, 20, 30)
+    assert list(shm_direct_rounds.reads(together)) == [together]
 
 
 def test_a_rank_that_announces_its_failure_is_quoted():
