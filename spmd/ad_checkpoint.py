@@ -1,5 +1,6 @@
 """`checkpoint` and what goes with it, under the module name that JAX users import from."""
 
+from spmd.api.residuals import print_saved_residuals
 from spmd.core.remat import checkpoint, checkpoint_name, checkpoint_policies
 
-__all__ = ["checkpoint", "checkpoint_name", "checkpoint_policies"]
+__all__ = ["checkpoint", "checkpoint_name", "checkpoint_policies", "print_saved_residuals"]

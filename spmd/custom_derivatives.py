@@ -9,6 +9,7 @@ from spmd.core.aval import typeof as _typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.custom_call import SymbolicZero
 from spmd.core.custom_vjp import CustomVJPPrimal, custom_vjp
+from spmd.core.linear_call import linear_call
 from spmd.core.tree import tree_map as _tree_map
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "custom_jvp",
     "custom_vjp",
     "custom_vjp_primal_tree_values",
+    "linear_call",
     "zero_from_primal",
 ]
 

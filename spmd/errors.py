@@ -18,6 +18,7 @@ from spmd.core.errors import (
     GradError,
     IndexingError,
     InternalError,
+    KeyReuseError,
     LaunchError,
     MutationError,
     NonConcreteBooleanIndexError,

@@ -30,7 +30,7 @@ FLOORS = (
     "core.axis core.trace core.stage",
     "core.structural core.rewrite",
     "core.jvp core.linearize core.transpose core.vmap core.custom_call core.custom core.custom_vjp "
-    "core.jet core.remat core.call core.names",
+    "core.jet core.linear_call core.remat core.call core.names",
     "core",
     "lax",
     "collectives",

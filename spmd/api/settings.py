@@ -23,6 +23,8 @@ __all__ = [
     "check_tracer_leaks",
     "checking_leaks",
     "clear_caches",
+    "debug_infs",
+    "debug_key_reuse",
     "debug_nans",
     "default_matmul_precision",
     "enable_checks",
@@ -30,14 +32,16 @@ __all__ = [
     "ensure_compile_time_eval",
     "explain_cache_misses",
     "log_compiles",
+    "numpy_dtype_promotion",
+    "numpy_rank_promotion",
     "print_environment_info",
     "process_indices",
 ]
 
 
 def _switch(name: str, setting: str, doc: str) -> Callable[..., AbstractContextManager[None]]:
-    def f(value: bool = True) -> AbstractContextManager[None]:
-        return config.override(setting, bool(value))
+    def f(new_val: bool = True) -> AbstractContextManager[None]:
+        return config.override(setting, bool(new_val))
 
     f.__name__ = f.__qualname__ = name
     f.__doc__ = f"{doc}, for the length of a `with` block."
@@ -46,6 +50,10 @@ def _switch(name: str, setting: str, doc: str) -> Callable[..., AbstractContextM
 
 enable_x64 = _switch("enable_x64", "enable_x64", "Keep 64-bit dtypes instead of halving them")
 debug_nans = _switch("debug_nans", "debug_nans", "Raise where a NaN is first produced")
+debug_infs = _switch("debug_infs", "debug_infs", "Raise where an infinity is first produced")
+debug_key_reuse = _switch(
+    "debug_key_reuse", "debug_key_reuse", "Raise where a random key is used a second time"
+)
 log_compiles = _switch("log_compiles", "log_compiles", "Print each compile and its cause")
 explain_cache_misses = _switch(
     "explain_cache_misses", "log_compiles", "Print each compile and why it was not known already"
@@ -57,12 +65,40 @@ check_tracer_leaks = _switch(
 )
 
 
-def default_matmul_precision(precision: Any) -> AbstractContextManager[None]:
+def default_matmul_precision(new_val: Any) -> AbstractContextManager[None]:
     """Set the precision of matrix products for the length of a `with` block.
 
     The CPU computes with full precision whatever it says.
     """
-    return config.override("default_matmul_precision", precision)
+    return config.override("default_matmul_precision", new_val)
+
+
+def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
+    """What happens to operands of different ranks, for the length of a `with` block.
+
+    "allow" broadcasts them as NumPy does, "warn" warns too, "raise" is an error. Scalars go with
+    everything.
+
+    >>> with numpy_rank_promotion("raise"):
+    ...     snp.ones((2, 3)) + snp.ones(3)
+    Traceback (most recent call last):
+    ...
+    spmd.core.errors.ShapeError: ...
+    """
+    return config.override("numpy_rank_promotion", new_val)
+
+
+def numpy_dtype_promotion(new_val: str) -> AbstractContextManager[None]:
+    """What happens to operands of different dtypes, for the length of a `with` block.
+
+    "standard" promotes them to a common one; under "strict" that is an error, except for Python
+    numbers that take the other operand's dtype.
+
+    >>> with numpy_dtype_promotion("strict"):
+    ...     snp.ones(2) * 2
+    Array([2., 2.], dtype=float32)
+    """
+    return config.override("numpy_dtype_promotion", new_val)
 
 
 def ensure_compile_time_eval() -> AbstractContextManager[Any]:

@@ -28,6 +28,7 @@ from spmd.core.config import config
 from spmd.core.context import busy, state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.reuse import use_inputs
 from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
@@ -119,6 +120,8 @@ class JitFunction:
         split, avals = self._read(args, kwargs)
         if state.trace is not EVAL or any(isinstance(x, Tracer) for x in split.leaves):
             closed, out_tree, hoisted = self._traced(split, avals, args, kwargs)
+            if config.debug_key_reuse:
+                use_inputs(closed, [*hoisted, *split.leaves], self._signature.what)
             return self._bind(closed, out_tree, hoisted, split.leaves)
         key = self._key(split, avals)
         entry = self._entries.get(key)
@@ -127,11 +130,13 @@ class JitFunction:
         executable = entry.executable
         if executable is None:
             executable = self._compile(entry)
+        if config.debug_key_reuse:
+            use_inputs(entry.closed, split.leaves, self._signature.what)
         outs = executable(split.leaves)
-        if config.debug_nans:
+        if config.debug_nans or config.debug_infs:
             if not executable.finds_nans:
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
-        elif self._home is None and not state.axes:
+        elif self._home is None and not state.axes and not config.debug_key_reuse:
             self._specialise(entry, split)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
@@ -225,7 +230,7 @@ class JitFunction:
     # ---- entries ----
 
     def _key(self, split: Split, avals: Sequence[ShapedArray]) -> Any:
-        return split.tree, tuple(avals), split.static_key, state.axes, config.enable_x64
+        return split.tree, tuple(avals), split.static_key, state.axes, config.tracing
 
     def _traced(
         self,
@@ -293,7 +298,7 @@ class JitFunction:
         """Say on stderr why this call is compiled."""
         names = self._signature.leaf_names(args, kwargs)
         reason = "its first call"
-        for tree, before, static, axes, x64 in reversed(self._entries):
+        for tree, before, static, axes, tracing in reversed(self._entries):
             if tree != split.tree:
                 reason = f"the arguments' structure changed from {tree} to {split.tree}"
                 continue
@@ -305,8 +310,8 @@ class JitFunction:
             if static != split.static_key:
                 old, new = _static_text(static), _static_text(split.static_key)
                 changed.append(f"the static values were {old}, are {new}")
-            if axes != state.axes or x64 != config.enable_x64:
-                changed.append("the axis names in scope or enable_x64 changed")
+            if axes != state.axes or tracing != config.tracing:
+                changed.append("the axis names in scope, enable_x64 or a promotion setting changed")
             reason = "; ".join(changed)
             break
         inputs = ", ".join(map(str, avals))

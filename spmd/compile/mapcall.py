@@ -30,7 +30,7 @@ from spmd.sharding.named import NamedSharding
 def specialise(call: MappedCall) -> Callable[..., Any] | None:
     """A closure `match(args, kwargs)` for calls like this one."""
     executable = mesh_executable(**call.params)
-    if config.debug_nans or executable.undecided is not None:
+    if config.debug_nans or config.debug_infs or executable.undecided is not None:
         return None
     if len(executable.piece_avals) != len(call.leaves):
         return None

@@ -1,4 +1,4 @@
-"""`debug_nans` over a mesh: which operation, on which device of which rank, first made a NaN.
+"""`debug_nans` and `debug_infs` over a mesh: which operation did it, on which device of which rank.
 
 A NaN on one rank must not raise on that rank alone: the others would wait for it. So the ranks say
 after each call whether they hold one; if any does, all run the program again in lockstep, each
@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.origin import Origin
-from spmd.compile.nans import has_nan
+from spmd.compile.nans import what_is_wrong
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
 from spmd.core.source import current_source
@@ -49,16 +49,18 @@ class _Search(Lockstep):
         if not self.found and prim.members is None:  # a collective brings what others made
             rows = list(zip(*outs, strict=True)) if prim.multiple else [(x,) for x in outs]
             for j, row in enumerate(rows):
-                if any(map(has_nan, row)) and not any(has_nan(x[j]) for x in operands):
-                    said = f"{prim.name} made a NaN"
+                bad = next(filter(None, map(what_is_wrong, row)), None)
+                if bad is not None and not any(what_is_wrong(x[j]) for x in operands):
+                    said = f"{prim.name} made {bad}"
                     self.found.append(self._finding(j, said, current_source()))
         return outs
 
     def argument(self, name: str, values: Values) -> None:
         """Note a NaN in an argument."""
         for j, value in enumerate(values):
-            if has_nan(value):
-                self.found.append(self._finding(j, f"argument {name} holds a NaN", ""))
+            bad = what_is_wrong(value)
+            if bad is not None:
+                self.found.append(self._finding(j, f"argument {name} holds {bad}", ""))
 
     def _finding(self, j: int, what: str, source: Any) -> _Finding:
         k = self.local[j]
@@ -80,7 +82,7 @@ def check_mesh_nans(
     `pieces` are what each local device was given, operand by operand, `outs` what it made.
     """
     search = _Search(mesh)
-    mine = any(has_nan(x) for row in outs for x in row)
+    mine = any(what_is_wrong(x) for row in outs for x in row)
     if not any(_everyone(search, f"the NaN check of {name}", mine)):
         return
     given = [[to_numpy(x) for x in row] for row in pieces]
@@ -94,8 +96,8 @@ def check_mesh_nans(
     found = [finding for part in said for finding in part]
     if not found:
         raise FloatingPointError(
-            f"{name}: a result holds a NaN that no device made by itself: a sum over devices met "
-            "infinities of both signs"
+            f"{name}: a result holds a NaN or inf that no device made by itself: a sum over "
+            "devices overflowed, or met infinities of both signs"
         )
     first = min(found)
     places = sorted(f for f in found if f.order == first.order)

@@ -75,7 +75,7 @@ def evaluate_map(
 ) -> list[Array]:
     """Run a `shard_map` equation on global arrays, looking for NaNs where that is asked for."""
     executable = executable or mesh_executable(**params)
-    if not config.debug_nans:
+    if not (config.debug_nans or config.debug_infs):
         return executable(operands, takes)
     outs = executable(operands)  # nothing is written over an operand: it may have to run again
     kind = "pmap" if params["kind"] == "pmap" else "shard_map"

@@ -1,6 +1,6 @@
-"""`debug_nans`: find the operation that first made a NaN.
+"""`debug_nans` and `debug_infs`: find the operation that first made a NaN, or an infinity.
 
-A compiled call is looked at from outside: only when a result holds a NaN is its jaxpr run again,
+A compiled call is looked at from outside: only when a result holds one is its jaxpr run again,
 equation by equation, until one makes a NaN out of operands that hold none.
 """
 
@@ -12,33 +12,39 @@ from typing import Any
 import numpy as np
 
 from spmd.core import dtypes
+from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal
 from spmd.core.source import Source
 from spmd.core.trace import to_numpy
 
 
 def check_nans(closed: ClosedJaxpr, name: str, operands: Sequence[Any], results: Any) -> None:
-    """Raise a FloatingPointError that names the user's line if a result holds a NaN."""
-    if not any(has_nan(x) for x in results):
+    """Raise a FloatingPointError that names the user's line if a result holds a bad value."""
+    bad = next(filter(None, map(what_is_wrong, results)), None)
+    if bad is None:
         return
     arguments = [to_numpy(x) for x in operands]
     found = _search(closed.jaxpr, [to_numpy(c) for c in closed.consts], arguments)
     if found is None:
-        raise FloatingPointError(f"jit({name}): a NaN among its arguments reached its results")
-    prim, source = found
-    raise FloatingPointError(f"jit({name}): {prim} made a NaN at {source}")
+        raise FloatingPointError(f"jit({name}): {bad} among its arguments reached its results")
+    prim, bad, source = found
+    raise FloatingPointError(f"jit({name}): {prim} made {bad} at {source}")
 
 
-def has_nan(x: Any) -> bool:
-    """Whether an array holds a NaN; only floating and complex ones can."""
+def what_is_wrong(x: Any) -> str | None:
+    """ "a NaN" or "an inf" if an array holds one that is looked for; only inexact ones can."""
     value = to_numpy(x)
-    return dtypes.is_inexact(value.dtype) and bool(np.isnan(value).any())
+    if not dtypes.is_inexact(value.dtype):
+        return None
+    if config.debug_nans and np.isnan(value).any():
+        return "a NaN"
+    return "an inf" if config.debug_infs and np.isinf(value).any() else None
 
 
 def _search(
     jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
-) -> tuple[str, Source] | None:
-    """The primitive and line of the first equation that makes a NaN out of none."""
+) -> tuple[str, str, Source] | None:
+    """The primitive, what it made, and the line of the first equation that makes a NaN of none."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for eqn in jaxpr.eqns:
@@ -49,13 +55,14 @@ def _search(
         with np.errstate(all="ignore"):
             outs = eqn.prim.rule("impl")(np, *operands, **eqn.params)
         outs = list(outs) if eqn.prim.multiple else [outs]
-        if any(has_nan(x) for x in outs) and not any(has_nan(x) for x in operands):
-            return _inside(eqn, operands) or (eqn.prim.name, eqn.source)
+        bad = next(filter(None, map(what_is_wrong, outs)), None)
+        if bad is not None and not any(map(what_is_wrong, operands)):
+            return _inside(eqn, operands) or (eqn.prim.name, bad, eqn.source)
         values.update(zip(eqn.outvars, outs, strict=True))
     return None
 
 
-def _inside(eqn: Eqn, operands: Sequence[Any]) -> tuple[str, Source] | None:
+def _inside(eqn: Eqn, operands: Sequence[Any]) -> tuple[str, str, Source] | None:
     """The culprit inside a call."""
     if eqn.prim.inline is None:
         return None

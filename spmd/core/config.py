@@ -24,6 +24,15 @@ def _optional_int(text: str) -> int | None:
     return int(text) if text.strip() else None
 
 
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One row of the table."""
@@ -51,6 +60,24 @@ SETTINGS = (
     Setting("check", "SPMD_CHECK", False, _bool, "check the IR after every pass"),
     Setting("check_leaks", "SPMD_CHECK_LEAKS", False, _bool, "find tracers that outlive a trace"),
     Setting("debug_nans", "SPMD_DEBUG_NANS", False, _bool, "raise where a NaN is first produced"),
+    Setting("debug_infs", "SPMD_DEBUG_INFS", False, _bool, "raise where an inf is first produced"),
+    Setting(
+        "debug_key_reuse", "SPMD_DEBUG_KEY_REUSE", False, _bool, "raise where a key is used twice"
+    ),
+    Setting(
+        "numpy_rank_promotion",
+        "SPMD_NUMPY_RANK_PROMOTION",
+        "allow",
+        _one_of("allow", "warn", "raise"),
+        "operands of different ranks: allow, warn or raise",
+    ),
+    Setting(
+        "numpy_dtype_promotion",
+        "SPMD_NUMPY_DTYPE_PROMOTION",
+        "standard",
+        _one_of("standard", "strict"),
+        "operands of different dtypes: standard promotes them, strict raises",
+    ),
     Setting("num_threads", "SPMD_NUM_THREADS", None, _optional_int, "compute threads a process"),
     Setting(
         "cache_dir",
@@ -97,11 +124,17 @@ SETTINGS = (
 )
 
 
+# What changes how functions are traced, beside `enable_x64`: what is compiled for one value is not
+# what is run under another.
+TRACING_SETTINGS = ("debug_key_reuse", "numpy_rank_promotion", "numpy_dtype_promotion")
+
 # What the fast paths to compiled code do not look at: they are forgotten when it changes.
 PROGRAM_SETTINGS = (
     "enable_x64",
     "disable_jit",
     "debug_nans",
+    "debug_infs",
+    *TRACING_SETTINGS,
     "num_cpu_devices",
     "platform",
     "check",
@@ -122,6 +155,11 @@ class Config:
             except ValueError as error:
                 raise ArgumentError(f"environment variable {s.env}={text!r}: {error}") from None
             self.__dict__[s.name] = value
+        self._note_tracing()
+
+    def _note_tracing(self) -> None:
+        """The values that traced programs depend on: part of the key they are kept under."""
+        self.tracing = (self.enable_x64, *(getattr(self, name) for name in TRACING_SETTINGS))
 
     def update(self, name: str, value: Any) -> None:
         """Set `name` to `value` from now on, in this process."""
@@ -129,7 +167,13 @@ class Config:
         if name not in self._known:
             known = ", ".join(self._known)
             raise ArgumentError(f"config.update: unknown setting {name!r}. Known: {known}")
+        if isinstance(value, str):
+            try:
+                value = self._known[name].parse(value)
+            except ValueError as error:
+                raise ArgumentError(f"config.update({name!r}, {value!r}): {error}") from None
         self.__dict__[name] = value
+        self._note_tracing()
         for listener in self._listeners.get(name, ()):
             listener(value)
 

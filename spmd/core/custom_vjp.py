@@ -294,11 +294,11 @@ def _custom_lin_transpose(
     avals: list[ShapedArray] = [x.aval for x in operands[num_res:] if isinstance(x, Linear)]
     kept = [ct for ct, nz in zip(found, in_nonzero, strict=True) if nz]
     return [None] * num_res + [
-        Zero(a) if ct is None else _match_vma(ct, a) for ct, a in zip(kept, avals, strict=True)
+        Zero(a) if ct is None else match_vma(ct, a) for ct, a in zip(kept, avals, strict=True)
     ]
 
 
-def _match_vma(ct: Any, aval: ShapedArray) -> Any:
+def match_vma(ct: Any, aval: ShapedArray) -> Any:
     """A cotangent that varies where its argument does not is summed over those axes."""
     extra = tuple(sorted(typeof(ct).vma - aval.vma))
     return vma_hooks.total(ct, extra) if extra else cast_to_vma(ct, aval.vma, typeof(ct).vma)

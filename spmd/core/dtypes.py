@@ -268,7 +268,35 @@ def promote(pairs: tuple[tuple[np.dtype, bool], ...]) -> tuple[np.dtype, bool]:
     >>> promote(((np.dtype("float16"), False), (np.dtype("float32"), True)))
     (dtype('float16'), False)
     """
+    if config.numpy_dtype_promotion == "strict":
+        _check_strictly(pairs)
     return _promote(pairs, config.enable_x64)
+
+
+def _check_strictly(pairs: tuple[tuple[np.dtype, bool], ...]) -> None:
+    """Raise an error for dtypes of which one would have to change (numpy_dtype_promotion)."""
+    strong = dict.fromkeys(d for d, weak in pairs if not weak)
+    kinds = {_kind_rank(d) for d, weak in pairs if weak}
+    first = next(iter(strong), None)
+    if len(strong) < 2 and (first is None or _weak_fit(kinds, _kind_rank(first))):
+        return
+    shown = ", ".join(long_name(d) + (" (a number)" if weak else "") for d, weak in pairs)
+    raise DtypeError(
+        f"dtypes {shown} differ, and numpy_dtype_promotion is 'strict'; convert with .astype, or "
+        "allow it with spmd.numpy_dtype_promotion('standard')"
+    )
+
+
+def _weak_fit(kinds: set[int], strong: int) -> bool:
+    """Whether numbers of these kinds take a dtype of kind `strong`; only bools become bools."""
+    return all(k <= strong for k in kinds) if strong else kinds <= {0}
+
+
+def _kind_rank(dtype: np.dtype) -> int:
+    """Numbers may take a dtype of their kind, or of one that comes later."""
+    if is_bool(dtype):
+        return 0
+    return 1 if is_integer(dtype) else 2 if is_float(dtype) else 3
 
 
 @functools.lru_cache(maxsize=4096)

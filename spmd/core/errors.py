@@ -111,6 +111,10 @@ class UnexpectedTracerError(SpmdError):
 # ---- transformations ---------------------------------------------------------------------------
 
 
+class KeyReuseError(SpmdError, TypeError):
+    """A random key was used twice, under `debug_key_reuse`."""
+
+
 class RefusedError(SpmdError, TypeError, NotImplementedError, ValueError):
     """A primitive has no such rule, and says why."""
 

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import re
+import string
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from spmd.core.context import state
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-SKIPPED_FILES = {functools.__file__, contextlib.__file__, "<frozen runpy>"}
+SKIPPED_FILES = {functools.__file__, contextlib.__file__, string.__file__, "<frozen runpy>"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from spmd.debug.picture import (
     visualize_array_sharding,
     visualize_sharding,
 )
+from spmd.debug.printing import debug_log as log
 from spmd.debug.printing import debug_print as print
 from spmd.debug.progress import loading, step
 from spmd.debug.replicated import assert_replicated
@@ -35,6 +36,7 @@ __all__ = [
     "here",
     "inspect_array_sharding",
     "loading",
+    "log",
     "memory_stats",
     "print",
     "profile",

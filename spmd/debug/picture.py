@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from spmd.core.context import state
+from spmd.core.device import default_device
 from spmd.core.errors import ArgumentError
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer
+from spmd.core.tree import tree_leaves
+from spmd.lax.callback import debug_callback, here
 from spmd.sharding.array import Array
+from spmd.sharding.named import SingleDeviceSharding
 
 
 def sharding_table(shape: Sequence[int], sharding: Any) -> str:
@@ -74,7 +80,11 @@ def visualize_array_sharding(arr: Any) -> None:
 
 
 def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> None:
-    """Call `callback` with the sharding of an array.
+    """Call `callback` with the sharding of an array, or of each array of a pytree.
+
+    In a traced function it is called when the function is traced: what `jit` compiles holds each
+    value on one device. In the per-device code of `pmap` and `shard_map` a value is the piece of
+    one device; there the call comes when the program runs, for each device with its own.
 
     >>> import spmd, spmd.numpy as snp
     >>> seen = []
@@ -82,9 +92,25 @@ def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> No
     >>> len(seen[0].device_set)
     1
     """
-    if isinstance(value, Tracer) or not isinstance(value, Array):
-        raise ArgumentError(
-            f"{current_source()}: inspect_array_sharding needs an Array outside of jit, got "
-            f"{value!r}; inside of a program, look at the function's arguments and results"
-        )
-    callback(value.sharding)
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Array):
+            callback(leaf.sharding)
+        elif not isinstance(leaf, Tracer):
+            raise ArgumentError(
+                f"{current_source()}: inspect_array_sharding needs arrays, got {leaf!r}"
+            )
+        elif all(frame.kind == "vmap" for frame in state.axes):
+            callback(SingleDeviceSharding(default_device()))
+        else:
+            debug_callback(_OfDevice(callback), leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfDevice:
+    """Calls back with the sharding of a piece; equal for equal callbacks."""
+
+    callback: Callable[[Any], None]
+
+    def __call__(self, piece: Any) -> None:
+        device = here().device
+        self.callback(SingleDeviceSharding(default_device() if device is None else device))

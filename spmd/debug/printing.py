@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,18 @@ from spmd.core.errors import ArgumentError
 from spmd.core.source import current_source
 from spmd.lax.callback import debug_callback, here
 
+_log = logging.getLogger("spmd.debug")
+
 # What a format may name that the caller need not give.
 PLACE_NAMES = ("device", "axes")
 
 
 class _Checker(string.Formatter):
     """Finds out whether a format and its arguments fit, without formatting anything."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return ""
@@ -34,7 +41,7 @@ class _Checker(string.Formatter):
             if key in PLACE_NAMES:
                 return ""
             raise ArgumentError(
-                f"{current_source()}: debug.print: the format names {{{key}}}, but the call gives "
+                f"{current_source()}: {self.name}: the format names {{{key}}}, but the call gives "
                 f"{len(args)} positional arguments and the names {', '.join(kwargs) or 'none'}"
             ) from None
 
@@ -45,9 +52,9 @@ class _Checker(string.Formatter):
         unused += [name for name in kwargs if name not in used_args]
         if unused:
             raise ArgumentError(
-                f"{current_source()}: debug.print: the format does not use the arguments "
+                f"{current_source()}: {self.name}: the format does not use the arguments "
                 f"{', '.join(unused)}. An f-string is formatted before the value is known: write "
-                'debug.print("x = {x}", x=x), without f.'
+                f'{self.name}("x = {{x}}", x=x), without f.'
             )
 
 
@@ -58,6 +65,7 @@ class _Printer:
     fmt: str
     has_fields: bool
     options: tuple[tuple[str, Any], ...]
+    record: tuple[str, int] | None = None  # a line of the log, from this file and line
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         place = here()
@@ -67,11 +75,15 @@ class _Printer:
                 text = self.fmt.format(*args, **known)
             else:
                 text = " ".join((self.fmt, *map(str, args)))
-        sys.stdout.write(text + "\n")
+        if self.record is None:
+            sys.stdout.write(text + "\n")
+        else:
+            file, line = self.record
+            _log.handle(_log.makeRecord(_log.name, logging.INFO, file, line, text, (), None))
 
     @property
     def __name__(self) -> str:
-        return f"debug.print({self.fmt!r})"
+        return f"debug.{'print' if self.record is None else 'log'}({self.fmt!r})"
 
 
 def debug_print(
@@ -105,24 +117,63 @@ def debug_print(
     i=1 on CPU_1: 1.0
     """
 
+    how = {"ordered": ordered, "partitioned": partitioned}
+    return _emitter(fmt, args, kwargs, how, skip_format_check, logs=False)
+
+
+def debug_log(
+    fmt: str | None = None,
+    *args: Any,
+    ordered: bool = False,
+    partitioned: bool = False,
+    skip_format_check: bool = False,
+    **kwargs: Any,
+) -> Callable[..., None] | None:
+    """Log values when a compiled program computes them: `debug.print` to the logger "spmd.debug".
+
+    Records are of level INFO and name the file and line of the call. `logging` decides where they
+    go: nowhere, until a program configures it (`logging.basicConfig(level="INFO")`).
+
+    >>> import logging, spmd
+    >>> seen, handler = [], logging.Handler()
+    >>> handler.emit = lambda record: seen.append((record.levelname, record.getMessage()))
+    >>> logger = logging.getLogger("spmd.debug")
+    >>> logger.addHandler(handler)
+    >>> logger.setLevel("INFO")
+    >>> spmd.jit(lambda x: spmd.debug.log("x = {x}", x=x))(1.5)
+    >>> seen
+    [('INFO', 'x = 1.5')]
+    >>> logger.removeHandler(handler)
+    """
+    how = {"ordered": ordered, "partitioned": partitioned}
+    return _emitter(fmt, args, kwargs, how, skip_format_check, logs=True)
+
+
+def _emitter(
+    fmt: str | None, args: Any, kwargs: Any, how: Any, skip_format_check: bool, logs: bool
+) -> Callable[..., None] | None:
+    """Show values now, or, without a format, give the function that will."""
+    name = "debug.log" if logs else "debug.print"
+
     def emit(fmt: str, *args: Any, **kwargs: Any) -> None:
         if not isinstance(fmt, str):
             raise ArgumentError(
-                f"{current_source()}: debug.print: the format must be a string, got {fmt!r}; "
-                'write debug.print("{x}", x=x)'
+                f"{current_source()}: {name}: the format must be a string, got {fmt!r}; "
+                f'write {name}("{{x}}", x=x)'
             )
         if not skip_format_check:
-            _Checker().vformat(fmt, args, kwargs)
+            _Checker(name).vformat(fmt, args, kwargs)
         has_fields = any(name is not None for _, name, _, _ in string.Formatter().parse(fmt))
         options = tuple((k, v) for k, v in np.get_printoptions().items() if k != "formatter")
-        printer = _Printer(fmt, has_fields or not args, options)
-        debug_callback(printer, *args, ordered=ordered, partitioned=partitioned, **kwargs)
+        source = current_source()
+        record = (source.file, source.line) if logs else None
+        printer = _Printer(fmt, has_fields or not args, options, record)
+        debug_callback(printer, *args, **how, **kwargs)
 
     if fmt is not None:
         return emit(fmt, *args, **kwargs)
     if args or kwargs:
         raise ArgumentError(
-            f"{current_source()}: debug.print: values need a format; write "
-            'debug.print("{x}", x=x)'
+            f'{current_source()}: {name}: values need a format; write {name}("{{x}}", x=x)'
         )
     return emit

@@ -16,6 +16,7 @@ import numpy as np
 from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.config import config
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer
@@ -216,12 +217,26 @@ def _mismatch(name: str, shapes: Sequence[tuple[int, ...]], d: int, ndim: int) -
     )
 
 
+def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Warn of operands of different ranks, or raise, where numpy_rank_promotion says so."""
+    if config.numpy_rank_promotion == "allow" or len({len(s) for s in shapes if s}) < 2:
+        return
+    text = (
+        f"{current_source()}: {name}: operands of shapes {', '.join(map(str, shapes))} differ in "
+        "rank; numpy_rank_promotion is set to find this. Insert dims of size 1, as in x[None, :]"
+    )
+    if config.numpy_rank_promotion == "raise":
+        raise ShapeError(text)
+    warnings.warn(text, stacklevel=2)
+
+
 def promote_shapes(name: str, *xs: Any) -> list[Any]:
     """The operands broadcast to their common shape; scalars stay scalars."""
     shapes = [typeof(x).shape for x in xs]
     first = next((s for s in shapes if s), ())
     if all(s == first or not s for s in shapes):
         return list(xs)
+    _check_ranks(name, shapes)
     shape = broadcast_shapes_of(name, shapes)
     return [x if not s else broadcast_to(x, shape) for x, s in zip(xs, shapes, strict=True)]
 
@@ -258,6 +273,7 @@ def _promoted(
     first = next((s for s in shapes if s), ())
     if all(s == first or not s for s in shapes):
         return out
+    _check_ranks(name, shapes)
     shape = broadcast_shapes_of(name, shapes)
     return [broadcast_to(x, shape) if s else x for x, s in zip(out, shapes, strict=True)]
 

@@ -51,7 +51,7 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) 
     found = dtypes.canonical(np.float64) if dtype is None else user_dtype(dtype, "lognormal")
     if not dtypes.is_inexact(found):
         raise DtypeError(f"lognormal: dtype must be a float or complex, got {found}")
-    drawn = normal(single(key, "lognormal"), whole, found)
+    drawn = normal(key, whole, found)
     return lax.exp(lax.mul(drawn, _parameter("lognormal", sigma, whole, found)))
 
 

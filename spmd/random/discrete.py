@@ -187,7 +187,8 @@ def choice(
         raise ArgumentError("choice: there is nothing to choose from")
     if not replace and drawn > count:
         raise ArgumentError(f"choice: {drawn} draws without replacement from {count} elements")
-    key = single(key, "choice")
+    # Without probabilities it is `randint` or `permutation` that uses the key up.
+    key = single(key, "choice", uses=p is not None)
     if p is None and not replace:
         shuffled = permutation(key, count if is_number else a, d)
         result = lax.slice_in_dim(shuffled, 0, drawn, axis=d)

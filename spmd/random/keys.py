@@ -15,7 +15,9 @@ import numpy as np
 from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
+from spmd.core.config import config
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.reuse import use_key
 from spmd.core.util import product
 from spmd.lax.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
 from spmd.numpy.creation import canonical_shape
@@ -134,8 +136,11 @@ def typed(keys: Any, name: str) -> Any:
     )
 
 
-def single(keys: Any, name: str) -> Any:
-    """One typed key; more than one is an error that advises `vmap`."""
+def single(keys: Any, name: str, uses: bool = True) -> Any:
+    """One typed key; more than one is an error that advises `vmap`.
+
+    With `uses` the key is used up: a second time is what `debug_key_reuse` finds.
+    """
     found = typed(keys, name)
     shape = typeof(found).shape
     if shape:
@@ -143,6 +148,8 @@ def single(keys: Any, name: str) -> Any:
             f"{name} accepts a single key, but was given a key array of shape {shape}; "
             "use vmap to draw with each of them"
         )
+    if uses and config.debug_key_reuse and found is keys:
+        use_key(found, f"random.{name}")
     return found
 
 
@@ -197,7 +204,7 @@ def fold_in(key: Any, data: Any) -> Any:
     if not dtypes.is_integer(typeof(data).dtype):
         raise DtypeError(f"fold_in: data must be an integer, got {typeof(data)}")
     low = lax.convert_element_type(data, _WORD)
-    return _like(key, threefry2x32(single(key, "fold_in"), np.uint32(0), low))
+    return _like(key, threefry2x32(single(key, "fold_in", uses=False), np.uint32(0), low))
 
 
 # ---- bits --------------------------------------------------------------------------------------

@@ -453,4 +453,4 @@ def _with_row(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 
 def _settings() -> Any:
-    return (config.enable_x64, config.num_cpu_devices)
+    return (config.tracing, config.num_cpu_devices)

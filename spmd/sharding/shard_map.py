@@ -120,7 +120,7 @@ def _call(
         check_axis_name_free(what, axis, [frame.name for frame in state.axes])
     if runs_eagerly() and current_lockstep() is None:
         return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat)
-    around = (kind, state.axes, config.enable_x64)
+    around = (kind, state.axes, config.tracing)
     key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), around)
     entries = _traced.of(f)
     found = entries.get(key)

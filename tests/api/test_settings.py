@@ -114,3 +114,69 @@ def test_pieces_must_fit_their_places():
         spmd.make_array_from_single_device_arrays((4,), sharding, [])
     tree = {"x": piece}
     assert spmd.copy_to_host_async(tree) is tree
+
+
+def test_ranks_that_differ_are_told_or_forbidden():
+    x, y = snp.ones((2, 3)), snp.ones(3)
+    f = spmd.jit(lambda x, y: x * y)
+    for _ in range(4):
+        f(x, y)  # a fast path must not hide the setting
+    with spmd.numpy_rank_promotion("raise"):
+        for call in (lambda: x + y, lambda: f(x, y), lambda: snp.where(x > 0, y, 0)):
+            with pytest.raises(
+                errors.ShapeError, match=r"shapes \(2, 3\), \(3,\).* differ in rank"
+            ):
+                call()
+        np.testing.assert_array_equal(x + y[None] + 1.0, np.full((2, 3), 3))
+    with (
+        spmd.numpy_rank_promotion("warn"),
+        pytest.warns(UserWarning, match="add: operands of shapes"),
+    ):
+        x + y
+    np.testing.assert_array_equal(f(x, y), x)
+    with pytest.raises(errors.ArgumentError, match="must be one of allow, warn, raise"):
+        spmd.config.update("numpy_rank_promotion", "never")
+
+
+def pairs_of_operands(jnp):
+    f, i, b = jnp.ones(2, np.float32), jnp.ones(2, np.int32), jnp.ones(2, bool)
+    half = jnp.ones(2, jnp.bfloat16)
+    return [(x, y) for x in (f, i, b, half) for y in (f, i, b, half, True, 1, 1.0)]
+
+
+def test_strict_promotion_forbids_what_jax_forbids():
+    jax = pytest.importorskip("jax")
+    pairs = zip(pairs_of_operands(snp), pairs_of_operands(jax.numpy), strict=True)
+    for ours, theirs in pairs:
+        with jax.numpy_dtype_promotion("strict"):
+            try:
+                want = jax.numpy.add(*theirs).dtype
+            except ValueError:
+                want = None
+        with spmd.numpy_dtype_promotion("strict"):
+            if want is None:
+                with pytest.raises(errors.DtypeError, match="numpy_dtype_promotion is 'strict'"):
+                    snp.add(*ours)
+            else:
+                assert snp.add(*ours).dtype == want
+
+
+def test_infinities_are_found():
+    with spmd.debug_infs():
+        with pytest.raises(FloatingPointError, match=r"div made an inf at .*test_settings"):
+            spmd.jit(lambda x: 1 / x)(0.0)
+        with pytest.raises(FloatingPointError, match="an inf among its arguments"):
+            spmd.jit(lambda x: x * 2)(np.inf)
+        assert np.isnan(spmd.jit(lambda x: snp.log(x))(-1.0))
+        with pytest.raises(FloatingPointError, match=r"exp made an inf on CPU_1 \(i=1\)"):
+            spmd.pmap(lambda x: snp.exp(x) - 1, axis_name="i")(np.array([1.0, 100.0]))
+
+
+def test_live_arrays_are_those_that_are_left():
+    x = spmd.jit(lambda x: x + 1)(snp.ones(3))
+    sharded = spmd.pmap(lambda x: x)(np.arange(4.0))
+    ids = {id(a) for a in spmd.live_arrays()}
+    assert id(x) in ids and id(sharded) in ids
+    assert not any(id(piece) in ids for piece in sharded.shards)
+    x.delete()
+    assert id(x) not in {id(a) for a in spmd.live_arrays()}

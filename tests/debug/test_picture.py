@@ -40,5 +40,22 @@ def test_one_dim_and_one_device(capsys):
 def test_mistakes():
     with pytest.raises(ArgumentError, match="1 or 2 dims"):
         spmd.debug.visualize_array_sharding(snp.ones((1, 1, 1)))
-    with pytest.raises(ArgumentError, match="outside of jit"):
-        spmd.jit(lambda x: spmd.debug.inspect_array_sharding(x, callback=print))(1.0)
+    with pytest.raises(ArgumentError, match="needs arrays, got 'x'"):
+        spmd.debug.inspect_array_sharding(["x"], callback=print)
+
+
+def test_shardings_of_traced_values():
+    seen = []
+
+    def f(x):
+        y = {"a": x * 2, "b": snp.sin(x)}
+        spmd.debug.inspect_array_sharding(y, callback=seen.append)
+        return y["a"]
+
+    spmd.jit(f)(snp.ones(4))
+    assert [s.device_set for s in seen] == [{spmd.devices()[0]}] * 2
+    seen.clear()
+    spmd.pmap(f)(snp.ones((4, 2)))
+    assert [s.device_set for s in seen] == [{d} for d in spmd.devices()[:4] for _ in range(2)] or [
+        s.device_set for s in seen
+    ] == [{d} for _ in range(2) for d in spmd.devices()[:4]]

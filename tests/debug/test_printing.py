@@ -124,3 +124,16 @@ def test_errors_and_listings_tell_the_scope(capsys):
         return snp.sum(snp.sin(x))
 
     assert "in body" in str(spmd.debug.show(g)(snp.arange(8.0)))
+
+
+def test_the_log_is_print_to_a_logger(caplog):
+    def f(x):
+        spmd.debug.log("x = {x} on {axes}", x=x)
+        return x
+
+    with caplog.at_level("INFO", logger="spmd.debug"):
+        spmd.jit(lambda x: spmd.vmap(f, axis_name="i")(x))(np.arange(2.0))
+    assert [r.getMessage() for r in caplog.records] == ["x = 0.0 on i=0", "x = 1.0 on i=1"]
+    assert {(r.levelname, r.filename) for r in caplog.records} == {("INFO", "test_printing.py")}
+    with pytest.raises(ArgumentError, match=r"test_printing.*debug.log: the format names {y}"):
+        spmd.debug.log("{y}", x=1)
