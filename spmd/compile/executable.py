@@ -18,6 +18,7 @@ import numpy as np
 
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.encode import StepsById
 from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
@@ -114,15 +115,19 @@ class Executable:
         closed = self._closed()
         assert closed is not None
         consts = among_given(closed, [const for _, const in self.schedule.consts], self._consts)
-        save_image(key, self.native.encoded, self.arena, self.results, self.takes, consts)
+        save_image(key, self.native.encoded, self.arena, self.results, self.takes, consts, closed)
 
     def _load(self, image: Image, closed: ClosedJaxpr) -> None:
         self.arena = image.arena
         self.takes = image.takes
         self.results = image.results
-        self.native = NativeProgram(image.encoded())
+        self.native = NativeProgram(image.encoded(closed), steps_again=self._steps_again)
         given = zip(closed.consts, closed.jaxpr.constvars, strict=True)
         self._consts = image.constants([constant(value, v.aval) for value, v in given])
+
+    def _steps_again(self) -> StepsById:
+        """The steps of a loaded program, which is compiled for that."""
+        return assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for."""

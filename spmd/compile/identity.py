@@ -36,6 +36,14 @@ def identity(closed: ClosedJaxpr) -> str | None:
         return None
 
 
+def eqn_text(prim: Primitive, params: dict[str, Any]) -> str | None:
+    """The text of what an equation does, whatever its operands are; None if it has none."""
+    try:
+        return _Writer().head(prim, params)
+    except NoIdentityError:
+        return None
+
+
 class _Writer:
     """Writes one program; numbers variables, avals and inner jaxprs in order of appearance."""
 
@@ -58,15 +66,18 @@ class _Writer:
         yield f"in {' '.join(map(self._atom, jaxpr.outvars))}"
 
     def _eqn(self, eqn: Eqn) -> str:
-        prim, params = eqn.prim, eqn.params
+        head = self.head(eqn.prim, eqn.params)
+        ins = " ".join([self._atom(a) for a in eqn.invars])
+        return f"{head} {ins} : {self._new(eqn.outvars)}"
+
+    def head(self, prim: Primitive, params: dict[str, Any]) -> str:
+        """A primitive and its parameters."""
         if prim not in _ours():
             raise NoIdentityError(prim.name)
         if prim.inline is not None or prim.expand is not None:
             # The compiler sees what the call stands for, and nothing of its rules.
             params = {"jaxpr": params["jaxpr"]}
-        ins = " ".join([self._atom(a) for a in eqn.invars])
-        text = " ".join([f"{name}={self._value(v)}" for name, v in params.items()])
-        return f"{prim.name} {text} {ins} : {self._new(eqn.outvars)}"
+        return f"{prim.name} " + " ".join([f"{n}={self._value(v)}" for n, v in params.items()])
 
     def _atom(self, atom: Atom) -> str:
         if isinstance(atom, Literal):

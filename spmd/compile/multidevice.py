@@ -20,6 +20,7 @@ from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.flight import COMPILING, FLIGHT
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
+from spmd.compile.cpu.encode import StepsById
 from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
@@ -129,10 +130,9 @@ class MeshExecutable:
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack
 
     def _image_key(self, closed: ClosedJaxpr) -> str | None:
-        """The name of the program's image; a mesh with axes that have no name has none."""
-        sizes = tuple(self.topology.sizes.items())
-        if not all(type(axis) is str for axis, _ in sizes):
-            return None
+        """The name of the program's image. An axis without a name is only told from others."""
+        axes = enumerate(self.topology.sizes.items())
+        sizes = tuple((axis if type(axis) is str else k, size) for k, (axis, size) in axes)
         return image_key(partial(identity, closed), (), (sizes, self.topology.local))
 
     def _passes_across(self, closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
@@ -190,14 +190,19 @@ class MeshExecutable:
         if key:
             consts = [const for _, const in schedule.consts]
             kept = among_given(closed, consts, self._consts)
-            save_image(key, self.native.encoded, self.arena, self.results, {}, kept)
+            save_image(key, self.native.encoded, self.arena, self.results, {}, kept, closed)
 
     def _load(self, image: Image, closed: ClosedJaxpr) -> None:
         self.arena, self.results = image.arena, image.results
-        self.native = NativeProgram(image.encoded())
+        self.native = NativeProgram(image.encoded(closed), steps_again=self._steps_again)
         pairs = zip(closed.consts, closed.jaxpr.constvars, strict=True)
         given = [_on_each((value, v.aval), len(self.devices)) for value, v in pairs]
         self._consts = image.constants(given)
+
+    def _steps_again(self) -> StepsById:
+        """The steps of a loaded program, which is compiled for that."""
+        native = assemble(self.schedule, self.plan, len(self.devices)).native
+        return native.encoded.steps
 
     def takes(self, donated: Sequence[bool]) -> dict[int, int]:
         """For outputs that may be written over a donated input: which one."""

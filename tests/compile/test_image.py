@@ -14,12 +14,13 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.api import make_jaxpr
 from spmd.compile import executable as executable_module
-from spmd.compile import multidevice
+from spmd.compile import hostcalls, multidevice
 from spmd.compile.cpu import cache, image, loader
 from spmd.compile.identity import identity
 from spmd.compile.pipeline import compile_jaxpr
 from spmd.core import primitive as primitive_module
 from spmd.core.config import config
+from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.trace import to_numpy
@@ -96,6 +97,12 @@ PROGRAMS = {
     "convolution": lambda x: lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME"),
     "loop": loop,
     "sort, while, cond": sort_and_count,
+    "host steps": lambda x: (lax.igamma(x * x, x * x), snp.linalg.eigvals(x[:, :5]), x + 1),
+    "host steps with constants": lambda x: lax.igamma(snp.float32(2), x * x) + snp.fft.fft(x).real,
+    "host steps in calls and loops": lambda x: lax.scan(
+        lambda c, r: (spmd.jit(lax.igamma)(c * c, r * r), snp.linalg.qr(r[:4, None])[1]), x[0], x
+    ),
+    "host steps in a gradient": spmd.grad(lambda x: snp.sum(snp.linalg.det(x[:, :5]))),
 }
 
 
@@ -139,6 +146,39 @@ def test_programs_over_a_mesh_are_loaded(second_process, monkeypatch):
             np.testing.assert_array_equal(one, other)
         with pytest.raises(AssertionError, match="compiled again"):
             over_devices(2)
+
+
+def test_maps_without_a_name_are_loaded(second_process, monkeypatch):
+    x = np.linspace(-1, 1, 160, dtype=np.float32).reshape(4, 5, 8)
+
+    def results():
+        inner = spmd.vmap(lambda x: snp.tanh(x) * 2)
+        return np.asarray(spmd.pmap(lambda x: inner(x) @ x.T)(x))
+
+    first = results()
+    second_process()
+    with monkeypatch.context() as patch:
+        patch.setattr(multidevice, "lower", executable_module.lower)
+        np.testing.assert_array_equal(first, results())
+        with pytest.raises(AssertionError, match="compiled again"):
+            spmd.pmap(lambda x: snp.tanh(x) * 2)(x)
+
+
+@pytest.mark.filterwarnings("ignore::spmd.core.errors.CollectiveWarning")
+def test_a_loaded_program_says_where_it_failed(folder, monkeypatch):
+    """Its steps are made again for that: they are not in the image."""
+
+    def meets_sometimes(x):
+        return lax.cond(x > 0, lambda x: lax.psum(x, "i"), lambda x: x, x)
+
+    def fails():
+        with pytest.raises(CollectiveError, match="another way") as caught:
+            spmd.pmap(meets_sometimes, axis_name="i")(np.float32([1, -1, 1]))
+        return str(caught.value)
+
+    told = fails()
+    forget(monkeypatch)
+    assert fails() == told and "psum" in told
 
 
 def test_a_loaded_program_over_a_mesh_takes_donated_memory(folder, monkeypatch):
@@ -218,17 +258,32 @@ def test_damaged_images_are_compiled_again(folder, monkeypatch, damage):
     np.testing.assert_array_equal(run(again(closed), X), first)
 
 
-def test_programs_that_call_python_are_compiled_in_every_process(folder):
-    closed = make_jaxpr(lax.igamma)(X, X)
-    run(closed, X, X)
+def test_programs_that_call_the_user_are_compiled_in_every_process(folder):
+    def f(x):
+        return spmd.pure_callback(np.sin, spmd.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    closed = make_jaxpr(f)(X)
+    run(closed, X)
     assert compile_jaxpr(again(closed)).native.program is not None
 
 
+def test_host_steps_that_a_pass_made_are_not_kept(folder):
+    """What is not among the user's equations cannot be found among them again."""
+    closed = make_jaxpr(lax.igamma)(X, X)
+    other = make_jaxpr(lambda x: lax.igamma(x, x) + 1)(X)
+    step = compile_jaxpr(closed).native.encoded.steps[0]
+    assert hostcalls.keep(step.function, closed) == (0, (0, 1))
+    assert hostcalls.keep(step.function, make_jaxpr(snp.sin)(X)) is None
+    assert hostcalls.keep(lambda *_: None, closed) is None
+    assert hostcalls.find((0, (0, 0)), other).prim is step.function.prim
+
+
 def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
-    made = compile_jaxpr(make_jaxpr(lambda x: x * 2)(X)).native.encoded
+    closed = make_jaxpr(lambda x: x * 2)(X)
+    made = compile_jaxpr(closed).native.encoded
     before = set(folder.rglob("*.o"))
     made.words[-1] = 2**46
-    image.save_image("ab" * 32, made, 0, (None,), {}, [])
+    image.save_image("ab" * 32, made, 0, (None,), {}, [], closed)
     assert set(folder.rglob("*.o")) == before
 
 

@@ -10,8 +10,9 @@ before unsafe code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -91,12 +92,15 @@ _MEETINGS = (CollectiveStep, CallbackStep, RankStep)
 _INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
 
 
+StepsById: TypeAlias = Sequence[Step] | Mapping[int, Step]
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """The words of a program and what the runner must know about it."""
 
     words: np.ndarray
-    steps: tuple[Step, ...]  # by id
+    steps: StepsById  # of a loaded program only those that call Python
     levels: int
     max_args: int
     cost_ps: int

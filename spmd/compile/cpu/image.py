@@ -23,6 +23,8 @@ from spmd.compile.cpu.cache import entry_key, object_cache
 from spmd.compile.cpu.cores import available_cores
 from spmd.compile.cpu.encode import Encoded
 from spmd.compile.cpu.loader import loader
+from spmd.compile.cpu.program import CallbackStep, Slot, View
+from spmd.compile.hostcalls import find, keep, keep_dtype
 from spmd.core.aval import ShapedArray
 from spmd.core.config import SETTINGS, config
 from spmd.core.ir import ClosedJaxpr
@@ -62,9 +64,15 @@ class Image:
     max_args: int
     cost_ps: int
     is_open: bool
+    # Steps that call Python: their number, what they run (see `hostcalls`), and the shape and dtype
+    # of each input and each output.
+    hosts: tuple[tuple[int, Any, tuple[Any, ...], tuple[Any, ...]], ...]
 
-    def encoded(self) -> Encoded:
-        """The program's words with the addresses of this process; its entries are loaded."""
+    def encoded(self, closed: ClosedJaxpr) -> Encoded:
+        """The program's words with the addresses of this process; its entries are loaded.
+
+        `closed` is the program as it was traced.
+        """
         words = np.frombuffer(self.words, np.int64).copy()
         tables = [loader.loaded(entry) for entry, _ in self.entries]
         places = tuple((word, tables[k][symbol]) for word, k, symbol in self.places)
@@ -72,13 +80,13 @@ class Image:
             words[word] = address
         return Encoded(
             words=words,
-            steps=(),
+            steps={number: _host_step(host, closed) for number, *host in self.hosts},
             levels=self.levels,
             max_args=self.max_args,
             cost_ps=self.cost_ps,
             bases=self.bases,
             devices=self.devices,
-            calls_python=False,
+            calls_python=bool(self.hosts),
             is_open=self.is_open,
             places=places,
         )
@@ -143,12 +151,14 @@ def save_image(
     results: tuple[int | None, ...],
     takes: dict[int, int],
     consts: Sequence[Any],
+    closed: ClosedJaxpr,
 ) -> None:
     """Keep a program, if it may be run by other processes.
 
     `consts` are numbers of the traced jaxpr's constants, arrays, or lists of each device's array.
     """
-    if encoded.calls_python:
+    hosts = _kept_hosts(encoded, closed)
+    if hosts is None:
         return
     arrays = [c if isinstance(c, list) else [c] for c in consts if not isinstance(c, int)]
     if sum(a.nbytes for each in arrays for a in each) > MOST_CONST_BYTES:
@@ -175,8 +185,32 @@ def save_image(
         max_args=encoded.max_args,
         cost_ps=encoded.cost_ps,
         is_open=encoded.is_open,
+        hosts=hosts,
     )
     object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(Image)]))
+
+
+def _kept_hosts(encoded: Encoded, closed: ClosedJaxpr) -> tuple[Any, ...] | None:
+    """The steps that call Python as an image has them; None if one of them cannot be kept."""
+    made = []
+    for number, step in enumerate(encoded.steps):
+        if isinstance(step, CallbackStep):
+            kept = None if step.together else keep(step.function, closed)
+            views = [
+                [(v.shape, keep_dtype(v.dtype)) for v in s] for s in (step.inputs, step.outputs)
+            ]
+            if kept is None or any(dtype is None for each in views for _, dtype in each):
+                return None
+            made.append((number, kept, *map(tuple, views)))
+    return tuple(made)
+
+
+def _host_step(host: Sequence[Any], closed: ClosedJaxpr) -> CallbackStep:
+    """A step that calls Python; its words know where its operands lie."""
+    kept, *views = host
+    ins, outs = (tuple(View(Slot(0), s, np.dtype(d)) for s, d in each) for each in views)
+    function = find(kept, closed)
+    return CallbackStep(function, ins, outs, name=function.prim.name)
 
 
 def _bytes_of(const: Any) -> bytes | tuple[bytes, ...]:

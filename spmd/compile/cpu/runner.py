@@ -23,7 +23,7 @@ import numpy as np
 
 from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import runtime_ir_execute as native
-from spmd.compile.cpu.encode import Encoded, Encoder, needed_reductions
+from spmd.compile.cpu.encode import Encoded, Encoder, StepsById, needed_reductions
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
     CallbackStep,
@@ -76,13 +76,20 @@ def build_program(program: Program) -> NativeProgram:
 class NativeProgram:
     """A program ready to run. Immutable; may run in several threads at once.
 
-    `program` is what it was made of; None if it came from the disk as words.
+    `program` is what it was made of; None if it came from the disk as words. Then `steps_again`
+    makes its steps, for a failed run to say which it was.
     """
 
-    def __init__(self, encoded: Encoded, program: Program | None = None):
+    def __init__(
+        self,
+        encoded: Encoded,
+        program: Program | None = None,
+        steps_again: Callable[[], StepsById] | None = None,
+    ):
         devices = encoded.devices
         self.encoded = encoded
         self.program = program
+        self._steps_again = steps_again
         self.name = ""
         self.devices = devices
         self.cost_ns = encoded.cost_ps * devices / 1000
@@ -154,7 +161,7 @@ class NativeProgram:
             raise MemoryError("no memory for the scratch space of a kernel")
         if status == native.RAISED and self._callbacks:
             raise self._callbacks.take()
-        step = self.encoded.steps[report[native.REPORT_STEP]]
+        step = self._step(report[native.REPORT_STEP])
         if status == native.TROUBLE and isinstance(step, RankStep):
             raise step.take()
         if status == native.MISMATCH:
@@ -164,6 +171,12 @@ class NativeProgram:
                 f"a loop was told at run time to make more than its {step.max_trips} trips"
             )
         raise AssertionError(f"status {status} of step {step}")
+
+    def _step(self, number: int) -> Step:
+        steps = self.encoded.steps
+        if self.program is None and self._steps_again is not None:
+            steps = self._steps_again()
+        return steps[number]
 
     @property
     def keeps_gil(self) -> bool:
@@ -183,7 +196,7 @@ class _Callbacks:
     executor stops with `RAISED`, and `take` hands it out.
     """
 
-    def __init__(self, steps: Sequence[Step], devices: int):
+    def __init__(self, steps: StepsById, devices: int):
         self._steps = steps
         self._devices = tuple(range(devices))
         self._raised: dict[int, BaseException] = {}

@@ -29,6 +29,7 @@ from spmd.compile.lower.schedule import (
 )
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Primitive
 
 Rule: TypeAlias = Callable[["Lowering", Eqn], None]
 Aim: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
@@ -254,18 +255,28 @@ def host(lowering: Lowering, eqn: Eqn) -> None:
             slots.append((True, len(read)))
             read.append((lowering.refs[atom], atom.aval))
     outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
-    function = _host_function(eqn, tuple(slots))
-    lowering.steps.append(Host(function, tuple(read), outs, eqn.prim.name, eqn.source))
+    call = HostCall(eqn.prim, eqn.params, tuple(slots))
+    lowering.steps.append(Host(call, tuple(read), outs, eqn.prim.name, eqn.source))
 
 
-def _host_function(eqn: Eqn, slots: tuple[tuple[bool, Any], ...]) -> Callable[..., None]:
-    impl, params, multiple = eqn.prim.rule("impl"), eqn.params, eqn.prim.multiple
+class HostCall:
+    """Runs a primitive's `impl` over NumPy.
 
-    def run(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        operands = [inputs[value] if given else value for given, value in slots]
+    Each operand is (True, the number of an input) or (False, its value).
+    """
+
+    __slots__ = ("_impl", "params", "prim", "slots")
+
+    def __init__(
+        self, prim: Primitive, params: dict[str, Any], slots: tuple[tuple[bool, Any], ...]
+    ):
+        self.prim, self.params, self.slots = prim, params, slots
+        self._impl = prim.rule("impl")
+
+    def __call__(self, device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        operands = [inputs[value] if given else value for given, value in self.slots]
         with np.errstate(all="ignore"):
-            found = impl(np, *operands, **params)
-        for target, value in zip(outputs, found if multiple else [found], strict=True):
+            found = self._impl(np, *operands, **self.params)
+        values = found if self.prim.multiple else [found]
+        for target, value in zip(outputs, values, strict=True):
             target[...] = value
-
-    return run
