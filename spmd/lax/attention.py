@@ -28,7 +28,7 @@ from spmd.core.structural import broadcast_in_dim, reduce_sum, reshape, to_front
 from spmd.core.util import split_list
 from spmd.lax.arithmetic import add, div, log, mul, sub
 from spmd.lax.array import broadcasted_iota, full
-from spmd.lax.attention_blocks import FLOAT32, Attention, attend, attend_grad, weigh
+from spmd.lax.attention_blocks import Attention, attend, attend_grad, weigh, wide
 from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import dot_general
 from spmd.lax.elementwise import exp
@@ -51,13 +51,34 @@ def attention(
 ) -> Any:
     """Attention of query (B, K, G, T, H) to key and value (B, K, S, H), in value's dtype.
 
-    Scores and weights are float32. A query sees the keys where all `masks` (bool) are true, those
-    up to its own position if `causal`, and in a `window` so many positions before and behind it;
-    if it sees none, it takes the average of all values.
+    See `attention_and_residual`.
+    """
+    return attention_and_residual(
+        query, key, value, bias, masks, scale=scale, causal=causal, window=window
+    )[0]
+
+
+def attention_and_residual(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    masks: Sequence[Any] = (),
+    *,
+    scale: float,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+) -> tuple[Any, Any]:
+    """Attention, in value's dtype, and the logsumexp of each query's scores (B, K, G, T).
+
+    Scores and weights are float32, or float64 for such queries. A query sees the keys where all
+    `masks` (bool) are true, those up to its own position if `causal`, and in a `window` so many
+    positions before and behind it; if it sees none, it takes the average of all values.
     """
     extras = [*([] if bias is None else [bias]), *masks]
     spec = Attention(float(scale), causal, window, bias is not None, len(masks))
-    return _bind(attention_p, query, key, value, *extras, spec=spec)[0]
+    out, top, rest = _bind(attention_p, query, key, value, *extras, spec=spec)
+    return out, add(top, rest)
 
 
 def _bind(prim: Primitive, *operands: Any, spec: Attention) -> Any:
@@ -93,7 +114,7 @@ def _tangent_formula(spec: Attention, *operands: Any) -> list[Any]:
     scores, seen = _scores(spec, q, k, extras)
     weights = weigh(scores, _beside(top, scores), _beside(rest, scores))
     moved = add(_dot(dq, k, 4, 3), _dot(q, dk, 4, 3))
-    moved = _if_seen(seen, mul(moved, np.float32(spec.scale)))
+    moved = _if_seen(seen, mul(moved, typeof(moved).dtype.type(spec.scale)))
     dlse = reduce_sum(mul(weights, moved), (4,))
     slope = mul(weights, sub(moved, _beside(dlse, moved)))
     narrow = typeof(v).dtype
@@ -108,7 +129,7 @@ def _grad_formula(spec: Attention, *operands: Any) -> list[Any]:
     scores, seen = _scores(spec, q, k, extras)
     weights = weigh(scores, _beside(top, scores), _beside(rest, scores))
     slope = mul(weights, sub(_dot(ct, v, 4, 3), _beside(delta, scores)))
-    slope = _if_seen(seen, mul(slope, np.float32(spec.scale)))
+    slope = _if_seen(seen, mul(slope, typeof(slope).dtype.type(spec.scale)))
     slope = convert_element_type(slope, typeof(q).dtype)
     weights = convert_element_type(weights, typeof(ct).dtype)
     # (B, K, H, S): over query heads and queries at once.
@@ -130,17 +151,17 @@ def _scores(spec: Attention, q: Any, k: Any, extras: Sequence[Any]) -> tuple[Any
     )
 
 
-def _dot(x: Any, y: Any, left: int, right: int, dtype: Any = FLOAT32) -> Any:
-    """(B, K, G, T, *) by (B, K, *, *), summed over one dim of each, in float32 by default."""
+def _dot(x: Any, y: Any, left: int, right: int, dtype: Any = None) -> Any:
+    """(B, K, G, T, *) by (B, K, *, *), summed over one dim of each; wide by default."""
     numbers = (((left,), (right,)), ((0, 1), (0, 1)))
-    out = dot_general(x, y, numbers, preferred_element_type=FLOAT32)
-    return convert_element_type(out, dtype)
+    out = dot_general(x, y, numbers, preferred_element_type=wide(x))
+    return out if dtype is None else convert_element_type(out, dtype)
 
 
 def _over_queries(x: Any, y: Any) -> Any:
     """(B, K, G, T, S) and (B, K, G, T, H) to (B, K, S, H)."""
     numbers = (((2, 3), (2, 3)), ((0, 1), (0, 1)))
-    return dot_general(x, y, numbers, preferred_element_type=FLOAT32)
+    return dot_general(x, y, numbers, preferred_element_type=wide(x))
 
 
 def _beside(rows: Any, like: Any) -> Any:
@@ -210,8 +231,7 @@ def _transpose(cts: Any, *operands: Any, spec: Attention, jaxpr: ClosedJaxpr) ->
     (q, k, v, top, rest, out, *moving), extras = split_list(operands, [9])
     ct, ct_lse = cts
     ct = instantiate(ct)
-    wide = [convert_element_type(x, FLOAT32) for x in (ct, out)]
-    delta = reduce_sum(mul(*wide), (4,))
+    delta = reduce_sum(mul(*(convert_element_type(x, wide(x)) for x in (ct, out))), (4,))
     if not isinstance(ct_lse, Zero):
         delta = sub(delta, ct_lse)
     found = _bind(attention_grad_p, q, k, v, top, rest, delta, ct, *extras, spec=spec)

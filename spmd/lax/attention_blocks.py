@@ -33,6 +33,7 @@ from spmd.lax.reduce import reduce_max
 from spmd.lax.slicing import index_in_dim, pad, slice_in_dim
 
 FLOAT32 = np.dtype(np.float32)
+FLOAT64 = np.dtype(np.float64)
 # The score of a key that is not seen: finite, so that a query that sees none takes an average.
 HIDDEN = np.float32(-0.7 * float(np.finfo(np.float32).max))
 # Bytes of the scores of one block, which should stay in a core's own cache; and its rows.
@@ -59,14 +60,15 @@ class Attention:
     def scored(
         self, products: Any, extras: Sequence[Any], queries: Any, keys: Any
     ) -> tuple[Any, Any]:
-        """Scores of q k products in float32, and which are seen (None: all).
+        """Scores of q k products, in their dtype, and which are seen (None: all).
 
         `extras` are bias and masks, `queries` and `keys` positions, all in the products' shape.
         """
-        scores = mul(products, np.float32(self.scale))
+        dtype = typeof(products).dtype
+        scores = mul(products, dtype.type(self.scale))
         masks = list(extras)
         if self.bias:
-            scores = add(scores, convert_element_type(masks.pop(0), FLOAT32))
+            scores = add(scores, convert_element_type(masks.pop(0), dtype))
         if self.causal:
             masks.append(ge(queries(), keys()))
         if self.window is not None:
@@ -77,7 +79,7 @@ class Attention:
         for mask in masks:
             seen = mask if seen is None else bitwise_and(seen, mask)
         if seen is not None:
-            scores = select(seen, scores, full(typeof(scores).shape, HIDDEN, FLOAT32))
+            scores = select(seen, scores, full(typeof(scores).shape, HIDDEN, dtype))
         return scores, seen
 
     def chunks(self, queries: int, keys: int) -> list[tuple[int, int, int]]:
@@ -166,7 +168,7 @@ def attend_grad(spec: Attention, *operands: Any) -> list[Any]:
 
 def _grad_head(spec: Attention, q: Any, k: Any, v: Any, *given: Any) -> list[Any]:
     per_query, extras = given[:4], given[4:]
-    sums = [full(typeof(x).shape, 0, FLOAT32) for x in (k, v)]
+    sums = [full(typeof(x).shape, 0, wide(x)) for x in (k, v)]
     parts = []
     for first, last, keys in spec.chunks(typeof(q).shape[1], typeof(k).shape[0]):
         near, values = slice_in_dim(k, 0, keys), slice_in_dim(v, 0, keys)
@@ -178,19 +180,20 @@ def _grad_head(spec: Attention, q: Any, k: Any, v: Any, *given: Any) -> list[Any
             weights = weigh(scores, _beside(top, scores), _beside(rest, scores))
             dv = add(dv, _dot(convert_element_type(weights, typeof(ct).dtype), ct, over=0))
             slope = mul(weights, sub(_dot(ct, values_turned), _beside(delta, scores)))
-            slope = mul(slope, np.float32(spec.scale))
+            slope = mul(slope, typeof(slope).dtype.type(spec.scale))
             if seen is not None:
-                slope = select(seen, slope, full(typeof(slope).shape, 0, FLOAT32))
+                slope = select(seen, slope, full(typeof(slope).shape, 0, typeof(slope).dtype))
             slope = convert_element_type(slope, typeof(rows).dtype)
             dk = add(dk, _dot(slope, rows, over=0))
             return (dk, dv), convert_element_type(_dot(slope, near), typeof(rows).dtype)
 
         chunk = [slice_in_dim(x, first, last, axis=1) for x in (q, *per_query)]
         chunk += _cut(extras, first, last, keys)
-        start = tuple(full((keys, *typeof(x).shape[1:]), 0, FLOAT32) for x in (k, v))
+        start = tuple(full((keys, *typeof(x).shape[1:]), 0, wide(x)) for x in (k, v))
         carry, dq = _carried(block, start, first, chunk, _rows(last - first, keys))
         missing = typeof(k).shape[0] - keys
-        grown = [pad(x, np.float32(0), ((0, missing, 0), (0, 0, 0))) for x in carry]
+        zero = typeof(carry[0]).dtype.type(0)
+        grown = [pad(x, zero, ((0, missing, 0), (0, 0, 0))) for x in carry]
         sums = [add(total, x) for total, x in zip(sums, grown, strict=True)]
         parts.append(dq)
     dk, dv = (convert_element_type(x, typeof(k).dtype) for x in sums)
@@ -230,6 +233,11 @@ def _carried(
     return scan(group, start, _where(by_group, chunk))
 
 
+def wide(x: Any) -> np.dtype:
+    """The dtype of scores, weights and sums of x: float32, or float64 if x is."""
+    return FLOAT64 if typeof(x).dtype == FLOAT64 else FLOAT32
+
+
 def weigh(scores: Any, top: Any, rest: Any) -> Any:
     """The weights of scores: exp(score - logsumexp)."""
     return exp(sub(sub(scores, top), rest))
@@ -254,8 +262,8 @@ def _scores(
 
 
 def _dot(x: Any, y: Any, over: int = 1) -> Any:
-    """x y, or x^T y for `over=0`, summed in float32."""
-    return dot_general(x, y, (((over,), (0,)), ((), ())), preferred_element_type=FLOAT32)
+    """x y, or x^T y for `over=0`, summed in float32, or float64 if they are."""
+    return dot_general(x, y, (((over,), (0,)), ((), ())), preferred_element_type=wide(x))
 
 
 def _beside(row: Any, like: Any) -> Any:

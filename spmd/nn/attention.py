@@ -13,7 +13,7 @@ from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
-from spmd.lax.attention import attention
+from spmd.lax.attention import attention_and_residual
 from spmd.numpy.creation import asarray
 from spmd.numpy.promotion import as_array, check_arraylike, constant_like, plain
 from spmd.numpy.searching import where
@@ -32,11 +32,14 @@ def dot_product_attention(
     key_value_seq_lengths: Any = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
+    return_residual: bool = False,
 ) -> Any:
     """`softmax(query @ key.T * scale + bias) @ value`, for each head.
 
     `query_BTNH`, `key_BSKH` and `value_BSKH` may lack the batch dim. `mask` and `bias` broadcast
-    to (B, N, T, S); a query sees the keys where the mask is true.
+    to (B, N, T, S); a query sees the keys where the mask is true. With `return_residual` the
+    result is a pair: the attention, and for each query the logsumexp of its scores, (B, T, N),
+    through which, as in JAX, nothing is differentiated.
     """
     check_arraylike("dot_product_attention", query, key, value)
     if implementation not in (None, "xla"):
@@ -57,7 +60,7 @@ def dot_product_attention(
             )
         masks.append(_by_heads("mask", mask, (b, n, t, s), k))
     window = local_window_size
-    out_BKGTH = attention(
+    out_BKGTH, lse_BKGT = attention_and_residual(
         q_BKGTH,
         k_BKSH,
         v_BKSH,
@@ -71,7 +74,12 @@ def dot_product_attention(
     if query_seq_lengths is not None:
         inside = lax.lt(_positions((b, t, n, h), 1), _lengths(query_seq_lengths, (b, t, n, h)))
         out = where(inside, out, constant_like(out, 0))
-    return lax.reshape(out, shape)
+    out = lax.reshape(out, shape)
+    if not return_residual:
+        return out
+    lse = lax.reshape(lax.permute_dims(lse_BKGT, (0, 3, 1, 2)), shape[:-1])
+    narrow = lax.convert_element_type(lse, typeof(k_BSKH).dtype)
+    return out, lax.stop_gradient(narrow)
 
 
 def _by_heads(name: str, x: Any, shape: tuple[int, ...], key_heads: int) -> Any:

@@ -225,3 +225,43 @@ def test_over_devices_with_keys_that_all_share():
     np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-5)
     for mine, there in zip(found[1:], wanted[1:], strict=True):
         np.testing.assert_allclose(mine[0], np.asarray(there).sum(0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped heads", "causal in chunks", "mask", "lengths"])
+def test_the_residual_is_the_logsumexp_of_jax(name):
+    sizes, options = CASES[name]
+    args = triple(*sizes)
+    out, residual = nn.dot_product_attention(*args, **options, return_residual=True)
+    want, want_residual = jnn.dot_product_attention(*args, **options, return_residual=True)
+    assert residual.shape == args[0].shape[:-1] and residual.dtype == want_residual.dtype
+    np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(residual, want_residual, rtol=2e-5, atol=2e-6)
+    slope = spmd.grad(
+        lambda q: nn.dot_product_attention(q, *args[1:], return_residual=True)[1].sum()
+    )
+    np.testing.assert_array_equal(slope(args[0]), np.zeros_like(args[0]))
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped heads", "causal in chunks", "bias", "mask"])
+def test_float64_is_computed_in_float64(name):
+    """JAX narrows its scores to float32 here; the formula in NumPy is the oracle."""
+    with spmd.enable_x64(True):
+        sizes, options = CASES[name]
+        args = triple(*sizes, dtype=np.float64)
+        q, k, v = args
+        heads = q.shape[2] // k.shape[2]
+        k, v = (np.repeat(x, heads, 2) for x in (k, v))
+        scores = np.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(q.shape[3])
+        scores = scores + options.get("bias", 0)
+        seen = np.broadcast_to(options.get("mask", True), scores.shape)
+        if options.get("is_causal"):
+            seen = seen & np.tril(np.ones(scores.shape[2:], bool))
+        weights = np.where(seen, np.exp(scores), 0)
+        weights /= weights.sum(-1, keepdims=True)
+        attend = spmd.jit(lambda *a: nn.dot_product_attention(*a, **options))
+        out = attend(*args)
+        assert out.dtype == np.float64
+        np.testing.assert_allclose(out, np.einsum("bnts,bsnh->btnh", weights, v), rtol=1e-11)
+    with spmd.enable_x64(True):
+        small = triple(1, 3, 4, 2, 1, 2, dtype=np.float64)
+        check_grads(lambda *a: nn.dot_product_attention(*a), small, order=2)
