@@ -43,7 +43,7 @@ FLOORS = (
 )
 
 # Each optional or late package has one door.
-ONE_DOOR = ("mpi4py", "cupy", "llvmlite")
+ONE_DOOR = ("mpi4py", "cupy", "llvmlite", "onnx")
 # Never a dependency of the library: oracles and rivals.
 FOREIGN = ("jax", "jaxlib", "torch", "tensorflow")
 

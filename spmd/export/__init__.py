@@ -17,6 +17,7 @@ from spmd.export.exported import (
     minimum_supported_calling_convention_version,
     symbolic_args_specs,
 )
+from spmd.export.onnx_model import to_onnx
 from spmd.export.symbolic import (
     SymbolicScope,
     is_symbolic_dim,
@@ -35,4 +36,5 @@ __all__ = [
     "register_pytree_node_serialization",
     "symbolic_args_specs",
     "symbolic_shape",
+    "to_onnx",
 ]

@@ -223,12 +223,13 @@ def export(
 
     def do_export(*args: Any, **kwargs: Any) -> Exported:
         leaves, tree = tree_flatten((args, kwargs))
-        return _export(fun_jit, [_info_of(x) for x in leaves], tree, where)
+        return _export(fun_jit, [info_of(x) for x in leaves], tree, where)
 
     return do_export
 
 
-def _info_of(x: Any) -> ShapeDtypeStruct:
+def info_of(x: Any) -> ShapeDtypeStruct:
+    """An argument's shape and dtype, of which sizes may be symbolic."""
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         weak = getattr(x, "weak_type", False)
         return ShapeDtypeStruct(x.shape, dtypes.canonical(x.dtype), weak_type=weak)
@@ -236,18 +237,21 @@ def _info_of(x: Any) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-def _symbols(infos: Sequence[ShapeDtypeStruct]) -> tuple[str, ...]:
+def symbols_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[str, ...]:
+    """The names of all symbolic sizes, sorted."""
     sizes = (size for info in infos for size in info.shape if isinstance(size, DimExpr))
     return tuple(sorted({name for size in sizes for name in size.symbols()}))
 
 
-def _constraints(infos: Sequence[ShapeDtypeStruct]) -> tuple[Constraint, ...]:
+def constraints_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[Constraint, ...]:
+    """What the user promised about the symbolic sizes."""
     sizes = (size for info in infos for size in info.shape if isinstance(size, DimExpr))
     scopes = dict.fromkeys(size.scope for size in sizes if size.scope is not None)
     return tuple(c for scope in scopes for c in scope.constraints)
 
 
-def _at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
+def info_at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
+    """Shape and dtype where the symbols have these sizes."""
     shape = [s.evaluate(sizes) if isinstance(s, DimExpr) else s for s in info.shape]
     return ShapeDtypeStruct(shape, info.dtype, weak_type=info.weak_type)
 
@@ -255,19 +259,19 @@ def _at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
 def _export(
     fun_jit: Any, infos: list[ShapeDtypeStruct], tree: TreeDef, platforms: tuple[str, ...]
 ) -> Exported:
-    symbols = _symbols(infos)
-    constraints = _constraints(infos)
+    symbols = symbols_of(infos)
+    constraints = constraints_of(infos)
     name = fun_jit.__name__
     fixed = frozenset(s for info in infos for s in info.shape if not isinstance(s, DimExpr))
     samples = unify.choose_samples(symbols, constraints, fixed)
     if symbols:
-        first = [_at(info, samples[0]).shape for info in infos]
+        first = [info_at(info, samples[0]).shape for info in infos]
         pairs = zip(infos, first, strict=True)
         flat = [(s, n, name) for info, at in pairs for s, n in zip(info.shape, at, strict=True)]
         solve(flat, constraints)
     documents, out_tree = [], None
     for sizes in samples:
-        args, kwargs = tree_unflatten(tree, [_at(info, sizes) for info in infos])
+        args, kwargs = tree_unflatten(tree, [info_at(info, sizes) for info in infos])
         traced = fun_jit.trace(*args, **kwargs)
         if out_tree not in (None, traced.out_tree):
             raise ArgumentError(
@@ -336,7 +340,7 @@ def symbolic_args_specs(
                 "each, or one text for all"
             )
     scope = scope or (SymbolicScope(constraints) if constraints else None)
-    infos = [_info_of(x) for x in leaves]
+    infos = [info_of(x) for x in leaves]
     made = [
         ShapeDtypeStruct(symbolic_shape(spec, scope=scope, like=info.shape), info.dtype)
         for spec, info in zip(specs, infos, strict=True)

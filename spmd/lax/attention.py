@@ -265,6 +265,11 @@ def _formula_program(formula: Any, spec: Attention, avals: tuple[ShapedArray, ..
     return close(partial(formula, spec), avals, "attention")
 
 
+def attention_formula(spec: Attention, avals: tuple[ShapedArray, ...]) -> ClosedJaxpr:
+    """What `attention` means, by way of all scores: for those who have no use for its blocks."""
+    return _formula_program(_formula, spec, avals)
+
+
 _NOT_LINEAR = Refused("attention is not linear; differentiate it with grad, which uses its jvp")
 
 # query, key, value, extras... -> out (B, K, G, T, H), top and rest (B, K, G, T)
