@@ -10,6 +10,7 @@ from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import itemsize, kind
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import supports
+from spmd.compile.kernel.pieces import Piece, cut_pieces
 from spmd.compile.kernel.split import Split, split_reduction
 from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, windows_at
@@ -56,7 +57,22 @@ def _layouts(views: Sequence[View | None]) -> tuple[tuple[Layout | None, ...], l
 
 
 def launch(lowering: Lowering, step: Launch) -> None:
-    """Write a kernel's step, cut in parts if it is one long reduction that threads could share."""
+    """Write a kernel's step.
+
+    It is cut in parts if it is one long reduction that threads could share, in pieces if it asks
+    each point on which side of an edge it lies.
+    """
+    if step.kernel not in _pieces:
+        _pieces[step.kernel] = cut_pieces(step.kernel)
+    for piece in _pieces[step.kernel]:
+        args = zip(piece.args, piece.starts, strict=True)
+        refs = [
+            step.refs[arg].shifted(start * itemsize(step.kernel.args[arg].dtype))
+            for arg, start in args
+        ]
+        lowering.steps.append(replace(step, kernel=piece.kernel, refs=tuple(refs)))
+    if _pieces[step.kernel]:
+        return
     if step.kernel not in _splits:
         _splits[step.kernel] = split_reduction(step.kernel)
     split = _splits[step.kernel]
@@ -71,6 +87,7 @@ def launch(lowering: Lowering, step: Launch) -> None:
 
 
 _splits: dict[Kernel, Split | None] = {}
+_pieces: dict[Kernel, tuple[Piece, ...]] = {}
 
 
 def group_name(group: ClosedJaxpr) -> str:
