@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -63,6 +64,52 @@ def call_nested(side: Side) -> Callable[[], Any]:
     return lambda: step(state, rate=0.1)
 
 
+# Calls of a program, and what Python does after each of them.
+BESIDE_CALLS = 10
+BESIDE_SECONDS = 5e-3
+
+
+def compute(seconds: float) -> None:
+    """Keep one core busy, and the interpreter."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def recurrence(side: Side, x):
+    """Some 5 ms of a program that one core runs: its steps need each other."""
+    return side.lax.fori_loop(0, 60_000, lambda k, c: side.np.sin(c) * 1.1, x)
+
+
+def products(side: Side, x):
+    """Some 5 ms of a program that runs on all cores."""
+    for _ in range(14):
+        x = side.np.tanh(x @ x)
+    return x
+
+
+def call_beside(
+    side: Side, program: Callable[..., Any], shape: tuple[int, ...], host: Callable[[float], None]
+) -> Callable[[], Any]:
+    """A loop over batches: Python prepares the next one while a program works on the last."""
+    function, x = side.jit(partial(program, side)), side.array(normal(*shape))
+
+    def run():
+        out = []
+        for _ in range(BESIDE_CALLS):
+            out.append(function(x))
+            host(BESIDE_SECONDS)
+        return [side.ready(y) for y in out]
+
+    return run
+
+
+def beside(name: str, program: Callable[..., Any], shape: tuple[int, ...], host: Any) -> Case:
+    """The case of host work beside programs."""
+    make = partial(call_beside, program=program, shape=shape, host=host)
+    return Case(f"dispatch/{BESIDE_CALLS} x 5 ms {name}", make, sides=BOTH)
+
+
 EAGER: dict[str, Callable[..., Any]] = {
     "x*y": lambda side, x, y: x * y,
     "tanh(x)": lambda side, x, y: side.np.tanh(x),
@@ -96,6 +143,10 @@ def dispatch_cases() -> list[Case]:
         Case("dispatch/jit x*0.5+x, a Python number", call_scalar, sides=SIDES),
         Case("dispatch/jit tree of 60 leaves", partial(call_tree, leaves=60), sides=SIDES),
         Case("dispatch/jit training state of 13 leaves", call_nested, sides=BOTH),
+        beside("of sleep + a recurrence", recurrence, (64,), time.sleep),
+        beside("of Python + a recurrence", recurrence, (64,), compute),
+        beside("of sleep + products", products, (256, 256), time.sleep),
+        beside("of Python + products", products, (256, 256), compute),
         *(eager(name, 4, 4) for name in EAGER),
         eager("x*y", 1000, 1000),
     ]

@@ -81,7 +81,7 @@ def _parts(timeline: Timeline) -> Iterator[_Part]:
         for record in flight.records:
             if record.is_collective:
                 continue
-            begin = timeline.at(flight.rank, record.enqueued)
+            begin = timeline.at(flight.rank, record.began)
             end = timeline.at(flight.rank, record.completed) if record.completed else whole
             kind = record.label.get("kind", "")
             name = kind if kind in ("compile", "trace", "program", "data") else "named"

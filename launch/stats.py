@@ -233,15 +233,15 @@ def _rank(timeline: Timeline, flight: Flight) -> RankStats:
             continue
         # Programs call programs, and compiles contain compiles: the outermost counts.
         row = "program" if kind == "program" else "compile"
-        if record.enqueued >= ends.get(row, 0):
+        if record.began >= ends.get(row, 0):
             ends[row] = record.completed
-            took = (record.completed - record.enqueued) / 1e9
+            took = (record.completed - record.began) / 1e9
             if row == "compile":
                 found.compiling += took
             else:
                 found.programs += took
     programs = sorted(
-        (r.enqueued, r.completed)
+        (r.began, r.completed)
         for r in spans
         if not r.is_collective and r.label.get("kind") == "program"
     )
@@ -279,7 +279,7 @@ class _Before:
         self.spans: dict[int, list[tuple[float, float, str]]] = {}
         for flight in timeline.ranks:
             made = [
-                (timeline.at(flight.rank, r.enqueued), timeline.at(flight.rank, r.completed), r)
+                (timeline.at(flight.rank, r.began), timeline.at(flight.rank, r.completed), r)
                 for r in flight.records
                 if not r.is_collective and r.completed and r.label.get("kind") != "step"
             ]

@@ -192,7 +192,7 @@ def _bounds(pairs: Iterable[tuple[Record, Record]]) -> tuple[tuple[float, float]
 
 # ---- the trace for Perfetto and chrome://tracing -------------------------------------------------
 
-HOST_ROW, PROGRAM_ROW = 0, 1
+HOST_ROW, PROGRAM_ROW, QUEUE_ROW = 0, 1, 2
 # What a rank does beside the programs: they may overlap in time with it.
 HOST_KINDS = frozenset(("trace", "compile", "annotation", "step", "data"))
 
@@ -211,6 +211,8 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         }
         yield _name("thread_name", flight.rank, HOST_ROW, "host")
         yield _name("thread_name", flight.rank, PROGRAM_ROW, "programs and collectives")
+        if any(record.label.get("queued") for record in flight.records):
+            yield _name("thread_name", flight.rank, QUEUE_ROW, "programs beside Python")
         for record in flight.records:
             if record.is_collective:
                 meeting = meetings[record.group, record.call]
@@ -239,9 +241,11 @@ def _event(
 
 def _span(timeline: Timeline, rank: int, record: Record) -> dict[str, Any]:
     kind = record.label.get("kind", "")
-    begin = timeline.at(rank, record.enqueued)
+    begin = timeline.at(rank, record.began)
     end = timeline.at(rank, record.completed) if record.completed else timeline.seconds * 1e9
     row = HOST_ROW if kind in HOST_KINDS else PROGRAM_ROW
+    if record.label.get("queued"):  # its time and that of other programs may overlap
+        row = QUEUE_ROW
     name = span_name(record.label)
     unfinished = None if record.completed else "still open at the end"
     event = _event(

@@ -22,6 +22,7 @@ from spmd.compile.cpu.encode import StepsById
 from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
+from spmd.compile.cpu.queue import QUEUE
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.identity import identity
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
@@ -38,8 +39,16 @@ from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Schedule
 from spmd.compile.memory import Plan, plan_program, takes
 from spmd.compile.prepack import prepack
+from spmd.compile.queued import (
+    Operands,
+    belongs_in_queue,
+    deleted,
+    pending,
+    same_memory,
+    take_queued,
+)
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import DeletedError, DeviceError
+from spmd.core.errors import DeviceError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
@@ -85,6 +94,7 @@ class Executable:
         self.native.name = name
         self.const_pointers = [pointer(c) for c in self._consts]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
+        self.result_bytes = sum(a.nbytes for a in self.outputs)
         self._report = bytes(8 * (1 + self.native.devices))
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack
 
@@ -130,7 +140,13 @@ class Executable:
         return assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run on arguments of exactly the avals compiled for."""
+        """Run on arguments of exactly the avals compiled for, now or beside Python."""
+        if belongs_in_queue(self.native, leaves):
+            return self.enqueue(leaves)
+        return self.run(leaves)
+
+    def run(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run now; the results are there when it returns."""
         arrays = [_readable(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
         owners: list[Any] = []
         for k, aval in enumerate(self.outputs):
@@ -141,15 +157,33 @@ class Executable:
         frames = bytearray(self._pack(*words, *self.const_pointers) + self._report)
         view = np.frombuffer(frames, np.int64)
         self.native.run_address(view.__array_interface__["data"][0])
-        return self._results(leaves, owners)
+        made = [from_memory(o.address, o, a) for o, a in zip(owners, self.outputs, strict=True)]
+        return self._results(leaves, made)
 
-    def _results(self, leaves: Sequence[Any], owners: list[Any]) -> list[Any]:
-        made = iter(zip(owners, self.outputs, strict=True))
+    def enqueue(self, leaves: Sequence[Any]) -> list[Any]:
+        """Run beside Python, after what is in the queue; the results are pending."""
+        QUEUE.make_room(self.result_bytes)
+        blocks: list[Block] = []
+        with QUEUE.lock:
+            for k, aval in enumerate(self.outputs):
+                block = take_queued(self.takes[k], leaves) if k in self.takes else None
+                blocks.append(alloc(aval.nbytes) if block is None else block)
+        given = Operands()
+        addresses = [given.add(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
+        arena = QUEUE.arena(0, self.arena)
+        kept = {**given.kept, **{id(x): x for x in (self, arena, *blocks)}}
+        words = [arena.address, *addresses, *(b.address for b in blocks), *self.const_pointers]
+        causes, nbytes = given.causes, self.result_bytes
+        job = QUEUE.submit(self.native, words, kept, causes, nbytes, self._closed())
+        made = [pending(job, b, aval) for b, aval in zip(blocks, self.outputs, strict=True)]
+        return self._results(leaves, made)
+
+    def _results(self, leaves: Sequence[Any], made: Sequence[Array]) -> list[Any]:
+        fresh = iter(made)
         results: list[Any] = []
         for aval, result in zip(self.out_avals, self.results, strict=True):
             if result is None:
-                owner, _ = next(made)
-                results.append(from_memory(owner.address, owner, aval))
+                results.append(next(fresh))
             else:
                 results.append(_forwarded(leaves[result], aval))
         place(results, leaves)
@@ -171,6 +205,7 @@ def _readable(x: Any, aval: ShapedArray) -> Any:
     if type(x) is Array and x.shards is None:
         if x.owner is None:
             raise deleted(x)
+        x.settle()
         return x
     return np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
 
@@ -178,14 +213,6 @@ def _readable(x: Any, aval: ShapedArray) -> Any:
 def pointer(x: Any) -> int:
     """The address of an array's first element."""
     return x.ptr if type(x) is Array else x.__array_interface__["data"][0]
-
-
-def deleted(x: Array) -> DeletedError:
-    """The error for an argument that was donated before."""
-    return DeletedError(
-        f"an argument ({x.aval}) was deleted or donated to an earlier call (donate_argnums); "
-        "use that call's result instead"
-    )
 
 
 def constant(value: Any, aval: ShapedArray) -> Any:
@@ -202,7 +229,7 @@ def _forwarded(x: Any, aval: ShapedArray) -> Array:
     if type(x) is Array:
         if x.shards is not None:
             return from_shards(aval, x.sharding, x.shards)
-        return from_memory(x.ptr, x.owner, aval, x._sharding)
+        return same_memory(x, aval, x._sharding)
     block = alloc(aval.nbytes)
     block.view(aval.shape, aval.dtype)[...] = to_numpy(x)
     return from_memory(block.address, block, aval)

@@ -8,16 +8,19 @@ whole array whose pieces are contiguous is cut by adding to its address.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from spmd.compile import nativecall
 from spmd.compile.cpu import door
+from spmd.compile.cpu.queue import QUEUE
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
+from spmd.compile.queuedcall import is_queued, now_or_later
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.config import config
@@ -34,8 +37,12 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
         return None
     if len(executable.piece_avals) != len(call.leaves):
         return None
+    queued = is_queued(call.leaves, executable.native) and not executable.topology.is_spread
     try:
-        return _MapWriter(call, executable).function()
+        match = _MapWriter(call, executable).function()
+        if not queued:
+            return match
+        return now_or_later(executable.native, match, _QueuedMapWriter(call, executable).function())
     except UnmatchedError:
         return None
 
@@ -139,10 +146,14 @@ class _MapWriter(Writer):
         owners = self.allocate_all()
         self.run(template)
         outs = self._arrays(owners)
+        self.delete_donated()
+        self.put("return " + self.tree(self.out_tree, iter(outs)))
+
+    def delete_donated(self) -> None:
+        """Write the end of the donated arguments."""
         for name, gone, leaf in zip(self.arrays, self.call.donated, self.split.leaves, strict=True):
             if gone and type(leaf) is Array:
                 self.put(f"{name}.delete()")
-        self.put("return " + self.tree(self.out_tree, iter(outs)))
 
     def _arrays(self, owners: list[list[tuple[str, str]]]) -> list[str]:
         """Write the making of all results; gives their names."""
@@ -204,6 +215,29 @@ class _MapWriter(Writer):
                 self.place(f"{owner}.address", word)
                 owners.append((owner, f"{owner}.address"))
         return [owners[d * count : (d + 1) * count] for d in range(self.count_devices)]
+
+
+class _QueuedMapWriter(_MapWriter):
+    """Writes the function of one kind of call of a long program, which runs in the queue."""
+
+    def results(self) -> None:
+        """Write the call of the executable and the making of its results."""
+        executable, donated = self.executable, self.call.donated
+        shardings = [sharding for _, sharding in self.call.outs]
+        taken = executable.takes(donated)
+        queue = partial(executable.call_queued, takes=taken, out_shardings=shardings)
+        self.names |= {"QUEUE": QUEUE, "enqueue": queue}
+        whole = zip(self.arrays, self.pieces, self.split.leaves, strict=True)
+        held = [name for name, pieces, leaf in whole if pieces is None and type(leaf) is Array]
+        held += [piece for pieces in self.pieces for piece in pieces or ()]
+        gone = [f" or {name}.owner is None" for name in held]
+        self.put(f"if not QUEUE.is_open{''.join(gone)}: return MISS")
+        outs = [self.fresh() for _ in shardings]
+        targets = "".join(f"{name}, " for name in outs)
+        call = f"enqueue(({''.join(f'{name}, ' for name in self.arrays)}))"
+        self.put(f"{targets}= {call}" if outs else call)
+        self.delete_donated()
+        self.put("return " + self.tree(self.out_tree, iter(outs)))
 
 
 def _contiguous_starts(aval: ShapedArray, sharding: NamedSharding) -> list[int]:

@@ -6,6 +6,7 @@ Pieces of sharded arguments are used where they are; what is not sharded yet is 
 
 from __future__ import annotations
 
+import itertools
 import struct
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,8 +25,9 @@ from spmd.compile.cpu.encode import StepsById
 from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
+from spmd.compile.cpu.queue import QUEUE, Job
 from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.executable import constant, deleted, pointer, take
+from spmd.compile.executable import constant, pointer, take
 from spmd.compile.identity import identity
 from spmd.compile.lower.collective import PerDevice, Topology
 from spmd.compile.lower.lowering import Lowering, lower, rule
@@ -36,6 +38,14 @@ from spmd.compile.mesh_nans import check_mesh_nans
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
 from spmd.compile.prepack import prepack
+from spmd.compile.queued import (
+    Operands,
+    belongs_in_queue,
+    deleted,
+    pending,
+    same_memory,
+    take_queued,
+)
 from spmd.core.aval import ShapedArray
 from spmd.core.config import config
 from spmd.core.device import process_index
@@ -219,28 +229,46 @@ class MeshExecutable:
 
         Outputs of the program may be written over the operands that they take the place of.
         """
-        pieces = [
-            self._pieces(x, s, a)
-            for x, s, a in zip(operands, self.in_shardings, self.piece_avals, strict=True)
-        ]
-        outs = self.run(pieces, takes)
+        if belongs_in_queue(self.native, operands):
+            return self.call_queued(operands, takes, self.out_shardings)
+        outs = self.run(self._all_pieces(operands), takes)
         return [
             from_shards(aval, sharding, shards)
             for aval, sharding, shards in zip(self.out_avals, self.out_shardings, outs, strict=True)
         ]
 
-    def check_nans(self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any) -> None:
-        """Raise on all ranks if a device of any rank made a NaN; `closed` is the program."""
-        pieces = [
+    def call_queued(
+        self,
+        operands: Sequence[Any],
+        takes: Mapping[int, int],
+        out_shardings: Sequence[NamedSharding],
+    ) -> list[Array]:
+        """The same beside Python, after what is in the queue; the results are pending."""
+        changing = [type(x) is not Array for x in operands]
+        outs = self.enqueue(self._all_pieces(operands), takes, changing)
+        return [
+            from_shards(aval, sharding, shards)
+            for aval, sharding, shards in zip(self.out_avals, out_shardings, outs, strict=True)
+        ]
+
+    def _all_pieces(self, operands: Sequence[Any]) -> list[Sequence[Any]]:
+        return [
             self._pieces(x, s, a)
             for x, s, a in zip(operands, self.in_shardings, self.piece_avals, strict=True)
         ]
+
+    def check_nans(self, what: str, closed: ClosedJaxpr, operands: Any, outs: Any) -> None:
+        """Raise on all ranks if a device of any rank made a NaN; `closed` is the program."""
+        pieces = self._all_pieces(operands)
         check_mesh_nans(what, closed, self.mesh, pieces, [x.shards or (x,) for x in outs])
 
     def run(
         self, pieces: Sequence[Sequence[Any]], takes: Mapping[int, int] = NOTHING
     ) -> list[list[Array]]:
         """Run on pieces: for each operand one for each local device; results likewise."""
+        for x in itertools.chain.from_iterable(pieces):
+            if type(x) is Array:
+                x.settle()
         self.agree()
         count = len(self.devices)
         blocks: list[list[Any]] = []
@@ -259,17 +287,63 @@ class MeshExecutable:
             words += [pointer(c[d]) for c in self._consts]
         frames = bytearray(self._pack(*words) + self._report)
         self.native.run_address(np.frombuffer(frames, np.int64).__array_interface__["data"][0])
-        return self._results(pieces, blocks)
+        return self._results(pieces, [self._arrays(mine, None) for mine in blocks])
 
-    def _results(self, pieces: Sequence[Sequence[Any]], blocks: list[list[Any]]) -> Any:
+    def enqueue(
+        self,
+        pieces: Sequence[Sequence[Any]],
+        takes: Mapping[int, int],
+        may_change: Sequence[bool],
+    ) -> list[list[Array]]:
+        """Run on pieces beside Python, after what is in the queue; the results are pending.
+
+        `may_change`: of which operands the pieces lie in memory that the caller may write to.
+        """
+        self.agree()
+        count = len(self.devices)
+        nbytes = count * sum(aval.nbytes for aval in self.outputs)
+        QUEUE.make_room(nbytes)
+        blocks: list[list[Any]] = []
+        with QUEUE.lock:
+            for d in range(count):
+                given = [x[d] for x in pieces]
+                taken = [
+                    take_queued(takes[k], given) if k in takes else None
+                    for k in range(len(self.outputs))
+                ]
+                pairs = zip(taken, self.outputs, strict=True)
+                blocks.append([alloc(out.nbytes) if b is None else b for b, out in pairs])
+        operands = Operands()
+        arenas = [QUEUE.arena(d, self.arena) for d in range(count)]
+        words: list[int] = []
+        for d in range(count):
+            words.append(arenas[d].address)
+            for x, aval, changes in zip(pieces, self.piece_avals, may_change, strict=True):
+                words.append(operands.add(x[d], aval, changes))
+            words += [b.address for b in blocks[d]]
+            words += self.const_pointers(d)
+        kept = {id(x): x for x in (self, *arenas, *itertools.chain.from_iterable(blocks))}
+        kept |= operands.kept
+        job = QUEUE.submit(self.native, words, kept, operands.causes, nbytes, self._closed())
+        return self._results(pieces, [self._arrays(mine, job) for mine in blocks])
+
+    def _arrays(self, blocks: Sequence[Any], job: Job | None) -> list[Array]:
+        """The arrays in the blocks of one device, which are there if no job makes them."""
+        pairs = zip(blocks, self.outputs, strict=True)
+        if job is None:
+            return [from_memory(block.address, block, aval) for block, aval in pairs]
+        return [pending(job, block, aval) for block, aval in pairs]
+
+    def _results(self, pieces: Sequence[Sequence[Any]], arrays: list[list[Array]]) -> Any:
         outs = []
         made = 0
         for aval, result in zip(self.out_piece_avals, self.results, strict=True):
             row = []
             for d, place in enumerate(self.places):
                 if result is None:
-                    block = blocks[d][made]
-                    row.append(from_memory(block.address, block, aval, place))
+                    array = arrays[d][made]
+                    array._sharding = place
+                    row.append(array)
                 else:
                     row.append(_forward(pieces[result][d], aval, place))
             made += result is None
@@ -309,7 +383,7 @@ def _on_each(const: Any, count: int) -> list[Any]:
 def _forward(x: Any, aval: ShapedArray, place: SingleDeviceSharding) -> Array:
     """A result that is an operand's piece."""
     if type(x) is Array:
-        return from_memory(x.ptr, x.owner, aval, place)
+        return same_memory(x, aval, place)
     block = alloc(aval.nbytes)
     block.view(aval.shape, aval.dtype)[...] = x
     return from_memory(block.address, block, aval, place)

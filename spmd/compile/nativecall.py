@@ -24,6 +24,7 @@ from spmd.compile.fastcall import (
     is_matchable,
     packed,
 )
+from spmd.compile.queuedcall import QueuedWriter, is_queued, now_or_later
 from spmd.compile.signature import Split
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
@@ -41,9 +42,15 @@ def specialise(
     if any(not is_matchable(x, aval) for x, aval in pairs):
         return None
     try:
+        queued = is_queued(split.leaves, executable.native)
         if object_layout() is not None:
-            return NativeWriter(split, executable, out_tree, direct).function()
-        match = Writer(split, executable, out_tree).function()
+            match = NativeWriter(split, executable, out_tree, direct and not queued).function()
+            direct = direct and queued
+        else:
+            match = Writer(split, executable, out_tree).function()
+        if queued:
+            later = QueuedWriter(split, executable, out_tree).function()
+            match = now_or_later(executable.native, match, later)
     except UnmatchedError:
         return None
     return spread(match) if direct else match

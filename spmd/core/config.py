@@ -78,6 +78,13 @@ SETTINGS = (
         _one_of("standard", "strict"),
         "operands of different dtypes: standard promotes them, strict raises",
     ),
+    Setting(
+        "cpu_enable_async_dispatch",
+        "SPMD_CPU_ENABLE_ASYNC_DISPATCH",
+        True,
+        _bool,
+        "calls of long programs return before these are done; results wait where they are needed",
+    ),
     Setting("num_threads", "SPMD_NUM_THREADS", None, _optional_int, "compute threads a process"),
     Setting(
         "cache_dir",
@@ -139,6 +146,7 @@ PROGRAM_SETTINGS = (
     "platform",
     "check",
     "trace",
+    "cpu_enable_async_dispatch",
 )
 
 

@@ -47,6 +47,7 @@ __all__ = [
 ]
 
 _allocator = Deferred("spmd.compile.cpu.allocator")
+_queue = Deferred("spmd.compile.cpu.queue")
 _explain = Deferred("spmd.debug.explain")
 _timing = Deferred("spmd.debug.timing")
 
@@ -92,6 +93,7 @@ def memory_stats() -> dict[str, int]:
     >>> spmd.debug.memory_stats()["bytes_in_use"] - before >= 4_000_000
     True
     """
+    _queue.QUEUE.reap()
     return _allocator.statistics()
 
 

@@ -145,21 +145,27 @@ def measure(fun: Callable[..., Any], args: Any, kwargs: Any, repeats: int) -> Pr
     leaves = program.traced.split.leaves
     runs, calls = [], []
     for _ in range(2):
-        twin(leaves)
-        program.executable(leaves)
+        _run(twin, leaves)
+        _run(program.executable, leaves)
     for _ in range(repeats):
         for record in records:
             record[:] = 0
-        twin(leaves)
+        _run(twin, leaves)
         runs.append(np.array([record.reshape(-1) for record in records]))
         started = time.perf_counter()
-        program.executable(leaves)
+        _run(program.executable, leaves)
         calls.append(time.perf_counter() - started)
     spent, called = _accounts(builder, np.array(runs))
     steps = _steps(builder, spent, called)
     total = sum(step.seconds for step in steps if step.info.depth == 0)
     name = program.traced.fun_name
     return Profile(name, steps, total, float(np.median(calls)), repeats, program.devices)
+
+
+def _run(executable: Executable | MeshProgram, leaves: Sequence[Any]) -> None:
+    """A call, to its end."""
+    for out in executable(leaves):
+        out.block_until_ready()
 
 
 # ---- the twin ----------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """`Array`: an immutable value of global shape, held in pieces by one or several devices.
 
 A single-device array is a raw pointer with the object that owns the memory; its NumPy view is made
-when somebody asks. An array over several devices holds one single-device array per local device.
+when somebody asks. While a program computes it, it has no address, and its owner is `Pending`;
+whoever needs the values settles it first, which waits. An array over several devices holds one
+single-device array per local device.
 Nothing here communicates: `repr` of an array that other processes hold pieces of shows the pieces
 that are here.
 """
@@ -22,6 +24,7 @@ from spmd.core.errors import DeletedError, MutationError, ShardingError
 from spmd.core.trace import in_place_message
 from spmd.sharding.aligned import aligned_copy
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.pending import Pending
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
 BYTES_OFFSET = bytes.__basicsize__ - 1
@@ -49,7 +52,7 @@ class Array:
     __hash__ = None  # type: ignore[assignment]
 
     aval: ShapedArray
-    ptr: int  # address of a single-device array's first element; 0 for several devices
+    ptr: int  # address of a single-device array's first element; 0 for several devices, or pending
     owner: Any  # keeps the memory alive; None when there are several devices, or deleted
     shards: tuple[Array, ...] | None  # the local pieces, where there are several devices
     _numpy: np.ndarray | None
@@ -148,6 +151,8 @@ class Array:
                         f"this array ({self.aval}) was deleted or donated to a jitted function "
                         "(donate_argnums); use that function's result instead"
                     )
+                if type(self.owner) is Pending:
+                    self.settle()
                 self._numpy = _view(self.ptr, self.aval, self.owner)
             else:
                 self._numpy = self._assembled()
@@ -226,15 +231,31 @@ class Array:
 
     # -- life --
 
+    def settle(self) -> None:
+        """Wait for the program that computes a single-device array, and take what it made.
+
+        Raises what the program failed with, each time.
+        """
+        owner = self.owner
+        if type(owner) is Pending:
+            owner.work.wait()
+            if self.owner is owner:  # nobody has deleted the array meanwhile
+                self.ptr, self.owner = owner.address, owner.block
+
     def block_until_ready(self) -> Array:
-        """Wait until the value is there. The CPU backend computes before it returns."""
+        """Wait until the values are there; raises what the program failed with."""
+        for piece in self.shards or (self,):
+            if type(piece.owner) is Pending:
+                piece.settle()
         return self
 
     def copy_to_host_async(self) -> None:
         """Start copying to the host: nothing to do for CPU arrays."""
 
     def is_ready(self) -> bool:
-        return True
+        """Whether the program that computes the array has ended."""
+        pieces = self.shards or (self,)
+        return all(type(p.owner) is not Pending or p.owner.work.is_done() for p in pieces)
 
     def delete(self) -> None:
         """Free the memory now; using the array afterwards is an error."""

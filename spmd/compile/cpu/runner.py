@@ -24,6 +24,7 @@ import numpy as np
 from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import runtime_ir_execute as native
 from spmd.compile.cpu.encode import Encoded, Encoder, StepsById, needed_reductions
+from spmd.compile.cpu.pool import num_threads
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
     CallbackStep,
@@ -61,6 +62,10 @@ __all__ = [
     "build_program",
 ]
 
+# A program is long if all threads together (or so many) would compute for this time at least.
+LONG_NS = 1e6
+_MOST_LONG_THREADS = 8
+
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
 
@@ -96,6 +101,12 @@ class NativeProgram:
         self._words = encoded.words
         self._everyone = np.arange(devices, dtype=np.int32)
         self._callbacks = _Callbacks(encoded.steps, devices) if encoded.calls_python else None
+        # Kept by the queue: how many of the next calls run at once although they are long, because
+        # their caller waits for them at once, and how many there were when that was last found.
+        self.calls_at_once = self.trust = 0
+        # Whether it may run beside Python: who calls Python or meets other ranks stays in order.
+        meets = any(isinstance(step, RankStep) for step in encoded.steps)
+        self.may_queue = not encoded.calls_python and not meets
         self._failure = np.zeros(1 + devices, dtype=np.int64)
         loaded = runtime()
         self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
@@ -182,6 +193,12 @@ class NativeProgram:
     def keeps_gil(self) -> bool:
         """Whether a run holds the GIL from begin to end."""
         return self.entry is runtime().run_short
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its caller had better go on than wait."""
+        threads = min(num_threads(), _MOST_LONG_THREADS)
+        return self.may_queue and self.cost_ns >= LONG_NS * threads
 
     @property
     def is_alone(self) -> bool:

@@ -1,8 +1,8 @@
 """The native runtime of this process: compiled once, shared by all programs.
 
-The one idea: pool, executor and collectives are one module of IR text, so they call each other
-directly and live in one cached object. This file compiles it at first use, tells the pool how many
-threads it may have, and keeps a forked child away from its parent's threads.
+The one idea: pool, executor, queue and collectives are one module of IR text, so they call each
+other directly and live in one cached object. This file compiles it at first use, tells the pool how
+many threads it may have, and keeps a forked child away from its parent's threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from spmd.compile.cpu.loader import available_cores, compile_texts
@@ -19,6 +19,7 @@ from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
 from spmd.compile.cpu.runtime_ir_execute import execute_texts
 from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
 from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
+from spmd.compile.cpu.runtime_ir_queue import queue_texts
 from spmd.compile.cpu.runtime_ir_ranks import rank_texts
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
@@ -39,6 +40,19 @@ class Runtime:
     stop: Callable[[], int]
     reset: Callable[[int], None]
     pool: ctypes.Array
+    queue: QueueCalls
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCalls:
+    """The functions of `runtime_ir_queue.py`; `wait` and `stop` release the GIL."""
+
+    submit: Callable[[int], int]
+    wait: Callable[[int, int, int], int]
+    done: Callable[[], int]
+    cancel: Callable[[], None]
+    stop: Callable[[], None]
+    reset: Callable[[], None]
 
 
 _runtime: list[Runtime] = []
@@ -61,6 +75,7 @@ def _load() -> Runtime:
         parallel_texts(),
         exchange_texts(),
         rank_texts(),
+        queue_texts(),
     )
     module = "\n".join(text for part in parts for text in part)
     symbols = compile_texts([module], optimize=True)
@@ -75,6 +90,7 @@ def _load() -> Runtime:
         stop=ctypes.CFUNCTYPE(ctypes.c_int64)(symbols["spmd_pool_stop"]),
         reset=ctypes.CFUNCTYPE(None, ctypes.c_int64)(symbols["spmd_pool_reset"]),
         pool=(ctypes.c_byte * POOL_BYTES).from_address(symbols["spmd_pool"]),
+        queue=_queue_calls(symbols),
     )
     error = ctypes.CFUNCTYPE(ctypes.c_int32)(symbols["spmd_initialize"])()
     if error:
@@ -84,6 +100,18 @@ def _load() -> Runtime:
         os.register_at_fork(after_in_child=lambda: loaded.reset(_wanted_workers()))
     config.on_update("num_threads", lambda _: set_workers(loaded, _wanted_workers()))
     return loaded
+
+
+def _queue_calls(symbols: Mapping[str, int]) -> QueueCalls:
+    number, keeps = ctypes.c_int64, ctypes.PYFUNCTYPE
+    return QueueCalls(
+        submit=keeps(number, ctypes.c_void_p)(symbols["spmd_queue_submit"]),
+        wait=ctypes.CFUNCTYPE(number, number, number, number)(symbols["spmd_queue_wait"]),
+        done=keeps(number)(symbols["spmd_queue_done"]),
+        cancel=keeps(None)(symbols["spmd_queue_cancel"]),
+        stop=ctypes.CFUNCTYPE(None)(symbols["spmd_queue_stop"]),
+        reset=keeps(None)(symbols["spmd_queue_reset"]),
+    )
 
 
 def _wanted_workers() -> int:

@@ -66,6 +66,7 @@ def execute_texts() -> list[str]:
         _callback(),
         _block(),
         _enter_phase(),
+        _run_steps(),
         _run(),
     )
     return [f.text() for f in functions]
@@ -421,9 +422,9 @@ def _enter_phase() -> Function:
     return f
 
 
-def _run() -> Function:
-    """spmd_run(header, frames): run a program; the frames are followed by the report."""
-    f = Function("spmd_run", "i64", ["ptr", "ptr"])
+def _run_steps() -> Function:
+    """run_steps(header, frames): run a program; the frames are followed by the report."""
+    f = Function("run_steps", "i64", ["ptr", "ptr"], internal=True)
     header, frames = f.params
     code, words, devices, bases, levels, most = (f.load("i64", header, 8 * i) for i in range(6))
     context = f.stack("i64", CONTEXT_BYTES // 8)
@@ -446,11 +447,19 @@ def _run() -> Function:
     begin = f.convert("inttoptr", code, "ptr")
     end = f.at(begin, words * 8)
     everyone = f.load("ptr", header, 8 * EVERYONE)
+    f.ret(f.call("block", "i64", context, begin, end, everyone, devices, args))
+    return f
+
+
+def _run() -> Function:
+    """spmd_run(header, frames): run a program on a thread of Python, as the flight record says."""
+    f = Function("spmd_run", "i64", ["ptr", "ptr"])
+    header, frames = f.params
     record = f.load("ptr", header, 8 * FLIGHT)
     before = f.call("enter_phase", "i64", record, f.value("i64", flight.PROGRAM))
     programs = f.load("i64", record, 8 * flight.PROGRAMS)
     f.store(programs + 1, record, 8 * flight.PROGRAMS)
-    status = f.call("block", "i64", context, begin, end, everyone, devices, args)
+    status = f.call("run_steps", "i64", header, frames)
     f.call("enter_phase", "i64", record, before)
     f.ret(status)
     return f

@@ -1,0 +1,313 @@
+"""The queue of this process: calls of long programs that go on while Python does something else.
+
+The one idea: a queue is a stream. Its jobs run one after the other, in the order of their
+submission, natively (`runtime_ir_queue.py`), so a job may be given the addresses of results that
+the jobs before it have yet to write, and all jobs compute in one arena. What a job reads and writes
+is kept alive here until it has ended, whatever becomes of the arrays meanwhile.
+
+Programs that call Python or meet other processes never come here; they run where they are called.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from spmd.collectives.transport import flight
+from spmd.collectives.transport.flight import FLIGHT
+from spmd.compile.cpu import runtime_ir_queue as native
+from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.runner import NativeProgram
+from spmd.compile.cpu.runtime import QueueCalls, runtime
+from spmd.core.config import config
+from spmd.core.context import attributed_to
+from spmd.core.errors import SpmdError
+from spmd.core.source import current_source
+
+# A loop that submits faster than the jobs run waits for them from here on: so many jobs, or results
+# of so many bytes (one job may always wait behind the one that runs). More would only cost memory,
+# and drive results out of the caches before they are read.
+MOST_JOBS = 32
+MOST_BYTES = 64 * 2**20
+assert MOST_JOBS < native.RING_JOBS
+
+# Who waits for jobs that nobody has begun runs them: to wake the queue's thread and be woken by it
+# takes up to 100 us. Not if they take long: a key that interrupts is only heard in between.
+MOST_HELP_NS = 20_000_000
+# How often a waiting thread looks for signals.
+SLICE_NS = 50_000_000
+
+# Who waits for a job within this time of its call had better run it: going through the queue takes
+# half of it (waking a thread, and Python code that is out of the caches after a long program). So
+# the next calls of the program run at once, up to so many, before one looks again.
+AT_ONCE_NS = 300_000
+MOST_TRUST = 15
+
+# The status of a job that a parent process had when this one was forked.
+LOST = 65
+
+
+class Job:
+    """One call of a program. Satisfies `sharding.pending.Work`."""
+
+    __slots__ = (
+        "called", "causes", "closed", "kept", "memory", "nbytes", "number", "program", "source",
+    )  # fmt: skip
+
+    def __init__(
+        self, program: NativeProgram, kept: Mapping[int, Any], causes: Sequence[Job], closed: Any
+    ):
+        self.program = program
+        self.closed = closed  # which errors are told from, in case the program fails
+        self.kept = kept  # what the job reads and writes, by id
+        self.causes = causes  # jobs that had not ended, whose results it reads
+        self.source = current_source()
+        self.number = 0
+        self.nbytes = 0
+        self.called = 0  # when; 0 if that says nothing about its caller any more
+
+    def write(self, words: Sequence[int], at_once: bool) -> int:
+        """Write the job down for native code; gives the address."""
+        program, record, sequence = self.program, 0, 0
+        if FLIGHT.keeps_programs:
+            label = FLIGHT.label("program", program=program.name, queued=True)
+            place = FLIGHT.begin(label, 0, entered=False)
+            record, sequence = FLIGHT.address + 8 * place, FLIGHT.words[place]
+        head = (
+            native.WAITING, program.header_address, 0, record, sequence, at_once, len(self.causes),
+        )  # fmt: skip
+        causes = [cause.memory.buffer_info()[0] for cause in self.causes]
+        report = (0,) * (program.words_needed - program.frame_words)
+        self.memory = array("q", (*head, *causes, *words, *report))
+        address = self.memory.buffer_info()[0]
+        self.memory[native.FRAMES] = address + 8 * (native.CAUSE + len(causes))
+        return address
+
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.number <= runtime().queue.done()
+
+    def wait(self) -> None:
+        """Return when it has ended well; raise what it failed with, each time."""
+        if self.called:
+            self._learn()
+        QUEUE.wait(self)
+        if self.memory[native.STATUS]:
+            self._fail()
+
+    def _learn(self) -> None:
+        """Note how long after its call the job is waited for first."""
+        program, passed = self.program, time.perf_counter_ns() - self.called
+        self.called = 0
+        program.trust = min(2 * program.trust + 1, MOST_TRUST) if passed < AT_ONCE_NS else 0
+        program.calls_at_once = program.trust
+
+    def release(self) -> None:
+        """Let go of what a job that has ended does not need any more."""
+        self.number, self.kept = 0, {}  # numbers begin anew in a forked child
+        if not self.memory[native.STATUS]:
+            self.causes, self.closed = (), None
+
+    def _fail(self) -> NoReturn:
+        status = self.memory[native.STATUS]
+        if status == native.CANCELLED:
+            for cause in self.causes:
+                cause.wait()
+        try:
+            with attributed_to(self.source):
+                self._raise(status)
+        except Exception as error:
+            error.add_note(
+                f"{self.program.name or 'a program'} was called at {self.source} and ran beside "
+                "Python (asynchronous dispatch); its failure shows where its results are needed"
+            )
+            raise
+
+    def _raise(self, status: int) -> NoReturn:
+        if status == native.CANCELLED:
+            raise SpmdError("this program was cancelled: the process ends")
+        if status == LOST:
+            raise SpmdError(
+                "this process was forked while its parent computed the array; wait for it with "
+                "block_until_ready() before the fork"
+            )
+        self.program.fail(status, self.memory[native.FRAMES])
+
+
+class Queue:
+    """The jobs under way, and what they share."""
+
+    def __init__(self) -> None:
+        self.is_open = _is_wanted()
+        # Guards all below. Whoever holds it never waits for a job.
+        self.lock = threading.RLock()
+        self._jobs: deque[Job] = deque()
+        self._nbytes = 0
+        self._arenas: dict[int, Block] = {}
+        self._is_registered = False
+
+    @property
+    def _calls(self) -> QueueCalls:
+        return runtime().queue
+
+    # ---- submitting ----
+
+    def make_room(self, nbytes: int) -> None:
+        """Wait until one more job with results of so many bytes may be under way."""
+        while True:
+            self.reap()
+            jobs = self._jobs
+            if len(jobs) < 2:
+                return
+            if len(jobs) < MOST_JOBS and self._nbytes + nbytes <= MOST_BYTES:
+                return
+            try:
+                first = jobs[0]
+            except IndexError:  # another thread has cleared it
+                continue
+            self.wait(first)
+
+    def arena(self, device: int, nbytes: int) -> Block:
+        """The memory for temporary values of a device, shared by all jobs: one runs at a time."""
+        with self.lock:
+            arena = self._arenas.get(device)
+            if arena is None or arena.capacity < nbytes:
+                arena = self._arenas[device] = alloc(nbytes)
+            return arena
+
+    def holders(self, block: Any) -> int:
+        """How many jobs under way keep a block. The lock is held."""
+        key = id(block)
+        return sum(key in job.kept for job in self._jobs)
+
+    def submit(
+        self,
+        program: NativeProgram,
+        words: Sequence[int],
+        kept: Mapping[int, Any],
+        causes: Sequence[Job],
+        nbytes: int,
+        closed: Any = None,
+    ) -> Job:
+        """Run a program over frames of these words, after all jobs so far.
+
+        It keeps what is `kept`, by id, until the job has ended; `closed` is the program's jaxpr.
+        """
+        job = Job(program, kept, causes, closed)
+        job.nbytes = nbytes
+        if not self._is_registered:
+            self._register()
+        with self.lock:
+            is_first = not self._jobs
+            if is_first:
+                job.called = time.perf_counter_ns()
+            address = job.write(words, is_first)
+            self._nbytes += nbytes
+            self._jobs.append(job)
+            job.number = self._calls.submit(address)
+        FLIGHT.words[flight.PROGRAMS] += 1
+        return job
+
+    # ---- waiting ----
+
+    def wait(self, job: Job) -> None:
+        """Return when a job has ended, well or not; signals are served meanwhile."""
+        calls = self._calls
+        if job.number > calls.done():
+            helps = int(self._cost_until(job) < MOST_HELP_NS)
+            is_rank = FLIGHT.words[flight.SIZE] > 1
+            before = FLIGHT.set_phase(flight.PROGRAM) if is_rank else flight.HOST
+            try:
+                while not calls.wait(job.number, helps, SLICE_NS):
+                    pass
+            finally:
+                if is_rank:
+                    FLIGHT.set_phase(before)
+        self.reap()
+
+    def _cost_until(self, job: Job) -> float:
+        return sum(j.program.cost_ns for j in list(self._jobs) if j.number <= job.number)
+
+    def drain(self) -> None:
+        """Return when no job is under way."""
+        while self._jobs:
+            try:
+                last = self._jobs[-1]
+            except IndexError:
+                return
+            self.wait(last)
+
+    def reap(self) -> None:
+        """Let go of what jobs that have ended needed."""
+        if not self._jobs:
+            return
+        with self.lock:
+            done = self._calls.done()
+            while self._jobs and self._jobs[0].number <= done:
+                job = self._jobs.popleft()
+                self._nbytes -= job.nbytes
+                job.release()
+            if not self._jobs:
+                self._arenas.clear()
+
+    # ---- the process ----
+
+    def follow_settings(self) -> None:
+        """Open or close the queue as the settings say; jobs under way end first."""
+        self.is_open = _is_wanted()
+        if not self.is_open:
+            self.drain()
+
+    def _register(self) -> None:
+        self._is_registered = True
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            # A child has the memory of its parent, but not the thread that writes to it.
+            os.register_at_fork(before=self.drain, after_in_child=self._forget)
+
+    def close(self) -> None:
+        """End all jobs, at the end of the process: what they use is about to go.
+
+        Interrupted, those that have not begun are cancelled; the one that runs is waited for.
+        """
+        self.is_open = False
+        try:
+            self.drain()
+        except KeyboardInterrupt:
+            self._calls.cancel()
+            self.drain()
+            raise
+        finally:
+            if not self._jobs:
+                self._calls.stop()
+
+    def _forget(self) -> None:
+        """In a forked child: there are no jobs, and some results will never come."""
+        self.lock = threading.RLock()
+        self._calls.reset()
+        for job in self._jobs:
+            if job.memory[native.STATUS] == native.WAITING:
+                job.memory[native.STATUS] = LOST
+            job.release()
+        self._jobs.clear()
+        self._arenas.clear()
+        self._nbytes = 0
+
+
+def _is_wanted() -> bool:
+    """Whether programs may run beside Python: not while their user looks closely."""
+    watched = config.debug_nans or config.debug_infs or config.debug or config.disable_jit
+    return config.cpu_enable_async_dispatch and not watched
+
+
+QUEUE = Queue()
+for _name in ("cpu_enable_async_dispatch", "debug_nans", "debug_infs", "debug", "disable_jit"):
+    config.on_update(_name, lambda _: QUEUE.follow_settings())
+# The pool is changed by whoever holds it.
+config.on_update("num_threads", lambda _: QUEUE.drain())

@@ -1,0 +1,289 @@
+"""The queue as native code: programs that run one after the other beside Python.
+
+The one idea: what runs the queue needs no interpreter, so that a long program goes on while Python
+computes, and the next one begins without waiting for the lock of the interpreter. Whoever has set
+RUNNING runs the job at the head: a thread of its own, or a thread that waits for a job which nobody
+has begun yet (to wake another thread for it would take longer than many programs do).
+
+A job is a few words in memory that its maker keeps until the job is done. All others are in one
+global, guarded by a mutex that nobody holds while a job runs; a forked child resets it.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from spmd.collectives.transport import flight
+from spmd.compile.cpu.runtime_ir import Function, Value
+
+# Byte offsets in @spmd_queue. Jobs are numbered from 1: those up to HEAD have begun, those up to
+# TAIL were submitted, those up to DONE have ended.
+HEAD, TAIL, DONE, RUNNING, STARTED, STOPPING = range(0, 48, 8)
+MUTEX, WORK, FINISHED = 64, 192, 320  # pthread_mutex_t and two pthread_cond_t
+SIGNALS = 448  # sigset_t, twice
+THREAD = 704
+RING = 768
+RING_JOBS = 64
+QUEUE_BYTES = RING + 8 * RING_JOBS
+
+# i64 words of a job: its status; header (0: it was cancelled) and frames of its program; its record
+# in the flight recorder (0: none) and the number that the record must still have; whether its maker
+# may wait for it at once; how many jobs it needs the results of, and then the address of each.
+STATUS, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, CAUSES, CAUSE = range(8)
+
+# What a status may be beside those of a run: the job has not ended; or it never began, because it
+# was cancelled, or one that it needs failed.
+WAITING, CANCELLED = -1, 64
+
+# Woken for a job whose maker may wait for it at once, the thread lets the maker take it first: that
+# one is awake already, and what was on its core stays in the caches. (The timers of the system add
+# about 50 us.)
+GRACE_NS = 20_000
+
+_NANOSECONDS = 1_000_000_000
+
+_DECLARATIONS = f"""
+@spmd_queue = global [{QUEUE_BYTES} x i8] zeroinitializer, align 64
+declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
+declare i32 @nanosleep(ptr, ptr)
+"""
+
+
+def queue_texts() -> list[str]:
+    """The declarations and functions of the queue."""
+    functions = (
+        _stamp(),
+        _run_job(),
+        _run_next(),
+        _serve(),
+        _start(),
+        _submit(),
+        _wait(),
+        _done(),
+        _cancel(),
+        _stop(),
+        _reset(),
+    )
+    return [_DECLARATIONS, *(f.text() for f in functions)]
+
+
+def _number(f: Function, offset: int) -> Value:
+    return f.load("i64", f.symbol("spmd_queue"), offset)
+
+
+def _set(f: Function, offset: int, value: Value | int) -> None:
+    f.store(f.value("i64", value), f.symbol("spmd_queue"), offset)
+
+
+def _lock(f: Function) -> None:
+    f.call("pthread_mutex_lock", "i32", f.at(f.symbol("spmd_queue"), MUTEX))
+
+
+def _unlock(f: Function) -> None:
+    f.call("pthread_mutex_unlock", "i32", f.at(f.symbol("spmd_queue"), MUTEX))
+
+
+def _signal(f: Function) -> None:
+    f.call("pthread_cond_signal", "i32", f.at(f.symbol("spmd_queue"), WORK))
+
+
+def _next_job(f: Function, number: Value) -> Value:
+    """Where the ring has the job that follows so many others."""
+    return f.at(f.symbol("spmd_queue"), number % RING_JOBS * 8 + RING)
+
+
+# ---- running -----------------------------------------------------------------------------------
+
+
+def _stamp() -> Function:
+    """stamp(job, word): write the time into a word of the job's record, if it still is its own."""
+    f = Function("stamp", "void", ["ptr", "i64"], internal=True)
+    job, word = f.params
+    record = f.load("ptr", job, 8 * RECORD)
+    with f.if_(record.equals(0)):
+        f.ret()
+    with f.if_(f.load("i64", record, 8 * flight.SEQUENCE).equals(f.load("i64", job, 8 * SEQUENCE))):
+        f.store(f.call("now", "i64"), record, word * 8)
+    return f
+
+
+def _run_job() -> Function:
+    """run_job(job): its status, CANCELLED if it was, or if a job failed that it needs."""
+    f = Function("run_job", "i64", ["ptr"], internal=True)
+    (job,) = f.params
+    header = f.load("ptr", job, 8 * HEADER)
+    with f.if_(header.equals(0)):
+        f.ret(CANCELLED)
+    with f.range(0, f.load("i64", job, 8 * CAUSES)) as i:
+        cause = f.load("ptr", f.at(job, i * 8), 8 * CAUSE)
+        with f.if_(f.load("i64", cause, 8 * STATUS).differs(0)):
+            f.ret(CANCELLED)
+    f.call("stamp", "void", job, f.value("i64", flight.ENTERED))
+    f.ret(f.call("run_steps", "i64", header, f.load("ptr", job, 8 * FRAMES)))
+    return f
+
+
+def _run_next() -> Function:
+    """run_next(): run the job at the head, of which there must be one, and which nobody runs.
+
+    The mutex is held before and after, not meanwhile.
+    """
+    f = Function("run_next", "void", [], internal=True)
+    queue = f.symbol("spmd_queue")
+    head = _number(f, HEAD)
+    job = f.load("ptr", _next_job(f, head))
+    _set(f, RUNNING, 1)
+    _set(f, HEAD, head + 1)
+    _unlock(f)
+    status = f.call("run_job", "i64", job)
+    f.call("stamp", "void", job, f.value("i64", flight.COMPLETED))
+    f.atomic_store(status, job, 8 * STATUS)
+    _lock(f)
+    _set(f, RUNNING, 0)
+    f.atomic_store(head + 1, queue, DONE)
+    f.call("pthread_cond_broadcast", "i32", f.at(queue, FINISHED))
+    with f.if_(_number(f, HEAD) < _number(f, TAIL)):
+        _signal(f)
+    return f
+
+
+def _serve() -> Function:
+    """serve(): the life of the queue's thread."""
+    f = Function("serve", "ptr", ["ptr"], internal=True)
+    queue = f.symbol("spmd_queue")
+    grace = f.stack("i64", 2)
+    f.store(f.value("i64", 0), grace)
+    f.store(f.value("i64", GRACE_NS), grace, 8)
+    _lock(f)
+    with f.loop():
+        with f.loop():
+            f.break_if((_number(f, HEAD) < _number(f, TAIL)) & _number(f, RUNNING).equals(0))
+            with f.if_(_number(f, STOPPING).differs(0)):
+                _unlock(f)
+                f.ret(f.null())
+            f.call("pthread_cond_wait", "i32", f.at(queue, WORK), f.at(queue, MUTEX))
+            with f.if_(_number(f, HEAD) < _number(f, TAIL)):
+                job = f.load("ptr", _next_job(f, _number(f, HEAD)))
+                with f.if_(f.load("i64", job, 8 * AT_ONCE).differs(0)):
+                    _unlock(f)
+                    f.call("nanosleep", "i32", grace, f.null())
+                    _lock(f)
+        f.call("run_next", "void")
+    f.ret(f.null())
+    return f
+
+
+def _start() -> Function:
+    """start_serving(): make the thread, with all signals blocked: those are for Python's threads.
+
+    Where there can be no thread, those that wait do the work.
+    """
+    f = Function("start_serving", "void", [], internal=True)
+    queue = f.symbol("spmd_queue")
+    f.call("pthread_mutex_init", "i32", f.at(queue, MUTEX), f.null())
+    f.call("pthread_cond_init", "i32", f.at(queue, WORK), f.null())
+    f.call("pthread_cond_init", "i32", f.at(queue, FINISHED), f.null())
+    blocked, before = f.at(queue, SIGNALS), f.at(queue, SIGNALS + 128)
+    mask = f.value("i32", int(signal.SIG_SETMASK))
+    f.call("sigfillset", "i32", blocked)
+    f.call("pthread_sigmask", "i32", mask, blocked, before)
+    failed = f.call(
+        "pthread_create", "i32", f.at(queue, THREAD), f.null(), f.symbol("serve"), f.null()
+    ).differs(0)
+    f.call("pthread_sigmask", "i32", mask, before, f.null())
+    _set(f, STARTED, f.select(failed, f.value("i64", -1), 1))
+    return f
+
+
+# ---- what Python calls -------------------------------------------------------------------------
+
+
+def _submit() -> Function:
+    """spmd_queue_submit(job): put a job behind the others; gives its number.
+
+    No more than RING_JOBS may be under way; the first call of all must not meet another.
+    """
+    f = Function("spmd_queue_submit", "i64", ["ptr"])
+    with f.if_(_number(f, STARTED).equals(0)):
+        f.call("start_serving", "void")
+    _lock(f)
+    tail = _number(f, TAIL)
+    f.store(f.params[0], _next_job(f, tail))
+    _set(f, TAIL, tail + 1)
+    with f.if_(_number(f, RUNNING).equals(0)):
+        _signal(f)
+    _unlock(f)
+    f.ret(tail + 1)
+    return f
+
+
+def _wait() -> Function:
+    """spmd_queue_wait(number, helps, nanoseconds): whether the job has ended within that time.
+
+    Who helps runs what nobody has begun, and then may take longer.
+    """
+    f = Function("spmd_queue_wait", "i64", ["i64", "i64", "i64"])
+    number, helps, nanoseconds = f.params
+    queue = f.symbol("spmd_queue")
+    until = f.stack("i64", 2)
+    f.call("clock_gettime", "i32", f.value("i32", int(time.CLOCK_REALTIME)), until)
+    end = f.load("i64", until, 8) + nanoseconds
+    f.store(f.load("i64", until) + end // _NANOSECONDS, until)
+    f.store(end % _NANOSECONDS, until, 8)
+    alone = _number(f, STARTED) < 1
+    _lock(f)
+    with f.loop():
+        f.break_if(_number(f, DONE) >= number)
+        open = (_number(f, HEAD) < number) & _number(f, RUNNING).equals(0)
+        with f.if_else(open & (helps.differs(0) | alone)) as it:
+            f.call("run_next", "void")
+            it.otherwise()
+            late = f.call(
+                "pthread_cond_timedwait", "i32", f.at(queue, FINISHED), f.at(queue, MUTEX), until
+            )
+            f.break_if(late.differs(0))
+    done = _number(f, DONE) >= number
+    _unlock(f)
+    f.ret(f.convert("zext", done, "i64"))
+    return f
+
+
+def _done() -> Function:
+    """spmd_queue_done(): the number of the last job that has ended; what it wrote can be read."""
+    f = Function("spmd_queue_done", "i64", [])
+    f.ret(f.atomic_load("i64", f.symbol("spmd_queue"), DONE))
+    return f
+
+
+def _cancel() -> Function:
+    """spmd_queue_cancel(): jobs that have not begun will not run."""
+    f = Function("spmd_queue_cancel", "void", [])
+    _lock(f)
+    with f.range(_number(f, HEAD), _number(f, TAIL)) as i:
+        f.store(f.null(), f.load("ptr", _next_job(f, i)), 8 * HEADER)
+    _unlock(f)
+    return f
+
+
+def _stop() -> Function:
+    """spmd_queue_stop(): end the thread, when the queue is empty."""
+    f = Function("spmd_queue_stop", "void", [])
+    queue = f.symbol("spmd_queue")
+    with f.if_(_number(f, STARTED) > 0):
+        _lock(f)
+        _set(f, STOPPING, 1)
+        _signal(f)
+        _unlock(f)
+        f.call("pthread_join", "i32", f.load("i64", queue, THREAD), f.null())
+        _set(f, STOPPING, 0)
+        _set(f, STARTED, 0)
+    return f
+
+
+def _reset() -> Function:
+    """spmd_queue_reset(): forget thread and jobs, in a forked child: it has neither."""
+    f = Function("spmd_queue_reset", "void", [])
+    bytes = f.value("i64", QUEUE_BYTES)
+    f.call("memset", "ptr", f.symbol("spmd_queue"), f.value("i32", 0), bytes)
+    return f

@@ -1,0 +1,137 @@
+"""Calls of programs through the queue: which of them go there, and what they are given.
+
+The one idea: a call that waits in the queue reads its operands later, so it keeps their memory and
+not the arrays, copies what its caller may still change (NumPy arrays), and knows the jobs whose
+results it reads, lest it run on what a failed one left.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.cpu.allocator import Block
+from spmd.compile.cpu.queue import QUEUE, Job
+from spmd.compile.cpu.runner import NativeProgram
+from spmd.core.aval import ShapedArray
+from spmd.core.errors import DeletedError
+from spmd.core.trace import to_numpy
+from spmd.sharding.array import Array, from_memory
+from spmd.sharding.pending import Pending
+
+# References that an object has while `take_queued` looks at it: the slot that holds it, the local
+# variable and getrefcount's argument.
+_OWN_REFERENCES = 3
+
+
+def deleted(x: Array) -> DeletedError:
+    """The error for an argument that was donated before."""
+    return DeletedError(
+        f"an argument ({x.aval}) was deleted or donated to an earlier call (donate_argnums); "
+        "use that call's result instead"
+    )
+
+
+def belongs_in_queue(program: NativeProgram, operands: Sequence[Any]) -> bool:
+    """Whether a call is better made in the queue: it is long, or needs what is computed there."""
+    if not QUEUE.is_open or not program.may_queue:
+        return False
+    if not any(map(_is_pending, operands)):
+        if not program.is_long:
+            return False
+        if program.calls_at_once:
+            program.calls_at_once -= 1
+            return False
+    return copied_bytes(operands) <= most_copied(program)
+
+
+def copied_bytes(operands: Sequence[Any]) -> int:
+    """The bytes that a call in the queue would have to copy."""
+    return sum(x.nbytes for x in operands if isinstance(x, np.ndarray))
+
+
+def most_copied(program: NativeProgram) -> float:
+    """How many bytes a call may copy: at 20 bytes a nanosecond, a twentieth of its own time."""
+    return max(program.cost_ns, 4096)
+
+
+def _is_pending(x: Any) -> bool:
+    if type(x) is not Array:
+        return False
+    pieces = x.shards or (x,)
+    return any(type(p.owner) is Pending and not p.owner.work.is_done() for p in pieces)
+
+
+class Operands:
+    """The operands of one call: their memory, by id, and the jobs that have yet to write it."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Any] = {}
+        self.causes: list[Job] = []
+
+    def add(self, x: Any, aval: ShapedArray, may_change: bool = True) -> int:
+        """Take an operand; gives the address of its elements.
+
+        `may_change`: a NumPy array is the caller's, and is copied.
+        """
+        if type(x) is not Array or x.shards is not None:
+            value = np.ascontiguousarray(to_numpy(x)).reshape(aval.shape)
+            value = value.copy() if may_change and type(x) is not Array else value
+            self.kept[id(value)] = value
+            return value.__array_interface__["data"][0]
+        # The owner first: a thread that settles the array sets it last.
+        owner = x.owner
+        if type(owner) is Pending:
+            if not owner.work.is_done():
+                assert isinstance(owner.work, Job)
+                self.causes.append(owner.work)
+                self.kept[id(owner.block)] = owner.block
+                return owner.address
+            x.settle()
+            owner = x.owner
+        if owner is None:
+            raise deleted(x)
+        self.kept[id(owner)] = owner
+        return x.ptr
+
+
+def pending(work: Job, block: Any, aval: ShapedArray, sharding: Any = None) -> Array:
+    """An array that a job writes into a block."""
+    return from_memory(0, Pending(work, block, block.address), aval, sharding)
+
+
+def same_memory(x: Array, aval: ShapedArray, sharding: Any) -> Array:
+    """Another array over the memory of one, which may be pending."""
+    owner = x.owner  # first, see `Operands.add`
+    return from_memory(x.ptr, owner, aval, sharding)
+
+
+def take_queued(number: int, operands: Sequence[Any]) -> Block | None:
+    """The block of a donated operand, as `executable.take`, for a call in the queue.
+
+    The jobs before it may hold the block too: they have ended when this one runs. The queue's lock
+    is held.
+    """
+    x = operands[number]
+    if type(x) is not Array:
+        return None
+    start, block = x.ptr, x.owner
+    if type(block) is Pending:
+        if sys.getrefcount(block) != _OWN_REFERENCES:
+            return None
+        start, block = block.address, block.block
+    if type(block) is not Block or block.address != start:
+        return None
+    for other, y in enumerate(operands):
+        if other != number and type(y) is Array and memory_of(y) is block:
+            return None
+    own = _OWN_REFERENCES + QUEUE.holders(block)
+    return block if sys.getrefcount(block) == own else None
+
+
+def memory_of(x: Array) -> Any:
+    """What an array's elements lie in."""
+    return x.owner.block if type(x.owner) is Pending else x.owner

@@ -1,0 +1,52 @@
+"""The fast path of calls whose program runs in the queue: they are matched, not flattened.
+
+The text of `fastcall.Writer` up to the door; behind it, what the executable does for any call in
+the queue. That is Python, a few microseconds beside a program of a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.compile.cpu.queue import QUEUE
+from spmd.compile.cpu.runner import NativeProgram
+from spmd.compile.fastcall import Writer
+from spmd.compile.queued import copied_bytes, most_copied
+
+
+def is_queued(leaves: Sequence[Any], native: NativeProgram) -> bool:
+    """Whether calls like this one go through the queue as long as it is open."""
+    return QUEUE.is_open and native.is_long and copied_bytes(leaves) <= most_copied(native)
+
+
+Match = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def now_or_later(native: NativeProgram, now: Match, later: Match) -> Match:
+    """The function that runs a program at once, for callers that wait at once, or in the queue."""
+
+    def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        left = native.calls_at_once
+        if left:
+            native.calls_at_once = left - 1
+            return now(args, kwargs)
+        return later(args, kwargs)
+
+    return match
+
+
+class QueuedWriter(Writer):
+    """Writes the function of one signature of a long program."""
+
+    def results(self) -> None:
+        """Write the call of the executable and the making of its results."""
+        self.names |= {"QUEUE": QUEUE, "enqueue": self.executable.enqueue}
+        # What has no memory any more is an error of the general way.
+        gone = [f" or {name}.owner is None" for name in self.whole_arrays()]
+        self.put(f"if not QUEUE.is_open{''.join(gone)}: return MISS")
+        outs = [self.fresh() for _ in self.executable.out_avals]
+        targets = "".join(f"{name}, " for name in outs)
+        call = f"enqueue(({''.join(f'{name}, ' for name in self.arrays)}))"
+        self.put(f"{targets}= {call}" if outs else call)
+        self.put("return " + self.tree(self.out_tree, iter(outs)))

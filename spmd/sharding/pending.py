@@ -1,0 +1,32 @@
+"""What an array holds whose values are still being computed.
+
+The one idea: its address is 0. What reads arrays in a hurry (generated closures, native code) takes
+an address of 0 for an array that does not fit, and goes the general way, which waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Work(Protocol):
+    """A program that was begun or will be."""
+
+    def is_done(self) -> bool:
+        """Whether it has ended, well or not."""
+        ...
+
+    def wait(self) -> None:
+        """Return when it has ended well; raise what it failed with."""
+        ...
+
+
+class Pending:
+    """The owner of an array that `work` makes; afterwards its memory is `block`, from `address`."""
+
+    __slots__ = ("address", "block", "work")
+
+    def __init__(self, work: Work, block: Any, address: int):
+        self.work = work
+        self.block = block
+        self.address = address
