@@ -13,6 +13,7 @@ that do not lie side by side, products that must be repacked or converted, runni
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -183,6 +184,7 @@ class FlatExecutable(Executable):
     """
 
     def __init__(self, closed: ClosedJaxpr, steps: _Steps):
+        self._closed = weakref.ref(closed)
         self.in_avals = tuple(closed.in_avals)
         self.out_avals = tuple(closed.out_avals)
         self.donated = (False,) * len(self.in_avals)
