@@ -5,6 +5,10 @@ params under "with". A tuple is a list; what JSON has no word for is an object w
 
     {"dtype": "float32"}        {"enum": ["GatherScatterMode", "CLIP"]}
     {"jaxpr": {...}}            {"fields": "GatherDimensionNumbers", ...}
+    {"spec": ["data", null]}    {"mesh": [["data", 4]], "devices": [0, 1, 2, 3]}
+
+A mesh is written by its axes and the positions of its devices among all; what loads the file takes
+its own devices at these positions.
 """
 
 from __future__ import annotations
@@ -13,13 +17,15 @@ import base64
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
+from spmd.core.device import too_few_devices
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, letters
 from spmd.core.primitive import all_primitives
@@ -30,6 +36,9 @@ from spmd.lax.attention_blocks import Attention
 from spmd.lax.conv_dims import ConvDimensionNumbers, Windows
 from spmd.lax.dot import DimensionNumbers, Precision
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
+from spmd.sharding.pmap import AutoAxis
+from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
+from spmd.sharding.spec import Mesh, PartitionSpec, all_devices
 
 # What params may hold beside plain data. A file names them; nothing else can be made from one.
 ENUMS = {kind.__name__: kind for kind in (RoundingMethod, Precision, GatherScatterMode)}
@@ -60,16 +69,20 @@ def dtype_named(name: str) -> np.dtype:
 
 
 def encode_aval(aval: ShapedArray) -> dict[str, Any]:
-    """`{"dtype": ..., "shape": [...]}`, and `"weak": true` for what a Python number was."""
+    """`{"dtype": ..., "shape": [...]}`, and `"weak": true` for what a Python number was.
+
+    In the code of one device `"varies"` names the mesh axes over which the value differs.
+    """
+    node: dict[str, Any] = {"dtype": dtypes.long_name(aval.dtype), "shape": list(aval.shape)}
     if aval.vma:
-        raise ArgumentError(f"export: {aval} belongs to one device of a mesh; export the whole")
-    node = {"dtype": dtypes.long_name(aval.dtype), "shape": list(aval.shape)}
+        node["varies"] = sorted(aval.vma)
     return node | ({"weak": True} if aval.weak_type else {})
 
 
 def decode_aval(node: dict[str, Any]) -> ShapedArray:
     """The aval that was written."""
-    return ShapedArray(tuple(node["shape"]), dtype_named(node["dtype"]), "weak" in node)
+    vma = frozenset(node.get("varies", ()))
+    return ShapedArray(tuple(node["shape"]), dtype_named(node["dtype"]), "weak" in node, vma)
 
 
 def encode_array(x: Any) -> dict[str, Any]:
@@ -109,6 +122,12 @@ def encode_param(value: Any, where: str) -> Any:
             return {"number": encode_number(value)}
         case ClosedJaxpr():
             return {"jaxpr": encode_jaxpr(value)}
+        case PartitionSpec():
+            return {"spec": [encode_param(e, where) for e in value]}
+        case AutoAxis():
+            return {"unnamed": _place_of(value)}
+        case Mesh():
+            return _encode_mesh(value, where)
         case tuple() if type(value) is tuple:
             return [encode_param(x, where) for x in value]
     if type(value).__name__ in RECORDS:
@@ -118,6 +137,58 @@ def encode_param(value: Any, where: str) -> Any:
         }
     what = f"the function {value.__name__}" if hasattr(value, "__name__") else f"a {type(value)}"
     raise ArgumentError(f"export: {where} is {what}, which can't be written to a file")
+
+
+# The axes of the maps around what is being written, outermost first: an axis without a name is
+# written by its place among them.
+_around: list[tuple[Any, ...]] = []
+_unnamed: dict[tuple[int, int], AutoAxis] = {}
+
+
+@contextmanager
+def _inside_map(params: dict[str, Any]) -> Iterator[None]:
+    """Bring a map's axes into scope, for calls to be inlined, and for axes without a name."""
+    _around.append(params["mesh"].axis_names)
+    try:
+        with mesh_axes(params["mesh"], params["kind"]):
+            yield
+    finally:
+        _around.pop()
+
+
+def _place_of(axis: AutoAxis) -> list[int]:
+    places = ((d, k) for d, names in enumerate(_around) for k, n in enumerate(names) if n is axis)
+    return list(next(places))
+
+
+def _encode_mesh(mesh: Mesh, where: str) -> dict[str, Any]:
+    """A mesh by its axes and the positions of its devices."""
+    everyone = all_devices()
+    return {
+        "mesh": [[encode_param(name, where), size] for name, size in mesh.shape.items()],
+        "devices": [everyone.index(d) for d in mesh.flat_devices()],
+    }
+
+
+def _decode_mesh(node: dict[str, Any]) -> Mesh:
+    """The mesh of this program's devices at the positions that were written."""
+    everyone, wanted = all_devices(), max(node["devices"]) + 1
+    if len(everyone) < wanted:
+        raise too_few_devices("calling the exported function", wanted, len(everyone))
+    grid = np.empty(len(node["devices"]), object)
+    grid[:] = [everyone[k] for k in node["devices"]]
+    names = [decode_param(name) for name, _ in node["mesh"]]
+    return Mesh(grid.reshape([n for _, n in node["mesh"]]), names)
+
+
+def count_devices(document: Any) -> int:
+    """How many devices a written program needs: as many as the last position of its meshes."""
+    if isinstance(document, list):
+        return max(map(count_devices, document), default=1)
+    if not isinstance(document, dict):
+        return 1
+    own = max(document["devices"]) + 1 if {"mesh", "devices"} <= document.keys() else 1
+    return max([own, *map(count_devices, document.values())])
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
@@ -142,6 +213,12 @@ def decode_param(node: Any) -> Any:
             return decode_number(node["number"])
         case "jaxpr":
             return decode_jaxpr(node["jaxpr"])
+        case "spec":
+            return PartitionSpec(*(decode_param(e) for e in node["spec"]))
+        case "unnamed":
+            return _unnamed.setdefault(tuple(node["unnamed"]), AutoAxis())
+        case "mesh":
+            return _decode_mesh(node)
         case "fields":
             kind = RECORDS[node["fields"]]
             return kind(**{k: decode_param(v) for k, v in node.items() if k != "fields"})
@@ -201,14 +278,14 @@ def _encode_eqn(eqn: Eqn, read: Callable, define: Callable) -> dict[str, Any]:
     where = f"the {eqn.prim.name} of {eqn.source}"
     if eqn.effects:
         raise ArgumentError(f"export: {where} has an effect, which a file can't hold")
-    if eqn.prim.axes(eqn.params) or eqn.prim.name == "shard_map":
-        raise ArgumentError(f"export: {where} is for several devices; export what one device does")
     node = {"do": eqn.prim.name, "in": [read(a) for a in eqn.invars]}
     node["out"] = [define(v) for v in eqn.outvars]
     if eqn.params:
-        node["with"] = {
-            k: encode_param(v, f"the parameter {k} of {where}") for k, v in eqn.params.items()
-        }
+        is_map = eqn.prim is shard_map_p
+        with _inside_map(eqn.params) if is_map else nullcontext():
+            node["with"] = {
+                k: encode_param(v, f"the parameter {k} of {where}") for k, v in eqn.params.items()
+            }
     return node
 
 

@@ -70,8 +70,12 @@ class Exported:
     _get_vjp: Callable[[], Exported] | None = field(repr=False, default=None)
     _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
 
-    nr_devices = 1
     calling_convention_version = maximum_supported_calling_convention_version
+
+    @property
+    def nr_devices(self) -> int:
+        """How many devices there must be to call it: those up to the last that its meshes name."""
+        return encode.count_devices(self.document)
 
     # ---- running ----
 

@@ -302,3 +302,16 @@ def test_pullbacks_inside_take_a_cotangent_by_device(jitted: bool):
     mapped = spmd.shard_map(f, mesh=mesh_of(4), in_specs=(P(), P("x")), out_specs=P())
     x = X[:4, 0]
     np.testing.assert_allclose(mapped(np.ones(1, np.float32), x), [x.sum()], rtol=1e-6)
+
+
+def test_a_product_in_a_map_inside_of_a_larger_program():
+    """The map's body is optimised with the program around it, and once more by itself."""
+    mesh = mesh_of(4)
+    mapped = spmd.shard_map(
+        lambda x, w: snp.tanh(x @ w), mesh=mesh, in_specs=(P("x"), P()), out_specs=P("x")
+    )
+    back = lambda x, w, ct: spmd.vjp(mapped, x, w)[1](ct)  # noqa: E731
+    ct = np.ones((8, 6), np.float32)
+    plain = spmd.vjp(lambda x, w: snp.tanh(x @ w), X, W)[1](ct)
+    for found, want in zip(spmd.jit(back)(X, W, ct), plain, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)

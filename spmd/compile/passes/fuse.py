@@ -458,7 +458,10 @@ class _Fuser:
         for k in self.order(units):
             group = units[k]
             if group is None:
-                writer.keep(self.eqns[k], map_subjaxprs(self.eqns[k], fuse))
+                eqn = self.eqns[k]
+                # A map inside of a program is optimised with it, and as a program of its own.
+                done = eqn.prim.name in ("fused", "product")
+                writer.keep(eqn, eqn.params if done else map_subjaxprs(eqn, fuse))
             else:
                 writer.keep(self.fused(group, read))
         return finish(writer, self.closed)

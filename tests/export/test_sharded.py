@@ -1,0 +1,133 @@
+"""Exported programs of several devices: pmap and shard_map in a file, run where it is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import ShapeDtypeStruct, export, lax
+from spmd.errors import DeviceError
+from spmd.sharding import PartitionSpec as P
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(8, 3)).astype(np.float32)
+W = RNG.normal(size=(3, 2)).astype(np.float32)
+
+
+def layer(x: Any, w: Any) -> Any:
+    """Collectives over one axis and both, a call, a loop, a value that every device holds."""
+    h = spmd.jit(snp.tanh)(x @ w)
+    rows = lax.all_gather(h, "j", axis=0, tiled=True)
+    start = lax.pvary(0.0, ("i", "j"))
+    total, _ = lax.scan(lambda c, r: (c + lax.psum(r.sum(), "i"), None), start, rows)
+    return lax.pmean(total, ("i", "j")) + lax.psum(h.sum(0), ("i", "j")), h
+
+
+def mapped() -> Any:
+    both = P(("i", "j"))
+    mesh = spmd.make_mesh((2, 2), ("i", "j"))
+    return spmd.shard_map(layer, mesh=mesh, in_specs=(both, P()), out_specs=(P(), both))
+
+
+PROGRAMS = {
+    "shard_map": (mapped, (X, W)),
+    "without types": (
+        lambda: spmd.shard_map(
+            lambda x: lax.psum(x, "i"),
+            mesh=spmd.make_mesh((4,), ("i",)),
+            in_specs=P("i"),
+            out_specs=P(),
+            check_vma=False,
+        ),
+        (X,),
+    ),
+    "pmap": (
+        lambda: spmd.pmap(lambda x: lax.psum(x, "a") * lax.axis_index("a"), axis_name="a"),
+        (X[:4],),
+    ),
+    "pmap without a name": (lambda: spmd.pmap(lambda x: snp.sin(x) + 1), (X[:4],)),
+    "nested pmap": (lambda: spmd.pmap(spmd.pmap(lambda x: x * 2)), (X[:4].reshape(2, 2, 3),)),
+    "a map inside of a program": (
+        lambda: lambda x, w: mapped()(x * 2, w)[1] - 1,
+        (X, W),
+    ),
+    "devices in another order": (
+        lambda: spmd.shard_map(
+            lambda x: x + lax.axis_index("i"),
+            mesh=spmd.sharding.Mesh(spmd.devices()[3:1:-1], ("i",)),
+            in_specs=P("i"),
+            out_specs=P("i"),
+        ),
+        (X,),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_the_same_program_on_the_same_devices(name: str):
+    make, args = PROGRAMS[name]
+    f = spmd.jit(make())
+    exported = export.export(f)(*args)
+    loaded = export.deserialize(exported.serialize())
+    assert loaded.nr_devices == exported.nr_devices == 4
+    for found, want in zip(
+        spmd.tree.leaves(loaded.call(*args)), spmd.tree.leaves(f(*args)), strict=True
+    ):
+        np.testing.assert_array_equal(found, want)
+        assert found.sharding.device_set == want.sharding.device_set
+        where = [s.index for s in found.addressable_shards]
+        assert where == [s.index for s in want.addressable_shards]
+
+
+def test_derivatives():
+    f, g = mapped(), export.export(spmd.jit(mapped()))(X, W)
+    loaded = export.deserialize(g.serialize(vjp_order=1))
+
+    def loss(call: Any) -> Any:
+        return lambda x, w: (lambda total, h: snp.sum(h**2) + snp.sum(total))(*call(x, w))
+
+    want = spmd.grad(loss(f), (0, 1))(X, W)
+    for found, exact in zip(spmd.grad(loss(loaded.call), (0, 1))(X, W), want, strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_for_all_sizes():
+    rows = ShapeDtypeStruct(export.symbolic_shape("4*b, 3"), "float32")
+    loaded = export.deserialize(export.export(spmd.jit(mapped()))(rows, W).serialize())
+    for count in (4, 8, 20):
+        x = RNG.normal(size=(count, 3)).astype(np.float32)
+        for found, want in zip(loaded.call(x, W), mapped()(x, W), strict=True):
+            np.testing.assert_array_equal(found, want)
+
+
+def test_another_process_needs_as_many_devices(tmp_path: Any):
+    (tmp_path / "f").write_bytes(export.export(spmd.jit(mapped()))(X, W).serialize())
+    np.savez(tmp_path / "in.npz", x=X, w=W)
+    program = """
+import sys, numpy as np, spmd
+from spmd import export
+folder = sys.argv[1]
+loaded = export.deserialize(open(folder + "/f", "rb").read())
+given = np.load(folder + "/in.npz")
+total, h = loaded.call(given["x"], given["w"])
+assert len(h.sharding.device_set) == 4, h.sharding
+np.savez(folder + "/out.npz", total=total, h=h)
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    found, (total, h) = np.load(tmp_path / "out.npz"), mapped()(X, W)
+    np.testing.assert_array_equal(found["total"], total)
+    np.testing.assert_array_equal(found["h"], h)
+    loaded = export.deserialize((tmp_path / "f").read_bytes())
+    before = spmd.config.num_cpu_devices
+    spmd.config.update("num_cpu_devices", 2)
+    try:
+        with pytest.raises(DeviceError, match="needs 4 devices, but there are 2"):
+            loaded.call(X, W)
+    finally:
+        spmd.config.update("num_cpu_devices", before)
