@@ -87,6 +87,16 @@ class Record:
         return self.group != NO_GROUP
 
     @property
+    def is_overlapped(self) -> bool:
+        """Whether the program went on meanwhile."""
+        return bool(self.label.get("overlapped"))
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether the program waited for a collective in flight."""
+        return self.label.get("kind") == "wait" and "of" in self.label
+
+    @property
     def name(self) -> str:
         """`psum train.py:88`."""
         return label_name(self.label)
@@ -157,9 +167,13 @@ class Flight:
 
     @property
     def open(self) -> Record | None:
-        """The collective that the rank is in."""
-        last = self.collectives()[-1:]
-        return last[0] if last and not last[0].completed else None
+        """The collective that the rank is in; of several in flight the first, which comes first."""
+        found = None
+        for record in reversed(self.collectives()):
+            if record.completed:
+                break
+            found = record
+        return found
 
     @property
     def ended(self) -> bool:

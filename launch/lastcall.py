@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .flightfile import FlightFileError, operand, read
+from .flightfile import COLLECTIVE, FlightFileError, operand, read
 from .stall import Call
 
 
@@ -17,7 +17,9 @@ def last_call(path: str | Path) -> tuple[Call | None, int]:
     collectives = flight.collectives()
     if not collectives:
         return None, flight.step
-    last = collectives[-1]
+    last = flight.open or collectives[-1]
+    # One in flight holds nobody up before the program waits for it.
+    flies = last.is_overlapped and flight.phase != COLLECTIVE
     group = flight.groups.get(last.group)
     call = Call(
         last.label.get("kind", "a collective"),
@@ -26,6 +28,6 @@ def last_call(path: str | Path) -> tuple[Call | None, int]:
         last.call,
         group.ranks if group else tuple(range(flight.size)),
         operand(last.label),
-        bool(last.completed),
+        bool(last.completed) or flies,
     )
     return call, flight.step

@@ -30,7 +30,7 @@ def page(timeline: Timeline, stats: Stats) -> str:
         f"<h2>{escape(title)}</h2>{_table(rows, number)}"
         for title, rows, number in (
             ("Who was late", late_rows(stats, 30), (2, 3, 4, 5)),
-            ("Collectives, by waiting", collective_rows(stats, 30), range(2, 8)),
+            ("Collectives, by waiting", collective_rows(stats, 30), range(2, 9)),
             ("Where each rank's time went", rank_rows(stats), range(2, 8)),
         )
         if len(rows) > 1
@@ -84,7 +84,7 @@ def _parts(timeline: Timeline) -> Iterator[_Part]:
             begin = timeline.at(flight.rank, record.began)
             end = timeline.at(flight.rank, record.completed) if record.completed else whole
             kind = record.label.get("kind", "")
-            name = kind if kind in ("compile", "trace", "program", "data") else "named"
+            name = kind if kind in ("compile", "trace", "program", "data", "wait") else "named"
             row = "host" if kind in HOST_KINDS else "run"
             text = f"{reason_name(record)}\n{_times(begin, end)}{_line(record)}"
             yield _Part(flight.rank, begin, end, f"{row} {name}", text)
@@ -95,6 +95,7 @@ def _parts(timeline: Timeline) -> Iterator[_Part]:
 def _meeting(timeline: Timeline, meeting: Meeting, whole: float) -> Iterator[_Part]:
     last, waits = meeting.last, meeting.waits
     late = is_late(meeting)
+    row = "fly" if meeting.record.is_overlapped else "run"
     absent = meeting.members - len(meeting.came)
     for rank, came in meeting.came.items():
         left = meeting.left.get(rank, whole)
@@ -107,9 +108,9 @@ def _meeting(timeline: Timeline, meeting: Meeting, whole: float) -> Iterator[_Pa
         elif late:
             said += f"\nlate by {duration(meeting.lateness / 1e9)}"
         if arrived > came and rank != last:
-            yield _Part(rank, came, arrived, "run wait", f"{said}\n{_times(came, arrived)}")
+            yield _Part(rank, came, arrived, f"{row} wait", f"{said}\n{_times(came, arrived)}")
         begin = arrived if rank != last else came
-        kind = "run open" if rank not in meeting.left else "run move"
+        kind = f"{row} {'open' if rank not in meeting.left else 'move'}"
         yield _Part(rank, begin, left, kind, f"{said}\n{_times(came, left)}")
         if rank == last and late:
             earliest = min(meeting.came.values())
@@ -135,6 +136,7 @@ def _picture(timeline: Timeline, parts: Sequence[_Part]) -> str:
         y, height = {
             "host": (top + 2, HOST_HEIGHT),
             "run": (top + HOST_HEIGHT + 4, ROW - HOST_HEIGHT - 10),
+            "fly": (top + ROW - 12, 6),  # in front of the program that goes on
             "late": (top + ROW - 5, 3),
         }[row]
         x = part.begin / whole * WIDTH

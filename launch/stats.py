@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .flightfile import Flight, Record, operand
+from .flightfile import Flight, Record, label_name, operand
 from .timeline import CLOCK, MEETINGS, Meeting, Timeline, span_name
 from .verdict import duration, ranks_text, table
 
@@ -33,6 +33,13 @@ class CollectiveStats:
     moved: float = 0.0  # from the coming of the last rank to the end
     worst: float = 0.0
     unfinished: int = 0
+    flown: float = 0.0  # while programs went on: from the begin to the end, over all ranks
+    stood: float = 0.0  # of that, what programs waited for
+
+    @property
+    def hidden(self) -> float | None:
+        """The part of the time in flight that programs did not wait for; None if none flew."""
+        return max(0.0, 1.0 - self.stood / self.flown) if self.flown else None
 
 
 @dataclass(slots=True)
@@ -85,6 +92,23 @@ class Stats:
     headline: str
     lost: int
 
+    def hidden_lines(self) -> list[str]:
+        """`psum: 91 % of 1.2 s in flight hidden behind programs`, for each kind that flew."""
+        kinds: dict[str, list[CollectiveStats]] = {}
+        for entry in self.collectives:
+            if entry.flown:
+                kinds.setdefault(entry.name.split()[0], []).append(entry)
+        lines = []
+        for kind, entries in sorted(kinds.items()):
+            flown = sum(entry.flown for entry in entries)
+            hidden = max(0.0, 1.0 - sum(entry.stood for entry in entries) / flown)
+            calls = sum(entry.calls for entry in entries)
+            lines.append(
+                f"{kind}: {calls} exchanges while programs computed, "
+                f"{hidden:.0%} of their {duration(flown)} hidden"
+            )
+        return lines
+
     def as_dict(self) -> dict[str, Any]:
         """The same as plain data, for JSON."""
         return asdict(self)
@@ -97,7 +121,8 @@ class Stats:
         said += ["", "where the time of each rank went:"]
         said += table(rank_rows(self), right=range(2, 8))
         said += ["", "collectives, by the time that ranks waited in them:"]
-        said += table(collective_rows(self, most), right=range(2, 8))
+        said += table(collective_rows(self, most), right=range(2, 9))
+        said += self.hidden_lines()
         if len(self.late) > 0:
             said += ["", "who was late:"]
             said += table(late_rows(self, most), right=(2, 3, 4, 5))
@@ -106,7 +131,7 @@ class Stats:
 
 def collective_rows(stats: Stats, most: int) -> list[tuple[str, ...]]:
     """The table of collectives, with its head."""
-    head = ("collective", "of", "calls", "bytes", "waited", "worst", "moved", "GB/s")
+    head = ("collective", "of", "calls", "bytes", "waited", "worst", "moved", "GB/s", "hidden")
     return [
         head,
         *(
@@ -119,6 +144,7 @@ def collective_rows(stats: Stats, most: int) -> list[tuple[str, ...]]:
                 duration(c.worst),
                 duration(c.moved),
                 f"{c.nbytes / c.moved / 1e9:.3g}" if c.moved else "",
+                "" if c.hidden is None else f"{c.hidden:.0%}",
             )
             for c in stats.collectives[:most]
         ),
@@ -187,6 +213,7 @@ def collect(timeline: Timeline) -> Stats:
             found.cost += sum(meeting.waits.values()) / 1e9
             reason = before.reason(meeting)
             found.reasons[reason] = found.reasons.get(reason, 0) + 1
+    _add_flights(timeline, collectives)
     for found in late.values():
         same = (c for c in collectives.values() if (c.name, c.source) == (found.name, found.source))
         found.of = sum(c.calls for c in same)
@@ -219,6 +246,28 @@ def _add(entry: CollectiveStats, meeting: Meeting) -> None:
         entry.moved += max(max(meeting.left.values()) - meeting.came[meeting.last], 0.0) / 1e9
 
 
+def _add_flights(timeline: Timeline, collectives: dict[tuple, CollectiveStats]) -> None:
+    """Note what flew, and for how long programs waited for it all the same.
+
+    One exchange is under way at a time, so times add up; a program that waits for one may wait for
+    those before it too, and all of that counts as waiting for the last.
+    """
+    for flight in timeline.ranks:
+        for record in flight.records:
+            flies = record.is_collective and record.is_overlapped
+            if not record.completed or not (flies or record.is_wait):
+                continue
+            label = record.label if flies else flight.labels.get(record.label["of"], {})
+            entry = collectives.get((label_name(label), operand(label)))
+            if entry is None:
+                continue
+            took = (record.completed - record.began) / 1e9
+            if flies:
+                entry.flown += took
+            else:
+                entry.stood += took
+
+
 def _rank(timeline: Timeline, flight: Flight) -> RankStats:
     found = RankStats(flight.rank, flight.host)
     spans = [r for r in flight.records if r.completed]
@@ -245,8 +294,11 @@ def _rank(timeline: Timeline, flight: Flight) -> RankStats:
         for r in spans
         if not r.is_collective and r.label.get("kind") == "program"
     )
+    waits = sum(r.completed - r.began for r in spans if r.is_wait) / 1e9
+    found.waiting += waits
+    inside += waits
     for meeting in timeline.meetings:
-        if flight.rank not in meeting.left:
+        if flight.rank not in meeting.left or meeting.record.is_overlapped:
             continue
         took = (meeting.left[flight.rank] - meeting.came[flight.rank]) / 1e9
         waited = min(meeting.waits[flight.rank] / 1e9, max(took, 0.0))

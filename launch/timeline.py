@@ -192,7 +192,7 @@ def _bounds(pairs: Iterable[tuple[Record, Record]]) -> tuple[tuple[float, float]
 
 # ---- the trace for Perfetto and chrome://tracing -------------------------------------------------
 
-HOST_ROW, PROGRAM_ROW, QUEUE_ROW = 0, 1, 2
+HOST_ROW, PROGRAM_ROW, QUEUE_ROW, FLIGHT_ROW = 0, 1, 2, 3
 # What a rank does beside the programs: they may overlap in time with it.
 HOST_KINDS = frozenset(("trace", "compile", "annotation", "step", "data"))
 
@@ -213,6 +213,8 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield _name("thread_name", flight.rank, PROGRAM_ROW, "programs and collectives")
         if any(record.label.get("queued") for record in flight.records):
             yield _name("thread_name", flight.rank, QUEUE_ROW, "programs beside Python")
+        if any(record.is_overlapped for record in flight.records):
+            yield _name("thread_name", flight.rank, FLIGHT_ROW, "collectives in flight")
         for record in flight.records:
             if record.is_collective:
                 meeting = meetings[record.group, record.call]
@@ -266,6 +268,9 @@ def _collective(
     """A collective, and inside it how long this rank waited for the last one."""
     came = meeting.came[rank]
     begin = min(timeline.at(rank, record.enqueued), came)
+    row = PROGRAM_ROW
+    if record.is_overlapped:  # one at a time is under way: it begins when the one before has ended
+        row, begin = FLIGHT_ROW, came
     end = meeting.left.get(rank, timeline.seconds * 1e9)
     wait, last = meeting.waits[rank], meeting.last
     missing = meeting.members - len(meeting.came)
@@ -278,13 +283,11 @@ def _collective(
         "waited_us": round(wait / 1e3, 3),
         "note": f"{missing} ranks never came" if missing else "",
     }
-    yield _event(timeline, rank, PROGRAM_ROW, record.name, begin, end, **args) | {
-        "cat": "collective"
-    }
+    yield _event(timeline, rank, row, record.name, begin, end, **args) | {"cat": "collective"}
     if rank != last and wait > 0 and min(came + wait, end) > came:
-        yield _event(
-            timeline, rank, PROGRAM_ROW, f"wait for rank {last}", came, min(came + wait, end)
-        ) | {"cat": "wait"}
+        yield _event(timeline, rank, row, f"wait for rank {last}", came, min(came + wait, end)) | {
+            "cat": "wait"
+        }
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:

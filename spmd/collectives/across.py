@@ -18,6 +18,7 @@ from spmd.collectives.groups import Groups
 from spmd.collectives.transport import bootstrap, recovery
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.checked import CheckedCommunicator
+from spmd.collectives.transport.courier import COURIER
 from spmd.collectives.transport.flight import FLIGHT, source_text
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core import dtypes
@@ -103,21 +104,24 @@ class Across:
         # Positions of all members, process by process: the order of a gathered buffer.
         self.order = [k for p in ours for k, q in enumerate(processes) if q == p]
         self.nbytes = aval.nbytes * len(self.local)
-        self.label = FLIGHT.label(
-            prim.name,
-            dtype=aval.dtype.name,
-            shape=aval.shape,
-            axes=tuple(str(axis) for axis in params.get("axes", ())),
-            source=source_text(source),
-            scope=source.scope,
-            path=origin.operand,
-            program=program,
-        )
+        self.fields: dict[str, Any] = {
+            "dtype": aval.dtype.name,
+            "shape": aval.shape,
+            "axes": tuple(str(axis) for axis in params.get("axes", ())),
+            "source": source_text(source),
+            "scope": source.scope,
+            "path": origin.operand,
+            "program": program,
+        }
+        self.label = self.label_of()
         # Asked for by SPMD_DEBUG: each call then goes through Python.
         self.is_watched = verify.is_on() or verify.prints()
-        self.run: Callable[..., None] = self._recorded(
-            verify.watched(self, self._choose(processes))
-        )
+        self.move = verify.watched(self, self._choose(processes))
+        self.run: Callable[..., None] = self._recorded(self.move)
+
+    def label_of(self, **more: Any) -> int:
+        """What the flight recorder calls it."""
+        return FLIGHT.label(self.prim.name, **self.fields, **more)
 
     def _recorded(self, move: Callable[..., None]) -> Callable[..., None]:
         """The same with a record of the flight recorder around it."""
@@ -126,6 +130,7 @@ class Across:
             return move
 
         def run(devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
+            COURIER.drain()
             place = log.begin(self.label, self.nbytes)
             try:
                 move(devices, inputs, outputs)

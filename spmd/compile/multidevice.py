@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.overlapped import overlaps
 from spmd.collectives.schedule import Schedule, agree, axis_text, schedule_of
 from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.flight import COMPILING, FLIGHT
@@ -35,8 +37,9 @@ from spmd.compile.lower.schedule import Host
 from spmd.compile.lower.schedule import Schedule as Steps
 from spmd.compile.memory import Plan, plan_program, takes
 from spmd.compile.mesh_nans import check_mesh_nans
+from spmd.compile.overlap import WORTH_SECONDS, overlap_exchanges, summary
 from spmd.compile.passes.simplify import simplify
-from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
+from spmd.compile.pipeline import PASSES_ACROSS, PASSES_OVERLAPPED, Report, run_passes
 from spmd.compile.prepack import prepack
 from spmd.compile.queued import (
     Operands,
@@ -71,7 +74,7 @@ def mesh_executable(
 ) -> MeshExecutable:
     """The executable of a `shard_map` equation, remembered with its jaxpr."""
     entries = _known.setdefault(jaxpr, {})
-    key = (mesh, in_specs, out_specs)
+    key = (mesh, in_specs, out_specs, config.overlap)
     if key not in entries:
         with FLIGHT.phase(COMPILING, "compile", name):
             entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name)
@@ -110,6 +113,8 @@ class MeshExecutable:
         mine = process_index()
         processes = tuple(d.process_index for d in devices)
         self.topology = Topology(mesh.shape, processes, mine, tuple(devices))
+        if self.topology.is_spread:
+            self.topology = replace(self.topology, overlaps=overlaps())
         self.devices = [devices[k] for k in self.topology.local]
         self.piece_avals = tuple(closed.in_avals)
         self.out_piece_avals = tuple(closed.out_avals)
@@ -123,8 +128,10 @@ class MeshExecutable:
         self.undecided: Schedule | None = None
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
         self._closed = weakref.ref(closed)
+        self.exchanges: list[str] = []
         if self.topology.is_spread:
             self.schedule = self._lowered(self._passes_across(closed, name))
+            self._summarise(name)
             self._compile(closed, None)
         else:
             key = self._image_key(closed)
@@ -149,7 +156,8 @@ class MeshExecutable:
         """The optimised jaxpr; its schedule and origins are noted."""
         report = Report()
         names, sizes = closed.jaxpr.arg_names, self.topology.sizes
-        final = run_passes(closed, report, PASSES_ACROSS)
+        passes = PASSES_OVERLAPPED if self.topology.overlaps else PASSES_ACROSS
+        final = run_passes(closed, report, passes)
         simple = report.jaxprs[simplify.__name__]
         traced = ClosedJaxpr(simple.jaxpr.replace(arg_names=names), simple.consts)
         extent = ", ".join(f"{axis_text(axis)}: {size}" for axis, size in sizes.items())
@@ -158,8 +166,16 @@ class MeshExecutable:
         schedule, origins = schedule_of(traced, final, name, current_source().short, mesh)
         if schedule.exchanges:
             self.undecided = schedule
+        self._traced = [entry.kind for entry in schedule.entries]
         self.topology = replace(self.topology, origins=origins)
         return final
+
+    def _summarise(self, name: str) -> None:
+        """Note, and say under `log_compiles`, what became of the collectives."""
+        self.exchanges = summary(self._traced, self.schedule.steps)
+        if config.log_compiles or "1" in config.debug:
+            for text in self.exchanges:
+                print(f"spmd: {name}: {text}", file=sys.stderr)
 
     def agree(self) -> None:
         """Compare this program with the other ranks', unless that was done; raise if they differ.
@@ -171,7 +187,12 @@ class MeshExecutable:
             self.undecided = None
 
     def _lowered(self, closed: ClosedJaxpr) -> Steps:
-        steps = prepack(lower(closed, self.topology), prefers_packed)
+        steps = lower(closed, self.topology)
+        if self.topology.overlaps:
+            # Before anything looks at this machine: all ranks must come to the same order.
+            worth = 0.0 if config.overlap == "always" else WORTH_SECONDS
+            steps = overlap_exchanges(steps, worth)
+        steps = prepack(steps, prefers_packed)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         return steps
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from spmd.compile.executable import Executable
 from spmd.compile.passes.attach import attach_epilogues
-from spmd.compile.passes.combine import combine_psums
+from spmd.compile.passes.combine import bucket_psums, combine_psums
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
@@ -44,6 +44,11 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     combine_psums,  # small sums share one exchange between processes
     fuse,
     attach_epilogues,
+)
+
+# The same where exchanges run while the program computes.
+PASSES_OVERLAPPED: tuple[Pass, ...] = tuple(
+    bucket_psums if step is combine_psums else step for step in PASSES_ACROSS
 )
 
 

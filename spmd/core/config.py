@@ -122,6 +122,14 @@ SETTINGS = (
         "ranks of one host read large arrays in each other's memory, where the system allows it",
     ),
     Setting(
+        "overlap",
+        "SPMD_OVERLAP",
+        "auto",
+        _one_of("auto", "always", "never"),
+        "collectives between processes run while programs compute: auto (between hosts), always, "
+        "never",
+    ),
+    Setting(
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
         "highest",
@@ -147,6 +155,7 @@ PROGRAM_SETTINGS = (
     "check",
     "trace",
     "cpu_enable_async_dispatch",
+    "overlap",
 )
 
 

@@ -24,6 +24,7 @@ from spmd.collectives.transport.call import (
     pairs_detail,
     ranks_text,
 )
+from spmd.collectives.transport.courier import COURIER
 from spmd.collectives.transport.failure import say
 from spmd.collectives.transport.flight import GroupLog
 from spmd.collectives.transport.origin import NOWHERE, Origin
@@ -33,6 +34,10 @@ from spmd.core.errors import CollectiveError
 
 class CheckedCommunicator(abc.ABC):
     """Implements `Communicator` on top of hooks that move flat arrays."""
+
+    # Whether another thread than the main one may make calls, and whether it pays to let it.
+    allows_overlap = True
+    prefers_overlap = False
 
     def __init__(self, rank: int, size: int, name: str):
         self.rank = rank
@@ -216,6 +221,7 @@ class CheckedCommunicator(abc.ABC):
         self, move: Callable[..., Any], call: Call, buf: np.ndarray | None, *operands: Any
     ) -> Any:
         """Do what a call asks for, and let the flight recorder know."""
+        COURIER.drain()
         log = self.log
         if log is None:
             return move(call, *operands)

@@ -203,10 +203,15 @@ class Flight:
     @contextlib.contextmanager
     def phase(self, phase: int, kind: str = "", name: str = "", source: str = "") -> Iterator[None]:
         """The rank does this within a `with` block; with a `kind` there is a record of it too."""
+        label = self.label(kind, program=name, source=source) if kind else -1
+        with self.recorded(label, phase):
+            yield
+
+    @contextlib.contextmanager
+    def recorded(self, label: int, phase: int) -> Iterator[None]:
+        """The rank does this within a `with` block; a record of it has a label, if that is >= 0."""
         before = self.set_phase(phase)
-        place = 0
-        if kind:
-            place = self.begin(self.label(kind, program=name, source=source), 0)
+        place = self.begin(label, 0) if label >= 0 else 0
         try:
             yield
         finally:
@@ -248,6 +253,7 @@ class GroupLog:
         self.calls = memoryview(self._memory).cast("q")
         self.calls_address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._open = 0  # the record of a program's collective, which is one or more calls here
+        self._is_apart = False  # whether another thread makes that one
         self._before = HOST
         self._splits = 0
         self._labels: dict[tuple[int, str, int], int] = {}
@@ -310,9 +316,26 @@ class GroupLog:
         FLIGHT.words[PHASE] = self._before
         self._open = 0
 
+    # ---- collectives in flight, which another thread makes while the rank does something else ----
+
+    def enqueue(self, label: int, nbytes: int) -> int:
+        """A collective is handed over; gives its record."""
+        call = self.calls[0] = self.calls[0] + 1
+        return FLIGHT.begin(label, nbytes, self.group, call, entered=False)
+
+    def take_up(self, place: int) -> None:
+        """It begins now: the calls until it has `landed` are part of it."""
+        self._open, self._is_apart = place, True
+
+    def landed(self, place: int, succeeded: bool) -> None:
+        """It has ended; the record of one that raised stays open."""
+        self._open, self._is_apart = 0, False
+        if succeeded:
+            FLIGHT.completed(place)
+
     def stopped(self) -> None:
         """A collective raised: its record stays open, and the rank is where it was before."""
-        if self._open:
+        if self._open and not self._is_apart:
             self._open = 0
             FLIGHT.set_phase(self._before)
 

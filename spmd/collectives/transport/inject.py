@@ -178,6 +178,7 @@ class InjectingCommunicator(CheckedCommunicator):
     def __init__(self, inner: CheckedCommunicator, injector: Injector):
         super().__init__(inner.rank, inner.size, inner.name)
         self.log = inner.log
+        self.allows_overlap, self.prefers_overlap = inner.allows_overlap, inner.prefers_overlap
         self.inner = inner
         self.injector = injector
 

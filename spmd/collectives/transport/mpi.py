@@ -23,6 +23,7 @@ from spmd.collectives.transport import shm
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
+from spmd.collectives.transport.courier import COURIER
 from spmd.collectives.transport.environment import started_mpi
 from spmd.collectives.transport.mpi_notices import Notices, dead_text, is_death
 from spmd.collectives.transport.reduction import combine
@@ -139,6 +140,9 @@ class MpiCommunicator(CheckedCommunicator):
 
     def __init__(self, links: Links, comm: Any, name: str):
         super().__init__(comm.Get_rank(), comm.Get_size(), name)
+        # Notices may be sent by one thread while another waits for data.
+        self.allows_overlap = links.mpi.Query_thread() == links.mpi.THREAD_MULTIPLE
+        self.prefers_overlap = True
         self._links = links
         self._mpi = links.mpi
         self._comm = comm
@@ -205,9 +209,13 @@ class MpiCommunicator(CheckedCommunicator):
         while not self._mpi.Request.Testall(requests):
             polls += 1
             if polls < _POLLS_BEFORE_SLEEP:
-                os.sched_yield()
+                if COURIER.is_here:
+                    COURIER.pause()
+                else:
+                    os.sched_yield()
                 continue
             time.sleep(0.0005)
+            COURIER.check()
             self._links.notices.look()
             waited = time.monotonic() - began
             notices = self._links.notices
@@ -261,13 +269,26 @@ class MpiCommunicator(CheckedCommunicator):
 
     def _gather_rows(self, chunk: np.ndarray) -> np.ndarray:
         rows = np.empty((self.size, chunk.size), chunk.dtype)
-        self._comm.Allgather(self._bytes(chunk), self._bytes(rows.reshape(-1)))
+        given, got = self._bytes(chunk), self._bytes(rows.reshape(-1))
+        if COURIER.is_here:
+            self._finish(self._comm.Iallgather(given, got))
+        else:
+            self._comm.Allgather(given, got)
         return rows
 
     def _exchange_rows(self, rows: np.ndarray) -> np.ndarray:
         arrived = np.empty_like(rows)
-        self._comm.Alltoall(self._bytes(rows.reshape(-1)), self._bytes(arrived.reshape(-1)))
+        given, got = self._bytes(rows.reshape(-1)), self._bytes(arrived.reshape(-1))
+        if COURIER.is_here:
+            self._finish(self._comm.Ialltoall(given, got))
+        else:
+            self._comm.Alltoall(given, got)
         return arrived
+
+    def _finish(self, *requests: Any) -> None:
+        """Wait in the courier for data: by looking now and then, since MPI itself would spin."""
+        while not self._mpi.Request.Testall(list(requests)):
+            COURIER.pause()
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
         self._agree(call)
@@ -320,7 +341,10 @@ class MpiCommunicator(CheckedCommunicator):
                 np.copyto(out, buf)
             else:
                 requests.append(self._comm.Isend(self._bytes(buf), target, _DATA_TAG))
-        self._mpi.Request.Waitall(requests)
+        if COURIER.is_here:
+            self._finish(*requests)
+        else:
+            self._mpi.Request.Waitall(requests)
 
     def _broadcast(self, call: Call, buf: np.ndarray, root: int) -> None:
         self._agree(call)

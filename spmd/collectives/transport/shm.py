@@ -19,6 +19,7 @@ from spmd.collectives.transport import shm_direct, shm_pages, shm_segment
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call, mismatch, ranks_text
 from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
+from spmd.collectives.transport.courier import COURIER
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.collectives.transport.reduction import accumulator, combine
 from spmd.collectives.transport.shm_direct_rounds import DirectPlanner
@@ -237,6 +238,7 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _look_for_failure(self, call: Call, step: int, missing: list[int], began: float) -> float:
         """Raise if there is a reason to; returns since when this rank has been waiting in vain."""
+        COURIER.check()
         pages = self._pages
         waiting = f"while rank {self.rank} waited for it in {call}"
         failed = pages.words[FAILED]

@@ -38,7 +38,14 @@ MOST_CONST_BYTES = 2**20
 _LEAST_ADDRESS = 2**44
 
 # Settings that do not change what a program is compiled to.
-_IRRELEVANT = {"cache_dir", "debug", "log_compiles", "collective_timeout", "disable_jit"}
+_IRRELEVANT = {
+    "cache_dir",
+    "debug",
+    "log_compiles",
+    "collective_timeout",
+    "disable_jit",
+    "overlap",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from spmd.collectives.transport.courier import COURIER
 from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import runtime_ir_execute as native
 from spmd.compile.cpu.encode import Encoded, Encoder, StepsById, needed_reductions
@@ -166,6 +167,7 @@ class NativeProgram:
 
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception that belongs to the status of a run (of a door, without frames)."""
+        COURIER.settle()  # what is in flight writes to the memory of this run
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words
         report = (ctypes.c_int64 * (1 + self.devices)).from_address(place)
         if status == native.NO_MEMORY:

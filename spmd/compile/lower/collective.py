@@ -14,6 +14,7 @@ import numpy as np
 
 from spmd.collectives.across import Across
 from spmd.collectives.groups import Groups, device_groups
+from spmd.collectives.overlapped import Overlapped
 from spmd.collectives.rounds import make_rounds
 from spmd.collectives.schedule import entry_of
 from spmd.collectives.transport.origin import Origin
@@ -32,6 +33,7 @@ class Topology:
     """The mesh a program runs on: its axes, where each position lives, and which are here.
 
     `origins` says of each collective which one of the program's it is; empty within a process.
+    `overlaps` says whether exchanges between processes may run while the program computes.
     """
 
     sizes: dict[Any, int]
@@ -39,6 +41,7 @@ class Topology:
     mine: int
     devices: tuple[Any, ...] = ()
     origins: dict[Eqn, Origin] = field(default_factory=dict)
+    overlaps: bool = False
 
     @property
     def local(self) -> list[int]:
@@ -122,6 +125,12 @@ def _between_processes(
         eqn.source,
         lowering.program,
     )
+    ins, outs = ((source, x.aval),), ((target, out.aval),)
+    if topology.overlaps:
+        halves = Overlapped(across)
+        both = halves.start, halves.wait
+        name = f"{eqn.prim.name} {eqn.source.short}"
+        return Host(across.run, ins, outs, name, eqn.source, together=True, halves=both)
     _, rows, count = _shape(eqn, len(groups[0]))
     rounds = None
     if not across.is_watched:
@@ -136,7 +145,6 @@ def _between_processes(
         return RankExchange(
             rounds, road.address, road.take, source, target, scratch, across.label, name
         )
-    ins, outs = ((source, x.aval),), ((target, out.aval),)
     return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
 
 

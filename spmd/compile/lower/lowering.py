@@ -256,7 +256,8 @@ def host(lowering: Lowering, eqn: Eqn) -> None:
             read.append((lowering.refs[atom], atom.aval))
     outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
     call = HostCall(eqn.prim, eqn.params, tuple(slots))
-    lowering.steps.append(Host(call, tuple(read), outs, eqn.prim.name, eqn.source))
+    effects = bool(eqn.effects)
+    lowering.steps.append(Host(call, tuple(read), outs, eqn.prim.name, eqn.source, effects=effects))
 
 
 class HostCall:

@@ -98,7 +98,9 @@ def _aim_operand(
 
 
 def _renamed(view: View, shape: Sequence[int], to: Sequence[int]) -> View | None:
-    """The view under another shape, if that adds or drops dims of size 1 only."""
+    """The view under another shape: of any, if it is contiguous, else without dims of size 1."""
+    if contiguous_place(view, shape, 1) is not None:
+        return View(view.ref, view.size, view.offset, strides_of(to))
     long = [stride for size, stride in zip(shape, view.strides, strict=True) if size != 1]
     if [s for s in shape if s != 1] != [s for s in to if s != 1]:
         return None

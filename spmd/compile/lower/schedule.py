@@ -148,6 +148,8 @@ class Host:
     """Run a Python function on NumPy views: what has no native step.
 
     With `together` one call serves all devices of the process: a collective with other processes.
+    One that can be in flight while other steps run has `halves`: functions that start it and wait
+    for it. With `effects` it does more than to compute its outputs.
     """
 
     function: Any
@@ -156,6 +158,8 @@ class Host:
     name: str = "host"
     source: Source = UNKNOWN
     together: bool = False
+    halves: tuple[Any, Any] | None = None
+    effects: bool = False
 
 
 @dataclass(frozen=True, slots=True)

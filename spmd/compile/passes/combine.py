@@ -5,25 +5,48 @@ psums held back together that agree in axes, groups and dtype travel as one vect
 buckets is that of their first psum, so all ranks send the same things in the same order. Within a
 process an exchange costs less than the copies that combining takes: this pass is for programs whose
 mesh spans processes.
+
+Where exchanges overlap with computation (`spmd.compile.overlap`), one bucket of all gradients would
+be ready when nothing is left to compute. There psums first move to where their operands are made,
+and a bucket is closed when it is large enough: buckets are in the order in which gradients are
+ready, the last layer's first.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.passes.substitute import map_subjaxprs
+from spmd.collectives.schedule import is_collective
+from spmd.compile.passes.substitute import Pass, map_subjaxprs
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
 from spmd.core.structural import reshape_p
-from spmd.lax.concatenate import concatenate_p, split_p
+from spmd.lax.concatenate import concatenate_p
+from spmd.lax.slicing import slice_p
 
 # Larger operands amortise their own exchange, and copying them costs more than it saves.
 COMBINE_UP_TO_BYTES = 1 << 20
+# A bucket of this size is sent while the next one fills. See benchmarks/README.md.
+BUCKET_BYTES = 1 << 20
+# Where operands have a multiple of so many bytes, all of them begin at whole cache lines.
+ALIGNMENT = 64
 
 
 def combine_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Join psums that don't depend on each other, also those inside the bodies of control flow."""
+    return _combined(closed, combine_psums, None)
+
+
+def bucket_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Join psums as their operands become ready, in buckets that can be sent one by one."""
+    ready = ClosedJaxpr(closed.jaxpr.replace(eqns=_as_ready(closed.eqns)), closed.consts)
+    return _combined(ready, bucket_psums, BUCKET_BYTES)
+
+
+def _combined(closed: ClosedJaxpr, step: Pass, most: int | None) -> ClosedJaxpr:
+    """Join psums, in buckets of `most` bytes where that is given; `step` joins those in bodies."""
     done: list[Eqn] = []
     buckets: dict[Any, list[Eqn]] = {}
     later: list[Eqn] = []  # work on results of psums that are held back
@@ -37,14 +60,20 @@ def combine_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
             held.clear()
 
     for old in closed.eqns:
-        eqn = old.replace(params=map_subjaxprs(old, combine_psums))
+        eqn = old.replace(params=map_subjaxprs(old, step))
         reads_waiting = not waiting.isdisjoint(eqn.invars)
-        if eqn.prim.members is not None or eqn.effects or _meets_others(eqn):
-            if reads_waiting or not _is_small_psum(eqn):
-                flush()  # collectives and effects keep their order among each other
-            if _is_small_psum(eqn):
-                buckets.setdefault(_key(eqn), []).append(eqn)
+        if _keeps_its_place(eqn):
+            is_small = _is_small_psum(eqn)
+            # Collectives and effects keep their order among each other, but for psums in buckets.
+            if reads_waiting or not (is_small or (most is not None and eqn.prim.name == "psum")):
+                flush()
+            if is_small:
+                bucket = buckets.setdefault(_key(eqn), [])
+                bucket.append(eqn)
                 waiting.update(eqn.outvars)
+                if most is not None and sum(e.invars[0].aval.nbytes for e in bucket) >= most:
+                    # Those who read it stay behind: they would come before what fills the next.
+                    done.extend(_joined(buckets.pop(_key(eqn))))
             else:
                 done.append(eqn)
         elif reads_waiting:
@@ -56,14 +85,37 @@ def combine_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(closed.jaxpr.replace(eqns=done), closed.consts)
 
 
+def _as_ready(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The same equations, psums right behind what makes their operands.
+
+    They don't pass effects, other collectives, or what has such inside: those keep their places.
+    """
+    made: dict[Any, int] = {}  # by variable: the number of the equation that makes it
+    fence = -1
+    keys: list[tuple[float, int]] = []
+    for number, eqn in enumerate(eqns):
+        if eqn.prim.name == "psum":
+            ready = made.get(eqn.invars[0], -1)
+            keys.append((max(ready, fence) + 0.5, number))
+            made[eqn.outvars[0]] = max(ready, fence)
+            continue
+        made.update(dict.fromkeys(eqn.outvars, number))
+        keys.append((number, number))
+        if _keeps_its_place(eqn):
+            fence = number
+    return [eqns[number] for _, number in sorted(keys)]
+
+
 def _is_small_psum(eqn: Eqn) -> bool:
     return eqn.prim.name == "psum" and eqn.invars[0].aval.nbytes <= COMBINE_UP_TO_BYTES
 
 
-def _meets_others(eqn: Eqn) -> bool:
-    """Whether an equation's own jaxprs hold collectives."""
+def _keeps_its_place(eqn: Eqn) -> bool:
+    """Whether an equation is a collective, has effects, or has collectives in its jaxprs."""
+    if is_collective(eqn) or eqn.effects:
+        return True
     inner = (closed for _, closed in subjaxprs(eqn.params))
-    return any(e.prim.members is not None for closed in inner for e in all_eqns(closed))
+    return any(is_collective(e) for closed in inner for e in all_eqns(closed))
 
 
 def _key(eqn: Eqn) -> Any:
@@ -72,16 +124,21 @@ def _key(eqn: Eqn) -> Any:
 
 
 def _joined(bucket: list[Eqn]) -> list[Eqn]:
-    """The equations of a bucket as flatten, concatenate, one psum, split, reshape."""
+    """The equations of a bucket as flatten, concatenate, one psum, and a slice for each.
+
+    Slices cost nothing: those who read one read a part of the vector.
+    """
     if len(bucket) == 1:
         return bucket
+    # What would leave the others at odd addresses comes last.
+    bucket = sorted(bucket, key=lambda eqn: eqn.invars[0].aval.nbytes % ALIGNMENT != 0)
     first = bucket[0]
     source = dataclasses.replace(first.source, operand=f"{len(bucket)} arrays joined")
     eqns: list[Eqn] = []
 
-    def write(prim: Any, ins: Any, outs: list[Var], **params: Any) -> list[Var]:
-        eqns.append(Eqn(prim, tuple(ins), tuple(outs), params, frozenset(), source))
-        return outs
+    def write(prim: Any, ins: Any, out: Var, **params: Any) -> Var:
+        eqns.append(Eqn(prim, tuple(ins), (out,), params, frozenset(), source))
+        return out
 
     def vector(like: ShapedArray, size: int) -> Var:
         return Var(like.update(shape=(size,), weak_type=False))
@@ -89,15 +146,16 @@ def _joined(bucket: list[Eqn]) -> list[Eqn]:
     flat = []
     for eqn in bucket:
         x = eqn.invars[0]
-        flat += write(reshape_p, [x], [vector(x.aval, x.aval.size)], new_sizes=(x.aval.size,))
-    sizes = tuple(v.aval.size for v in flat)
-    (joined,) = write(concatenate_p, flat, [vector(flat[0].aval, sum(sizes))], dimension=0)
-    (total,) = write(
-        first.prim, [joined], [vector(first.outvars[0].aval, sum(sizes))], **first.params
-    )
-    parts = [vector(total.aval, size) for size in sizes]
-    write(split_p, [total], parts, sizes=sizes, axis=0)
-    for eqn, part in zip(bucket, parts, strict=True):
-        out = eqn.outvars[0]
-        write(reshape_p, [part], [out], new_sizes=out.aval.shape)
+        flat.append(write(reshape_p, [x], vector(x.aval, x.aval.size), new_sizes=(x.aval.size,)))
+    size = sum(v.aval.size for v in flat)
+    joined = write(concatenate_p, flat, vector(flat[0].aval, size), dimension=0)
+    total = write(first.prim, [joined], vector(first.outvars[0].aval, size), **first.params)
+    start = 0
+    for eqn in bucket:
+        out, end = eqn.outvars[0], start + eqn.outvars[0].aval.size
+        part = vector(out.aval, out.aval.size)
+        cut: dict[str, Any] = {"start_indices": (start,), "limit_indices": (end,)}
+        write(slice_p, [total], part, strides=None, **cut)
+        write(reshape_p, [part], out, new_sizes=out.aval.shape)
+        start = end
     return eqns

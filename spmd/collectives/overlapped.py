@@ -1,0 +1,68 @@
+"""A collective between processes in two halves: a program starts it, computes, and waits for it.
+
+`start` hands the exchange to the courier, which makes all exchanges of the process in the order in
+which they were started; `wait` returns when the result is there. In between neither operand nor
+result may be touched: the schedule keeps both in use until the wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from spmd.collectives.across import Across
+from spmd.collectives.transport import bootstrap
+from spmd.collectives.transport.courier import COURIER, Transfer
+from spmd.collectives.transport.flight import COLLECTIVE, FLIGHT
+from spmd.core.config import config
+
+
+def overlaps() -> bool:
+    """Whether programs shall let exchanges be in flight: the same on all ranks.
+
+    Between hosts it pays. Ranks of one host exchange data with the cores that compute.
+    """
+    world = bootstrap.world()
+    if config.overlap == "never" or not world.allows_overlap:
+        return False
+    return config.overlap == "always" or world.prefers_overlap
+
+
+class Overlapped:
+    """One collective of one program, for all local devices; each start is followed by one wait."""
+
+    def __init__(self, across: Across):
+        self._across = across
+        self._label = across.label_of(overlapped=True)
+        fields = {k: across.fields[k] for k in ("source", "path")}
+        name = f"wait for {across.prim.name}"
+        self._waiting = FLIGHT.label("wait", program=name, of=self._label, **fields)
+        # By the thread that runs the program: several may run it at once.
+        self._flying: dict[int, Transfer] = {}
+
+    def start(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """Hand the exchange over."""
+        across, log = self._across, self._across.comm.log
+        place = log.enqueue(self._label, across.nbytes) if log is not None else 0
+
+        def move() -> None:
+            if log is not None:
+                log.take_up(place)
+            succeeded = False
+            try:
+                across.move(devices, inputs, outputs)
+                succeeded = True
+            finally:
+                if log is not None:
+                    log.landed(place, succeeded)
+
+        self._flying[threading.get_ident()] = COURIER.send(move)
+
+    def wait(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        """Return when the result is there, or raise what went wrong on the way."""
+        transfer = self._flying.pop(threading.get_ident())
+        if not transfer.has_ended:
+            with FLIGHT.recorded(self._waiting, COLLECTIVE):
+                COURIER.await_(transfer)
+        if transfer.error is not None:
+            raise transfer.error

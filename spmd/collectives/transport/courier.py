@@ -1,0 +1,145 @@
+"""Exchanges in flight: one thread makes them while programs go on computing.
+
+A program hands an exchange over (`send`) and later waits for it. One thread takes them in that
+order, so all ranks, which run the same programs, meet in the same order. Whoever makes a call of a
+communicator himself waits first until nothing is in flight: there is one order for all calls.
+
+MPI has nonblocking collectives, but neither Open MPI nor MPICH moves their data unless somebody
+calls it; a thread that asks now and then does, and sleeps in between, so that it takes no core.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from spmd.core.errors import SpmdError
+
+# How long a program that failed lets exchanges come to their end before it calls them off: ranks
+# that are well get theirs.
+GRACE_SECONDS = 2.0
+# Between two looks at the network, while nobody waits: a socket keeps what comes meanwhile.
+PAUSE_SECONDS = 1e-4
+
+
+class Transfer:
+    """One exchange in flight."""
+
+    __slots__ = ("_ended", "error", "move")
+
+    def __init__(self, move: Callable[[], None]):
+        self.move = move
+        self.error: BaseException | None = None
+        self._ended = threading.Event()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is nothing to wait for."""
+        return self._ended.is_set()
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that it has ended, and with what error."""
+        self.error = error
+        self._ended.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it has ended; False if that takes longer."""
+        return self._ended.wait(seconds)
+
+
+class CalledOffError(SpmdError):
+    """What a transfer ends with whose program has failed meanwhile."""
+
+
+class Courier:
+    """The thread that makes exchanges, started with the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew: in a forked child there is no such thread."""
+        self._queue: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ident = 0
+        self._newest: Transfer | None = None
+        self._error: BaseException | None = None
+        self._called_off = False
+        self._awaited = 0
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is the courier who asks."""
+        return threading.get_ident() == self._ident
+
+    def send(self, move: Callable[[], None]) -> Transfer:
+        """Let the thread call `move` when it has made what was sent before."""
+        transfer = Transfer(move)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="spmd courier", daemon=True)
+                self._thread.start()
+            self._newest = transfer
+            self._queue.put(transfer)
+        return transfer
+
+    def _run(self) -> None:
+        self._ident = threading.get_ident()
+        while True:
+            transfer = self._queue.get()
+            # After an error the ranks are no longer in step: what was sent behind it is not begun.
+            error = self._error
+            if error is None:
+                try:
+                    transfer.move()
+                except BaseException as raised:
+                    error = self._error = raised
+            transfer.end(error)
+
+    def await_(self, transfer: Transfer, seconds: float | None = None) -> bool:
+        """Wait for a transfer, which may take the core of who waits; False if it takes longer."""
+        with self._lock:
+            self._awaited += 1
+        try:
+            return transfer.wait(seconds)
+        finally:
+            with self._lock:
+                self._awaited -= 1
+
+    def pause(self) -> None:
+        """In the courier, between two looks whether data has moved: let others compute."""
+        if self._awaited:
+            os.sched_yield()
+        else:
+            time.sleep(PAUSE_SECONDS)
+
+    def drain(self) -> None:
+        """Return when nothing is in flight; at once for the courier itself."""
+        newest = self._newest
+        if newest is not None and not newest.has_ended and not self.is_here:
+            self.await_(newest)
+
+    def settle(self) -> None:
+        """After a failure: return when nobody touches the memory of the program any more."""
+        newest = self._newest
+        if newest is None or self.is_here:
+            return
+        if not self.await_(newest, GRACE_SECONDS):
+            self._called_off = True
+            self.await_(newest)
+        self._called_off = False
+        self._error = None
+
+    def check(self) -> None:
+        """Raise in the courier if the exchange that it waits in has been called off."""
+        if self._called_off and self.is_here:
+            raise CalledOffError("an exchange in flight was called off: its program has failed")
+
+
+COURIER = Courier()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=COURIER.forget)
