@@ -39,7 +39,8 @@ from spmd.compile.memory import Plan, plan_program, takes
 from spmd.compile.mesh_nans import check_mesh_nans
 from spmd.compile.overlap import WORTH_SECONDS, overlap_exchanges, summary
 from spmd.compile.passes.simplify import simplify
-from spmd.compile.pipeline import PASSES_ACROSS, PASSES_OVERLAPPED, Report, run_passes
+from spmd.compile.passes.substitute import Pass
+from spmd.compile.pipeline import PASSES, PASSES_ACROSS, PASSES_OVERLAPPED, Report, run_passes
 from spmd.compile.prepack import prepack
 from spmd.compile.queued import (
     Operands,
@@ -79,6 +80,11 @@ def mesh_executable(
         with FLIGHT.phase(COMPILING, "compile", name):
             entries[key] = MeshExecutable(jaxpr, mesh, in_specs, out_specs, name)
     return entries[key]
+
+
+def known_executables() -> list[MeshExecutable]:
+    """All programs over a mesh that are in use."""
+    return [made for entries in _known.values() for made in entries.values()]
 
 
 def evaluate_map(
@@ -128,7 +134,8 @@ class MeshExecutable:
         self.undecided: Schedule | None = None
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
         self._closed = weakref.ref(closed)
-        self.exchanges: list[str] = []
+        self.passes: Sequence[Pass] = PASSES
+        self.exchanges: list[str] = []  # what became of collectives, in words
         if self.topology.is_spread:
             self.schedule = self._lowered(self._passes_across(closed, name))
             self._summarise(name)
@@ -156,8 +163,8 @@ class MeshExecutable:
         """The optimised jaxpr; its schedule and origins are noted."""
         report = Report()
         names, sizes = closed.jaxpr.arg_names, self.topology.sizes
-        passes = PASSES_OVERLAPPED if self.topology.overlaps else PASSES_ACROSS
-        final = run_passes(closed, report, passes)
+        self.passes = PASSES_OVERLAPPED if self.topology.overlaps else PASSES_ACROSS
+        final = run_passes(closed, report, self.passes)
         simple = report.jaxprs[simplify.__name__]
         traced = ClosedJaxpr(simple.jaxpr.replace(arg_names=names), simple.consts)
         extent = ", ".join(f"{axis_text(axis)}: {size}" for axis, size in sizes.items())

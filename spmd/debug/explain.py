@@ -9,7 +9,7 @@ from typing import Any
 from spmd.compile.cost import Cost, cost_of
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable
-from spmd.compile.pipeline import PASSES, PASSES_ACROSS, Report, run_passes
+from spmd.compile.pipeline import PASSES, Report, run_passes
 from spmd.compile.usage import MemoryAnalysis, memory_of
 from spmd.core.ir import ClosedJaxpr, Jaxpr, subjaxprs
 from spmd.debug.program import Program, StepInfo, amount, columns, compile_call, duration, steps_of
@@ -47,6 +47,8 @@ class Explanation:
     trace_seconds: float
     compile_seconds: float
     lines: int
+    # `psum: 62 tensors in 3 exchanges, ...`: what became of collectives between processes.
+    exchanges: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> tuple[StepInfo, ...]:
@@ -100,6 +102,7 @@ class Explanation:
             _passes_text(self.passes),
             "",
             self._heading(),
+            *self.exchanges,
             _cut(_steps_text(self.steps), self.lines, "steps"),
             "",
             _memory_text(self.memory, self.devices),
@@ -156,7 +159,13 @@ def explain(fun: Callable[..., Any], args: Any, kwargs: Any, lines: int) -> Expl
         trace_seconds=program.trace_seconds,
         compile_seconds=program.compile_seconds,
         lines=lines,
+        exchanges=_exchanges(program),
     )
+
+
+def _exchanges(program: Program) -> tuple[str, ...]:
+    executable = program.executable
+    return tuple(executable.executable.exchanges) if isinstance(executable, MeshProgram) else ()
 
 
 def _device_jaxpr(program: Program) -> tuple[ClosedJaxpr, Sequence[Any]]:
@@ -165,7 +174,7 @@ def _device_jaxpr(program: Program) -> tuple[ClosedJaxpr, Sequence[Any]]:
     if isinstance(executable, MeshProgram):
         core = executable.executable
         assert isinstance(core, MeshExecutable)
-        return executable.params["jaxpr"], PASSES_ACROSS if core.topology.is_spread else PASSES
+        return executable.params["jaxpr"], core.passes
     return program.traced.jaxpr, PASSES
 
 

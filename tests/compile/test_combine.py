@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.compile.passes.combine import COMBINE_UP_TO_BYTES, combine_psums
+from spmd.compile.passes.combine import (
+    BUCKET_BYTES,
+    COMBINE_UP_TO_BYTES,
+    bucket_psums,
+    combine_psums,
+)
 from spmd.core.aval import ShapedArray
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.check import check_jaxpr
@@ -102,3 +107,68 @@ def test_psums_inside_a_loop_are_combined_too():
     combined = combine_psums(closed)
     assert len(psums(combined)) == 1
     assert_same(closed, combined)
+
+
+# ---- buckets that are sent one by one ------------------------------------------------------------
+
+
+def sizes_of(closed):
+    return [e.invars[0].aval.size for e in psums(closed)]
+
+
+def test_buckets_are_closed_when_they_are_full():
+    quarter = BUCKET_BYTES // 16
+    closed = trace(lambda *xs: [lax.psum(x, "i") for x in xs], *[(quarter,)] * 10)
+    assert sizes_of(combine_psums(closed)) == [10 * quarter]
+    found = bucket_psums(closed)
+    assert sizes_of(found) == [4 * quarter, 4 * quarter, 2 * quarter]
+    assert_same(closed, found)
+
+
+def test_buckets_are_in_the_order_in_which_operands_are_ready():
+    """Gradients of the last layer come first, however the user's tree orders them."""
+
+    def f(x, y):
+        last = lax.sin(x)
+        first = lax.sin(last)
+        return [lax.psum(first, "i"), lax.psum(last, "i"), lax.psum(y, "i")]
+
+    half = BUCKET_BYTES // 8
+    closed = trace(f, (half,), (half,))
+    found = bucket_psums(closed)
+    kinds = [e.prim.name for e in found.eqns]
+    # y is there from the start; with the last layer's it fills a bucket, before the first's is made
+    assert sizes_of(found) == [2 * half, half]
+    assert kinds.index("psum") < len(kinds) - 1 - kinds[::-1].index("sin")
+    assert_same(closed, found)
+
+
+def test_large_operands_do_not_close_a_bucket():
+    n = COMBINE_UP_TO_BYTES // 4 + 1
+    closed = trace(lambda x, y, z: [lax.psum(v, "i") for v in (x, y, z)], (3,), (n,), (4,))
+    assert sorted(sizes_of(bucket_psums(closed))) == [7, n]
+    assert_same(closed, bucket_psums(closed))
+
+
+def test_no_psum_passes_another_collective():
+    closed = trace(
+        lambda x, y: [lax.psum(x, "i"), lax.all_gather(y, "i"), lax.psum(y, "i")], (3,), (3,)
+    )
+    kinds = [e.prim.name for e in bucket_psums(closed).eqns if e.prim.members is not None]
+    assert kinds == ["psum", "all_gather", "psum"]
+
+
+def test_chains_of_psums_stay_in_order_in_buckets_too():
+    def f(x, y):
+        z = lax.psum(x, "i")
+        return [lax.psum(z * y, "i"), lax.psum(lax.psum(y, "i"), "j"), z]
+
+    closed = trace(f, (3,), (3,))
+    found = bucket_psums(closed)
+    assert_same(closed, found)
+
+
+def test_operands_begin_at_cache_lines():
+    closed = trace(lambda x, y, z: [lax.psum(v, "i") for v in (x, y, z)], (3,), (16,), (4, 8))
+    (joined,) = [e for e in combine_psums(closed).eqns if e.prim.name == "concatenate"]
+    assert [v.aval.size for v in joined.invars] == [16, 32, 3]

@@ -12,8 +12,9 @@ import pytest
 
 from launch import flightfile
 from launch.flightfile import FlightFileError, parse, read
+from launch.lastcall import last_call
 from spmd.collectives.transport import flight as writer
-from tests.launch.flight_files import GATHER, MS, calls, flight_bytes, write
+from tests.launch.flight_files import GATHER, MS, PSUM, calls, flight_bytes, write
 
 
 def test_reader_and_writer_know_one_layout():
@@ -155,3 +156,25 @@ def test_labels_in_words():
     assert flightfile.label_name({"kind": "barrier"}) == "barrier"
     label = {"kind": "psum", "dtype": "bool", "shape": [], "path": "grads['w']", "axes": ["i"]}
     assert flightfile.operand(label) == "bool[] of grads['w'] over i"
+
+
+def test_of_several_in_flight_the_first_is_the_one_that_is_open():
+    flying = {**PSUM, "overlapped": True}
+    records = [(0, 0, 10, 20, 1), (0, 0, 30, 0, 2), (0, 0, 40, 0, 3)]
+    flight = parse(flight_bytes(0, 2, records, (flying, GATHER)))
+    assert flight.open is not None and flight.open.call == 2 and flight.open.is_overlapped
+
+
+def test_what_was_left_open_by_an_error_is_not_where_the_rank_is():
+    records = [(0, 0, 10, 0, 1), (0, 0, 30, 40, 2)]
+    assert parse(flight_bytes(0, 2, records)).open is None
+
+
+@pytest.mark.parametrize("phase, waits", [(3, False), (4, True)], ids=["computes", "waits"])
+def test_one_in_flight_holds_nobody_up_while_the_program_computes(
+    tmp_path: Path, phase: int, waits: bool
+):
+    flying = {**PSUM, "overlapped": True}
+    path = write(tmp_path, 0, 2, records=[(0, 0, 10, 0, 1)], labels=(flying,), phase=phase)
+    call, _ = last_call(path)
+    assert call is not None and call.done is not waits

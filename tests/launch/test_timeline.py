@@ -19,6 +19,7 @@ from launch.page import page
 from launch.spmd_command import main
 from launch.stats import collect
 from launch.timeline import Timeline, TraceError, build, load
+from launch.timeline import events as trace_events
 from spmd.collectives.transport import flight as recorder
 from spmd.collectives.transport import tracing
 
@@ -33,8 +34,10 @@ LABELS = [
     {"kind": "ppermute", "source": "/a/train.py:90"},
     {"kind": "step", "program": "train 1"},
     {"kind": "annotation", "program": "augment"},
+    {**PSUM, "overlapped": True},
+    {"kind": "wait", "program": "wait for psum", "of": 2 + 7},
 ]
-PROGRAM, COMPILE, LOADING, SHIFT, STEP, NAMED = range(1, 7)
+PROGRAM, COMPILE, LOADING, SHIFT, STEP, NAMED, FLYING, WAIT = range(1, 9)
 
 
 def trace_bytes(rank: int, size: int, records, clock_of: str = "same", lost: int = 0) -> bytes:
@@ -118,6 +121,46 @@ def test_ranks_that_do_the_same_are_not_late():
     one, other = psums((0, 90_000)), psums((15_000, 91_000))
     found = collect(build([rank(0, 2, one), rank(1, 2, other)]))
     assert found.late == () and found.headline.endswith("nobody was late")
+
+
+def flying_job() -> Timeline:
+    """A program of 10 ms: two exchanges, 4 ms each, of which it waits for 1 ms at the end."""
+
+    def one(skew: int) -> list[tuple[int, ...]]:
+        at = [SECOND + skew + k * MS for k in range(12)]
+        return [
+            (PROGRAM, -1, at[0], at[0], at[10], 0),
+            (FLYING, 0, at[1], at[1], at[5], 1),
+            (FLYING, 0, at[2], at[5], at[9], 2),
+            (WAIT, -1, at[8], at[8], at[9], 0),
+        ]
+
+    return build([rank(0, 2, one(0)), rank(1, 2, one(0))])
+
+
+def test_what_programs_did_not_wait_for_is_hidden():
+    found = collect(flying_job())
+    (psum,) = found.collectives
+    assert psum.flown == pytest.approx(0.016) and psum.stood == pytest.approx(0.002)
+    assert psum.hidden == pytest.approx(0.875)
+    assert found.hidden_lines() == [
+        "psum: 2 exchanges while programs computed, 88% of their 16 ms hidden"
+    ]
+    assert any(line.endswith("88%") for line in found.lines())
+    for own in found.ranks:  # what flew is part of the program, what it waited for is not
+        assert own.programs == pytest.approx(0.009) and own.waiting == pytest.approx(0.001)
+        assert own.moving == 0
+
+
+def test_exchanges_in_flight_have_a_row_of_their_own():
+    events = list(trace_events(flying_job()))
+    rows = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    flying = [e for e in events if e.get("cat") == "collective" and e["pid"] == 0]
+    assert {e["tid"] for e in flying} == {rows["collectives in flight"]}
+    # The second was handed over early, and begins when the first has ended.
+    assert [(round(e["ts"]), round(e["dur"])) for e in flying] == [(1000, 4000), (5000, 4000)]
+    drawn = page(flying_job(), collect(flying_job()))
+    assert "fly move" in drawn and "run wait" in drawn
 
 
 def test_a_permutation_is_no_meeting():
