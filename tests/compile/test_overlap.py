@@ -83,7 +83,7 @@ class Steps:
 def names(steps: Sequence[Step], of: Steps) -> list[str]:
     """What is done in order: `b` is a copy to b, `start psum s` a half."""
     known = {buffer: name for name, buffer in of.buffers.items()}
-    return [s.name if isinstance(s, Host) else known[s.target.buffer] for s in steps]  # type: ignore[union-attr]
+    return [s.name if isinstance(s, Host) else known[s.target.buffer] for s in steps]  # type: ignore
 
 
 def test_an_exchange_starts_when_its_operand_is_there_and_lands_at_its_first_reader():
