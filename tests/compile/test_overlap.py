@@ -83,7 +83,8 @@ class Steps:
 def names(steps: Sequence[Step], of: Steps) -> list[str]:
     """What is done in order: `b` is a copy to b, `start psum s` a half."""
     known = {buffer: name for name, buffer in of.buffers.items()}
-    return [s.name if isinstance(s, Host) else known[s.target.buffer] for s in steps]  # type: ignore
+    copied = [known[s.target.buffer] if isinstance(s, Copy) else "" for s in steps]
+    return [s.name if isinstance(s, Host) else c for s, c in zip(steps, copied, strict=True)]
 
 
 def test_an_exchange_starts_when_its_operand_is_there_and_lands_at_its_first_reader():
