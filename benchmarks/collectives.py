@@ -35,12 +35,14 @@ QUICK_SIZES = (4, 64 << 10, 1 << 20)
 # Larger ones of all devices together would not fit beside each other in a small machine's memory.
 MOST_BYTES_IN_ALL = 512 << 20
 BLOCKS, QUICK_BLOCKS = 4, 2
-BLOCK_SECONDS = 0.04
+BLOCK_SECONDS, SAMPLES = 0.04, 4
 START_SECONDS, ANSWER_SECONDS = 120.0, 120.0
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    # A core each, as far as there are so many: ranks that wander share one now and then.
+    "PRTE_MCA_rmaps_default_mapping_policy": "core:oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "core:overload-allowed",
     "OMPI_MCA_btl": "^ofi",
     "OMPI_MCA_osc": "^ucx",
 }
@@ -249,21 +251,20 @@ def _measure(
 ) -> list[Result | Failure]:
     name = case_name(kind, setting, nbytes)
     failures: list[Result | Failure] = []
-    calls: dict[str, float] = {}
+    inner: dict[str, int] = {}
     for side in sides:
         with _noting(failures, jobs, name, side):
-            calls[side] = jobs[side].ask(do="prepare", kind=kind, nbytes=nbytes)
-    if not calls:
-        return failures
-    # All make the same number of calls, which the slowest of them decides.
-    inner = max(1, math.floor(BLOCK_SECONDS / 4 / max(calls.values())))
-    inner = min(inner, 200)
-    samples: dict[str, list[float]] = {side: [] for side in calls}
+            seconds = jobs[side].ask(do="prepare", kind=kind, nbytes=nbytes)
+            # All compute for as long: with as many calls as the slowest, a fast side's samples would
+            # be too short to read.
+            inner[side] = min(max(1, math.floor(BLOCK_SECONDS / SAMPLES / seconds)), 2000)
+    samples: dict[str, list[float]] = {side: [] for side in inner}
     for _ in range(blocks):
         for side in list(samples):
             with _noting(failures, jobs, name, side, samples):
-                samples[side] += jobs[side].ask(do="time", samples=4, inner=inner)
-    return [Result.of(name, side, found, inner) for side, found in samples.items()] + failures
+                samples[side] += jobs[side].ask(do="time", samples=SAMPLES, inner=inner[side])
+    timed = [Result.of(name, side, found, inner[side]) for side, found in samples.items()]
+    return [*timed, *failures]
 
 
 @contextlib.contextmanager

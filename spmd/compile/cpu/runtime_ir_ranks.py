@@ -146,7 +146,13 @@ def _wait() -> Function:
     """
     f = Function("wait_for", "i64", ["ptr", "i64", "i64"], internal=True)
     road, step, digest = f.params
-    with f.range(0, _word(f, road, shm_road.YIELDS)):
+    yields = f.var("i64", _word(f, road, shm_road.YIELDS))
+    with f.if_(_word(f, road, shm_road.PAUSES) > 0):
+        waits = _word(f, road, shm_road.YIELDED) + 1
+        f.store(waits, road, 8 * shm_road.YIELDED)
+        with f.if_((waits % shm_wait.PARK_ONE_IN).equals(0)):
+            yields.set(0)
+    with f.range(0, yields.get()):
         with f.if_(f.call("first_missing", "i64", road, step) < 0):
             f.ret(0)
         f.call("sched_yield", "i32")
