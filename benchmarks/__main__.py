@@ -7,7 +7,7 @@ python -m benchmarks kernels --sides spmd jax  some sides
 python -m benchmarks --quick                   fewer samples: for work in progress
 python -m benchmarks all --json out.json       keep the record
 python -m benchmarks collectives --plot x.svg  collectives of every kind and size, drawn too
-python -m benchmarks show out.json             print a record again
+python -m benchmarks show out.json ...         print records again, the collectives together
 python -m benchmarks profile softmax           where the time of spmd goes, step by step
 python -m benchmarks compare old.json new.json
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS
-from benchmarks.collectives import measure_collectives, osu_table, plot
+from benchmarks.collectives import digest, measure_collectives, osu_table, plot
 from benchmarks.compile_time import measure_compile
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, QUICK_SIDES, Failure, Result, Team, measure
 from benchmarks.memory import measure_memory
@@ -99,9 +99,13 @@ def main() -> None:
         print(compare(load(Path(arguments[1])), load(Path(arguments[2]))))
         return
     if arguments[:1] == ["show"]:
-        if len(arguments) != 2:
-            raise SystemExit("usage: python -m benchmarks show record.json")
-        print(show(load(Path(arguments[1]))))
+        args = _parse(arguments[1:], "records")
+        results = []
+        for path in args.subjects:
+            saved = load(Path(path))
+            print(show(saved), end="\n\n")
+            results += [Result(**result) for result in saved["results"]]
+        show_collectives(results, args.plot)
         return
     if arguments[:1] == ["profile"]:
         if len(arguments) != 2:
@@ -122,14 +126,20 @@ def main() -> None:
             if args.json:
                 save(record(results, load_before), args.json)
     print(show(record(results, load_before)))
-    if "collectives" in chosen:
-        timed = [r for r in results if isinstance(r, Result) and r.case.startswith("collectives/")]
-        print("\n" + osu_table(timed))
-        if args.plot:
-            plot(timed, args.plot)
+    show_collectives([r for r in results if isinstance(r, Result)], args.plot)
 
 
-def _parse(arguments: list[str]) -> argparse.Namespace:
+def show_collectives(results: Sequence[Result], drawing: Path | None) -> None:
+    """Print what there is of collectives in their own way, and draw it if that is wished."""
+    timed = [r for r in results if r.case.startswith("collectives/")]
+    if not timed:
+        return
+    print(f"\n{osu_table(timed)}\n{digest(timed)}")
+    if drawing:
+        plot(timed, drawing)
+
+
+def _parse(arguments: list[str], given: str = "subjects") -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Time spmd beside JAX, NumPy and PyTorch."
     )
@@ -141,7 +151,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="draw the collectives to this file")
     parser.add_argument("--blocks", type=int, help="alternating blocks per side")
     args = parser.parse_args(arguments)
-    if unknown := set(args.subjects) - {"all", *EVERYTHING}:
+    if given == "subjects" and (unknown := set(args.subjects) - {"all", *EVERYTHING}):
         parser.error(f"unknown subjects {sorted(unknown)}; there are all, {', '.join(EVERYTHING)}")
     return args
 

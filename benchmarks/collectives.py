@@ -32,6 +32,7 @@ from benchmarks.ranks import KINDS
 DEVICES, RANKS = (2, 4, 8), (2, 4)
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 QUICK_SIZES = (4, 64 << 10, 1 << 20)
+DIGEST_SIZES = (4, 64 << 10, 1 << 20, 16 << 20)
 # Larger ones of all devices together would not fit beside each other in a small machine's memory.
 MOST_BYTES_IN_ALL = 512 << 20
 BLOCKS, QUICK_BLOCKS = 4, 2
@@ -255,8 +256,8 @@ def _measure(
     for side in sides:
         with _noting(failures, jobs, name, side):
             seconds = jobs[side].ask(do="prepare", kind=kind, nbytes=nbytes)
-            # All compute for as long: with as many calls as the slowest, a fast side's samples would
-            # be too short to read.
+            # All take as long: with as many calls as the slowest makes, the samples of a fast side
+            # would be too short to read.
             inner[side] = min(max(1, math.floor(BLOCK_SECONDS / SAMPLES / seconds)), 2000)
     samples: dict[str, list[float]] = {side: [] for side in inner}
     for _ in range(blocks):
@@ -322,10 +323,51 @@ def osu_table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def digest(results: Sequence[Result]) -> str:
+    """Tables in Markdown, of processes and of devices: a row a size, and the ratios to spmd's time.
+
+    The first number of a cell is spmd's time, the others say how many times longer a side takes.
+    """
+    figures = figures_of(results)
+    parts = []
+    for chosen in ([s for s in SETTINGS if s.ranks > 1], [s for s in SETTINGS if s.ranks == 1]):
+        settings = [s for s in chosen if any(str(s) == name for _, name in figures)]
+        if not settings:
+            continue
+        rivals = [s for s in ("mpi", "jax", "torch") if s in settings[0].sides]
+        lines = [
+            f"| case | {' | '.join(map(str, settings))} |",
+            "| --- " * (1 + len(settings)) + "|",
+        ]
+        for kind in KINDS:
+            for nbytes in DIGEST_SIZES:
+                cells = [
+                    _cell(figures.get((kind, str(s)), {}).get(nbytes, {}), rivals) for s in settings
+                ]
+                if any(cells):
+                    lines.append(f"| {kind}, {size_text(nbytes)} | {' | '.join(cells)} |")
+        title = f"spmd's time, and how many times longer {', '.join(rivals)} take:"
+        parts.append("\n".join([title, "", *lines]))
+    return "\n\n".join(parts)
+
+
+def _cell(row: dict[str, float], rivals: Sequence[str]) -> str:
+    own = row.get("spmd")
+    if own is None:
+        return ""
+    found = [row[side] / own if side in row else None for side in rivals]
+    ratios = ["-" if r is None else f"{r:.1f}" if r < 10 else f"{r:.0f}" for r in found]
+    micros = own * 1e6
+    time_text = f"{micros:.3g} µs" if micros < 1000 else f"{micros / 1000:.3g} ms"
+    return f"{time_text}: {', '.join(ratios)}"
+
+
 def plot(results: Sequence[Result], path: Path) -> None:
     """Latency over size, a panel for each collective and setting; matplotlib draws it."""
     figures = figures_of(results)
     pyplot = importlib.import_module("matplotlib.pyplot")
+    # Text as text, and nothing that changes from one run to the next.
+    pyplot.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "spmd"})
     settings = list(dict.fromkeys(setting for _, setting in figures))
     shape = {"nrows": len(settings), "ncols": len(KINDS), "squeeze": False, "sharex": True}
     drawing, panels = pyplot.subplots(figsize=(16, 3 * len(settings)), **shape)
@@ -339,4 +381,4 @@ def plot(results: Sequence[Result], path: Path) -> None:
         panel.set_ylabel("µs a call")
         panel.legend(fontsize=7)
     drawing.tight_layout()
-    drawing.savefig(path)
+    drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

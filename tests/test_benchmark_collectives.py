@@ -7,7 +7,14 @@ import pytest
 
 import spmd
 from benchmarks import collectives
-from benchmarks.collectives import SETTINGS, SIZES, Setting, case_name, osu_table
+from benchmarks.collectives import (
+    SETTINGS,
+    SIZES,
+    Setting,
+    case_name,
+    digest,
+    osu_table,
+)
 from benchmarks.measure import Failure, Result
 from benchmarks.ranks import KINDS, expected, given, mapped
 from benchmarks.sides import load_side
@@ -57,3 +64,14 @@ def test_the_table_has_a_line_a_size():
     assert lines[1].split() == ["#", "Size", "spmd", "mpi", "mpi/spmd", "spmd", "MB/s"]
     assert lines[2].split() == ["4", "2.00", "1.00", "0.50", "2.0"]
     assert lines[3].split() == ["1048576", "100.00", "-", "-", "10485.8"]
+
+
+def test_the_digest_has_a_cell_a_setting():
+    def result(side: str, setting: Setting, seconds: float) -> Result:
+        return Result.of(case_name("psum", setting, 4), side, [seconds] * 3, 1)
+
+    ranks, devices = Setting(2, 1), Setting(1, 8)
+    results = [result("spmd", ranks, 2e-6), result("mpi", ranks, 1e-6), result("jax", ranks, 2e-4)]
+    results += [result("spmd", devices, 3e-3), result("jax", devices, 6e-3)]
+    rows = [line for line in digest(results).splitlines() if line.startswith("| psum, 4 B")]
+    assert rows == ["| psum, 4 B | 2 µs: 0.5, 100, - |", "| psum, 4 B | 3 ms: 2.0 |"]
