@@ -41,9 +41,7 @@ START_SECONDS, ANSWER_SECONDS = 120.0, 120.0
 MPI_ENVIRONMENT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    # A core each, as far as there are so many: ranks that wander share one now and then.
-    "PRTE_MCA_rmaps_default_mapping_policy": "core:oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "core:overload-allowed",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "OMPI_MCA_btl": "^ofi",
     "OMPI_MCA_osc": "^ucx",
 }

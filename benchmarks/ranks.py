@@ -212,6 +212,10 @@ def main() -> None:
     side, folder, ranks, number, address = sys.argv[1:]
     variables = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
     rank = int(number) if int(number) >= 0 else int(variables[0])
+    if int(number) < 0 and hasattr(os, "sched_setaffinity"):
+        # Started by mpirun: a core each. Ranks that wander share one now and then.
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
     me = None
     with Path(folder, f"{side}-{rank}").open() as commands:
         for line in commands:

@@ -30,7 +30,6 @@ from spmd.collectives.transport.shm_road import (
     STEP,
     UNREAD,
     UNREADABLE,
-    YIELDED,
     Road,
 )
 from spmd.collectives.transport.shm_rounds import (
@@ -51,7 +50,6 @@ from spmd.collectives.transport.shm_rounds import (
 from spmd.collectives.transport.shm_wait import (
     FIRST_PARK_SECONDS,
     LONGEST_PARK_SECONDS,
-    PARK_ONE_IN,
     Patience,
     cores_of,
     fence,
@@ -216,12 +214,8 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _wait(self, call: Call, step: int) -> None:
         """Wait for all ranks beyond the first spin: yield, then park, then look for the reason."""
-        pages, yields = self._pages, self._patience.yields
-        if self._patience.pauses:
-            self._counters[YIELDED] += 1
-            if self._counters[YIELDED] % PARK_ONE_IN == 0:
-                yields = 0
-        for _ in range(yields):
+        pages = self._pages
+        for _ in range(self._patience.yields):
             if not pages.missing(step):
                 return
             os.sched_yield()

@@ -33,6 +33,7 @@ WAITED_FOR = 8
 STATE = 16
 EXIT_CODE = 17
 PROCESS = 18
+CORE = 20  # 1 + the core that native code last ran on, 0 where that is not known
 HELD = 19  # 1 while somebody looks at this rank in a debugger
 ENTERED = 24
 DIGEST = 25  # and 26: of the last two calls

@@ -22,7 +22,6 @@ PAGES, SLOTS, SLOT_BYTES, RANK, SIZE, STEP, SEQUENCE, PAUSES, YIELDS, TROUBLE = 
 RECORD, GROUP, CALLS = range(10, 13)
 DIGEST = 13  # of the call that there is trouble with
 UNREAD = 14  # the rank whose memory could not be read
-YIELDED = 15  # how many waits went beyond the pauses
 WORDS = 16
 
 # What native code says when it calls `trouble(what)`; 0 lets it go on waiting.

@@ -20,14 +20,11 @@ from dataclasses import dataclass
 # the skew of ranks that run the same program. With more ranks than cores a spin only keeps the
 # awaited rank from running.
 SPINS = 200
-YIELDS = 100
+# Half a millisecond: what a few large copies differ by. Waking up costs a tenth of that.
+YIELDS = 1000
 # The same for native code, which reads the word between two pauses of the processor, 20 to 60 ns
 # each: so short that ranks which share a core, though there are enough, soon give it to each other.
 PAUSES = 40
-# With a core for every rank, one in so many waits that go beyond that parks at once. Ranks that the
-# system put on one core would yield to each other for thousands of calls, 13 us each where 3 would
-# do, and not be moved: only one that slept is woken on a core that is free.
-PARK_ONE_IN = 16
 FIRST_PARK_SECONDS = 0.001
 LONGEST_PARK_SECONDS = 0.05
 
@@ -104,7 +101,7 @@ class Patience:
         """Spin only while every rank can have a core of its own."""
         if ranks <= cores:
             return Patience(SPINS, YIELDS, PAUSES)
-        return Patience(0, YIELDS // 5)
+        return Patience(0, 20)
 
 
 def park(address: int, seen: int, seconds: float) -> None:
