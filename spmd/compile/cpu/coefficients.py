@@ -38,6 +38,18 @@ LOG_POLY_64 = (
     3.999999999940941908e-01,
     6.666666666666735130e-01,
 )
+# log(f) = 2s + 2/3 s**3 + s**5 TAIL(s*s) with s = (f-1)/(f+1), to 2**-67. (The coefficients above
+# are fitted beside a first one that is not 2/3.)
+LOG_TAIL_64 = (
+    0.11723170160799075,
+    0.11706237148816372,
+    0.13334804663624336,
+    0.15384594963074136,
+    0.181818183353876,
+    0.22222222221655907,
+    0.28571428571429364,
+    0.4,
+)
 # pi/2 in three parts: with FMA as long as the element; without, short enough that the product with
 # a small integer is exact.
 HALF_PI = {

@@ -9,7 +9,7 @@ from spmd.compile.cpu.coefficients import (
     EXP_RANGE,
     LN2_HIGH,
     LN2_LOW,
-    LOG_POLY_64,
+    LOG_TAIL_64,
 )
 from spmd.compile.cpu.floats import Floats
 from spmd.compile.cpu.vectormath_exp import exp, expm1_reduced, reduce_exp
@@ -65,7 +65,7 @@ def _power_64(m: Floats, a: str, y: str) -> str:
 
 
 def _log_in_two(m: Floats, a: str) -> tuple[str, str]:
-    """log(a) as a sum of two f64, to about 2**-68: 2s + 2/3 s**3 + ... with s = (f-1)/(f+1)."""
+    """log(a) as a sum of two f64, to about 2**-67: 2s + 2/3 s**3 + ... with s = (f-1)/(f+1)."""
     one = m.const(1.0)
     given, bits = normal_bits(m, a)
     fraction, shifted = split_log(m, bits)
@@ -84,7 +84,7 @@ def _log_in_two(m: Floats, a: str) -> tuple[str, str]:
     p_rest = m.fma(z, third_rest, m.fma(z_rest, third, m.fma(z, third, m.neg(p))))
     cube = m.exact_mul(s, p)
     cube_rest = m.fma(s_rest, p, m.fma(s, p_rest, m.fma(s, p, m.neg(cube))))
-    tail = m.exact_mul(m.exact_mul(s, z), m.exact_mul(z, m.poly(z, _LOG_TAIL)))
+    tail = m.exact_mul(m.exact_mul(s, z), m.exact_mul(z, m.poly(z, LOG_TAIL_64)))
     cube_rest = m.exact_add(cube_rest, tail)
     # e ln 2 has zeros below, so its product with e is exact. Larger terms first.
     whole, twice = m.exact_mul(e, m.const(LN2_HIGH[64])), m.exact_add(s, s)
@@ -96,9 +96,6 @@ def _log_in_two(m: Floats, a: str) -> tuple[str, str]:
     rest = m.exact_add(rest, cube_rest)
     high = m.exact_add(second, rest)
     return or_special(m, a, given, high), m.exact_sub(rest, m.exact_sub(high, second))
-
-
-_LOG_TAIL = LOG_POLY_64[:-1]
 
 
 # ---- cube root ----------------------------------------------------------------------------------

@@ -169,3 +169,21 @@ def test_pow(dtype):
         np.testing.assert_array_equal(np.isnan(got), np.isnan(narrow))
         np.testing.assert_array_equal(np.signbit(got[narrow == 0]), np.signbit(narrow[narrow == 0]))
         assert ulps(got, want).max() <= 2
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_pow_of_large_exponents(dtype):
+    # The exponent multiplies the error of the logarithm: it has to have far more digits than f64.
+    rng = np.random.default_rng(3)
+    limit = {"f32": 85, "f64": 700}[dtype]
+    x = np.exp(rng.uniform(-1, 1, 2000)).astype(NUMPY[dtype])
+    x[:4] = 1.5, 0.75, 1.0000001, 1.41421
+    y = (rng.uniform(-limit, limit, 2000) / np.abs(np.log(x.astype(LONG)))).astype(NUMPY[dtype])
+
+    def exact(a, b):
+        with mpmath.workdps(40):
+            power = mpmath.mpf(float(a)) ** mpmath.mpf(float(b))
+            return LONG(float(power)) + LONG(float(power - float(power)))
+
+    want = np.array([exact(a, b) for a, b in zip(x, y, strict=True)], LONG)
+    assert ulps(apply("pow", dtype, x, y), want).max() <= 2
