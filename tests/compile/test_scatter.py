@@ -153,3 +153,32 @@ def test_sums_do_not_depend_on_the_number_of_threads():
             f = spmd.jit(lambda at, w: counts(at, w, snp.zeros(30)))
             results.add(np.asarray(f(at, weights)).tobytes())
     assert len(results) == 1
+
+
+def test_what_is_counted_is_made_nowhere():
+    at = RNG.integers(0, 100, COUNTED).astype(np.int32)
+    assert "move" not in _launches(lambda at: snp.zeros(100).at[at].add(1.0), at)[1:]
+    found = spmd.jit(lambda at: snp.zeros(100).at[at].add(1.0))(at)
+    np.testing.assert_array_equal(found, np.bincount(at, minlength=100))
+
+
+def test_one_number_for_several_readers_is_made():
+    at = RNG.integers(0, 10, 50).astype(np.int32)
+
+    def f(at):
+        ones = snp.full(50, 3.0)
+        return snp.zeros(10).at[at].add(ones), ones
+
+    counts, ones = spmd.jit(f)(at)
+    np.testing.assert_array_equal(counts, 3 * np.bincount(at, minlength=10))
+    np.testing.assert_array_equal(ones, np.full(50, 3, np.float32))
+
+
+def test_counts_in_a_loop():
+    at = RNG.integers(0, 10, (6, 40)).astype(np.int32)
+
+    def count(total, at):
+        return total.at[at].add(1), None
+
+    found, _ = spmd.jit(lambda at: spmd.lax.scan(count, snp.zeros(10, snp.int32), at))(at)
+    np.testing.assert_array_equal(found, np.bincount(at.ravel(), minlength=10))

@@ -351,7 +351,8 @@ def store_each(
     element, count = _unit(place.dtype)
     carried = element_of(place.dtype)
     scratch = e.alloca(itemsize(place.dtype)) if mask is not None else ""
-    for lane, index in enumerate(lane_indices(e, place, mask)):
+    # Addresses may be anything where the mask does not hold; of many at once they stay small.
+    for lane, index in enumerate(lane_indices(e, place, mask if e.width > 1 else None)):
         bit = None if mask is None else e.extract("i1", mask, lane)
         scalars = tuple(e.extract(carried, part, lane) for part in parts)
         with e.at_width(1):

@@ -325,9 +325,11 @@ class Expressions:
         return self.load(operand, address, gathered, self.both(guard, fits), fill)
 
     def within(self, value: Node, most: int) -> Node:
-        above = self.op("ge", value, self.const(0, value.dtype), dtype="bool")
-        below = self.op("le", value, self.const(most, value.dtype), dtype="bool")
-        return self.op("and", above, below)
+        """Whether an index is in 0 to `most`: without its sign a negative one is too large."""
+        dtype = "u32" if value.dtype == "i32" else "u64"
+        return self.op(
+            "le", self.op("convert", value, dtype=dtype), self.const(most, dtype), dtype="bool"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from spmd.compile.lower.parts import View
 from spmd.compile.lower.region import Layout, NodeWriter, Space
 from spmd.compile.lower.schedule import OUTPUT, TEMP, Launch, Ref
 from spmd.core import dtypes
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.util import product
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
 
@@ -29,6 +29,8 @@ from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gathe
 @rule("fused")
 def fused(lowering: Lowering, eqn: Eqn) -> None:
     """A fused group is one kernel, or a host step if some operation in it has no native code."""
+    if all(v in lowering.spread for v in eqn.outvars):
+        return
     views = [lowering.views.get(v) for v in eqn.outvars]
     layouts, places = _layouts(views)
     kernel = group_kernel(eqn, layouts)
@@ -171,13 +173,14 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
     if not updates.aval.size:
         _copy_operand(lowering, eqn)
         return
-    p = eqn.params
+    p, shape = eqn.params, updates.aval.shape
     numbers = as_gather(p["dimension_numbers"])
-    windows = _window_sizes(numbers, operand.aval.shape, updates.aval.shape)
+    windows = _window_sizes(numbers, operand.aval.shape, shape)
     unique = bool(p["unique_indices"])
     copies = 1 if unique or combine != "add" else _copies(windows, operand, updates)
     blocks = 0 if unique else max(copies, _blocks(numbers, windows, operand, updates))
-    writer = _PartWriter(eqn, (operand, indices, updates), updates.aval.shape, blocks, copies > 1)
+    added = lowering.spread.get(updates, updates) if isinstance(updates, Var) else updates
+    writer = _PartWriter(eqn, (operand, indices, added), shape, blocks, copies > 1)
     graph, index = writer.graph, writer.index
     place = windows_at(numbers, index, operand.aval.ndim)
     strides = strides_of(operand.aval.shape)
@@ -193,7 +196,7 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
             fits = graph.both(fits, graph.within(start, most))
         gathered.append((start, strides[d]))
     address = linear(place.operand, operand.aval.shape)
-    value = graph.pull(updates, index)
+    value = graph.pull(added, index)
     if copies > 1:
         address = address + dim(0, copies).scale(operand.aval.size)
     writer.store(address, gathered, fits, value, combine, unique)
@@ -244,13 +247,31 @@ def _aim_operand(
 ) -> None:
     """Make an operand that only an update reads right where the program wants the result.
 
-    Not in loops: there a value's place may still hold what it was in the round before.
+    Not in loops: there a value's place may still hold what it was in the round before. Updates that
+    are one number everywhere (the ones of a count) are made nowhere.
     """
+    if eqn.prim.name in _COMBINE:
+        updates = eqn.invars[2]
+        if isinstance(updates, Var) and updates in makers and readers[updates] == 1:
+            number = _number_everywhere(makers[updates])
+            if number is not None:
+                lowering.spread[updates] = number
     operand, target = eqn.invars[0], lowering.targets.get(eqn.outvars[0])
     if target is None or target.buffer.kind != OUTPUT or lowering.level:
         return
     if isinstance(operand, Var) and operand in makers and readers[operand] == 1:
         lowering.targets.setdefault(operand, target)
+
+
+def _number_everywhere(maker: Eqn) -> Literal | None:
+    """The number of which a fused equation makes an array, if that is all it does."""
+    if maker.prim.name != "fused" or len(maker.outvars) != 1:
+        return None
+    group: ClosedJaxpr = maker.params["jaxpr"]
+    if len(group.eqns) != 1 or group.eqns[0].prim.name != "broadcast_in_dim":
+        return None
+    (source,) = group.eqns[0].invars
+    return source if isinstance(source, Literal) and not source.aval.shape else None
 
 
 def _need_scatter(operand: Atom, indices: Atom, combine: str | None) -> None:

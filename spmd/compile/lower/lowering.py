@@ -102,6 +102,7 @@ class Lowering:
         self.targets: dict[Var, Ref] = {}
         self.views: dict[Var, Any] = {}  # of `parts.View`: places that are not contiguous
         self.written: set[Var] = set()  # those whose view holds their value
+        self.spread: dict[Var, Literal] = {}  # those that are one number everywhere, and nowhere
         self._counts: dict[str, int] = {}
         self._loops = 0
         self._consts: dict[Any, tuple[Ref, Any]] = {}
@@ -188,6 +189,7 @@ class Lowering:
             self.targets.pop(var, None)
             self.views.pop(var, None)
             self.written.discard(var)
+            self.spread.pop(var, None)
         for atom, target in zip(jaxpr.outvars, wanted, strict=True):
             if isinstance(atom, Var) and atom in made and target is not None:
                 self.targets.setdefault(atom, target)
