@@ -178,12 +178,14 @@ def _dot_abstract(
     numbers = dimension_numbers
     for name, aval in (("lhs", lhs), ("rhs", rhs)):
         check_dtype("dot_general", name, aval, ANY)
-    check_same_dtype("dot_general", ("lhs", "rhs"), (lhs, rhs))
+    if not (dtypes.is_float(lhs.dtype) and dtypes.is_float(rhs.dtype)):
+        check_same_dtype("dot_general", ("lhs", "rhs"), (lhs, rhs))
     _check_side("lhs", lhs, numbers.contract[0], numbers.batch[0])
     _check_side("rhs", rhs, numbers.contract[1], numbers.batch[1])
     _check_pairs("contracted", lhs, rhs, numbers.contract)
     _check_pairs("batch", lhs, rhs, numbers.batch)
-    check_preferred("dot_general", lhs.dtype, preferred_element_type)
+    for aval in (lhs, rhs):  # floats may differ: each is converted as it is read
+        check_preferred("dot_general", aval.dtype, preferred_element_type)
     shape = (
         *(lhs.shape[d] for d in numbers.batch[0]),
         *(lhs.shape[d] for d in numbers.free(0, lhs.ndim)),

@@ -5,7 +5,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd import lax
+from spmd import lax, nn
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Launch
 from spmd.compile.memory import overwritable
@@ -184,6 +184,32 @@ def test_an_update_may_be_written_over_what_it_updates():
         given = spmd.device_put(w)
         found = spmd.jit(f, donate_argnums=0)(given, x, g)
         np.testing.assert_allclose(found, f(w, x, g), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("left", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("right", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(30, 20, 40), (1, 64, 33), (65, 130, 1), (3, 0, 2)])
+def test_operands_are_widened_as_a_product_reads_them(left, right, shape):
+    def f(x, y):
+        return nn.relu(x.astype("float32") @ y.astype("float32")) + 1
+
+    def turned(x, y):
+        return x.T.astype("float32").T @ y.astype("float32")
+
+    m, k, n = shape
+    x, y = (a.astype(getattr(snp, d)) for a, d in zip(arrays((m, k), (k, n)), (left, right)))
+    for g in (f, turned):
+        assert "convert_element_type" not in names(g, x, y)
+        with spmd.disable_jit():
+            wanted = np.asarray(g(snp.asarray(x), snp.asarray(y)))
+        np.testing.assert_allclose(spmd.jit(g)(x, y), wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_a_cast_that_rounds_stays():
+    def f(x, y):
+        return x.astype("bfloat16") @ y.astype("bfloat16")
+
+    assert "fused" in names(f, *arrays((30, 20), (20, 40)))
 
 
 def test_permuted_operands_are_read_where_they_lie():

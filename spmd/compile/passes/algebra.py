@@ -144,22 +144,24 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
 
         return rule
 
+    def uncast(operand: Atom) -> Atom:
+        """The narrower floats of which an operand of a product is a copy: it converts them too."""
+        inner = producers.of(operand, "convert_element_type")
+        if inner is None:
+            return operand
+        narrow, wide = inner.invars[0].aval.dtype, operand.aval.dtype
+        floats = dtypes.is_float(narrow) and dtypes.is_float(wide)
+        return inner.invars[0] if floats and _is_widening(narrow, wide) else operand
+
     def dot(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        """Read permuted operands where they lie: a product takes any strides."""
-        numbers: DimensionNumbers = eqn.params["dimension_numbers"]
-        operands = list(ins)
-        contract, batch = list(numbers.contract), list(numbers.batch)
+        """Read operands where and as they lie: a product takes any strides, and narrower floats."""
+        operands, moved = list(ins), eqn.params["dimension_numbers"]
         for side in range(2):
-            inner = producers.of(ins[side], "permute_dims")
-            if inner is None:
-                continue
-            perm = inner.params["permutation"]
-            free = [perm[d] for d in numbers.free(side, len(perm))]
-            if free == sorted(free):
-                operands[side] = inner.invars[0]
-                contract[side] = tuple(perm[d] for d in contract[side])
-                batch[side] = tuple(perm[d] for d in batch[side])
-        moved = DimensionNumbers((contract[0], contract[1]), (batch[0], batch[1]))
+            operands[side] = widened = uncast(operands[side])
+            inner = producers.of(widened, "permute_dims")
+            found = None if inner is None else _unpermuted(inner, moved, side)
+            if inner is not None and found is not None:
+                operands[side], moved = uncast(inner.invars[0]), found
         outer = _outer_product(writer, eqn, operands, moved)
         if outer is not None:
             return outer
@@ -229,6 +231,18 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         "broadcast_in_dim": broadcast,
         "convert_element_type": convert,
     }
+
+
+def _unpermuted(permute: Eqn, numbers: DimensionNumbers, side: int) -> DimensionNumbers | None:
+    """The numbers of a product that reads one side before its dims were permuted."""
+    perm = permute.params["permutation"]
+    free = [perm[d] for d in numbers.free(side, len(perm))]
+    if free != sorted(free):
+        return None
+    contract, batch = list(numbers.contract), list(numbers.batch)
+    contract[side] = tuple(perm[d] for d in contract[side])
+    batch[side] = tuple(perm[d] for d in batch[side])
+    return DimensionNumbers((contract[0], contract[1]), (batch[0], batch[1]))
 
 
 def _outer_product(
