@@ -25,6 +25,7 @@ from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS
 from benchmarks.collectives import digest, measure_collectives, osu_table, plot
 from benchmarks.compile_time import measure_compile
+from benchmarks.limits import capacities
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, QUICK_SIDES, Failure, Result, Team, measure
 from benchmarks.memory import measure_memory
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
@@ -119,13 +120,14 @@ def main() -> None:
     sides = args.sides or (QUICK_SIDES if args.quick and chosen != ["collectives"] else ())
     with machine_to_ourselves():
         load_before = load_average()
+        able = capacities() if {"kernels", "programs"} & set(chosen) else []
         results: list[Result | Failure] = []
         for subject in chosen:
             results += run(subject, args.only, blocks, args.quick, sides)
             # What was measured is kept, whatever becomes of the rest.
             if args.json:
-                save(record(results, load_before), args.json)
-    print(show(record(results, load_before)))
+                save(record(results, load_before, able), args.json)
+    print(show(record(results, load_before, able)))
     show_collectives([r for r in results if isinstance(r, Result)], args.plot)
 
 

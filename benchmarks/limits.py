@@ -4,7 +4,7 @@ A case that says how many bytes it must move, or how much it must compute, gets 
 time in which the machine copies that many bytes (half of them read, half written), or does that
 many multiply-adds between registers. The loops run for milliseconds, so that starting them costs
 nothing, each thread on its own part, round after round: the best case of data that is where a
-previous call left it.
+previous call left it. `capacities` says what one core does, and all at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from statistics import median
+from typing import Any
 
 import numpy
 
@@ -101,9 +103,9 @@ end:
 class Limit:
     """Answers like a side's worker, with the time that the machine itself needs for a case."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 0) -> None:
         self.lanes = host().vector_bytes // 4
-        self.threads = len(os.sched_getaffinity(0))
+        self.threads = threads or len(os.sched_getaffinity(0))
         texts = [_copy_text(self.lanes), _fma_text(self.lanes)]
         addresses = compile_texts(texts)
         i64, pointer = ctypes.c_int64, ctypes.c_void_p
@@ -168,6 +170,36 @@ class Limit:
         for thread in others:
             thread.join()
         return max(seconds)
+
+
+# What `capacities` measures: the name, the unit, and the bytes or operations of a case.
+_CAPACITIES = (
+    ("multiply-adds", "GFLOP/s", Case("limit", lambda side: lambda: None, flops=10**9)),
+    ("copies inside 1 MB", "GB/s", Case("limit", lambda side: lambda: None, nbytes=10**6)),
+    ("copies inside 30 MB", "GB/s", Case("limit", lambda side: lambda: None, nbytes=3 * 10**7)),
+)
+_CAPACITY_SAMPLES = 7
+
+
+def capacities() -> list[dict[str, Any]]:
+    """What one core does by itself, and what all do at once: median and best, in 1e9 a second.
+
+    Cores share memory, and on a shared host more than that: all of them at once are seldom as fast
+    as their number says, and a case that two threads compute in half the time is the exception.
+    """
+    alone, together = Limit(1), Limit()
+    found = []
+    for name, unit, case in _CAPACITIES:
+        rates: dict[int, list[float]] = {1: [], together.threads: []}
+        for limit in (alone, together):
+            limit.prepare(case)
+        for _ in range(_CAPACITY_SAMPLES):
+            for limit in (alone, together):
+                (seconds,) = limit.samples(1, 1)
+                rates[limit.threads].append((case.nbytes or case.flops) / seconds / 1e9)
+        cores = {str(n): {"median": median(r), "best": max(r)} for n, r in rates.items()}
+        found.append({"name": name, "unit": unit, "cores": cores})
+    return found
 
 
 def _aligned(nbytes: int) -> numpy.ndarray:

@@ -41,7 +41,11 @@ def load_average() -> float:
     return os.getloadavg()[0]
 
 
-def record(results: Sequence[Result | Failure], load_before: float) -> dict[str, Any]:
+def record(
+    results: Sequence[Result | Failure],
+    load_before: float,
+    capacities: Sequence[dict[str, Any]] = (),
+) -> dict[str, Any]:
     """Everything that is needed to judge the figures later."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -54,6 +58,7 @@ def record(results: Sequence[Result | Failure], load_before: float) -> dict[str,
             "load before and after": [load_before, load_average()],
             "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         },
+        "capacities": list(capacities),
         "versions": {name: _version(name) for name in PACKAGES},
         "results": [asdict(result) for result in results if isinstance(result, Result)],
         "failures": [asdict(result) for result in results if isinstance(result, Failure)],
@@ -204,6 +209,7 @@ def show(saved: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, Python {machine['python']}, commit "
         f"{saved['commit']}, {saved['date']}; load {before:.1f} before, {after:.1f} after.",
         ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
+        *map(_capacity, saved.get("capacities", ())),
         "",
         table(results),
         "",
@@ -216,6 +222,15 @@ def show(saved: dict[str, Any]) -> str:
         parts += ["", "without a time:", ""]
         parts += [f"    {f['case']}, {f['side']}: {f['reason']}" for f in failures]
     return "\n".join(parts)
+
+
+def _capacity(found: dict[str, Any]) -> str:
+    """A line on what the machine itself does."""
+    parts = [
+        f"{rate['median']:.3g} on {cores} (at best {rate['best']:.3g})"
+        for cores, rate in found["cores"].items()
+    ]
+    return f"{found['name']}, {found['unit']} by cores at once: {', '.join(parts)}."
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> str:

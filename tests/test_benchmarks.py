@@ -13,7 +13,7 @@ from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS, find_case
 from benchmarks.compile_time import CACHED, PROGRAMS
 from benchmarks.compile_time import CASES as COMPILED
-from benchmarks.limits import Limit
+from benchmarks.limits import Limit, capacities
 from benchmarks.measure import (
     BYTES,
     Failure,
@@ -121,6 +121,16 @@ def test_the_limit_of_the_machine_grows_with_the_work():
         (case.replace(flops=10**6), case.replace(flops=10**8)),
     ):
         assert 0 < limit.prepare(small) < limit.prepare(large)
+
+
+def test_a_record_says_what_the_machine_does():
+    able = capacities()
+    cores = {"1", str(Limit().threads)}
+    assert {a["unit"] for a in able} == {"GFLOP/s", "GB/s"}
+    assert all(set(a["cores"]) == cores for a in able)
+    assert all(0 < c["median"] <= c["best"] for a in able for c in a["cores"].values())
+    shown = show(record([], 0.0, able))
+    assert "multiply-adds, GFLOP/s by cores at once: " in shown
 
 
 def test_summary_gives_geometric_means_and_what_is_slower():
