@@ -83,9 +83,10 @@ def recurrence(side: Side, x):
 
 def products(side: Side, x):
     """Some 5 ms of a program that runs on all cores."""
+    weights, y = x / 16, x
     for _ in range(14):
-        x = side.np.tanh(x @ x)
-    return x
+        y = side.np.tanh(y @ weights)  # neither fades nor is chaotic
+    return y
 
 
 def call_beside(

@@ -161,7 +161,17 @@ class Executable:
         return self._results(leaves, made)
 
     def enqueue(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run beside Python, after what is in the queue; the results are pending."""
+        """Run beside Python, after what is in the queue; the results are pending.
+
+        Where there is no memory for that, run when what is in the queue has let go of its own.
+        """
+        try:
+            return self._enqueue(leaves)
+        except MemoryError:
+            QUEUE.drain()
+            return self.run(leaves)
+
+    def _enqueue(self, leaves: Sequence[Any]) -> list[Any]:
         QUEUE.make_room(self.result_bytes)
         blocks: list[Block] = []
         with QUEUE.lock:

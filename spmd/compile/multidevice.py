@@ -273,7 +273,12 @@ class MeshExecutable:
     ) -> list[Array]:
         """The same beside Python, after what is in the queue; the results are pending."""
         changing = [type(x) is not Array for x in operands]
-        outs = self.enqueue(self._all_pieces(operands), takes, changing)
+        pieces = self._all_pieces(operands)
+        try:
+            outs = self.enqueue(pieces, takes, changing)
+        except MemoryError:  # as `Executable.enqueue`
+            QUEUE.drain()
+            outs = self.run(pieces, takes)
         return [
             from_shards(aval, sharding, shards)
             for aval, sharding, shards in zip(self.out_avals, out_shardings, outs, strict=True)

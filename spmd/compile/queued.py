@@ -42,7 +42,7 @@ def belongs_in_queue(program: NativeProgram, operands: Sequence[Any]) -> bool:
     if not any(map(_is_pending, operands)):
         if not program.is_long:
             return False
-        if program.calls_at_once:
+        if program.calls_at_once and not QUEUE.jobs:
             program.calls_at_once -= 1
             return False
     return copied_bytes(operands) <= most_copied(program)

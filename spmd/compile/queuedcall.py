@@ -25,10 +25,11 @@ Match = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 def now_or_later(native: NativeProgram, now: Match, later: Match) -> Match:
     """The function that runs a program at once, for callers that wait at once, or in the queue."""
+    jobs = QUEUE.jobs
 
     def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         left = native.calls_at_once
-        if left:
+        if left and not jobs:
             native.calls_at_once = left - 1
             return now(args, kwargs)
         return later(args, kwargs)

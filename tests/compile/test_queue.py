@@ -622,3 +622,23 @@ def test_a_rank_that_waits_for_a_program_is_running_it():
     finally:
         FLIGHT.words[flight.SIZE] = 1
     assert seen == [flight.PROGRAM]
+
+
+@pytest.mark.parametrize("mapped", [False, True], ids=["jit", "pmap"])
+def test_without_memory_for_it_a_call_waits_for_the_others(mapped, monkeypatch):
+    f = spmd.pmap(lambda x: x - 1) if mapped else spmd.jit(lambda x: x - 1)
+    g = spmd.jit(step)
+    x = np.ones((4, 5), np.float32)
+    f(x)
+    asked = []
+
+    def no_memory(device, nbytes):
+        asked.append(nbytes)
+        raise MemoryError("no memory")
+
+    with shut_gate(MOMENT):
+        before = g(snp.asarray(X))
+        monkeypatch.setattr(QUEUE, "arena", no_memory)
+        out = f(x)
+        assert before.is_ready() and not is_pending(out) and asked
+    np.testing.assert_array_equal(out, x - 1)

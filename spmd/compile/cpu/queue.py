@@ -57,7 +57,7 @@ class Job:
     """One call of a program. Satisfies `sharding.pending.Work`."""
 
     __slots__ = (
-        "called", "causes", "closed", "kept", "memory", "nbytes", "number", "program", "source",
+        "called", "causes", "closed", "kept", "memory", "nbytes", "program", "source",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +68,6 @@ class Job:
         self.kept = kept  # what the job reads and writes, by id
         self.causes = causes  # jobs that had not ended, whose results it reads
         self.source = current_source()
-        self.number = 0
         self.nbytes = 0
         self.called = 0  # when; 0 if that says nothing about its caller any more
 
@@ -79,15 +78,19 @@ class Job:
             label = FLIGHT.label("program", program=program.name, queued=True)
             place = FLIGHT.begin(label, 0, entered=False)
             record, sequence = FLIGHT.address + 8 * place, FLIGHT.words[place]
-        head = (
-            native.WAITING, program.header_address, 0, record, sequence, at_once, len(self.causes),
-        )  # fmt: skip
+        state = (native.WAITING, 0)
+        head = (*state, program.header_address, 0, record, sequence, at_once, len(self.causes))
         causes = [cause.memory.buffer_info()[0] for cause in self.causes]
         report = (0,) * (program.words_needed - program.frame_words)
         self.memory = array("q", (*head, *causes, *words, *report))
         address = self.memory.buffer_info()[0]
         self.memory[native.FRAMES] = address + 8 * (native.CAUSE + len(causes))
         return address
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of all jobs, from 1; 0 when it is over."""
+        return self.memory[native.NUMBER]
 
     def is_done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -110,7 +113,8 @@ class Job:
 
     def release(self) -> None:
         """Let go of what a job that has ended does not need any more."""
-        self.number, self.kept = 0, {}  # numbers begin anew in a forked child
+        self.kept = {}
+        self.memory[native.NUMBER] = 0  # numbers begin anew in a forked child
         if not self.memory[native.STATUS]:
             self.causes, self.closed = (), None
 
@@ -147,7 +151,7 @@ class Queue:
         self.is_open = _is_wanted()
         # Guards all below. Whoever holds it never waits for a job.
         self.lock = threading.RLock()
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()  # under way, or ended and not looked at since
         self._nbytes = 0
         self._arenas: dict[int, Block] = {}
         self._is_registered = False
@@ -162,7 +166,7 @@ class Queue:
         """Wait until one more job with results of so many bytes may be under way."""
         while True:
             self.reap()
-            jobs = self._jobs
+            jobs = self.jobs
             if len(jobs) < 2:
                 return
             if len(jobs) < MOST_JOBS and self._nbytes + nbytes <= MOST_BYTES:
@@ -184,7 +188,7 @@ class Queue:
     def holders(self, block: Any) -> int:
         """How many jobs under way keep a block. The lock is held."""
         key = id(block)
-        return sum(key in job.kept for job in self._jobs)
+        return sum(key in job.kept for job in self.jobs)
 
     def submit(
         self,
@@ -204,13 +208,13 @@ class Queue:
         if not self._is_registered:
             self._register()
         with self.lock:
-            is_first = not self._jobs
+            is_first = not self.jobs
             if is_first:
                 job.called = time.perf_counter_ns()
             address = job.write(words, is_first)
             self._nbytes += nbytes
-            self._jobs.append(job)
-            job.number = self._calls.submit(address)
+            self.jobs.append(job)
+            self._calls.submit(address)
         FLIGHT.words[flight.PROGRAMS] += 1
         return job
 
@@ -232,29 +236,30 @@ class Queue:
         self.reap()
 
     def _cost_until(self, job: Job) -> float:
-        return sum(j.program.cost_ns for j in list(self._jobs) if j.number <= job.number)
+        return sum(j.program.cost_ns for j in list(self.jobs) if j.number <= job.number)
 
     def drain(self) -> None:
         """Return when no job is under way."""
-        while self._jobs:
+        while self.jobs:
             try:
-                last = self._jobs[-1]
+                last = self.jobs[-1]
             except IndexError:
                 return
             self.wait(last)
 
     def reap(self) -> None:
         """Let go of what jobs that have ended needed."""
-        if not self._jobs:
+        if not self.jobs:
             return
         with self.lock:
             done = self._calls.done()
-            while self._jobs and self._jobs[0].number <= done:
-                job = self._jobs.popleft()
+            while self.jobs and self.jobs[0].number <= done:
+                job = self.jobs.popleft()
                 self._nbytes -= job.nbytes
                 job.release()
-            if not self._jobs:
+            if not self.jobs:
                 self._arenas.clear()
+                self._nbytes = 0
 
     # ---- the process ----
 
@@ -284,18 +289,18 @@ class Queue:
             self.drain()
             raise
         finally:
-            if not self._jobs:
+            if not self.jobs:
                 self._calls.stop()
 
     def _forget(self) -> None:
         """In a forked child: there are no jobs, and some results will never come."""
         self.lock = threading.RLock()
         self._calls.reset()
-        for job in self._jobs:
+        for job in self.jobs:
             if job.memory[native.STATUS] == native.WAITING:
                 job.memory[native.STATUS] = LOST
             job.release()
-        self._jobs.clear()
+        self.jobs.clear()
         self._arenas.clear()
         self._nbytes = 0
 

@@ -47,7 +47,7 @@ class Runtime:
 class QueueCalls:
     """The functions of `runtime_ir_queue.py`; `wait` and `stop` release the GIL."""
 
-    submit: Callable[[int], int]
+    submit: Callable[[int], None]
     wait: Callable[[int, int, int], int]
     done: Callable[[], int]
     cancel: Callable[[], None]
@@ -105,7 +105,7 @@ def _load() -> Runtime:
 def _queue_calls(symbols: Mapping[str, int]) -> QueueCalls:
     number, keeps = ctypes.c_int64, ctypes.PYFUNCTYPE
     return QueueCalls(
-        submit=keeps(number, ctypes.c_void_p)(symbols["spmd_queue_submit"]),
+        submit=keeps(None, ctypes.c_void_p)(symbols["spmd_queue_submit"]),
         wait=ctypes.CFUNCTYPE(number, number, number, number)(symbols["spmd_queue_wait"]),
         done=keeps(number)(symbols["spmd_queue_done"]),
         cancel=keeps(None)(symbols["spmd_queue_cancel"]),

@@ -27,10 +27,11 @@ RING = 768
 RING_JOBS = 64
 QUEUE_BYTES = RING + 8 * RING_JOBS
 
-# i64 words of a job: its status; header (0: it was cancelled) and frames of its program; its record
-# in the flight recorder (0: none) and the number that the record must still have; whether its maker
-# may wait for it at once; how many jobs it needs the results of, and then the address of each.
-STATUS, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, CAUSES, CAUSE = range(8)
+# i64 words of a job: its status and number (0: not submitted); header (0: it was cancelled) and
+# frames of its program; its record in the flight recorder (0: none) and the number that the record
+# must still have; whether its maker may wait for it at once; how many jobs it needs the results of,
+# and then the address of each.
+STATUS, NUMBER, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, CAUSES, CAUSE = range(9)
 
 # What a status may be beside those of a run: the job has not ended; or it never began, because it
 # was cancelled, or one that it needs failed.
@@ -200,21 +201,22 @@ def _start() -> Function:
 
 
 def _submit() -> Function:
-    """spmd_queue_submit(job): put a job behind the others; gives its number.
+    """spmd_queue_submit(job): put a job behind the others, and its number into it.
 
-    No more than RING_JOBS may be under way; the first call of all must not meet another.
+    Not Python does that: an interrupt between the two would leave a job that runs without one. No
+    more than RING_JOBS may be under way; the first call of all must not meet another.
     """
-    f = Function("spmd_queue_submit", "i64", ["ptr"])
+    f = Function("spmd_queue_submit", "void", ["ptr"])
     with f.if_(_number(f, STARTED).equals(0)):
         f.call("start_serving", "void")
     _lock(f)
     tail = _number(f, TAIL)
     f.store(f.params[0], _next_job(f, tail))
+    f.store(tail + 1, f.params[0], 8 * NUMBER)
     _set(f, TAIL, tail + 1)
     with f.if_(_number(f, RUNNING).equals(0)):
         _signal(f)
     _unlock(f)
-    f.ret(tail + 1)
     return f
 
 
