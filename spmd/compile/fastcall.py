@@ -13,6 +13,7 @@ path.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ from spmd.sharding.fastmap import MISS
 # Results that are small together share one block; larger ones get a block each.
 SLAB_BYTES = 16 * 1024
 ALIGNMENT = 64
+# From this many leaves on a dict is read by one call, and made by one.
+WIDE = 8
 # An arena up to this size stays with its closure; larger ones go back to the allocator.
 KEPT_ARENA_BYTES = 64 * 1024
 
@@ -59,6 +62,12 @@ def _has_buffer(x: Any) -> bool:
 def is_number(x: Any, aval: ShapedArray) -> bool:
     """Whether `x` is a number that a door can write into memory."""
     return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in door.NUMBERS
+
+
+def is_wide(tree: TreeDef) -> bool:
+    """Whether a tree is a dict of many leaves and nothing else."""
+    many = tree.kind is dict and len(tree.children) >= WIDE
+    return many and all(child.kind is None for child in tree.children)
 
 
 def packed(sizes: Sequence[int], alignment: int) -> tuple[int, list[int]]:
@@ -91,6 +100,8 @@ class Writer:
         self.expected: list[Any] = []
         self.offsets: list[tuple[int, int, int]] = []
         self.arrays: list[str] = []
+        # For each wide dict the line that takes its leaves apart, and the names they get there.
+        self.wide: list[tuple[str, list[str]]] = []
 
     def function(self) -> Callable[..., Any]:
         """The compiled function `match(args, kwargs)`."""
@@ -186,11 +197,24 @@ class Writer:
             raise UnmatchedError
         expected = kind.__name__ if kind in (tuple, list, dict) else self.bind(kind)
         self.put(f"if type({name}) is not {expected} or len({name}) != {count}: return MISS")
+        if is_wide(tree):
+            self.match_wide(name, tree)
+            return
         keys = range(count) if is_tuple else [self._key(k) for k in tree.aux]
         for key, child in zip(keys, tree.children, strict=True):
             inner = self.fresh()
             self.put(f"{inner} = {name}[{key}]")
             self.match(inner, child)
+
+    def match_wide(self, name: str, tree: TreeDef) -> None:
+        """Match the leaves of a wide dict: one call looks all of them up."""
+        get, leaves = self.bind(operator.itemgetter(*tree.aux)), self.fresh()
+        names = [self.fresh() for _ in tree.children]
+        self.put(f"{leaves} = {get}({name})")
+        self.wide.append((f"{', '.join(names)} = {leaves}", names))
+        self.put(self.wide[-1][0])
+        for inner in names:
+            self.match_leaf(inner)
 
     def _key(self, key: Any) -> str:
         return repr(key) if type(key) in (str, int) else self.bind(key)

@@ -22,6 +22,7 @@ from spmd.compile.fastcall import (
     UnmatchedError,
     Writer,
     is_matchable,
+    is_wide,
     packed,
 )
 from spmd.compile.queuedcall import QueuedWriter, is_queued, now_or_later
@@ -85,20 +86,36 @@ class NativeWriter(Writer):
             return self.open(made, is_flat=not self.direct)
         self.names["run"] = self.open(made, is_flat=False)
         names = [self.fresh() for _ in made]
+        is_wide_result = is_wide(self.out_tree)
         # A call of the door that did not fit has done nothing.
         if FLIGHT.keeps_programs:
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
             self.put(f"span = begin({self.executable.native.label}, 0)")
-        self.put(f"made = run({', '.join(self.operands)})")
+        matching, operands = self.operands_as_read(matching)
+        self.put(f"made = run({operands})")
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
         self.put("if made is MISS: return MISS")
-        if names:
+        if names and not is_wide_result:
             self.put(f"{', '.join(names)}{'' if self.out_tree.kind is None else ','} = made")
         self.give_up()
-        self.put("return " + self.tree(self.out_tree, iter(names)))
+        if is_wide_result:
+            self.put(f"return dict(zip({self.bind(tuple(self.out_tree.aux))}, made))")
+        else:
+            self.put("return " + self.tree(self.out_tree, iter(names)))
         match = self.compiled(matching)
         return spread(match) if self.direct else match
+
+    def operands_as_read(self, matching: list[str]) -> tuple[list[str], str]:
+        """The lines that match, and the operands; leaves of a wide dict are not taken apart if all
+        that is done with them is to hand them to the door."""
+        if len(self.wide) == 1 and not any(self.donated_arrays):
+            line, names = self.wide[0]
+            at = matching.index(line)
+            used = any(name in text for text in matching[at + 1 :] for name in names)
+            if self.operands == names and not used:
+                return matching[:at] + matching[at + 1 :], "*" + line.rpartition(" = ")[2]
+        return matching, ", ".join(self.operands)
 
     def is_plain(self) -> bool:
         """Whether the door can be called with the arguments as they are, and gives the results."""

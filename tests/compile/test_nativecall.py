@@ -149,6 +149,9 @@ def test_numbers_of_another_type_are_unfit():
 
 # ---- calls beside their twin -------------------------------------------------------------------
 
+# A dict of so many leaves is read and made by one call each; its keys are not in order.
+WIDE = {f"k{(7 * i) % 10}": array(np.full(3, i)) for i in range(10)}
+
 CALLS = {
     "one": (lambda x, y: lax.add(x, y), (X, Y)),
     "two": (lambda x, y: (lax.add(x, y), lax.mul(x, y)), (X, Y)),
@@ -158,6 +161,10 @@ CALLS = {
     "number": (lambda x, n: lax.mul(x, n), (X, 2.5)),
     "numpy": (lambda x, y: lax.mul(x, y), (X, np.arange(4, dtype=np.float32))),
     "tree": (lambda t: {k: lax.neg(v) for k, v in t.items()}, ({"a": X, "b": Y},)),
+    "wide": (lambda t: {k: lax.neg(v) for k, v in t.items()}, (WIDE,)),
+    "wide, numbers": (lambda t: {k: lax.neg(v) for k, v in t.items()}, ({**WIDE, "k0": 2.5},)),
+    "wide, twice": (lambda t, u: [{k: lax.add(t[k], u[k]) for k in t}, t], (WIDE, WIDE)),
+    "wide, forwarded": (lambda t, x: {**t, "k3": lax.neg(x)}, (WIDE, X)),
     "slab": (lambda x: (lax.neg(x), lax.exp(x)), (array(np.ones(1500)),)),
     "large": (lambda x: (lax.neg(x), lax.exp(x)), (array(np.ones(70_000)),)),
     "empty": (lambda x: lax.neg(x), (array(np.zeros((0, 3))),)),
@@ -190,6 +197,31 @@ def test_native_calls_do_what_python_does(name, monkeypatch):
     python, kind = results()
     assert kind == "function"
     assert native == python
+
+
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["kept", "donated"])
+def test_wide_dicts_are_matched_by_their_keys(donated):
+    f = jit(lambda t: {k: lax.mul(v, v) for k, v in t.items()}, donate_argnums=donated)
+
+    def given(keys):
+        return {k: array(np.full(3, float(n))) for n, k in enumerate(keys)}
+
+    for _ in range(4):
+        f(given(WIDE))
+    (match,) = f._matchers
+    for keys in (list(WIDE), sorted(WIDE), sorted(WIDE, reverse=True)):
+        arguments = given(keys)
+        out = match((arguments,), {})
+        assert list(out) == sorted(WIDE)
+        for n, k in enumerate(keys):
+            np.testing.assert_array_equal(out[k], np.full(3, n * n))
+            assert arguments[k].is_deleted() == bool(donated)
+    others = [*list(WIDE)[:-1], "other"]
+    for keys in (others, [*WIDE, "other"], list(WIDE)[:-1]):
+        assert match((given(keys),), {}) is MISS
+        np.testing.assert_array_equal(f(given(keys))[keys[2]], np.full(3, 4))
+    assert match((given(WIDE) | {"k5": array(np.ones(4))},), {}) is MISS
+    assert match((None,), {}) is MISS and match((list(WIDE.values()),), {}) is MISS
 
 
 def test_a_donated_block_is_used_again():
