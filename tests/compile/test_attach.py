@@ -197,7 +197,8 @@ def test_operands_are_widened_as_a_product_reads_them(left, right, shape):
         return x.T.astype("float32").T @ y.astype("float32")
 
     m, k, n = shape
-    x, y = (a.astype(getattr(snp, d)) for a, d in zip(arrays((m, k), (k, n)), (left, right)))
+    x, y = arrays((m, k), (k, n))
+    x, y = x.astype(getattr(snp, left)), y.astype(getattr(snp, right))
     for g in (f, turned):
         assert "convert_element_type" not in names(g, x, y)
         with spmd.disable_jit():
