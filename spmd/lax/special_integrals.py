@@ -32,7 +32,7 @@ _HARMONIC = tuple(1.0 / (k * math.factorial(k)) for k in range(1, 130))
 _FACTORIALS = tuple(float(math.factorial(k)) for k in range(40))
 
 
-def _expn_fraction(xp: Any, n: Any, x: Any) -> Any:
+def expn_fraction(xp: Any, n: Any, x: Any) -> Any:
     """`exp(x) expn(n, x)` by its continued fraction (modified Lentz), for x of at least 1."""
     b = x + n
     c, d = xp.full_like(b, 1e300), 1.0 / b
@@ -53,7 +53,7 @@ def _exp1_values(xp: Any, x: Any) -> Any:
     small = xp.where((x > 0.0) & (x < 1.0), x, 0.5)
     large = xp.where(x >= 1.0, xp.minimum(x, 800.0), 1.0)
     near = -_EULER_GAMMA - xp.log(small) + small * polynomial(-small, _HARMONIC[:20])
-    far = xp.exp(-large) * _expn_fraction(xp, xp.ones_like(large), large)
+    far = xp.exp(-large) * expn_fraction(xp, xp.ones_like(large), large)
     out = xp.where(x < 1.0, near, far)
     return xp.where(x == 0.0, np.inf, xp.where(x >= 0.0, out, np.nan))
 
@@ -80,7 +80,7 @@ def _expn_values(xp: Any, n: Any, x: Any) -> Any:
     valid = (n == xp.floor(n)) & (x >= 0.0)
     safe_n = xp.where(valid & (n >= 0.0), n, 0.0)
     large = xp.where(valid & (x >= 1.0), xp.minimum(x, 800.0), 1.0)
-    far = xp.exp(-large) * _expn_fraction(xp, safe_n, large)
+    far = xp.exp(-large) * expn_fraction(xp, safe_n, large)
     small = xp.where(valid & (x < 1.0) & (x > 0.0), x, 0.5)
     out = xp.where(x >= 1.0, far, _expn_below_one(xp, xp.maximum(safe_n, 1.0), small))
     positive = xp.where(valid & (x > 0.0), x, 1.0)
@@ -175,7 +175,7 @@ _STEP = 0.25
 _DAWSON = tuple((-2.0) ** k / math.prod(range(1, 2 * k + 2, 2)) for k in range(12))
 
 
-def _dawsn_values(xp: Any, x: Any) -> Any:
+def dawsn_values(xp: Any, x: Any) -> Any:
     """`exp(-x**2)` times the integral of exp(t**2) from 0 to x."""
     size = xp.abs(x)
     small = xp.minimum(size, 0.4)
@@ -195,4 +195,4 @@ def _dawsn_jvp(t: Any, x: Any, out: Any) -> Any:
     return mul(t, sub(const(x, 1), mul(const(x, 2), mul(x, out))))
 
 
-dawsn_p = unary("dawsn", accepts=FLOAT, impl=in_float64(_dawsn_values), jvp=_dawsn_jvp)
+dawsn_p = unary("dawsn", accepts=FLOAT, impl=in_float64(dawsn_values), jvp=_dawsn_jvp)

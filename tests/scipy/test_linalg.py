@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from spmd.core.config import config
-from spmd.core.errors import ArgumentError
+from spmd.core.errors import ArgumentError, ShapeError
 from spmd.scipy import linalg
 from spmd.testing import check_grads
 from tests.lax.checks import as_list
@@ -151,3 +151,46 @@ def test_refusals():
         linalg.eigh(A, b=A)
     with pytest.raises(ArgumentError, match="power of two"):
         linalg.hadamard(3)
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_fiedlers_companion_has_the_roots(n):
+    oracle = pytest.importorskip("scipy.linalg")
+    a = RNG.normal(size=n) + 2
+    found = linalg.fiedler_companion(a)
+    assert found.shape == (n - 1, n - 1)
+    if n > 1:
+        np.testing.assert_allclose(found, oracle.fiedler_companion(a))
+        stacked = linalg.fiedler_companion(np.stack([a, 2 * a]))
+        np.testing.assert_allclose(stacked[1], found, rtol=1e-12)
+
+
+@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize("mode", ["left", "right"])
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (3, 5)])
+def test_a_product_with_q(shape, mode, pivoting):
+    oracle = pytest.importorskip("scipy.linalg")
+    a = RNG.normal(size=shape) + 1j * RNG.normal(size=shape)
+    size = min(shape) if mode == "left" else shape[0]
+    c = RNG.normal(size=(size, 2) if mode == "left" else (2, size)) + 0j
+    for given in (c, c[:, 0] if mode == "left" else c[0]):
+        for conjugate in (False, True):
+            found = linalg.qr_multiply(a, given, mode, pivoting, conjugate)
+            want = oracle.qr_multiply(a, given, mode, pivoting, conjugate)
+            assert_same(found, want)
+    with pytest.raises(ShapeError, match=r"qr_multiply: Q of .* so c needs"):
+        linalg.qr_multiply(a, np.ones((9, 9)), mode)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 3)])
+def test_the_polar_iteration(shape, dtype):
+    a = (C if dtype == np.complex128 else A).repeat(2, 0)[: shape[0], : shape[1]]
+    a = (a + np.eye(*shape)).astype(dtype)
+    u, h, steps, converged = spmd.jit(spmd.lax.linalg.qdwh)(a)
+    wanted_u, wanted_h = linalg.polar(a)
+    bound = 2e-5 if dtype == np.float32 else 1e-12
+    np.testing.assert_allclose(u, wanted_u, atol=bound)
+    np.testing.assert_allclose(h, wanted_h, atol=bound * 10)
+    assert bool(converged) and 1 < int(steps) <= 7
+    assert not spmd.lax.linalg.qdwh(a, max_iterations=1)[3]

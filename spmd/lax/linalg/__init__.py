@@ -21,6 +21,7 @@ from spmd.lax.linalg.lu import (
     solve,
     solve_p,
 )
+from spmd.lax.linalg.polar import qdwh
 from spmd.lax.linalg.qr import (
     geqrf,
     geqrf_p,

@@ -12,7 +12,7 @@ from spmd.core.custom import custom_jvp
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.lax.linalg import family
 from spmd.lax.linalg.family import adjoint, lower_part, matmul, upper_part
-from spmd.numpy import factorizations
+from spmd.numpy import factorizations, products
 from spmd.numpy.factorizations import inexact_matrix, same_stack
 from spmd.numpy.grids import eye
 from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
@@ -222,6 +222,45 @@ def qr(
     full = mode != "economic"
     outs = _L.qr(inexact_matrix("qr", a), pivoting=pivoting, full_matrices=full)
     return outs[1:] if mode == "r" else outs
+
+
+def qr_multiply(
+    a: Any,
+    c: Any,
+    mode: str = "right",
+    pivoting: bool = False,
+    conjugate: bool = False,
+    overwrite_a: bool = False,
+    overwrite_c: bool = False,
+) -> tuple[Any, ...]:
+    """`(c @ Q, R)`, or `(Q @ c, R)` for mode "left", of the QR factors of `a`.
+
+    For `a` (..., m, n) Q has min(m, n) columns. A vector `c` is a row, or a column for "left". With
+    `conjugate` it is the complex conjugate of Q; with `pivoting` the permutation of columns comes
+    third.
+
+    >>> product, r = qr_multiply(np.eye(2, dtype=np.float32), np.float32([1.0, 2.0]))
+    >>> snp.abs(product)
+    Array([1., 2.], dtype=float32)
+    """
+    if mode not in ("left", "right"):
+        raise ArgumentError(f'qr_multiply: mode={mode!r} must be "left" or "right"')
+    a, c = promote_dtypes_inexact(as_array(a), as_array(c))
+    m, n = typeof(inexact_matrix("qr_multiply", a)).shape[-2:]
+    k, is_left = min(m, n), mode == "left"
+    is_vector = typeof(c).ndim == 1
+    if is_vector:
+        c = c[:, None] if is_left else c[None, :]
+    side, wanted = (-2, k) if is_left else (-1, m)
+    if typeof(c).shape[side] != wanted:
+        raise ShapeError(
+            f"qr_multiply: Q of {typeof(a)} is {m} x {k}, so c needs {wanted} "
+            f"{'rows' if is_left else 'columns'}, got {typeof(c)}"
+        )
+    q, r, *rest = _L.qr(a, pivoting=pivoting, full_matrices=False)
+    q = family.conjugate(q) if conjugate else q
+    product = products.matmul(q, c) if is_left else products.matmul(c, q)
+    return (lax.reshape(product, (typeof(product).size,)) if is_vector else product, r, *rest)
 
 
 # ---- eigenvalues and Schur form ----------------------------------------------------------------

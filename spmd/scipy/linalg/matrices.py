@@ -117,6 +117,34 @@ def _over_shift(first: Any) -> Any:
     return concatenate([first[..., None, :], ones], -2)
 
 
+def fiedler_companion(a: Any) -> Any:
+    """A companion matrix with five diagonals, of the polynomial with coefficients `a` (..., n).
+
+    Its eigenvalues are the roots; the first coefficient must not be 0. Fiedler, "A note on
+    companion matrices" (2003).
+
+    >>> fiedler_companion(np.array([1.0, -3.0, 2.0], np.float32))
+    Array([[ 3., -2.],
+           [ 1.,  0.]], dtype=float32)
+    """
+    (a,) = _vectors("fiedler_companion", a, inexact=True)
+    n = typeof(a).shape[-1]
+    if n == 0:
+        raise ShapeError(f"fiedler_companion: a must not be empty, got {typeof(a)}")
+    size = n - 1
+    places, ones = np.zeros((size, size), int), np.zeros((size, size), typeof(a).dtype)
+    for row in range(0, size, 2):
+        places[row, max(row - 1, 0)] = row + 1
+        if row + 1 < size:
+            places[row, row + 1] = row + 2
+        if row + 2 < size:
+            ones[row, row + 2] = 1
+    for row in range(1, size, 2):
+        ones[row, max(row - 2, 0)] = 1
+    numbers = -a / a[..., :1]
+    return numbers[..., places] * (places > 0).astype(typeof(a).dtype) + ones
+
+
 def leslie(f: Any, s: Any) -> Any:
     """Fecundity `f` (..., n) in the first row, survival `s` (..., n - 1) below the diagonal."""
     f, s = _vectors("leslie", f, s)

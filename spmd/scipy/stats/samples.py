@@ -1,9 +1,10 @@
-"""Statistics of samples: ranks and the standard error of the mean."""
+"""Statistics of samples: ranks, modes, and the standard error of the mean."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from spmd import lax
 from spmd import numpy as snp
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError
@@ -43,6 +44,54 @@ def sem(
         return deviation / snp.sqrt(count.astype(typeof(a).dtype))
     size = typeof(a).size if axis is None else typeof(a).shape[axis]
     return snp.std(a, axis=axis, ddof=ddof, keepdims=keepdims) / float(size) ** 0.5
+
+
+class ModeResult(NamedTuple):
+    """What `mode` returns: the most frequent values, and how often they are there."""
+
+    mode: Any
+    count: Any
+
+
+def mode(
+    a: Any, axis: int | None = 0, nan_policy: str = "propagate", keepdims: bool = False
+) -> ModeResult:
+    """The most frequent values along a dim, the smallest of several, and their counts.
+
+    NaNs count as one value.
+
+    >>> mode(snp.asarray([2, 4, 1, 4, 2]))
+    ModeResult(mode=Array(2, dtype=int32), count=Array(2, dtype=int32))
+    """
+    check_arraylike("mode", a)
+    if nan_policy != "propagate":
+        raise ArgumentError(f"mode: nan_policy must be 'propagate', got {nan_policy!r}")
+    a = snp.atleast_1d(as_array(a))
+    ndim = typeof(a).ndim
+    x = snp.ravel(a) if axis is None else snp.moveaxis(a, canonical_dim(axis, ndim), 0)
+    if typeof(x).shape[0] == 0:
+        shape = typeof(x).shape[1:]
+        found = ModeResult(snp.full(shape, snp.nan), snp.zeros(shape, default_float()))
+    else:
+        found = _modes(snp.sort(x, axis=0))
+    if not keepdims:
+        return found
+    at = tuple(range(ndim)) if axis is None else canonical_dim(axis, ndim)
+    return ModeResult(*(snp.expand_dims(y, at) for y in found))
+
+
+def _modes(x: Any) -> ModeResult:
+    """The longest runs along dim 0 of sorted values."""
+    same = x[1:] == x[:-1]
+    if snp.issubdtype(typeof(x).dtype, snp.inexact):
+        same = same | (snp.isnan(x[1:]) & snp.isnan(x[:-1]))
+    n, *rest = typeof(x).shape
+    place = snp.reshape(snp.arange(n), (n, *[1] * len(rest)))
+    starts = snp.where(snp.concatenate([snp.zeros_like(x[:1], bool), same]), 0, place)
+    length = place - lax.cummax(starts, axis=0) + 1
+    best = snp.argmax(length, axis=0)
+    value = snp.take_along_axis(x, best[None], 0)[0]
+    return ModeResult(value, snp.max(length, axis=0))
 
 
 def rankdata(
