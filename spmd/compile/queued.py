@@ -39,7 +39,7 @@ def belongs_in_queue(program: NativeProgram, operands: Sequence[Any]) -> bool:
     """Whether a call is better made in the queue: it is long, or needs what is computed there."""
     if not QUEUE.is_open or not program.may_queue:
         return False
-    if not any(map(_is_pending, operands)):
+    if not QUEUE.jobs or not any(map(_is_pending, operands)):
         if not program.is_long:
             return False
         if program.calls_at_once and not QUEUE.jobs:

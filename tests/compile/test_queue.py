@@ -507,7 +507,7 @@ CHILDREN = {
     "interrupt": """
     gate = Gate()
     y = f(x)
-    later(0.3, os.kill, os.getpid(), signal.SIGINT)
+    later(1.0, os.kill, os.getpid(), signal.SIGINT)
     try:
         y.block_until_ready()
     except KeyboardInterrupt:
@@ -555,8 +555,8 @@ CHILDREN = {
     atexit.register(last)
     gate = Gate()
     ys += [f(x) for _ in range(10)]
-    later(0.3, os.kill, os.getpid(), signal.SIGINT)
-    later(1.0, gate.open)
+    later(1.0, os.kill, os.getpid(), signal.SIGINT)
+    later(2.0, gate.open)
     print("end")
     """,
 }

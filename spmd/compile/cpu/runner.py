@@ -199,8 +199,9 @@ class NativeProgram:
     @property
     def is_long(self) -> bool:
         """Whether its caller had better go on than wait."""
-        threads = min(num_threads(), _MOST_LONG_THREADS)
-        return self.may_queue and self.cost_ns >= LONG_NS * threads
+        if not self.may_queue or self.cost_ns < LONG_NS:
+            return False
+        return self.cost_ns >= LONG_NS * min(num_threads(), _MOST_LONG_THREADS)
 
     @property
     def is_alone(self) -> bool:
