@@ -6,11 +6,13 @@ through an agent that takes the place of ssh. Needs root, iproute2 and the right
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,3 +179,26 @@ def _ip(*words: str) -> None:
 
 def _run(*words: str) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True, timeout=20).stdout
+
+
+def main() -> int:
+    """Run spmdrun over pretend hosts: `2 --megabits 300 -- -n 2 -m program`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("hosts", type=int)
+    parser.add_argument("--megabits", type=int, default=0, help="what each host may send a second")
+    parser.add_argument("--delay", type=float, default=0.0, help="milliseconds, with --megabits")
+    parser.add_argument("words", nargs="+", help="options of spmdrun and the program")
+    given = parser.parse_args()
+    with Hosts(given.hosts) as hosts:
+        link = hosts.slow_link(given.megabits, given.delay) if given.megabits else None
+        with link or contextlib.nullcontext():
+            command = [sys.executable, "-m", "launch", "--hostfile", hosts.hostfile()]
+            own = {"PYTHONPATH": os.getcwd()}
+            done = hosts.run([*command, *given.words], own, timeout=600)
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -91,6 +91,18 @@ def test_training_gives_the_same_as_on_one_host(hosts: Hosts, tmp_path: Path, sl
 
 
 @pytest.mark.mpi
+def test_exchanges_are_hidden_behind_the_program_on_a_slow_link(hosts: Hosts):
+    """The benchmark, which compares the bits of all ways with those without overlap."""
+    sizes = ["--layers", "5", "--width", "256", "--batch", "512", "--steps", "1"]
+    with hosts.slow_link(megabits=100):
+        said = spmdrun(hosts, 2, 1, "-m", "benchmarks.overlap", *sizes)
+    rows = [line.split() for line in said.splitlines() if "always" in line]
+    assert len(rows) == 3, said
+    # In buckets of 256 KiB all but the last layers' can fly while the backward pass goes on.
+    assert 0 < int(rows[0][-1].rstrip("%")) <= 100, said
+
+
+@pytest.mark.mpi
 def test_faults_are_named_across_hosts(hosts: Hosts, program: Program):
     options = ["--hostfile", hosts.hostfile(-(-program.ranks // 3))]
     result = run(program, options, hosts.environment(), hosts.command)
