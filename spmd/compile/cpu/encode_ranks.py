@@ -45,7 +45,7 @@ def reductions(rounds: Rounds) -> Iterator[Reduction]:
 
 
 def _reduction(action: Reduce) -> Reduction:
-    return action.op.value, action.dtype.name, action.result.name
+    return action.op.value, action.dtype.name, action.result.name, False
 
 
 def group_size(road: int) -> int:

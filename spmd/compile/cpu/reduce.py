@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spmd.compile.cpu.loader import compile_texts, host
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
 from spmd.core.errors import DtypeError
 
 OPERATORS = ("sum", "prod", "max", "min", "and", "or", "xor")
@@ -61,13 +61,13 @@ def supports(op: str, dtype: str) -> bool:
     return dtype in _ELEMENTS and _combiner(op, _ELEMENTS[dtype].kind) is not None
 
 
-# Operator, dtype of the inputs, dtype of the outputs, by their NumPy names.
-Reduction = tuple[str, str, str]
+# Operator, dtype of the inputs, dtype of the outputs, by their NumPy names; and whether it streams.
+Reduction = tuple[str, str, str, bool]
 
 
 def reduce_kernels(wanted: Sequence[Reduction]) -> dict[Reduction, int]:
     """The addresses of the kernels for some reductions."""
-    for op, dtype, _ in wanted:
+    for op, dtype, *_ in wanted:
         if not supports(op, dtype):
             raise DtypeError(
                 f"a {op or 'nameless'} over devices is not defined for {dtype}; "
@@ -78,14 +78,18 @@ def reduce_kernels(wanted: Sequence[Reduction]) -> dict[Reduction, int]:
     return {reduction: symbols[_symbol(*reduction)] for reduction in texts}
 
 
-def reduce_text(op: str, dtype: str, result: str) -> str:
-    """The module that reduces `dtype` with `op` and writes `result`."""
+def reduce_text(op: str, dtype: str, result: str, streams: bool = False) -> str:
+    """The module that reduces `dtype` with `op` and writes `result`.
+
+    One that streams writes past the caches, where all outputs are aligned: what is larger than
+    they are would first be read from memory, only to be overwritten.
+    """
     element, written = _ELEMENTS[dtype], _ELEMENTS[result]
     if element.carried != written.carried or element.kind != written.kind:
         raise ValueError(f"a reduction of {dtype} cannot be written as {result}")
     lanes = _VECTORS * host().vector_bytes // max(element.nbytes, 4)
     intrinsics: dict[str, None] = {}
-    f = Function(_symbol(op, dtype, result), "void", ["ptr", "ptr", "i64", "i64"])
+    f = Function(_symbol(op, dtype, result, streams), "void", ["ptr", "ptr", "i64", "i64"])
     begin, end = f.params[2:]
     if element.kind == "complex" and op == "prod":
         _elements(f, element, written, op, 1, begin, end, intrinsics)
@@ -94,13 +98,31 @@ def reduce_text(op: str, dtype: str, result: str) -> str:
         scale = 2 if element.kind == "complex" else 1
         first, last = begin * scale, end * scale
         middle = last - (last - first) % lanes
-        _elements(f, element, written, op, lanes, first, middle, intrinsics)
+        if streams and not lanes * written.nbytes % STREAM_ALIGNMENT:
+            start = _where_aligned(f, first * written.nbytes, first, middle)
+            _elements(f, element, written, op, lanes, first, start, intrinsics)
+            _elements(f, element, written, op, lanes, start, middle, intrinsics, streams)
+            # Such stores are not ordered by the release that says a unit is done.
+            f.do("fence seq_cst")
+        else:
+            _elements(f, element, written, op, lanes, first, middle, intrinsics)
         _elements(f, element, written, op, 1, middle, last, intrinsics)
-    return "\n".join([*intrinsics, f.text()])
+    return "\n".join([*intrinsics, f.text(), STREAM_METADATA])
 
 
-def _symbol(op: str, dtype: str, result: str) -> str:
-    return f"reduce_{op}_{dtype}" + (f"_{result}" if result != dtype else "")
+def _where_aligned(f: Function, offset: Value, first: Value, middle: Value) -> Value:
+    """`first` if all outputs are aligned there, else `middle`."""
+    args, sizes = f.params[:2]
+    inputs, outputs = f.load("i64", sizes), f.load("i64", sizes, 8)
+    odd = f.var("i64", offset)
+    with f.range(inputs, inputs + outputs) as i:
+        odd.set(odd.get() | f.load("i64", args, i * 8))
+    return f.select((odd.get() % STREAM_ALIGNMENT).equals(0), first, middle)
+
+
+def _symbol(op: str, dtype: str, result: str, streams: bool) -> str:
+    written = f"_{result}" if result != dtype else ""
+    return f"reduce_{op}_{dtype}{written}{'_streams' if streams else ''}"
 
 
 def _combiner(op: str, kind: str) -> str | None:
@@ -119,6 +141,7 @@ def _elements(
     begin: Value,
     end: Value,
     intrinsics: dict[str, None],
+    streams: bool = False,
 ) -> None:
     """Reduce the elements [begin, end), `lanes` at a time."""
     args, sizes = f.params[:2]
@@ -142,7 +165,7 @@ def _elements(
         with f.range(inputs, inputs + outputs) as i:
             address = f.at(f.load("ptr", args, i * 8), index * (written.nbytes * reals))
             for r, variable in enumerate(total):
-                _write(f, written, lanes, variable.get(), address, r * written.nbytes)
+                _write(f, written, lanes, variable.get(), address, r * written.nbytes, streams)
 
 
 def _make_combiner(
@@ -180,13 +203,22 @@ def _read(f: Function, element: _Element, lanes: int, address: Value, offset: in
 
 
 def _write(
-    f: Function, element: _Element, lanes: int, value: Value, address: Value, offset: int
+    f: Function,
+    element: _Element,
+    lanes: int,
+    value: Value,
+    address: Value,
+    offset: int,
+    streams: bool,
 ) -> None:
     if element.stored == "half":
         value = f.convert("fptrunc", value, _vector("half", lanes))
     elif element.stored == "i16" and element.carried == "float":
         value = round_to_bfloat(f, value, lanes)
-    f.store(value, address, offset, align=element.nbytes)
+    if streams:
+        f.stream(value, f.at(address, offset))
+    else:
+        f.store(value, address, offset, align=element.nbytes)
 
 
 def round_to_bfloat(f: Function, value: Value, lanes: int) -> Value:

@@ -21,6 +21,10 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+# What vectors that are written past the caches must be aligned to, and how they are marked.
+STREAM_ALIGNMENT = 64
+STREAM_METADATA = "!900 = !{i32 1}"
+
 _FLOATS = ("half", "bfloat", "float", "double")
 
 
@@ -223,6 +227,11 @@ class Function:
         suffix = f", align {align}" if align else ""
         address = self.at(pointer, offset)
         self.do(f"store {value.type} {value.text}, ptr {address.text}{suffix}")
+
+    def stream(self, value: Value, pointer: Value) -> None:
+        """Write a vector past the caches; the place is a multiple of `STREAM_ALIGNMENT`."""
+        how = f"align {STREAM_ALIGNMENT}, !nontemporal !900"
+        self.do(f"store {value.type} {value.text}, ptr {pointer.text}, {how}")
 
     def atomic_load(self, type: str, pointer: Value, offset: int, order: str = "acquire") -> Value:
         """Read a value that other threads write."""

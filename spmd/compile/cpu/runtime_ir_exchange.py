@@ -9,7 +9,7 @@ whatever thread does it.
 from __future__ import annotations
 
 from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     DEVICE_COUNT,
     MISMATCH,
@@ -33,13 +33,20 @@ _ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _PERMUTE, _ALL_GATHER, _ALL_TO_ALL = r
 
 def exchange_texts() -> list[str]:
     """The functions of the collectives."""
-    functions = (_gather_groups(), _reduce_units(), _scatter_units(), _copy_units(), _collective())
-    return [f.text() for f in functions]
+    functions = (
+        _gather_groups(),
+        _reduce_units(),
+        _scatter_units(),
+        _stream_copy(),
+        _copy_units(),
+        _collective(),
+    )
+    return [*(f.text() for f in functions), STREAM_METADATA]
 
 
 def _fields(f: Function, step: Value) -> dict[str, Value]:
-    names = "kind block rows size groups kernel elements root cost_ps members_at sources_at".split()
-    return {name: field(f, step, i) for i, name in enumerate(names)}
+    names = "kind block rows size groups kernel elements root cost_ps members_at sources_at streams"
+    return {name: field(f, step, i) for i, name in enumerate(names.split())}
 
 
 def _gather_groups() -> Function:
@@ -138,6 +145,22 @@ def _scatter_units() -> Function:
     return f
 
 
+def _stream_copy() -> Function:
+    """stream_copy(to, from, bytes): a copy that leaves the caches alone."""
+    f = Function("stream_copy", "void", ["ptr", "ptr", "i64"], internal=True)
+    to, origin, nbytes = f.params
+    odd = f.convert("ptrtoint", to, "i64") % STREAM_ALIGNMENT
+    streamed = f.select(odd.equals(0), nbytes - nbytes % (4 * STREAM_ALIGNMENT), 0)
+    with f.range(0, streamed, 4 * STREAM_ALIGNMENT) as at:
+        vector = f.load(f"<{STREAM_ALIGNMENT} x i32>", f.at(origin, at), align=1)
+        f.stream(vector, f.at(to, at))
+    # Such stores are not ordered by the release that says a unit is done.
+    f.do("fence seq_cst")
+    rest = nbytes - streamed
+    f.call("memmove", "ptr", f.at(to, streamed), f.at(origin, streamed), rest)
+    return f
+
+
 def _copy_units() -> Function:
     """Pool body of the collectives that only move data: unit = (group, receiving member, piece)."""
     f = Function("copy_units", "void", ["ptr", "i64", "i64"], internal=True)
@@ -165,7 +188,11 @@ def _copy_units() -> Function:
                 it.otherwise()
                 origin = f.load("ptr", row, sender.get() * 8)
                 place = f.select(kind.equals(_ALL_TO_ALL), r * size + member, r)
-                f.call("memmove", "ptr", to, f.at(origin, place * block + offset), length)
+                start = f.at(origin, place * block + offset)
+                with f.if_else(of["streams"].differs(0)) as how:
+                    f.call("stream_copy", "void", to, start, length)
+                    how.otherwise()
+                    f.call("memmove", "ptr", to, start, length)
     return f
 
 

@@ -4,6 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from spmd.compile.cpu import encode
+from spmd.compile.cpu.encode import needed_reductions
 from spmd.compile.cpu.program import CollectiveStep, CondStep, CopyStep, Program, Slot, WhileStep
 from spmd.compile.cpu.reduce import OPERATORS, supports
 from spmd.compile.cpu.runner import build_program
@@ -78,7 +80,15 @@ def collective(kind, name, count, groups, rows=1, **more) -> CollectiveStep:
     return CollectiveStep(kind, Slot(0), Slot(1), dtype, count, groups, rows, **more)
 
 
-def exchange(kind, name, count, groups, rows=1, **more):
+def zeros_at(shape, dtype: np.dtype, place: int) -> np.ndarray:
+    """Zeros that begin so many bytes behind a multiple of 64."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    memory = np.zeros(nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + place
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def exchange(kind, name, count, groups, rows=1, place=0, **more):
     """Run one collective on random inputs; give (inputs, outputs) of all devices."""
     rng = np.random.default_rng(count + rows)
     size = len(groups[0])
@@ -88,7 +98,7 @@ def exchange(kind, name, count, groups, rows=1, **more):
     arrays = [
         [
             example(name, (rows, in_cols, count), rng),
-            np.zeros((rows, out_cols, count), dtype_of(name)),
+            zeros_at((rows, out_cols, count), dtype_of(name), place),
         ]
         for _ in range(n)
     ]
@@ -184,6 +194,28 @@ def test_gather_scatter_and_exchange(groups, rows, count, name):
         for j, d in enumerate(group):
             expected = np.stack([inputs[g][:, j] for g in group], axis=1)
             assert_same(outputs[d], expected)
+
+
+@pytest.mark.parametrize("place", [0, 16])
+@pytest.mark.parametrize("name", ["bool", "int8", "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
+def test_writing_past_the_caches_changes_nothing(
+    kind: str, name: str, place: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Aligned outputs, odd rows behind them, and outputs that are not aligned at all."""
+    op = {"op": "sum"} if kind in ("all_reduce", "reduce_scatter") else {}
+    for count, rows in ((20_000, 1), (1111, 3)):
+        case = (kind, name, count, ((0, 2), (3, 1)), rows, place)
+        _, usual = exchange(*case, **op)
+        with monkeypatch.context() as patch:
+            patch.setattr(encode, "STREAM_FROM_BYTES", 0)
+            step = collective(*case[:5], **op)
+            assert [r[-1] for r in needed_reductions(Program((1, 1), (step,), 4))] == [True] * len(
+                op
+            )
+            _, streamed = exchange(*case, **op)
+        for a, b in zip(usual, streamed, strict=True):
+            assert a.tobytes() == b.tobytes()
 
 
 @pytest.mark.parametrize("count", [1, 40_000])
