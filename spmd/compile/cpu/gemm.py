@@ -402,7 +402,7 @@ class _Planner:
             render(block_epilogue(p.epilogue, rows, width, self.c_row), target, tiles=False)
             for width in widths
         ]
-        self.use("finish", FINISH, finish_text())
+        self.use("finish", FINISH, finish_text(self.vectors.attributes))
         self.functions["epilogue_0"] = made[0].symbol
         self.functions["epilogue_1"] = made[-1].symbol
         self.epilogues += made
@@ -512,12 +512,12 @@ class _Planner:
             sizes |= found
         elif p.a.column == 1:
             row = (kc * nbytes + _SLACK) // 64 * 64 + 64
-            self.use("lay_a", LAY_A, lay_a_text())
+            self.use("lay_a", LAY_A, lay_a_text(self.vectors.attributes))
             self.pack("pack_a", p.a.dtype, "copy")
             sizes["at_a"] = self.reserve(mc * row)
             sizes |= {"whole_a": AS_ROWS, "tile_a": row, "tile_a_row": row, "tile_a_k": nbytes}
         else:
-            self.use("lay_a", LAY_A, lay_a_text())
+            self.use("lay_a", LAY_A, lay_a_text(self.vectors.attributes))
             self.pack("pack_a", p.a.dtype, "copy" if p.a.row == 1 else "gather")
             sizes["whole_a"] = ALL_PANELS if p.a.row == 1 else BY_PANELS
             sizes["at_a"] = self.reserve(mc * kc * nbytes)
@@ -531,7 +531,7 @@ class _Planner:
             sizes |= {"tile_b": sizes["b_col"], "tile_b_k": sizes["b_k"]}
             return
         way = _way(p.b)
-        self.use("lay_b", LAY_B, lay_b_text())
+        self.use("lay_b", LAY_B, lay_b_text(self.vectors.attributes))
         self.pack("pack_b", p.b.dtype, way)
         sizes["whole_b"] = int(way == "copy")
         sizes["at_b"] = self.reserve(-(-nb // nr) * nr * kc * nbytes)

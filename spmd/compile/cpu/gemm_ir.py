@@ -49,8 +49,12 @@ class Vectors:
 
     @property
     def attributes(self) -> str:
-        """Attributes of functions that compute with these vectors."""
-        return f'nounwind "prefer-vector-width"="{8 * self.nbytes_of_vector}"'
+        """Attributes of functions that compute with these vectors: those of kernels.
+
+        LLVM's tables for a processor depend on them, and take as long to make as a small module.
+        """
+        bits = 8 * self.nbytes_of_vector
+        return f'nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
 
     @property
     def symbol(self) -> str:

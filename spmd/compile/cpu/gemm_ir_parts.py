@@ -79,9 +79,9 @@ _LAY_PARAMS = ["ptr", "ptr", "ptr", "i64", "i64"]
 
 
 @cache
-def lay_b_text() -> str:
+def lay_b_text(attributes: str) -> str:
     """The module that packs columns of B into panels as wide as a tile."""
-    f = Function(LAY_B, "ptr", _LAY_PARAMS)
+    f = Function(LAY_B, "ptr", _LAY_PARAMS, attributes=attributes)
     of = Sizes(f, f.params[0])
     _, source, scratch, columns, depth = f.params
     target, function = f.at(scratch, of["at_b"]), of["pack_b"]
@@ -99,9 +99,9 @@ def lay_b_text() -> str:
 
 
 @cache
-def lay_a_text() -> str:
+def lay_a_text(attributes: str) -> str:
     """The module that packs rows of A: as rows, or into panels as high as a tile."""
-    f = Function(LAY_A, "ptr", _LAY_PARAMS)
+    f = Function(LAY_A, "ptr", _LAY_PARAMS, attributes=attributes)
     of = Sizes(f, f.params[0])
     _, source, scratch, count, depth = f.params
     target, function = f.at(scratch, of["at_a"]), of["pack_a"]
@@ -148,13 +148,14 @@ def tiles_text(v: Vectors) -> str:
 
 
 @cache
-def finish_text() -> str:
+def finish_text(attributes: str) -> str:
     """The module that runs an epilogue's kernel on finished rows of a block of C.
 
     Its parameters: the arguments and numbers of the product, the kernel, the rows of C and how
     many, and their place along rows, columns and the batch dims.
     """
-    f = Function(FINISH, "void", ["ptr", "ptr", "i64", "ptr", *["i64"] * 6])
+    params = ["ptr", "ptr", "i64", "ptr", *["i64"] * 6]
+    f = Function(FINISH, "void", params, attributes=attributes)
     args, sizes, kernel, c, rows, *places = f.params
     of = Sizes(f, sizes)
     arguments = f.stack_bytes((of["arguments"] + 1) * 8)

@@ -87,6 +87,21 @@ def is_fusible(eqn: Eqn) -> bool:
     return can_lower(eqn)
 
 
+def _all_fusible(eqns: Sequence[Eqn]) -> list[bool]:
+    """`is_fusible` of each equation; those without parameters that are alike are asked for once."""
+    known: dict[Any, bool] = {}
+    found = []
+    for eqn in eqns:
+        if eqn.params or eqn.effects or len(eqn.outvars) != 1:
+            found.append(is_fusible(eqn))
+            continue
+        key = (eqn.prim, eqn.outvars[0].aval, *[v.aval for v in eqn.invars])
+        if key not in known:
+            known[key] = is_fusible(eqn)
+        found.append(known[key])
+    return found
+
+
 def _can_reduce(eqn: Eqn) -> bool:
     operand = eqn.invars[0].aval
     kernel = storage_dtype(operand.dtype) or ""
@@ -125,14 +140,19 @@ class Group:
         self.inner: tuple[int, ...] | None = None
         self.key: Any = None  # what `merge` compares, once the group is finished
         self.sizes = list(eqn.outvars[0].aval.shape)
-        self.index[eqn.outvars[0]] = tuple(dim(d, s) for d, s in enumerate(self.sizes))
+        # The root's index, which most members have; None if the space has dims that it lacks.
+        self.first: Index | None = tuple([dim(d, s) for d, s in enumerate(self.sizes)])
+        self.shape = eqn.outvars[0].aval.shape
+        self.index[eqn.outvars[0]] = self.first
         # The space dims that have anything to count, and the outer ones among them.
         self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
         self.points = self.whole
 
     def open_rows(self, inner: Sequence[int], more: Sequence[int] = ()) -> None:
         """Let some dims be the inner ones; `more` are the sizes of dims to add before."""
-        self.sizes.extend(more)
+        if more:
+            self.sizes.extend(more)
+            self.first = None
         self.inner = tuple(inner)
         self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
         self.points = self.whole - frozenset(self.inner)
@@ -163,7 +183,11 @@ class _Fuser:
         for k, eqn in enumerate(self.eqns):
             for v in dict.fromkeys(eqn.invars):
                 self.users.setdefault(v, []).append(k)
-        self.fusible = [is_fusible(eqn) for eqn in self.eqns]
+        self.fusible = _all_fusible(self.eqns)
+        # Members that read their operands at their own index.
+        self.plain = [
+            k and is_elementwise(e.prim.name) for k, e in zip(self.fusible, self.eqns, strict=True)
+        ]
         self.group_of: dict[int, Group] = {}
         self.reach = Reach(self.eqns, self.users, self.group_of)
         self.needed: set[Any] = {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
@@ -218,14 +242,18 @@ class _Fuser:
         refused: set[int],
     ) -> None:
         """Ask for the operands of a new member."""
-        eqn = self.eqns[k]
+        eqn, plain = self.eqns[k], self.plain[k]
         (out,) = eqn.outvars
+        everywhere = (group.index[out], *group.again.get(out, ()))
         for position, atom in enumerate(eqn.invars):
             maker = None if isinstance(atom, Literal) else self.makers.get(atom)
             if maker is None or not self.fusible[maker]:
                 continue
-            for at in (group.index[out], *group.again.get(out, ())):
-                index = self.index_of_operand(group, eqn, position, at)
+            for at in everywhere:
+                if plain:
+                    index = at if atom.aval.shape else ()
+                else:
+                    index = self.index_of_operand(group, eqn, position, at)
                 if index is None:
                     refused.add(maker)
                 elif index not in wanted.setdefault(maker, []):
@@ -272,6 +300,8 @@ class _Fuser:
             return False
         eqn, index = self.eqns[k], indices[0]
         out = eqn.outvars[0]
+        # Each point of the space wants an element of its own, as of the root: nothing is repeated.
+        once = len(indices) == 1 and index is group.first and out.aval.shape == group.shape
         outside = self.outside_users(group, out)
         if len(indices) > MAX_INDICES:
             return False
@@ -281,16 +311,16 @@ class _Fuser:
             operand_index(eqn, at, group.sizes) is None for at in indices
         ):
             return False
-        if not (free or self.is_cheap_at(group, eqn, indices)):
+        if not (free or once or self.is_cheap_at(group, eqn, indices)):
             return False
-        if group.inner is None and dims_of(index) < group.whole:
+        if not once and group.inner is None and dims_of(index) < group.whole:
             opening = self.reduction_behind(group, eqn, index)
             if opening is not None:
                 self.open_rows(group, *opening)
         if eqn.prim.name in REDUCTIONS:
             if not self.fits_rows(group, eqn, index):
                 return False
-        elif not free and any(self.repeats_work(group, eqn, at) for at in indices):
+        elif not (free or once) and any(self.repeats_work(group, eqn, at) for at in indices):
             return False
         if shared and not free:
             storable = [at for at in indices if self.can_store(group, out, at)]

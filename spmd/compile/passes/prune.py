@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, TypeAlias
 
-from spmd.core.ir import ClosedJaxpr, Eqn, Var
+from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.rewrite import dce, prune_consts
 from spmd.core.util import split_list
 
@@ -20,16 +20,15 @@ Rule: TypeAlias = Callable[[Eqn, list[bool]], Eqn]
 def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Drop equations, results and constants that neither outputs nor effects need."""
     jaxpr = closed.jaxpr
-    needed: set[Any] = {v for v in jaxpr.outvars if isinstance(v, Var)}
+    needed: set[Any] = set(jaxpr.outvars)
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
-        used = [v in needed for v in eqn.outvars]
-        if not (any(used) or eqn.effects):
+        if needed.isdisjoint(eqn.outvars) and not eqn.effects:
             continue
         rule = RULES.get(eqn.prim.name)
-        smaller = eqn if rule is None else rule(eqn, used)
+        smaller = eqn if rule is None else rule(eqn, [v in needed for v in eqn.outvars])
         kept.append(smaller)
-        needed.update(v for v in smaller.invars if isinstance(v, Var))
+        needed.update(smaller.invars)  # literals do no harm
     return prune_consts(ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts))
 
 

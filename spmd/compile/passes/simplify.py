@@ -70,7 +70,7 @@ class _Simplifier:
         """What a rule says that the equation is equal to."""
         rule = self.rules.get(eqn.prim.name)
         found = rule(self.writer, eqn, ins) if rule is not None else None
-        if found is None and is_elementwise(eqn.prim.name):
+        if found is None and eqn.outvars[0].aval.shape and is_elementwise(eqn.prim.name):
             found = self.strip_broadcasts(eqn, ins)
         if found is None or not same_type(found.aval, eqn.outvars[0].aval):
             return None
@@ -93,8 +93,8 @@ class _Simplifier:
 
     def strip_broadcasts(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         """Let an elementwise equation read scalars directly instead of their broadcasts."""
-        bare = [self.scalar_behind(a) for a in ins]
-        if all(b is None for b in bare):
+        bare = [self.scalar_behind(a) if a.aval.shape else None for a in ins]
+        if not any(bare):  # variables and literals are true
             return None
         if eqn.prim is add_any_p:
             eqn = eqn.replace(prim=add_p)  # which takes scalars
