@@ -160,7 +160,7 @@ class _Code:
     """What the steps of a program call: small loops, by the id of their step, and symbols."""
 
     loops: dict[int, LoopCode]
-    addresses: dict[str, int]
+    addresses: Mapping[str, int]
 
     def address(self, kernel: Kernel) -> int:
         return self.addresses[_rendering(kernel).symbol]
@@ -185,7 +185,7 @@ def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     contracted = [_contracting(callee) for callee in callees if isinstance(callee, Contraction)]
     written = dict.fromkeys(text for plan in (*plans, *packed, *contracted) for text in plan.texts)
     written |= dict.fromkeys(loop.text for loop in loops.values())
-    addresses = {}
+    addresses: Mapping[str, int] = {}
     if texts or written:
         addresses = compile_texts(list(texts), optimized=list(written))
     return _Code(loops, addresses)

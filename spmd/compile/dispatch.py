@@ -23,7 +23,6 @@ from spmd.compile.deferred import (
     mapcall,
     meshprogram,
     multidevice,
-    pipeline,
 )
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
@@ -238,7 +237,7 @@ def _one_equation(
     params: dict[str, Any],
 ) -> Executable:
     """The executable of a program that is one equation."""
-    return pipeline.compile_jaxpr(_jaxpr_of_one(prim, avals, expected, params))
+    return executable.compile_jaxpr(_jaxpr_of_one(prim, avals, expected, params))
 
 
 def _jaxpr_of_one(

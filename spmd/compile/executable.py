@@ -12,33 +12,18 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import Block, alloc
 from spmd.compile.cpu.encode import StepsById
-from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE
 from spmd.compile.cpu.runner import NativeProgram
+from spmd.compile.deferred import building, pipeline
 from spmd.compile.identity import identity
-from spmd.compile.lower import (  # noqa: F401  (they declare rules)
-    callback,
-    collective,
-    control,
-    conv,
-    kernels,
-    product,
-    reduce_window,
-    sort,
-)
-from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Schedule
-from spmd.compile.memory import Plan, plan_program, takes
-from spmd.compile.prepack import prepack
 from spmd.compile.queued import (
     Operands,
     belongs_in_queue,
@@ -53,6 +38,10 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
+
+if TYPE_CHECKING:
+    from spmd.compile.lower.schedule import Schedule
+    from spmd.compile.memory import Plan
 
 # References that an array's own block has while `take` looks at it: the array's slot, the
 # local variable and getrefcount's argument.
@@ -103,18 +92,18 @@ class Executable:
         """The steps of the program over buffers."""
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return prepack(lower(self._optimise(closed)), prefers_packed)
+        return building.make_schedule(self._optimise(closed))
 
     @cached_property
     def plan(self) -> Plan:
         """Where the buffers lie."""
-        return plan_program(self.schedule, self.donated, available_cores())
+        return building.plan_program(self.schedule, self.donated, available_cores())
 
     def _compile(self, key: str | None) -> None:
         schedule, plan = self.schedule, self.plan
         self.arena = plan.arena
-        self.takes = takes(schedule, plan, self.donated)
-        self.native = assemble(schedule, plan, takes=self.takes).native
+        self.takes = building.takes(schedule, plan, self.donated)
+        self.native = building.assemble(schedule, plan, takes=self.takes).native
         self._consts = [constant(value, aval) for _, (value, aval) in schedule.consts]
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
@@ -137,7 +126,7 @@ class Executable:
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""
-        return assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
+        return building.assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
@@ -205,6 +194,20 @@ class Executable:
     def as_text(self) -> str:
         """The steps of the program."""
         return str(self.schedule)
+
+
+def compile_jaxpr(
+    closed: ClosedJaxpr, donated: Sequence[bool] = (), optimised: ClosedJaxpr | None = None
+) -> Executable:
+    """The executable of a closed jaxpr; `donated` says which inputs it may overwrite.
+
+    `optimised` is what the passes made of it, if they have run.
+    """
+
+    def optimise(closed: ClosedJaxpr) -> ClosedJaxpr:
+        return pipeline.run_passes(closed) if optimised is None else optimised
+
+    return Executable(closed, optimise, donated)
 
 
 # ---- arguments ---------------------------------------------------------------------------------

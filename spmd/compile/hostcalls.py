@@ -1,4 +1,4 @@
-"""Host steps on disk: a primitive without native code is found again in the traced program.
+"""Host steps: what runs a primitive without native code, and how it is kept on disk.
 
 The one idea: what a host step runs is an equation that the user's program had before any pass, and
 a process that loads an image has traced that program. So an image keeps the number of the equation,
@@ -14,8 +14,34 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spmd.compile.identity import eqn_text
-from spmd.compile.lower.lowering import HostCall
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, subjaxprs
+from spmd.core.primitive import Primitive
+
+
+class HostCall:
+    """Runs a primitive's `impl` over NumPy.
+
+    Each operand is (True, the number of an input) or (False, its value).
+    """
+
+    __slots__ = ("_impl", "params", "prim", "slots")
+
+    def __init__(
+        self, prim: Primitive, params: dict[str, Any], slots: tuple[tuple[bool, Any], ...]
+    ):
+        self.prim, self.params, self.slots = prim, params, slots
+        self._impl = prim.rule("impl")
+
+    def __call__(self, device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
+        operands = [inputs[value] if given else value for given, value in self.slots]
+        with np.errstate(all="ignore"):
+            found = self._impl(np, *operands, **self.params)
+        values = found if self.prim.multiple else [found]
+        for target, value in zip(outputs, values, strict=True):
+            target[...] = value
+
+
+# ---- on disk -----------------------------------------------------------------------------------
 
 # The number of the equation; for each operand the number of the input that it is, or an array.
 Kept: TypeAlias = tuple[int, tuple[Any, ...]]

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.executable import Executable
-from spmd.compile.multidevice import evaluate_map, mesh_executable
-from spmd.compile.passes.inline import inline_calls
-from spmd.compile.pipeline import compile_jaxpr
+from spmd.compile.deferred import multidevice, pipeline
+from spmd.compile.executable import Executable, compile_jaxpr
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
 from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
@@ -31,7 +29,7 @@ def compile_program(
     """
     with collector_paused():
         if _is_one_map(closed):
-            flat = inline_calls(closed)
+            flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
         return compile_jaxpr(closed, donated, optimised)
@@ -64,7 +62,7 @@ class MeshProgram:
         self.out_avals = tuple(closed.out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.params: dict[str, Any] = eqn.params
-        self.executable = mesh_executable(**eqn.params)
+        self.executable = multidevice.mesh_executable(**eqn.params)
         arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
@@ -92,7 +90,7 @@ class MeshProgram:
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = evaluate_map(self.params, operands, self.takes, self.executable)
+        outs = multidevice.evaluate_map(self.params, operands, self.takes, self.executable)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,27 +21,16 @@ from spmd.collectives.overlapped import overlaps
 from spmd.collectives.schedule import Schedule, agree, axis_text, schedule_of
 from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.flight import COMPILING, FLIGHT
-from spmd.compile.assemble import assemble
 from spmd.compile.cpu.allocator import alloc
 from spmd.compile.cpu.encode import StepsById
-from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE, Job
 from spmd.compile.cpu.runner import NativeProgram
+from spmd.compile.deferred import building, pipeline
 from spmd.compile.executable import constant, pointer, take
 from spmd.compile.identity import identity
-from spmd.compile.lower.collective import PerDevice, Topology
-from spmd.compile.lower.lowering import Lowering, lower, rule
-from spmd.compile.lower.schedule import Host
-from spmd.compile.lower.schedule import Schedule as Steps
-from spmd.compile.memory import Plan, plan_program, takes
 from spmd.compile.mesh_nans import check_mesh_nans
-from spmd.compile.overlap import WORTH_SECONDS, overlap_exchanges, summary
-from spmd.compile.passes.simplify import simplify
-from spmd.compile.passes.substitute import Pass
-from spmd.compile.pipeline import PASSES, PASSES_ACROSS, PASSES_OVERLAPPED, Report, run_passes
-from spmd.compile.prepack import prepack
 from spmd.compile.queued import (
     Operands,
     belongs_in_queue,
@@ -50,17 +39,23 @@ from spmd.compile.queued import (
     same_memory,
     take_queued,
 )
+from spmd.compile.topology import PerDevice, Topology
 from spmd.core.aval import ShapedArray
 from spmd.core.config import config
 from spmd.core.device import process_index
 from spmd.core.errors import ShardingError
-from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.source import current_source
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.shard_map_rules import whole_aval
 from spmd.sharding.spec import Mesh, PartitionSpec
+
+if TYPE_CHECKING:
+    from spmd.compile.lower.schedule import Schedule as Steps
+    from spmd.compile.memory import Plan
+    from spmd.compile.passes.substitute import Pass
 
 _known: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
 _known = weakref.WeakKeyDictionary()
@@ -134,7 +129,6 @@ class MeshExecutable:
         self.undecided: Schedule | None = None
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
         self._closed = weakref.ref(closed)
-        self.passes: Sequence[Pass] = PASSES
         self.exchanges: list[str] = []  # what became of collectives, in words
         if self.topology.is_spread:
             self.schedule = self._lowered(self._passes_across(closed, name))
@@ -153,6 +147,13 @@ class MeshExecutable:
         self._report = bytes(8 * (1 + len(self.devices)))
         self._pack = struct.Struct(f"{self.native.frame_words}q").pack
 
+    @property
+    def passes(self) -> Sequence[Pass]:
+        """What its jaxpr goes through."""
+        if not self.topology.is_spread:
+            return pipeline.PASSES
+        return pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
+
     def _image_key(self, closed: ClosedJaxpr) -> str | None:
         """The name of the program's image. An axis without a name is only told from others."""
         axes = enumerate(self.topology.sizes.items())
@@ -161,11 +162,10 @@ class MeshExecutable:
 
     def _passes_across(self, closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
         """The optimised jaxpr; its schedule and origins are noted."""
-        report = Report()
+        report = pipeline.Report()
         names, sizes = closed.jaxpr.arg_names, self.topology.sizes
-        self.passes = PASSES_OVERLAPPED if self.topology.overlaps else PASSES_ACROSS
-        final = run_passes(closed, report, self.passes)
-        simple = report.jaxprs[simplify.__name__]
+        final = pipeline.run_passes(closed, report, self.passes)
+        simple = report.jaxprs[pipeline.simplify.__name__]
         traced = ClosedJaxpr(simple.jaxpr.replace(arg_names=names), simple.consts)
         extent = ", ".join(f"{axis_text(axis)}: {size}" for axis, size in sizes.items())
         ranks = ", ".join(map(str, self.topology.processes))
@@ -179,7 +179,7 @@ class MeshExecutable:
 
     def _summarise(self, name: str) -> None:
         """Note, and say under `log_compiles`, what became of the collectives."""
-        self.exchanges = summary(self._traced, self.schedule.steps)
+        self.exchanges = building.summary(self._traced, self.schedule.steps)
         if config.log_compiles or "1" in config.debug:
             for text in self.exchanges:
                 print(f"spmd: {name}: {text}", file=sys.stderr)
@@ -194,12 +194,7 @@ class MeshExecutable:
             self.undecided = None
 
     def _lowered(self, closed: ClosedJaxpr) -> Steps:
-        steps = lower(closed, self.topology)
-        if self.topology.overlaps:
-            # Before anything looks at this machine: all ranks must come to the same order.
-            worth = 0.0 if config.overlap == "always" else WORTH_SECONDS
-            steps = overlap_exchanges(steps, worth)
-        steps = prepack(steps, prefers_packed)
+        steps = building.make_schedule(closed, self.topology)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         return steps
 
@@ -208,7 +203,7 @@ class MeshExecutable:
         """The steps of the program over buffers."""
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return self._lowered(run_passes(closed))
+        return self._lowered(pipeline.run_passes(closed))
 
     @cached_property
     def plan(self) -> Plan:
@@ -216,12 +211,12 @@ class MeshExecutable:
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
         # Which arguments will be donated is not known yet: any may be.
-        return plan_program(self.schedule, [True] * len(self.piece_avals), threads)
+        return building.plan_program(self.schedule, [True] * len(self.piece_avals), threads)
 
     def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
         schedule, count = self.schedule, len(self.devices)
         self.arena = self.plan.arena
-        self.native = assemble(schedule, self.plan, count).native
+        self.native = building.assemble(schedule, self.plan, count).native
         self._consts = [_on_each(v, count) for _, v in schedule.consts]
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
@@ -239,12 +234,12 @@ class MeshExecutable:
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""
-        native = assemble(self.schedule, self.plan, len(self.devices)).native
+        native = building.assemble(self.schedule, self.plan, len(self.devices)).native
         return native.encoded.steps
 
     def takes(self, donated: Sequence[bool]) -> dict[int, int]:
         """For outputs that may be written over a donated input: which one."""
-        return takes(self.schedule, self.plan, donated) if any(donated) else {}
+        return building.takes(self.schedule, self.plan, donated) if any(donated) else {}
 
     def const_pointers(self, device: int) -> list[int]:
         """The addresses of one local device's constants."""
@@ -420,17 +415,3 @@ def _forward(x: Any, aval: ShapedArray, place: SingleDeviceSharding) -> Array:
     block = alloc(aval.nbytes)
     block.view(aval.shape, aval.dtype)[...] = x
     return from_memory(block.address, block, aval, place)
-
-
-@rule("shard_map")
-def shard_map(lowering: Lowering, eqn: Eqn) -> None:
-    """Inside a program of one device: a call of the mesh's program."""
-    executable = mesh_executable(**eqn.params)
-
-    def run(device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        for target, value in zip(outputs, executable(inputs), strict=True):
-            target[...] = value._value()
-
-    ins = tuple((lowering.ref(a), a.aval) for a in eqn.invars)
-    outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
-    lowering.steps.append(Host(run, ins, outs, f"shard_map {eqn.params['name']}", eqn.source))

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spmd.compile.executable import Executable
 from spmd.compile.passes.attach import attach_epilogues
 from spmd.compile.passes.combine import bucket_psums, combine_psums
 from spmd.compile.passes.fuse import fuse
@@ -79,13 +78,3 @@ def _look(closed: ClosedJaxpr, name: str) -> None:
         check_jaxpr(closed, after=name)
     if "3" in config.debug:
         print(f"spmd: after {name}:\n{closed}", file=sys.stderr)
-
-
-def compile_jaxpr(
-    closed: ClosedJaxpr, donated: Sequence[bool] = (), optimised: ClosedJaxpr | None = None
-) -> Executable:
-    """The executable of a closed jaxpr; `donated` says which inputs it may overwrite.
-
-    `optimised` is what the passes made of it, if they have run.
-    """
-    return Executable(closed, run_passes if optimised is None else lambda _: optimised, donated)

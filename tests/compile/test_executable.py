@@ -11,9 +11,9 @@ import spmd
 from spmd import lax
 from spmd.api import jit, make_jaxpr
 from spmd.compile import pipeline
+from spmd.compile.executable import compile_jaxpr
 from spmd.compile.lower.schedule import Copy, Host, Launch, Loop, Multiply
 from spmd.compile.memory import plan_memory
-from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.errors import DeletedError
 from spmd.sharding.array import from_numpy
 

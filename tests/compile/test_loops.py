@@ -14,8 +14,7 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.compile import loops
 from spmd.compile.cpu.program import ForStep, KernelStep, WhileStep, walk
-from spmd.compile.executable import Executable
-from spmd.compile.pipeline import compile_jaxpr
+from spmd.compile.executable import Executable, compile_jaxpr
 
 F32 = np.float32
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from spmd import lax
+from spmd.compile.executable import compile_jaxpr
 from spmd.compile.lower.elementwise import ENTRIES
 from spmd.compile.lower.expression import REDUCTIONS, SCANS
 from spmd.compile.lower.index import MOVES
 from spmd.compile.lower.lowering import ALIASES, RULES
 from spmd.compile.lower.schedule import Host
-from spmd.compile.pipeline import compile_jaxpr
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.config import config

@@ -9,7 +9,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.cpu.program import CallbackStep, walk
-from spmd.compile.pipeline import compile_jaxpr
+from spmd.compile.executable import compile_jaxpr
 
 CASES = [
     ((5,), [(0, 0, 1)]),

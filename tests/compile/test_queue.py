@@ -22,7 +22,7 @@ from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile import queued, queuedcall
 from spmd.compile.cpu import queue, runner
 from spmd.compile.cpu.queue import QUEUE
-from spmd.compile.pipeline import compile_jaxpr
+from spmd.compile.executable import compile_jaxpr
 from spmd.errors import CollectiveError, DeletedError
 from spmd.sharding import PartitionSpec as P
 from spmd.sharding.pending import Pending

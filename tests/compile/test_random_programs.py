@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from spmd.compile import memory
+from spmd.compile.executable import compile_jaxpr
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.lower.inplace import group_kernel
-from spmd.compile.pipeline import PASSES, compile_jaxpr, run_passes
+from spmd.compile.pipeline import PASSES, run_passes
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import Literal
 from tests.compile.programs import by_impl, random_program

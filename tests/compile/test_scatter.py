@@ -11,10 +11,10 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd.compile.cpu.program import CopyStep, KernelStep, walk
-from spmd.compile.executable import Executable
+from spmd.compile.executable import Executable, compile_jaxpr
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Launch
-from spmd.compile.pipeline import compile_jaxpr, run_passes
+from spmd.compile.pipeline import run_passes
 from spmd.core.config import config
 
 RNG = np.random.default_rng(3)

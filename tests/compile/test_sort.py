@@ -13,8 +13,8 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.cpu.program import CallbackStep, walk
 from spmd.compile.cpu.sort import MOST_INSERTED
+from spmd.compile.executable import compile_jaxpr
 from spmd.compile.lower.schedule import MOST_KEPT
-from spmd.compile.pipeline import compile_jaxpr
 from spmd.core.config import config
 
 RNG = np.random.default_rng(11)

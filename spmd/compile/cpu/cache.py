@@ -9,6 +9,7 @@ built again. The cache is an accelerator: no failure in here may ever reach the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import tempfile
@@ -39,6 +40,21 @@ def entry_key(*parts: str) -> str:
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
+
+
+@functools.cache
+def source_files() -> tuple[tuple[str, int, int], ...]:
+    """The files of the compiler, by what Python looks at to trust byte code: size and time."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found = []
+    for package in ("core", "lax", "collectives", "sharding", "compile"):
+        for folder, _, _ in os.walk(os.path.join(root, package)):
+            with os.scandir(folder) as files:
+                for file in files:
+                    if file.name.endswith(".py"):
+                        stat = file.stat()
+                        found.append((file.path, stat.st_size, stat.st_mtime_ns))
+    return tuple(sorted(found))
 
 
 class ObjectCache:

@@ -9,9 +9,7 @@ whose object code is gone, or that does not fit, is no image: the program is com
 
 from __future__ import annotations
 
-import functools
 import marshal
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -19,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.cache import entry_key, object_cache
+from spmd.compile.cpu.cache import entry_key, object_cache, source_files
 from spmd.compile.cpu.cores import available_cores
 from spmd.compile.cpu.encode import Encoded
 from spmd.compile.cpu.loader import loader
@@ -129,23 +127,8 @@ def image_key(
     host = loader.host
     settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
     where = (host.cpu, host.features, host.llvm_version, available_cores())
-    tools = (sys.version, np.__version__, _files())
+    tools = (sys.version, np.__version__, source_files())
     return entry_key("image", text, repr((donated, mesh)), repr((settings, where, tools)))
-
-
-@functools.cache
-def _files() -> tuple[tuple[str, int, int], ...]:
-    """The files of the compiler, by what Python looks at to trust byte code: size and time."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = []
-    for package in ("core", "lax", "collectives", "sharding", "compile"):
-        for folder, _, _ in os.walk(os.path.join(root, package)):
-            with os.scandir(folder) as files:
-                for file in files:
-                    if file.name.endswith(".py"):
-                        stat = file.stat()
-                        found.append((file.path, stat.st_size, stat.st_mtime_ns))
-    return tuple(sorted(found))
 
 
 # ---- to and from the disk ----------------------------------------------------------------------

@@ -20,14 +20,14 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from spmd.compile.cpu.cache import entry_key, object_cache
+from spmd.compile.cpu.cache import entry_key, object_cache, source_files
 from spmd.compile.cpu.cores import available_cores
 from spmd.core.config import config
 
@@ -123,7 +123,7 @@ class Loader:
 
     def compile_texts(
         self, texts: Sequence[str], *, optimize: bool = False, optimized: Sequence[str] = ()
-    ) -> dict[str, int]:
+    ) -> dict[str, Address]:
         """Compile and load LLVM IR texts; give the address of every symbol they define.
 
         Equal texts are compiled once. `optimize` runs the few passes that code written with stack
@@ -138,6 +138,28 @@ class Loader:
             if new:
                 self._load_or_compile(new)
             return _merge([self._texts[key] for key in keys.values()])
+
+    def compile_written(self, name: str, write: Callable[[], str]) -> Mapping[str, int]:
+        """Compile and load, as `optimize` does, a text that takes long to write.
+
+        It must depend on nothing but spmd's own files: if these are as they were when the disk got
+        its code, it is not even written.
+        """
+        files = source_files() if object_cache.is_on else ()
+        if not files:
+            return self.compile_texts([write()], optimize=True)
+        host = self.host
+        mark = entry_key(name, repr(files), host.cpu, host.features, host.llvm_version)
+        with self._lock:
+            stored = object_cache.load(mark) or b""
+            if stored.startswith(_MOVED):
+                entry, *symbols = stored[len(_MOVED) :].decode().split()
+                if self._load_entries({entry: symbols}):
+                    return self._loaded[entry]
+        addresses = self.compile_texts([write()], optimize=True)
+        (entry,) = {address.entry for address in addresses.values()}
+        object_cache.store(mark, _MOVED + " ".join([entry, *addresses]).encode())
+        return addresses
 
     def _load_or_compile(self, new: Mapping[Source, str]) -> None:
         """Load texts, by their names; those that are not on the disk are compiled."""
@@ -192,15 +214,18 @@ class Loader:
         False if one of them is not there any more; what is loaded then stays so.
         """
         with self._lock:
-            units = []
-            for key, symbols in entries.items():
-                if key not in self._loaded:
-                    code = object_cache.load(key)
-                    if code is None:
-                        return False
-                    units.append(_Unit(key, symbols, code))
-            self._link(units)
-            return True
+            return self._load_entries(entries)
+
+    def _load_entries(self, entries: Mapping[str, Sequence[str]]) -> bool:
+        units = []
+        for key, symbols in entries.items():
+            if key not in self._loaded:
+                code = object_cache.load(key)
+                if code is None:
+                    return False
+                units.append(_Unit(key, symbols, code))
+        self._link(units)
+        return True
 
     def loaded(self, entry: str) -> Mapping[str, Address]:
         """The symbols that a loaded entry defines, and their addresses."""
@@ -420,8 +445,8 @@ def _unlocked_library(llvm: ModuleType) -> Any:
     return library
 
 
-def _merge(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    merged: dict[str, int] = {}
+def _merge(tables: Sequence[Mapping[str, Address]]) -> dict[str, Address]:
+    merged: dict[str, Address] = {}
     for table in tables:
         for symbol, address in table.items():
             if merged.setdefault(symbol, address) != address:
@@ -429,10 +454,20 @@ def _merge(tables: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return merged
 
 
-__all__ = ["Address", "Host", "Loader", "available_cores", "compile_texts", "host", "loader"]
+__all__ = [
+    "Address",
+    "Host",
+    "Loader",
+    "available_cores",
+    "compile_texts",
+    "compile_written",
+    "host",
+    "loader",
+]
 
 loader = Loader()
 compile_texts = loader.compile_texts
+compile_written = loader.compile_written
 
 
 def host() -> Host:

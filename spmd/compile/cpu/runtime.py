@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spmd.compile.cpu.loader import available_cores, compile_texts
+from spmd.compile.cpu.loader import available_cores, compile_written
 from spmd.compile.cpu.runtime_ir_control import control_texts
 from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
 from spmd.compile.cpu.runtime_ir_execute import execute_texts
@@ -67,7 +67,8 @@ def runtime() -> Runtime:
     return _runtime[0]
 
 
-def _load() -> Runtime:
+def _text() -> str:
+    """The module of the runtime."""
     parts = (
         pool_texts(),
         execute_texts(),
@@ -77,8 +78,11 @@ def _load() -> Runtime:
         rank_texts(),
         queue_texts(),
     )
-    module = "\n".join(text for part in parts for text in part)
-    symbols = compile_texts([module], optimize=True)
+    return "\n".join(text for part in parts for text in part)
+
+
+def _load() -> Runtime:
+    symbols = compile_written("runtime", _text)
     address = ctypes.c_void_p
     run = (ctypes.c_int64, address, address)
     kernel = (None, address, address, address, ctypes.c_int64, ctypes.c_int64)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from spmd.compile.hostcalls import HostCall
 from spmd.compile.lower.schedule import (
     CONST,
     INPUT,
@@ -29,7 +30,6 @@ from spmd.compile.lower.schedule import (
 )
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.primitive import Primitive
 
 Rule: TypeAlias = Callable[["Lowering", Eqn], None]
 Aim: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
@@ -260,26 +260,3 @@ def host(lowering: Lowering, eqn: Eqn) -> None:
     call = HostCall(eqn.prim, eqn.params, tuple(slots))
     effects = bool(eqn.effects)
     lowering.steps.append(Host(call, tuple(read), outs, eqn.prim.name, eqn.source, effects=effects))
-
-
-class HostCall:
-    """Runs a primitive's `impl` over NumPy.
-
-    Each operand is (True, the number of an input) or (False, its value).
-    """
-
-    __slots__ = ("_impl", "params", "prim", "slots")
-
-    def __init__(
-        self, prim: Primitive, params: dict[str, Any], slots: tuple[tuple[bool, Any], ...]
-    ):
-        self.prim, self.params, self.slots = prim, params, slots
-        self._impl = prim.rule("impl")
-
-    def __call__(self, device: int, inputs: list[np.ndarray], outputs: list[np.ndarray]) -> None:
-        operands = [inputs[value] if given else value for given, value in self.slots]
-        with np.errstate(all="ignore"):
-            found = self._impl(np, *operands, **self.params)
-        values = found if self.prim.multiple else [found]
-        for target, value in zip(outputs, values, strict=True):
-            target[...] = value

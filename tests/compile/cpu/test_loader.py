@@ -282,3 +282,33 @@ def test_texts_that_define_one_symbol_are_never_in_one_module(folder, emitted):
     with pytest.raises(ValueError, match="define the symbol 'twice'"):
         Loader().compile_texts([*both, *(constant(f"beside{k}", k) for k in range(20))])
     assert not any(set(both) <= set(module) for module in emitted)
+
+
+# ---- texts that take long to write -------------------------------------------------------------
+
+
+def test_a_text_is_written_once_for_the_files_that_it_depends_on(folder, monkeypatch):
+    written = []
+
+    def write():
+        written.append(1)
+        return helped("long", 5)
+
+    for _ in range(3):
+        assert call(Loader().compile_written("test", write)["long"]) == 5
+    assert len(written) == 1
+    assert call(Loader().compile_texts([write()], optimize=True)["long"]) == 5
+    monkeypatch.setattr(loader_module, "source_files", lambda: (("file", 1, 2),))
+    assert call(Loader().compile_written("test", write)["long"]) == 5
+    monkeypatch.setattr(loader_module, "source_files", lambda: ())  # as in an archive
+    assert [call(Loader().compile_written("test", write)["long"]) for _ in range(2)] == [5, 5]
+    assert len(written) == 5
+
+
+def test_a_text_whose_code_is_gone_is_written_again(folder, emitted):
+    Loader().compile_written("test", lambda: helped("lost", 6))
+    for path in folder.rglob("*.o"):
+        if b"ELF" in path.read_bytes():
+            path.unlink()
+    assert call(Loader().compile_written("test", lambda: helped("lost", 6))["lost"]) == 6
+    assert len(emitted) == 2

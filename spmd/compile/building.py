@@ -1,0 +1,42 @@
+"""The way from an optimised jaxpr to a native program, for programs of which there is no image.
+
+What lowers, renders and plans is imported here, and executables come here through `deferred`: a
+process that finds all its programs on the disk never loads it. That is most of what its first call
+would take.
+"""
+
+from __future__ import annotations
+
+from spmd.compile.assemble import assemble
+from spmd.compile.cpu.gemm import prefers_packed
+from spmd.compile.lower import (  # noqa: F401  (they declare rules)
+    callback,
+    collective,
+    control,
+    conv,
+    kernels,
+    mapped,
+    product,
+    reduce_window,
+    sort,
+)
+from spmd.compile.lower.lowering import lower
+from spmd.compile.lower.schedule import Schedule
+from spmd.compile.memory import plan_program, takes
+from spmd.compile.overlap import WORTH_SECONDS, overlap_exchanges, summary
+from spmd.compile.prepack import prepack
+from spmd.compile.topology import Topology
+from spmd.core.config import config
+from spmd.core.ir import ClosedJaxpr
+
+__all__ = ["assemble", "make_schedule", "plan_program", "summary", "takes"]
+
+
+def make_schedule(closed: ClosedJaxpr, topology: Topology | None = None) -> Schedule:
+    """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one."""
+    steps = lower(closed, topology)
+    if topology is not None and topology.overlaps:
+        # Before anything looks at this machine: all ranks must come to the same order.
+        worth = 0.0 if config.overlap == "always" else WORTH_SECONDS
+        steps = overlap_exchanges(steps, worth)
+    return prepack(steps, prefers_packed)
