@@ -16,7 +16,6 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.lower import collective
-from spmd.compile.lower.collective import Topology
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import (
     Buffer,
@@ -31,6 +30,7 @@ from spmd.compile.lower.schedule import (
 )
 from spmd.compile.overlap import HALVES, WORTH_SECONDS, overlap_exchanges, overlapped, summary
 from spmd.compile.pipeline import PASSES_OVERLAPPED, run_passes
+from spmd.compile.topology import Topology
 from spmd.core.aval import ShapedArray
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.rewrite import close
