@@ -1,6 +1,7 @@
 """The exceptions that spmd raises: `except spmd.errors.ShapeError`, `from spmd.errors import ...`.
 
-Each derives from `SpmdError` and from the built-in exception that Python programmers expect.
+Each derives from `SpmdError` and from the built-in exception that Python programmers expect. Where
+`jax.errors` has the class it has the same name here, `ConcretizationTypeError` beside ours.
 """
 
 # ruff: noqa: F401
@@ -34,3 +35,5 @@ from spmd.core.errors import (
     TracerIntegerConversionError,
     UnexpectedTracerError,
 )
+
+ConcretizationTypeError = ConcretizationError

@@ -72,6 +72,11 @@ def vmap_in_axes_with_a_list_for_a_tuple():
 
 
 @mistake("maps")
+def pmap_in_axes_with_a_list_for_a_tuple():
+    return pmap(lambda pair: pair[0], in_axes=[[0, None, 0]])((jnp.ones(4), jnp.ones(4)))
+
+
+@mistake("maps")
 def vmap_in_axes_that_is_no_integer():
     return vmap(lambda x: x, in_axes="batch")(jnp.ones(3))
 
@@ -312,6 +317,13 @@ def random_without_a_key():
 @mistake("arguments")
 def random_with_a_seed_for_a_key():
     return random.normal(0, (3,))
+
+
+@mistake("arguments")
+def random_key_used_twice():
+    key = random.key(0)
+    with spmd.debug_key_reuse(True):
+        return random.normal(key) + random.normal(key)
 
 
 @mistake("arguments")

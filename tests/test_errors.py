@@ -55,6 +55,62 @@ def test_texts(topic, golden):
     golden(f"errors/{topic}.txt", "\n".join(parts))
 
 
+# What JAX's page of errors explains class by class is a class here too, under the same name.
+JAX_PAGES = {
+    "ConcretizationTypeError": ("tracing", "float of a traced value"),
+    "KeyReuseError": ("arguments", "random key used twice"),
+    "NonConcreteBooleanIndexError": ("tracing", "boolean mask under jit"),
+    "TracerArrayConversionError": ("tracing", "numpy function of a traced value"),
+    "TracerBoolConversionError": ("tracing", "if on a traced value"),
+    "TracerIntegerConversionError": ("tracing", "range of a traced value"),
+    "UnexpectedTracerError": ("tracing", "value kept in a global"),
+}
+
+# Complaints about JAX's messages, and what each asked for: words that the message must have.
+COMPLAINTS = {
+    9928: (("maps", "vmap with too few in axes"), ["in_axes=(0, 0)", "(params, state, image)"]),
+    3120: (("axes", "collective under a map without a name"), ["axis name 'i'", "axis_name='i'"]),
+    13137: (
+        ("maps", "pmap over more devices than there are"),
+        ["needs 8 devices, but there are 4", "SPMD_NUM_CPU_DEVICES=8", "spmdrun -n 8"],
+    ),
+    13214: (("maps", "pmap in axes with a list for a tuple"), ["in_axes[0]", "pair"]),
+    5201: (
+        ("maps", "vmap in axes with another structure"),
+        ["in_axes[0] has keys 'w', but params has keys 'b', 'w'"],
+    ),
+    4563: (
+        ("maps", "vmap over a scalar"),
+        ["argument rate, which has no dims", "Give in_axes=None"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JAX_PAGES)
+def test_classes_of_jax_s_error_pages(name):
+    error = make(*JAX_PAGES[name])
+    assert type(error) is getattr(spmd.errors, name)
+    theirs = getattr(pytest.importorskip("jax").errors, name)
+    builtin = [kind for kind in theirs.__mro__ if kind.__module__ == "builtins"]
+    # A program that catches the built-in exception of JAX's class catches ours.
+    assert isinstance(error, builtin[0])
+
+
+@pytest.mark.parametrize("number", COMPLAINTS)
+def test_complaints_about_jax_s_messages_are_answered(number):
+    program, words = COMPLAINTS[number]
+    text = readable(str(make(*program)))
+    assert all(word in text for word in words), text
+    assert len(text.splitlines()) <= 6 and "PyTree" not in text and "pytree" not in text
+
+
+@pytest.mark.parametrize("mapped", [vmap, pmap])
+def test_a_list_of_in_axes_is_a_tuple(mapped):
+    add = lambda x, y: x + y  # noqa: E731
+    out = mapped(add, in_axes=[0, None])(jnp.arange(4.0), 1.0)
+    np.testing.assert_array_equal(out, np.arange(4.0) + 1)
+
+
 # ---- what holds for all of them ----------------------------------------------------------------
 
 

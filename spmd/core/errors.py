@@ -104,7 +104,7 @@ class NonConcreteBooleanIndexError(ConcretizationError, IndexError):
     """A traced boolean mask was used as an index; the result's shape would depend on data."""
 
 
-class UnexpectedTracerError(SpmdError):
+class UnexpectedTracerError(SpmdError, TypeError):
     """A tracer outlived the transformation that made it (a leak)."""
 
 
