@@ -121,6 +121,16 @@ def test_transformations_do_not_meet_closures():
     assert "CPU_3 (i=3)" in seen[0]
 
 
+def test_wide_dicts():
+    f = spmd.pmap(lambda t: {k: v + lax.axis_index("i") for k, v in t.items()}, axis_name="i")
+    tree = {f"k{7 * k % 10}": X + k for k in range(10)}
+    for given in (tree, f(tree)):
+        for _ in range(4):
+            out = f(given)
+            for k, v in given.items():
+                np.testing.assert_array_equal(out[k], v + np.arange(4, dtype=np.float32)[:, None])
+
+
 def test_donated_arguments_are_gone():
     f = spmd.pmap(lambda x, y: (x + y, y), donate_argnums=0)
     make = spmd.pmap(lambda x: x * 1)

@@ -182,6 +182,20 @@ def test_trees_keywords_and_numbers():
         assert f(tree, rate=2)["w"][0, 0] == -4
 
 
+@pytest.mark.parametrize("mapped", [False, True], ids=["jit", "pmap"])
+def test_wide_dicts(mapped):
+    def step(tree):
+        return {name: value * 2 for name, value in tree.items()}
+
+    f = spmd.pmap(step) if mapped else spmd.jit(step)
+    tree = {f"k{7 * k % 10}": snp.full((4, 3), k) for k in range(10)}
+    for _ in range(4):
+        out = f(f(tree))
+        assert all(map(is_pending, out.values()))
+        for name, value in tree.items():
+            np.testing.assert_array_equal(out[name], 4 * np.asarray(value))
+
+
 def test_numpy_arguments_are_read_at_the_call():
     f = spmd.jit(step)
     wanted = at_once(f, X)
