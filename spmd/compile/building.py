@@ -15,6 +15,7 @@ from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     control,
     conv,
     kernels,
+    keys,
     mapped,
     product,
     reduce_window,
