@@ -67,8 +67,10 @@ REDUCE_PARTS_FROM_BYTES = 32 << 10
 # In such pieces: what one rank writes and another reads should not leave the caches in between.
 REDUCE_CHUNK_BYTES = 256 << 10
 
-# From here on one copy by a system call costs less than two through the slots.
-DIRECT_FROM_BYTES = 16 << 10
+# From here on one copy by a system call costs less than two through the slots. Where ranks share
+# cores, a meeting more is a change of processes, and all of them reduce on the same few cores.
+DIRECT_FROM_BYTES = DIRECT_SUM_FROM_BYTES = 16 << 10
+DIRECT_FROM_BYTES_SHARED, DIRECT_SUM_FROM_BYTES_SHARED = 64 << 10, 2 << 20
 
 Gather = Callable[[Any], list[Any]]
 
@@ -139,7 +141,10 @@ class ShmCommunicator(CheckedCommunicator):
         self._slots = pages.slots
         self._slot_bytes = pages.slot_bytes
         # 0: nothing is read where it lies. A different number on some ranks would be a disaster.
-        self._direct_from = DIRECT_FROM_BYTES if reads_directly else 0
+        own_core = patience.pauses > 0
+        chosen = DIRECT_FROM_BYTES if own_core else DIRECT_FROM_BYTES_SHARED
+        self._direct_from = chosen if reads_directly else 0
+        self._direct_sum_from = DIRECT_SUM_FROM_BYTES if own_core else DIRECT_SUM_FROM_BYTES_SHARED
         self._reduce_bytes = min(REDUCE_CHUNK_BYTES, pages.slot_bytes)
         self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
         self.road = Road(pages, patience, self._trouble)
@@ -326,7 +331,13 @@ class ShmCommunicator(CheckedCommunicator):
     def planner(self, origin: Origin = NOWHERE) -> Planner:
         """What makes the rounds of collectives of this group, for native code."""
         direct = self._direct_from
-        limits = Limits(self._slot_bytes, self._reduce_bytes, REDUCE_PARTS_FROM_BYTES, direct)
+        limits = Limits(
+            self._slot_bytes,
+            self._reduce_bytes,
+            REDUCE_PARTS_FROM_BYTES,
+            direct,
+            self._direct_sum_from,
+        )
         return (DirectPlanner if direct else Planner)(self.rank, self.size, limits, origin)
 
     def announce(self, call: Call) -> None:
@@ -390,7 +401,7 @@ class ShmCommunicator(CheckedCommunicator):
             yield at, min(count - at, most)
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
-        if self._is_direct(buf.nbytes):
+        if self._direct_from and buf.nbytes >= self._direct_sum_from:
             operand, everyone = _operand(buf), [Member(r, 0) for r in range(self.size)]
             out = np.empty_like(buf)  # the others read from `buf`
             self._run_flat(call, lambda p: p.all_reduce(op, operand, [everyone], b""), buf, out)

@@ -58,7 +58,7 @@ class DirectPlanner(Planner):
     def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> Rounds:
         """See `Planner`."""
         made = _DirectAllReduce(self, op, x, groups, identity)
-        if self._is_direct(made.nbytes):
+        if made.nbytes >= self.limits.direct_sum_from:
             return made.rounds()
         return super().all_reduce(op, x, groups, identity)
 

@@ -182,13 +182,15 @@ class Sum:
 class Limits:
     """Bytes of a slot, of a piece of a reduction, and from which on a reduction goes in parts.
 
-    Blocks from `direct_from` on are read where they lie (0: none is), for a reduction in pieces.
+    Blocks from `direct_from` on are read where they lie (0: none is), and buffers that are reduced
+    from `direct_sum_from` on, in pieces.
     """
 
     slot: int
     reduction: int
     parts_from: int
     direct_from: int = 0
+    direct_sum_from: int = 0
     direct_piece: int = 256 << 10
 
 

@@ -98,7 +98,9 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that read all but the smallest blocks in each other's memory."""
     if not Ranks(2, lambda comm: comm.reads_directly).run()[0]:
         pytest.skip("this system does not let a process read another one's memory")
-    monkeypatch.setattr(shm, "DIRECT_FROM_BYTES", 16)
+    for name in ("DIRECT_FROM_BYTES", "DIRECT_SUM_FROM_BYTES"):
+        monkeypatch.setattr(shm, name, 16)
+        monkeypatch.setattr(shm, f"{name}_SHARED", 16)
 
 
 @pytest.mark.usefixtures("direct")
