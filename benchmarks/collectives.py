@@ -251,17 +251,19 @@ def _measure(
     name = case_name(kind, setting, nbytes)
     failures: list[Result | Failure] = []
     inner: dict[str, int] = {}
+    rounds: dict[str, int] = {}
     for side in sides:
         with _noting(failures, jobs, name, side):
             seconds = jobs[side].ask(do="prepare", kind=kind, nbytes=nbytes)
             # All take as long: with as many calls as the slowest makes, the samples of a fast side
             # would be too short to read.
             inner[side] = min(max(1, math.floor(BLOCK_SECONDS / SAMPLES / seconds)), 2000)
+            rounds[side] = min(max(1, math.floor(BLOCK_SECONDS / seconds)), SAMPLES)
     samples: dict[str, list[float]] = {side: [] for side in inner}
     for _ in range(blocks):
         for side in list(samples):
             with _noting(failures, jobs, name, side, samples):
-                samples[side] += jobs[side].ask(do="time", samples=SAMPLES, inner=inner[side])
+                samples[side] += jobs[side].ask(do="time", samples=rounds[side], inner=inner[side])
     timed = [Result.of(name, side, found, inner[side]) for side, found in samples.items()]
     return [*timed, *failures]
 

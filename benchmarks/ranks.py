@@ -197,8 +197,7 @@ class Rank:
     def time(self, samples: int, inner: int) -> list[float]:
         """Seconds per call, several times over `inner` calls."""
         run, found = self._run, []
-        for _ in range(2):  # the ranks wake up one after the other
-            run()
+        run()  # the ranks wake up one after the other
         for _ in range(samples):
             start = time.perf_counter()
             for _ in range(inner):

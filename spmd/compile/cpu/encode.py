@@ -74,8 +74,8 @@ KINDS = ("all_reduce", "reduce_scatter", "broadcast", "permute", "all_gather", "
 # Memory traffic per byte of a collective, in picoseconds: one core streams about 20 GB/s.
 _TRAFFIC_PS = 50
 # Collectives that read and write more than this write past the caches, which saves them a third of
-# their traffic: measured, it costs time at 16 MiB and saves half of it at 64.
-STREAM_FROM_BYTES = 32 << 20
+# their traffic and takes half the time. What is smaller, the next step may still find in a cache.
+STREAM_FROM_BYTES = 8 << 20
 # What a step costs apart from its work, and what a call into Python costs.
 STEP_PS = 20_000
 CALLBACK_PS = 5_000_000
