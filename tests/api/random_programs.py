@@ -1,6 +1,6 @@
 """Random differentiable programs with control flow, in either library.
 
-`RandomProgram(seed)(j, floats, index)` runs about twenty random operations of the library `j` (as
+`RandomProgram(seed)(j, floats, index)` runs fifty random operations of the library `j` (as
 in tests/jax/compare.py) on a tree of floating arrays and an integer. All of them are smooth almost
 everywhere, and keep values bounded: derivatives can be compared with finite differences.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 SHAPES = ((), (3,), (2, 3), (3, 3))
-LENGTH = 20
+LENGTH = 50
 
 
 class RandomProgram:

@@ -98,6 +98,18 @@ class LoadAt:
     filled: bool = False
 
 
+def _of_whole_rows(guard: Node | None) -> Node | None:
+    """What a guard says of rows: a reduction takes all of its row, whoever asks for it."""
+    if guard is None or not guard.row:
+        return guard
+    if guard.kind == "op" and guard.data == "and":
+        a, b = (_of_whole_rows(node) for node in guard.operands)
+        if a is None or b is None:
+            return b if a is None else a
+        return Node("op", guard.dtype, (a, b), "and", row=False)
+    return None
+
+
 class Expressions:
     """Builds the nodes of one group."""
 
@@ -205,7 +217,7 @@ class Expressions:
                 inside.append(next(kept))
             else:  # dims of size 1 are not in the space
                 inside.append(ZERO if size == 1 else dim(next(along), size))
-        operand = self.pull(eqn.invars[0], tuple(inside), guard)
+        operand = self.pull(eqn.invars[0], tuple(inside), _of_whole_rows(guard))
         out = need_dtype(eqn.outvars[0].aval.dtype)
         return Node("reduce", out, (operand,), REDUCTIONS[eqn.prim.name], row=False)
 
