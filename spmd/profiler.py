@@ -137,11 +137,11 @@ class StepTraceAnnotation(TraceAnnotation):
         return self
 
 
-def annotate_function(fun: F, name: str | None = None, **kwargs: Any) -> F:
+def annotate_function(func: F, name: str | None = None, **kwargs: Any) -> F:
     """A function whose calls have a name in the timeline, by default the function's own.
 
     >>> import spmd
     >>> spmd.profiler.annotate_function(abs)(-3)
     3
     """
-    return TraceAnnotation(name or getattr(fun, "__name__", repr(fun)), **kwargs)(fun)
+    return TraceAnnotation(name or getattr(func, "__name__", repr(func)), **kwargs)(func)

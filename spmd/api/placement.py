@@ -26,11 +26,19 @@ from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 
-def device_put(x: Any, device: Any = None, *, donate: Any = False, may_alias: Any = None) -> Any:
+def device_put(
+    x: Any,
+    device: Any = None,
+    *,
+    src: Any = None,
+    donate: Any = False,
+    may_alias: Any = None,
+) -> Any:
     """Put an array, or a pytree of them, on a device or lay it out by a sharding.
 
     `device` is a `Device`, a `Sharding`, None (the default device), or a pytree prefix of those.
-    Raises a `ShardingError` that names the leaf if its shape cannot be cut evenly.
+    `src` is where the arrays are, which they know themselves. Raises a `ShardingError` that names
+    the leaf if its shape cannot be cut evenly.
 
     >>> device_put(np.arange(3.0))
     Array([0., 1., 2.], dtype=float32)

@@ -8,7 +8,7 @@ and the recomputation itself as ordinary non-linear equations, which `transpose`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
@@ -21,6 +21,7 @@ from spmd.core.call import (
     transpose_call,
 )
 from spmd.core.context import state
+from spmd.core.custom_call import nondiff_positions, signature_of
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
@@ -94,36 +95,47 @@ def checkpoint(
     prevent_cse: bool = True,
     policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
     """Make a function recompute its intermediate values when it is differentiated in reverse.
 
     `policy` names what is kept all the same (`checkpoint_policies`). Without `prevent_cse` the
     compiler may undo the recomputation; inside a `scan` it cannot, and the barrier is not needed.
+    Arguments named in `static_argnums` or `static_argnames` stay what they are: no arrays.
 
     >>> spmd.grad(checkpoint(lambda x: x * x))(3.0)
     Array(6., dtype=float32, weak_type=True)
     """
     if fun is None:
         return functools.partial(
-            checkpoint, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+            checkpoint,
+            prevent_cse=prevent_cse,
+            policy=policy,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
+    names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    if names:
+        static = (*static, *nondiff_positions(fun, signature_of(fun), (), names))
     name = function_name(fun)
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if state.trace is EVAL:
             return fun(*args, **kwargs)
-        fixed = {i % len(args) for i in static}
+        fixed = {i % len(args) if i < 0 else i for i in static}
         dynamic = [x for i, x in enumerate(args) if i not in fixed]
-        flat, in_tree = tree_flatten((dynamic, kwargs))
+        kept = {key: value for key, value in kwargs.items() if key in names}
+        moving = {key: value for key, value in kwargs.items() if key not in names}
+        flat, in_tree = tree_flatten((dynamic, moving))
         trees = []
 
         def run(*xs: Any) -> list[Any]:
             given, keywords = tree_unflatten(in_tree, xs)
             rest = iter(given)
             full = [x if i in fixed else next(rest) for i, x in enumerate(args)]
-            leaves, tree = tree_flatten(fun(*full, **keywords))
+            leaves, tree = tree_flatten(fun(*full, **keywords, **kept))
             trees.append(tree)
             return leaves
 

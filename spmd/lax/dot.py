@@ -78,8 +78,20 @@ def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dty
     return lhs, rhs, dtypes.canonical(typeof(lhs).dtype if preferred is None else preferred)
 
 
-def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
-    """The product of vectors and matrices: the last dim of `lhs` with the first of `rhs`."""
+def dot(
+    lhs: Any,
+    rhs: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    dimension_numbers: Any = None,
+) -> Any:
+    """The product of vectors and matrices: the last dim of `lhs` with the first of `rhs`.
+
+    With `dimension_numbers` it is `dot_general`.
+    """
+    if dimension_numbers is not None:
+        return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
     left, right = typeof(lhs), typeof(rhs)
     if not (1 <= left.ndim <= 2 and 1 <= right.ndim <= 2):
         fail(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -150,3 +152,16 @@ def test_names_are_the_identity():
     assert_same(lambda j: j.vmap(j.grad(lambda x: x * 2))(V))
     f = lambda x: checkpoint_name(x, "x") * x  # noqa: E731
     np.testing.assert_allclose(spmd.jit(spmd.vmap(spmd.grad(f)))(V), 2 * V)
+
+
+def test_static_arguments_by_name():
+    seen = []
+
+    @functools.partial(spmd.checkpoint, static_argnames=("mode", "times"))
+    def f(x, mode, *, times=1):
+        seen.append((mode, times))
+        return (snp.sin(x) if mode == "sin" else x) * times
+
+    slope = spmd.grad(lambda x: f(x, "sin", times=3) + f(x, mode="plain"))(0.5)
+    np.testing.assert_allclose(slope, 3 * np.cos(0.5) + 1, rtol=1e-6)
+    assert set(seen) == {("sin", 3), ("plain", 1)}

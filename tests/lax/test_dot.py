@@ -144,3 +144,10 @@ def test_errors():
         traced(lambda x, y: lax.dot(x, y, preferred_element_type=np.float16), x, x.T)
     with pytest.raises(ShapeError, match="batch_matmul"):
         traced(lax.batch_matmul, x, np.ones((1, 4, 5), np.float32))
+
+
+def test_dot_with_dimension_numbers_is_dot_general():
+    x, y = np.ones((2, 3, 4), np.float32), np.full((2, 4, 5), 2, np.float32)
+    numbers = (((2,), (1,)), ((0,), (0,)))
+    found = lax.dot(x, y, dimension_numbers=numbers)
+    np.testing.assert_array_equal(found, lax.dot_general(x, y, numbers))
