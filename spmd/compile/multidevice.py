@@ -170,6 +170,8 @@ class MeshExecutable:
         extent = ", ".join(f"{axis_text(axis)}: {size}" for axis, size in sizes.items())
         ranks = ", ".join(map(str, self.topology.processes))
         mesh = f"axes {extent} over devices of ranks {ranks}"
+        if self.topology.overlaps:
+            mesh += ", with exchanges in flight (SPMD_OVERLAP)"
         schedule, origins = schedule_of(traced, final, name, current_source().short, mesh)
         if schedule.exchanges:
             self.undecided = schedule

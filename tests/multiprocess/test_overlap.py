@@ -135,6 +135,16 @@ def test_a_program_that_fails_while_exchanges_fly_can_go_on(spmdrun: Run):
     assert first == second
 
 
+def test_ranks_that_disagree_about_overlap_are_told(spmdrun: Run):
+    text = """
+    spmd.config.update("overlap", "always" if rank else "never")
+    train(weights, x)
+    """
+    done = spmdrun(text)
+    assert done.returncode != 0
+    assert "rank 1: axes 'i': 2 over devices of ranks 0, 1, with exchanges in flight" in done.stderr
+
+
 def test_checked_collectives_fly_too(spmdrun: Run):
     text = "print('rank', rank, float(np.asarray(train(weights, x)[0]).sum()))"
     watched = spmdrun(text, SPMD_DEBUG="collectives")
