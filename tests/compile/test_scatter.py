@@ -1,7 +1,4 @@
-"""Scatters with repeated indices: in an order that does not depend on the number of threads.
-
-It is row-major, but for very many additions to few elements, which are summed in parts.
-"""
+"""Scatters with repeated indices: in row-major order, whatever the number of threads."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def add_rows(rows, at):
     return snp.zeros((40, *rows.shape[1:]), rows.dtype).at[at].add(rows)
 
 
-@pytest.mark.parametrize("shape", [(700, 256), (700, 64), (900, 48), (300, 2, 96), (30000,)])
+@pytest.mark.parametrize("shape", [(700, 256), (700, 64), (900, 48), (300, 2, 96), (40000,)])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_sums_are_made_in_row_major_order(shape, dtype):
     rows = RNG.standard_normal(shape).astype(np.float32)
@@ -100,18 +97,17 @@ def _launches(f, *args) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8], ids=lambda d: d.__name__)
-def test_many_updates_of_few_elements_go_to_copies(dtype):
+def test_many_updates_of_few_elements(dtype):
     at = RNG.integers(-120, 130, COUNTED).astype(np.int32)  # some are out of bounds
     weights = RNG.integers(0, 5, COUNTED).astype(dtype)
     start = np.arange(100).astype(dtype)
-    assert _launches(counts, at, weights, start).count("scatter_add") == 3
     expected = start.copy()
     inside = (at >= -100) & (at < 100)
     np.add.at(expected, at[inside], weights[inside])
     np.testing.assert_array_equal(spmd.jit(counts)(at, weights, start), expected)
 
 
-def test_copies_in_two_dims_and_gradients():
+def test_counts_in_two_dims_and_gradients():
     rows, columns = RNG.integers(0, 8, (2, 64, 1024)).astype(np.int32)
     weights = RNG.standard_normal((64, 1024)).astype(np.float32)
 
@@ -131,17 +127,6 @@ def test_what_nothing_is_added_to_keeps_its_sign_of_zero():
     found = np.asarray(spmd.jit(counts)(at, np.ones(COUNTED, np.float32), start))
     assert found[0] == COUNTED
     assert np.signbit(found[1:]).all()
-
-
-def test_few_updates_and_large_operands_need_no_copies():
-    at = RNG.integers(0, 100, COUNTED).astype(np.int32)
-    ones = np.ones(COUNTED, np.float32)
-    for f, args in (
-        (counts, (at[:1000], ones[:1000], np.zeros(100, np.float32))),
-        (counts, (at, ones, np.zeros(COUNTED, np.float32))),
-        (lambda at, w, s: s.at[at].max(w), (at, ones, np.zeros(100, np.float32))),
-    ):
-        assert sum("scatter" in name for name in _launches(f, *args)) == 1
 
 
 def test_sums_do_not_depend_on_the_number_of_threads():
@@ -182,3 +167,9 @@ def test_counts_in_a_loop():
 
     found, _ = spmd.jit(lambda at: spmd.lax.scan(count, snp.zeros(10, snp.int32), at))(at)
     np.testing.assert_array_equal(found, np.bincount(at.ravel(), minlength=10))
+
+
+def test_one_number_added_where_there_is_no_kernel():
+    at = RNG.integers(0, 10, 50).astype(np.int32)
+    found = spmd.jit(lambda at: snp.zeros(10, snp.complex64).at[at].add(2j))(at)
+    np.testing.assert_array_equal(found, 2j * np.bincount(at, minlength=10))

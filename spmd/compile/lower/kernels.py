@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.dtypes import itemsize, kind
+from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import supports
 from spmd.compile.kernel.pieces import Piece, cut_pieces
@@ -22,7 +22,6 @@ from spmd.compile.lower.region import Layout, NodeWriter, Space
 from spmd.compile.lower.schedule import OUTPUT, TEMP, Launch, Ref
 from spmd.core import dtypes
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
-from spmd.core.util import product
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
 
 
@@ -165,9 +164,7 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
     """Write, or combine, windows into an array at computed places."""
     operand, indices, updates = eqn.invars
     combine = _COMBINE[eqn.prim.name]
-    try:
-        _need_scatter(operand, indices, combine)
-    except NoKernelError:
+    if not _has_kernel(eqn):
         host(lowering, eqn)
         return
     if not updates.aval.size:
@@ -177,10 +174,9 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
     numbers = as_gather(p["dimension_numbers"])
     windows = _window_sizes(numbers, operand.aval.shape, shape)
     unique = bool(p["unique_indices"])
-    copies = 1 if unique or combine != "add" else _copies(windows, operand, updates)
-    blocks = 0 if unique else max(copies, _blocks(numbers, windows, operand, updates))
+    blocks = 0 if unique else _blocks(numbers, windows, operand, updates)
     added = lowering.spread.get(updates, updates) if isinstance(updates, Var) else updates
-    writer = _PartWriter(eqn, (operand, indices, added), shape, blocks, copies > 1)
+    writer = _PartWriter(eqn, (operand, indices, added), shape, blocks)
     graph, index = writer.graph, writer.index
     place = windows_at(numbers, index, operand.aval.ndim)
     strides = strides_of(operand.aval.shape)
@@ -197,28 +193,8 @@ def scatter(lowering: Lowering, eqn: Eqn) -> None:
         gathered.append((start, strides[d]))
     address = linear(place.operand, operand.aval.shape)
     value = graph.pull(added, index)
-    if copies > 1:
-        address = address + dim(0, copies).scale(operand.aval.size)
     writer.store(address, gathered, fits, value, combine, unique)
-    if copies > 1:
-        writer.launch_copies(lowering, copies)
-    else:
-        writer.launch(lowering)
-
-
-# Copies of an operand together have so many times fewer elements than are added to it.
-_FEWER_COPIED = 8
-
-
-def _copies(windows: Sequence[int], operand: Atom, updates: Atom) -> int:
-    """To how many copies of the operand single elements are added, by threads: 1 for none.
-
-    The number depends on the shapes only, so sums are the same for any number of threads.
-    """
-    if not updates.aval.ndim or product(windows) != 1 or updates.aval.size < _SHARED_FROM:
-        return 1
-    most = updates.aval.size // (_FEWER_COPIED * max(operand.aval.size, 1))
-    return next((n for n in (8, 4, 2) if n <= most and updates.aval.shape[-1] % n == 0), 1)
+    writer.launch(lowering)
 
 
 # Scatters of at least so many elements are shared between threads, by parts of their windows.
@@ -250,7 +226,7 @@ def _aim_operand(
     Not in loops: there a value's place may still hold what it was in the round before. Updates that
     are one number everywhere (the ones of a count) are made nowhere.
     """
-    if eqn.prim.name in _COMBINE:
+    if eqn.prim.name in _COMBINE and _has_kernel(eqn):
         updates = eqn.invars[2]
         if isinstance(updates, Var) and updates in makers and readers[updates] == 1:
             number = _number_everywhere(makers[updates])
@@ -274,12 +250,17 @@ def _number_everywhere(maker: Eqn) -> Literal | None:
     return source if isinstance(source, Literal) and not source.aval.shape else None
 
 
-def _need_scatter(operand: Atom, indices: Atom, combine: str | None) -> None:
-    dtype = need_dtype(operand.aval.dtype)
+def _has_kernel(eqn: Eqn) -> bool:
+    """Whether a scatter of these dtypes is native code."""
+    operand, indices, _ = eqn.invars
+    try:
+        dtype = need_dtype(operand.aval.dtype)
+    except NoKernelError:
+        return False
     if indices.aval.dtype.kind not in "iu" or indices.aval.dtype.str[1:] == "u8":
-        raise NoKernelError(f"indices of {indices.aval.dtype}")
-    if combine is not None and (dtypes.is_complex(operand.aval.dtype) or dtype == "bool"):
-        raise NoKernelError(f"scatter with {combine} of {dtype}")
+        return False
+    plain = not dtypes.is_complex(operand.aval.dtype) and dtype != "bool"
+    return plain or _COMBINE[eqn.prim.name] is None
 
 
 def _window_sizes(
@@ -299,18 +280,8 @@ def _copy_operand(lowering: Lowering, eqn: Eqn) -> None:
 class _PartWriter:
     """A kernel that updates a part of its first operand in place, point by point of the part."""
 
-    def __init__(
-        self,
-        eqn: Eqn,
-        operands: Sequence[Atom],
-        shape: Sequence[int],
-        blocks: int = 0,
-        copies: bool = False,
-    ):
-        """With `blocks` the points are in order, apart from so many blocks of the last dim.
-
-        With `copies` each block updates a copy of its own.
-        """
+    def __init__(self, eqn: Eqn, operands: Sequence[Atom], shape: Sequence[int], blocks: int = 0):
+        """With `blocks` the points are in order, apart from so many blocks of the last dim."""
         self.eqn = eqn
         self.apart = blocks > 1
         sizes = tuple(shape)
@@ -326,8 +297,7 @@ class _PartWriter:
         self.graph = Expressions(self.reads, (), sizes, ())
         self.builder = b = Builder(sizes[:outer], sizes[outer:])
         ins = [b.arg(need_dtype(v.aval.dtype), v.aval.size) for v in self.reads]
-        size = target.aval.size * (blocks if copies else 1)
-        self.target = b.arg(need_dtype(target.aval.dtype), size, "inout")
+        self.target = b.arg(need_dtype(target.aval.dtype), target.aval.size, "inout")
         self.nodes = NodeWriter(b, ins, self.space)
         self.done: dict[Node, int] = {}
 
@@ -381,28 +351,3 @@ class _PartWriter:
         lowering.copy(place, source, out.aval.nbytes)
         step = Launch(self.kernel(), (*reads, place), self.eqn.prim.name, self.eqn.source)
         lowering.steps.append(step)
-
-    def launch_copies(self, lowering: Lowering, count: int) -> None:
-        """Add to copies that begin as zeros, then these to the operand, in their order."""
-        operand, out = self.eqn.invars[0], self.eqn.outvars[0]
-        dtype, size = need_dtype(operand.aval.dtype), operand.aval.size
-        copies = Ref(lowering.buffer(TEMP, count * operand.aval.nbytes))
-        zeros = Builder((count * size,), ())
-        target = zeros.arg(dtype, count * size, "out")
-        with zeros.row():
-            # A negative zero, which added to anything leaves it as it is.
-            zeros.store(target, (1,), zeros.const(-0.0 if kind(dtype) == "f" else 0, dtype))
-        total = Builder((size,), ())
-        source, target = total.arg(dtype, count * size), total.arg(dtype, size, "inout")
-        with total.row():
-            value = total.load(target, (1,))
-            for number in range(count):
-                value = total.op("add", value, total.load(source, (1,), number * size))
-            total.store(target, (1,), value)
-        name, line = self.eqn.prim.name, self.eqn.source
-        reads = [lowering.ref(v) for v in self.reads]
-        lowering.steps.append(Launch(zeros.build(), (copies,), name, line))
-        lowering.steps.append(Launch(self.kernel(), (*reads, copies), name, line))
-        start, place = lowering.ref(operand), lowering.place(out)
-        lowering.copy(place, start, out.aval.nbytes)
-        lowering.steps.append(Launch(total.build(), (copies, place), name, line))
