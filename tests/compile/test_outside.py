@@ -203,3 +203,19 @@ def test_checkpointed_steps():
         return lax.scan(checkpoint(step), START, XS)[1].sum()
 
     assert_same(grad(loss, (0, 1)), W, V)
+
+
+@pytest.mark.parametrize("rows, left", [(8, 2), (16, 3), (17, 5)])
+def test_sums_leave_from_more_rows_than_products(rows, left):
+    """Of x @ w, h @ v, their transposes and two sums, what depends on the round before stays."""
+    xs, start = normal(6, rows, 12, seed=4), normal(rows, 16, seed=5)
+
+    def loss(w, v):
+        def step(h, x):
+            return snp.tanh(x @ w + h @ v), None
+
+        return snp.sum(lax.scan(step, start, xs)[0] ** 2)
+
+    gradient = grad(loss, (0, 1))
+    assert inside(rewritten(gradient, W, V)) == left
+    assert_same(gradient, W, V)

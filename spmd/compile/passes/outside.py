@@ -27,6 +27,8 @@ from spmd.lax.reduce import reduce_sum_p
 
 # From so many rows on a round's product is efficient by itself.
 MOST_ROWS = 8
+# A sum that goes round is read and written in each: this many rows do not make up for it.
+MOST_SUMMED_ROWS = 16
 # Bytes of a stack that is made for a product outside.
 MOST_STACKED = 2**24
 # A product of fewer summands takes less time than writing its result down.
@@ -211,7 +213,7 @@ class _Scan:
         """Whether a sum of products should leave: its factors differ, and stacks of them pay."""
         if not _is_product(of.term) or any(self._is_fixed(v) for v in of.factors):
             return False
-        if _depth(of.term) > MOST_ROWS:
+        if _depth(of.term) > MOST_SUMMED_ROWS:
             return False
         written = sum(v.aval.size for v in set(of.factors) - set(self.stacks))
         nbytes = self.length * max(v.aval.nbytes for v in of.factors)
