@@ -159,3 +159,7 @@ def _outcome(meeting):
     except Exception as error:
         return type(error)
     return None
+
+
+def test_it_stays_a_page_or_two():
+    assert 400 <= len(PATH.read_text().splitlines()) <= 600
