@@ -131,3 +131,30 @@ np.savez(folder + "/out.npz", total=total, h=h)
             loaded.call(X, W)
     finally:
         spmd.config.update("num_cpu_devices", before)
+
+
+OVER_RANKS = """
+import sys, numpy as np, spmd
+from spmd import export
+x = np.arange(8, dtype=np.float32)
+out = export.deserialize(open(sys.argv[1], "rb").read()).call(x)
+assert len(out.sharding.device_set) == 4 and len(out.addressable_shards) == 2
+want = x - np.tile(x.reshape(4, 2).mean(0), 4)
+for shard in out.addressable_shards:
+    np.testing.assert_allclose(shard.data, want[shard.index])
+print("all right")
+"""
+
+
+@pytest.mark.mpi
+def test_a_file_runs_over_the_devices_of_several_ranks(mpirun: Any, tmp_path: Any):
+    mesh = spmd.make_mesh((4,), ("i",))
+    centred = spmd.shard_map(
+        lambda x: x - lax.pmean(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P("i")
+    )
+    x = np.arange(8, dtype=np.float32)
+    (tmp_path / "f").write_bytes(export.export(spmd.jit(centred))(x).serialize())
+    program = ["-c", OVER_RANKS, str(tmp_path / "f")]
+    done = mpirun(2, program, env={"SPMD_NUM_CPU_DEVICES": "2"}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all right") == 2

@@ -118,23 +118,6 @@ def test_spherical_harmonics():
         jitted(n, m, theta, phi)
 
 
-def test_the_same_as_jax():
-    jax = pytest.importorskip("jax")
-    from jax.scipy import special as theirs
-
-    with jax.enable_x64(True):
-        for name, args in (
-            ("wofz", (FEW + 0.5j,)),
-            ("erfcx", (FEW,)),
-            ("sici", (FEW,)),
-            ("owens_t", (FEW, FEW[::-1])),
-        ):
-            found = spmd.tree.leaves(getattr(special, name)(*args))
-            want = jax.tree.leaves(getattr(theirs, name)(*args))
-            for a, b in zip(found, want, strict=True):
-                np.testing.assert_allclose(a, b, rtol=2e-6, err_msg=name)
-
-
 def test_mistakes_are_named():
     with pytest.raises(ArgumentError, match="v=60 must be between 0 and n_iter=50"):
         special.bessel_jn(1.0, v=60)
