@@ -376,6 +376,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
         for side in dict.fromkeys(s for row in rows.values() for s in row):
             points = sorted((n, row[side] * 1e6) for n, row in rows.items() if side in row)
             panel.loglog(*zip(*points, strict=True), marker="o", markersize=3, label=side)
+        panel.minorticks_off()
         panel.set_title(f"{kind}, {setting}", fontsize=9)
         panel.set_xlabel("bytes a member gives")
         panel.set_ylabel("µs a call")
