@@ -5,9 +5,10 @@ process (loading its compiler and its matrix products) happens before, with anot
 products come with it as machine code, spmd's are generated once per machine and then come from the
 disk cache: `FIRST_PRODUCT` shows what that first time costs.
 
-compile/  the first call, disk caches off; `start to first result` is the whole process, import
-          included, as a user waits for it
+compile/  the first call, disk caches off
 cached/   the first call in a second process, both sides with their disk caches
+          (of both: `start to first result` is the whole process, import included, as a user waits
+          for it)
 depth/    the gradient of a transformer by its number of layers, trace and compile apart
 """
 
@@ -221,7 +222,7 @@ def _measure(
             if caches and number == 0:  # this one fills them
                 began = time.perf_counter()
                 continue
-            if program == "x*y+x" and not caches:
+            if program == "x*y+x":
                 sample[", process start to first result"] = whole
             for part, value in sample.items():
                 seconds.setdefault((label + part, side), []).append(value)
