@@ -9,6 +9,7 @@ from typing import Any
 from spmd.compile.cost import Cost, cost_of
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable
+from spmd.compile.overlap import HALVES
 from spmd.compile.pipeline import PASSES, Report, run_passes
 from spmd.compile.usage import MemoryAnalysis, memory_of
 from spmd.core.ir import ClosedJaxpr, Jaxpr, subjaxprs
@@ -62,7 +63,10 @@ class Explanation:
 
     @property
     def collectives(self) -> tuple[StepInfo, ...]:
-        """The steps in which devices exchange data, in this process or between processes."""
+        """The steps in which devices exchange data, in this process or between processes.
+
+        Of an exchange in flight that is its start.
+        """
         return tuple(s for s in self.steps if s.kind == "collective" or _is_exchange(s))
 
     @property
@@ -127,13 +131,16 @@ def reason(step: StepInfo) -> str:
     """Why a step runs in Python."""
     if _is_exchange(step):
         return "it exchanges data with other processes"
+    if getattr(step.step, "together", False):
+        return "it waits for an exchange in flight"
     if step.name.startswith("shard_map"):
         return "a program of several devices inside one of a single device"
     return f"there is no native step for {step.name}; NumPy runs it"
 
 
 def _is_exchange(step: StepInfo) -> bool:
-    return step.is_host and getattr(step.step, "together", False)
+    waits = step.name.startswith(f"{HALVES[1]} ")
+    return step.is_host and getattr(step.step, "together", False) and not waits
 
 
 # ---- making ------------------------------------------------------------------------------------
