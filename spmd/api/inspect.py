@@ -33,6 +33,7 @@ from spmd.core.tree import (
 )
 from spmd.core.util import function_name
 from spmd.sharding.array import Array
+from spmd.sharding.pending import Pending
 
 
 def _aval_like(x: Any) -> ShapedArray:
@@ -99,7 +100,7 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def block_until_ready(x: Any) -> Any:
     """Wait until every array of a pytree is computed, and return the pytree."""
     for leaf in tree_leaves(x):
-        if isinstance(leaf, Array):
+        if type(leaf) is Array and (leaf.shards is not None or type(leaf.owner) is Pending):
             leaf.block_until_ready()
     return x
 
