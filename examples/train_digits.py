@@ -8,12 +8,10 @@ not on how they are spread over processes, so these three give the same loss cur
     spmdrun -n 4 examples/train_digits.py                       # 4 ranks    × 1 device
     spmdrun -n 2 --devices-per-rank 2 examples/train_digits.py  # 2 ranks    × 2 devices
 
-A run that is killed goes on by itself, and ends with the same bits as one that was not:
+A run that is killed goes on by itself, and ends with the same bits as one that was not; or, where
+MPI has ULFM (Open MPI), without a restart on the ranks that are left:
 
     spmdrun -n 4 --max-restarts 3 examples/train_digits.py --checkpoint runs/digits/saved
-
-or, where MPI has ULFM (Open MPI), without a restart, on the ranks that are left:
-
     spmdrun -n 4 --elastic 2 examples/train_digits.py --checkpoint runs/digits/saved
 
 Plain `mpirun -n 4 python examples/train_digits.py` works as well. Rank 0 shows progress and writes
@@ -146,7 +144,7 @@ def train(epochs: int, seed: int, folder: Path | None = None, every: int = 10) -
     run = begin(seed, epochs * (len(images) // BATCH))
     if folder is not None and (found := checkpoints.restore(folder, like=run)):
         run = found[1]
-    # Every device starts from the same state: the leading dim that pmap maps over is a copy each.
+    # Every device starts from the same state: pmap maps over the leading dim, a copy each.
     state = spmd.tree.map(lambda a: snp.stack([a] * spmd.local_device_count()), run["state"])
 
     step = spmd.pmap(train_step, axis_name="batch", donate_argnums=0)
@@ -208,8 +206,7 @@ def save(result: dict, out: Path) -> None:
     (out / "loss.json").write_text(json.dumps(result, indent=1) + "\n")
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     axes.semilogy(result["loss"])
-    axes.set_xlabel("step")
-    axes.set_ylabel("cross entropy")
+    axes.set(xlabel="step", ylabel="cross entropy")
     axes.set_title(
         f"{result['processes']} processes, {result['devices']} devices: "
         f"test accuracy {result['test_accuracy']:.2%}"
@@ -237,8 +234,7 @@ def main() -> None:
         try:
             result = train(args.epochs, args.seed, args.checkpoint, args.every)
             break
-        except spmd.errors.PeerError:
-            # Of another rank that died: go on without it, from the checkpoint, if that is allowed.
+        except spmd.errors.PeerError:  # if that rank died: go on without it
             if args.checkpoint is None or not spmd.distributed.recover():
                 raise
     if spmd.process_index() == 0:
