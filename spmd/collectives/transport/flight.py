@@ -90,6 +90,9 @@ class Flight:
         self.at_end: list[Callable[[bool], None]] = []
         self.keeps_programs = False  # whether each call of a program has a record, for a timeline
         self._labels: dict[Any, int] = {}
+        # The phases that `recorded` is in, of all threads, and what was before the first of them.
+        self._phases: dict[object, int] = {}
+        self._outside = HOST
         words = self.words
         words[WORD_MAGIC], words[WORD_VERSION] = MAGIC, VERSION
         words[PROCESS], words[SIZE], words[STEP] = os.getpid(), 1, -1
@@ -209,15 +212,23 @@ class Flight:
 
     @contextlib.contextmanager
     def recorded(self, label: int, phase: int) -> Iterator[None]:
-        """The rank does this within a `with` block; a record of it has a label, if that is >= 0."""
+        """The rank does this within a `with` block; a record of it has a label, if that is >= 0.
+
+        Threads may be in blocks that end in any order: the one that began last shows.
+        """
         before = self.set_phase(phase)
+        if not self._phases:
+            self._outside = before
+        own = object()
+        self._phases[own] = phase
         place = self.begin(label, 0) if label >= 0 else 0
         try:
             yield
         finally:
             if place:
                 self.completed(place)
-            self.set_phase(before)
+            del self._phases[own]
+            self.set_phase([self._outside, *self._phases.values()][-1])
 
     def set_step(self, number: int) -> None:
         """Note the step that the user's loop is in."""

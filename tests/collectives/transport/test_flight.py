@@ -161,6 +161,19 @@ def test_simulated_ranks_leave_no_records(recorder: Flight):
     assert recorder.words[flight.COUNT] == 0
 
 
+def test_phases_of_threads_end_in_any_order(recorder: Flight):
+    first, second = recorder.phase(flight.TRACING), recorder.phase(flight.COMPILING)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert recorder.words[flight.PHASE] == flight.COMPILING
+    with recorder.phase(flight.TRACING), recorder.phase(flight.COMPILING):
+        pass
+    assert recorder.words[flight.PHASE] == flight.COMPILING
+    second.__exit__(None, None, None)
+    assert recorder.words[flight.PHASE] == flight.HOST
+
+
 def test_phases_nest(recorder: Flight):
     with recorder.phase(flight.TRACING):
         with recorder.phase(flight.COMPILING, "compile", "step"):

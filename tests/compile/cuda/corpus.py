@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from spmd import lax
-from spmd.compile.executable import lower
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import Product
+from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Launch, Multiply, Step, blocks
 from spmd.compile.pipeline import run_passes
 from spmd.core.aval import typeof
