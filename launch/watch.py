@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .stall import COLLECTIVE, PROGRAM, Verdict, View, explain
+from .stall import BREAKPOINT, COLLECTIVE, COMPILING, PROGRAM, TRACING, Verdict, View, explain
 
 LONGEST_BEFORE_WARNING = 30.0
 # For the guards to look closer: a signal and its answer, or py-spy.
@@ -48,12 +48,19 @@ class Watch:
         self.asked_at: float | None = None
         self.told: tuple | None = None  # the last warning, so that it is not given twice
         self.again_at = 0.0
+        # Whether the last closer look excused somebody, and when that excuse last held.
+        self.excuses = False
+        self.excused_at = float("-inf")
 
     def tick(self, job: Job, now: float) -> None:
         """Look at the job; `now` is of the monotonic clock."""
         if not self.timeout:
             return
-        waited = self._waited(job.views(now))
+        views = job.views(now)
+        busy = any(v.phase in (TRACING, COMPILING, BREAKPOINT) for v in views if not v.ended)
+        if busy and self.excuses:
+            self.excused_at = now
+        waited = self._waited(views)
         if waited < self.warn_after:
             self._goes_on(job)
             return
@@ -75,9 +82,12 @@ class Watch:
         verdict = explain(job.views(now), soon=min(5.0, self.warn_after / 2))
         # Soon enough to end the job on time, and not often where a person debugs it.
         self.again_at = now + max(self.warn_after / 2, min(self.timeout - waited, 60.0))
+        self.excuses = verdict is not None and verdict.excused
         if verdict is None or (waited < self.timeout and verdict.only_compiles):
             return
-        over = waited >= self.timeout and not verdict.excused
+        # One that has just ended what excused it needs a moment to come.
+        comes = now - self.excused_at < self.warn_after
+        over = waited >= self.timeout and not verdict.excused and not comes
         told = tuple((finding.rank, finding.kind) for finding in verdict.findings)
         if told != self.told:
             self.told = told
@@ -95,4 +105,4 @@ class Watch:
         if self.told is not None:
             job.note("spmdrun: the job goes on")
         self.told = self.asked_at = None
-        self.again_at = 0.0
+        self.again_at, self.excuses = 0.0, False

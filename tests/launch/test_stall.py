@@ -187,6 +187,16 @@ def test_a_rank_that_compiles_has_all_the_time_it_needs():
     assert job.ended is not None
 
 
+def test_a_rank_that_has_just_compiled_gets_time_to_come():
+    watch, job = Watch(20.0), FakeJob(waits(0, idle=0.0), absent(1, COMPILING, busy=0.9))
+    pass_time(watch, job, 40)
+    job.found[1] = absent(1)  # it runs what it has compiled
+    pass_time(watch, job, 8)
+    assert job.ended is None
+    pass_time(watch, job, 15)
+    assert job.ended is not None
+
+
 def test_zero_switches_it_off():
     watch, job = Watch(0.0), FakeJob(waits(0), absent(1))
     pass_time(watch, job, 1000)
