@@ -235,6 +235,8 @@ class Supervisor:
         self.select.register(channel, selectors.EVENT_READ, link)
 
     def hear(self, link: Link) -> None:
+        if link not in self.links:
+            return  # what another guard said in this same round made us hang up
         try:
             data = link.channel.recv(1 << 16)
         except OSError:
