@@ -20,6 +20,11 @@ LATE_NS = 20_000.0
 EXPLAINS = 0.5
 
 
+def hidden_part(flown: float, stood: float) -> float:
+    """The part of the time in flight that programs did not wait for."""
+    return max(0.0, 1.0 - stood / flown)
+
+
 @dataclass(slots=True)
 class CollectiveStats:
     """All meetings of one collective of the program: times in seconds, over all ranks."""
@@ -39,7 +44,7 @@ class CollectiveStats:
     @property
     def hidden(self) -> float | None:
         """The part of the time in flight that programs did not wait for; None if none flew."""
-        return max(0.0, 1.0 - self.stood / self.flown) if self.flown else None
+        return hidden_part(self.flown, self.stood) if self.flown else None
 
 
 @dataclass(slots=True)
@@ -101,7 +106,7 @@ class Stats:
         lines = []
         for kind, entries in sorted(kinds.items()):
             flown = sum(entry.flown for entry in entries)
-            hidden = max(0.0, 1.0 - sum(entry.stood for entry in entries) / flown)
+            hidden = hidden_part(flown, sum(entry.stood for entry in entries))
             calls = sum(entry.calls for entry in entries)
             lines.append(
                 f"{kind}: {calls} exchanges while programs computed, "

@@ -29,8 +29,8 @@ from spmd.compile.queued import (
     belongs_in_queue,
     deleted,
     pending,
+    result_blocks,
     same_memory,
-    take_queued,
 )
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import DeviceError
@@ -162,11 +162,8 @@ class Executable:
 
     def _enqueue(self, leaves: Sequence[Any]) -> list[Any]:
         QUEUE.make_room(self.result_bytes)
-        blocks: list[Block] = []
         with QUEUE.lock:
-            for k, aval in enumerate(self.outputs):
-                block = take_queued(self.takes[k], leaves) if k in self.takes else None
-                blocks.append(alloc(aval.nbytes) if block is None else block)
+            blocks = result_blocks(self.outputs, self.takes, leaves)
         given = Operands()
         addresses = [given.add(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
         arena = QUEUE.arena(0, self.arena)

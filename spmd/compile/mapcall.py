@@ -15,12 +15,11 @@ import numpy as np
 
 from spmd.compile import nativecall
 from spmd.compile.cpu import door
-from spmd.compile.cpu.queue import QUEUE
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
-from spmd.compile.queuedcall import is_queued, now_or_later
+from spmd.compile.queuedcall import is_queued, now_or_later, put_enqueued
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.config import config
@@ -226,16 +225,10 @@ class _QueuedMapWriter(_MapWriter):
         shardings = [sharding for _, sharding in self.call.outs]
         taken = executable.takes(donated)
         queue = partial(executable.call_queued, takes=taken, out_shardings=shardings)
-        self.names |= {"QUEUE": QUEUE, "enqueue": queue}
         whole = zip(self.arrays, self.pieces, self.split.leaves, strict=True)
         held = [name for name, pieces, leaf in whole if pieces is None and type(leaf) is Array]
         held += [piece for pieces in self.pieces for piece in pieces or ()]
-        gone = [f" or {name}.owner is None" for name in held]
-        self.put(f"if not QUEUE.is_open{''.join(gone)}: return MISS")
-        outs = [self.fresh() for _ in shardings]
-        targets = "".join(f"{name}, " for name in outs)
-        call = f"enqueue(({''.join(f'{name}, ' for name in self.arrays)}))"
-        self.put(f"{targets}= {call}" if outs else call)
+        outs = put_enqueued(self, queue, held, len(shardings))
         self.delete_donated()
         self.put("return " + self.tree(self.out_tree, iter(outs)))
 

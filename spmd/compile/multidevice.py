@@ -36,8 +36,8 @@ from spmd.compile.queued import (
     belongs_in_queue,
     deleted,
     pending,
+    result_blocks,
     same_memory,
-    take_queued,
 )
 from spmd.compile.topology import PerDevice, Topology
 from spmd.core.aval import ShapedArray
@@ -333,16 +333,9 @@ class MeshExecutable:
         count = len(self.devices)
         nbytes = count * sum(aval.nbytes for aval in self.outputs)
         QUEUE.make_room(nbytes)
-        blocks: list[list[Any]] = []
         with QUEUE.lock:
-            for d in range(count):
-                given = [x[d] for x in pieces]
-                taken = [
-                    take_queued(takes[k], given) if k in takes else None
-                    for k in range(len(self.outputs))
-                ]
-                pairs = zip(taken, self.outputs, strict=True)
-                blocks.append([alloc(out.nbytes) if b is None else b for b, out in pairs])
+            of_devices = ([x[d] for x in pieces] for d in range(count))
+            blocks = [result_blocks(self.outputs, takes, given) for given in of_devices]
         operands = Operands()
         arenas = [QUEUE.arena(d, self.arena) for d in range(count)]
         words: list[int] = []

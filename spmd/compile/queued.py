@@ -8,12 +8,12 @@ results it reads, lest it run on what a failed one left.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.allocator import Block
+from spmd.compile.cpu.allocator import Block, alloc
 from spmd.compile.cpu.queue import QUEUE, Job
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.core.aval import ShapedArray
@@ -130,6 +130,20 @@ def take_queued(number: int, operands: Sequence[Any]) -> Block | None:
             return None
     own = _OWN_REFERENCES + QUEUE.holders(block)
     return block if sys.getrefcount(block) == own else None
+
+
+def result_blocks(
+    outputs: Sequence[ShapedArray], takes: Mapping[int, int], operands: Sequence[Any]
+) -> list[Block]:
+    """Memory for the results of a call in the queue: of donated operands, or new.
+
+    The queue's lock is held.
+    """
+    blocks = []
+    for k, aval in enumerate(outputs):
+        block = take_queued(takes[k], operands) if k in takes else None
+        blocks.append(alloc(aval.nbytes) if block is None else block)
+    return blocks
 
 
 def memory_of(x: Array) -> Any:

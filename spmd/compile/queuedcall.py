@@ -37,17 +37,28 @@ def now_or_later(native: NativeProgram, now: Match, later: Match) -> Match:
     return match
 
 
+def put_enqueued(
+    writer: Writer, enqueue: Callable[..., Any], held: Sequence[str], count: int
+) -> list[str]:
+    """Write the call that goes into the queue; gives the names of its `count` results.
+
+    `held` are the arrays that must have memory: what has none is an error of the general way.
+    """
+    writer.names |= {"QUEUE": QUEUE, "enqueue": enqueue}
+    gone = [f" or {name}.owner is None" for name in held]
+    writer.put(f"if not QUEUE.is_open{''.join(gone)}: return MISS")
+    outs = [writer.fresh() for _ in range(count)]
+    targets = "".join(f"{name}, " for name in outs)
+    call = f"enqueue(({''.join(f'{name}, ' for name in writer.arrays)}))"
+    writer.put(f"{targets}= {call}" if outs else call)
+    return outs
+
+
 class QueuedWriter(Writer):
     """Writes the function of one signature of a long program."""
 
     def results(self) -> None:
         """Write the call of the executable and the making of its results."""
-        self.names |= {"QUEUE": QUEUE, "enqueue": self.executable.enqueue}
-        # What has no memory any more is an error of the general way.
-        gone = [f" or {name}.owner is None" for name in self.whole_arrays()]
-        self.put(f"if not QUEUE.is_open{''.join(gone)}: return MISS")
-        outs = [self.fresh() for _ in self.executable.out_avals]
-        targets = "".join(f"{name}, " for name in outs)
-        call = f"enqueue(({''.join(f'{name}, ' for name in self.arrays)}))"
-        self.put(f"{targets}= {call}" if outs else call)
+        count = len(self.executable.out_avals)
+        outs = put_enqueued(self, self.executable.enqueue, self.whole_arrays(), count)
         self.put("return " + self.tree(self.out_tree, iter(outs)))

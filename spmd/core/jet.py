@@ -18,12 +18,11 @@ from spmd.core.aval import typeof
 from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.jvp import apply_jvp, is_float0
+from spmd.core.jvp import JVPTracer, apply_jvp, is_float0
 from spmd.core.primitive import Primitive, Zero, linear
 from spmd.core.rewrite import close, eval_closed
-from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import zeros_like_aval
-from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
+from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 from spmd.core.util import unzip2
 
 Terms = list[Any]  # the derivatives of orders 1, 2, ..., each an array or None
@@ -35,27 +34,13 @@ rules: dict[Primitive, Callable[..., Any]] = {}
 # ---- the trace ---------------------------------------------------------------------------------
 
 
-class JetTracer(Tracer):
-    """A primal with its derivatives."""
+class JetTracer(JVPTracer):
+    """A primal with its derivatives, the terms, as `tangent`."""
 
-    __slots__ = ("_source", "aval", "primal", "terms")
-
-    def __init__(self, trace: Trace, primal: Any, terms: Terms):
-        self._trace = trace
-        self._source = current_source() if config.check_leaks else UNKNOWN
-        self.aval = typeof(primal)
-        self.primal = primal
-        self.terms = terms
-
-    def concrete(self) -> Any:
-        primal = self.primal
-        return primal.concrete() if isinstance(primal, Tracer) else primal
-
-    def where_from(self) -> str:
-        return origin(self._source, self.primal)
+    __slots__ = ()
 
     def describe(self) -> str:
-        return f" with primal={self.primal!r} terms={self.terms!r}"
+        return f" with primal={self.primal!r} terms={self.tangent!r}"
 
 
 class JetTrace(Trace):
@@ -69,7 +54,7 @@ class JetTrace(Trace):
         """A value as primal and terms under this trace."""
         if isinstance(x, Tracer):
             if x._trace is self:
-                return x.primal, x.terms  # type: ignore[attr-defined]
+                return x.primal, x.tangent  # type: ignore[attr-defined]
             check_usable(x)
         return x, [None] * self.order
 

@@ -38,26 +38,6 @@ from spmd.lax.reduce import reduce_max
 _NO_DIMS = Refused("attention is expanded before it is partitioned")
 
 
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any = None,
-    masks: Sequence[Any] = (),
-    *,
-    scale: float,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-) -> Any:
-    """Attention of query (B, K, G, T, H) to key and value (B, K, S, H), in value's dtype.
-
-    See `attention_and_residual`.
-    """
-    return attention_and_residual(
-        query, key, value, bias, masks, scale=scale, causal=causal, window=window
-    )[0]
-
-
 def attention_and_residual(
     query: Any,
     key: Any,
@@ -69,7 +49,9 @@ def attention_and_residual(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> tuple[Any, Any]:
-    """Attention, in value's dtype, and the logsumexp of each query's scores (B, K, G, T).
+    """Attention of query (B, K, G, T, H) to key and value (B, K, S, H), in value's dtype.
+
+    The second result is the logsumexp of each query's scores (B, K, G, T).
 
     Scores and weights are float32, or float64 for such queries. A query sees the keys where all
     `masks` (bool) are true, those up to its own position if `causal`, and in a `window` so many

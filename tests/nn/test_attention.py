@@ -9,7 +9,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import nn
 from spmd.compile.executable import compile_jaxpr
-from spmd.lax.attention import _formula, attention, attention_p
+from spmd.lax.attention import _formula, attention_and_residual, attention_p
 from spmd.lax.attention_blocks import Attention
 from spmd.testing import check_grads
 
@@ -195,7 +195,7 @@ def test_the_formula_is_softmax():
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     np.testing.assert_allclose(out[0, 0, 0], weights @ v[0, 0], rtol=1e-5)
     np.testing.assert_allclose((top + rest)[0, 0, 0], np.log(np.exp(scores).sum(-1)), rtol=1e-5)
-    np.testing.assert_allclose(attention(q, k, v, scale=0.5), out, rtol=1e-5)
+    np.testing.assert_allclose(attention_and_residual(q, k, v, scale=0.5)[0], out, rtol=1e-5)
 
 
 def test_over_devices_with_keys_that_all_share():
