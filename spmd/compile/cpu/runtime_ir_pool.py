@@ -18,6 +18,7 @@ from __future__ import annotations
 import mmap
 import platform
 import signal
+from collections.abc import Callable
 
 from spmd.compile.cpu.runtime_ir import Function, Value
 
@@ -40,10 +41,14 @@ POOL_BYTES = THREADS + 8 * (MOST_WORKERS + 1)
 
 OPEN = 1 << 40
 
-# Spinning costs a pause each, 15 to 40 ns. A worker that has waited this long parks: waking it
-# takes 10 to 50 us, so a program's next step should find it awake, and an idle process no load.
+# Who waits looks again after a pause, 15 to 40 ns; after so many of them it also offers its core to
+# others between two looks (1 to 2 us a round), and at last it parks. To wake a parked thread takes
+# 10 us, on virtual machines 100 and more, half of it spent by the one who wakes. So a worker waits
+# about as long as Python takes from one call to the next: an idle process must be no load.
 WORKER_SPINS = 1500
 CALLER_SPINS = 500
+YIELDS = 1000
+PAUSES_A_YIELD = 32
 
 # Scratch blocks from here on start on a huge page.
 HUGE_PAGE = 2 * 2**20
@@ -83,6 +88,7 @@ declare void @free(ptr)
 declare ptr @memcpy(ptr, ptr, i64)
 declare ptr @memmove(ptr, ptr, i64)
 declare ptr @memset(ptr, i32, i64)
+declare i32 @sched_yield()
 """
 
 
@@ -107,6 +113,19 @@ def pool_texts() -> list[str]:
 
 def relax(f: Function) -> None:
     f.do(_PAUSE_CALL)
+
+
+def spin_until(f: Function, spins: int, is_over: Callable[[], Value]) -> None:
+    """Wait awake until something holds, but not for ever: whoever calls looks once more."""
+    for rounds, pauses in ((spins, 1), (YIELDS, PAUSES_A_YIELD)):
+        left = f.var("i64", rounds)
+        with f.loop():
+            f.break_if(is_over() | (left.get() <= 0))
+            left.set(left.get() - 1)
+            with f.range(0, pauses):
+                relax(f)
+            if pauses > 1:
+                f.call("sched_yield", "i32")
 
 
 def _one(f: Function, number: int = 1) -> Value:
@@ -145,12 +164,8 @@ def _worker() -> Function:
     pool = f.symbol("spmd_pool")
     seen = f.var("i64", f.convert("ptrtoint", f.params[0], "i64"))
     with f.loop():
-        spins = f.var("i64", WORKER_SPINS)
-        with f.loop():
-            f.break_if(f.atomic_load("i64", pool, EPOCH).differs(seen.get()))
-            f.break_if(spins.get() <= 0)
-            spins.set(spins.get() - 1)
-            relax(f)
+        last = seen.get()
+        spin_until(f, WORKER_SPINS, lambda: f.atomic_load("i64", pool, EPOCH).differs(last))
         with f.if_(f.atomic_load("i64", pool, EPOCH).equals(seen.get())):
             _park(f, pool, seen.get())
         seen.set(f.atomic_load("i64", pool, EPOCH))
@@ -211,13 +226,9 @@ def _wait_for_workers() -> Function:
     f = Function("wait_for_workers", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     f.atomic("and", pool, GATE, _one(f, ~OPEN))
-    spins = f.var("i64", CALLER_SPINS)
-    with f.loop():
-        with f.if_(f.atomic_load("i64", pool, GATE).equals(0)):
-            f.ret()
-        f.break_if(spins.get() <= 0)
-        spins.set(spins.get() - 1)
-        relax(f)
+    spin_until(f, CALLER_SPINS, lambda: f.atomic_load("i64", pool, GATE).equals(0))
+    with f.if_(f.atomic_load("i64", pool, GATE).equals(0)):
+        f.ret()
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
     f.atomic_store(_one(f), pool, CALLER_PARKED)
     with f.loop():

@@ -38,7 +38,6 @@ _LONGEST_PARK = int(shm_wait.LONGEST_PARK_SECONDS * _NANOSECONDS)
 
 _DECLARATIONS = """
 declare i64 @syscall(i64, ...)
-declare i32 @sched_yield()
 declare i32 @sched_getcpu()
 declare i32 @usleep(i32)
 declare i32 @clock_gettime(i32, ptr)
