@@ -33,7 +33,7 @@ from spmd.core.tree import (
 )
 from spmd.core.util import function_name
 from spmd.sharding.array import Array
-from spmd.sharding.pending import Pending
+from spmd.sharding.pending import Pending, asked
 
 
 def _aval_like(x: Any) -> ShapedArray:
@@ -99,6 +99,10 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def block_until_ready(x: Any) -> Any:
     """Wait until every array of a pytree is computed, and return the pytree."""
+    if type(x) is Array:
+        return x.block_until_ready()
+    if asked.is_settled(x):
+        return x
     for leaf in tree_leaves(x):
         if type(leaf) is Array and (leaf.shards is not None or type(leaf.owner) is Pending):
             leaf.block_until_ready()

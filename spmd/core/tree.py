@@ -137,11 +137,16 @@ def _named_tuple_container(kind: type) -> Container:
     )
 
 
+# The named tuples among the containers, which are made like any class: `kind(*children)`.
+_named_tuples: dict[type, bool] = {}
+
+
 def container_of(kind: type) -> Container | None:
     """How a class is taken apart; None if its objects are leaves."""
     found = _containers.get(kind)
     if found is None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
         found = _containers[kind] = _named_tuple_container(kind)
+        _named_tuples[kind] = True
     return found
 
 
@@ -277,7 +282,7 @@ class TreeDef:
         leaves = list(leaves)
         if len(leaves) != self.num_leaves:
             raise PytreeError(f"{self} has {self.num_leaves} leaves, but got {len(leaves)}")
-        return self._build(iter(leaves))
+        return walks.unflatten(self, leaves)
 
     def _build(self, leaves: Iterator[Any]) -> Any:
         if self.kind is None:
@@ -288,6 +293,9 @@ class TreeDef:
     def flatten_up_to(self, tree: Any, what: str = "tree") -> list[Any]:
         """The subtrees of `tree` at this structure's leaves; a PytreeError names the difference."""
         out: list[Any] = []
+        if walks.flatten_up_to(self, tree, out):
+            return out
+        out = []
         self._flatten_up_to(tree, out, what, ())
         return out
 
@@ -358,7 +366,54 @@ def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
     ([1, 2], PyTreeDef({'a': None, 'b': (*, *)}))
     """
     leaves: list[Any] = []
+    if is_leaf is None:
+        return leaves, walks.flatten(tree, leaves)
     return leaves, _flatten(tree, leaves, is_leaf)
+
+
+def flatten_in_python(tree: Any, leaves: list[Any]) -> TreeDef:
+    """Append the leaves of any tree; gives its structure."""
+    return _flatten(tree, leaves, None)
+
+
+def unflatten_in_python(treedef: TreeDef, leaves: list[Any]) -> Any:
+    """Build a tree of as many leaves as the structure has."""
+    return treedef._build(iter(leaves))
+
+
+def build_container(kind: type, aux: Any, children: Sequence[Any]) -> Any:
+    """A container of any class, from its children."""
+    return _containers[kind].unflatten(aux, children)
+
+
+def flatten_container_up_to(treedef: TreeDef, x: Any, leaves: list[Any]) -> bool:
+    """Append the subtrees at a structure's leaves; False if a container of `x` does not match."""
+    container = container_of(type(x))
+    if container is None or type(x) is not treedef.kind:
+        return False
+    children, aux = container.flatten(x)
+    if len(children) != len(treedef.children) or aux != treedef.aux:
+        return False
+    pairs = zip(treedef.children, children, strict=True)
+    return all([walks.flatten_up_to(spec, child, leaves) for spec, child in pairs])
+
+
+class _Walks:
+    """How trees are taken apart and put together: in Python, until `compile` has native code.
+
+    `flatten_up_to` may give up, with False, whatever it has appended; then Python finds out why.
+    """
+
+    flatten: Callable[[Any, list[Any]], TreeDef] = staticmethod(flatten_in_python)
+    unflatten: Callable[[TreeDef, list[Any]], Any] = staticmethod(unflatten_in_python)
+    flatten_up_to: Callable[[TreeDef, Any, list[Any]], bool] = staticmethod(lambda *_: False)
+
+    def registries(self) -> tuple[dict[type, Container], dict[type, bool]]:
+        """All containers, and the named tuples among them, as they are at any time."""
+        return _containers, _named_tuples
+
+
+walks = _Walks()
 
 
 def _flatten(x: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -> TreeDef:
@@ -373,6 +428,8 @@ def _flatten(x: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -
         leaves.append(x)
         return LEAF
     children, aux = container.flatten(x)
+    if is_leaf is None:
+        return TreeDef(kind, aux, tuple([walks.flatten(c, leaves) for c in children]))
     return TreeDef(kind, aux, tuple([_flatten(c, leaves, is_leaf) for c in children]))
 
 
@@ -403,7 +460,7 @@ def tree_map(
     columns = [leaves]
     for k, other in enumerate(rest, 1):
         columns.append(treedef.flatten_up_to(other, f"tree_map: tree number {k + 1}"))
-    return treedef.unflatten([f(*xs) for xs in zip(*columns, strict=True)])
+    return walks.unflatten(treedef, list(map(f, *columns)))
 
 
 def tree_flatten_with_path(

@@ -6,6 +6,7 @@ an address of 0 for an array that does not fit, and goes the general way, which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -30,3 +31,12 @@ class Pending:
         self.work = work
         self.block = block
         self.address = address
+
+
+class _Asked:
+    """Whether it is certain that no array of a pytree is pending; set by compile."""
+
+    is_settled: Callable[[Any], bool] = staticmethod(lambda tree: False)
+
+
+asked = _Asked()

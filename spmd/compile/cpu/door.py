@@ -10,7 +10,6 @@ not what it should be and nothing ran. With results it returns these, raises, or
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spmd.compile.cpu.allocator import Block
+from spmd.compile.cpu.builtin import make_builtin
 from spmd.compile.cpu.layout import object_layout
-from spmd.compile.cpu.loader import compile_texts
+from spmd.compile.cpu.loader import compile_written
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.cpu.runtime_ir_door import (
     ADDRESS,
@@ -40,6 +40,7 @@ from spmd.compile.cpu.runtime_ir_door import (
     door_text,
     of_operand,
 )
+from spmd.compile.cpu.trees import expect_walks
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MISS
 
@@ -61,8 +62,6 @@ __all__ = [
 
 # The kind of an operand that is a Python number, by the dtype of the element it becomes.
 NUMBERS = {"float32": F32, "float64": F64, "int32": I32, "int64": I64, "bool": BOOL}
-
-_METH_FASTCALL = 0x80
 
 
 class Operand(NamedTuple):
@@ -99,26 +98,12 @@ class Results(NamedTuple):
     slab_word: int = 0
 
 
-class _MethodDef(ctypes.Structure):
-    """`PyMethodDef`, whose layout is part of CPython's stable ABI."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("method", ctypes.c_void_p),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
-
-
 @cache
-def _method() -> tuple[_MethodDef, Callable[..., Any]]:
-    """The definition that all doors share, and CPython's maker of built-in functions."""
-    text = door_text(object_layout())
-    address = compile_texts([text], optimize=True)["spmd_door"]
-    make = ctypes.pythonapi.PyCFunction_NewEx
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
-    return _MethodDef(b"spmd_door", address, _METH_FASTCALL, None), make
+def _address() -> int:
+    """The code that all doors share."""
+    expect_walks()
+    layout = object_layout()
+    return compile_written(f"door {layout}", lambda: door_text(layout))["spmd_door"]
 
 
 def open_door(
@@ -172,8 +157,8 @@ def open_door(
         numbers += [result.word, result.owner, id(result.aval), id(result.sharding)]
     # What native code knows by address only; the function holds it by its `__self__`.
     words_of_door = np.array(numbers, np.int64).tobytes()
-    definition, make = _method()
-    return make(definition, (words_of_door, program, fixed, fail, given, made, kept), None)
+    me = (words_of_door, program, fixed, fail, given, made, kept)
+    return make_builtin("spmd_door", _address(), me)
 
 
 def _identity(expected: Any) -> int:

@@ -1,4 +1,4 @@
-"""Where native code finds the slots of arrays and blocks in memory.
+"""Where native code finds the slots of arrays, blocks and tree structures in memory.
 
 The one idea: ask, don't assume. An object is made, its slots are given values that nothing else
 has, and their addresses are looked for in the object's own bytes. Where they are not found once
@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from spmd.compile.cpu.allocator import ALIGNMENT, Block, SizeClass
+from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
 
 
@@ -34,6 +35,17 @@ class Layout:
     block_address: int
 
 
+@dataclass(frozen=True, slots=True)
+class TreeLayout:
+    """Byte offsets of what native code reads and writes in a `TreeDef`."""
+
+    kind: int
+    aux: int
+    children: int
+    num_leaves: int
+    hash: int
+
+
 @cache
 def object_layout() -> Layout | None:
     """The layout of this interpreter's objects; None where native code must not touch them."""
@@ -47,6 +59,16 @@ def object_layout() -> Layout | None:
         return None
     kind, aval, ptr, owner, shards, numpy, sharding = of_array
     return Layout(kind, aval, ptr, owner, shards, numpy, sharding, of_block[1])
+
+
+@cache
+def tree_layout() -> TreeLayout | None:
+    """The layout of tree structures, where there is one of arrays."""
+    if object_layout() is None:
+        return None
+    names = ("kind", "aux", "children", "num_leaves", "_hash")
+    found = slot_offsets(TreeDef, {name: float(k) for k, name in enumerate(names)})
+    return None if found is None else TreeLayout(*found[1:])
 
 
 def slot_offsets(cls: type, values: Mapping[str, Any]) -> list[int] | None:

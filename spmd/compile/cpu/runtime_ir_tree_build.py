@@ -1,0 +1,281 @@
+"""Pytrees as native code: how they are put together, and asked whether all arrays are there.
+
+Taking them apart is in `runtime_ir_tree.py`; the built-in functions are here.
+"""
+
+from __future__ import annotations
+
+from spmd.compile.cpu.layout import Layout, TreeLayout
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_tree import (
+    ARRAY_TYPE,
+    DICT,
+    LIST,
+    NAMED,
+    NONE,
+    NONE_TREE,
+    PENDING_TYPE,
+    TREE_DECLARATIONS,
+    TREE_TEXTS,
+    TREE_TYPE,
+    TUPLE,
+    TYPE,
+    UNFLATTEN_OTHER,
+    call_python,
+    error,
+    held,
+    is_plain,
+    ret_null_if,
+    walk_functions,
+    word,
+)
+
+
+def tree_text(layout: Layout, tree: TreeLayout) -> str:
+    """The module of all walks."""
+    functions = (
+        *walk_functions(layout, tree),
+        _build_sequence(),
+        _build_dict(),
+        _build_other(),
+        _build_inside(layout),
+        _build(layout, tree),
+        _settled_leaf(layout),
+        _settled_inside(),
+        _settled_items(),
+        _settled(layout),
+        *_entrances(),
+    )
+    return "\n".join([TREE_DECLARATIONS + TREE_TEXTS, *(f.text() for f in functions)])
+
+
+# ---- putting together --------------------------------------------------------------------------
+#
+# `cursor` is the address of the number of leaves that were used.
+
+
+def _build_sequence() -> Function:
+    """build_sequence(words, cursor, leaves, children, is_list): a tuple or a list, or null."""
+    f = Function("build_sequence", "ptr", ["ptr"] * 4 + ["i64"], internal=True)
+    words, cursor, leaves, children, is_list = f.params
+    count = f.call("PyTuple_Size", "i64", children)
+    ret_null_if(f, count < 0)
+    out = f.var("ptr")
+    with f.if_else(is_list.differs(0)) as it:
+        out.set(f.call("PyList_New", "ptr", count))
+        it.otherwise()
+        out.set(f.call("PyTuple_New", "ptr", count))
+    ret_null_if(f, out.get().equals(0))
+    with f.range(0, count) as i:
+        child = f.call("PyTuple_GetItem", "ptr", children, i)
+        item = f.call("build_node", "ptr", words, cursor, leaves, child)
+        ret_null_if(f, item.equals(0), out.get())
+        with f.if_else(is_list.differs(0)) as it:
+            f.call("PyList_SetItem", "i32", out.get(), i, item)
+            it.otherwise()
+            f.call("PyTuple_SetItem", "i32", out.get(), i, item)
+    f.ret(out.get())
+    return f
+
+
+def _build_dict() -> Function:
+    """build_dict(words, cursor, leaves, children, keys): a dict, or null."""
+    f = Function("build_dict", "ptr", ["ptr"] * 5, internal=True)
+    words, cursor, leaves, children, keys = f.params
+    out = f.call("PyDict_New", "ptr")
+    ret_null_if(f, out.equals(0))
+    with f.range(0, f.call("PyTuple_Size", "i64", children)) as i:
+        child = f.call("PyTuple_GetItem", "ptr", children, i)
+        key = f.call("PyTuple_GetItem", "ptr", keys, i)
+        ret_null_if(f, key.equals(0), out)
+        item = f.call("build_node", "ptr", words, cursor, leaves, child)
+        ret_null_if(f, item.equals(0), out)
+        failed = f.call("PyDict_SetItem", "i32", out, key, item).differs(0)
+        f.call("Py_DecRef", "void", item)
+        ret_null_if(f, failed, out)
+    f.ret(out)
+    return f
+
+
+def _build_other() -> Function:
+    """build_other(words, cursor, leaves, kind, aux, children): what Python makes, or null."""
+    f = Function("build_other", "ptr", ["ptr"] * 6, internal=True)
+    words, cursor, leaves, kind, aux, children = f.params
+    listed = f.value("i64", 1)
+    items = f.call("build_sequence", "ptr", words, cursor, leaves, children, listed)
+    ret_null_if(f, items.equals(0))
+    out = call_python(f, word(f, words, UNFLATTEN_OTHER), kind, aux, items)
+    f.call("Py_DecRef", "void", items)
+    f.ret(out)
+    return f
+
+
+def _build_inside(layout: Layout) -> Function:
+    """build_inside(words, cursor, leaves, kind, aux, children): the container, or null."""
+    f = Function("build_inside", "ptr", ["ptr"] * 6, internal=True)
+    words, cursor, leaves, kind, aux, children = f.params
+    is_list = kind.equals(word(f, words, LIST))
+    with f.if_(is_list | kind.equals(word(f, words, TUPLE))):
+        listed = f.convert("zext", is_list, "i64")
+        f.ret(f.call("build_sequence", "ptr", words, cursor, leaves, children, listed))
+    is_tuple = f.load("ptr", aux, layout.type).equals(word(f, words, TUPLE))
+    with f.if_(kind.equals(word(f, words, DICT)) & is_tuple):
+        count = f.call("PyTuple_Size", "i64", children)
+        with f.if_(count.equals(f.call("PyTuple_Size", "i64", aux)) & (count >= 0)):
+            f.ret(f.call("build_dict", "ptr", words, cursor, leaves, children, aux))
+    ret_null_if(f, f.call("PyErr_Occurred", "ptr").differs(0))
+    named = f.call("PyDict_GetItemWithError", "ptr", word(f, words, NAMED), kind)
+    with f.if_(named.differs(0)):
+        unlisted = f.value("i64", 0)
+        items = f.call("build_sequence", "ptr", words, cursor, leaves, children, unlisted)
+        ret_null_if(f, items.equals(0))
+        out = f.call("PyObject_CallObject", "ptr", kind, items)
+        f.call("Py_DecRef", "void", items)
+        f.ret(out)
+    ret_null_if(f, f.call("PyErr_Occurred", "ptr").differs(0))
+    f.ret(f.call("build_other", "ptr", words, cursor, leaves, kind, aux, children))
+    return f
+
+
+def _build(layout: Layout, tree: TreeLayout) -> Function:
+    """build_node(words, cursor, leaves, node): the tree of a TreeDef, or null."""
+    f = Function("build_node", "ptr", ["ptr"] * 4, internal=True)
+    words, cursor, leaves, node = f.params
+    is_tree = f.load("ptr", node, layout.type).equals(word(f, words, TREE_TYPE))
+    kind, aux, children = (f.load("ptr", node, at) for at in (tree.kind, tree.aux, tree.children))
+    whole = kind.differs(0) & aux.differs(0) & children.differs(0)
+    with f.if_((is_tree & whole).equals(0)):
+        f.call("PyErr_SetString", "void", error(f, "TypeError"), f.symbol("no_tree"))
+        f.ret(f.null())
+    with f.if_(kind.equals(word(f, words, NONE))):
+        used = f.load("i64", cursor)
+        leaf = f.call("PyList_GetItem", "ptr", leaves, used)
+        ret_null_if(f, leaf.equals(0))
+        f.store(used + 1, cursor)
+        f.ret(held(f, leaf))
+    with f.if_(node.equals(word(f, words, NONE_TREE))):
+        f.ret(held(f, word(f, words, NONE)))
+    deep = f.call("Py_EnterRecursiveCall", "i32", f.symbol("where"))
+    ret_null_if(f, deep.differs(0))
+    out = f.call("build_inside", "ptr", words, cursor, leaves, kind, aux, children)
+    f.call("Py_LeaveRecursiveCall", "void")
+    f.ret(out)
+    return f
+
+
+# ---- asking ------------------------------------------------------------------------------------
+
+
+def _settled_leaf(layout: Layout) -> Function:
+    """settled_leaf(words, last, x): 1 if it is certain that nothing of `x` is pending, else 0."""
+    f = Function("settled_leaf", "i64", ["ptr"] * 3, internal=True)
+    words, last, x = f.params
+    with f.if_(f.load("ptr", x, layout.type).equals(word(f, words, ARRAY_TYPE))):
+        owner, none = f.load("ptr", x, layout.owner), word(f, words, NONE)
+        whole = f.load("ptr", x, layout.shards).equals(none) & owner.differs(0)
+        with f.if_(whole.equals(0)):
+            f.ret(0)
+        pending = f.load("ptr", owner, layout.type).equals(word(f, words, PENDING_TYPE))
+        f.ret(f.convert("zext", pending.equals(0), "i64"))
+    metaclass = f.load("ptr", f.load("ptr", x, layout.type), layout.type)
+    with f.if_(metaclass.differs(word(f, words, TYPE))):
+        f.ret(0)
+    what = f.call("is_leaf", "i64", words, last, x)
+    with f.if_(what.equals(0)):
+        f.ret(f.call("settled_inside", "i64", words, last, x, word(f, words, TUPLE)))
+    f.ret(f.convert("zext", what.equals(1), "i64"))
+    return f
+
+
+def _settled_inside() -> Function:
+    """settled_inside(words, last, x, kind): the same of all that is in a plain container.
+
+    No Python runs meanwhile that could change a container: even the hash of a type is not asked
+    where its metaclass might have its own.
+    """
+    f = Function("settled_inside", "i64", ["ptr"] * 4, internal=True)
+    words, last, x, kind = f.params
+    deep = f.call("Py_EnterRecursiveCall", "i32", f.symbol("where"))
+    with f.if_(deep.differs(0)):
+        f.ret(0)
+    answer = f.call("settled_items", "i64", words, last, x, kind)
+    f.call("Py_LeaveRecursiveCall", "void")
+    f.ret(answer)
+    return f
+
+
+def _settled_items() -> Function:
+    """settled_items(words, last, x, kind): the same, in a depth that is counted."""
+    f = Function("settled_items", "i64", ["ptr"] * 4, internal=True)
+    words, last, x, kind = f.params
+    with f.if_(kind.equals(word(f, words, DICT))):
+        place, key, value = f.var("i64", 0), f.var("ptr"), f.var("ptr")
+        places = place.pointer, key.pointer, value.pointer
+        with f.loop():
+            f.break_if(f.call("PyDict_Next", "i32", x, *places).equals(0))
+            with f.if_(f.call("settled_node", "i64", words, last, value.get()).equals(0)):
+                f.ret(0)
+        f.ret(1)
+    for index, name in ((TUPLE, "PyTuple"), (LIST, "PyList")):
+        with f.if_(kind.equals(word(f, words, index))):
+            with f.range(0, f.call(f"{name}_Size", "i64", x)) as i:
+                item = f.call(f"{name}_GetItem", "ptr", x, i)
+                with f.if_(f.call("settled_node", "i64", words, last, item).equals(0)):
+                    f.ret(0)
+            f.ret(1)
+    f.ret(0)
+    return f
+
+
+def _settled(layout: Layout) -> Function:
+    """settled_node(words, last, x): 1 if it is certain that nothing in `x` is pending, else 0."""
+    f = Function("settled_node", "i64", ["ptr"] * 3, internal=True)
+    words, last, x = f.params
+    kind = f.load("ptr", x, layout.type)
+    with f.if_(x.equals(word(f, words, NONE))):
+        f.ret(1)
+    with f.if_(is_plain(f, words, kind).equals(0)):
+        f.ret(f.call("settled_leaf", "i64", words, last, x))
+    f.ret(f.call("settled_inside", "i64", words, last, x, kind))
+    return f
+
+
+# ---- as Python calls them ----------------------------------------------------------------------
+
+
+def _entrance(name: str, operands: int) -> tuple[Function, Value, list[Value]]:
+    """A built-in function of some operands: its words, and the operands."""
+    f = Function(name, "ptr", ["ptr", "ptr", "i64"])
+    me, args, count = f.params
+    first = f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
+    words = f.call("PyBytes_AsString", "ptr", first)
+    with f.if_(count.differs(operands)):
+        f.call("PyErr_SetString", "void", error(f, "TypeError"), f.symbol("arity"))
+        f.ret(f.null())
+    return f, words, [f.load("ptr", args, 8 * k) for k in range(operands)]
+
+
+def _zero(f: Function) -> Value:
+    """A word on the stack."""
+    return f.var("i64", 0).pointer
+
+
+def _entrances() -> list[Function]:
+    """The functions that Python calls."""
+    flatten, words, (x, leaves) = _entrance("spmd_flatten", 2)
+    f = flatten
+    f.ret(f.call("flatten_node", "ptr", words, _zero(f), leaves, x))
+    unflatten, words, (node, leaves) = _entrance("spmd_unflatten", 2)
+    f = unflatten
+    f.ret(f.call("build_node", "ptr", words, _zero(f), leaves, node))
+    up_to, words, (node, x, leaves) = _entrance("spmd_flatten_up_to", 3)
+    f = up_to
+    matched = f.call("up_to_node", "i64", words, leaves, node, x)
+    ret_null_if(f, matched < 0)
+    f.ret(f.call("PyBool_FromLong", "ptr", matched))
+    settled, words, (x,) = _entrance("spmd_settled", 1)
+    f = settled
+    answer = f.call("settled_node", "i64", words, _zero(f), x)
+    f.call("PyErr_Clear", "void")
+    f.ret(f.call("PyBool_FromLong", "ptr", answer))
+    return [flatten, unflatten, up_to, settled]

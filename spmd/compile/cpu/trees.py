@@ -1,0 +1,87 @@
+"""Walks of pytrees as built-in functions, which take the place of Python's own in `core/tree.py`.
+
+A process that compiles nothing, or walks few trees, does not pay for them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from spmd.compile.cpu.builtin import make_builtin
+from spmd.compile.cpu.layout import object_layout, tree_layout
+from spmd.compile.cpu.loader import compile_written
+from spmd.compile.cpu.runtime_ir_tree_build import tree_text
+from spmd.core import tree
+from spmd.sharding import pending
+from spmd.sharding.array import Array
+
+
+@cache
+def native_walks() -> dict[str, Any]:
+    """The walks that `core/tree.py` has in Python, and `settled(tree)`, by their names; or none."""
+    layout, of_tree = object_layout(), tree_layout()
+    if layout is None or of_tree is None:
+        return {}
+    found = compile_written(f"trees {layout} {of_tree}", lambda: tree_text(layout, of_tree))
+    # In the order of `runtime_ir_tree`'s words.
+    kept = (
+        tuple,
+        list,
+        dict,
+        None,
+        *tree.walks.registries(),
+        tree.LEAF,
+        tree.NONE,
+        tree.TreeDef,
+        type,
+        tree.flatten_in_python,
+        tree.build_container,
+        tree.flatten_container_up_to,
+        Array,
+        pending.Pending,
+    )
+    words = np.array([id(x) for x in kept], np.int64).tobytes()
+    return {
+        name: make_builtin(f"spmd_{name}", found[f"spmd_{name}"], (words, kept))
+        for name in ("flatten", "flatten_up_to", "unflatten", "settled")
+    }
+
+
+# Walks in Python before native code is loaded, which takes some milliseconds, and the first time on
+# a machine a hundred: as long as some thousand walks.
+WALKS_IN_PYTHON = 200
+
+
+class _Countdown:
+    """Walks in Python, and counts."""
+
+    def __init__(self) -> None:
+        self.left = WALKS_IN_PYTHON
+
+    def flatten(self, x: Any, leaves: list[Any]) -> tree.TreeDef:
+        """What `walks.flatten` is meanwhile."""
+        self.left -= 1
+        if self.left < 0:
+            install_walks()
+            return tree.walks.flatten(x, leaves)
+        return tree.flatten_in_python(x, leaves)
+
+
+def expect_walks() -> None:
+    """Install native walks when it is certain that there will be many."""
+    if tree.walks.flatten is tree.flatten_in_python:
+        tree.walks.flatten = _Countdown().flatten
+
+
+def install_walks() -> None:
+    """Let all of spmd walk trees natively, where that is possible."""
+    tree.walks.flatten = tree.flatten_in_python
+    found = native_walks()
+    if found:
+        tree.walks.flatten = found["flatten"]
+        tree.walks.flatten_up_to = found["flatten_up_to"]
+        tree.walks.unflatten = found["unflatten"]
+        pending.asked.is_settled = found["settled"]
