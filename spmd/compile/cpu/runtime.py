@@ -21,6 +21,7 @@ from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
 from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
 from spmd.compile.cpu.runtime_ir_queue import queue_texts
 from spmd.compile.cpu.runtime_ir_ranks import rank_texts
+from spmd.compile.cpu.runtime_ir_wait import wait_texts
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
 
@@ -70,6 +71,7 @@ def runtime() -> Runtime:
 def _text() -> str:
     """The module of the runtime."""
     parts = (
+        wait_texts(),
         pool_texts(),
         execute_texts(),
         control_texts(),

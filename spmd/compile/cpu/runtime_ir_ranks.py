@@ -17,7 +17,6 @@ from spmd.collectives.transport import flight, shm_direct, shm_pages, shm_road, 
 from spmd.collectives.transport.call import CALL_BYTES
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import encode_ranks as rounds
-from spmd.compile.cpu import runtime_ir_pool
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     DEVICE_COUNT,
@@ -31,6 +30,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     report_reached,
     report_step,
 )
+from spmd.compile.cpu.runtime_ir_wait import relax
 
 _NANOSECONDS = 1_000_000_000
 _FIRST_PARK = int(shm_wait.FIRST_PARK_SECONDS * _NANOSECONDS)
@@ -240,7 +240,7 @@ def _meet() -> Function:
                 with f.if_(f.call("wait_for", "i64", road, step, digest).differs(0)):
                     f.ret(1)
             pauses.set(pauses.get() - 1)
-            runtime_ir_pool.relax(f)
+            relax(f)
     with f.if_(first.differs(0)):
         with f.if_(f.call("agree", "i64", road, digest).equals(0)):
             with f.if_(_trouble(f, road, digest, shm_road.DIFFERENT)):
