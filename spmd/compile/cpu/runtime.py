@@ -18,6 +18,7 @@ from spmd.compile.cpu.runtime_ir_control import control_texts
 from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
 from spmd.compile.cpu.runtime_ir_execute import execute_texts
 from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
+from spmd.compile.cpu.runtime_ir_place import place_texts
 from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
 from spmd.compile.cpu.runtime_ir_queue import queue_texts
 from spmd.compile.cpu.runtime_ir_ranks import rank_texts
@@ -72,6 +73,7 @@ def _text() -> str:
     """The module of the runtime."""
     parts = (
         wait_texts(),
+        place_texts(),
         pool_texts(),
         execute_texts(),
         control_texts(),

@@ -25,6 +25,7 @@ import mmap
 import signal
 
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_place import MASK_BYTES, MOST_PLACED
 
 # Byte offsets in @spmd_pool. Words that are written while others spin have a cache line each.
 EPOCH = 0  # i64: number of the present job
@@ -40,7 +41,9 @@ MUTEX, WORK, DONE = 448, 576, 704  # pthread_mutex_t and two pthread_cond_t
 SIGNALS = 832  # sigset_t, twice
 THREADS = 1152  # pthread_t of each worker
 MOST_WORKERS = 255
-TICKETS = THREADS + 8 * (MOST_WORKERS + 1)  # of each part: i64, chunks that are taken
+CORES = THREADS + 8 * (MOST_WORKERS + 1)  # those that workers may use; see `runtime_ir_place`
+AVOIDED = CORES + MASK_BYTES  # of each worker that is placed
+TICKETS = AVOIDED + 8 * MOST_PLACED  # of each part: i64, chunks that are taken
 TICKET_BYTES = 64
 POOL_BYTES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)
 
@@ -208,6 +211,8 @@ def _start() -> Function:
         f.break_if(failed)
         started.set(started.get() + 1)
     f.call("pthread_sigmask", "i32", mask, before, f.null())
+    f.call("note_cores", "void", f.at(pool, CORES))
+    f.call("memset", "ptr", f.at(pool, AVOIDED), f.value("i32", 0), _one(f, 8 * MOST_PLACED))
     f.atomic_store(started.get(), pool, STARTED)
     # Where no thread can be made, do not try again at each job.
     f.store(started.get(), pool, WORKERS)
@@ -257,6 +262,12 @@ def _parallel_for() -> Function:
     f.store(f.atomic_load("i64", pool, EPOCH) & 1, pool, BACKWARDS)
     with f.range(0, parts) as part:
         f.store(_one(f, 0), f.at(pool, TICKETS), part * TICKET_BYTES)
+    threads, avoided, workers = (
+        f.at(pool, THREADS),
+        f.at(pool, AVOIDED),
+        f.load("i64", pool, STARTED),
+    )
+    f.call("keep_off", "void", threads, avoided, workers, f.at(pool, CORES))
     # Not a plain store: a worker that came late may just be adding and taking back its one.
     f.atomic("or", pool, GATE, _one(f, OPEN))
     f.atomic("add", pool, EPOCH, _one(f))

@@ -10,7 +10,6 @@ calls Python, which looks for the reason, raises it, or lets the wait go on.
 
 from __future__ import annotations
 
-import sys
 import time
 
 from spmd.collectives.transport import flight, shm_direct, shm_pages, shm_road, shm_wait
@@ -30,6 +29,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     report_reached,
     report_step,
 )
+from spmd.compile.cpu.runtime_ir_place import core
 from spmd.compile.cpu.runtime_ir_wait import relax
 
 _NANOSECONDS = 1_000_000_000
@@ -38,7 +38,6 @@ _LONGEST_PARK = int(shm_wait.LONGEST_PARK_SECONDS * _NANOSECONDS)
 
 _DECLARATIONS = """
 declare i64 @syscall(i64, ...)
-declare i32 @sched_getcpu()
 declare i32 @usleep(i32)
 declare i32 @clock_gettime(i32, ptr)
 """
@@ -120,13 +119,6 @@ def _wake() -> Function:
     return f
 
 
-def _core(f: Function) -> Value:
-    """1 + the core that this runs on; 0 where the system does not say."""
-    if not sys.platform.startswith("linux"):
-        return f.value("i64", 0)
-    return f.convert("sext", f.call("sched_getcpu", "i32"), "i64") + 1
-
-
 def _first_missing() -> Function:
     """first_missing(road, step): the first rank that has not arrived in a step, or -1."""
     f = Function("first_missing", "i64", ["ptr", "i64"], internal=True)
@@ -159,8 +151,8 @@ def _wait() -> Function:
     # thousands of calls, 13 us each where 3 would do, and not be moved: only one that slept is
     # woken on a core that is free.
     awaited = f.larger(f.call("first_missing", "i64", road, step), 0)
-    core = f.load("i64", _page(f, road, awaited), 8 * shm_pages.CORE)
-    with f.if_((_word(f, road, shm_road.PAUSES) > 0) & (core > 0) & core.equals(_core(f))):
+    theirs = f.load("i64", _page(f, road, awaited), 8 * shm_pages.CORE)
+    with f.if_((_word(f, road, shm_road.PAUSES) > 0) & (theirs > 0) & theirs.equals(core(f))):
         yields.set(0)
     with f.range(0, yields.get()):
         with f.if_(f.call("first_missing", "i64", road, step) < 0):
@@ -202,7 +194,7 @@ def _enter() -> Function:
         f.call("memcpy", "ptr", place, packed, f.value("i64", CALL_BYTES))
         f.store(digest, shown)
     f.store(sequence + 1, page, 8 * shm_pages.ENTERED)
-    f.store(_core(f), page, 8 * shm_pages.CORE)
+    f.store(core(f), page, 8 * shm_pages.CORE)
     return f
 
 

@@ -29,7 +29,12 @@ _PAUSE_DECLARATION, _PAUSE_CALL = _PAUSE.get(_MACHINE, ("", "fence seq_cst"))
 
 def wait_texts() -> list[str]:
     """The declarations and functions."""
-    return [_PAUSE_DECLARATION, "declare i32 @sched_yield()", _spin("differs").text(), _spin("equals").text()]
+    return [
+        _PAUSE_DECLARATION,
+        "declare i32 @sched_yield()",
+        _spin("differs").text(),
+        _spin("equals").text(),
+    ]
 
 
 def relax(f: Function) -> None:
