@@ -7,8 +7,8 @@ So a busy neighbour or a descheduled worker slows nobody down.
 Each thread has a part of a job's chunks, the same part in each job of that size, so that what it
 wrote in one job lies in the caches of its own core in the next. Who has none left helps the others.
 Every second job goes through its chunks backwards: what was touched last, and only that is still in
-a cache if the arrays are larger, is read first. (Two threads over 4 MiB: 305 us with one ticket for
-all, TODO with parts, TODO backwards and forwards.)
+a cache if the arrays are larger, is read first. (`x*x+x` of 4 MB on two threads: 138 us so, 172
+always forwards.)
 
 The gate is one word: the number of workers inside, plus OPEN while there is a job. A worker enters
 by adding one and looks at the value before; without OPEN it leaves again without having read the

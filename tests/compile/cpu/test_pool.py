@@ -88,6 +88,51 @@ def test_jobs_with_pauses_in_which_workers_park():
     assert (counts == 30).all()
 
 
+def order_kernel() -> int:
+    """order[calls[0]++] = begin, for each range."""
+    f = Function("note_order", "void", ["ptr", "ptr", "i64", "i64"])
+    args, _, begin, _ = f.params
+    now = f.atomic("add", f.load("ptr", args, 8), 0, f.value("i64", 1))
+    f.store(begin, f.load("ptr", args), now * 8)
+    return compile_texts([f.text()], optimize=True)["note_order"]
+
+
+def test_every_second_job_runs_backwards():
+    kernel, orders = order_kernel(), []
+    with config.override("num_threads", 1):
+        for _ in range(3):
+            order, calls = np.zeros(10, np.int64), np.zeros(1, np.int64)
+            parallel_for(kernel, [address(order), address(calls)], [], 20, 2)
+            orders.append(order.tolist())
+    assert sorted(orders[0]) == list(range(0, 20, 2))
+    assert orders[1] == orders[0][::-1]
+    assert orders[2] == orders[0]
+    assert orders[0] in (sorted(orders[0]), sorted(orders[0], reverse=True))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the system for masks")
+def test_workers_stay_off_the_core_of_their_caller():
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core has to be shared")
+    kernel = count_kernel()
+    counts, calls = np.zeros(64, np.int64), np.zeros(1, np.int64)
+    with config.override("num_threads", 3):
+        before = set(map(int, os.listdir("/proc/self/task")))
+        parallel_for(kernel, [address(counts), address(calls)], [], 64, 1)
+        workers = set(map(int, os.listdir("/proc/self/task"))) - before
+        assert len(workers) == 2
+        try:
+            for core in (cores[0], cores[-1], cores[0]):
+                os.sched_setaffinity(0, {core})  # of this thread
+                parallel_for(kernel, [address(counts), address(calls)], [], 64, 1)
+                for worker in workers:
+                    assert os.sched_getaffinity(worker) == set(cores) - {core}
+        finally:
+            os.sched_setaffinity(0, cores)
+    assert (counts == 4).all()
+
+
 def test_callers_in_several_threads_do_not_mix():
     kernel = slow_kernel()
     wrong = []
