@@ -180,9 +180,10 @@ def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     callees = dict.fromkeys(_called(steps, loops))
     kernels = [_rendering(callee) for callee in callees if isinstance(callee, Kernel)]
     plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
-    texts = dict.fromkeys(r.text for r in (*kernels, *(e for p in plans for e in p.epilogues)))
     packed = [_packing(callee) for callee in callees if isinstance(callee, Packing)]
     contracted = [_contracting(callee) for callee in callees if isinstance(callee, Contraction)]
+    epilogues = [e for plan in (*plans, *contracted) for e in plan.epilogues]
+    texts = dict.fromkeys(r.text for r in (*kernels, *epilogues))
     written = dict.fromkeys(text for plan in (*plans, *packed, *contracted) for text in plan.texts)
     written |= dict.fromkeys(loop.text for loop in loops.values())
     addresses: Mapping[str, int] = {}

@@ -138,9 +138,10 @@ def describe(step: Step) -> tuple[str, str]:
             return "product", what if name == "dot" else f"{what} {name}"
         case Pack(packing=p):
             return "packing", "x".join(map(str, (*p.batch, p.k, p.n)))
-        case Contract(contraction=c):
+        case Contract(contraction=c, name=name):
             sizes = "x".join(map(str, (c.rows.count, c.columns, c.depth.count)))
-            return "contraction", sizes if c.batch[0] == 1 else f"{c.batch[0]} of {sizes}"
+            what = sizes if c.batch[0] == 1 else f"{c.batch[0]} of {sizes}"
+            return "contraction", what if name == "conv" else f"{what} {name}"
         case Copy(nbytes=nbytes):
             return "copy", f"{nbytes} bytes"
         case Host(name=name):

@@ -14,6 +14,7 @@ from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.pipeline import run_passes
 from spmd.core.config import config
+from spmd.testing import check_grads
 
 
 def arrays(*shapes):
@@ -227,3 +228,104 @@ def test_permuted_operands_are_read_where_they_lie():
     q, k = arrays((2, 9, 3, 8), (2, 11, 3, 8))
     assert names(heads, q, k) == ["dot_general"]
     assert_same(heads, q, k)
+
+
+# ---- convolutions --------------------------------------------------------------------------------
+
+
+def convolve(x, w, stride=1, padding="SAME", layout="NHWC"):
+    numbers = (layout, "HWIO", layout)
+    return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=numbers)
+
+
+def conv_bias_relu(x, w, b):
+    return nn.relu(convolve(x, w) + b)
+
+
+def conv_strided(x, w, b):
+    return lax.exp(convolve(x, w, 2, "VALID") * b)
+
+
+def conv_residual(x, w, b):
+    """The result has another dtype than the sum, and reads what the convolution reads."""
+    return (convolve(x, w) + x[..., :1] > b) * 2
+
+
+IMAGE = ((2, 9, 8, 5), (3, 3, 5, 7), (7,))
+
+
+@pytest.mark.parametrize("f", [conv_bias_relu, conv_strided, conv_residual])
+def test_elementwise_work_joins_its_convolution(f):
+    args = arrays(*IMAGE)
+    found = names(f, *args)
+    assert "product" in found and not {"fused", "conv_general_dilated"} & set(found), found
+    assert_same(f, *args)
+
+
+def test_windows_of_one_element_are_a_product_with_an_epilogue():
+    x, w, b = arrays((2, 9, 8, 5), (1, 1, 5, 7), (7,))
+    assert names(conv_bias_relu, x, w, b) == ["product"]
+    assert_same(conv_bias_relu, x, w, b)
+    assert_same(lambda x, w, b: (convolve(x, w), conv_bias_relu(x, w, b)), x, w, b)
+
+
+def test_a_convolution_that_others_read_is_kept():
+    def f(x, w, b):
+        y = convolve(x, w)
+        return nn.relu(y + b), y.sum(axis=(1, 2)), y
+
+    args = arrays(*IMAGE)
+    assert "conv_general_dilated" not in names(f, *args)
+    assert_same(f, *args)
+
+
+def test_the_sum_lies_where_the_result_will():
+    """No memory of its own: the epilogue's result takes the place of what it reads."""
+    args = arrays(*IMAGE)
+    padded = 4 * 2 * 11 * 10 * 5
+    plan = spmd.jit(conv_bias_relu).lower(*args).compile().memory_analysis()
+    assert plan.temp_size_in_bytes < padded + 4 * 2 * 9 * 8 * 7
+
+
+APART = {
+    "channels first": (lambda x, w, b: nn.relu(convolve(x, w, layout="NCHW") + b), (2, 5, 9, 8), 8),
+    "dilated": (lambda x, w, b: lax.conv_transpose(x, w, (2, 2), "SAME") + b, IMAGE[0], 7),
+    "transposed": (lambda x, w, b: convolve(x, w).transpose(0, 2, 1, 3) + b, IMAGE[0], 7),
+    "a slice": (lambda x, w, b: convolve(x, w)[..., 2:4] + b, IMAGE[0], 2),
+    "one feature": (lambda x, w, b: nn.relu(convolve(x, w[..., :1]) + b), IMAGE[0], 1),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_convolutions_that_stay_apart(case):
+    f, image, count = APART[case]
+    args = arrays(image, IMAGE[1], (count,))
+    assert "product" not in names(f, *args)
+    assert_same(f, *args)
+
+
+def test_narrow_convolutions_stay_apart():
+    x, w, b = (a.astype(snp.bfloat16) for a in arrays(*IMAGE))
+    found = spmd.jit(conv_bias_relu)(x, w, b).astype(snp.float32)
+    expected = conv_bias_relu(*(a.astype(np.float32) for a in (x, w, b)))
+    np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.1)
+
+
+def test_gradients_through_joined_convolutions():
+    args = [a.astype(np.float64) for a in arrays((1, 5, 4, 2), (3, 3, 2, 3), (3,))]
+    f = spmd.jit(lambda *args: snp.sum(snp.tanh(convolve(*args[:2]) + args[2])))
+    with spmd.enable_x64(True):
+        check_grads(f, args, order=2)
+
+
+def test_joined_convolutions_in_loops():
+    def f(x, w, b):
+        def body(x, _):
+            y = x + nn.relu(convolve(x, w) + b)
+            return y, y.mean()
+
+        return lax.scan(body, x, None, length=3)
+
+    x, w, b = arrays((2, 6, 5, 4), (3, 3, 4, 4), (4,))
+    assert_same(f, x, w * 0.1, b)
+    assert_same(lambda x: spmd.vmap(lambda x: conv_bias_relu(x[None], w, b))(x), x)

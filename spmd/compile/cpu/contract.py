@@ -9,11 +9,12 @@ step; what would make a table too long is a loop around it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from spmd.compile.cpu.contract_ir import (
+    ADDRESSES,
     HEADER,
     contract_symbol,
     contract_text,
@@ -21,10 +22,14 @@ from spmd.compile.cpu.contract_ir import (
     tile_symbol,
     tile_text,
 )
+from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.gemm_ir import Vectors
 from spmd.compile.cpu.loader import Host, available_cores, host
 from spmd.compile.cpu.program import KernelStep, Slot
+from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.kernel.contraction import Contraction
+from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.kernel.product import argument_maps, block_epilogue
 
 # A panel of B this deep (f32) is 24 KiB: it stays in L1 beside what is read of A.
 _BLOCK_BYTES = 768
@@ -51,18 +56,22 @@ class Plan:
     units: int
     cost_ns: float
     scratch: int
+    epilogues: tuple[Rendered, ...] = ()  # one or none
+    offsets: tuple[int, ...] = ()  # bytes to add to the slots of its arguments behind C
 
 
 def contract_step(
     plan: Plan, addresses: Mapping[str, int], slots: Sequence[Slot], name: str = "conv"
 ) -> KernelStep:
     """The step of a planned contraction whose texts are compiled. It must not write A or B."""
+    after = [addresses[rendered.symbol] for rendered in plan.epilogues] or [0]
+    others = zip(slots[3:], plan.offsets, strict=True)
     return KernelStep(
         addresses[plan.symbol],
-        tuple(slots),
+        (*slots[:3], *(replace(slot, offset=slot.offset + by) for slot, by in others)),
         plan.units,
         plan.cost_ns,
-        sizes=(*(addresses[tile] for tile in plan.tiles), *plan.sizes),
+        sizes=(*(addresses[tile] for tile in plan.tiles), *after, *plan.sizes),
         scratch=plan.scratch,
         name=name,
     )
@@ -100,6 +109,7 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     row_table = row_table[np.minimum(np.arange(filled), rows.count - 1)]
     depth_table = depth.offsets() * nbytes
     panel = 2 * v.nbytes_of_vector
+    after = _Epilogue(given, min(group * height, rows.count), machine or host())
     in_place = given.columns * nbytes == panel and _is_packed(depth_table[:, 1], panel)
     block = _block(depth.count, v)
     tiles = filled // height
@@ -109,6 +119,7 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
         "depth": depth_table,
         "outer_depth": outer_depth.offsets() * nbytes,
         "batch": np.arange(members)[:, None] * (np.array(strides, np.int64) * nbytes),
+        "arguments": after.strides,
     }
     numbers = {
         "columns": given.columns,
@@ -122,15 +133,50 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
         "outer_depth": outer_depth.count,
         "outer_rows": outer_rows.count,
         "row_groups": -(-tiles // group),
+        "inner_rows": rows.count,
+        "row_bytes": given.columns * nbytes,
+        "arguments": len(after.strides),
     }
     units = -(-tiles // group) * around
     flops = 2.0 * group * height * given.columns * given.depth.count
-    cost = max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0)
+    cost = max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0) + after.cost_ns
     widths = _widths(given.columns, v)
     texts = [contract_text(v), *(tile_text(v, height, n) for n in dict.fromkeys(widths))]
     symbols = tile_symbol(v, height, widths[0]), tile_symbol(v, height, widths[1])
-    words = _words(numbers, tables)
-    return Plan(contract_symbol(v), tuple(texts), symbols, words, units, cost, block * panel)
+    return Plan(
+        contract_symbol(v),
+        tuple(texts),
+        symbols,
+        _words(numbers, tables),
+        units,
+        cost,
+        block * panel,
+        after.rendered,
+        after.offsets,
+    )
+
+
+class _Epilogue:
+    """What runs on up to `rows` finished rows of a unit, if anything does."""
+
+    def __init__(self, given: Contraction, rows: int, machine: Host):
+        self.rendered: tuple[Rendered, ...] = ()
+        self.offsets: tuple[int, ...] = ()
+        self.strides = np.zeros(0, np.int64)
+        self.cost_ns = 0.0
+        if given.epilogue is None:
+            return
+        features = {f[1:]: f.startswith("+") for f in machine.features.split(",") if f}
+        block = block_epilogue(given.epilogue, rows, given.columns, given.columns)
+        made = render(block, Target.from_features(features), tiles=False)
+        assert made.units == rows, "each row of an epilogue is a unit"
+        maps = argument_maps(given.epilogue)[1:]
+        nbytes = [itemsize(arg.dtype) for arg in given.epilogue.args[1:]]
+        self.rendered = (made,)
+        self.offsets = tuple(m.offset * width for m, width in zip(maps, nbytes, strict=True))
+        along = [m.strides[0] * width for m, width in zip(maps, nbytes, strict=True)]
+        self.strides = np.array(along, np.int64)
+        self.cost_ns = made.cost_ns * rows
 
 
 def _widths(columns: int, v: Vectors) -> tuple[int, int]:
@@ -147,7 +193,7 @@ def _words(numbers: dict[str, int], tables: dict[str, np.ndarray]) -> tuple[int,
         numbers[f"at_{name}"] = at
         at += table.size
     body = np.concatenate([table.reshape(-1) for table in tables.values()])
-    return (*(numbers[name] for name in HEADER[2:]), *body.tolist())
+    return (*(numbers[name] for name in HEADER[ADDRESSES:]), *body.tolist())
 
 
 def _is_packed(offsets: np.ndarray, panel: int) -> bool:

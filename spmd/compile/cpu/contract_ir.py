@@ -26,13 +26,17 @@ from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 
 # The run-time numbers, in the order in which the code finds them. `at_*` are the words at which
 # tables begin: of (a, c) bytes for each row and outer row, of (a, b) bytes for each step of the
-# depth and of the outer depth, of (a, b, c) bytes for each member of the batch. `narrow` and `wide`
-# are the addresses of the tiles of one and of two vectors. A panel of B is read where it lies if
-# `pack` is 0, its rows `panel` bytes apart.
+# depth and of the outer depth, of (a, b, c) bytes for each member of the batch, of the bytes from
+# row to row in each argument of the epilogue behind C. `narrow` and `wide` are the addresses of the
+# tiles of one and of two vectors, `epilogue` that of the kernel that runs on finished rows, or 0. A
+# panel of B is read where it lies if `pack` is 0, its rows `panel` bytes apart.
 HEADER = (
-    "narrow wide columns panel pack tiles height group depth block outer_depth outer_rows "
-    "row_groups at_rows at_outer_rows at_depth at_outer_depth at_batch"
+    "narrow wide epilogue columns panel pack tiles height group depth block outer_depth outer_rows "
+    "row_groups inner_rows row_bytes arguments "
+    "at_rows at_outer_rows at_depth at_outer_depth at_batch at_arguments"
 ).split()
+# The first so many are addresses.
+ADDRESSES = 3
 
 _WORD = 8
 # How inline assembly names "any vector register", by processor.
@@ -150,7 +154,8 @@ def _contract(v: Vectors) -> Function:
     )
     args, sizes, begin, end = f.params
     of = {name: f.load("i64", sizes, _WORD * i) for i, name in enumerate(HEADER)}
-    scratch = f.load("ptr", args, 3 * _WORD)
+    scratch = f.load("ptr", f.at(args, of["arguments"] * _WORD), 3 * _WORD)
+    arguments = f.stack_bytes((of["arguments"] + 1) * _WORD)
 
     def entry(table: str, index: Value, width: int, column: int) -> Value:
         word = of[f"at_{table}"] + index * width + column
@@ -179,7 +184,31 @@ def _contract(v: Vectors) -> Function:
                 block = (a_part, b_part, c, steps, depth, accumulate.get())
                 _panels(f, v, of, block, (rows, first, last), scratch)
                 accumulate.set(1)
+        with f.if_(of["epilogue"].differs(0)):
+            begun = first * of["height"]
+            count = f.smaller(last * of["height"], of["inner_rows"]) - begun
+            row = outer_row * of["inner_rows"] + begun
+            _finish(f, of, (args, sizes), arguments, row, count)
     return f
+
+
+def _finish(
+    f: Function,
+    of: dict[str, Value],
+    given: tuple[Value, Value],
+    arguments: Value,
+    row: Value,
+    count: Value,
+) -> None:
+    """Run the epilogue on `count` finished rows of C, which lie one behind the other."""
+    args, sizes = given
+    f.store(f.at(f.load("ptr", args, 2 * _WORD), row * of["row_bytes"]), arguments)
+    with f.range(0, of["arguments"]) as number:
+        stride = f.load("i64", sizes, (of["at_arguments"] + number) * _WORD)
+        origin = f.load("ptr", f.at(args, number * _WORD), 3 * _WORD)
+        f.store(f.at(origin, row * stride), f.at(arguments, number * _WORD), _WORD)
+    function = f.convert("inttoptr", of["epilogue"], "ptr")
+    f.call(function, "void", arguments, f.null(), f.value("i64", 0), count)
 
 
 def _panels(

@@ -4,7 +4,8 @@
 
 Rows and depth are each the index space of several dims with strides of their own, so A may be all
 windows of an image, which is never laid out as a matrix: this is what a convolution is, and its
-gradients. As `Product` it is a node of its own: every backend has its own best loops for it.
+gradients. As `Product` it is a node of its own: every backend has its own best loops for it. Like a
+product's, its result may be followed by an epilogue, a kernel that runs on finished rows of it.
 
 `check_contraction` is the law, `interpret_contraction` the meaning.
 """
@@ -18,6 +19,9 @@ from typing import Any
 import numpy as np
 
 from spmd.compile.kernel.check import KernelError
+from spmd.compile.kernel.interpret import interpret
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.product import check_epilogue
 
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
@@ -73,7 +77,9 @@ class Contraction:
     """The arguments are A, B and out, each from its element at index zero of everything.
 
     Columns are contiguous in B and in out. The batch is one dim: its size, and the strides along it
-    in A, B and out.
+    in A, B and out. An epilogue follows a batch of one whose rows are contiguous in out, too. It is
+    that of a product of `rows.count` rows: its argument 0 is out, its others are the arguments
+    behind out, and it may write over out where it has read it.
     """
 
     dtype: str  # of all three, f32 or f64
@@ -81,6 +87,7 @@ class Contraction:
     depth: Dims  # strides in A and B
     columns: int
     batch: tuple[int, int, int, int] = (1, 0, 0, 0)
+    epilogue: Kernel | None = None
 
     @property
     def multiply_adds(self) -> int:
@@ -104,9 +111,23 @@ def check_contraction(given: Contraction) -> None:
     spread = np.diff(np.sort(reached.reshape(-1)))
     if spread.size and spread.min() < given.columns:
         raise KernelError(f"some element of out is written twice: {given}")
+    if given.epilogue is not None:
+        if given.batch[0] != 1 or not lies_in_order(given.rows, given.columns):
+            raise KernelError(f"an epilogue of rows that do not lie in order: {given}")
+        check_epilogue(given.epilogue, (), given.rows.count, given.columns, given.dtype)
 
 
-def interpret_contraction(given: Contraction, a: Any, b: Any, out: Any) -> None:
+def lies_in_order(rows: Dims, columns: int) -> bool:
+    """Whether rows of so many columns lie one behind the other in the second array."""
+    behind = columns
+    for size, stride in zip(reversed(rows.sizes), reversed(rows.second), strict=True):
+        if size != 1 and stride != behind:
+            return False
+        behind *= size
+    return True
+
+
+def interpret_contraction(given: Contraction, a: Any, b: Any, out: Any, *rest: Any) -> None:
     """Run a contraction on flat NumPy arrays that begin at the elements at index zero."""
     rows, depth = given.rows.offsets(), given.depth.offsets()
     columns = np.arange(given.columns)
@@ -115,3 +136,5 @@ def interpret_contraction(given: Contraction, a: Any, b: Any, out: Any) -> None:
         left = a[member * a_step + rows[:, :1] + depth[:, 0]]
         right = b[member * b_step + depth[:, 1:] + columns]
         out[member * out_step + rows[:, 1:] + columns] = left @ right
+    if given.epilogue is not None:
+        interpret(given.epilogue, [out, *rest])

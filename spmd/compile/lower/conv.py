@@ -6,6 +6,10 @@ taps, columns over the output features; all layouts are only strides. A dilated 
 out: windows that begin at the same distance from an element (a *phase*) hit elements with the same
 taps, so each phase is a contraction of its own that writes every n-th result. A convolution with
 one output feature (per group) has no product in it, and is a kernel with a sum over the taps.
+
+A convolution that is one contraction, and whose features come last, may have an epilogue: it is
+done to rows of results that are in a cache. They are in memory then, where the epilogue's own
+result may take their place.
 """
 
 from __future__ import annotations
@@ -17,11 +21,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.contraction import Contraction, Dims, dims_of
+from spmd.compile.kernel.contraction import Contraction, Dims, dims_of, lies_in_order
 from spmd.compile.kernel.dtypes import DTYPES, kind
-from spmd.compile.kernel.product import NO_EPILOGUE, Operand, Product, store_epilogue
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.product import (
+    NO_EPILOGUE,
+    Operand,
+    Product,
+    Result,
+    argument_maps,
+    store_epilogue,
+)
 from spmd.compile.lower.elementwise import storage_dtype
+from spmd.compile.lower.follow import Follower, with_epilogue
 from spmd.compile.lower.index import strides_of
+from spmd.compile.lower.inplace import read_in_place
 from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Contract, Launch, Multiply, Ref
@@ -45,6 +59,66 @@ def conv_general_dilated(lowering: Lowering, eqn: Eqn) -> None:
         host(lowering, eqn)
         return
     _Convolution(lowering, eqn).write()
+
+
+def result_of(eqn: Eqn) -> tuple[Result, str] | None:
+    """Where the result of a convolution lies and its dtype; None if it can have no epilogue."""
+    avals = (*(v.aval for v in eqn.invars), eqn.outvars[0].aval)
+    names = [storage_dtype(aval.dtype) for aval in avals]
+    numbers, ndim = eqn.params["dimension_numbers"], avals[0].ndim
+    columns = avals[2].shape[numbers.out_spec[1]]
+    grouped = eqn.params["feature_group_count"] * eqn.params["batch_group_count"] > 1
+    if None in names or not all(aval.size for aval in avals) or grouped:
+        return None
+    wide = _dtype_of_sums(names[0], names[2]) if columns > 1 else None
+    if wide is None or names[2] != wide or numbers.out_spec[1] != ndim - 1:
+        return None
+    windows = windows_of(avals[1].shape, eqn.params)
+    parts = [phases(windows, d, avals[2].shape[k]) for d, k in enumerate(numbers.out_spec[2:])]
+    if any(len(p) > 1 or not p[0].taps for p in parts):
+        return None
+    lhs, out = (
+        _laid_out(aval, spec)
+        for aval, spec in ((avals[0], numbers.lhs_spec), (avals[2], numbers.out_spec))
+    )
+    strides = _packed(_widened(lhs[0], _pads(parts, lhs[0])), _order(lhs[1]))
+    rows = _row_dims([p[0] for p in parts], lhs[0][0], strides, out[1])
+    if not lies_in_order(rows, columns):
+        return None
+    return Result((rows.count, columns), (columns, 1), wide), wide
+
+
+@with_epilogue("conv_general_dilated")
+def convolve_with(follower: Follower) -> bool:
+    """A convolution and the group that follows it."""
+    found = result_of(follower.head)
+    attached = None if found is None else follower.attach(*found, keep=False)
+    if attached is None:
+        return False
+    epilogue, rest = attached
+    if not follower.keeps:
+        shared = _overwritable(epilogue, rest)
+        if shared is not None:
+            follower.lowering.targets[follower.result] = shared
+    _Convolution(follower.lowering, follower.head, follower).write()
+    return True
+
+
+def _overwritable(epilogue: Kernel, rest: Sequence[Ref]) -> Ref | None:
+    """The place of a result of an epilogue that may be written over what the epilogue follows."""
+    maps = argument_maps(epilogue)
+    for number, (ref, arg) in enumerate(zip(rest, epilogue.args[1:], strict=True), 1):
+        like = (arg.dtype, maps[number]) == (epilogue.args[0].dtype, maps[0])
+        if arg.role == "out" and like and 0 in read_in_place(epilogue, number):
+            return ref
+    return None
+
+
+def _dtype_of_sums(lhs: str | None, out: str | None) -> str | None:
+    """The dtype in which products of floats are summed; None for other numbers."""
+    if lhs is None or out is None or {kind(lhs), kind(out)} != {"f"}:
+        return None
+    return "f64" if "f64" in (lhs, out) else "f32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +196,46 @@ def reach(parts: Sequence[Phase], size: int) -> tuple[int, int]:
     return max(-low, 0), max(max(last, default=0) - size + 1, 0)
 
 
+# ---- layouts -----------------------------------------------------------------------------------
+
+
+def _laid_out(aval: ShapedArray, spec: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes and strides of an array in canonical order of dims."""
+    strides = strides_of(aval.shape)
+    return tuple(aval.shape[d] for d in spec), tuple(strides[d] for d in spec)
+
+
+def _order(strides: Sequence[int]) -> list[int]:
+    """Dims as they lie, the outermost first."""
+    return sorted(range(len(strides)), key=lambda d: -strides[d])
+
+
+def _packed(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """The strides of an array whose dims lie in `order`."""
+    strides = [0] * len(shape)
+    for d, stride in zip(order, strides_of([shape[d] for d in order]), strict=True):
+        strides[d] = stride
+    return tuple(strides)
+
+
+def _pads(parts: Sequence[Sequence[Phase]], shape: Sequence[int]) -> list[tuple[int, int]]:
+    """How far windows reach beyond each dim of the lhs."""
+    return [(0, 0), (0, 0), *(reach(p, n) for p, n in zip(parts, shape[2:], strict=True))]
+
+
+def _widened(shape: Sequence[int], pads: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(low + size + high for size, (low, high) in zip(shape, pads, strict=True))
+
+
+def _row_dims(
+    combination: Sequence[Phase], images: int, a: Sequence[int], c: Sequence[int]
+) -> Dims:
+    """The rows of a phase with strides in lhs and result, those first that are far apart in lhs."""
+    rows = [(images, a[0], c[0])]
+    rows += [(p.windows, p.stride * a[d], p.period * c[d]) for d, p in enumerate(combination, 2)]
+    return dims_of(sorted(rows, key=lambda dim: -dim[1]))
+
+
 # ---- copies ------------------------------------------------------------------------------------
 
 
@@ -134,13 +248,9 @@ def copied(
 ) -> Array:
     """A copy whose dims lie in `order`, converted, with zeros around."""
     pads = pads or [(0, 0)] * len(source.shape)
-    shape = tuple(low + size + high for size, (low, high) in zip(source.shape, pads, strict=True))
-    packed = strides_of([shape[d] for d in order])
-    strides = [0] * len(shape)
-    for d, stride in zip(order, packed, strict=True):
-        strides[d] = stride
+    shape = _widened(source.shape, pads)
     aval = ShapedArray(shape, DTYPES[dtype].numpy)
-    target = Array(lowering.temp(aval), dtype, shape, tuple(strides))
+    target = Array(lowering.temp(aval), dtype, shape, _packed(shape, order))
     move(lowering, source, target, order, pads)
     return target
 
@@ -177,9 +287,10 @@ def move(
 class _Convolution:
     """One equation on its way to steps."""
 
-    def __init__(self, lowering: Lowering, eqn: Eqn):
+    def __init__(self, lowering: Lowering, eqn: Eqn, follower: Follower | None = None):
         self.lowering = lowering
         self.eqn = eqn
+        self.follower = follower
         numbers = eqn.params["dimension_numbers"]
         lhs, rhs, self.out = (
             self._array(ref, atom.aval, spec)
@@ -202,37 +313,30 @@ class _Convolution:
     def _array(ref: Ref, aval: Any, spec: Sequence[int]) -> Array:
         dtype = storage_dtype(aval.dtype)
         assert dtype is not None
-        strides = strides_of(aval.shape)
-        return Array(
-            ref, dtype, tuple(aval.shape[d] for d in spec), tuple(strides[d] for d in spec)
-        )
+        return Array(ref, dtype, *_laid_out(aval, spec))
 
     def write(self) -> None:
         """All steps."""
-        floats = {kind(x.dtype) for x in (self.lhs, self.out)} == {"f"}
-        wide = "f64" if "f64" in (self.lhs.dtype, self.out.dtype) else "f32"
-        multiplies = floats and self.columns > 1
-        self.pad(wide if multiplies else self.lhs.dtype)
+        wide = _dtype_of_sums(self.lhs.dtype, self.out.dtype) if self.columns > 1 else None
+        self.pad(wide or self.lhs.dtype)
         target = self.out
-        if multiplies:
+        if wide is not None:
             self.prepare(wide)
         for combination in itertools.product(*self.phases):
-            if multiplies:
+            if wide is not None:
                 self.contract(combination, wide)
             else:
                 self.loop_nest(combination)
         if self.out is not target:
-            order = sorted(range(len(target.shape)), key=lambda d: -target.strides[d])
+            order = _order(target.strides)
             move(self.lowering, self.out, target, order, [(0, 0)] * len(order))
 
     def pad(self, dtype: str) -> None:
         """Bring the lhs to where windows that reach beyond it read zeros."""
-        pads = [(0, 0), (0, 0)]
-        pads += [reach(p, n) for p, n in zip(self.phases, self.lhs.shape[2:], strict=True)]
+        pads = _pads(self.phases, self.lhs.shape)
         if dtype == self.lhs.dtype and not any(low or high for low, high in pads):
             return
-        order = sorted(range(len(pads)), key=lambda d: -self.lhs.strides[d])
-        self.lhs = copied(self.lowering, self.lhs, order, dtype, pads)
+        self.lhs = copied(self.lowering, self.lhs, _order(self.lhs.strides), dtype, pads)
         self.low = [low for low, _ in pads[2:]]
 
     def prepare(self, dtype: str) -> None:
@@ -243,24 +347,19 @@ class _Convolution:
             self.rhs = copied(self.lowering, self.rhs, (*range(2, ndim), 1, 0), dtype)
         if self.out.dtype != dtype or (self.columns > 1 and self.out.strides[1] != 1):
             shape = self.out.shape
-            packed = strides_of([shape[d] for d in features_last])
-            strides = [packed[features_last.index(d)] for d in range(ndim)]
             ref = self.lowering.temp(ShapedArray(shape, DTYPES[dtype].numpy))
-            self.out = Array(ref, dtype, shape, tuple(strides))
+            self.out = Array(ref, dtype, shape, _packed(shape, features_last))
 
     # ---- one phase ----
 
     def dims(self, combination: Sequence[Phase]) -> tuple[Dims, Dims]:
         """Rows and depth of a phase, those first that are far apart in the lhs."""
         a, b, c = self.lhs.strides, self.rhs.strides, self.out.strides
-        rows = [(self.lhs.shape[0] // self.batch_groups, a[0], c[0])]
         depth = [(self.rhs.shape[1], a[1], b[1])]
-        for d, p in enumerate(combination, 2):
-            rows.append((p.windows, p.stride * a[d], p.period * c[d]))
-            depth.append((p.taps, p.step * a[d], p.tap_step * b[d]))
-        rows.sort(key=lambda dim: -dim[1])
+        depth += [(p.taps, p.step * a[d], p.tap_step * b[d]) for d, p in enumerate(combination, 2)]
         depth.sort(key=lambda dim: -dim[1])
-        return dims_of(rows), dims_of(depth)
+        rows = _row_dims(combination, self.lhs.shape[0] // self.batch_groups, a, c)
+        return rows, dims_of(depth)
 
     def offsets(self, combination: Sequence[Phase]) -> tuple[int, int, int]:
         """Where a phase begins in lhs, rhs and result, in elements."""
@@ -297,7 +396,24 @@ class _Convolution:
             self.multiply(rows, depth, dtype, refs, (a, b, c))
             return
         made = Contraction(dtype, rows, depth, self.columns, (self.groups, a, b, c))
-        self.lowering.steps.append(Contract(made, refs, "conv", self.eqn.source))
+        if self.follower is not None:
+            epilogue, rest = self.attached(rows, dtype, keep=False)
+            made = replace(made, epilogue=epilogue, batch=(1, 0, 0, 0))
+            refs = (*refs, *rest)
+        self.lowering.steps.append(Contract(made, refs, self.name, self.eqn.source))
+
+    def attached(self, rows: Dims, dtype: str, keep: bool) -> tuple[Kernel, tuple[Ref, ...]]:
+        """The epilogue, and its arguments behind the first."""
+        assert self.follower is not None
+        result = Result((rows.count, self.columns), (self.columns, 1), dtype)
+        attached = self.follower.attach(result, dtype, keep)
+        assert attached is not None, "`result_of` says what can be attached to"
+        return attached
+
+    @property
+    def name(self) -> str:
+        """What its step is called."""
+        return "conv" if self.follower is None else self.follower.name("conv")
 
     def multiply(
         self, rows: Dims, depth: Dims, dtype: str, refs: Any, groups: Sequence[int]
@@ -317,10 +433,14 @@ class _Convolution:
             epilogue=NO_EPILOGUE,
             batch=batch,
         )
-        strides = (*(groups[2:] if batch else ()), row[2], self.out.strides[1])
-        epilogue = store_epilogue(batch, made.m, made.n, dtype, dtype, strides)
+        if self.follower is not None:
+            epilogue, rest = self.attached(rows, dtype, self.follower.keeps)
+            refs = (*refs[:2], *rest)
+        else:
+            strides = (*(groups[2:] if batch else ()), row[2], self.out.strides[1])
+            epilogue = store_epilogue(batch, made.m, made.n, dtype, dtype, strides)
         made = replace(made, epilogue=epilogue)
-        self.lowering.steps.append(Multiply(made, refs, "conv", self.eqn.source))
+        self.lowering.steps.append(Multiply(made, refs, self.name, self.eqn.source))
 
     # ---- kernels ----
 

@@ -20,20 +20,19 @@ from spmd.compile.kernel.product import (
     Operand,
     Product,
     Result,
-    attach,
     product_dtype,
     store_epilogue,
 )
 from spmd.compile.lower.expression import need_dtype, storage_dtype
+from spmd.compile.lower.follow import Follower, with_epilogue
 from spmd.compile.lower.index import strides_of
-from spmd.compile.lower.inplace import group_kernel
-from spmd.compile.lower.kernels import fused, group_name, launch
+from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Launch, Multiply, Ref
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.ir import Atom, Eqn
 from spmd.core.util import product
-from spmd.lax.dot import DimensionNumbers, dot_general_p
+from spmd.lax.dot import DimensionNumbers
 
 MAX_BATCH_DIMS = 3
 
@@ -92,58 +91,20 @@ def _with_epilogue(made: Product, epilogue: Kernel) -> Product:
     return replace(made, epilogue=epilogue)
 
 
-@rule("product")
-def product_with_epilogue(lowering: Lowering, eqn: Eqn) -> None:
-    """A product and the group that follows it: one step."""
-    dot, group = parts_of(eqn)
-    kernel, position = group_kernel(group), eqn.params["position"]
-    view = view_product(dot)
-    assert view is not None and kernel is not None, "the pass attaches only what has kernels"
-    keep = len(eqn.outvars) > len(group.outvars)
-    refs = view.operands(lowering)
-    attached = attach(kernel, position, view.result, view.product.carried, keep)
-    if attached is None:  # repacked operands may cut the result in other ways
-        dot_general(lowering, dot)
-        fused(lowering, group)
-        return
-    epilogue, origins = attached
-    places = [lowering.ref(v) if v is not dot.outvars[0] else None for v in group.invars]
-    places += [lowering.place(v) for v in group.outvars]
-    if keep:
-        places[position] = lowering.place(dot.outvars[0])
-    rest = [places[origin] for origin in origins]
-    refs = (*refs, *(place for place in rest if place is not None))
-    name = f"dot+{group_name(group.params['jaxpr'])}"
-    product = _with_epilogue(view.product, epilogue)
-    lowering.steps.append(Multiply(product, refs, name, eqn.source))
-
-
-def parts_of(eqn: Eqn) -> tuple[Eqn, Eqn]:
-    """The `dot_general` that a `product` equation stands for, and the group as an equation."""
-    params = eqn.params
-    group: ClosedJaxpr = params["jaxpr"]
-    count = len(group.jaxpr.outvars)
-    lhs, rhs, *rest = eqn.invars
-    numbers, precision, dtype = params["dot"]
-    c = group.jaxpr.invars[params["position"]]
-    made = eqn.outvars[count] if len(eqn.outvars) > count else Var(c.aval)
-    dot = Eqn(
-        dot_general_p,
-        (lhs, rhs),
-        (made,),
-        {
-            "dimension_numbers": numbers,
-            "precision": precision,
-            "preferred_element_type": dtype,
-        },
-        frozenset(),
-        eqn.source,
-    )
-    # The result may be seen with another shape; its bytes are the same.
-    rest.insert(params["position"], made)
-    space = {"jaxpr": group, "space": params["space"]}
-    follows = eqn.replace(invars=tuple(rest), outvars=eqn.outvars[:count], params=space)
-    return dot, follows
+@with_epilogue("dot_general")
+def multiply_with(follower: Follower) -> bool:
+    """A product and the group that follows it."""
+    view = view_product(follower.head)
+    assert view is not None, "the pass attaches to products only"
+    found = follower.attach(view.result, view.product.carried, follower.keeps)
+    if found is None:  # repacked operands may cut the result in other ways
+        return False
+    epilogue, rest = found
+    refs = view.operands(follower.lowering)
+    made = _with_epilogue(view.product, epilogue)
+    step = Multiply(made, (*refs, *rest), follower.name("dot"), follower.source)
+    follower.lowering.steps.append(step)
+    return True
 
 
 @dataclass(slots=True)
@@ -158,6 +119,12 @@ class View:
         """Where A and B are, after writing the steps that repack them."""
         left, right = (side.place(lowering) for side in self.sides)
         return left, right
+
+
+def result_of(eqn: Eqn) -> tuple[Result, str] | None:
+    """Where the result of a product lies and in which dtype it is summed; None if it is none."""
+    view = view_product(eqn)
+    return None if view is None else (view.result, view.product.carried)
 
 
 def view_product(eqn: Eqn) -> View | None:

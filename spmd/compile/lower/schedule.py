@@ -121,10 +121,13 @@ class Sort:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """Run a contraction over windows: A at `refs[0]`, B at `refs[1]`, the result at `refs[2]`."""
+    """Run a contraction over windows: A at `refs[0]`, B at `refs[1]`, the result at `refs[2]`.
+
+    The epilogue's other arguments come behind; it may write its result over the contraction's.
+    """
 
     contraction: Contraction
-    refs: tuple[Ref, Ref, Ref]
+    refs: tuple[Ref, ...]
     name: str = "conv"
     source: Source = UNKNOWN
 
@@ -274,6 +277,11 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
             yield step.refs[0], False
             yield step.refs[1], False
             yield step.refs[2], True
+            if step.contraction.epilogue is not None:
+                others = step.contraction.epilogue.args[1:]
+                yield from (
+                    (r, a.role == "out") for r, a in zip(step.refs[3:], others, strict=True)
+                )
         case Sort():
             yield step.words, False
             yield step.words, True

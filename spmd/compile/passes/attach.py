@@ -1,10 +1,10 @@
-"""Attach: an elementwise group that follows a matrix product becomes its epilogue.
+"""Attach: an elementwise group that follows a product or a convolution becomes its epilogue.
 
-After `fuse`, a `dot_general` whose first reader is an elementwise `fused` group, which reads each
-element of the result where the group's own results have theirs, becomes one `product` equation
-with that group. The result of the product then need not be in memory: bias, activation, residual
-and casts are applied to blocks of it while these are in a cache. Whether a group fits is asked of
-its kernel (`kernel/product.py`); nothing here knows what the operations are.
+After `fuse`, a `dot_general` or a convolution whose first reader is an elementwise `fused` group,
+which reads each element of the result where the group's own results have theirs, becomes one
+`product` equation with that group. The result itself then need not be in memory: bias, activation,
+residual and casts are applied to blocks of it while these are in a cache. Whether a group fits is
+asked of its kernel (`kernel/product.py`); nothing here knows what the operations are.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.compile.kernel.product import attach
+from spmd.compile.lower import conv, product
 from spmd.compile.lower.inplace import group_kernel
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.lower.product import view_product
 from spmd.compile.passes.substitute import (
     finish,
     internal_primitive,
@@ -24,27 +24,29 @@ from spmd.compile.passes.substitute import (
 )
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
-from spmd.lax.dot import dot_general_p
+
+# What can have an epilogue, and what says where its result lies.
+HEADS = {"dot_general": product.result_of, "conv_general_dilated": conv.result_of}
 
 # ---- the equation ------------------------------------------------------------------------------
 
 
-def _abstract(*avals: Any, dot: Any, jaxpr: Any, space: Any, position: int, keep: Any) -> Any:
-    return [*jaxpr.out_avals, *([keep] if keep is not None else [])]
+def _abstract(*avals: Any, jaxpr: Any, result: Any, keep: bool, **params: Any) -> Any:
+    return [*jaxpr.out_avals, *([result] if keep else [])]
 
 
 def _impl(
-    xp: Any, lhs: Any, rhs: Any, *rest: Any, dot: Any, jaxpr: Any, position: int, **params: Any
+    xp: Any, lhs: Any, rhs: Any, *rest: Any, head: Any, jaxpr: Any, position: int, **params: Any
 ) -> Any:
-    names = ("dimension_numbers", "precision", "preferred_element_type")
-    c = dot_general_p.rule("impl")(xp, lhs, rhs, **dict(zip(names, dot, strict=True)))
+    prim, given = head
+    c = prim.rule("impl")(xp, lhs, rhs, **dict(given))
     seen = c.reshape(jaxpr.jaxpr.invars[position].aval.shape)
     found = impl_jaxpr(xp, jaxpr, *rest[:position], seen, *rest[position:])
-    return [*found, *([c] if params["keep"] is not None else [])]
+    return [*found, *([c] if params["keep"] else [])]
 
 
-# `dot` holds the parameters of the dot_general, `position` says which input of the group is its
-# result, `keep` is the type of that result if others read it too: it then is the last result.
+# `head` holds the primitive of the product and its parameters, `position` says which input of the
+# group is its result, `result` is its type. With `keep` others read it too: it is the last result.
 product_p = internal_primitive(
     "product",
     abstract=_abstract,
@@ -80,7 +82,7 @@ class _Attacher:
 
     def note(self, k: int, eqn: Eqn) -> None:
         """Note what an equation makes and reads of products."""
-        if eqn.prim.name == "dot_general":
+        if eqn.prim.name in HEADS:
             self.product_of[eqn.outvars[0]] = k
             self.renames[k], self.readers[k] = [], []
         read = {self.product_of[v] for v in eqn.invars if v in self.product_of}
@@ -130,27 +132,25 @@ class _Attacher:
         kernel = group_kernel(eqn)
         if kernel is None or len(positions) != 1:
             return None
-        view = view_product(self.eqns[k])
-        if view is None:
+        head = self.eqns[k]
+        found = HEADS[head.prim.name](head)
+        if found is None or attach(kernel, positions[0], *found) is None:
             return None
-        found = attach(kernel, positions[0], view.result, view.product.carried)
-        return None if found is None else positions[0]
+        return positions[0]
 
-    def joined(self, dot: Eqn, group: Eqn, position: int, kept: bool) -> Eqn:
+    def joined(self, head: Eqn, group: Eqn, position: int, kept: bool) -> Eqn:
         """The equation of a product and its group."""
-        c = dot.outvars[0]
+        c = head.outvars[0]
         rest = (*group.invars[:position], *group.invars[position + 1 :])
         params = group.params | {
-            "dot": tuple(
-                dot.params[name]
-                for name in ("dimension_numbers", "precision", "preferred_element_type")
-            ),
+            "head": (head.prim, tuple(head.params.items())),
             "position": position,
-            "keep": c.aval if kept else None,
+            "result": c.aval,
+            "keep": kept,
         }
         outs = (*group.outvars, *((c,) if kept else ()))
         return group.replace(
-            prim=product_p, invars=(*dot.invars, *rest), outvars=outs, params=params
+            prim=product_p, invars=(*head.invars, *rest), outvars=outs, params=params
         )
 
 

@@ -11,6 +11,7 @@ from spmd.compile.cpu import contract
 from spmd.compile.cpu.loader import Host, compile_texts, host
 from spmd.compile.cpu.program import Program, Slot
 from spmd.compile.cpu.runner import build_program
+from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.contraction import (
     Contraction,
@@ -21,14 +22,20 @@ from spmd.compile.kernel.contraction import (
 )
 
 
-def run(given, a, b, size):
-    """The result of the native kernel, in an array of `size` elements that held NaN."""
+def run(given, a, b, size, *rest):
+    """The result of the native kernel, in an array of `size` elements that held NaN.
+
+    `rest` are the epilogue's arguments behind it, of which the kernel may write some.
+    """
     plan = contract.plan_contraction(given)
-    addresses = compile_texts(list(plan.texts), optimize=True)
+    addresses = dict(compile_texts(list(plan.texts), optimize=True))
+    addresses |= compile_texts([rendered.text for rendered in plan.epilogues])
     out = np.full(size, np.nan, a.dtype)
-    step = contract.contract_step(plan, addresses, (Slot(1), Slot(2), Slot(3)))
-    program = build_program(Program((0, a.nbytes, b.nbytes, out.nbytes), (step,), 1))
-    frame = np.array([0, *(x.ctypes.data for x in (a, b, out))], np.int64)
+    arrays = (a, b, out, *rest)
+    slots = [Slot(k) for k in range(1, len(arrays) + 1)]
+    step = contract.contract_step(plan, addresses, slots)
+    program = build_program(Program((0, *(x.nbytes for x in arrays)), (step,), 1))
+    frame = np.array([0, *(x.ctypes.data for x in arrays)], np.int64)
     program.run_address(frame.ctypes.data)
     return out
 
@@ -105,6 +112,66 @@ def test_result_does_not_depend_on_the_units(monkeypatch):
         monkeypatch.setattr(contract, "_GROUP_TILES", tiles)
         found.append(run(given, a, b, given.rows.count * given.columns).tobytes())
     assert len(set(found)) == 1
+
+
+# ---- epilogues ---------------------------------------------------------------------------------
+
+
+def with_epilogue(given):
+    """max(out + bias, 0) + residual, and where the sum was negative."""
+    rows, columns = given.rows.count, given.columns
+    builder = Builder((rows,), (columns,))
+    source = builder.arg(given.dtype, rows * columns)
+    bias = builder.arg(given.dtype, columns)
+    residual = builder.arg(given.dtype, rows * columns)
+    target = builder.arg(given.dtype, rows * columns, "out")
+    negative = builder.arg("bool", rows * columns, "out")
+    with builder.row():
+        zero = builder.const(0, given.dtype)
+        total = builder.op("add", builder.load(source, (columns, 1)), builder.load(bias, (0, 1)))
+        kept = builder.op("max", total, zero)
+        found = builder.op("add", kept, builder.load(residual, (columns, 1)))
+        builder.store(target, (columns, 1), found)
+        builder.store(negative, (columns, 1), builder.op("lt", total, zero))
+    return dataclasses.replace(given, epilogue=builder.build())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("table", [8, 4096])
+@pytest.mark.parametrize("sizes", [(1, 4, 1, 2, 1), (2, 9, 8, 3, 33), (3, 6, 300, 2, 70)], ids=str)
+def test_epilogue(monkeypatch, dtype, table, sizes):
+    """Rows of any number of units, of tables that are loops, of a depth in several blocks."""
+    monkeypatch.setattr(contract, "_TABLE", table)
+    rng = np.random.default_rng(1)
+    given, a, b = image_case(rng, dtype, *sizes)
+    given = with_epilogue(given)
+    check_contraction(given)
+    count = given.rows.count * given.columns
+    bias, residual = (rng.normal(size=n).astype(dtype) for n in (given.columns, count))
+    found, wanted = ((np.empty(count, dtype), np.empty(count, bool)) for _ in range(2))
+    interpret_contraction(given, a, b, np.empty(count, dtype), bias, residual, *wanted)
+    run(given, a, b, count, bias, residual, *found)
+    tolerance = {"float32": 2e-4, "float64": 1e-12}[dtype]
+    np.testing.assert_allclose(found[0], wanted[0], rtol=tolerance, atol=tolerance)
+    assert (found[1] == wanted[1]).mean() > 0.999  # a sum next to zero may fall on either side
+
+
+def test_law_of_epilogues():
+    given, _, _ = image_case(np.random.default_rng(0), "float32", 2, 5, 2, 2, 3)
+    good = with_epilogue(given)
+    check_contraction(good)
+    apart = Dims(good.rows.sizes, good.rows.first, tuple(2 * s for s in good.rows.second))
+    for change, text in (
+        ({"rows": apart}, "do not lie in order"),
+        ({"batch": (2, 0, 0, 1000)}, "do not lie in order"),
+        ({"dtype": "f64"}, "C is f64"),
+        ({"columns": 2, "rows": Dims((3,), (1,), (2,))}, "its space is not that of C"),
+    ):
+        with pytest.raises(KernelError, match=text):
+            check_contraction(dataclasses.replace(good, **change))
+
+
+# ---- decisions ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("features", ["", "+avx2", "+avx512f,+avx512vl"])
