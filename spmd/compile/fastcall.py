@@ -100,6 +100,8 @@ class Writer:
         self.expected: list[Any] = []
         self.offsets: list[tuple[int, int, int]] = []
         self.arrays: list[str] = []
+        # Arrays whose addresses were compared: whether they differ, and what they are.
+        self.compared: dict[tuple[str, ...], tuple[str, str]] = {}
         # For each wide dict the line that takes its leaves apart, and the names they get there.
         self.wide: list[tuple[str, list[str]]] = []
 
@@ -355,15 +357,23 @@ class Writer:
 
     def take(self, owner: str, donated: str, operands: Sequence[str], nbytes: int) -> None:
         """Write the choice between a donated array's block and a new one, as `executable.take`."""
-        # Three references are ours: the array's, the variable's, and getrefcount's own.
+        # Three references are ours: the array's, the variable's, and getrefcount's own. Then no
+        # other array has the block; but one array may be two operands.
+        alone, everyone = self.distinct(operands)
         self.put(f"{owner} = {donated}.owner")
         self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3 or")
         self.lines[-1] += f" {owner}.address != {donated}.ptr"
-        for other in operands:
-            if other != donated:
-                self.lines[-1] += f" or {other}.owner is {owner}"
-        self.lines[-1] += ":"
+        self.lines[-1] += f" or not {alone} and {everyone}.count({donated}.ptr) > 1:"
         self.put(f"    {owner} = alloc({nbytes})")
+
+    def distinct(self, operands: Sequence[str]) -> tuple[str, str]:
+        """The names of whether arrays have different addresses, and of the list of these."""
+        key = tuple(operands)
+        if key not in self.compared:
+            alone, everyone = self.compared[key] = self.fresh(), self.fresh()
+            self.put(f"{everyone} = [{', '.join(f'{x}.ptr' for x in operands)}]")
+            self.put(f"{alone} = len(set({everyone})) == {len(operands)}")
+        return self.compared[key]
 
     def slab(self, sizes: Sequence[int], words: Sequence[int]) -> list[tuple[str, str]]:
         """Write one allocation for results that are small together; empty if they are not."""

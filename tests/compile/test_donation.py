@@ -79,6 +79,24 @@ def test_an_array_given_twice_is_not_overwritten(calls):
 
 
 @pytest.mark.parametrize("calls", [1, 3], ids=["general", "closure"])
+def test_only_the_array_given_twice_keeps_its_memory(calls):
+    @partial(spmd.jit, donate_argnums=0)
+    def f(state, other):
+        # The end of `state["a"]` is still to be read when its begin would be overwritten.
+        return {"a": state["a"] * 2, "b": state["b"] * 3}, (other[::-1] + other)
+
+    for _ in range(calls):
+        a, b = snp.arange(float(LARGE)), snp.arange(float(LARGE)) + 1
+        expected, place = np.asarray(a).copy(), b.ptr
+        out, other = f({"a": a, "b": b}, a)
+        np.testing.assert_array_equal(out["a"], expected * 2)
+        np.testing.assert_array_equal(out["b"], (expected + 1) * 3)
+        np.testing.assert_array_equal(other, expected[::-1] + expected)
+        assert out["b"].ptr == place
+        del out, other
+
+
+@pytest.mark.parametrize("calls", [1, 3], ids=["general", "closure"])
 def test_an_array_inside_of_a_block_is_not_moved_to_its_begin(calls):
     pair = spmd.jit(lambda x: (x + 1, x * 2))  # small results share one block
     shift = spmd.jit(lambda x: x[::-1] + x, donate_argnums=0)
