@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from spmd.compile.cpu.emit import Module, Target
 from spmd.compile.cpu.render_access import is_near
 from spmd.compile.cpu.render_nest import Nest, Plan
+from spmd.compile.cpu.render_stream import STREAM_FROM, either_text, streamed
 from spmd.compile.cpu.render_tile import tile_dim
 from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS
 from spmd.compile.kernel.check import check_kernel
@@ -70,11 +71,13 @@ class Rendered:
     cost_ns: float
 
 
-def render(kernel: Kernel, target: Target, tiles: bool = True) -> Rendered:
+def render(
+    kernel: Kernel, target: Target, tiles: bool = True, stream_from: int = STREAM_FROM
+) -> Rendered:
     """Render `kernel`; its address, once compiled, is a function of the ABI above.
 
     Without `tiles` arrays that lie across the lanes are read element by element, and every point of
-    the outer dims stays a unit of its own.
+    the outer dims stays a unit of its own. Results of `stream_from` bytes go past the caches.
     """
     check_kernel(kernel)
     kernel = normalise(kernel)
@@ -85,7 +88,7 @@ def render(kernel: Kernel, target: Target, tiles: bool = True) -> Rendered:
         for instr in step.instrs
     )
     module = Module(target, shares_math=calls > INLINE_FUNCTIONS)
-    text = _module_text(module, Nest(plan, module).function() if plan.units else _EMPTY)
+    text = _module_text(module, *_bodies(plan, module, stream_from))
     symbol = content_symbol("kernel", text)
     cost = _unit_cost(plan)
     return Rendered(symbol, text.replace("@SYMBOL", f"@{symbol}"), plan.units, cost)
@@ -110,9 +113,21 @@ def content_symbol(kind: str, text: str) -> str:
 _EMPTY = "entry:\n  ret void"
 
 
-def _module_text(module: Module, body: str) -> str:
+def _bodies(plan: Plan, module: Module, stream_from: int) -> tuple[str, str]:
+    """Return functions that the kernel calls, and its own body."""
+    if not plan.units:
+        return "", _EMPTY
+    streams = streamed(plan, stream_from)
+    if not streams:
+        return "", Nest(plan, module).function()
+    return either_text(
+        module, plan.kernel, streams, lambda stores: Nest(plan, module, stores).function()
+    )
+
+
+def _module_text(module: Module, helpers: str, body: str) -> str:
     function = f"define void @SYMBOL(ptr %args, ptr %sizes, i64 %begin, i64 %end) #0 {{\n{body}\n}}"
-    return "\n".join((function, module.text(), attributes_text(module), ""))
+    return "\n".join((helpers, function, module.text(), attributes_text(module), ""))
 
 
 def attributes_text(module: Module) -> str:

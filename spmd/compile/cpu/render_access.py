@@ -174,8 +174,10 @@ def read_lanes(e: Emitter, pointer: str, dtype: str) -> tuple[str, ...]:
     )
 
 
-def write_lanes(e: Emitter, pointer: str, dtype: str, parts: Sequence[str]) -> None:
-    """Write a whole vector to a pointer."""
+def write_lanes(
+    e: Emitter, pointer: str, dtype: str, parts: Sequence[str], stream: int = 0
+) -> None:
+    """Write a whole vector to a pointer; past the caches if `stream` says how it is aligned."""
     if e.width == 1:
         store_scalar(e, pointer, dtype, "0", parts)
         return
@@ -186,17 +188,18 @@ def write_lanes(e: Emitter, pointer: str, dtype: str, parts: Sequence[str]) -> N
         half = e.type(element)
         order = [lane + part * e.width for lane in range(e.width) for part in range(2)]
         raw = e.set(f"shufflevector {half} {parts[0]}, {half} {parts[1]}, {_picks(order)}")
-    e.put(f"store {kind_text} {raw}, ptr {pointer}, align {size}")
+    how = f"align {stream}, !nontemporal !900" if stream else f"align {size}"
+    e.put(f"store {kind_text} {raw}, ptr {pointer}, {how}")
 
 
 def store_contiguous(
-    e: Emitter, place: Place, tail: Tail | None, parts: Parts, update: Update | None
+    e: Emitter, place: Place, tail: Tail | None, parts: Parts, update: Update | None, stream: int
 ) -> None:
     """Write lanes to neighbouring elements; `update` combines them with the old contents."""
     where = _through_buffer(e, place, tail, read=update is not None, write=True)
     if update is not None:
         parts = update(read_lanes(e, where, place.dtype), parts)
-    write_lanes(e, where, place.dtype, parts)
+    write_lanes(e, where, place.dtype, parts, stream)
 
 
 def _picks(lanes: Sequence[int]) -> str:

@@ -6,6 +6,8 @@ The loops that move the point are in `render_nest.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from spmd.compile.cpu import render_access as access
 from spmd.compile.cpu.emit import Emitter
 from spmd.compile.cpu.render_access import Place, Tail
@@ -33,8 +35,16 @@ from spmd.compile.kernel.ir import (
 class Body:
     """Writes instructions and stores of one kernel at the current point."""
 
-    def __init__(self, e: Emitter, kernel: Kernel, width: int, tile_dim: int | None = None):
+    def __init__(
+        self,
+        e: Emitter,
+        kernel: Kernel,
+        width: int,
+        tile_dim: int | None,
+        streams: Mapping[Store, int],
+    ):
         self.e = e
+        self.streams = streams
         self.tile_dim = tile_dim
         self.tiles: dict[Load, str] = {}
         self.kernel = kernel
@@ -282,7 +292,8 @@ class Body:
                 parts = update(access.load_masked(e, place, mask, None), parts)
             access.store_masked(e, place, mask, parts)
         else:
-            access.store_contiguous(e, place, self.tail, parts, update if store.combine else None)
+            known = update if store.combine else None
+            access.store_contiguous(e, place, self.tail, parts, known, self.streams.get(store, 0))
 
 
 def _known(const: Const) -> int | float | None:

@@ -7,8 +7,9 @@ is the same for all lanes. (No optimiser runs afterwards, so this is where invar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 from spmd.compile.cpu import render_access as access
@@ -76,14 +77,21 @@ class Sweep:
 class Nest:
     """Writes the body of one kernel's function."""
 
-    def __init__(self, plan: Plan, module: Module, whole: bool = False):
-        """With `whole` the function does all units, and those it is given do not matter."""
+    def __init__(
+        self,
+        plan: Plan,
+        module: Module,
+        streams: Mapping[Store, int] = MappingProxyType({}),
+        whole: bool = False,
+    ):
+        """`streams` are stores past the caches, with their alignments. With `whole` the function
+        does all units, and those it is given do not matter."""
         self.plan = plan
         self.whole = whole
         self.kernel = plan.kernel
         self.width = plan.width
         self.e = Emitter(module, 1)
-        self.body = Body(self.e, plan.kernel, plan.width, plan.tile_dim)
+        self.body = Body(self.e, plan.kernel, plan.width, plan.tile_dim, streams)
         self.block_number: str | None = None
         self.heap: list[str] = []
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.render import Rendered, render
+from spmd.compile.cpu.render_stream import STREAM_FROM
 from spmd.compile.kernel.ir import Kernel
 
 SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -45,10 +46,14 @@ def compile_rendered(rendered: Rendered):
 
 
 def run_native(
-    kernel: Kernel, arrays: Sequence[np.ndarray], splits: int = 1, target: Target | None = None
+    kernel: Kernel,
+    arrays: Sequence[np.ndarray],
+    splits: int = 1,
+    target: Target | None = None,
+    stream_from: int = STREAM_FROM,
 ) -> None:
     """Run a kernel on flat arrays, its units divided into `splits` calls, last ones first."""
-    rendered = render(kernel, target or host_target())
+    rendered = render(kernel, target or host_target(), stream_from=stream_from)
     function = compile_rendered(rendered)
     pointers = (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))
     bounds = np.linspace(0, rendered.units, splits + 1).astype(int)

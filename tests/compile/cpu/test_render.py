@@ -48,6 +48,92 @@ def test_random_kernels(seed, target):
         assert_renders(case.kernel, case.arrays, splits=2, target=TARGETS[target])
 
 
+# ---- stores past the caches --------------------------------------------------------------------
+
+
+def placed(array: np.ndarray, behind: int) -> np.ndarray:
+    """A copy of a flat array that begins so many elements behind a cache line."""
+    memory = np.zeros(array.nbytes + 128 + behind * array.itemsize, np.uint8)
+    start = -memory.ctypes.data % 64 + behind * array.itemsize
+    found = memory[start : start + array.nbytes].view(array.dtype)
+    found[...] = array
+    return found
+
+
+def square_kernel(rows: int, size: int, dtype: str = "f32") -> Kernel:
+    """y[i, j] = x[i, j] * x[i, j] for rows that lie one behind the other."""
+    b = Builder((rows,), (size,))
+    x = b.arg(dtype, rows * size)
+    y = b.arg(dtype, rows * size, "out")
+    with b.row():
+        value = b.load(x, (size, 1))
+        b.store(y, (size, 1), b.op("mul", value, value))
+    return b.build()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i8", "c64"])
+def test_stores_past_the_caches(dtype, target):
+    kernel = square_kernel(3, 320, dtype)
+    chosen = TARGETS[target] or host_target()
+    # Vectors of 8 bytes have no such stores.
+    streams = (dtype, target) != ("bf16", "plain")
+    assert ("!nontemporal" in render(kernel, chosen, stream_from=0).text) == streams
+    numbers = np.random.default_rng(0).integers(-9, 9, 3 * 320)
+    x = numbers.astype(DTYPES[dtype].numpy)
+    for behind in (0, 1):
+        expected = [x.copy(), np.zeros_like(x)]
+        got = [placed(each, behind) for each in expected]
+        interpret(kernel, expected)
+        run_native(kernel, got, 2, chosen, stream_from=0)
+        assert_close(kernel, expected, got)
+
+
+def test_rows_past_the_caches():
+    kernel = normalised_rows(7, 96)
+    assert "!nontemporal" in render(kernel, host_target(), stream_from=0).text
+    x = np.random.default_rng(0).normal(size=7 * 96).astype(np.float32)
+    expected, got = [x, np.zeros_like(x)], [placed(x, 0), placed(np.zeros_like(x), 0)]
+    interpret(kernel, expected)
+    run_native(kernel, got, 3, stream_from=0)
+    assert_close(kernel, expected, got)
+
+
+def normalised_rows(rows: int, columns: int) -> Kernel:
+    """y = x / sum(x) for each row."""
+    b = Builder((rows,), (columns,))
+    x, y = b.arg("f32", rows * columns), b.arg("f32", rows * columns, "out")
+    with b.row():
+        total = b.reduce("add", b.load(x, (columns, 1)))
+    with b.row():
+        b.store(y, (columns, 1), b.op("div", b.load(x, (columns, 1)), total))
+    return b.build()
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 31, 33, 64, 1000])
+@pytest.mark.parametrize("behind", [0, 1, 8, 15])
+def test_stores_past_the_caches_of_odd_sizes(size, behind):
+    kernel = square_kernel(1, size)
+    x = np.arange(1, size + 1, dtype=np.float32)
+    got = [placed(x, 3), placed(np.zeros_like(x), behind)]
+    run_native(kernel, got, stream_from=0)
+    np.testing.assert_array_equal(got[1], x * x)
+
+
+def test_results_over_their_operands():
+    kernel = square_kernel(3, 1000)
+    x = placed(np.arange(3000, dtype=np.float32), 0)
+    expected = x * x
+    run_native(kernel, [x, x], stream_from=0)
+    np.testing.assert_array_equal(x, expected)
+
+
+def test_only_large_results_go_past_the_caches():
+    limit = 24 * 2**20 // 4
+    assert "!nontemporal" not in render(square_kernel(1, limit - 1), host_target()).text
+    assert "!nontemporal" in render(square_kernel(1, limit), host_target()).text
+
+
 # ---- each operation on each dtype --------------------------------------------------------------
 
 
