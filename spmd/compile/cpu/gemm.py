@@ -58,10 +58,11 @@ from spmd.compile.kernel.product import Operand, Product, argument_maps, block_e
 
 MOST_BATCH_DIMS = 3
 
-# A panel of B of this depth, two vectors wide, stays in the L1 cache beside a panel of A.
-_DEPTH_BYTES = 1536
-# Rows of A per block, in register tiles: with the depth above a block fills a seventh of the L2.
-_BLOCK_TILES = 16
+# Bytes of a column in a panel of B. Panels four vectors wide of half this depth stay in the L1
+# cache beside rows of A; deeper ones come from the L2 as fast, and sums go to C less often.
+_DEPTH_BYTES = 1024
+# Rows of A per block, about: with the depth above a block fills a tenth of the L2 cache.
+_BLOCK_ROWS = 192
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
@@ -161,15 +162,19 @@ def _stored(p: Product) -> Map:
     return first.map
 
 
-def tile_rows(machine: Host) -> int:
-    """The most rows of a register tile of two vectors."""
-    # AVX-512 and NEON have 32 registers, the others 16: tile, one row of B, one element of A.
-    return 12 if machine.vector_bytes == 64 else 6
+def tile_shape(machine: Host, m: int, vectors: int) -> tuple[int, int]:
+    """The rows and the width in vectors of a register tile, for m rows and so many vectors of C.
 
-
-def tile_width(rows: int, most: int) -> int:
-    """The width in vectors of a tile of fewer rows: as many registers, up to 8 vectors."""
-    return min(1 << (2 * most // rows).bit_length() - 1, 8)
+    Wide tiles take the fewest loads: a vector of B for each vector of a row, and an element of A
+    for each row. That leaves a core free for its other hardware thread, or a neighbour's.
+    """
+    # The sums of a tile, and its width where C has it. AVX-512 has 32 registers, NEON too, the
+    # others 16: for the sums, for a row of B and an element of A.
+    sums, widest, most = (24, 4, 12) if machine.vector_bytes == 64 else (12, 2, 6)
+    rows = min(sums // min(vectors, widest), most)
+    # Few rows are one tile, which reads B once, and the fewer they are, the wider it is.
+    rows = max(m, 1) if m <= most else _balanced(m, rows)
+    return rows, min(sums // rows, 8, vectors)
 
 
 # ---- B packed by itself ------------------------------------------------------------------------
@@ -458,15 +463,13 @@ class _Planner:
     def put_tiles(self) -> tuple[str, float]:
         """C in register tiles."""
         p, v, sizes = self.p, self.vectors, self.sizes
-        most = tile_rows(self.machine)
-        mr = _balanced(p.m, most)
-        width = tile_width(mr, most)
-        nr = p.b.panel or min(width, -(-p.n // v.lanes) or 1) * v.lanes
+        mr, width = tile_shape(self.machine, p.m, -(-p.n // v.lanes) or 1)
+        nr = p.b.panel or width * v.lanes
         width = nr // v.lanes
         parts = -(-p.k * v.nbytes // _DEPTH_BYTES) or 1
         kc = max(-(-p.k // parts), 1)
         mb, nb = self.cut(mr, nr).best()
-        mc = min(_BLOCK_TILES * mr, mb)
+        mc = min(_block_rows(mr), mb)
         sizes |= {"mc": mc, "kc": kc, "mr": mr, "nr": nr}
         self.put_blocks(mb, nb)
         self.put_a(mc, kc, mr)
@@ -489,7 +492,7 @@ class _Planner:
             vector_bytes=v.nbytes_of_vector,
             cores=available_cores(),
             direct=self.direct,
-            packs_a=self.reads_a(_BLOCK_TILES * mr) is None,
+            packs_a=self.reads_a(_block_rows(mr)) is None,
             packs_b=not p.b.panel,
         )
 
@@ -557,6 +560,11 @@ class _Planner:
 def _way(b: Operand) -> str:
     """Which function packs columns that lie so."""
     return "copy" if b.column == 1 else "turn" if b.row == 1 else "gather"
+
+
+def _block_rows(mr: int) -> int:
+    """The rows of a block of A in tiles of so many rows."""
+    return _BLOCK_ROWS // mr * mr
 
 
 def _balanced(m: int, most: int) -> int:
