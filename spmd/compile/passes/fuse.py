@@ -19,14 +19,16 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+from spmd.compile.lower.alike import kinds_of, pattern
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, index_of_start, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
 from spmd.compile.lower.region import NO_DIM, Space
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
+from spmd.compile.passes.repeat import Asked, Growth, remember, repeat
 from spmd.compile.passes.substitute import finish, internal_primitive, map_subjaxprs, start
 from spmd.compile.passes.worth import is_one_sum, repeating_pays, rows_fit
 from spmd.core.call import impl_jaxpr
@@ -87,21 +89,6 @@ def is_fusible(eqn: Eqn) -> bool:
     return can_lower(eqn)
 
 
-def _all_fusible(eqns: Sequence[Eqn]) -> list[bool]:
-    """`is_fusible` of each equation; those without parameters that are alike are asked for once."""
-    known: dict[Any, bool] = {}
-    found = []
-    for eqn in eqns:
-        if eqn.params or eqn.effects or len(eqn.outvars) != 1:
-            found.append(is_fusible(eqn))
-            continue
-        key = (eqn.prim, eqn.outvars[0].aval, *[v.aval for v in eqn.invars])
-        if key not in known:
-            known[key] = is_fusible(eqn)
-        found.append(known[key])
-    return found
-
-
 def _can_reduce(eqn: Eqn) -> bool:
     operand = eqn.invars[0].aval
     kernel = storage_dtype(operand.dtype) or ""
@@ -124,6 +111,12 @@ def _can_read(eqn: Eqn) -> bool:
 
 
 # ---- one group ---------------------------------------------------------------------------------
+
+
+# A group's inner dims, the sizes of its dims, its root's index, all dims that count, outer ones.
+Frame: TypeAlias = tuple[
+    tuple[int, ...] | None, tuple[int, ...], Index | None, frozenset[int], frozenset[int]
+]
 
 
 class Group:
@@ -157,6 +150,15 @@ class Group:
         self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
         self.points = self.whole - frozenset(self.inner)
 
+    def frame(self) -> Frame:
+        """The space of a finished group, for one that is like it."""
+        return self.inner, tuple(self.sizes), self.first, self.whole, self.points
+
+    def enter(self, frame: Frame) -> None:
+        """Have the space of another group."""
+        self.inner, sizes, self.first, self.whole, self.points = frame
+        self.sizes = list(sizes)
+
     def space(self, outvars: Sequence[Var]) -> Space:
         """The final space: outer dims first, without those in which there is nothing to count."""
         inner = [d for d in self.inner or () if self.sizes[d] != 1] or list(self.inner or ())[:1]
@@ -183,12 +185,21 @@ class _Fuser:
         for k, eqn in enumerate(self.eqns):
             for v in dict.fromkeys(eqn.invars):
                 self.users.setdefault(v, []).append(k)
-        self.fusible = _all_fusible(self.eqns)
+        # Equal for equations that do the same to operands of the same types.
+        self.kinds = kinds_of(self.eqns)
+        known: dict[int, bool] = {}
+        for kind, eqn in zip(self.kinds, self.eqns, strict=True):
+            if kind not in known:
+                known[kind] = is_fusible(eqn)
+        self.fusible = [known[kind] for kind in self.kinds]
         # Members that read their operands at their own index.
         self.plain = [
             k and is_elementwise(e.prim.name) for k, e in zip(self.fusible, self.eqns, strict=True)
         ]
         self.group_of: dict[int, Group] = {}
+        # How groups grew from roots of each kind, the latest first; and what groups stand for.
+        self.grown: dict[int, list[Growth]] = {}
+        self.bodies: dict[Any, ClosedJaxpr] = {}
         self.reach = Reach(self.eqns, self.users, self.group_of)
         self.needed: set[Any] = {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
 
@@ -212,6 +223,12 @@ class _Fuser:
     # ---- growing a group ----
 
     def form(self, root: int) -> Group:
+        """The group of a root, as one like it grew before if the surroundings are alike too."""
+        group = repeat(self, root, Group(root, self.eqns[root])) or self.grow(root)
+        self.close(group)
+        return group
+
+    def grow(self, root: int) -> Group:
         """The group of a root: pull producers, the latest first, as long as any fits."""
         eqn = self.eqns[root]
         group = Group(root, eqn)
@@ -221,16 +238,19 @@ class _Fuser:
         queue: list[int] = []
         wanted: dict[int, list[Index]] = {}
         refused: set[int] = set()
+        asked: list[Asked] = []
         self.visit(group, root, queue, wanted, refused)
         while queue:
             k = -heapq.heappop(queue)
             if k in group.members or k in refused or len(group.members) >= MAX_EQNS:
                 continue
-            if self.admit(group, k, wanted[k]):
+            question = Asked(k)
+            asked.append(question)
+            if self.admit(group, question, wanted[k]):
                 self.visit(group, k, queue, wanted, refused)
             else:
                 refused.add(k)
-        self.close(group)
+        remember(self, group, asked)
         return group
 
     def visit(
@@ -294,9 +314,11 @@ class _Fuser:
 
     # ---- the rules of admission ----
 
-    def admit(self, group: Group, k: int, indices: list[Index]) -> bool:
+    def admit(self, group: Group, asked: Asked, indices: list[Index]) -> bool:
         """Let an equation join a group if it may; says whether it did."""
-        if k in self.group_of or not indices:
+        k = asked.k
+        asked.taken = k in self.group_of
+        if asked.taken or not indices:
             return False
         eqn, index = self.eqns[k], indices[0]
         out = eqn.outvars[0]
@@ -305,7 +327,7 @@ class _Fuser:
         outside = self.outside_users(group, out)
         if len(indices) > MAX_INDICES:
             return False
-        shared = bool(outside) or self.is_needed_outside(group, out)
+        shared = asked.shared = bool(outside) or self.is_needed_outside(group, out)
         free = eqn.prim.name in _FREE
         if eqn.prim.name in MOVES and any(
             operand_index(eqn, at, group.sizes) is None for at in indices
@@ -315,6 +337,7 @@ class _Fuser:
             return False
         if not once and group.inner is None and dims_of(index) < group.whole:
             opening = self.reduction_behind(group, eqn, index)
+            asked.behind = index, self.kind_of_opening(opening)
             if opening is not None:
                 self.open_rows(group, *opening)
         if eqn.prim.name in REDUCTIONS:
@@ -324,7 +347,10 @@ class _Fuser:
             return False
         if shared and not free:
             storable = [at for at in indices if self.can_store(group, out, at)]
-            if not storable or self.reach.any_reaches(outside, group):
+            if not storable:
+                return False
+            asked.circle = self.reach.any_reaches(outside, group)
+            if asked.circle:
                 return False
             index = storable[0]
             group.extra.append(out)
@@ -340,6 +366,7 @@ class _Fuser:
             group.copies.add(k)
         else:
             self.group_of[k] = group
+        asked.joined = True
         return True
 
     def is_cheap_at(self, group: Group, eqn: Eqn, indices: list[Index]) -> bool:
@@ -396,6 +423,13 @@ class _Fuser:
                 if maker is not None and self.fusible[maker] and inside is not None:
                     stack.append((self.eqns[maker], inside if atom.aval.shape else ()))
         return None
+
+    def kind_of_opening(self, opening: tuple[Eqn, frozenset[int]] | None) -> Any:
+        """What `reduction_behind` found, without the names of its equation."""
+        if opening is None:
+            return None
+        eqn, kept = opening
+        return self.kinds[self.makers[eqn.outvars[0]]], kept
 
     def repeats_work(self, group: Group, eqn: Eqn, index: Index) -> bool:
         """Whether computing a value at every point that wants it does more than once would."""
@@ -528,18 +562,21 @@ class _Fuser:
         return read
 
     def fused(self, group: Group, read: set[Var]) -> Eqn:
-        """The equation of a group, with the outputs that others read."""
-        members = [self.eqns[k] for k in sorted(group.members)]
-        made = {v for eqn in members for v in eqn.outvars}
-        reads = dict.fromkeys(
-            v for eqn in members for v in eqn.invars if isinstance(v, Var) and v not in made
-        )
+        """The equation of a group, with the outputs that others read.
+
+        Groups that are alike have one jaxpr, in the names of the first.
+        """
         root = self.eqns[group.root]
         outs = tuple(v for v in (*root.outvars, *group.extra) if v in read)
         space = group.space(outs)
-        closed = ClosedJaxpr(Jaxpr((), tuple(reads), members, outs))
+        members = sorted(group.members)
+        alike, reads = pattern([(self.kinds[k], self.eqns[k]) for k in members], outs)
+        closed = self.bodies.get(alike)
+        if closed is None:
+            jaxpr = Jaxpr((), reads, [self.eqns[k] for k in members], outs)
+            closed = self.bodies[alike] = ClosedJaxpr(jaxpr)
         params = {"jaxpr": closed, "space": space}
-        return Eqn(fused_p, tuple(reads), outs, params, frozenset(), root.source)
+        return Eqn(fused_p, reads, outs, params, frozenset(), root.source)
 
 
 def _index_of_part(eqn: Eqn, position: int, index: Index) -> Index:
