@@ -37,11 +37,9 @@ def same_type(a: ShapedArray, b: ShapedArray) -> bool:
 
 def is_literal(atom: Atom, value: float) -> bool:
     """Whether an atom is a literal equal to `value`; the sign of a zero counts."""
-    if not isinstance(atom, Literal) or atom.aval.dtype.names:
+    if type(atom) is not Literal or atom.aval.dtype.names or atom.aval.dtype.kind == "c":
         return False
     found = atom.val
-    if isinstance(found, complex) or np.iscomplexobj(found):
-        return False
     same_sign = found != 0 or np.signbit(np.float64(found)) == np.signbit(np.float64(value))
     return bool(found == value and same_sign)
 
@@ -56,12 +54,14 @@ class Producers:
 
     def of(self, atom: Atom, name: str) -> Eqn | None:
         """The equation that made `atom`, if it is one of primitive `name`."""
-        eqns = self._writer.eqns
-        while self._seen < len(eqns):
-            eqn = eqns[self._seen]
-            self._made.update((v, eqn) for v in eqn.outvars)
-            self._seen += 1
-        found = self._made.get(atom) if isinstance(atom, Var) else None
+        if type(atom) is not Var:
+            return None
+        eqns, made = self._writer.eqns, self._made
+        for k in range(self._seen, len(eqns)):
+            for var in eqns[k].outvars:
+                made[var] = eqns[k]
+        self._seen = len(eqns)
+        found = made.get(atom)
         return found if found is not None and found.prim.name == name else None
 
 

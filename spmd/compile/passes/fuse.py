@@ -507,11 +507,12 @@ class _Fuser:
 
     def close(self, group: Group) -> None:
         """Note what the finished group reads from memory."""
-        made = {v for k in group.members for v in self.eqns[k].outvars}
+        read: set[Any] = set()
+        made: list[Var] = []
         for k in group.members:
-            self.needed.update(
-                v for v in self.eqns[k].invars if isinstance(v, Var) and v not in made
-            )
+            read.update(self.eqns[k].invars)  # literals do no harm
+            made += self.eqns[k].outvars
+        self.needed |= read.difference(made)
 
     # ---- writing the result ----
 
@@ -538,27 +539,25 @@ class _Fuser:
             unit_of.update(dict.fromkeys(owned, k))
         waits: dict[int, set[int]] = {k: set() for k in units}
         for k, group in units.items():
-            members = {k} if group is None else group.members
-            for m in members:
-                for v in self.eqns[m].invars:
-                    maker = self.makers.get(v) if isinstance(v, Var) else None
-                    if maker is not None and maker not in members:
-                        waits[k].add(unit_of[maker])
+            members = (k,) if group is None else group.members
+            makers = {self.makers.get(v) for m in members for v in self.eqns[m].invars}  # type: ignore[arg-type]
+            waits[k] = {unit_of[m] for m in makers if m is not None and m not in members}
         waits_for_effects(self.eqns, units, waits)
         return _sorted(waits)
 
     def read_between(self, units: dict[int, Group | None]) -> set[Var]:
         """The variables that cross from one unit to another, or to the results."""
-        read = {v for v in self.closed.jaxpr.outvars if isinstance(v, Var)}
+        read: set[Any] = set(self.closed.jaxpr.outvars)  # literals do no harm
         for k, group in units.items():
-            members = {k} if group is None else group.members
-            made = {v for m in members for v in self.eqns[m].outvars}
-            read.update(
-                v
-                for m in members
-                for v in self.eqns[m].invars
-                if isinstance(v, Var) and (v not in made or group is None)
-            )
+            if group is None:
+                read.update(self.eqns[k].invars)
+                continue
+            inside: set[Any] = set()
+            made: list[Var] = []
+            for m in group.members:
+                inside.update(self.eqns[m].invars)
+                made += self.eqns[m].outvars
+            read |= inside.difference(made)
         return read
 
     def fused(self, group: Group, read: set[Var]) -> Eqn:

@@ -17,6 +17,10 @@ from spmd.core.util import product
 
 MAX_EQNS = 256
 
+# Of the groups that read one array, each is compared with so many of those before it: in a deep
+# network every layer reads some mask, and the layers are apart anyway.
+MOST_NEIGHBOURS = 16
+
 
 def merge_groups(fuser: Any, units: dict[int, Any]) -> None:
     """Merge what can be merged; `units` maps a root to its group (None for lone equations)."""
@@ -26,6 +30,8 @@ def merge_groups(fuser: Any, units: dict[int, Any]) -> None:
             for var in _touched(fuser, units[root]):
                 touching.setdefault(var, []).append(root)
     for var, roots in touching.items():
+        if len(roots) < 2:
+            continue
         groups = list(dict.fromkeys(id(g) for g in _current(fuser, roots)))
         if len(groups) > 1:
             _merge_all(fuser, units, var, list(_current(fuser, roots)))
@@ -44,10 +50,14 @@ def _current(fuser: Any, roots: Sequence[int]) -> Iterator[Any]:
 def _touched(fuser: Any, group: Any) -> dict[Var, None]:
     """The arrays of the space's size that a group reads or makes."""
     size = product(group.sizes)
-    found: dict[Var, None] = {}
+    found: dict[Any, None] = {}
     for k in sorted(group.members):
-        for v in (*fuser.eqns[k].invars, *fuser.eqns[k].outvars):
-            if isinstance(v, Var) and v.aval.size == size:
+        eqn = fuser.eqns[k]
+        for v in eqn.invars:
+            if v.aval.size == size and type(v) is Var:
+                found[v] = None
+        for v in eqn.outvars:
+            if v.aval.size == size:
                 found[v] = None
     return found
 
@@ -55,7 +65,7 @@ def _touched(fuser: Any, group: Any) -> dict[Var, None]:
 def _merge_all(fuser: Any, units: dict[int, Any], var: Var, groups: list[Any]) -> None:
     kept: list[Any] = []
     for group in groups:
-        for other in kept:
+        for other in kept[-MOST_NEIGHBOURS:]:
             if _merge(fuser, other, group):
                 units.pop(group.root)
                 if other.root != _owner(units, other):

@@ -128,12 +128,9 @@ def finish(writer: Writer, closed: ClosedJaxpr) -> ClosedJaxpr:
 def nests(eqn: Eqn) -> bool:
     """Whether there are closed jaxprs among the parameters of an equation."""
     for value in eqn.params.values():
-        if type(value) is ClosedJaxpr:
+        kind = type(value)
+        if kind is ClosedJaxpr or (kind is tuple and ClosedJaxpr in map(type, value)):
             return True
-        if type(value) is tuple:
-            for item in value:
-                if type(item) is ClosedJaxpr:
-                    return True
     return False
 
 

@@ -1,0 +1,147 @@
+"""Deep programs: the groups of repeated layers are those that would have grown one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import spmd.numpy as snp
+from spmd import nn
+from spmd.api import jit, value_and_grad
+from spmd.compile import assemble
+from spmd.compile.executable import compile_jaxpr
+from spmd.compile.lower.lowering import lower
+from spmd.compile.lower.schedule import Launch
+from spmd.compile.passes import fuse as fusing
+from spmd.compile.passes.attach import attach_epilogues
+from spmd.compile.passes.inline import inline_calls
+from spmd.compile.passes.simplify import simplify
+from spmd.core.check import check_jaxpr
+from spmd.core.ir import Names
+from spmd.core.tree import tree_leaves
+from tests.compile.fusion_programs import PROGRAMS, normal
+from tests.compile.programs import by_impl, random_program
+
+WIDTH = 16
+STEPS = (
+    lambda h, w: snp.tanh(h @ w),
+    lambda h, w: h + nn.gelu(h),
+    lambda h, w: nn.softmax(h, -1) * w[0],
+    lambda h, w: (h - h.mean(-1, keepdims=True)) / snp.sqrt(h.var(-1, keepdims=True) + 1e-5),
+    lambda h, w: h + snp.concatenate([h[:, 3:], h[:, :3]], 1) * w[1],
+    lambda h, w: snp.where(snp.tril(snp.ones((8, WIDTH), bool)), h, 0.1 * h) @ w.T,
+    lambda h, w: h * snp.exp(-snp.square(h)).sum(-1, keepdims=True),
+    lambda h, w: h + snp.pad(h[1:], ((0, 1), (0, 0))),
+)
+
+
+def deep(layers, seed, told=()):
+    """The gradient of a network of equal layers; it gives what the layers in `told` make, too."""
+    chosen = np.random.default_rng(seed).integers(len(STEPS), size=5)
+
+    def loss(params, x):
+        seen = []
+        for k in range(layers):
+            before = x
+            for step in chosen:
+                x = STEPS[step](x, params[k])
+            x = x + before
+            seen += [x * 2] if k in told else []
+        return snp.sum(x**2), seen
+
+    params = [0.1 * normal(WIDTH, WIDTH, seed=k) for k in range(layers)]
+    return value_and_grad(loss, has_aux=True), (params, normal(8, WIDTH, seed=99))
+
+
+def simplified(function, args):
+    return simplify(inline_calls(jit(function).trace(*args).jaxpr))
+
+
+def groups(closed):
+    """The equations of a fused jaxpr, whatever is said of the inside of groups."""
+    names = Names()
+    found = []
+    for eqn in closed.eqns:
+        operands = [names(a) for a in eqn.invars], [names(v) for v in eqn.outvars]
+        inner = eqn.params.get("jaxpr") if eqn.prim.name == "fused" else None
+        members = [e.prim.name for e in inner.eqns] if inner else None
+        found.append((eqn.prim.name, *operands, members, eqn.params.get("space")))
+    return found
+
+
+def one_by_one(closed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(fusing, "repeat", lambda *_: None)
+        return fusing.fuse(closed)
+
+
+def assert_same_groups(closed, monkeypatch):
+    found = fusing.fuse(closed)
+    check_jaxpr(found, after="fuse")
+    assert groups(found) == groups(one_by_one(closed, monkeypatch))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("told", [(), (2,)], ids=["equal", "one read from outside"])
+def test_groups_of_deep_programs(seed, told, monkeypatch):
+    function, args = deep(4, seed, told)
+    closed = simplified(function, args)
+    found = assert_same_groups(closed, monkeypatch)
+    flat = tree_leaves(args)
+    for got, want in zip(by_impl(found, flat), by_impl(closed, flat), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("seed", range(200, 230))
+def test_groups_of_random_programs(seed, monkeypatch):
+    closed, _ = random_program(seed, length=60)
+    assert_same_groups(simplify(closed), monkeypatch)
+
+
+def test_groups_of_fusion_programs(monkeypatch):
+    for function, args in PROGRAMS.values():
+        assert_same_groups(simplified(function, args), monkeypatch)
+
+
+@pytest.mark.parametrize("told", [(), (2,)], ids=["equal", "one read from outside"])
+def test_compiled_to_the_same_bits(told, monkeypatch):
+    function, args = deep(5, 3, told)
+    closed, flat = simplified(function, args), tree_leaves(args)
+    found = compile_jaxpr(closed, optimised=attach_epilogues(fusing.fuse(closed)))(flat)
+    alone = compile_jaxpr(closed, optimised=attach_epilogues(one_by_one(closed, monkeypatch)))(flat)
+    for got, want in zip(found, alone, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def work(layers, monkeypatch):
+    """What is done for a network: groups grown, jaxprs of groups, kernels, texts."""
+    done = Counter()
+    grow = fusing._Fuser.grow
+
+    def counted(self, root):
+        done["grown"] += 1
+        return grow(self, root)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fusing._Fuser, "grow", counted)
+        fused = attach_epilogues(fusing.fuse(simplified(*deep(layers, 3))))
+    bodies = {id(e.params["jaxpr"]) for e in fused.eqns if e.prim.name in ("fused", "product")}
+    kernels = {step.kernel for step in lower(fused).steps if isinstance(step, Launch)}
+    done["bodies"], done["kernels"] = len(bodies), len(kernels)
+    done["texts"] = len({assemble._rendering(kernel).symbol for kernel in kernels})
+    return done
+
+
+def test_more_layers_are_no_more_work(monkeypatch):
+    eight = work(8, monkeypatch)
+    assert eight["grown"] and eight["texts"]
+    assert eight == work(4, monkeypatch) == work(13, monkeypatch)
+
+
+def test_equal_in_every_process(monkeypatch):
+    function, args = deep(4, 5)
+    texts = {str(fusing.fuse(simplified(function, args))) for _ in range(2)}
+    assert len(texts) == 1
