@@ -25,7 +25,7 @@ from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.compile.signature import Split
 from spmd.core.aval import ShapedArray
-from spmd.core.tree import TreeDef
+from spmd.core.tree import TreeDef, is_named_tuple
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MISS
 
@@ -194,7 +194,7 @@ class Writer:
             return
         count = len(tree.children)
         kind = tree.kind
-        is_tuple = kind in (tuple, list) or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
+        is_tuple = kind in (tuple, list) or is_named_tuple(kind)
         if not is_tuple and kind is not dict:
             raise UnmatchedError
         expected = kind.__name__ if kind in (tuple, list, dict) else self.bind(kind)

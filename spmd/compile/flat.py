@@ -204,7 +204,7 @@ class FlatExecutable(Executable):
         given = [door.Operand(door.ARRAY, 1 + k, a) for k, a in enumerate(self.in_avals)]
         last = 1 + len(given)
         results = door.Results(
-            [door.Result(last, door.OF_SLAB, aval)], True, slab=aval.nbytes, slab_word=last
+            [door.Result(last, door.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
         )
         template = [arena.address, *[0] * last, *self.const_pointers]
         return door.open_door(self.native, template, given, (), results, (arena, self._consts))

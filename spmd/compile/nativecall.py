@@ -1,9 +1,8 @@
 """The fast path where native code reads and makes arrays: less Python, and for most calls none.
 
 A subclass of `fastcall.Writer`, whose Python text stays the slow twin: the door compares the avals
-of operands and makes the results. If the arguments are plain arrays and numbers, and the results
-an array or a tuple of arrays that are small, nothing is left to be written: the door itself is the
-function.
+of operands and makes the results. If the arguments are trees of arrays and numbers, and the results
+small, nothing is left to be written: the door itself is the function.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES
 from spmd.compile.cpu.layout import object_layout
+from spmd.compile.cpu.runtime_ir_door_tree import is_plain
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import (
     ALIGNMENT,
@@ -22,12 +22,11 @@ from spmd.compile.fastcall import (
     UnmatchedError,
     Writer,
     is_matchable,
-    is_wide,
     packed,
 )
 from spmd.compile.queuedcall import QueuedWriter, is_queued, now_or_later
 from spmd.compile.signature import Split
-from spmd.core.tree import TreeDef
+from spmd.core.tree import LEAF, TreeDef
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MISS
 
@@ -82,11 +81,13 @@ class NativeWriter(Writer):
         self.match_call()
         matching, self.lines = self.lines, []
         made = self.results_made()
-        if self.is_plain():
-            return self.open(made, is_flat=not self.direct)
-        self.names["run"] = self.open(made, is_flat=False)
-        names = [self.fresh() for _ in made]
-        is_wide_result = is_wide(self.out_tree)
+        out = self.out_tree
+        if is_plain(out) and self.takes_arguments():
+            args, kwargs = self.split.tree.children
+            return self.open(made, out, None if self.direct else (args, kwargs))
+        # Containers that the door does not know are made here, of a tuple of the results.
+        flat = TreeDef(tuple, None, (LEAF,) * len(made))
+        self.names["run"] = self.open(made, out if is_plain(out) else flat)
         # A call of the door that did not fit has done nothing.
         if FLIGHT.keeps_programs:
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
@@ -96,13 +97,11 @@ class NativeWriter(Writer):
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
         self.put("if made is MISS: return MISS")
-        if names and not is_wide_result:
-            self.put(f"{', '.join(names)}{'' if self.out_tree.kind is None else ','} = made")
         self.give_up()
-        if is_wide_result:
-            self.put(f"return dict(zip({self.bind(tuple(self.out_tree.aux))}, made))")
+        if is_plain(out):
+            self.put("return made")
         else:
-            self.put("return " + self.tree(self.out_tree, iter(names)))
+            self.put("return " + self.tree(out, (f"made[{k}]" for k in range(len(made)))))
         match = self.compiled(matching)
         return spread(match) if self.direct else match
 
@@ -117,24 +116,17 @@ class NativeWriter(Writer):
                 return matching[:at] + matching[at + 1 :], "*" + line.rpartition(" = ")[2]
         return matching, ", ".join(self.operands)
 
-    def is_plain(self) -> bool:
-        """Whether the door can be called with the arguments as they are, and gives the results."""
-        if FLIGHT.keeps_programs:
+    def takes_arguments(self) -> bool:
+        """Whether the door can be called with the arguments as they are."""
+        if FLIGHT.keeps_programs or self.split.static_args or self.split.static_kwargs:
             return False
-        args_tree, kwargs_tree = self.split.tree.children
-        if self.split.static_args or self.split.static_kwargs or kwargs_tree.children:
-            return False
-        if any(child.kind is not None for child in args_tree.children):
-            return False
-        out = self.out_tree
-        if out.kind is not None and (
-            out.kind is not tuple or any(child.kind is not None for child in out.children)
-        ):
+        tree = self.split.tree
+        args, kwargs = tree.children
+        if self.direct and (kwargs.children or any(c.kind is not None for c in args.children)):
             return False
         leaves, kinds = self.split.leaves, self.kinds
-        return (
-            len(kinds) == len(leaves) and door.BUFFER not in kinds and not any(self.donated_arrays)
-        )
+        known = len(kinds) == len(leaves) and door.BUFFER not in kinds
+        return known and is_plain(tree) and not any(self.donated_arrays)
 
     @property
     def donated_arrays(self) -> list[bool]:
@@ -210,14 +202,18 @@ class NativeWriter(Writer):
         self.words.append(word)
         return len(self.operands) - 1
 
-    def open(self, made: Sequence[door.Result], is_flat: bool) -> Callable[..., Any]:
+    def open(
+        self,
+        made: Sequence[door.Result],
+        out: TreeDef,
+        given: tuple[TreeDef, TreeDef] | None = None,
+    ) -> Callable[..., Any]:
         """The door."""
         operands = [
             door.Operand(kind, word, expected)
             for kind, word, expected in zip(self.kinds, self.words, self.expected, strict=True)
         ]
-        is_one = self.out_tree.kind is None
-        results = door.Results(made, is_one, is_flat, self.slab_bytes, self.slab_word)
+        results = door.Results(made, out, given, self.slab_bytes, self.slab_word)
         native = self.executable.native
         kept = (self.executable, *self.names.values())
         return door.open_door(native, self.template, operands, self.offsets, results, kept)

@@ -150,6 +150,11 @@ def container_of(kind: type) -> Container | None:
     return found
 
 
+def is_named_tuple(kind: type) -> bool:
+    """Whether a class is a named tuple that nobody has registered as something else."""
+    return container_of(kind) is not None and kind in _named_tuples
+
+
 def register_pytree_node(
     nodetype: type,
     flatten_func: Callable[[Any], tuple[Iterable[Any], Any]],

@@ -32,15 +32,17 @@ from spmd.compile.cpu.runtime_ir_door import (
     F64,
     I32,
     I64,
-    MANY,
     OF_SLAB,
-    ONE,
+    OPERANDS,
     STATUS,
+    TREE,
     UNFIT,
     door_text,
     of_operand,
 )
+from spmd.compile.cpu.runtime_ir_door_tree import tree_words
 from spmd.compile.cpu.trees import expect_walks
+from spmd.core.tree import LEAF, TreeDef
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MISS
 
@@ -87,13 +89,14 @@ class Result(NamedTuple):
 class Results(NamedTuple):
     """What a door makes; with `slab` bytes for small results, whose address word `slab_word` gets.
 
-    `is_one`: the array itself instead of a tuple. `is_flat`: the door is called with a tuple of
-    positional and an empty dict of keyword arguments.
+    `out`: the tree of the results, a leaf each. `given`: the tree of the positional arguments and
+    that of the keyword arguments, for a door that is called with a tuple and a dict of them; None
+    for one that is called with the operands one by one.
     """
 
     made: Sequence[Result]
-    is_one: bool
-    is_flat: bool = False
+    out: TreeDef = LEAF
+    given: tuple[TreeDef, TreeDef] | None = None
     slab: int = 0
     slab_word: int = 0
 
@@ -122,6 +125,7 @@ def open_door(
     and `kept`.
     """
     given = [Operand(*operand) for operand in operands]
+    flags = Results(()) if results is None else results
     made = () if results is None else results.made
     words = [o.word for o in given] + [w for word, origin, _ in offsets for w in (word, origin)]
     words += [r.word for r in made]
@@ -129,11 +133,18 @@ def open_door(
         raise ValueError(f"{len(template)} words for frames of {program.frame_words}")
     if any(not 0 <= word < len(template) for word in words):
         raise ValueError(f"frames of {len(template)} words do not have all of {words}")
+    if flags.out.num_leaves != len(made) and results:
+        raise ValueError(f"{len(made)} results are no {flags.out}")
+    if flags.given and sum(t.num_leaves for t in flags.given) != len(given):
+        raise ValueError(f"{len(given)} operands are not the leaves of {flags.given}")
     if object_layout() is None and (results or any(o.kind in (ARRAY, BLOCK) for o in given)):
         raise ValueError("the layout of arrays is not known, so a door cannot read or make them")
-    flags = Results((), True) if results is None else results
     fixed = np.array(template, np.int64)
     fail = program.fail  # one bound method, kept
+    kept_trees: list[Any] = []
+    into = [word for tree in flags.given or () for word in tree_words(tree, kept_trees)]
+    out = tree_words(flags.out, kept_trees)
+    behind = 8 * (OPERANDS + 3 * (len(given) + len(offsets)) + 4 * len(made))
     numbers = [
         program.header_address,
         len(given),
@@ -142,8 +153,9 @@ def open_door(
         fixed.__array_interface__["data"][0],
         sum(o.kind == BUFFER for o in given),
         len(offsets),
-        STATUS if results is None else ONE if flags.is_one else MANY,
-        int(flags.is_flat),
+        STATUS if results is None else TREE,
+        behind if into else 0,
+        behind + 8 * len(into),
         len(made),
         flags.slab,
         flags.slab_word,
@@ -156,8 +168,8 @@ def open_door(
     for result in made:
         numbers += [result.word, result.owner, id(result.aval), id(result.sharding)]
     # What native code knows by address only; the function holds it by its `__self__`.
-    words_of_door = np.array(numbers, np.int64).tobytes()
-    me = (words_of_door, program, fixed, fail, given, made, kept)
+    words_of_door = np.array([*numbers, *into, *out], np.int64).tobytes()
+    me = (words_of_door, program, fixed, fail, given, made, kept_trees, kept)
     return make_builtin("spmd_door", _address(), me)
 
 

@@ -33,6 +33,9 @@ class Layout:
     numpy: int
     sharding: int
     block_address: int
+    int_tag: int  # where an int says how it is stored, and what it says if it has two digits
+    two_digits: int
+    int_digits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def object_layout() -> Layout | None:
     if of_array is None or of_block is None or of_array[0] != of_block[0]:
         return None
     kind, aval, ptr, owner, shards, numpy, sharding = of_array
-    return Layout(kind, aval, ptr, owner, shards, numpy, sharding, of_block[1])
+    return Layout(kind, aval, ptr, owner, shards, numpy, sharding, of_block[1], *int_offsets())
 
 
 @cache
@@ -69,6 +72,40 @@ def tree_layout() -> TreeLayout | None:
     names = ("kind", "aux", "children", "num_leaves", "_hash")
     found = slot_offsets(TreeDef, {name: float(k) for k, name in enumerate(names)})
     return None if found is None else TreeLayout(*found[1:])
+
+
+# Numbers of the size of addresses: two digits of 30 bits each.
+DIGIT_BITS = 30
+_SAMPLES = tuple((high << DIGIT_BITS) | 0x2345678 for high in (0x1234, 0x5678, 0x9ABCD))
+# What no int says of itself.
+NEVER = -1
+
+
+@cache
+def int_offsets() -> tuple[int, int, int]:
+    """Where ints of two digits keep their tag, what it is, and where they keep their digits.
+
+    Where that is not as it is known to be, the tag is one that no int has.
+    """
+    unknown = (0, NEVER, 0)
+    if sys.int_info.bits_per_digit != DIGIT_BITS or sys.int_info.sizeof_digit != 4:
+        return unknown
+    found = set()
+    for sample in _SAMPLES:
+        words = list((ctypes.c_int64 * (sys.getsizeof(sample) // 8)).from_address(id(sample)))
+        low, high = sample % 2**DIGIT_BITS, sample >> DIGIT_BITS
+        if words.count(high << 32 | low) != 1:
+            return unknown
+        at = words.index(high << 32 | low)
+        found.add((8 * (at - 1), words[at - 1], 8 * at))
+    if len(found) > 1:
+        return unknown
+    at, tag, digits = found.pop()
+    # Ints that are longer, or negative, must say so.
+    for other in (-_SAMPLES[0], _SAMPLES[0] << DIGIT_BITS, 1 << DIGIT_BITS - 1, 7, 0):
+        if ctypes.c_int64.from_address(id(other) + at).value == tag:
+            return unknown
+    return at, tag, digits
 
 
 def slot_offsets(cls: type, values: Mapping[str, Any]) -> list[int] | None:

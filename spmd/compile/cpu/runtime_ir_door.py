@@ -14,17 +14,24 @@ operand and how to make each result. It uses only functions of the stable ABI.
 from __future__ import annotations
 
 from spmd.compile.cpu import runtime_ir_execute as execute
-from spmd.compile.cpu.layout import Layout
+from spmd.compile.cpu.layout import DIGIT_BITS, Layout
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_door_tree import (
+    DOOR_TREE_DECLARATIONS,
+    gather_functions,
+    spread_functions,
+)
 
 # The words of a door: program header, number of operands, words of all frames, whether the run
 # releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
-# function returns (`STATUS`...), whether its operands are the items of a tuple, the size of the
-# bytes object for results (0: none) and its word, the object that says that nothing fits, the
-# function that raises for a status, the type of arrays and of blocks, None.
+# function returns (`STATUS`...), how many bytes behind the door's first word the trees of the
+# arguments (0: it takes the operands themselves) and of the results are; the number of results, the
+# size of the bytes object for them (0: none) and its word, the object that says that nothing fits,
+# the function that raises for a status, the type of arrays and of blocks, None.
 # Then for each operand its kind, the word of the frames that gets its address, and the object it is
 # compared with; then for each offset a word, the word that it starts from, and the bytes in
-# between; then for each result the word with its address, its owner, its aval and its sharding.
+# between; then for each result the word with its address, its owner, its aval and its sharding;
+# then the nodes of the trees (`runtime_ir_door_tree.py`).
 (
     HEADER,
     COUNT,
@@ -34,7 +41,8 @@ from spmd.compile.cpu.runtime_ir import Function, Value
     BUFFERS,
     OFFSETS,
     RETURNS,
-    IS_FLAT,
+    GIVEN,
+    OUT,
     RESULTS,
     SLAB,
     SLAB_WORD,
@@ -44,7 +52,7 @@ from spmd.compile.cpu.runtime_ir import Function, Value
     BLOCK_TYPE,
     NONE,
     OPERANDS,
-) = range(18)
+) = range(19)
 
 # How an operand is given: the address itself, a bytes object that gets results, an object with the
 # buffer protocol, a Python number that is stored as an element, an array of one device with the
@@ -54,9 +62,8 @@ ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(10)
 
 # What a door returns: a number, which is the address of the last operand if all went well, the
 # negative status of the run if not, or UNFIT, if an operand was not what the door expects and
-# nothing has run. Or the array that is the only result, or a tuple of arrays; then a status is
-# raised, and MISS stands for UNFIT.
-STATUS, ONE, MANY = range(3)
+# nothing has run. Or the tree of results; then a status is raised, and MISS stands for UNFIT.
+STATUS, TREE = range(2)
 UNFIT = -64
 
 # Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
@@ -103,12 +110,12 @@ declare ptr @memcpy(ptr, ptr, i64)
 
 
 def door_text(layout: Layout | None) -> str:
-    """The module of the door; without a layout it knows no arrays."""
-    functions = [_release(), _read(layout)]
+    """The module of the door; without a layout it knows no arrays and no trees."""
+    functions = [_release(), *_read_functions(layout), *spread_functions(layout)]
     if layout is not None:
-        functions += [_make(layout), _make_all(layout)]
-    functions.append(_door(layout))
-    return "\n".join([_DECLARATIONS, *(f.text() for f in functions)])
+        functions += [_make(layout), _make_next(layout), *gather_functions()]
+    functions += [_run_door(layout), _door(layout)]
+    return "\n".join([_DECLARATIONS, DOOR_TREE_DECLARATIONS, *(f.text() for f in functions)])
 
 
 def _release() -> Function:
@@ -117,6 +124,26 @@ def _release() -> Function:
     views, taken = f.params
     with f.range(0, taken) as i:
         f.call("PyBuffer_Release", "void", f.at(views, i * VIEW_BYTES))
+    return f
+
+
+def _read_functions(layout: Layout | None) -> list[Function]:
+    """What reads operands."""
+    return [_read(layout)] if layout is None else [_address(layout), _read(layout)]
+
+
+def _address(layout: Layout) -> Function:
+    """address_of(number): an int of Python, which mostly has two digits; 0 if it is none."""
+    attributes = "alwaysinline nounwind"
+    f = Function("address_of", "i64", ["ptr"], internal=True, attributes=attributes)
+    (number,) = f.params
+    with f.if_(number.equals(0)):
+        f.ret(0)
+    with f.if_(f.load("i64", number, layout.int_tag).equals(layout.two_digits)):
+        digits = f.load("i64", number, layout.int_digits)
+        low = digits & ((1 << DIGIT_BITS) - 1)
+        f.ret(low + ((digits >> 32) << DIGIT_BITS))
+    f.ret(f.call("PyLong_AsLongLong", "i64", number))
     return f
 
 
@@ -138,13 +165,13 @@ def _read(layout: Layout | None) -> Function:
             same = f.load("ptr", operand, layout.aval).equals(expected)
             none = f.load("ptr", door, 8 * NONE)
             with f.if_(same & f.load("ptr", operand, layout.sharding).equals(none)):
-                f.ret(f.call("PyLong_AsLongLong", "i64", f.load("ptr", operand, layout.ptr)))
+                f.ret(f.call("address_of", "i64", f.load("ptr", operand, layout.ptr)))
             f.ret(0)
         with f.if_(kind.equals(BLOCK)):
             with f.if_(kind_of.differs(f.load("ptr", door, 8 * BLOCK_TYPE))):
                 f.ret(0)
             address = f.load("ptr", operand, layout.block_address)
-            f.ret(f.call("PyLong_AsLongLong", "i64", address))
+            f.ret(f.call("address_of", "i64", address))
         with f.if_(expected.differs(0) & expected.differs(kind_of)):
             f.ret(0)
     with f.if_(kind.equals(ADDRESS)):
@@ -208,64 +235,87 @@ def _make(layout: Layout) -> Function:
     return f
 
 
-def _make_all(layout: Layout) -> Function:
-    """make_all(door, entries, frames, operands, slab): the result or all of them; null."""
-    f = Function("make_all", "ptr", ["ptr"] * 5, internal=True)
-    door, entries, frames, operands, slab = f.params
-    count, many = f.load("i64", door, 8 * RESULTS), f.load("i64", door, 8 * RETURNS).equals(MANY)
+# What `make_next` is handed: the door, the entry of the next result, the frames, the operands, and
+# the bytes object for results.
+_DOOR, _ENTRY, _FRAMES, _GIVEN, _SLAB = range(0, 40, 8)
+
+
+def _make_next(layout: Layout) -> Function:
+    """make_next(state): the next result, or null."""
+    f = Function("make_next", "ptr", ["ptr"], internal=True)
+    (state,) = f.params
+    door, entry = f.load("ptr", state, _DOOR), f.load("ptr", state, _ENTRY)
+    operands = f.load("ptr", state, _GIVEN)
+    f.store(f.at(entry, _RESULT_BYTES), state, _ENTRY)
     kind, none = f.load("ptr", door, 8 * ARRAY_TYPE), f.load("ptr", door, 8 * NONE)
-    out = f.var("ptr", 0)
-    with f.if_(many):
-        out.set(f.call("PyTuple_New", "ptr", count))
-        with f.if_(out.get().equals(0)):
-            f.ret(f.null())
-    with f.range(0, count) as i:
-        entry = f.at(entries, i * _RESULT_BYTES)
-        source = f.load("i64", entry, 8)
-        owner = f.var("ptr", slab)
-        with f.if_(source >= 0):
-            owner.set(f.load("ptr", operands, source * 8))
-        with f.if_(source < OF_SLAB):
-            place = (f.value("i64", -2) - source) * 8
-            owner.set(f.load("ptr", f.load("ptr", operands, place), layout.owner))
-        address = f.load("i64", frames, f.load("i64", entry) * 8)
-        aval, sharding = f.load("ptr", entry, 16), f.load("ptr", entry, 24)
-        made = f.call("make_array", "ptr", kind, none, aval, owner.get(), address, sharding)
-        with f.if_(made.equals(0)):
-            with f.if_(many):
-                f.call("Py_DecRef", "void", out.get())
-            f.ret(f.null())
-        with f.if_else(many) as it:
-            f.call("PyTuple_SetItem", "i32", out.get(), i, made)
-            it.otherwise()
-            out.set(made)
-    f.ret(out.get())
+    source = f.load("i64", entry, 8)
+    owner = f.var("ptr", f.load("ptr", state, _SLAB))
+    with f.if_(source >= 0):
+        owner.set(f.load("ptr", operands, source * 8))
+    with f.if_(source < OF_SLAB):
+        place = (f.value("i64", -2) - source) * 8
+        owner.set(f.load("ptr", f.load("ptr", operands, place), layout.owner))
+    address = f.load("i64", f.load("ptr", state, _FRAMES), f.load("i64", entry) * 8)
+    aval, sharding = f.load("ptr", entry, 16), f.load("ptr", entry, 24)
+    f.ret(f.call("make_array", "ptr", kind, none, aval, owner.get(), address, sharding))
     return f
 
 
 # ---- the door ----------------------------------------------------------------------------------
 
 
+def _ret_unfit(f: Function, door: Value) -> None:
+    """Return that nothing fits."""
+    with f.if_(f.load("i64", door, 8 * RETURNS).differs(STATUS)):
+        miss = f.load("ptr", door, 8 * MISS)
+        f.call("Py_IncRef", "void", miss)
+        f.ret(miss)
+    f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", UNFIT)))
+
+
 def _door(layout: Layout | None) -> Function:
-    """spmd_door(self, args, count): fill the frames from the operands, run, make the results."""
+    """spmd_door(self, args, count): find the operands, and run.
+
+    A door with trees is called like the matchers of jitted functions, with a tuple of positional
+    and a dict of keyword arguments.
+    """
     f = Function("spmd_door", "ptr", ["ptr", "ptr", "i64"])
     me, args, given = f.params
     door = f.call(
         "PyBytes_AsString", "ptr", f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
     )
+    count, trees = f.load("i64", door, 8 * COUNT), f.load("i64", door, 8 * GIVEN)
+    if layout is not None:
+        with f.if_(trees.differs(0)):
+            with f.if_(given.differs(2)):
+                _ret_unfit(f, door)
+            operands = f.stack_bytes(count * 8)
+            nodes, place = f.var("ptr", f.at(door, trees)), f.var("i64", 0)
+            places = nodes.pointer, operands, place.pointer
+            for k in range(2):
+                fits = f.call("spread_node", "i64", *places, f.load("ptr", args, 8 * k))
+                with f.if_(fits.equals(0)):
+                    f.call("PyErr_Clear", "void")
+                    f.call("release_operands", "void", operands, place.get())
+                    _ret_unfit(f, door)
+            out = f.call("run_door", "ptr", door, operands)
+            f.call("release_operands", "void", operands, count)
+            f.ret(out)
+    with f.if_(given.differs(count)):
+        _ret_unfit(f, door)
+    f.ret(f.call("run_door", "ptr", door, args))
+    return f
+
+
+def _run_door(layout: Layout | None) -> Function:
+    """run_door(door, operands): fill the frames from the operands, run, make the results."""
+    f = Function("run_door", "ptr", ["ptr", "ptr"], internal=True)
+    door, operands = f.params
 
     def word(index: int, type: str = "i64") -> Value:
         return f.load(type, door, 8 * index)
 
-    def ret_unfit() -> None:
-        with f.if_(word(RETURNS).differs(STATUS)):
-            f.call("Py_IncRef", "void", word(MISS, "ptr"))
-            f.ret(word(MISS, "ptr"))
-        f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", UNFIT)))
-
     count, words = word(COUNT), word(WORDS)
-    operands = f.stack_bytes(count * 8)
-    _spread(f, word(IS_FLAT), args, given, count, operands, ret_unfit)
     header = word(HEADER, "ptr")
     devices = f.load("i64", header, 8 * execute.DEVICES)
     frames = f.stack_bytes((words + devices + 1) * 8)
@@ -280,7 +330,7 @@ def _door(layout: Layout | None) -> Function:
         with f.if_(address <= 0):
             f.call("PyErr_Clear", "void")
             f.call("release_views", "void", views, taken.get())
-            ret_unfit()
+            _ret_unfit(f, door)
         with f.if_(f.load("i64", entry).equals(BUFFER)):
             taken.set(taken.get() + 1)
         f.store(address, frames, f.load("i64", entry, 8) * 8)
@@ -315,7 +365,7 @@ def _door(layout: Layout | None) -> Function:
     if layout is not None:
         with f.if_(word(RETURNS).differs(STATUS)):
             entries = f.at(offsets, word(OFFSETS) * _OFFSET_BYTES)
-            out = f.call("make_all", "ptr", door, entries, frames, operands, slab.get())
+            out = _gathered(f, door, entries, frames, operands, slab.get())
             with f.if_(slab.get().differs(0)):
                 f.call("Py_DecRef", "void", slab.get())  # the results hold it
             f.ret(out)
@@ -323,26 +373,16 @@ def _door(layout: Layout | None) -> Function:
     return f
 
 
-def _spread(f, is_flat: Value, args: Value, given: Value, count: Value, operands: Value, ret_unfit):
-    """Put the addresses of the operands side by side, whichever way the door is called.
-
-    A flat door is called like the matchers of jitted functions, with a tuple of positional and a
-    dict of keyword arguments.
-    """
-    with f.if_else(is_flat.differs(0)) as it:
-        with f.if_(given.differs(2)):
-            ret_unfit()
-        positional, named = f.load("ptr", args), f.load("ptr", args, 8)
-        fits = f.call("PyTuple_Size", "i64", positional).equals(count)
-        with f.if_((fits & f.call("PyDict_Size", "i64", named).equals(0)).equals(0)):
-            f.call("PyErr_Clear", "void")
-            ret_unfit()
-        with f.range(0, count) as i:
-            f.store(f.call("PyTuple_GetItem", "ptr", positional, i), operands, i * 8)
-        it.otherwise()
-        with f.if_(given.differs(count)):
-            ret_unfit()
-        f.call("memcpy", "ptr", operands, args, count * 8)
+def _gathered(
+    f: Function, door: Value, entries: Value, frames: Value, operands: Value, slab: Value
+) -> Value:
+    """The tree of results, or null."""
+    state = f.stack("i64", 5)
+    given = {_DOOR: door, _ENTRY: entries, _FRAMES: frames, _GIVEN: operands, _SLAB: slab}
+    for place, value in given.items():
+        f.store(value, state, place)
+    nodes = f.var("ptr", f.at(door, f.load("i64", door, 8 * OUT)))
+    return f.call("gather_node", "ptr", nodes.pointer, state)
 
 
 def _ret_failure(f: Function, returns: Value, fail: Value, status: Value, slab: Value) -> None:

@@ -1,0 +1,236 @@
+"""Pytrees at a door: operands are taken out of containers, and results put into them.
+
+The one idea: a door is made for one structure. It is written down node after node, in the order of
+the leaves; native code follows the nodes through the arguments, where any difference means that
+nothing fits, and later through new containers for the results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.compile.cpu.layout import Layout
+from spmd.compile.cpu.runtime_ir import Function
+from spmd.core.tree import TreeDef, is_named_tuple
+
+# The words of a node: what it is, the number of its children, its class; of a dict the tuple of its
+# keys and a dict with these keys, which is copied faster than one grows.
+OP, COUNT, CLASS, KEYS, TEMPLATE = range(0, 40, 8)
+NODE_BYTES = 40
+LEAF, NOTHING, TUPLE, LIST, DICT, NAMED = range(6)
+
+_PLAIN = {None: LEAF, type(None): NOTHING, tuple: TUPLE, list: LIST, dict: DICT}
+
+DOOR_TREE_DECLARATIONS = """
+declare i64 @PyList_Size(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
+declare ptr @PyList_New(i64)
+declare i32 @PyList_SetItem(ptr, i64, ptr)
+declare ptr @PyDict_Copy(ptr)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare i32 @PyDict_SetItem(ptr, ptr, ptr)
+declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
+declare ptr @PyObject_CallObject(ptr, ptr)
+"""
+
+
+def is_plain(tree: TreeDef) -> bool:
+    """Whether a door knows all containers of a tree."""
+    known = tree.kind is None or tree.kind in _PLAIN or is_named_tuple(tree.kind)
+    return known and all(map(is_plain, tree.children))
+
+
+def tree_words(tree: TreeDef, kept: list[Any]) -> list[int]:
+    """The nodes of a plain tree; what they refer to by address is added to `kept`."""
+    op = _PLAIN.get(tree.kind, NAMED)
+    objects = [tree.kind, tree.aux, dict.fromkeys(tree.aux) if op == DICT else None]
+    kept.append(objects)
+    words = [op, len(tree.children), *map(id, objects)]
+    return words + [word for child in tree.children for word in tree_words(child, kept)]
+
+
+# ---- operands ----------------------------------------------------------------------------------
+
+
+def spread_functions(layout: Layout | None) -> list[Function]:
+    """What takes operands out of containers: `spread_node`, and `release_operands`."""
+    if layout is None:
+        return []
+    return [_release(), _spread_sequence(), _spread_dict(), _spread_node(layout)]
+
+
+def _release() -> Function:
+    """release_operands(operands, count): let go of them."""
+    f = Function("release_operands", "void", ["ptr", "i64"], internal=True)
+    operands, count = f.params
+    with f.range(0, count) as i:
+        f.call("Py_DecRef", "void", f.load("ptr", operands, i * 8))
+    return f
+
+
+# Each of the following takes the address of a word with the next node, the operands, the address of
+# a word with their number so far, and an object. It gives 1 if the object fits.
+
+
+def _spread_sequence() -> Function:
+    """spread_sequence(nodes, operands, place, x, op, count): a tuple or a list."""
+    f = Function("spread_sequence", "i64", ["ptr"] * 4 + ["i64"] * 2, internal=True)
+    nodes, operands, place, x, op, count = f.params
+    is_list = op.equals(LIST)
+    size, item = f.var("i64"), f.var("ptr")
+    with f.if_else(is_list) as it:
+        size.set(f.call("PyList_Size", "i64", x))
+        it.otherwise()
+        size.set(f.call("PyTuple_Size", "i64", x))
+    with f.if_(size.get().differs(count)):
+        f.ret(0)
+    with f.range(0, count) as i:
+        with f.if_else(is_list) as it:
+            item.set(f.call("PyList_GetItem", "ptr", x, i))
+            it.otherwise()
+            item.set(f.call("PyTuple_GetItem", "ptr", x, i))
+        with f.if_(item.get().equals(0)):
+            f.ret(0)
+        fits = f.call("spread_node", "i64", nodes, operands, place, item.get())
+        with f.if_(fits.equals(0)):
+            f.ret(0)
+    f.ret(1)
+    return f
+
+
+def _spread_dict() -> Function:
+    """spread_dict(nodes, operands, place, x, keys, count): a dict, in the order of sorted keys.
+
+    A dict that was made by a door has that order itself, so that nothing is looked up.
+    """
+    f = Function("spread_dict", "i64", ["ptr"] * 5 + ["i64"], internal=True)
+    nodes, operands, place, x, keys, count = f.params
+    with f.if_(f.call("PyDict_Size", "i64", x).differs(count)):
+        f.ret(0)
+    cursor, found, value = f.var("i64", 0), f.var("ptr", 0), f.var("ptr", 0)
+    with f.range(0, count) as i:
+        key = f.call("PyTuple_GetItem", "ptr", keys, i)
+        more = f.call("PyDict_Next", "i32", x, cursor.pointer, found.pointer, value.pointer)
+        with f.if_(more.equals(0) | found.get().differs(key)):
+            value.set(f.call("PyDict_GetItemWithError", "ptr", x, key))
+            with f.if_(value.get().equals(0)):
+                f.ret(0)
+        fits = f.call("spread_node", "i64", nodes, operands, place, value.get())
+        with f.if_(fits.equals(0)):
+            f.ret(0)
+    f.ret(1)
+    return f
+
+
+def _spread_node(layout: Layout) -> Function:
+    """spread_node(nodes, operands, place, x): the operands in `x`, which are held from now on.
+
+    Other threads, and the classes of keys, may change containers while the program runs.
+    """
+    f = Function("spread_node", "i64", ["ptr"] * 4, internal=True)
+    nodes, operands, place, x = f.params
+    node = f.load("ptr", nodes)
+    f.store(f.at(node, NODE_BYTES), nodes)
+    op, count = f.load("i64", node, OP), f.load("i64", node, COUNT)
+    with f.if_(op.equals(LEAF)):
+        number = f.load("i64", place)
+        f.call("Py_IncRef", "void", x)
+        f.store(x, operands, number * 8)
+        f.store(number + 1, place)
+        f.ret(1)
+    kind = f.load("ptr", x, layout.type)
+    with f.if_(kind.differs(f.load("ptr", node, CLASS))):
+        f.ret(0)
+    with f.if_(op.equals(NOTHING)):
+        f.ret(1)
+    with f.if_(op.equals(DICT)):
+        keys = f.load("ptr", node, KEYS)
+        f.call("Py_IncRef", "void", x)
+        fits = f.call("spread_dict", "i64", nodes, operands, place, x, keys, count)
+        f.call("Py_DecRef", "void", x)
+        f.ret(fits)
+    f.ret(f.call("spread_sequence", "i64", nodes, operands, place, x, op, count))
+    return f
+
+
+# ---- results -----------------------------------------------------------------------------------
+
+
+def gather_functions() -> list[Function]:
+    """What puts results into containers: `gather_node`, which asks `make_next` for each."""
+    return [_gather_sequence(), _gather_dict(), _gather_node()]
+
+
+# Each takes the address of a word with the next node, and a state to be handed to `make_next`. It
+# gives a new object, or null.
+
+
+def _gather_sequence() -> Function:
+    """gather_sequence(nodes, state, op, count): a tuple or a list."""
+    f = Function("gather_sequence", "ptr", ["ptr"] * 2 + ["i64"] * 2, internal=True)
+    nodes, state, op, count = f.params
+    is_list = op.equals(LIST)
+    out = f.var("ptr")
+    with f.if_else(is_list) as it:
+        out.set(f.call("PyList_New", "ptr", count))
+        it.otherwise()
+        out.set(f.call("PyTuple_New", "ptr", count))
+    with f.if_(out.get().equals(0)):
+        f.ret(f.null())
+    with f.range(0, count) as i:
+        item = f.call("gather_node", "ptr", nodes, state)
+        with f.if_(item.equals(0)):
+            f.call("Py_DecRef", "void", out.get())
+            f.ret(f.null())
+        with f.if_else(is_list) as it:
+            f.call("PyList_SetItem", "i32", out.get(), i, item)
+            it.otherwise()
+            f.call("PyTuple_SetItem", "i32", out.get(), i, item)
+    f.ret(out.get())
+    return f
+
+
+def _gather_dict() -> Function:
+    """gather_dict(nodes, state, keys, template, count): a dict."""
+    f = Function("gather_dict", "ptr", ["ptr"] * 4 + ["i64"], internal=True)
+    nodes, state, keys, template, count = f.params
+    out = f.call("PyDict_Copy", "ptr", template)
+    with f.if_(out.equals(0)):
+        f.ret(f.null())
+    with f.range(0, count) as i:
+        item = f.call("gather_node", "ptr", nodes, state)
+        failed = f.var("i32", 1)
+        with f.if_(item.differs(0)):
+            key = f.call("PyTuple_GetItem", "ptr", keys, i)
+            failed.set(f.call("PyDict_SetItem", "i32", out, key, item))
+            f.call("Py_DecRef", "void", item)
+        with f.if_(failed.get().differs(0)):
+            f.call("Py_DecRef", "void", out)
+            f.ret(f.null())
+    f.ret(out)
+    return f
+
+
+def _gather_node() -> Function:
+    """gather_node(nodes, state): the tree of the next results."""
+    f = Function("gather_node", "ptr", ["ptr"] * 2, internal=True)
+    nodes, state = f.params
+    node = f.load("ptr", nodes)
+    f.store(f.at(node, NODE_BYTES), nodes)
+    op, count = f.load("i64", node, OP), f.load("i64", node, COUNT)
+    with f.if_(op.equals(LEAF)):
+        f.ret(f.call("make_next", "ptr", state))
+    with f.if_(op.equals(NOTHING)):
+        none = f.load("ptr", node, KEYS)  # which is None for all that is no dict
+        f.call("Py_IncRef", "void", none)
+        f.ret(none)
+    with f.if_(op.equals(DICT)):
+        keys, template = f.load("ptr", node, KEYS), f.load("ptr", node, TEMPLATE)
+        f.ret(f.call("gather_dict", "ptr", nodes, state, keys, template, count))
+    items = f.call("gather_sequence", "ptr", nodes, state, op, count)
+    with f.if_(op.differs(NAMED) | items.equals(0)):
+        f.ret(items)
+    out = f.call("PyObject_CallObject", "ptr", f.load("ptr", node, CLASS), items)
+    f.call("Py_DecRef", "void", items)
+    f.ret(out)
+    return f
