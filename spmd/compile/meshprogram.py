@@ -1,8 +1,9 @@
-"""jit of a whole shard_map: the mesh's program without a program of one device around it.
+"""jit of a shard_map: the mesh's program without a program of one device around it.
 
 The common `jit(shard_map(step))` is a jaxpr of one equation. Compiled like any other it would run
 on one device, gather every argument there and cut it again; instead its call is that of the mesh's
-program, and results stay where they are.
+program, and results stay where they are. What does other work around its maps is made such a
+program (see `onemap`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.deferred import multidevice, pipeline
+from spmd.compile.deferred import multidevice, onemap, pipeline
 from spmd.compile.executable import Executable, compile_jaxpr
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
 
@@ -32,6 +33,10 @@ def compile_program(
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
+        if any(eqn.prim.name == "shard_map" for eqn in all_eqns(closed)):
+            joined = onemap.one_map(closed)
+            if joined is not None:
+                return MeshProgram(joined, joined.eqns[0], donated)
         return compile_jaxpr(closed, donated, optimised)
 
 

@@ -7,8 +7,10 @@ that it holds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
-from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.ir import Atom, ClosedJaxpr
 
 
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -21,20 +23,26 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
         if inside is None:
             writer.keep(eqn, map_subjaxprs(eqn, inline_calls))
         else:
-            _write_body(writer, eqn, inside(eqn.params))
+            outs = write_body(writer, inside(eqn.params), writer.read_all(eqn.invars))
+            for outer, found in zip(eqn.outvars, outs, strict=True):
+                writer.define(outer, found)
     return finish(writer, closed)
 
 
-def _write_body(writer: Writer, eqn: Eqn, body: ClosedJaxpr) -> None:
-    """Write what a call stands for, under new names: the same body may be called again."""
+def write_body(writer: Writer, body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom]:
+    """Write what a call stands for, under new names: the same body may be called again.
+
+    `operands` are atoms of the new jaxpr, as are the results that it gives.
+    """
     writer.define_consts(body)
-    for inner, operand in zip(body.jaxpr.invars, eqn.invars, strict=True):
-        writer.define(inner, writer.read(operand))
+    for inner, operand in zip(body.jaxpr.invars, operands, strict=True):
+        writer.define(inner, operand)
     for inner_eqn in body.eqns:
         inside = inner_eqn.prim.inline or inner_eqn.prim.expand
         if inside is None:
             writer.copy(inner_eqn, map_subjaxprs(inner_eqn, inline_calls))
         else:
-            _write_body(writer, inner_eqn, inside(inner_eqn.params))
-    for outer, inner_out in zip(eqn.outvars, body.jaxpr.outvars, strict=True):
-        writer.define(outer, writer.read(inner_out))
+            outs = write_body(writer, inside(inner_eqn.params), writer.read_all(inner_eqn.invars))
+            for outer, found in zip(inner_eqn.outvars, outs, strict=True):
+                writer.define(outer, found)
+    return writer.read_all(body.jaxpr.outvars)

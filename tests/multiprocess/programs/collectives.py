@@ -29,6 +29,7 @@ def main(dtypes: list[str]) -> None:
     check_random_programs()
     check_op_by_op()
     check_shard_map()
+    check_work_around_maps()
     if spmd.process_index() == 0:
         ranks = spmd.process_count()
         print(f"{count} cases on {ranks} ranks x {HERE} devices: all right", flush=True)
@@ -128,6 +129,44 @@ def check_shard_map() -> None:
         assert "other processes" in str(error)
     else:
         raise AssertionError("the whole value is not here")
+
+
+def check_work_around_maps() -> None:
+    """A jitted step with an update around its map: one program over all processes."""
+    mesh = spmd.make_mesh((N,), ("i",))
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(5, 3)).astype(np.float32)
+    x = rng.normal(size=(N * 2, 5)).astype(np.float32)
+
+    def loss(w: Any, x: Any) -> Any:
+        return snp.mean(snp.tanh(x @ w) ** 2)
+
+    def errors(w: Any, x: Any) -> Any:
+        gradient = spmd.grad(lambda w: lax.pmean(loss(w, x), "i"))(w)
+        return gradient, snp.sum(snp.tanh(x @ w) ** 2, 1)
+
+    in_specs, out_specs = (P(), P("i")), (P(), P("i"))
+    mapped = spmd.shard_map(errors, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def step(w: Any, x: Any) -> Any:
+        gradient, each = mapped(w * 1.0, x)
+        return w - 0.1 * gradient, snp.sort(each), each
+
+    def steps(w: Any, xs: Any) -> Any:
+        return lax.scan(lambda w, x: step(w, x)[:2], w, xs)
+
+    placed = spmd.device_put(x, spmd.sharding.NamedSharding(mesh, P("i")))
+    each = np.sum(np.tanh(x @ w) ** 2, 1)
+    updated = w - 0.1 * np.asarray(spmd.grad(loss)(w, x))
+    for argument in (x, placed):
+        new, ordered, pieces = spmd.jit(step)(w, argument)
+        assert_close(new, updated, "an update around a map")
+        assert_close(ordered, np.sort(each), "pieces gathered for what is around")
+        for shard in pieces.addressable_shards:
+            assert_close(shard.data, each[shard.index])
+    last, _ = spmd.jit(steps)(w, np.stack([x, x]))
+    again = updated - 0.1 * np.asarray(spmd.grad(loss)(updated, x))
+    assert_close(last, again, "steps in a loop")
 
 
 if __name__ == "__main__":
