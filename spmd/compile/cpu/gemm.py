@@ -66,8 +66,8 @@ _BLOCK_ROWS = 192
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
-# their pages are too many for the processor to remember.
-_SPREAD = 2**18
+# they meet each other in the same places of the L2 cache, and their pages are too many.
+_SPREAD = 2**20
 # An estimate for the decision to use threads, per core.
 _BYTES_PER_NS = 12.0
 # What a vector's store may write behind the end of a panel.
