@@ -98,9 +98,14 @@ class JVPTrace(Trace):
         return self.tracer(self, out, tangent)
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        primals, tangents = unzip2([self.split(x) for x in operands])
+        primals, tangents, any_tangent = [], [], False
+        for x in operands:
+            primal, tangent = self.split(x)
+            primals.append(primal)
+            tangents.append(tangent)
+            any_tangent = any_tangent or type(tangent) is not Zero
         with current_trace(self.parent):
-            if all([isinstance(t, Zero) for t in tangents]):
+            if not any_tangent:
                 return prim.bind(*primals, **params)
             out, tangent = self.differentiate(prim, primals, tangents, params)
         if prim.multiple:

@@ -20,6 +20,7 @@ from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import eval_closed, hoist_consts, prune_consts
+from spmd.core.source import current_source
 from spmd.core.stage import Debug, JaxprTrace
 from spmd.core.trace import Trace, Tracer, check_no_leak
 
@@ -36,13 +37,19 @@ class MixedTrace(Trace):
         return isinstance(x, Tracer) and x._trace is self.tangent_trace
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        staged = [self.is_tangent(x) for x in operands]
-        trace = self.tangent_trace if any(staged) else self.parent
+        tangents = self.tangent_trace
+        staged = [isinstance(x, Tracer) and x._trace is tangents for x in operands]
+        trace = tangents if True in staged else self.parent
         if trace is not self.parent and prim.inline is not None and not all(staged):
             # A call of both primals and tangents: look inside, so that primal work stays primal.
             return eval_closed(prim.inline(params), *operands)
-        with current_trace(trace):
+        # As `current_trace` does, which needs no look at where evaluation begins: it has ended.
+        before = state.trace
+        state.trace = trace
+        try:
             return trace.process(prim, operands, params)
+        finally:
+            state.trace = before
 
 
 class LinearizeTrace(JVPTrace):
@@ -58,10 +65,16 @@ class LinearizeTrace(JVPTrace):
     def differentiate(
         self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
     ) -> tuple[Any, Any]:
-        if prim.linearize is not None:
-            return prim.linearize(self, primals, tangents, **params)
-        with current_trace(self.mixed):
-            return apply_jvp(prim, primals, tangents, params)
+        # All that is staged here is of one line of the user's: the stack is read once for it.
+        before = state.source
+        state.source = before or current_source()
+        try:
+            if prim.linearize is not None:
+                return prim.linearize(self, primals, tangents, **params)
+            with current_trace(self.mixed):
+                return apply_jvp(prim, primals, tangents, params)
+        finally:
+            state.source = before
 
     def bind_linear(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """Stage one equation of the linear jaxpr; for `linearize` rules."""

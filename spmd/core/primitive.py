@@ -28,6 +28,7 @@ member of a group, in order).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,15 @@ def _no_axes(params: dict[str, Any]) -> tuple[str, ...]:
 def no_effects(params: dict[str, Any]) -> frozenset[str]:
     """The `effects` of most primitives."""
     return frozenset()
+
+
+def remembered(rule: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
+    """An abstract rule that is asked once for each kind of operands and parameters.
+
+    For rules that look at nothing else, not at settings either, and whose parameters mean the same
+    if they are equal: integers, dtypes and tuples of them.
+    """
+    return functools.lru_cache(maxsize=4096)(rule)
 
 
 class Primitive:

@@ -16,7 +16,7 @@ import spmd.core.context as context
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.config import config
-from spmd.core.context import current_trace
+from spmd.core.context import current_trace, state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive, no_effects
@@ -97,13 +97,15 @@ class JaxprTrace(Trace):
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         avals = [x.aval if type(x) is JaxprTracer else typeof(x) for x in operands]
-        varies = any([a.vma for a in avals])
-        if varies and prim.vma == "union":
+        varies, rule = False, prim.vma
+        for aval in avals:
+            varies = varies or bool(aval.vma)
+        if varies and rule == "union":
             operands = self._align_vma(operands, avals)
-        source = current_source()
+        source = state.source or current_source()
         out = prim.abstract(*avals, **params) if params else _abstract(prim, tuple(avals))
         out_avals = list(out) if prim.multiple else [out]
-        if prim.vma != "given" and (varies or prim.vma != "union"):
+        if rule != "given" and (varies or rule != "union"):
             out_avals = self._with_vma(prim, avals, out_avals, params)
         tracers = self.emit(prim, operands, params, out_avals, source)
         return tracers if prim.multiple else tracers[0]
@@ -139,8 +141,12 @@ class JaxprTrace(Trace):
                 for x in operands
             ]
         )
-        outvars = tuple([Var(a) for a in out_avals])
         effects = NO_EFFECTS if prim.effects is no_effects else prim.effects(params)
+        if len(out_avals) == 1:
+            var = Var(out_avals[0])
+            self.eqns.append(Eqn(prim, invars, (var,), params, effects, source))
+            return [JaxprTracer(self, var.aval, var, source)]
+        outvars = tuple([Var(a) for a in out_avals])
         self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
         return [JaxprTracer(self, v.aval, v, source) for v in outvars]
 

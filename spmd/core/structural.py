@@ -15,7 +15,7 @@ import spmd.core.trace  # noqa: F401  (to bind anything, there must be a current
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import DtypeError, InternalError, ShapeError
-from spmd.core.primitive import Linear, Primitive, dims, linear
+from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.util import inverse_permutation, product
 
 # ---- helpers that use them ---------------------------------------------------------------------
@@ -113,6 +113,7 @@ def broadcast_in_dim(
     return broadcast_in_dim_p.bind(operand, shape=shape, broadcast_dimensions=where)
 
 
+@remembered
 def _broadcast_abstract(x: ShapedArray, *, shape: Any, broadcast_dimensions: Any) -> ShapedArray:
     where = broadcast_dimensions
     if len(where) != x.ndim or list(where) != sorted(set(where)):
@@ -185,6 +186,7 @@ def reduced_shape(x: ShapedArray, axes: Sequence[int], name: str) -> tuple[int, 
     return tuple(s for d, s in enumerate(x.shape) if d not in axes)
 
 
+@remembered
 def _sum_abstract(x: ShapedArray, *, axes: Any) -> ShapedArray:
     if dtypes.is_bool(x.dtype) or x.dtype.names:
         raise DtypeError(f"reduce_sum: cannot add values of dtype {x}; convert with .astype first")
@@ -240,6 +242,7 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     return reshape_p.bind(operand, new_sizes=new_sizes)
 
 
+@remembered
 def _reshape_abstract(x: ShapedArray, *, new_sizes: Any) -> ShapedArray:
     if any(d < 0 for d in new_sizes) or product(new_sizes) != x.size:
         sizes = " * ".join(map(str, new_sizes)) or "1"
@@ -287,6 +290,7 @@ def permute_dims(operand: Any, permutation: Sequence[int]) -> Any:
     return permute_dims_p.bind(operand, permutation=permutation)
 
 
+@remembered
 def _permute_abstract(x: ShapedArray, *, permutation: Any) -> ShapedArray:
     if sorted(permutation) != list(range(x.ndim)):
         raise ShapeError(

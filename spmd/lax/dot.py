@@ -15,7 +15,7 @@ import numpy as np
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.primitive import Dims, Primitive, Zero, dims
+from spmd.core.primitive import Dims, Primitive, Zero, dims, remembered
 from spmd.core.structural import add_any, is_linear, permute_dims
 from spmd.core.util import inverse_permutation
 from spmd.lax.convert import convert_element_type
@@ -179,6 +179,7 @@ def check_preferred(name: str, dtype: np.dtype, wanted: np.dtype) -> None:
         )
 
 
+@remembered
 def _dot_abstract(
     lhs: ShapedArray,
     rhs: ShapedArray,

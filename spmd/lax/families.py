@@ -21,7 +21,16 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import DtypeError, ShapeError, SpmdError
 from spmd.core.jvp import zero_tangent
-from spmd.core.primitive import Dims, Primitive, Refused, Zero, dims, is_refused, linear
+from spmd.core.primitive import (
+    Dims,
+    Primitive,
+    Refused,
+    Zero,
+    dims,
+    is_refused,
+    linear,
+    remembered,
+)
 from spmd.core.source import current_source
 from spmd.core.structural import (
     add_any,
@@ -387,6 +396,7 @@ def reduction(
     the operator that joins the results of two parts.
     """
 
+    @remembered
     def abstract(x: ShapedArray, *, axes: tuple[int, ...]) -> ShapedArray:
         check_dtype(name, "operand", x, accepts)
         return ShapedArray(reduced_shape(x, axes, name), x.dtype, weak and x.weak_type)

@@ -14,7 +14,7 @@ import numpy as np
 
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.primitive import Linear, Primitive, dims, linear
+from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
     reduce_sum,
@@ -54,6 +54,7 @@ def _integers(xs: Sequence[Any]) -> tuple[int, ...]:
     return tuple(x.__index__() for x in xs)
 
 
+@remembered
 def _slice_abstract(
     x: ShapedArray, *, start_indices: Any, limit_indices: Any, strides: Any
 ) -> ShapedArray:
@@ -203,6 +204,7 @@ def _padded_size(size: int, low: int, high: int, interior: int) -> int:
     return low + high + size + max(size - 1, 0) * interior
 
 
+@remembered
 def _pad_abstract(x: ShapedArray, value: ShapedArray, *, padding_config: Any) -> ShapedArray:
     if value.shape:
         fail(ShapeError, f"pad: padding_value must be a scalar, got {value}")
