@@ -356,7 +356,7 @@ def _overwritable_refs(
     for k, ref in enumerate(refs):
         if ref is None or ref.buffer is not buffer or kernel.args[k].role != "out" or ref.offset:
             continue
-        safe = set(read_in_place(kernel, k))
+        safe = read_in_place(kernel, k)
         for other in sorted(safe):
             source = refs[other]
             if source is None:

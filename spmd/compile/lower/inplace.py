@@ -6,6 +6,7 @@ itself reads it only where it writes (an elementwise kernel), or updates it in p
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Hashable, Iterator
 from typing import TypeAlias
@@ -118,7 +119,7 @@ def _overwrites(eqn: Eqn, names: set[Var], new: Var) -> bool:
         return False
     out = len(eqn.invars) + eqn.outvars.index(new)
     read = {k for k, v in enumerate(eqn.invars) if v in names}
-    return read <= set(read_in_place(kernel, out))
+    return read <= read_in_place(kernel, out)
 
 
 def _branches_overwrite(eqn: Eqn, names: set[Var], new: Var) -> bool:
@@ -138,8 +139,13 @@ def _hands_through(branch: Jaxpr, operand: int, result: int) -> bool:
     return branch.outvars[result] is branch.invars[operand]
 
 
-def read_in_place(kernel: Kernel, out: int) -> Iterator[int]:
+@functools.lru_cache(maxsize=1 << 14)
+def read_in_place(kernel: Kernel, out: int) -> frozenset[int]:
     """The arguments of a kernel that are read only where, and not after, `out` is written."""
+    return frozenset(_read_in_place(kernel, out))
+
+
+def _read_in_place(kernel: Kernel, out: int) -> Iterator[int]:
     stores = [
         (number, step.level, store.map)
         for number, step in enumerate(kernel.passes)
