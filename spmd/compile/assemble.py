@@ -34,7 +34,7 @@ from spmd.compile.cpu.program import (
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
-from spmd.compile.cpu.sort import sort_step
+from spmd.compile.cpu.sort import sort_step, sort_text
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.packing import Packing
@@ -137,7 +137,7 @@ def _contracting(contraction: Contraction) -> contract.Plan:
 
 def _called(
     steps: Sequence[Step], loops: dict[int, LoopCode]
-) -> Iterator[Kernel | Product | Packing | Contraction]:
+) -> Iterator[Kernel | Product | Packing | Contraction | Sort]:
     """What steps run, apart from the kernels that are written into loops."""
     for step in steps:
         if isinstance(step, Launch):
@@ -148,6 +148,8 @@ def _called(
             yield step.packing
         elif isinstance(step, Contract):
             yield step.contraction
+        elif isinstance(step, Sort):
+            yield step
         elif id(step) in loops:
             yield from loops[id(step)].calls
         else:
@@ -185,6 +187,8 @@ def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
     epilogues = [e for plan in (*plans, *contracted) for e in plan.epilogues]
     texts = dict.fromkeys(r.text for r in (*kernels, *epilogues))
     written = dict.fromkeys(text for plan in (*plans, *packed, *contracted) for text in plan.texts)
+    sorts = [callee for callee in callees if isinstance(callee, Sort)]
+    written |= dict.fromkeys(sort_text(sort.kept is not None) for sort in sorts)
     written |= dict.fromkeys(loop.text for loop in loops.values())
     addresses: Mapping[str, int] = {}
     if texts or written:
@@ -269,7 +273,8 @@ class Builder:
             case Sort():
                 name = f"{step.name} {step.source}"
                 words = self.slot(step.words)
-                return (sort_step(words, step.rows, step.size, step.kept, name),)
+                extents = step.rows, step.size, step.kept
+                return (sort_step(self.code.addresses, words, *extents, name),)
 
     def launch(self, step: Launch) -> KernelStep:
         rendered, address = _rendering(step.kernel), self.code.address(step.kernel)

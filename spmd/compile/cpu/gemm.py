@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
+from spmd.compile.cpu.gemm_ir import NBYTES, STEPS, Tile, Vectors
 from spmd.compile.cpu.gemm_ir_loops import (
     combine_symbol,
     combine_text,
@@ -65,6 +65,11 @@ _DEPTH_BYTES = 1024
 _BLOCK_ROWS = 192
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
+# Below this many multiply-adds compiling what a product needs takes a thousand times longer than
+# computing it: one short tile that serves all rows is better than two that are a little faster.
+_SMALL = 2**19
+# Below this many a product of a batch takes no longer than the loops around its tiles.
+_TINY = 2**13
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
 # they meet each other in the same places of the L2 cache, and their pages are too many.
 _SPREAD = 2**20
@@ -334,6 +339,16 @@ class _Planner:
         where = plain_store(self.p.epilogue)
         return where is not None and (where.strides[-1] == 1 or self.p.n == 1)
 
+    @property
+    def is_small(self) -> bool:
+        """Whether compiling takes much longer than computing."""
+        return self.p.multiply_adds < _SMALL
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the loops around tiles take part of the time: many products, next to no size."""
+        return math.prod(self.p.batch) > 1 and self.p.multiply_adds < _TINY
+
     def arguments(self) -> tuple[tuple[Map, ...], list[int]]:
         """The maps of the epilogue's arguments but C, and the bytes of their elements."""
         kernel = self.p.epilogue
@@ -464,6 +479,7 @@ class _Planner:
         """C in register tiles."""
         p, v, sizes = self.p, self.vectors, self.sizes
         mr, width = tile_shape(self.machine, p.m, -(-p.n // v.lanes) or 1)
+        mr = (self.is_small and _dividing(p.m, mr)) or mr
         nr = p.b.panel or width * v.lanes
         width = nr // v.lanes
         parts = -(-p.k * v.nbytes // _DEPTH_BYTES) or 1
@@ -474,10 +490,11 @@ class _Planner:
         self.put_blocks(mb, nb)
         self.put_a(mc, kc, mr)
         self.put_b(nb, kc, nr, mb)
-        self.use("tiles", tiles_symbol(v), tiles_text(v))
+        hot = self.is_hot
+        self.use("tiles", tiles_symbol(v, hot), tiles_text(v, hot))
         self.put_tile_functions(mr, width)
-        symbol = product_symbol(v)
-        self.texts[symbol] = product_text(v)
+        symbol = product_symbol(v, hot)
+        self.texts[symbol] = product_text(v, hot)
         flops = 2.0 * min(mb, p.m) * min(nb, p.n) * p.k
         return symbol, max(flops / flops_per_ns(v.nbytes_of_vector, v.nbytes), 5.0)
 
@@ -544,11 +561,12 @@ class _Planner:
         """Choose the tiles for whole and last rows, whole and last columns."""
         p, v = self.p, self.vectors
         unit = self.sizes["tile_a_row"] == v.nbytes
+        steps = 1 if self.is_small else STEPS
         rest_rows, rest_columns = p.m % mr or mr, p.n % (width * v.lanes)
         narrow = -(-rest_columns // v.lanes) or width
         for row, rows in enumerate((mr, rest_rows)):
-            whole = Tile(v, rows, width, False, unit)
-            last = Tile(v, rows, narrow, rest_columns % v.lanes > 0, unit)
+            whole = Tile(v, rows, width, False, unit, steps)
+            last = Tile(v, rows, narrow, rest_columns % v.lanes > 0, unit, steps)
             if not rest_columns:
                 last = whole
             if p.n < width * v.lanes:
@@ -560,6 +578,11 @@ class _Planner:
 def _way(b: Operand) -> str:
     """Which function packs columns that lie so."""
     return "copy" if b.column == 1 else "turn" if b.row == 1 else "gather"
+
+
+def _dividing(m: int, most: int) -> int:
+    """Rows of a tile of which a whole number makes up all rows, and not too few; 0 if none."""
+    return max((rows for rows in range(-(-most * 2 // 3), most + 1) if not m % rows), default=0)
 
 
 def _block_rows(mr: int) -> int:

@@ -169,7 +169,8 @@ class Tile:
     """C[rows, columns] (+)= A[rows, k] B[k, columns] for `rows` rows and `width` vectors.
 
     A `masked` tile takes fewer columns: its last vector is cut. With `unit` the elements of a
-    column of A lie side by side, else those of its rows.
+    column of A lie side by side, else those of its rows. Each round of its loop takes `steps`
+    elements along k: one is half as much to compile.
     """
 
     vectors: Vectors
@@ -177,13 +178,15 @@ class Tile:
     width: int
     masked: bool
     unit: bool
+    steps: int = STEPS
 
     @property
     def symbol(self) -> str:
         """The name of the function."""
         kind = "masked" if self.masked else "whole"
         layout = "columns" if self.unit else "rows"
-        return f"tile_{self.vectors.symbol}_{self.rows}x{self.width}_{kind}_{layout}"
+        name = f"tile_{self.vectors.symbol}_{self.rows}x{self.width}_{kind}_{layout}"
+        return name if self.steps == STEPS else f"{name}_by{self.steps}"
 
     def text(self) -> str:
         """The module."""
@@ -243,7 +246,7 @@ class Tile:
                 for b_part, total in zip(b_row, sums, strict=True):
                     multiply_add(f, spread, b_part, total)
 
-        for steps in (1,) if self.masked else (STEPS, 1):
+        for steps in (1,) if self.masked else dict.fromkeys((self.steps, 1)):
             with f.loop():
                 f.break_if(left.get() < steps)
                 step(0, 0)

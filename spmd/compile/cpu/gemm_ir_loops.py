@@ -27,15 +27,15 @@ from spmd.compile.cpu.gemm_ir import (
     splat,
     store_vector,
 )
-from spmd.compile.cpu.gemm_ir_parts import Sizes, called, pack
+from spmd.compile.cpu.gemm_ir_parts import Sizes, as_control, called, pack
 from spmd.compile.cpu.runtime_ir import Function, Value
 
 _KERNEL_PARAMS = ["ptr", "ptr", "i64", "i64"]
 
 
-def product_symbol(v: Vectors) -> str:
+def product_symbol(v: Vectors, hot: bool = False) -> str:
     """The kernel that multiplies matrices in tiles."""
-    return f"product_{v.symbol}"
+    return f"product_{v.symbol}{'_hot' if hot else ''}"
 
 
 def combine_symbol(v: Vectors, source: str) -> str:
@@ -95,9 +95,9 @@ class _Unit:
 
 
 @cache
-def product_text(v: Vectors) -> str:
+def product_text(v: Vectors, hot: bool) -> str:
     """The module of the kernel over tiles: unit = (product of the batch, columns, rows)."""
-    f = Function(product_symbol(v), "void", _KERNEL_PARAMS, attributes=v.attributes)
+    f = Function(product_symbol(v, hot), "void", _KERNEL_PARAMS, attributes=v.attributes)
     of = Sizes(f, f.params[1], v)
     with f.range(f.params[2], f.params[3]) as number:
         unit = _Unit(f, of, number)
@@ -114,7 +114,7 @@ def product_text(v: Vectors) -> str:
                 called(f, of["tiles"], "void", f.params[1], a, b, c, *extents)
                 with f.if_(k_first + of["kc"] >= of["k"]):
                     unit.finish(i, rows, c)
-    return f.text()
+    return as_control(f.text(), hot)
 
 
 def _laid(unit: _Unit, name: str, source: Value, count: Value, depth: Value) -> Value:

@@ -24,6 +24,7 @@ from spmd.compile.cpu.gemm_ir import (
     store_vector,
     widen,
 )
+from spmd.compile.cpu.loader import CONTROL
 from spmd.compile.cpu.runtime_ir import Function, Value
 
 PACK_PARAMS = ["ptr", "i64", "i64", "i64", "i64", "ptr", "i64"]
@@ -89,7 +90,7 @@ def panels_text(v: Vectors) -> str:
                 width, strides = f.smaller(columns - j, of["panel"]), (of["b_col"], of["b_k"])
                 origin, place = f.at(source, j * of["b_col"]), f.at(target, j * column)
                 f.call(pack, "void", origin, *strides, width, depth, place, row)
-    return f.text()
+    return f"{CONTROL}\n{f.text()}"
 
 
 # ---- the packing functions ---------------------------------------------------------------------

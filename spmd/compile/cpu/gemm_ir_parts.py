@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import cache
 
 from spmd.compile.cpu.gemm_ir import Vectors
+from spmd.compile.cpu.loader import CONTROL
 from spmd.compile.cpu.runtime_ir import Function, Value
 
 # The run-time numbers of a product, in the order in which the code finds them. Strides in bytes.
@@ -38,9 +39,14 @@ BY_PANELS, ALL_PANELS, AS_ROWS = range(3)
 LAY_A, LAY_B, FINISH = "product_lay_a", "product_lay_b", "product_finish"
 
 
-def tiles_symbol(v: Vectors) -> str:
+def tiles_symbol(v: Vectors, hot: bool) -> str:
     """The function that multiplies a block of A with a block of B."""
-    return f"tiles_{v.symbol}"
+    return f"tiles_{v.symbol}{'_hot' if hot else ''}"
+
+
+def as_control(text: str, hot: bool = False) -> str:
+    """A text that only calls others: quickly compiled, unless its own time counts too."""
+    return text if hot else f"{CONTROL}\n{text}"
 
 
 class Sizes(dict[str, Value]):
@@ -95,7 +101,7 @@ def lay_b_text(attributes: str) -> str:
             strides = of["b_col"], of["b_k"]
             pack(f, function, origin, *strides, width, depth, place, of["tile_b_k"])
     f.ret(target)
-    return f.text()
+    return as_control(f.text())
 
 
 @cache
@@ -117,20 +123,20 @@ def lay_a_text(attributes: str) -> str:
         strides = of["a_row"], of["a_k"]
         pack(f, function, origin, *strides, height, depth, place, of["tile_a_k"])
     f.ret(target)
-    return f.text()
+    return as_control(f.text())
 
 
 # ---- blocks ------------------------------------------------------------------------------------
 
 
 @cache
-def tiles_text(v: Vectors) -> str:
+def tiles_text(v: Vectors, hot: bool) -> str:
     """The module that multiplies a block of A with all column panels of a block of B.
 
     Its parameters: the numbers, A, B, C, rows, columns, depth, whether to add to what C holds.
     """
     params = ["ptr", "ptr", "ptr", "ptr", "i64", "i64", "i64", "i64"]
-    f = Function(tiles_symbol(v), "void", params, attributes=v.attributes)
+    f = Function(tiles_symbol(v, hot), "void", params, attributes=v.attributes)
     of = Sizes(f, f.params[0], v)
     _, a, b, c, rows, columns, depth, accumulate = f.params
     with f.range(0, columns, of["nr"]) as j:
@@ -144,7 +150,7 @@ def tiles_text(v: Vectors) -> str:
             left = f.at(a, i * of["tile_a"]), of["tile_a_row"], of["tile_a_k"]
             target = f.at(c_now, i * of["c_row"]), of["c_row"], width, accumulate
             called(f, tile, "void", *left, b_now, of["tile_b_k"], depth, *target)
-    return f.text()
+    return as_control(f.text(), hot)
 
 
 @cache
@@ -169,4 +175,4 @@ def finish_text(attributes: str) -> str:
         address = f.at(f.load("ptr", f.at(args, 16), number * 8), offset)
         f.store(address, f.at(arguments, 8), number * 8)
     called(f, kernel, "void", arguments, f.null(), f.value("i64", 0), rows)
-    return f.text()
+    return as_control(f.text())

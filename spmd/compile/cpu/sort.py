@@ -8,9 +8,11 @@ all words share); short ones by insertion.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 
-from spmd.compile.cpu.loader import compile_texts
+from spmd.compile.cpu.gemm_ir import Vectors
+from spmd.compile.cpu.loader import host
 from spmd.compile.cpu.program import KernelStep, Slot
 from spmd.compile.cpu.runtime_ir import Function, Value
 
@@ -27,13 +29,21 @@ _DECLARED = "declare ptr @memcpy(ptr, ptr, i64)\n"
 SORT, LEAST = "spmd_sort_words", "spmd_least_words"
 
 
-def sort_step(words: Slot, rows: int, size: int, kept: int | None, name: str) -> KernelStep:
+@cache
+def sort_text(kept: bool) -> str:
+    """The module of the function that sorts, or of that which finds the least words."""
+    attributes = Vectors("f32", host().vector_bytes).attributes
+    return _least(attributes).text() if kept else _DECLARED + _sort(attributes).text()
+
+
+def sort_step(
+    addresses: Mapping[str, int], words: Slot, rows: int, size: int, kept: int | None, name: str
+) -> KernelStep:
     """Sort each of `rows` rows of `size` words in place, stably by their upper halves.
 
     With `kept`, at most MOST_KEPT, only that many least words (as whole unsigned numbers) are put
-    in order at the row's begin; the others are undefined.
+    in order at the row's begin; the others are undefined. `addresses` has what `sort_text` defines.
     """
-    addresses = compile_texts([_DECLARED + _sort().text(), _least().text()], optimize=True)
     if kept is None:
         cost, scratch = size * _NS_PER_WORD, 8 * size if size > MOST_INSERTED else 0
         sizes: tuple[int, ...] = (size,)
@@ -61,8 +71,8 @@ def _insert(
     f.store(word, row, place.get() * 8)
 
 
-def _sort() -> Function:
-    f = Function(SORT, "void", ["ptr", "ptr", "i64", "i64"])
+def _sort(attributes: str) -> Function:
+    f = Function(SORT, "void", ["ptr", "ptr", "i64", "i64"], attributes=attributes)
     args, sizes, begin, end = f.params
     data, size = f.load("ptr", args), f.load("i64", sizes)
     counts = f.stack("i64", _BYTES * _BUCKETS, align=64)
@@ -117,8 +127,8 @@ def _by_bytes(f: Function, row: Value, other: Value, size: Value, counts: Value)
         f.call("memcpy", "ptr", row, source.get(), size * 8)
 
 
-def _least() -> Function:
-    f = Function(LEAST, "void", ["ptr", "ptr", "i64", "i64"])
+def _least(attributes: str) -> Function:
+    f = Function(LEAST, "void", ["ptr", "ptr", "i64", "i64"], attributes=attributes)
     args, sizes, begin, end = f.params
     data, size, kept = f.load("ptr", args), f.load("i64", sizes), f.load("i64", sizes, 8)
 

@@ -6,7 +6,7 @@ import pytest
 
 from spmd.compile.cpu import gemm
 from spmd.compile.cpu.gemm import gemm_step, orient, plan_product
-from spmd.compile.cpu.loader import Host, loader
+from spmd.compile.cpu.loader import CONTROL, Host, loader
 from spmd.compile.cpu.program import Program, Slot
 from spmd.compile.cpu.runner import build_program
 from spmd.compile.kernel.build import Builder
@@ -229,6 +229,45 @@ def test_blocks_share_large_products_and_leave_small_ones_whole():
     assert plan.units >= 4
     assert plan.sizes["mb"] * plan.sizes["m_blocks"] >= 512
     assert plan.sizes["nb"] * plan.sizes["n_blocks"] >= 512
+
+
+def squares(size: int, *batch: int, dtype=np.float32) -> Product:
+    a = np.zeros((*batch, size, size), dtype)
+    return product_of(a, a, a)
+
+
+@pytest.mark.parametrize("size", [32, 64])
+def test_the_first_product_waits_for_one_tile_and_two_quick_texts(size):
+    plan = plan_product(squares(size))
+    (tile,) = [text for text in plan.texts if not text.startswith(CONTROL)]
+    assert len(plan.texts) == 3
+    assert {plan.functions[f"tile_{k}"] for k in ("00", "01", "10", "11")} == {
+        name for name in plan.functions.values() if f"@{name}(" in tile
+    }
+
+
+def test_many_tiny_products_have_loops_that_are_optimized():
+    tiny, larger = plan_product(squares(8, 1000)), plan_product(squares(64, 1000))
+    assert not any(text.startswith(CONTROL) for text in tiny.texts)
+    assert sum(text.startswith(CONTROL) for text in larger.texts) >= 2
+    assert tiny.symbol != larger.symbol and tiny.functions["tiles"] != larger.functions["tiles"]
+
+
+@pytest.mark.parametrize("m, n, k", [(32, 32, 5), (40, 70, 33), (64, 64, 64), (18, 20, 300)])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_small_products_have_the_bits_of_large_ones(m, n, k, batch, monkeypatch):
+    rng = np.random.default_rng(m)
+    a = matrix(rng, (*batch, m, k), np.float32, "rows")
+    b = matrix(rng, (*batch, k, n), np.float32, "rows")
+    results = []
+    for small, tiny in ((2**19, 2**13), (0, 0), (2**19, 2**40)):
+        monkeypatch.setattr(gemm, "_SMALL", small)
+        monkeypatch.setattr(gemm, "_TINY", tiny)
+        c = np.full((*batch, m, n), np.nan, np.float32)
+        multiply(a, b, c)
+        assert_product(c, a, b)
+        results.append(c.tobytes())
+    assert len(set(results)) == 1
 
 
 # ---- epilogues ---------------------------------------------------------------------------------

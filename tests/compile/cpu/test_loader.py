@@ -10,7 +10,7 @@ import pytest
 
 from spmd.compile.cpu import loader as loader_module
 from spmd.compile.cpu.cache import ObjectCache
-from spmd.compile.cpu.loader import Host, Loader, compile_texts, host
+from spmd.compile.cpu.loader import CONTROL, Host, Loader, compile_texts, host
 from spmd.compile.cpu.runtime_ir import Function
 
 
@@ -282,6 +282,35 @@ def test_texts_that_define_one_symbol_are_never_in_one_module(folder, emitted):
     with pytest.raises(ValueError, match="define the symbol 'twice'"):
         Loader().compile_texts([*both, *(constant(f"beside{k}", k) for k in range(20))])
     assert not any(set(both) <= set(module) for module in emitted)
+
+
+def test_control_is_compiled_apart_and_without_passes(folder, emitted, monkeypatch):
+    levels = []
+    machine = Loader._target_machine
+    monkeypatch.setattr(
+        Loader,
+        "_target_machine",
+        lambda self, level=2: levels.append(level) or machine(self, level),
+    )
+    optimized = []
+    monkeypatch.setattr(loader_module._Emitter, "_optimize", lambda self, _: optimized.append(1))
+    control = [f"{CONTROL}\n{constant(f'control{k}', k)}" for k in range(3)]
+    others = [constant(f"other{k}", 10 + k) for k in range(4)]
+    loader = Loader()
+    addresses = loader.compile_texts(others, optimized=control)
+    assert [call(addresses[f"control{k}"]) for k in range(3)] == [0, 1, 2]
+    assert [call(addresses[f"other{k}"]) for k in range(4)] == [10, 11, 12, 13]
+    # All control in one module, by a machine of its own, whatever passes are asked for.
+    assert [sorted(m) for m in emitted if set(m) & set(control)] == [control]
+    assert levels.count(0) == 1 and not optimized
+    again = Loader().compile_texts([], optimized=control)
+    assert [call(again[f"control{k}"]) for k in range(3)] == [0, 1, 2]
+
+
+def test_what_a_helping_thread_raises_is_raised(folder, emitted):
+    with pytest.raises(RuntimeError, match="does not parse"):
+        Loader().compile_texts([*(constant(f"fine{k}", k) for k in range(20)), "define nothing"])
+    assert call(Loader().compile_texts([constant("fine", 3)])["fine"]) == 3
 
 
 # ---- texts that take long to write -------------------------------------------------------------
