@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spmd.compile.cpu.runtime_ir_execute import COARSE_PS, FINE_CHUNKS
+from spmd.compile.cpu.runtime_ir_execute import COARSE_PS
 from spmd.compile.kernel.product import Product
 
 # Columns of a unit that packs B for itself: its block stays in the L2 cache.
@@ -22,6 +22,8 @@ UNIT_ROWS = 384
 SHARED_FROM = 2**17
 # More units a thread than this balance nothing.
 _MOST_UNITS = 8
+# A job of some length is cut into so many runs of units a thread; the executor's may be shorter.
+_PIECES = 4
 # The part of a run of units by which threads end apart.
 _WAITED = 0.25
 # What a unit costs before it computes, in nanoseconds.
@@ -93,8 +95,7 @@ class Cut:
         m_blocks, n_blocks = -(-self.p.m // mb) or 1, -(-self.p.n // nb) or 1
         count = m_blocks * n_blocks * self.batches
         inside = self.unit_ns(mb, nb)
-        # Pieces of a job, as in the executor: runs of units.
-        pieces = self.cores if inside * count * 1000 < COARSE_PS else self.cores * FINE_CHUNKS
+        pieces = self.cores if inside * count * 1000 < COARSE_PS else self.cores * _PIECES
         chunk = -(-count // pieces)
         if count <= _MOST_UNITS * self.cores:
             heights = [min(mb, self.p.m - i * mb) for i in range(m_blocks)]
