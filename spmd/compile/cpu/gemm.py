@@ -73,6 +73,9 @@ _TINY = 2**13
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
 # they meet each other in the same places of the L2 cache, and their pages are too many.
 _SPREAD = 2**20
+# Elements of a column of A, if it lies transposed, are such streams too where rows of what lies
+# there are no further apart (measured: a gain of 5 to 20 % up to 3136 bytes, none from 4000).
+_NEAR = 3500
 # An estimate for the decision to use threads, per core.
 _BYTES_PER_NS = 12.0
 # What a vector's store may write behind the end of a panel.
@@ -520,7 +523,8 @@ class _Planner:
         spread = min(mc, p.m) * abs(sizes["a_row"]) > _SPREAD and p.n >= 2 * _PACK_FROM
         if plain and p.a.column == 1 and not spread:
             return {"tile_a": sizes["a_row"], "tile_a_row": sizes["a_row"], "tile_a_k": nbytes}
-        if plain and p.a.row == 1 and p.n < _PACK_FROM:
+        near = p.n < _PACK_FROM or abs(sizes["a_k"]) <= _NEAR
+        if plain and p.a.row == 1 and near:
             return {"tile_a": nbytes, "tile_a_row": nbytes, "tile_a_k": sizes["a_k"]}
         return None
 

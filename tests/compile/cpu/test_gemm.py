@@ -33,12 +33,16 @@ DTYPES = [
     (np.dtype(np.float16), np.dtype(np.float32)),
 ]
 
-# m, n, k: around the register tile (12 x 32 or 6 x 16), blocks (192, 512), vectors and nothing.
+# m, n, k: around register tiles (6 x 64, 8 x 48, 12 x 32; 6 x 16), blocks (192, 256), vectors and
+# nothing.
 SHAPES = [
     (1, 1, 1),
     (2, 3, 4),
     (12, 32, 8),
     (13, 33, 17),
+    (24, 64, 9),
+    (25, 48, 2),
+    (31, 129, 35),
     (11, 31, 513),
     (5, 16, 1100),
     (200, 10, 64),
@@ -123,6 +127,26 @@ def test_any_strides(a_layout, b_layout, c_layout):
         c = matrix(rng, (m, n), np.float32, c_layout)
         multiply(a, b, c)
         assert_product(c, a, b)
+
+
+@pytest.mark.parametrize(
+    "m, n, k, layout, packed",
+    [
+        (200, 200, 700, "rows", False),
+        (800, 200, 1500, "rows", True),  # rows lie too far apart
+        (300, 100, 41, "columns", False),
+        (900, 100, 41, "columns", True),
+        (900, 90, 41, "columns", False),  # too few columns of B to be worth packing A
+    ],
+)
+def test_a_is_read_where_it_lies_or_packed(m, n, k, layout, packed):
+    rng = np.random.default_rng(m + k)
+    a, b = matrix(rng, (m, k), np.float32, layout), matrix(rng, (k, n), np.float32, "rows")
+    c = np.full((m, n), np.nan, np.float32)
+    plan = plan_product(product_of(a, b, c))
+    assert ("lay_a" in plan.functions) == packed
+    multiply(a, b, c)
+    assert_product(c, a, b)
 
 
 def test_random_products():
