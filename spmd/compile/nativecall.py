@@ -12,12 +12,13 @@ from typing import Any
 
 from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import door
-from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES
+from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
 from spmd.compile.cpu.layout import object_layout
 from spmd.compile.cpu.runtime_ir_door_tree import is_plain
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import (
     ALIGNMENT,
+    KEPT_ARENA_BYTES,
     SLAB_BYTES,
     UnmatchedError,
     Writer,
@@ -71,9 +72,10 @@ class NativeWriter(Writer):
         super().__init__(split, executable, out_tree)
         self.direct = direct
         self.slab_bytes = self.slab_word = 0
-        nbytes = sum(a.nbytes for a in executable.outputs) + executable.arena
-        # Then nothing shall be taken, allocated or recorded for a call that does not fit.
-        self.checks = bool(executable.takes) or nbytes > SLAB_BYTES or FLIGHT.keeps_programs
+        # The blocks that the door makes: their classes, and the words that get their addresses.
+        self.fresh_blocks: list[tuple[SizeClass, int]] = []
+        # Then nothing shall be taken or recorded for a call that does not fit.
+        self.checks = bool(executable.takes) or FLIGHT.keeps_programs
         self.template: list[int] = []
 
     def function(self) -> Callable[..., Any]:
@@ -182,14 +184,29 @@ class NativeWriter(Writer):
             return [door.OF_SLAB] * len(sizes)
         total, starts = packed(sizes, ALIGNMENT)
         if sizes and not self.executable.takes and total <= SLAB_BYTES:
-            self.put(f"slab = alloc({total})")
             self.put_offsets(words, starts)
-            return [self.block("slab", first)] * len(sizes)
-        found = []
-        for k, nbytes in enumerate(sizes):
-            self.put_block(f"block{k}", self.executable.takes.get(k), nbytes)
-            found.append(self.block(f"block{k}", words[k]))
-        return found
+            return [self.fresh_block(total, first)] * len(sizes)
+        return [self.owner(k, nbytes, words[k]) for k, nbytes in enumerate(sizes)]
+
+    def owner(self, k: int, nbytes: int, word: int) -> int:
+        """The owner of one output: a block that the door makes, or the choice of one by Python."""
+        taken = self.executable.takes.get(k)
+        if taken is None or type(self.split.leaves[taken]) is not Array:
+            return self.fresh_block(nbytes, word)
+        self.put_block(f"block{k}", taken, nbytes)
+        return self.block(f"block{k}", word)
+
+    def fresh_block(self, nbytes: int, word: int) -> int:
+        """Let the door make a block; gives the owner of what is in it."""
+        self.fresh_blocks.append((home_of(nbytes), word))
+        return door.of_block(len(self.fresh_blocks) - 1)
+
+    def arena(self, kept: bool, name: str, word: int) -> int:
+        """As `Writer.arena`, but that of one call is a block that the door makes."""
+        if kept and self.executable.arena <= KEPT_ARENA_BYTES:
+            return super().arena(kept, name, word)
+        self.fresh_block(self.executable.arena, word)
+        return 0
 
     def put_offsets(self, words: Sequence[int], starts: Sequence[int]) -> None:
         """Note that the results after the first lie so many bytes behind it."""
@@ -213,7 +230,8 @@ class NativeWriter(Writer):
             door.Operand(kind, word, expected)
             for kind, word, expected in zip(self.kinds, self.words, self.expected, strict=True)
         ]
-        results = door.Results(made, out, given, self.slab_bytes, self.slab_word)
+        slab = self.slab_bytes, self.slab_word
+        results = door.Results(made, out, given, *slab, self.fresh_blocks)
         native = self.executable.native
         kept = (self.executable, *self.names.values())
         return door.open_door(native, self.template, operands, self.offsets, results, kept)

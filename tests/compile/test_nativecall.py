@@ -14,8 +14,8 @@ import pytest
 from spmd import lax
 from spmd.api import jit
 from spmd.compile import nativecall
-from spmd.compile.cpu import door
-from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu import allocator, door
+from spmd.compile.cpu.allocator import Block, alloc, home_of
 from spmd.compile.cpu.layout import object_layout, slot_offsets
 from spmd.compile.cpu.program import CallbackStep, CopyStep, Program, Slot
 from spmd.compile.cpu.runner import build_program
@@ -144,6 +144,70 @@ def test_results_may_live_in_blocks_and_in_operands():
     assert run(X, X) is MISS
 
 
+def with_block(steps=(), nbytes=70_016):
+    """A door that copies four floats into a block that it makes itself; and the block's class."""
+    aval, home = typeof(X), home_of(nbytes)
+    native = build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16), *steps)))
+    results = door.Results([door.Result(1, door.of_block(0), aval)], blocks=[(home, 1)])
+    return door.open_door(native, [0, 0], [door.Operand(door.ARRAY, 0, aval)], (), results), home
+
+
+def test_a_door_makes_blocks():
+    copy, home = with_block()
+    home.free.clear()
+    first, second = copy(X), copy(X)
+    assert type(first.owner) is Block and first.owner.home is home and not home.free
+    assert first.ptr == first.owner.address != second.ptr
+    np.testing.assert_array_equal(second, X)
+    place = first.ptr
+    before = sys.getrefcount(home), sys.getrefcount(place)
+    del first
+    assert home.free == [place]
+    assert copy(None) is MISS and home.free == [place]  # nothing was made for what does not fit
+    for _ in range(100):
+        assert copy(X).ptr == place
+    assert home.free == [place]
+    assert abs(sys.getrefcount(home) - before[0]) < 3
+    assert abs(sys.getrefcount(place) - before[1]) < 3
+
+
+def test_a_failure_gives_blocks_back():
+    def fail(device, inputs, outputs):
+        raise ZeroDivisionError
+
+    copy, home = with_block((CallbackStep(fail, (), ()),))
+    home.free.clear()
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            copy(X)
+        gc.collect()
+        assert len(home.free) == 1
+
+
+def test_where_there_is_no_memory(monkeypatch):
+    copy, home = with_block()
+    home.free.clear()
+
+    def none(capacity):
+        raise MemoryError(f"no {capacity}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(allocator, "_fresh", none)
+        with pytest.raises(MemoryError, match=f"no {home.capacity}"):
+            copy(X)
+    np.testing.assert_array_equal(copy(X), X)
+
+
+def test_lists_are_bounded_for_native_code_too():
+    copy, home = with_block(nbytes=2**16)
+    assert type(Block.__del__).__name__ == "method_descriptor"
+    held = [copy(X) for _ in range(2 * home.most)]
+    del held
+    assert len(home.free) == home.most
+    del home.free[2:]
+    assert Block() is not None  # a block that was never finished
+
+
 def test_numbers_of_another_type_are_unfit():
     out = np.zeros(1, np.float32)
     native = build_program(Program((4, 4), (CopyStep(Slot(1), Slot(0), 4),)))
@@ -207,8 +271,7 @@ def test_native_calls_do_what_python_does(name, monkeypatch):
         return outs, type(match).__name__
 
     native, kind = results()
-    # A buffer is asked for in Python; larger results are allocated there.
-    plain = name not in ("numpy", "made here", "slab", "large")
+    plain = name not in ("numpy", "made here")
     assert kind == ("builtin_function_or_method" if plain else "function")
     monkeypatch.setattr(nativecall, "object_layout", lambda: None)
     python, kind = results()

@@ -70,7 +70,8 @@ class SizeClass:
 class Block:
     """Memory owned by whoever holds this object; it returns to its list with the last reference.
 
-    Only `alloc` makes blocks, and sets both fields itself: an `__init__` would cost a quarter more.
+    Only `alloc` and doors make blocks, and set both fields themselves: an `__init__` would cost a
+    quarter more. The first door puts native code in the place of `__del__`.
     """
 
     __slots__ = ("__weakref__", "address", "home")
@@ -88,7 +89,7 @@ class Block:
         if len(home.free) < home.most:
             home.free.append(self.address)
         else:
-            _give_back(home, self.address)
+            give_back(home, self.address)
 
     def view(self, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> np.ndarray:
         """A writable C-contiguous array over the block, which keeps the block alive."""
@@ -178,6 +179,11 @@ def alloc(nbytes: int) -> Block:
         home = _by_request[nbytes]
     except KeyError:
         home = _find_class(nbytes)
+    return alloc_of(home)
+
+
+def alloc_of(home: SizeClass) -> Block:
+    """A block of a size class."""
     try:
         address = home.free.pop()
     except IndexError:
@@ -186,6 +192,11 @@ def alloc(nbytes: int) -> Block:
     block.home = home
     block.address = address
     return block
+
+
+def home_of(nbytes: int) -> SizeClass:
+    """The size class that serves a request."""
+    return _by_request.get(nbytes) or _find_class(nbytes)
 
 
 def _find_class(nbytes: int) -> SizeClass:
@@ -215,7 +226,7 @@ def _fresh(capacity: int) -> int:
     return address
 
 
-def _give_back(home: SizeClass, address: int) -> None:
+def give_back(home: SizeClass, address: int) -> None:
     """Free a block, or keep it if it is large and there is room for it."""
     if sys.is_finalizing():
         return

@@ -10,14 +10,15 @@ not what it should be and nothing ran. With results it returns these, raises, or
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.compile.cpu.allocator import Block
-from spmd.compile.cpu.builtin import make_builtin
+from spmd.compile.cpu.allocator import Block, SizeClass, alloc_of, give_back
+from spmd.compile.cpu.builtin import keep_for_ever, make_builtin, make_method
 from spmd.compile.cpu.layout import object_layout
 from spmd.compile.cpu.loader import compile_written
 from spmd.compile.cpu.runner import NativeProgram
@@ -38,6 +39,7 @@ from spmd.compile.cpu.runtime_ir_door import (
     TREE,
     UNFIT,
     door_text,
+    of_block,
     of_operand,
 )
 from spmd.compile.cpu.runtime_ir_door_tree import tree_words
@@ -58,6 +60,7 @@ __all__ = [
     "Operand",
     "Result",
     "Results",
+    "of_block",
     "of_operand",
     "open_door",
 ]
@@ -91,7 +94,8 @@ class Results(NamedTuple):
 
     `out`: the tree of the results, a leaf each. `given`: the tree of the positional arguments and
     that of the keyword arguments, for a door that is called with a tuple and a dict of them; None
-    for one that is called with the operands one by one.
+    for one that is called with the operands one by one. `blocks`: the size classes of blocks that
+    it makes, which may own results (`of_block`), and the words that get their addresses.
     """
 
     made: Sequence[Result]
@@ -99,6 +103,7 @@ class Results(NamedTuple):
     given: tuple[TreeDef, TreeDef] | None = None
     slab: int = 0
     slab_word: int = 0
+    blocks: Sequence[tuple[SizeClass, int]] = ()
 
 
 @cache
@@ -106,7 +111,13 @@ def _address() -> int:
     """The code that all doors share."""
     expect_walks()
     layout = object_layout()
-    return compile_written(f"door {layout}", lambda: door_text(layout))["spmd_door"]
+    found = compile_written(f"door {layout}", lambda: door_text(layout))
+    if layout is not None:
+        words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
+        setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])
+        setup((ctypes.c_int64 * len(words))(*words))
+        Block.__del__ = make_method(Block, "__del__", found["spmd_block_del"])
+    return found["spmd_door"]
 
 
 def open_door(
@@ -128,7 +139,7 @@ def open_door(
     flags = Results(()) if results is None else results
     made = () if results is None else results.made
     words = [o.word for o in given] + [w for word, origin, _ in offsets for w in (word, origin)]
-    words += [r.word for r in made]
+    words += [r.word for r in made] + [word for _, word in flags.blocks]
     if len(template) != program.frame_words:
         raise ValueError(f"{len(template)} words for frames of {program.frame_words}")
     if any(not 0 <= word < len(template) for word in words):
@@ -144,7 +155,8 @@ def open_door(
     kept_trees: list[Any] = []
     into = [word for tree in flags.given or () for word in tree_words(tree, kept_trees)]
     out = tree_words(flags.out, kept_trees)
-    behind = 8 * (OPERANDS + 3 * (len(given) + len(offsets)) + 4 * len(made))
+    sizes = 3 * (len(given) + len(offsets)) + 4 * len(made) + 2 * len(flags.blocks)
+    behind = 8 * (OPERANDS + sizes)
     numbers = [
         program.header_address,
         len(given),
@@ -159,6 +171,7 @@ def open_door(
         len(made),
         flags.slab,
         flags.slab_word,
+        len(flags.blocks),
         *map(id, (MISS, fail, Array, Block, None)),
     ]
     for operand in given:
@@ -167,9 +180,11 @@ def open_door(
         numbers += entry
     for result in made:
         numbers += [result.word, result.owner, id(result.aval), id(result.sharding)]
+    for home, word in flags.blocks:
+        numbers += [id(home), word]
     # What native code knows by address only; the function holds it by its `__self__`.
     words_of_door = np.array([*numbers, *into, *out], np.int64).tobytes()
-    me = (words_of_door, program, fixed, fail, given, made, kept_trees, kept)
+    me = (words_of_door, program, fixed, fail, given, flags, kept_trees, kept)
     return make_builtin("spmd_door", _address(), me)
 
 

@@ -33,6 +33,9 @@ class Layout:
     numpy: int
     sharding: int
     block_address: int
+    block_home: int
+    class_free: int  # of a `SizeClass`
+    class_most: int
     int_tag: int  # where an int says how it is stored, and what it says if it has two digits
     two_digits: int
     int_digits: int
@@ -58,10 +61,13 @@ def object_layout() -> Layout | None:
     # Floats that nothing else refers to; and a block gives its memory back to where it came from.
     of_array = slot_offsets(Array, {name: float(k) for k, name in enumerate(names)})
     of_block = slot_offsets(Block, {"address": 1.0, "home": SizeClass(ALIGNMENT)})
-    if of_array is None or of_block is None or of_array[0] != of_block[0]:
+    of_class = slot_offsets(SizeClass, {"capacity": 2.0, "free": 3.0, "most": 4.0})
+    if of_array is None or of_block is None or of_class is None or of_array[0] != of_block[0]:
         return None
     kind, aval, ptr, owner, shards, numpy, sharding = of_array
-    return Layout(kind, aval, ptr, owner, shards, numpy, sharding, of_block[1], *int_offsets())
+    (_, address, home), (_, _, free, most) = of_block, of_class
+    slots = kind, aval, ptr, owner, shards, numpy, sharding
+    return Layout(*slots, address, home, free, most, *int_offsets())
 
 
 @cache

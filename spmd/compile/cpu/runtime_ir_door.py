@@ -16,6 +16,7 @@ from __future__ import annotations
 from spmd.compile.cpu import runtime_ir_execute as execute
 from spmd.compile.cpu.layout import DIGIT_BITS, Layout
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_block import BLOCK_DECLARATIONS, block_functions
 from spmd.compile.cpu.runtime_ir_door_tree import (
     DOOR_TREE_DECLARATIONS,
     gather_functions,
@@ -26,11 +27,13 @@ from spmd.compile.cpu.runtime_ir_door_tree import (
 # releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
 # function returns (`STATUS`...), how many bytes behind the door's first word the trees of the
 # arguments (0: it takes the operands themselves) and of the results are; the number of results, the
-# size of the bytes object for them (0: none) and its word, the object that says that nothing fits,
-# the function that raises for a status, the type of arrays and of blocks, None.
+# size of the bytes object for them (0: none) and its word, the number of blocks that are made, the
+# object that says that nothing fits, the function that raises for a status, the type of arrays and
+# of blocks, None.
 # Then for each operand its kind, the word of the frames that gets its address, and the object it is
 # compared with; then for each offset a word, the word that it starts from, and the bytes in
 # between; then for each result the word with its address, its owner, its aval and its sharding;
+# then for each block its size class and the word that gets its address;
 # then the nodes of the trees (`runtime_ir_door_tree.py`).
 (
     HEADER,
@@ -46,13 +49,14 @@ from spmd.compile.cpu.runtime_ir_door_tree import (
     RESULTS,
     SLAB,
     SLAB_WORD,
+    BLOCKS,
     MISS,
     FAIL,
     ARRAY_TYPE,
     BLOCK_TYPE,
     NONE,
     OPERANDS,
-) = range(19)
+) = range(20)
 
 # How an operand is given: the address itself, a bytes object that gets results, an object with the
 # buffer protocol, a Python number that is stored as an element, an array of one device with the
@@ -67,8 +71,9 @@ STATUS, TREE = range(2)
 UNFIT = -64
 
 # Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
-# operand k is (`of_operand(k)`), or the bytes object is.
+# operand k is (`of_operand(k)`), block k is (`of_block(k)`), or the bytes object is.
 OF_SLAB = -1
+_FIRST_BLOCK = 1 << 32
 
 
 def of_operand(k: int) -> int:
@@ -76,12 +81,17 @@ def of_operand(k: int) -> int:
     return -2 - k
 
 
+def of_block(k: int) -> int:
+    """The owner of a result whose memory is block `k` of those that the door makes."""
+    return _FIRST_BLOCK + k
+
+
 # `Py_buffer` as the stable ABI fixes it, with room to spare; its first field is the address.
 VIEW_BYTES = 128
 # C-contiguous memory of any format, only to be read.
 _PYBUF_SIMPLE = 0
 
-_OPERAND_BYTES, _OFFSET_BYTES, _RESULT_BYTES = 24, 24, 32
+_OPERAND_BYTES, _OFFSET_BYTES, _RESULT_BYTES, _BLOCK_BYTES = 24, 24, 32, 16
 
 _DECLARATIONS = """
 declare i64 @PyLong_AsLongLong(ptr)
@@ -113,9 +123,12 @@ def door_text(layout: Layout | None) -> str:
     """The module of the door; without a layout it knows no arrays and no trees."""
     functions = [_release(), *_read_functions(layout), *spread_functions(layout)]
     if layout is not None:
+        functions += [*block_functions(layout), _release_blocks(), _make_blocks(layout)]
         functions += [_make(layout), _make_next(layout), *gather_functions()]
     functions += [_run_door(layout), _door(layout)]
-    return "\n".join([_DECLARATIONS, DOOR_TREE_DECLARATIONS, *(f.text() for f in functions)])
+    return "\n".join(
+        [_DECLARATIONS, DOOR_TREE_DECLARATIONS, BLOCK_DECLARATIONS, *(f.text() for f in functions)]
+    )
 
 
 def _release() -> Function:
@@ -235,9 +248,35 @@ def _make(layout: Layout) -> Function:
     return f
 
 
-# What `make_next` is handed: the door, the entry of the next result, the frames, the operands, and
-# the bytes object for results.
-_DOOR, _ENTRY, _FRAMES, _GIVEN, _SLAB = range(0, 40, 8)
+def _release_blocks() -> Function:
+    """release_blocks(blocks, count): let go of blocks, which the results hold."""
+    f = Function("release_blocks", "void", ["ptr", "i64"], internal=True)
+    blocks, count = f.params
+    with f.range(0, count) as i:
+        f.call("Py_DecRef", "void", f.load("ptr", blocks, i * 8))
+    return f
+
+
+def _make_blocks(layout: Layout) -> Function:
+    """make_blocks(entries, count, blocks, frames): 1 if all blocks were made, else 0."""
+    f = Function("make_blocks", "i64", ["ptr", "i64", "ptr", "ptr"], internal=True)
+    entries, count, blocks, frames = f.params
+    with f.range(0, count) as i:
+        entry = f.at(entries, i * _BLOCK_BYTES)
+        block = f.call("make_block", "ptr", f.load("ptr", entry))
+        with f.if_(block.equals(0)):
+            f.call("release_blocks", "void", blocks, i)
+            f.ret(0)
+        f.store(block, blocks, i * 8)
+        address = f.call("address_of", "i64", f.load("ptr", block, layout.block_address))
+        f.store(address, frames, f.load("i64", entry, 8) * 8)
+    f.ret(1)
+    return f
+
+
+# What `make_next` is handed: the door, the entry of the next result, the frames, the operands, the
+# bytes object for results, and the blocks.
+_DOOR, _ENTRY, _FRAMES, _GIVEN, _SLAB, _MADE = range(0, 48, 8)
 
 
 def _make_next(layout: Layout) -> Function:
@@ -250,7 +289,10 @@ def _make_next(layout: Layout) -> Function:
     kind, none = f.load("ptr", door, 8 * ARRAY_TYPE), f.load("ptr", door, 8 * NONE)
     source = f.load("i64", entry, 8)
     owner = f.var("ptr", f.load("ptr", state, _SLAB))
-    with f.if_(source >= 0):
+    with f.if_(source >= _FIRST_BLOCK):
+        blocks = f.load("ptr", state, _MADE)
+        owner.set(f.load("ptr", blocks, (source - _FIRST_BLOCK) * 8))
+    with f.if_((source >= 0) & (source < _FIRST_BLOCK)):
         owner.set(f.load("ptr", operands, source * 8))
     with f.if_(source < OF_SLAB):
         place = (f.value("i64", -2) - source) * 8
@@ -335,15 +377,24 @@ def _run_door(layout: Layout | None) -> Function:
             taken.set(taken.get() + 1)
         f.store(address, frames, f.load("i64", entry, 8) * 8)
         last.set(address)
+    offsets = f.at(door, count * _OPERAND_BYTES + 8 * OPERANDS)
+    entries = f.at(offsets, word(OFFSETS) * _OFFSET_BYTES)
+    blocks = f.stack_bytes(word(BLOCKS) * 8)
+    if layout is not None:
+        fresh = f.at(entries, word(RESULTS) * _RESULT_BYTES)
+        made = f.call("make_blocks", "i64", fresh, word(BLOCKS), blocks, frames)
+        with f.if_(made.equals(0)):
+            f.call("release_views", "void", views, taken.get())
+            f.ret(f.null())
     slab = f.var("ptr", 0)
     with f.if_(word(SLAB).differs(0)):
         slab.set(f.call("PyBytes_FromStringAndSize", "ptr", f.null(), word(SLAB)))
         with f.if_(slab.get().equals(0)):
             f.call("release_views", "void", views, taken.get())
+            _release_made(f, layout, blocks, word(BLOCKS))
             f.ret(f.null())
         start = f.call("PyBytes_AsString", "ptr", slab.get())
         f.store(start, frames, word(SLAB_WORD) * 8)
-    offsets = f.at(door, count * _OPERAND_BYTES + 8 * OPERANDS)
     with f.range(0, word(OFFSETS)) as i:
         entry = f.at(offsets, i * _OFFSET_BYTES)
         origin = f.load("i64", frames, f.load("i64", entry, 8) * 8)
@@ -361,11 +412,12 @@ def _run_door(layout: Layout | None) -> Function:
         report = f.load("ptr", header, 8 * execute.FAILURE)
         with f.range(0, devices + 1) as i:
             f.store(f.load("i64", f.at(frames, words * 8), i * 8), report, i * 8)
+        _release_made(f, layout, blocks, word(BLOCKS))
         _ret_failure(f, word(RETURNS), word(FAIL, "ptr"), result.get(), slab.get())
     if layout is not None:
         with f.if_(word(RETURNS).differs(STATUS)):
-            entries = f.at(offsets, word(OFFSETS) * _OFFSET_BYTES)
-            out = _gathered(f, door, entries, frames, operands, slab.get())
+            out = _gathered(f, door, entries, frames, operands, slab.get(), blocks)
+            _release_made(f, layout, blocks, word(BLOCKS))
             with f.if_(slab.get().differs(0)):
                 f.call("Py_DecRef", "void", slab.get())  # the results hold it
             f.ret(out)
@@ -373,14 +425,19 @@ def _run_door(layout: Layout | None) -> Function:
     return f
 
 
+def _release_made(f: Function, layout: Layout | None, blocks: Value, count: Value) -> None:
+    """Let go of the blocks that were made."""
+    if layout is not None:
+        f.call("release_blocks", "void", blocks, count)
+
+
 def _gathered(
-    f: Function, door: Value, entries: Value, frames: Value, operands: Value, slab: Value
+    f: Function, door: Value, entries: Value, frames: Value, operands: Value, slab, blocks: Value
 ) -> Value:
     """The tree of results, or null."""
-    state = f.stack("i64", 5)
-    given = {_DOOR: door, _ENTRY: entries, _FRAMES: frames, _GIVEN: operands, _SLAB: slab}
-    for place, value in given.items():
-        f.store(value, state, place)
+    state = f.stack("i64", 6)
+    for k, value in enumerate((door, entries, frames, operands, slab, blocks)):
+        f.store(value, state, 8 * k)
     nodes = f.var("ptr", f.at(door, f.load("i64", door, 8 * OUT)))
     return f.call("gather_node", "ptr", nodes.pointer, state)
 
