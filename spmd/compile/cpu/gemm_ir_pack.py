@@ -137,11 +137,13 @@ def _turn(f: Function, v: Vectors, source: str) -> None:
         # Rows behind the last are read as the last: what they give is never used.
         rows = [f.at(origin, f.smaller(i + lane, width - 1) * i_stride) for lane in range(v.lanes)]
         write = f.at(target, i * v.nbytes)
-        with f.range(0, whole, side) as k:
+        with f.range(0, whole, side) as counter:
+            k = f.opaque(counter)
             columns = _turned(f, v, source, [f.at(row, k * nbytes) for row in rows], side)
             for step, column in enumerate(columns):
                 f.store(column, write, (k + step) * target_stride, align=v.nbytes)
-        with f.range(whole, depth) as k:
+        with f.range(whole, depth) as counter:
+            k = f.opaque(counter)
             for lane, row in enumerate(rows):
                 element = widen(f, f.load(STORED[source], row, k * nbytes), v.element)
                 f.store(element, write, k * target_stride + lane * v.nbytes)

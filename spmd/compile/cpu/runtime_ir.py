@@ -252,6 +252,16 @@ class Function:
         text = f"{operation} ptr {address.text}, {value.type} {value.text}"
         return self.emit(value.type, f"atomicrmw {text} seq_cst")
 
+    def opaque(self, number: Value) -> Value:
+        """The same number, of which LLVM does not see that it counts.
+
+        Of addresses that depend on a counter it makes pointers that run, or sums of such: with many
+        of them that takes most of the time of compiling, and more instructions and registers.
+        """
+        return self.emit(
+            number.type, f'call {number.type} asm "", "=r,0"({number.type} {number.text})'
+        )
+
     # ---- conversions and choices -------------------------------------------------------------
 
     def convert(self, operation: str, value: Value, type: str) -> Value:

@@ -37,6 +37,7 @@ def integer(name: str, params: int, body) -> object:
         ("add", lambda f, a, b: a + b + 1, lambda a, b: a + b + 1),
         ("rsub", lambda f, a, b: 10 - a, lambda a, b: 10 - a),
         ("mul", lambda f, a, b: a * b, lambda a, b: a * b),
+        ("opaque", lambda f, a, b: f.opaque(a + 1) - f.opaque(b), lambda a, b: a + 1 - b),
         ("div", lambda f, a, b: a // 7, lambda a, b: int(a / 7)),
         ("rem", lambda f, a, b: a % 7, lambda a, b: a - 7 * int(a / 7)),
         ("shift", lambda f, a, b: (a << 3) >> 1, lambda a, b: a * 4),
