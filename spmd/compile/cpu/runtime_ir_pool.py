@@ -30,6 +30,7 @@ from spmd.compile.cpu.runtime_ir_place import MASK_BYTES, MOST_PLACED
 # Byte offsets in @spmd_pool. Words that are written while others spin have a cache line each.
 EPOCH = 0  # i64: number of the present job
 GATE = 64  # i64: OPEN + workers inside
+ALONE = 128  # i64: when a job was last done without waking anybody
 SLEEPERS = 192  # i64: workers parked or about to park
 CALLER_PARKED = 256  # i64: the caller waits for the workers inside
 BUSY = 320  # i64: somebody has a job
