@@ -60,6 +60,13 @@ class Cut:
 
     def best(self) -> tuple[int, int]:
         """Rows and columns of a unit."""
+        # A product is asked about when it may be packed, and again when it is planned.
+        found = _found.get(self)
+        if found is None:
+            found = _found[self] = self._best()
+        return found
+
+    def _best(self) -> tuple[int, int]:
         least = self._least()
         if self.cores == 1 or self.batches * self.p.multiply_adds < SHARED_FROM:
             return self._extents(*least)
@@ -121,6 +128,9 @@ class Cut:
         moved = packed / PACKED_BYTES_PER_NS + (rows + columns) / _READ_BYTES_PER_NS
         return 2 * height * width * p.k / rate + moved * p.k * nbytes + _UNIT_NS
 
+
+# The cuts of this process.
+_found: dict[Cut, tuple[int, int]] = {}
 
 # ---- packing by itself -------------------------------------------------------------------------
 
