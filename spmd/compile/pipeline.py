@@ -17,6 +17,7 @@ from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
 from spmd.compile.passes.outside import products_outside
+from spmd.compile.passes.shrink import shrink_psums
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
 from spmd.core.check import check_jaxpr
@@ -30,6 +31,7 @@ PASSES: tuple[Pass, ...] = (
     hoist_invariants,  # what every round of a loop computes again, once before it
     products_outside,  # products of all rounds of a loop as one, before or after it
     simplify,  # constants, identities, equal equations, dead code
+    shrink_psums,  # sums over what a device has, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
     attach_epilogues,  # what follows a product is done to its blocks
 )
@@ -40,6 +42,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     hoist_invariants,
     products_outside,
     simplify,
+    shrink_psums,
     combine_psums,  # small sums share one exchange between processes
     fuse,
     attach_epilogues,

@@ -23,11 +23,11 @@ class _MethodDef(ctypes.Structure):
 
 @cache
 def _definition(name: str, address: int) -> tuple[_MethodDef, Callable[..., Any]]:
-    """The definition of a function, which must outlive it, and CPython's maker of functions."""
+    """The definition of a function, and CPython's maker of functions."""
     make = ctypes.pythonapi.PyCFunction_NewEx
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.POINTER(_MethodDef), ctypes.py_object, ctypes.c_void_p]
-    return _MethodDef(name.encode(), address, _METH_FASTCALL, None), make
+    return _defined(name, address, _METH_FASTCALL), make
 
 
 def make_method(cls: type, name: str, address: int) -> Any:
@@ -35,13 +35,18 @@ def make_method(cls: type, name: str, address: int) -> Any:
     make = ctypes.pythonapi.PyDescr_NewMethod
     make.restype = ctypes.py_object
     make.argtypes = [ctypes.py_object, ctypes.POINTER(_MethodDef)]
-    # It lives as long as the class may: till the end of the process.
-    definition = _MethodDef(name.encode(), address, _METH_NOARGS, None)
-    _definitions.append(definition)
-    return make(cls, definition)
+    return make(cls, _defined(name, address, _METH_NOARGS))
 
 
-_definitions: list[_MethodDef] = []
+def _defined(name: str, address: int, flags: int) -> _MethodDef:
+    """A definition, which lives for ever.
+
+    It must outlive what is made of it, which CPython looks into even to free it. At exit nobody
+    can say which of the two would go first: the modules are emptied in between.
+    """
+    definition = _MethodDef(name.encode(), address, flags, None)
+    keep_for_ever(definition)
+    return definition
 
 
 def keep_for_ever(x: Any) -> int:

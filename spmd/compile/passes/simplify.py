@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.collectives.axis import pvary_p
 from spmd.compile.lower.elementwise import is_elementwise
 from spmd.compile.passes.algebra import RULES, Producers, pair_rules, same_type
 from spmd.compile.passes.prune import prune
@@ -42,6 +43,9 @@ class _Simplifier:
     def run(self, closed: ClosedJaxpr) -> None:
         for eqn in closed.eqns:
             ins = self.writer.read_all(eqn.invars)
+            if eqn.prim is pvary_p:  # what varies matters to types, which have done their work
+                self.writer.define(eqn.outvars[0], ins[0])
+                continue
             if len(eqn.outvars) == 1 and not eqn.effects:
                 found = self.fold(eqn, ins) or self.rewrite(eqn, ins)
                 if found is not None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import door
+from spmd.compile.cpu import builtin, door
 from spmd.compile.cpu.door import ADDRESS, BUFFER, BYTES, NUMBERS, UNFIT, open_door
 from spmd.compile.cpu.program import CallbackStep, CopyStep, Program, Slot
 from spmd.compile.cpu.runner import build_program
@@ -144,3 +146,13 @@ def test_doors_that_cannot_be_are_refused():
         open_door(adder(), [0] * 3, [(door.ADDRESS, 3)])
     with pytest.raises(ValueError, match="do not have all of"):
         open_door(adder(), [0] * 3, [], [(0, -1, 8)])
+
+
+def test_definitions_outlive_what_knows_them():
+    """At exit modules are emptied before the functions that they made are gone."""
+    definition, _ = builtin._definition("a name", 4096)
+    alive = weakref.ref(definition)
+    del definition
+    builtin._definition.cache_clear()
+    gc.collect()
+    assert alive() is not None

@@ -1,0 +1,50 @@
+"""Shrink: sum over what a device has before summing over devices.
+
+The gradient of a bias that all examples share is a psum of every example's, and then their sum:
+that is how the transposes of a cast and of a broadcast follow each other. Both sums are linear, and
+the other order sends the bias' size instead of the batch's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from spmd.compile.passes.substitute import map_subjaxprs
+from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns
+
+
+def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Move psums behind the `reduce_sum` that alone reads them, in control flow bodies too."""
+    if not any(eqn.prim.name == "psum" for eqn in all_eqns(closed)):
+        return closed
+    times: Counter[Any] = Counter(closed.jaxpr.outvars)
+    summed: set[Any] = set()
+    for eqn in closed.eqns:
+        times.update(eqn.invars)
+        if eqn.prim.name == "reduce_sum":
+            summed.update(eqn.invars)
+    done: list[Eqn] = []
+    waiting: dict[Any, Eqn] = {}  # psums by their result, until what sums that is reached
+
+    def write(psum: Eqn) -> None:
+        (out,) = psum.outvars
+        if out in summed and times[out] == 1:
+            waiting[out] = psum
+        else:
+            done.append(psum)
+
+    for old in closed.eqns:
+        params = map_subjaxprs(old, shrink_psums)
+        eqn = old if params is old.params else old.replace(params=params)
+        psum = waiting.pop(eqn.invars[0], None) if eqn.invars else None
+        if psum is not None:
+            out = eqn.outvars[0]
+            here = Var(out.aval.update(vma=psum.invars[0].aval.vma))
+            done.append(eqn.replace(invars=psum.invars, outvars=(here,)))
+            write(psum.replace(invars=(here,), outvars=(out,)))
+        elif eqn.prim.name == "psum":
+            write(eqn)
+        else:
+            done.append(eqn)
+    return ClosedJaxpr(closed.jaxpr.replace(eqns=done), closed.consts)
