@@ -48,9 +48,10 @@ class Watch:
         self.asked_at: float | None = None
         self.told: tuple | None = None  # the last warning, so that it is not given twice
         self.again_at = 0.0
-        # Whether the last closer look excused somebody, and when that excuse last held.
+        # Whether the last closer look excused somebody, and when an excuse last held.
         self.excuses = False
         self.excused_at = float("-inf")
+        self.was_busy = False
 
     def tick(self, job: Job, now: float) -> None:
         """Look at the job; `now` is of the monotonic clock."""
@@ -58,8 +59,10 @@ class Watch:
             return
         views = job.views(now)
         busy = any(v.phase in (TRACING, COMPILING, BREAKPOINT) for v in views if not v.ended)
-        if busy and self.excuses:
+        # Who has ended a compilation was not stuck in it, however little a look saw it compute.
+        if (busy and self.excuses) or (self.was_busy and not busy):
             self.excused_at = now
+        self.was_busy = busy
         waited = self._waited(views)
         if waited < self.warn_after:
             self._goes_on(job)

@@ -197,6 +197,18 @@ def test_a_rank_that_has_just_compiled_gets_time_to_come():
     assert job.ended is not None
 
 
+def test_the_end_of_a_compilation_is_progress():
+    """Also where the closer look came when the compiler waited for a processor."""
+    watch, job = Watch(20.0), FakeJob(waits(0, idle=0.0), absent(1, COMPILING, busy=0.0))
+    pass_time(watch, job, 19)
+    assert "stalled" in job.said[0]
+    job.found[1] = absent(1)
+    pass_time(watch, job, 8)
+    assert job.ended is None
+    pass_time(watch, job, 15)
+    assert job.ended is not None
+
+
 def test_zero_switches_it_off():
     watch, job = Watch(0.0), FakeJob(waits(0), absent(1))
     pass_time(watch, job, 1000)
