@@ -18,7 +18,7 @@ from typing import Any
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
 from spmd.compile.passes.inline import inline_calls, write_body
-from spmd.compile.passes.substitute import Writer
+from spmd.compile.passes.substitute import Writer, map_subjaxprs
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
 from spmd.core.util import product
@@ -30,13 +30,11 @@ WHOLE = PartitionSpec()
 
 
 def one_map(closed: ClosedJaxpr) -> ClosedJaxpr | None:
-    """The same program with one `shard_map` as its only equation, if it can be that.
+    """A program with maps as one `shard_map`, its only equation, if it can be that.
 
-    None without maps, with maps over several meshes or of `pmap`, and where the work around them
-    has effects: these would happen once for each device.
+    None if they are over several meshes or of `pmap`, and where the work around them has effects:
+    these would happen once for each device.
     """
-    if not _has_maps(closed):
-        return None
     flat = inline_calls(closed)
     maps = list(_maps(flat))
     mesh = maps[0].params["mesh"]
@@ -195,14 +193,7 @@ class _Body:
     def nest(self, eqn: Eqn) -> None:
         """Control flow with maps in it."""
         if eqn.prim.name != "scan":
-            changed = {
-                name: tuple(map(self.inside, value))
-                if isinstance(value, tuple) and all(isinstance(v, ClosedJaxpr) for v in value)
-                else self.inside(value)
-                if isinstance(value, ClosedJaxpr)
-                else value
-                for name, value in eqn.params.items()
-            }
+            changed = map_subjaxprs(eqn, self.inside)
             self.plain(eqn, self.read_all(eqn.invars), changed)
             return
         params = eqn.params

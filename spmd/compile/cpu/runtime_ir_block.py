@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from spmd.compile.cpu.layout import Layout
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_tree import call_python
 
 # What `spmd_block_setup` notes: the function for a block of a class whose list is empty, that for
 # memory whose list is full, the type of blocks, None.
@@ -29,11 +30,6 @@ def _noted(f: Function, place: int) -> Value:
     return f.load("ptr", f.symbol("block_words"), place)
 
 
-def _call_python(f: Function, target: Value, *operands: Value) -> Value:
-    kind = "ptr (ptr, ...)"
-    return f.call("PyObject_CallFunctionObjArgs", "ptr", target, *operands, f.null(), type=kind)
-
-
 def _make_block(layout: Layout) -> Function:
     """make_block(home): a block of a size class, or null."""
     f = Function("make_block", "ptr", ["ptr"], internal=True)
@@ -46,7 +42,7 @@ def _make_block(layout: Layout) -> Function:
     last = f.call("PyList_Size", "i64", free) - 1
     with f.if_(last < 0):
         f.call("Py_DecRef", "void", block)
-        f.ret(_call_python(f, _noted(f, _ALLOC_OF), home))
+        f.ret(call_python(f, _noted(f, _ALLOC_OF), home))
     address = f.call("PyList_GetItem", "ptr", free, last)
     f.call("Py_IncRef", "void", address)
     with f.if_(f.call("PyList_SetSlice", "i32", free, last, last + 1, f.null()).differs(0)):
@@ -77,7 +73,7 @@ def _delete(layout: Layout) -> Function:
         with f.if_(f.call("PyList_Append", "i32", free, address).differs(0)):
             result.set(f.null())
         it.otherwise()
-        result.set(_call_python(f, _noted(f, _GIVE_BACK), home, address))
+        result.set(call_python(f, _noted(f, _GIVE_BACK), home, address))
     with f.if_(result.get().differs(none)):
         f.call("Py_DecRef", "void", none)
     f.ret(result.get())

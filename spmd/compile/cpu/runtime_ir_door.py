@@ -123,7 +123,7 @@ def door_text(layout: Layout | None) -> str:
     """The module of the door; without a layout it knows no arrays and no trees."""
     functions = [_release(), *_read_functions(layout), *spread_functions(layout)]
     if layout is not None:
-        functions += [*block_functions(layout), _release_blocks(), _make_blocks(layout)]
+        functions += [*block_functions(layout), _make_blocks(layout)]
         functions += [_make(layout), _make_next(layout), *gather_functions()]
     functions += [_run_door(layout), _door(layout)]
     return "\n".join(
@@ -248,15 +248,6 @@ def _make(layout: Layout) -> Function:
     return f
 
 
-def _release_blocks() -> Function:
-    """release_blocks(blocks, count): let go of blocks, which the results hold."""
-    f = Function("release_blocks", "void", ["ptr", "i64"], internal=True)
-    blocks, count = f.params
-    with f.range(0, count) as i:
-        f.call("Py_DecRef", "void", f.load("ptr", blocks, i * 8))
-    return f
-
-
 def _make_blocks(layout: Layout) -> Function:
     """make_blocks(entries, count, blocks, frames): 1 if all blocks were made, else 0."""
     f = Function("make_blocks", "i64", ["ptr", "i64", "ptr", "ptr"], internal=True)
@@ -265,7 +256,7 @@ def _make_blocks(layout: Layout) -> Function:
         entry = f.at(entries, i * _BLOCK_BYTES)
         block = f.call("make_block", "ptr", f.load("ptr", entry))
         with f.if_(block.equals(0)):
-            f.call("release_blocks", "void", blocks, i)
+            f.call("release_objects", "void", blocks, i)
             f.ret(0)
         f.store(block, blocks, i * 8)
         address = f.call("address_of", "i64", f.load("ptr", block, layout.block_address))
@@ -338,10 +329,10 @@ def _door(layout: Layout | None) -> Function:
                 fits = f.call("spread_node", "i64", *places, f.load("ptr", args, 8 * k))
                 with f.if_(fits.equals(0)):
                     f.call("PyErr_Clear", "void")
-                    f.call("release_operands", "void", operands, place.get())
+                    f.call("release_objects", "void", operands, place.get())
                     _ret_unfit(f, door)
             out = f.call("run_door", "ptr", door, operands)
-            f.call("release_operands", "void", operands, count)
+            f.call("release_objects", "void", operands, count)
             f.ret(out)
     with f.if_(given.differs(count)):
         _ret_unfit(f, door)
@@ -428,7 +419,7 @@ def _run_door(layout: Layout | None) -> Function:
 def _release_made(f: Function, layout: Layout | None, blocks: Value, count: Value) -> None:
     """Let go of the blocks that were made."""
     if layout is not None:
-        f.call("release_blocks", "void", blocks, count)
+        f.call("release_objects", "void", blocks, count)
 
 
 def _gathered(

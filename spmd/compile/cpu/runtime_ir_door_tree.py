@@ -53,18 +53,18 @@ def tree_words(tree: TreeDef, kept: list[Any]) -> list[int]:
 
 
 def spread_functions(layout: Layout | None) -> list[Function]:
-    """What takes operands out of containers: `spread_node`, and `release_operands`."""
+    """What takes operands out of containers: `spread_node`, and `release_objects`."""
     if layout is None:
         return []
     return [_release(), _spread_sequence(), _spread_dict(), _spread_node(layout)]
 
 
 def _release() -> Function:
-    """release_operands(operands, count): let go of them."""
-    f = Function("release_operands", "void", ["ptr", "i64"], internal=True)
-    operands, count = f.params
+    """release_objects(objects, count): let go of operands, or of blocks, which the results hold."""
+    f = Function("release_objects", "void", ["ptr", "i64"], internal=True)
+    objects, count = f.params
     with f.range(0, count) as i:
-        f.call("Py_DecRef", "void", f.load("ptr", operands, i * 8))
+        f.call("Py_DecRef", "void", f.load("ptr", objects, i * 8))
     return f
 
 

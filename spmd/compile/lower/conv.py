@@ -398,7 +398,7 @@ class _Convolution:
         made = Contraction(dtype, rows, depth, self.columns, (self.groups, a, b, c))
         if self.follower is not None:
             epilogue, rest = self.attached(rows, dtype, keep=False)
-            made = replace(made, epilogue=epilogue, batch=(1, 0, 0, 0))
+            made = replace(made, epilogue=epilogue)
             refs = (*refs, *rest)
         self.lowering.steps.append(Contract(made, refs, self.name, self.eqn.source))
 
