@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.gemm_ir import NBYTES, STEPS, Tile, Vectors
@@ -197,6 +198,7 @@ _MOST_PACKED = 2**27
 _PACKED_ELEMENTS = 2**14
 
 
+@cache
 def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | None:
     """What reads panels instead of a product, the packing, whether A and B change places.
 

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -33,10 +33,16 @@ from spmd.compile.cpu.cores import available_cores
 from spmd.core.config import config
 
 # Functions and variables that others may look up: all definitions that are not private to the text.
-_DEFINITION = re.compile(
-    r"^(?:define (?!internal |private )[^@\n]*@|@(?=[\w.$]+ = (?:global|constant) ))([\w.$]+)",
-    re.MULTILINE,
-)
+# Both begin with letters that are searched for as they are, ten times as fast as by lines.
+_FUNCTION = re.compile(r"\ndefine (?!internal |private )[^@\n]*@([\w.$]+)")
+_VARIABLE = re.compile(r"\n@([\w.$]+) = (?:global|constant) ")
+
+
+@lru_cache(1024)
+def _symbols(text: str) -> tuple[str, ...]:
+    """The symbols that a text defines for others."""
+    lines = "\n" + text
+    return (*_FUNCTION.findall(lines), *_VARIABLE.findall(lines))
 
 
 # The work of a text for control, per character, beside that of others.
@@ -68,7 +74,7 @@ class Host:
 
     def has(self, feature: str) -> bool:
         """Whether the processor has an LLVM target feature, such as "avx512f" or "fma"."""
-        return f"+{feature}" in self.features.split(",")
+        return f"+{feature}" in _features(self.features)
 
     @property
     def vector_bytes(self) -> int:
@@ -76,6 +82,11 @@ class Host:
         if self.has("avx512f") and self.has("avx512vl"):
             return 64
         return 32 if self.has("avx2") else 16
+
+
+@lru_cache(16)
+def _features(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))
 
 
 class Address(int):
@@ -183,7 +194,7 @@ class Loader:
             unit_key = home[source]
             assert unit_key is not None
             addresses = self._loaded[unit_key]
-            self._texts[key] = {s: addresses[s] for s in _DEFINITION.findall(source[0])}
+            self._texts[key] = {s: addresses[s] for s in _symbols(source[0])}
 
     def _stored(self, source: Source, key: str, units: dict[str, _Unit]) -> str | None:
         """The unit on the disk that a text is part of, which is noted in `units`; None if none."""
@@ -198,7 +209,7 @@ class Loader:
             payload = object_cache.load(key)
         if payload is None:
             return None
-        units[key] = _Unit(key, symbols or _DEFINITION.findall(source[0]), payload)
+        units[key] = _Unit(key, symbols or _symbols(source[0]), payload)
         return key
 
     def _compile(
@@ -209,7 +220,7 @@ class Loader:
             return
         groups = _into_units(missing, _UNITS_PER_WORKER * available_cores())
         for sources, code in zip(groups, self._emit_all(groups), strict=True):
-            symbols = [s for text, _ in sources for s in _DEFINITION.findall(text)]
+            symbols = [s for text, _ in sources for s in _symbols(text)]
             names = [keys[source] for source in sources]
             name = names[0] if len(names) == 1 else entry_key("unit", *names)
             object_cache.store(name, code)
@@ -371,7 +382,7 @@ def _balanced(texts: Sequence[Source], most: int) -> list[list[Source]]:
     defined: list[set[str]] = [set() for _ in groups]
     sizes = [0.0] * len(groups)
     for source in sorted(texts, key=_work, reverse=True):
-        symbols = _DEFINITION.findall(source[0])
+        symbols = _symbols(source[0])
         fitting = [k for k in range(len(groups)) if defined[k].isdisjoint(symbols)]
         if not fitting:
             groups.append([])
@@ -399,7 +410,7 @@ class _Progress:
         now = time.perf_counter()
         if config.log_compiles and now - self._told >= SECONDS_BETWEEN_REPORTS:
             self._told = now
-            symbol = next(iter(_DEFINITION.findall(sources[-1][0])), "a text")
+            symbol = next(iter(_symbols(sources[-1][0])), "a text")
             print(
                 f"spmd: compiled {self._done} of {self._count} kernels in "
                 f"{now - self._started:.1f} s, the last was {symbol}",

@@ -40,7 +40,9 @@ class KernelError(Exception):
 
 def check_kernel(kernel: Kernel) -> None:
     """Raise `KernelError`, naming pass and item, if `kernel` is not well formed."""
-    _Checker(kernel).run()
+    if not kernel.is_checked:
+        _Checker(kernel).run()
+        kernel.note_checked()
 
 
 def affine_range(where: Map, sizes: tuple[int, ...]) -> tuple[int, int]:
@@ -67,6 +69,12 @@ def writes_once(where: Map, sizes: tuple[int, ...]) -> bool:
     return True
 
 
+def _shown(part: object) -> str:
+    if isinstance(part, Instr):
+        return f"(%{part.out} = {type(part).__name__})"
+    return str(part)
+
+
 class _Checker:
     """Walks a kernel in program order, remembering what each pass may see."""
 
@@ -75,48 +83,51 @@ class _Checker:
         self.visible: dict[int, str] = {}
         self.used: set[int] = set()
         self.filled: set[int] = set()
-        self.where = "the kernel"
+        self.where: tuple[object, ...] = ("the kernel",)
 
-    def fail(self, message: str) -> None:
-        raise KernelError(f"{self.where}: {message}")
-
-    def need(self, condition: bool, message: str) -> None:
-        if not condition:
-            self.fail(message)
+    def broken(self, message: str) -> KernelError:
+        """The error to raise. Kernels are checked at every compile: texts are made when it is."""
+        where = "".join([_shown(part) for part in self.where])
+        return KernelError(f"{where}: {message}")
 
     def run(self) -> None:
         kernel = self.kernel
         for number, arg in enumerate(kernel.args):
-            self.need(arg.dtype in DTYPES, f"arg {number} has unknown dtype {arg.dtype!r}")
-            self.need(arg.role in ("in", "out", "inout"), f"arg {number} has role {arg.role!r}")
-            self.need(arg.size >= 0, f"arg {number} has size {arg.size}")
+            if arg.dtype not in DTYPES:
+                raise self.broken(f"arg {number} has unknown dtype {arg.dtype!r}")
+            if arg.role not in ("in", "out", "inout"):
+                raise self.broken(f"arg {number} has role {arg.role!r}")
+            if arg.size < 0:
+                raise self.broken(f"arg {number} has size {arg.size}")
         for dtype in kernel.buffers:
-            self.need(dtype in DTYPES, f"a row buffer has unknown dtype {dtype!r}")
-        self.need(min(kernel.sizes, default=0) >= 0, f"negative size in {kernel.sizes}")
+            if dtype not in DTYPES:
+                raise self.broken(f"a row buffer has unknown dtype {dtype!r}")
+        if min(kernel.sizes, default=0) < 0:
+            raise self.broken(f"negative size in {kernel.sizes}")
         lanes = kernel.vector_dim
-        self.need(
-            lanes is None or 0 <= lanes < len(kernel.sizes),
-            f"vector_dim {lanes} is not one of the {len(kernel.sizes)} dims",
-        )
+        if lanes is not None and not 0 <= lanes < len(kernel.sizes):
+            raise self.broken(f"vector_dim {lanes} is not one of the {len(kernel.sizes)} dims")
         for number, step in enumerate(kernel.passes):
             self.check_pass(number, step)
 
     def check_pass(self, number: int, step: Pass) -> None:
-        self.where = f"pass {number}"
-        self.need(step.level in (ROW, POINT), f"unknown level {step.level!r}")
+        self.where = ("pass ", number)
+        if step.level not in (ROW, POINT):
+            raise self.broken(f"unknown level {step.level!r}")
         sizes = self.kernel.sizes if step.level == ROW else self.kernel.outer
         outside = dict(self.visible)
         for index, instr in enumerate(step.instrs):
-            self.where = f"pass {number}, instr {index} (%{instr.out} = {type(instr).__name__})"
+            self.where = "pass ", number, ", instr ", index, " ", instr
             self.check_operands(operands_of(instr))
             self.check_instr(instr, step.level, sizes)
             self.define(instr.out, instr.dtype)
-        self.where = f"pass {number}"
+        self.where = ("pass ", number)
         directions = {instr.reverse for instr in step.instrs if isinstance(instr, Scan)}
-        self.need(len(directions) < 2, "the scans of a pass run in one direction")
+        if len(directions) > 1:
+            raise self.broken("the scans of a pass run in one direction")
         kept: set[int] = set()
         for index, store in enumerate(step.stores):
-            self.where = f"pass {number}, store {index}"
+            self.where = "pass ", number, ", store ", index
             self.check_operands(operands_of(store))
             if isinstance(store, StoreRow):
                 kept.add(self.check_store_row(store, step.level, kept))
@@ -124,7 +135,7 @@ class _Checker:
                 self.check_store(store, sizes)
         results = {}
         for reduction in step.reductions:
-            self.where = f"pass {number}, reduction %{reduction.out}"
+            self.where = "pass ", number, ", reduction %", reduction.out
             self.check_operands(operands_of(reduction))
             self.check_reduction(reduction, step.level)
             results[reduction.out] = reduction.dtype
@@ -135,107 +146,136 @@ class _Checker:
         self.filled |= kept
 
     def define(self, value: int, dtype: str) -> None:
-        self.need(value not in self.used, f"value %{value} is defined twice")
+        if value in self.used:
+            raise self.broken(f"value %{value} is defined twice")
         self.used.add(value)
         self.visible[value] = dtype
 
     def check_operands(self, values: tuple[int, ...]) -> None:
         for value in values:
-            self.need(value in self.visible, f"value %{value} is not defined or not visible here")
+            if value not in self.visible:
+                raise self.broken(f"value %{value} is not defined or not visible here")
 
     # ---- instructions ----
 
     def check_instr(self, instr: Instr, level: str, sizes: tuple[int, ...]) -> None:
-        self.need(instr.dtype in DTYPES, f"unknown dtype {instr.dtype!r}")
+        if instr.dtype not in DTYPES:
+            raise self.broken(f"unknown dtype {instr.dtype!r}")
         match instr:
             case Const(bits=bits, dtype=dtype):
-                self.need(0 <= bits < 1 << DTYPES[dtype].bits, f"{bits:#x} is no {dtype} pattern")
+                if not 0 <= bits < 1 << DTYPES[dtype].bits:
+                    raise self.broken(f"{bits:#x} is no {dtype} pattern")
             case Iota(dim=dim):
-                self.need(0 <= dim < len(sizes), f"dim {dim} does not exist at {level} level")
-                self.need(kind(instr.dtype) in "iuf", f"iota of {instr.dtype}")
+                if not 0 <= dim < len(sizes):
+                    raise self.broken(f"dim {dim} does not exist at {level} level")
+                if kind(instr.dtype) not in "iuf":
+                    raise self.broken(f"iota of {instr.dtype}")
             case Op():
                 self.check_op(instr)
             case Load():
                 self.check_load(instr, sizes)
             case LoadRow(buffer=buffer):
-                self.need(level == ROW, "a row buffer is read in ROW passes only")
-                self.need(buffer in self.filled, f"no earlier pass fills row buffer {buffer}")
-                self.need(instr.dtype == self.kernel.buffers[buffer], "dtype is not the buffer's")
+                if level != ROW:
+                    raise self.broken("a row buffer is read in ROW passes only")
+                if buffer not in self.filled:
+                    raise self.broken(f"no earlier pass fills row buffer {buffer}")
+                if instr.dtype != self.kernel.buffers[buffer]:
+                    raise self.broken("dtype is not the buffer's")
             case Scan(op=op, operand=operand):
-                self.need(level == ROW and len(self.kernel.inner) == 1, "scans need one inner dim")
-                self.need(op in SCANNERS, f"{op!r} is not one of {SCANNERS}")
-                self.need(instr.dtype == self.visible[operand], "dtype is not the operand's")
-                self.need(result_dtype(op, (instr.dtype,) * 2, "") is not None, f"no {op}")
+                if level != ROW or len(self.kernel.inner) != 1:
+                    raise self.broken("scans need one inner dim")
+                if op not in SCANNERS:
+                    raise self.broken(f"{op!r} is not one of {SCANNERS}")
+                if instr.dtype != self.visible[operand]:
+                    raise self.broken("dtype is not the operand's")
+                if result_dtype(op, (instr.dtype,) * 2, "") is None:
+                    raise self.broken(f"no {op}")
 
     def check_op(self, instr: Op) -> None:
         dtypes = tuple(self.visible[value] for value in instr.operands)
         expected = result_dtype(instr.op, dtypes, instr.dtype)
-        self.need(expected is not None, f"{instr.op!r} does not take {dtypes} to {instr.dtype}")
-        self.need(expected == instr.dtype, f"{instr.op} gives {expected}, not {instr.dtype}")
+        if expected is None:
+            raise self.broken(f"{instr.op!r} does not take {dtypes} to {instr.dtype}")
+        if expected != instr.dtype:
+            raise self.broken(f"{instr.op} gives {expected}, not {instr.dtype}")
         has_attr = instr.attr is not None
-        self.need(has_attr == (instr.op == "integer_pow"), f"attr={instr.attr} on {instr.op}")
+        if has_attr != (instr.op == "integer_pow"):
+            raise self.broken(f"attr={instr.attr} on {instr.op}")
 
     def check_load(self, load: Load, sizes: tuple[int, ...]) -> None:
         self.check_map(load.arg, load.map, sizes, load.guard)
         arg = self.kernel.args[load.arg]
-        self.need(arg.role in READABLE, f"arg {load.arg} is only written")
-        self.need(load.dtype == arg.dtype, f"arg {load.arg} is {arg.dtype}, not {load.dtype}")
-        self.need(load.fill is None or load.guard is not None, "fill without a guard")
-        if load.fill is not None:
-            self.need(self.visible[load.fill] == load.dtype, "fill has another dtype")
+        if arg.role not in READABLE:
+            raise self.broken(f"arg {load.arg} is only written")
+        if load.dtype != arg.dtype:
+            raise self.broken(f"arg {load.arg} is {arg.dtype}, not {load.dtype}")
+        if load.fill is not None and load.guard is None:
+            raise self.broken("fill without a guard")
+        if load.fill is not None and self.visible[load.fill] != load.dtype:
+            raise self.broken("fill has another dtype")
 
     def check_map(self, number: int, where: Map, sizes: tuple[int, ...], guard: int | None) -> None:
         args = self.kernel.args
-        self.need(0 <= number < len(args), f"there is no arg {number}")
-        self.need(
-            len(where.strides) == len(sizes),
-            f"{len(where.strides)} strides for {len(sizes)} dims",
-        )
+        if not 0 <= number < len(args):
+            raise self.broken(f"there is no arg {number}")
+        if len(where.strides) != len(sizes):
+            raise self.broken(f"{len(where.strides)} strides for {len(sizes)} dims")
         for value, _ in where.gathered:
             dtype = self.visible[value]
-            self.need(kind(dtype) in "iu", f"gathered index %{value} is {dtype}, not an integer")
-        if guard is not None:
-            self.need(self.visible[guard] == "bool", f"guard %{guard} is not bool")
+            if kind(dtype) not in "iu":
+                raise self.broken(f"gathered index %{value} is {dtype}, not an integer")
+        if guard is not None and self.visible[guard] != "bool":
+            raise self.broken(f"guard %{guard} is not bool")
         if guard is None and not where.gathered and 0 not in sizes and 0 not in self.kernel.sizes:
             low, high = affine_range(where, sizes)
-            self.need(
-                0 <= low and high < args[number].size,
-                f"addresses {low}..{high} leave arg {number} of {args[number].size} elements",
-            )
+            if low < 0 or high >= args[number].size:
+                raise self.broken(
+                    f"addresses {low}..{high} leave arg {number} of {args[number].size} elements"
+                )
 
     # ---- ends ----
 
     def check_store(self, store: Store, sizes: tuple[int, ...]) -> None:
         self.check_map(store.arg, store.map, sizes, store.guard)
         arg = self.kernel.args[store.arg]
-        self.need(arg.role in WRITABLE, f"arg {store.arg} is only read")
-        self.need(self.visible[store.value] == arg.dtype, f"arg {store.arg} is {arg.dtype}")
+        if arg.role not in WRITABLE:
+            raise self.broken(f"arg {store.arg} is only read")
+        if self.visible[store.value] != arg.dtype:
+            raise self.broken(f"arg {store.arg} is {arg.dtype}")
         if store.combine is not None:
-            self.need(store.combine in COMBINERS, f"unknown combine {store.combine!r}")
-            self.need(arg.role == "inout", f"combine reads arg {store.arg}: make it inout")
-        if not store.map.gathered:
-            self.need(
-                writes_once(store.map, sizes),
-                f"strides {store.map.strides} write some element of arg {store.arg} twice",
+            if store.combine not in COMBINERS:
+                raise self.broken(f"unknown combine {store.combine!r}")
+            if arg.role != "inout":
+                raise self.broken(f"combine reads arg {store.arg}: make it inout")
+        if not store.map.gathered and not writes_once(store.map, sizes):
+            raise self.broken(
+                f"strides {store.map.strides} write some element of arg {store.arg} twice"
             )
 
     def check_store_row(self, store: StoreRow, level: str, kept: set[int]) -> int:
-        self.need(level == ROW, "a row buffer is written in ROW passes only")
-        self.need(0 <= store.buffer < len(self.kernel.buffers), f"no row buffer {store.buffer}")
-        self.need(store.buffer not in kept, f"row buffer {store.buffer} is written twice")
-        self.need(
-            self.visible[store.value] == self.kernel.buffers[store.buffer],
-            f"row buffer {store.buffer} is {self.kernel.buffers[store.buffer]}",
-        )
+        if level != ROW:
+            raise self.broken("a row buffer is written in ROW passes only")
+        if not 0 <= store.buffer < len(self.kernel.buffers):
+            raise self.broken(f"no row buffer {store.buffer}")
+        if store.buffer in kept:
+            raise self.broken(f"row buffer {store.buffer} is written twice")
+        if self.visible[store.value] != self.kernel.buffers[store.buffer]:
+            raise self.broken(f"row buffer {store.buffer} is {self.kernel.buffers[store.buffer]}")
         return store.buffer
 
     def check_reduction(self, reduction: Reduce, level: str) -> None:
         op, dtype = reduction.op, self.visible[reduction.operand]
-        self.need(level == ROW, "a POINT pass has nothing to reduce")
+        if level != ROW:
+            raise self.broken("a POINT pass has nothing to reduce")
         if op in ARG_REDUCERS:
-            self.need(kind(reduction.dtype) in "iu", f"{op} gives an integer position")
-            self.need(kind(dtype) in "biuf", f"{op} does not take {dtype}")
+            if kind(reduction.dtype) not in "iu":
+                raise self.broken(f"{op} gives an integer position")
+            if kind(dtype) not in "biuf":
+                raise self.broken(f"{op} does not take {dtype}")
             return
-        self.need(op in REDUCERS, f"unknown reduction {op!r}")
-        self.need(reduction.dtype == dtype, f"{op} of {dtype} gives {dtype}")
-        self.need(kind(dtype) in OPS[op].kinds, f"{op} does not take {dtype}")
+        if op not in REDUCERS:
+            raise self.broken(f"unknown reduction {op!r}")
+        if reduction.dtype != dtype:
+            raise self.broken(f"{op} of {dtype} gives {dtype}")
+        if kind(dtype) not in OPS[op].kinds:
+            raise self.broken(f"{op} does not take {dtype}")

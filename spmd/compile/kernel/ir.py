@@ -225,6 +225,7 @@ class Kernel:
     vector_dim: int | None = None
     # Kernels are keys of many tables, and their parts are many.
     _hash: int = field(default=0, init=False, repr=False, compare=False)
+    is_checked: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         found = self._hash
@@ -233,6 +234,10 @@ class Kernel:
             found = hash(parts) or 1
             object.__setattr__(self, "_hash", found)
         return found
+
+    def note_checked(self) -> None:
+        """Remember that this kernel keeps the law: it never changes."""
+        object.__setattr__(self, "is_checked", True)
 
     @property
     def sizes(self) -> tuple[int, ...]:
