@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.compile.cpu.layout import Layout
-from spmd.compile.cpu.runtime_ir import Function
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_sequence import ret_null_if, ret_sequence
 from spmd.core.tree import TreeDef, is_named_tuple
 
 # The words of a node: what it is, the number of its children, its class; of a dict the tuple of its
@@ -169,24 +170,11 @@ def _gather_sequence() -> Function:
     """gather_sequence(nodes, state, op, count): a tuple or a list."""
     f = Function("gather_sequence", "ptr", ["ptr"] * 2 + ["i64"] * 2, internal=True)
     nodes, state, op, count = f.params
-    is_list = op.equals(LIST)
-    out = f.var("ptr")
-    with f.if_else(is_list) as it:
-        out.set(f.call("PyList_New", "ptr", count))
-        it.otherwise()
-        out.set(f.call("PyTuple_New", "ptr", count))
-    with f.if_(out.get().equals(0)):
-        f.ret(f.null())
-    with f.range(0, count) as i:
-        item = f.call("gather_node", "ptr", nodes, state)
-        with f.if_(item.equals(0)):
-            f.call("Py_DecRef", "void", out.get())
-            f.ret(f.null())
-        with f.if_else(is_list) as it:
-            f.call("PyList_SetItem", "i32", out.get(), i, item)
-            it.otherwise()
-            f.call("PyTuple_SetItem", "i32", out.get(), i, item)
-    f.ret(out.get())
+
+    def make_item(_: Value) -> Value:
+        return f.call("gather_node", "ptr", nodes, state)
+
+    ret_sequence(f, op.equals(LIST), count, make_item)
     return f
 
 
@@ -195,18 +183,14 @@ def _gather_dict() -> Function:
     f = Function("gather_dict", "ptr", ["ptr"] * 4 + ["i64"], internal=True)
     nodes, state, keys, template, count = f.params
     out = f.call("PyDict_Copy", "ptr", template)
-    with f.if_(out.equals(0)):
-        f.ret(f.null())
+    ret_null_if(f, out.equals(0))
     with f.range(0, count) as i:
         item = f.call("gather_node", "ptr", nodes, state)
-        failed = f.var("i32", 1)
-        with f.if_(item.differs(0)):
-            key = f.call("PyTuple_GetItem", "ptr", keys, i)
-            failed.set(f.call("PyDict_SetItem", "i32", out, key, item))
-            f.call("Py_DecRef", "void", item)
-        with f.if_(failed.get().differs(0)):
-            f.call("Py_DecRef", "void", out)
-            f.ret(f.null())
+        ret_null_if(f, item.equals(0), out)
+        key = f.call("PyTuple_GetItem", "ptr", keys, i)
+        failed = f.call("PyDict_SetItem", "i32", out, key, item).differs(0)
+        f.call("Py_DecRef", "void", item)
+        ret_null_if(f, failed, out)
     f.ret(out)
     return f
 

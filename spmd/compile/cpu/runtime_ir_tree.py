@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from spmd.compile.cpu.layout import Layout, TreeLayout
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_sequence import ret_null_if
 
 # The words of a walk: Python's own types; `None`, the registry of containers and the named tuples
 # in it; the structures of a leaf and of None and their type; the type of types; the functions that
@@ -103,14 +104,6 @@ def held(f: Function, value: Value) -> Value:
     """A new reference to an object."""
     f.call("Py_IncRef", "void", value)
     return value
-
-
-def ret_null_if(f: Function, condition: Value, *references: Value) -> None:
-    """Return null under a condition, and let go of what is held."""
-    with f.if_(condition):
-        for value in references:
-            f.call("Py_DecRef", "void", value)
-        f.ret(f.null())
 
 
 def call_python(f: Function, target: Value, *operands: Value) -> Value:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from spmd.compile.cpu.layout import Layout, TreeLayout
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_sequence import ret_null_if, ret_sequence
 from spmd.compile.cpu.runtime_ir_tree import (
     ARRAY_TYPE,
     DICT,
@@ -25,7 +26,6 @@ from spmd.compile.cpu.runtime_ir_tree import (
     error,
     held,
     is_plain,
-    ret_null_if,
     walk_functions,
     word,
 )
@@ -60,21 +60,12 @@ def _build_sequence() -> Function:
     words, cursor, leaves, children, is_list = f.params
     count = f.call("PyTuple_Size", "i64", children)
     ret_null_if(f, count < 0)
-    out = f.var("ptr")
-    with f.if_else(is_list.differs(0)) as it:
-        out.set(f.call("PyList_New", "ptr", count))
-        it.otherwise()
-        out.set(f.call("PyTuple_New", "ptr", count))
-    ret_null_if(f, out.get().equals(0))
-    with f.range(0, count) as i:
+
+    def make_item(i: Value) -> Value:
         child = f.call("PyTuple_GetItem", "ptr", children, i)
-        item = f.call("build_node", "ptr", words, cursor, leaves, child)
-        ret_null_if(f, item.equals(0), out.get())
-        with f.if_else(is_list.differs(0)) as it:
-            f.call("PyList_SetItem", "i32", out.get(), i, item)
-            it.otherwise()
-            f.call("PyTuple_SetItem", "i32", out.get(), i, item)
-    f.ret(out.get())
+        return f.call("build_node", "ptr", words, cursor, leaves, child)
+
+    ret_sequence(f, is_list.differs(0), count, make_item)
     return f
 
 

@@ -286,9 +286,9 @@ class Waits:
 
 
 def test_what_is_settled():
-    whole = snp.arange(3)
+    whole = snp.arange(3).block_until_ready()
     pending = from_memory(0, Pending(Waits(), None, 0), whole.aval)
-    deleted = snp.arange(3) + 1
+    deleted = (snp.arange(3) + 1).block_until_ready()
     deleted.delete()
     for x in (whole, [whole, None, (1.5, {"a": whole})], {}, deleted, Point(whole, 1)):
         assert native["settled"](x) is True
