@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -72,7 +71,7 @@ class _Writer:
 
     def head(self, prim: Primitive, params: dict[str, Any]) -> str:
         """A primitive and its parameters."""
-        if prim not in _ours():
+        if not prim.is_own:
             raise NoIdentityError(prim.name)
         if prim.inline is not None or prim.expand is not None:
             # The compiler sees what the call stands for, and nothing of its rules.
@@ -121,8 +120,10 @@ class _Writer:
             return self._jaxpr(value)
         if isinstance(value, np.dtype):
             return _dtype(value)
-        if isinstance(value, (np.ndarray, np.generic)):
-            return self._array(np.asarray(value))
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            return f"{_dtype(value.dtype)} {value.tobytes().hex()}"
+        if isinstance(value, np.ndarray):
+            return self._array(value)
         if kind is ShapedArray:
             return self._aval(value)
         return self._named(value)
@@ -151,19 +152,3 @@ class _Writer:
 
 def _dtype(dtype: np.dtype) -> str:
     return f"{dtype.name}{dtype.names or ''}{dtype.itemsize}"
-
-
-# Primitives of spmd's own modules, and how many modules were loaded when they were collected.
-_own: set[Primitive] = set()
-_seen: list[int] = []
-
-
-def _ours() -> set[Primitive]:
-    """The primitives whose rules are part of spmd: its version determines what they mean."""
-    count = len(sys.modules)
-    if _seen != [count]:
-        _seen[:] = [count]
-        for name, module in list(sys.modules.items()):
-            if name.startswith("spmd."):
-                _own.update(v for v in vars(module).values() if type(v) is Primitive)
-    return _own

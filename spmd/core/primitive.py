@@ -29,6 +29,7 @@ member of a group, in order).
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ from typing import Any
 import spmd.core.context as context
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import InternalError, RefusedError
+from spmd.core.source import is_ours
 
 # ---- what a slot can hold ----------------------------------------------------------------------
 
@@ -121,6 +123,16 @@ def no_effects(params: dict[str, Any]) -> frozenset[str]:
     return frozenset()
 
 
+def _made_by_our_modules() -> bool:
+    """Whether what is running is the import of one of spmd's modules, and no call by a user."""
+    frame: Any = sys._getframe(2)
+    name = ""
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        name = frame.f_code.co_name
+        frame = frame.f_back
+    return name == "<module>"
+
+
 def remembered(rule: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
     """An abstract rule that is asked once for each kind of operands and parameters.
 
@@ -131,7 +143,10 @@ def remembered(rule: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
 
 
 class Primitive:
-    """One operation with all its rules; see the module's table."""
+    """One operation with all its rules; see the module's table.
+
+    `is_own` says that it is part of spmd, whose version then determines what it means.
+    """
 
     def __init__(
         self,
@@ -169,6 +184,7 @@ class Primitive:
         self.axes = axes
         self.vma = vma
         self.effects = effects
+        self.is_own = _made_by_our_modules()
         _registry[name] = self
 
     def bind(self, *operands: Any, **params: Any) -> Any:

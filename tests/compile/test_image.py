@@ -23,6 +23,7 @@ from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.trace import to_numpy
+from spmd.lax.families import FLOAT, unary
 from tests.compile.programs import random_program
 
 X = np.linspace(-2, 2, 40, dtype=np.float32).reshape(5, 8)
@@ -298,7 +299,7 @@ def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
     keys = [key(), image.image_key(lambda: "program", (True,))]
     with config.override("num_threads", 1):
         keys.append(key())
-    monkeypatch.setattr(image, "source_files", lambda: (("file", 1, 1),))
+    monkeypatch.setattr(image, "source_digest", lambda: "other files")
     keys.append(key())
     assert len(set(keys)) == 4
 
@@ -373,3 +374,10 @@ def test_primitives_of_users_have_no_identity(monkeypatch):
         dims=why,
     )
     assert of(theirs.bind, X) is None
+    assert of(unary("made_by_our_function", accepts=FLOAT, impl="sin").bind, X) is None
+
+
+def test_primitives_of_spmd_are_what_its_modules_define():
+    ours = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("spmd.")]
+    defined = {id(value) for each in ours for value in each.values() if type(value) is Primitive}
+    assert defined == {id(p) for p in primitive_module.all_primitives() if p.is_own}

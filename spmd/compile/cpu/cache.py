@@ -43,18 +43,28 @@ def entry_key(*parts: str) -> str:
 
 
 @functools.cache
-def source_files() -> tuple[tuple[str, int, int], ...]:
-    """The files of the compiler, by what Python looks at to trust byte code: size and time."""
+def source_digest() -> str:
+    """A digest of the compiler's files, or "" if there are none to look at, as in an archive.
+
+    Of each file it has what Python looks at to trust byte code: size and time.
+    """
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    found = []
+    found: list[tuple[str, int, int]] = []
     for package in ("core", "lax", "collectives", "sharding", "compile"):
-        for folder, _, _ in os.walk(os.path.join(root, package)):
-            with os.scandir(folder) as files:
-                for file in files:
-                    if file.name.endswith(".py"):
-                        stat = file.stat()
-                        found.append((file.path, stat.st_size, stat.st_mtime_ns))
-    return tuple(sorted(found))
+        with contextlib.suppress(OSError):
+            _add_files(os.path.join(root, package), found)
+    return entry_key(repr(sorted(found))) if found else ""
+
+
+def _add_files(folder: str, found: list[tuple[str, int, int]]) -> None:
+    """The Python files in a folder and in those below it: path, size and time."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                stat = entry.stat()
+                found.append((entry.path, stat.st_size, stat.st_mtime_ns))
+            elif "." not in entry.name and entry.name != "__pycache__" and entry.is_dir():
+                _add_files(entry.path, found)
 
 
 class ObjectCache:

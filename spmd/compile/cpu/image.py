@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.cache import entry_key, object_cache, source_files
+from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
 from spmd.compile.cpu.encode import Encoded
 from spmd.compile.cpu.loader import loader
@@ -127,7 +127,7 @@ def image_key(
     host = loader.host
     settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
     where = (host.cpu, host.features, host.llvm_version, available_cores())
-    tools = (sys.version, np.__version__, source_files())
+    tools = (sys.version, np.__version__, source_digest())
     return entry_key("image", text, repr((donated, mesh)), repr((settings, where, tools)))
 
 

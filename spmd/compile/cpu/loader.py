@@ -28,7 +28,7 @@ from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from spmd.compile.cpu.cache import entry_key, object_cache, source_files
+from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
 from spmd.core.config import config
 
@@ -165,11 +165,11 @@ class Loader:
         It must depend on nothing but spmd's own files: if these are as they were when the disk got
         its code, it is not even written.
         """
-        files = source_files() if object_cache.is_on else ()
+        files = source_digest() if object_cache.is_on else ""
         if not files:
             return self.compile_texts([write()], optimize=True)
         host = self.host
-        mark = entry_key(name, repr(files), host.cpu, host.features, host.llvm_version)
+        mark = entry_key(name, files, host.cpu, host.features, host.llvm_version)
         with self._lock:
             stored = object_cache.load(mark) or b""
             if stored.startswith(_MOVED):

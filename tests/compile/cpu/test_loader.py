@@ -327,9 +327,9 @@ def test_a_text_is_written_once_for_the_files_that_it_depends_on(folder, monkeyp
         assert call(Loader().compile_written("test", write)["long"]) == 5
     assert len(written) == 1
     assert call(Loader().compile_texts([write()], optimize=True)["long"]) == 5
-    monkeypatch.setattr(loader_module, "source_files", lambda: (("file", 1, 2),))
+    monkeypatch.setattr(loader_module, "source_digest", lambda: "other files")
     assert call(Loader().compile_written("test", write)["long"]) == 5
-    monkeypatch.setattr(loader_module, "source_files", lambda: ())  # as in an archive
+    monkeypatch.setattr(loader_module, "source_digest", lambda: "")  # as in an archive
     assert [call(Loader().compile_written("test", write)["long"]) for _ in range(2)] == [5, 5]
     assert len(written) == 5
 
