@@ -127,7 +127,7 @@ def place_temporaries(plan: Plan, lenders: Sequence[Buffer] = ()) -> Plan:
 
 def _region(plan: Plan, buffers: Sequence[Buffer]) -> Buffer:
     """Place what a parallel loop keeps; a buffer for all lanes of it, in use with any of them."""
-    region = Buffer(TEMP, plan.lanes.count * _place(plan, buffers), -1)
+    region = Buffer(TEMP, plan.lanes.count * rounded(_place(plan, buffers)), -1)
     lives = [plan.lives[b] for b in buffers]
     plan.lives[region] = Life(min(x.first for x in lives), max(x.last for x in lives), ())
     return region
@@ -166,7 +166,7 @@ def _place(plan: Plan, buffers: Sequence[Buffer], lenders: _Lenders | None = Non
         placed.add(buffer)
         heapq.heappush(leaving, (life.last, number, buffer))
         if buffer not in plan.lent:
-            total = max(total, plan.offsets[buffer] + rounded(buffer.nbytes))
+            total = max(total, plan.offsets[buffer] + buffer.nbytes)
     return total
 
 

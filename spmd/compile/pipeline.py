@@ -17,6 +17,7 @@ from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
 from spmd.compile.passes.outside import products_outside
+from spmd.compile.passes.recompute import recompute
 from spmd.compile.passes.shrink import shrink_psums
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
@@ -33,6 +34,7 @@ PASSES: tuple[Pass, ...] = (
     simplify,  # constants, identities, equal equations, dead code
     shrink_psums,  # sums over what a device has, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
+    recompute,  # kernels make what is cheap again, so that it need not be kept
     attach_epilogues,  # what follows a product is done to its blocks
 )
 
@@ -45,6 +47,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     shrink_psums,
     combine_psums,  # small sums share one exchange between processes
     fuse,
+    recompute,
     attach_epilogues,
 )
 

@@ -80,8 +80,9 @@ def _total(buffers: Sequence[Buffer]) -> int:
 
 def _room(buffer: Buffer, plan: Plan) -> int:
     """What a temporary takes: a place in each lane of the loop that keeps it."""
-    places = plan.lanes.count if plan.lane_stride(buffer) else 1
-    return places * rounded(buffer.nbytes)
+    if plan.lane_stride(buffer):
+        return plan.lanes.count * rounded(buffer.nbytes)
+    return buffer.nbytes
 
 
 def _most_alive(temps: Sequence[Buffer], plan: Plan) -> int:

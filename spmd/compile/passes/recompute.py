@@ -1,0 +1,257 @@
+"""Recompute: what a kernel can make from what it reads anyway is not kept for it.
+
+`fuse` writes down what one kernel makes and another reads. A gradient's kernels read many such
+values, some of which are a few cheap operations away from others that they read too: gelu keeps
+its tanh, of which `0.5 * (1 + tanh)` need not be kept beside it; bodies that attract each other
+have positions, of which the distances of all pairs need not be kept. Such a value is computed
+again by each group that reads it. That saves writing and reading it, and above all its memory,
+which in a training step is taken from the forward pass until the backward pass comes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
+from spmd.compile.lower.expression import REDUCTIONS
+from spmd.compile.lower.index import MOVES
+from spmd.compile.lower.region import Space
+from spmd.compile.passes.fuse import MAX_EQNS
+from spmd.compile.passes.substitute import finish, map_subjaxprs, nests, start
+from spmd.compile.passes.worth import ROUND_TRIP
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+
+# Smaller values are no burden.
+LEAST_BYTES = 1 << 12
+# What has so much fewer bytes may be read, and be kept, only to compute a value from it.
+TIMES_SMALLER = 8
+# Moves that read an element where it lies, or one element many times.
+_PLAIN_MOVES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
+
+
+def recompute(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """An equal jaxpr whose groups compute again what costs less than keeping it."""
+    return _Recomputer(closed).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How a value comes about inside its group, from values that are outside of it."""
+
+    eqns: tuple[Eqn, ...]
+    value: Var  # in the group's own names
+    given: dict[Var, Var]  # what the group's names stand for outside
+
+
+class _Recomputer:
+    """Goes through the groups of one jaxpr in order, each before its readers."""
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.closed = closed
+        self.eqns: list[Eqn | None] = list(closed.eqns)
+        self.readers: dict[Atom, list[int]] = {}
+        for k, eqn in enumerate(closed.eqns):
+            for atom in dict.fromkeys(eqn.invars):
+                self.readers.setdefault(atom, []).append(k)
+        self.needed = set(closed.jaxpr.outvars)
+        # Groups that were alike stay alike: one new jaxpr for equal changes to the same one.
+        self.bodies: dict[Any, ClosedJaxpr] = {}
+
+    def run(self) -> ClosedJaxpr:
+        changed = False
+        for k, eqn in enumerate(self.closed.eqns):
+            if eqn.prim.name == "fused":
+                changed |= self.lighten(k)
+            elif eqn.prim.name != "product" and nests(eqn):
+                self.eqns[k] = eqn.replace(params=map_subjaxprs(eqn, recompute))
+                changed = True
+        if not changed:
+            return self.closed
+        writer = start(self.closed)
+        for eqn in self.eqns:
+            if eqn is not None:
+                writer.keep(eqn)
+        return finish(writer, self.closed)
+
+    def lighten(self, k: int) -> bool:
+        """Let the readers of a group's results compute those for which that pays."""
+        eqn = self.eqns[k]
+        assert eqn is not None
+        kept = list(range(len(eqn.outvars)))
+        locked: set[Var] = set()  # what a reader makes other results from
+        for position, out in enumerate(eqn.outvars):
+            if out in locked or not self.can_leave(out):
+                continue
+            rest = [p for p in kept if p != position]
+            recipe = self.recipe(eqn, position, rest)
+            if recipe is None or not _can_lose(eqn, rest):
+                continue
+            kept = rest
+            locked.update(recipe.given.values())
+            for reader in self.readers.pop(out):
+                self.give(reader, out, recipe)
+        if len(kept) == len(eqn.outvars):
+            return False
+        self.eqns[k] = self.without(eqn, kept) if kept else None
+        return True
+
+    # ---- what may leave ----
+
+    def can_leave(self, out: Var) -> bool:
+        """Whether all that reads a value are groups that could compute it at any element."""
+        if out.aval.nbytes < LEAST_BYTES or out in self.needed:
+            return False
+        readers = [self.eqns[k] for k in self.readers.get(out, ())]
+        return bool(readers) and all(eqn is not None and _takes(eqn, out) for eqn in readers)
+
+    def recipe(self, eqn: Eqn, position: int, kept: Sequence[int]) -> _Recipe | None:
+        """How to make a result from what all its readers read, or next to nothing more."""
+        body = eqn.params["jaxpr"].jaxpr
+        out = eqn.outvars[position]
+        readers = [set(self.eqns[k].invars) for k in self.readers[out]]  # type: ignore[union-attr]
+        outside: dict[Atom, Var] = dict(zip(body.invars, eqn.invars, strict=True))  # type: ignore[arg-type]
+        outside |= {body.outvars[p]: eqn.outvars[p] for p in kept}
+        makers = {e.outvars[0]: n for n, e in enumerate(body.eqns)}
+        given: dict[Var, Var] = {}
+        chosen: set[int] = set()
+        stack = [body.outvars[position]]
+        while stack:
+            atom = stack.pop()
+            if isinstance(atom, Literal) or atom in given:
+                continue
+            known = outside.get(atom)
+            if known is not None and _is_at_hand(known, readers, out):
+                given[atom] = known
+                continue
+            n = makers.get(atom)
+            if n is None or not _is_cheap(body.eqns[n]):
+                return None
+            if n not in chosen:
+                chosen.add(n)
+                stack += body.eqns[n].invars
+        eqns = tuple([body.eqns[n] for n in sorted(chosen)])
+        if sum(is_elementwise(e.prim.name) for e in eqns) > ROUND_TRIP:
+            return None
+        value = body.outvars[position]
+        assert isinstance(value, Var)
+        return _Recipe(eqns, value, given)
+
+    # ---- writing the groups anew ----
+
+    def give(self, k: int, out: Var, recipe: _Recipe) -> None:
+        """Let a group compute an operand."""
+        eqn = self.eqns[k]
+        assert eqn is not None
+        body: Jaxpr = eqn.params["jaxpr"].jaxpr
+        at = eqn.invars.index(out)
+        places = [eqn.invars.index(v) if v in eqn.invars else None for v in recipe.given.values()]
+        key = (
+            id(eqn.params["jaxpr"]),
+            at,
+            tuple(map(id, recipe.eqns)),
+            id(recipe.value),
+            tuple(zip(map(id, recipe.given), places, strict=True)),
+        )
+        more = [v for v, p in zip(recipe.given.values(), places, strict=True) if p is None]
+        closed = self.bodies.get(key)
+        if closed is None:
+            closed = self.bodies[key] = _computing(body, at, recipe, places)
+        invars = (*eqn.invars[:at], *eqn.invars[at + 1 :], *more)
+        self.eqns[k] = eqn.replace(invars=invars, params=eqn.params | {"jaxpr": closed})
+        for var in more:
+            if k not in self.readers[var]:
+                self.readers[var].append(k)
+
+    def without(self, eqn: Eqn, kept: Sequence[int]) -> Eqn:
+        """A group with some of its results only."""
+        old: ClosedJaxpr = eqn.params["jaxpr"]
+        key = (id(old), tuple(kept))
+        closed = self.bodies.get(key)
+        if closed is None:
+            outvars = [old.jaxpr.outvars[p] for p in kept]
+            closed = self.bodies[key] = ClosedJaxpr(_pruned(old.jaxpr, outvars))
+        reads = dict(zip(old.jaxpr.invars, eqn.invars, strict=True))
+        space: Space = eqn.params["space"]
+        outputs = tuple([space.outputs[p] for p in kept])
+        return eqn.replace(
+            invars=tuple([reads[v] for v in closed.jaxpr.invars]),
+            outvars=tuple([eqn.outvars[p] for p in kept]),
+            params={"jaxpr": closed, "space": Space(space.outer, space.inner, outputs)},
+        )
+
+
+def _is_at_hand(var: Var, readers: Sequence[set[Atom]], out: Var) -> bool:
+    """Whether all readers of `out` read a value too, or it is small enough to be kept for them."""
+    if var.aval.nbytes * TIMES_SMALLER <= out.aval.nbytes:
+        return True
+    return all(var in read for read in readers)
+
+
+def _is_cheap(eqn: Eqn) -> bool:
+    name = eqn.prim.name
+    if name == "reshape":
+        # Dims of size 1 come and go; others keep their places.
+        before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        return [n for n in before if n != 1] == [n for n in after if n != 1]
+    return name in _PLAIN_MOVES or (is_elementwise(name) and name not in EXPENSIVE)
+
+
+def _takes(eqn: Eqn, out: Var) -> bool:
+    """Whether an equation is a group that may compute an operand where it reads it."""
+    if eqn.prim.name != "fused" or len(eqn.params["jaxpr"].eqns) + ROUND_TRIP > MAX_EQNS:
+        return False
+    body: Jaxpr = eqn.params["jaxpr"].jaxpr
+    given = body.invars[eqn.invars.index(out)]
+    if eqn.invars.count(out) > 1 or given in body.outvars:
+        return False
+    users = [e.prim.name for e in body.eqns if given in e.invars]
+    return all(is_elementwise(n) or n in MOVES or n in REDUCTIONS for n in users)
+
+
+def _can_lose(eqn: Eqn, kept: Sequence[int]) -> bool:
+    """Whether a group is still one of its kind with these results only.
+
+    A kernel over rows without anything to do along them would be an odd one.
+    """
+    space: Space = eqn.params["space"]
+    if not space.inner or not kept:
+        return True
+    body: Jaxpr = eqn.params["jaxpr"].jaxpr
+    rest = _pruned(body, [body.outvars[p] for p in kept])
+    return any(e.prim.name in REDUCTIONS for e in rest.eqns)
+
+
+def _pruned(body: Jaxpr, outvars: Sequence[Atom]) -> Jaxpr:
+    """What of a group its results need."""
+    wanted, eqns = set(outvars), []
+    for eqn in reversed(body.eqns):
+        if wanted.intersection(eqn.outvars):
+            wanted.update(eqn.invars)
+            eqns.append(eqn)
+    invars = [v for v in body.invars if v in wanted]
+    return Jaxpr((), invars, eqns[::-1], outvars)
+
+
+def _computing(body: Jaxpr, at: int, recipe: _Recipe, places: Sequence[int | None]) -> ClosedJaxpr:
+    """A group that computes its operand number `at` itself.
+
+    `places` says which of its operands the recipe reads; what it has not comes behind them.
+    """
+    names: dict[Atom, Var] = {recipe.value: body.invars[at]}
+    more = []
+    for var, place in zip(recipe.given, places, strict=True):
+        if place is None:
+            names[var] = Var(var.aval)
+            more.append(names[var])
+        else:
+            names[var] = body.invars[place]
+    eqns = []
+    for eqn in recipe.eqns:
+        for var in eqn.outvars:
+            names.setdefault(var, Var(var.aval))
+        ins = tuple([names.get(a, a) for a in eqn.invars])
+        eqns.append(eqn.replace(invars=ins, outvars=tuple([names[v] for v in eqn.outvars])))
+    invars = (*body.invars[:at], *body.invars[at + 1 :], *more)
+    return ClosedJaxpr(Jaxpr((), invars, [*eqns, *body.eqns], body.outvars))
