@@ -110,8 +110,8 @@ class _Recomputer:
         """How to make a result from what all its readers read, or next to nothing more."""
         body = eqn.params["jaxpr"].jaxpr
         out = eqn.outvars[position]
-        readers = [set(self.eqns[k].invars) for k in self.readers[out]]  # type: ignore[union-attr]
-        outside: dict[Atom, Var] = dict(zip(body.invars, eqn.invars, strict=True))  # type: ignore[arg-type]
+        readers = [set(found.invars) for k in self.readers[out] if (found := self.eqns[k])]
+        outside: dict[Atom, Atom] = dict(zip(body.invars, eqn.invars, strict=True))
         outside |= {body.outvars[p]: eqn.outvars[p] for p in kept}
         makers = {e.outvars[0]: n for n, e in enumerate(body.eqns)}
         given: dict[Var, Var] = {}
@@ -122,7 +122,7 @@ class _Recomputer:
             if isinstance(atom, Literal) or atom in given:
                 continue
             known = outside.get(atom)
-            if known is not None and _is_at_hand(known, readers, out):
+            if isinstance(known, Var) and _is_at_hand(known, readers, out):
                 given[atom] = known
                 continue
             n = makers.get(atom)
