@@ -2,10 +2,12 @@
 
 Every sample is a process of its own, so neither side can reuse a kernel. What a side does once per
 process (loading its compiler and its matrix products) happens before, with another program. JAX's
-products come with it as machine code, spmd's are generated once per machine and then come from the
-disk cache: `FIRST_PRODUCT` shows what that first time costs.
+products come with it as machine code, spmd's are generated once per machine: `spmd prepare` does it
+for all programs. So `compile/` measures a machine that was prepared: each sample begins with a copy
+of the folder that `prepare` left, in which there is nothing of any program. `not prepared` and
+`FIRST_PRODUCT` are the same without it, where a program waits for the products that it needs.
 
-compile/  the first call, disk caches off
+compile/  the first call, of programs that no disk cache has
 cached/   the first call in a second process, both sides with their disk caches
           (of both: `start to first result` is the whole process, import included, as a user waits
           for it)
@@ -16,13 +18,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks.case import BOTH, integers, normal
@@ -37,6 +40,8 @@ QUICK_SAMPLES = 1
 # No more samples of a program than fit into this; of what takes longer there is one.
 PROGRAM_SECONDS = 8.0
 FIRST_PRODUCT = "the first product of a machine"
+# What begins without a disk cache, although it has a product.
+NOT_PREPARED = ", not prepared"
 DEPTHS = (12, 24, 48)
 QUICK_DEPTHS = (4,)
 
@@ -104,6 +109,13 @@ CASES = (
     "programs/Hessian of 64 weights",
     "programs/Adam of 60 parameters",
 )
+# These are measured on a machine that was not prepared, too.
+TWICE = (
+    "x*y+x",
+    "kernels/matmul 64",
+    "programs/MLP 64-256-128-10, batch 128",
+    "programs/transformer with Adam, 2 layers of 128",
+)
 CACHED = (
     "x*y+x",
     "kernels/softmax, 1000 x 1024",
@@ -151,18 +163,38 @@ def in_this_process(side_name: str, program: str) -> Sample:
 # ---- one process a sample ----------------------------------------------------------------------
 
 
-def _fresh(side: str, program: str, byte_code: str, caches: str = "") -> tuple[Sample, float]:
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """What a fresh process finds on the disk."""
+
+    byte_code: str
+    caches: str = ""  # the disk caches of both sides, which one process leaves to the next
+    prepared: str = ""  # spmd's disk cache, of which each process has a copy
+
+    def variables(self, side: str) -> dict[str, str]:
+        """The environment of a process."""
+        return {
+            **environment(side),
+            "PYTHONPYCACHEPREFIX": self.byte_code,
+            "PYTHONDONTWRITEBYTECODE": "",
+            "SPMD_CACHE_DIR": self.caches and os.path.join(self.caches, "spmd"),
+            "JAX_ENABLE_COMPILATION_CACHE": str(int(bool(self.caches))),
+            "JAX_COMPILATION_CACHE_DIR": os.path.join(self.caches or self.byte_code, "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+
+def _fresh(side: str, program: str, folders: Folders) -> tuple[Sample, float]:
     """The sample of one fresh process, and the seconds of the whole process."""
-    variables = {
-        **environment(side),
-        "PYTHONPYCACHEPREFIX": byte_code,
-        "PYTHONDONTWRITEBYTECODE": "",
-        "SPMD_CACHE_DIR": caches and os.path.join(caches, "spmd"),
-        "JAX_ENABLE_COMPILATION_CACHE": str(int(bool(caches))),
-        "JAX_COMPILATION_CACHE_DIR": os.path.join(caches or byte_code, "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
+    if folders.prepared and side == "spmd":
+        with tempfile.TemporaryDirectory(prefix="spmd-benchmarks-") as folder:
+            copied = shutil.copytree(folders.prepared, os.path.join(folder, "spmd"))
+            return _run(side, program, folders.variables(side) | {"SPMD_CACHE_DIR": copied})
+    return _run(side, program, folders.variables(side))
+
+
+def _run(side: str, program: str, variables: dict[str, str]) -> tuple[Sample, float]:
     command = [sys.executable, "-m", "benchmarks.compile_time", side, program]
     start = time.perf_counter()
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)
@@ -172,6 +204,14 @@ def _fresh(side: str, program: str, byte_code: str, caches: str = "") -> tuple[S
     return json.loads(done.stdout.splitlines()[-1]), past
 
 
+def _prepare(folders: Folders) -> None:
+    """Fill the folder with what belongs to this machine."""
+    command = [sys.executable, "-m", "spmd", "prepare", "--cache-dir", folders.prepared]
+    subprocess.run(
+        command, env=folders.variables("spmd"), cwd=ROOT, check=True, capture_output=True
+    )
+
+
 def measure_compile(
     subject: str, only: str, quick: bool, progress: Callable[[str], None]
 ) -> list[Result | Failure]:
@@ -179,15 +219,20 @@ def measure_compile(
     results: list[Result | Failure] = []
     samples = QUICK_SAMPLES if quick else SAMPLES
     with tempfile.TemporaryDirectory(prefix="spmd-benchmarks-") as folder:
-        byte_code, caches = os.path.join(folder, "code"), os.path.join(folder, "caches")
-        Path(caches).mkdir()
+        bare = Folders(os.path.join(folder, "code"))
+        given = bare
         for side in BOTH:  # an installed package has its byte code; this round writes it
-            _fresh(side, "x*y+x", byte_code)
+            _fresh(side, "x*y+x", bare)
+        if subject == "compile":
+            given = replace(bare, prepared=os.path.join(folder, "prepared"))
+            _prepare(given)
+        elif subject == "cached":
+            given = replace(bare, caches=os.path.join(folder, "caches"))
         for label, program in _programs(subject, quick):
             if only in label:
                 progress(label)
-                kept = caches if subject == "cached" else ""
-                results += _measure(label, program, samples, byte_code, kept)
+                is_bare = label.endswith(NOT_PREPARED) or program == FIRST_PRODUCT
+                results += _measure(label, program, samples, bare if is_bare else given)
     return results
 
 
@@ -195,7 +240,10 @@ def _programs(subject: str, quick: bool) -> Iterator[tuple[str, str]]:
     """Labels and programs."""
     if subject == "compile":
         for program in (*PROGRAMS, *CASES):
-            yield f"compile/{program.partition('/')[2] or program}", program
+            label = f"compile/{program.partition('/')[2] or program}"
+            yield label, program
+            if program in TWICE:
+                yield label + NOT_PREPARED, program
     elif subject == "cached":
         for program in CACHED:
             yield f"cached/{program.partition('/')[2] or program}", program
@@ -204,22 +252,20 @@ def _programs(subject: str, quick: bool) -> Iterator[tuple[str, str]]:
             yield f"depth/gradient of a transformer, {layers} layers", f"depth {layers}"
 
 
-def _measure(
-    label: str, program: str, samples: int, byte_code: str, caches: str
-) -> list[Result | Failure]:
+def _measure(label: str, program: str, samples: int, folders: Folders) -> list[Result | Failure]:
     seconds: dict[tuple[str, str], list[float]] = {}
     failed: dict[str, Failure] = {}
     began = time.perf_counter()
-    for number in range(samples + bool(caches)):
+    for number in range(samples + bool(folders.caches)):
         for side in BOTH:
             if side in failed:
                 continue
             try:
-                sample, whole = _fresh(side, program, byte_code, caches)
+                sample, whole = _fresh(side, program, folders)
             except RuntimeError as error:
                 failed[side] = Failure(label, side, str(error))
                 continue
-            if caches and number == 0:  # this one fills them
+            if folders.caches and number == 0:  # this one fills them
                 began = time.perf_counter()
                 continue
             if program == "x*y+x":

@@ -1,8 +1,9 @@
-"""The command `spmd`: what ranks wrote down, merged and explained.
+"""The command `spmd`: what ranks wrote down, merged and explained; and a machine, prepared.
 
 spmd flight                    # of the jobs that run on this host
 spmd flight --job PID          # of the job that spmdrun (or mpirun) with this number runs
 spmd flight DIR | FILES...     # of a job that has ended, or of any folder
+spmd prepare                   # compile what belongs to this processor, before any program
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +31,8 @@ OF_SPMDRUN = "spmdrun-flight-*"
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     parser = argparse.ArgumentParser(
-        prog="spmd", description="Look at jobs: what ranks wrote down, merged and explained."
+        prog="spmd",
+        description="Look at jobs: what ranks wrote down, merged and explained. Prepare machines.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     flight = commands.add_parser(
@@ -61,7 +64,17 @@ def main(argv: list[str] | None = None) -> int:
     trace.add_argument("-o", "--output", metavar="FILE", help="default: DIR/trace.json")
     trace.add_argument("--quiet", action="store_true", help="say nothing when all is well")
     trace.set_defaults(run=run_trace)
-    options = parser.parse_args(argv)
+    prepare = commands.add_parser(
+        "prepare",
+        add_help=False,  # the library has it
+        help="compile what belongs to this processor into the compile cache, before any program",
+    )
+    prepare.set_defaults(run=run_prepare)
+    options, rest = parser.parse_known_args(argv)
+    if options.run is run_prepare:
+        return run_prepare(rest)
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return options.run(options)
     except BrokenPipeError:  # the reader had enough
@@ -155,6 +168,12 @@ def run_trace(options: argparse.Namespace) -> int:
     if not options.quiet:
         print(f"wrote {path}; open it at https://ui.perfetto.dev or chrome://tracing")
     return 0
+
+
+def run_prepare(arguments: Sequence[str]) -> int:
+    """`spmd prepare`: work of the library, which this command does not import."""
+    done = subprocess.run([sys.executable, "-m", "spmd", "prepare", *arguments])
+    return done.returncode
 
 
 # ---- running jobs ------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ FLOORS = (
     "api",
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching custom_derivatives tree tree_util "
-    "flatten_util dtypes errors distributed ops jet extend export debug profiler testing",
+    "flatten_util dtypes errors distributed ops jet extend export debug profiler testing __main__",
 )
 
 # Each optional or late package has one door.

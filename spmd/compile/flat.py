@@ -85,7 +85,7 @@ def _elementwise(eqn: Eqn, place: Place) -> KernelStep | None:
     single = [*(is_single for _, is_single in given), False]
     widths = [0 if s else a.aval.dtype.itemsize for a, s in zip(atoms, single, strict=True)]
     return KernelStep(
-        _blocks(),
+        blocks_code(),
         tuple(map(place, atoms)),
         -(-out.aval.size // BLOCK),
         cost,
@@ -117,7 +117,8 @@ def _block_kernel(
 
 
 @cache
-def _blocks() -> int:
+def blocks_code() -> int:
+    """The address of the walk over blocks of elements."""
     return compile_texts([blocks_text()], optimize=True)["spmd_blocks"]
 
 
@@ -130,7 +131,7 @@ def _reduction(eqn: Eqn, place: Place) -> KernelStep | None:
     count, rows, columns = cut
     vectors = -(-rows * columns // ELEMENTS[dtype][2])
     return KernelStep(
-        _reducer(_REDUCTIONS[eqn.prim.name], dtype, columns == 1),
+        reducer_code(_REDUCTIONS[eqn.prim.name], dtype, columns == 1),
         (place(x), place(out)),
         count,
         5.0 + _NS_PER_VECTOR * vectors,
@@ -153,7 +154,8 @@ def matrices(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int, int] 
 
 
 @cache
-def _reducer(op: str, dtype: str, along_rows: bool) -> int:
+def reducer_code(op: str, dtype: str, along_rows: bool) -> int:
+    """The address of a reduction of matrices to rows, or to columns, in `ELEMENTS`' dtypes."""
     name = f"spmd_{'rows' if along_rows else 'columns'}_{op}_{dtype}"
     text = (rows_text if along_rows else columns_text)(name, op, dtype)
     return compile_texts([text], optimize=True)[name]

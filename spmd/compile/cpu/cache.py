@@ -28,6 +28,9 @@ KEPT_SHARE = 0.75
 # Using an entry renews its age, but not more often than this: reads stay reads.
 RENEW_AFTER_S = 24 * 3600
 
+# What root made, as whoever builds an image is, is as good as the programs of the system.
+ROOT_USER = 0
+
 _MAGIC = b"spmdobj1"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -71,7 +74,7 @@ class ObjectCache:
     """A folder of checked, content-addressed entries, bounded in size.
 
     `folder` gives the folder at each use (None: no cache). A folder that others than this user
-    may write to is not used: its entries are run as machine code.
+    and root may write to is not used: its entries are run as machine code.
     """
 
     def __init__(self, folder: Callable[[], Path | None], limit_bytes: int = LIMIT_BYTES):
@@ -82,9 +85,29 @@ class ObjectCache:
         self._writable = True
 
     @property
+    def folder(self) -> Path | None:
+        """The folder; None if there is no cache."""
+        return self._folder()
+
+    @property
     def is_on(self) -> bool:
         """Whether there is a folder, so that entries may be found and kept."""
         return self._usable_folder() is not None
+
+    def problem(self) -> str | None:
+        """Why entries cannot be kept; None if they can."""
+        folder = self._folder()
+        if folder is None:
+            return "the compile cache is switched off"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            return f"cannot write to {folder}: {error.strerror}"
+        if not self.is_on:
+            return f"{folder} is not used: what lies in it is run, and others may write to it"
+        return None if self._writable else f"cannot write to {folder} any more"
 
     def load(self, key: str) -> bytes | None:
         """The payload stored under `key`, or None if there is no sound entry."""
@@ -157,13 +180,13 @@ class ObjectCache:
 
 
 def _is_private(folder: Path) -> bool:
-    """Make `folder` if need be, and say whether only this user can write to it."""
+    """Make `folder` if need be, and say whether only this user, or root, can write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         stat = folder.stat()
     except OSError:
         return False
-    return stat.st_uid == os.getuid() and not stat.st_mode & 0o022
+    return stat.st_uid in (os.getuid(), ROOT_USER) and not stat.st_mode & 0o022
 
 
 def _seal(payload: bytes) -> bytes:

@@ -114,6 +114,8 @@ class Loader:
         self._entries: dict[Source, str] = {}
         # By whether they are for control.
         self._emitters: dict[bool, list[_Emitter]] = {False: [], True: []}
+        # How many texts this process compiled: what it did not find.
+        self.compiled = 0
         # Library names are used up even by a link that fails.
         self._numbers = itertools.count()
 
@@ -158,6 +160,24 @@ class Loader:
             if new:
                 self._load_or_compile(new)
             return _merge([self._texts[key] for key in keys.values()])
+
+    def store_texts(self, texts: Sequence[str], *, optimize: bool = False) -> None:
+        """Put the code of texts on the disk, for later: each by itself, and none is loaded.
+
+        What is stored by itself is loaded by itself: who needs one does not read the others.
+        """
+        with self._lock:
+            keys = {t: self._key(t, optimize) for t in dict.fromkeys(texts)}
+            missing = [t for t, key in keys.items() if not self._is_on_disk(key)]
+            groups = [[(t, optimize)] for t in missing]
+            for text, code in zip(missing, self._emit_all(groups), strict=True):
+                object_cache.store(keys[text], code)
+
+    def _is_on_disk(self, key: str) -> bool:
+        payload = object_cache.load(key)
+        if payload is not None and payload.startswith(_MOVED):
+            payload = object_cache.load(payload[len(_MOVED) :].decode().partition(" ")[0])
+        return payload is not None
 
     def compile_written(self, name: str, write: Callable[[], str]) -> Mapping[str, int]:
         """Compile and load, as `optimize` does, a text that takes long to write.
@@ -280,6 +300,9 @@ class Loader:
 
     def _emit_all(self, groups: Sequence[Sequence[Source]]) -> list[bytes]:
         """The object code of each group of texts."""
+        if not groups:
+            return []
+        self.compiled += sum(map(len, groups))
         workers = min(len(groups), available_cores())
         for is_control, emitters in self._emitters.items():
             alike = sum(_is_control(group[0]) is is_control for group in groups)

@@ -1,0 +1,163 @@
+"""What belongs to the processor and not to a program, put on the disk before any program runs.
+
+The one idea: the native runtime, and the code of matrix products, of contractions over windows and
+of reductions, are texts that a machine compiles once, whatever it computes. `prepare` asks for them
+as programs do: sizes and layouts go through the planners, which say what these need. So what is
+prepared is what will be looked for, whatever becomes of the code generator.
+
+What is left to a program is its own kernels, and the epilogues of its products.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product as pairs
+
+from spmd.compile import flat
+from spmd.compile.cpu.cache import object_cache
+from spmd.compile.cpu.contract import plan_contraction
+from spmd.compile.cpu.door import door_code
+from spmd.compile.cpu.flat_ir import ELEMENTS
+from spmd.compile.cpu.gemm import plan_packing, plan_product, prefers_packed
+from spmd.compile.cpu.gemm_ir import Vectors
+from spmd.compile.cpu.loader import host, loader
+from spmd.compile.cpu.reduce import reduce_kernels
+from spmd.compile.cpu.runtime import runtime
+from spmd.compile.cpu.sort import sort_text
+from spmd.compile.cpu.trees import native_walks
+from spmd.compile.kernel.contraction import Contraction, Dims
+from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
+from spmd.core.errors import ArgumentError
+
+# What elements of products are stored as.
+PRODUCTS = ("f32", "bf16", "f16", "f64")
+WINDOWS = ("f32", "f64")
+REDUCED = ("float32", "float64", "bfloat16", "int32")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what was prepared: its texts, how many of them had to be compiled, the seconds."""
+
+    name: str
+    texts: int
+    compiled: int
+    seconds: float
+
+
+def prepare() -> Iterator[Part]:
+    """Compile all that is not there yet, part by part; ArgumentError where it cannot be kept."""
+    _need_folder()
+    yield _part("runtime", _load_runtime)
+    for dtype in PRODUCTS:
+        yield _part(f"products of {dtype}", lambda dtype=dtype: _store(product_texts(dtype)))
+    for dtype in WINDOWS:
+        yield _part(f"windows of {dtype}", lambda dtype=dtype: _store(window_texts(dtype)))
+    yield _part("sorts", lambda: _store({sort_text(kept): None for kept in (False, True)}))
+    yield _part("reductions", _load_reductions)
+    _need_folder()
+
+
+def _need_folder() -> None:
+    problem = object_cache.problem()
+    if problem is not None:
+        raise ArgumentError(
+            f"prepare: {problem}. Name a folder of your own with SPMD_CACHE_DIR (or --cache-dir); "
+            "programs find what is prepared if they run with the same one."
+        )
+
+
+def _part(name: str, make: Callable[[], int]) -> Part:
+    start, before = time.perf_counter(), loader.compiled
+    texts = make()
+    return Part(name, texts, loader.compiled - before, time.perf_counter() - start)
+
+
+def _store(texts: dict[str, None]) -> int:
+    loader.store_texts(list(texts), optimize=True)
+    return len(texts)
+
+
+def _load_runtime() -> int:
+    loaded = [load() for load in (runtime, native_walks, door_code, flat.blocks_code)]
+    return len(loaded)
+
+
+def _load_reductions() -> int:
+    """Sums between devices, and those of eager arrays."""
+    between = [(op, dtype, dtype, False) for op, dtype in pairs(("sum", "max"), REDUCED)]
+    reduce_kernels(between)
+    eager = list(pairs(("add", "max"), ELEMENTS, (True, False)))
+    for op, dtype, along_rows in eager:
+        flat.reducer_code(op, dtype, along_rows)
+    return len(between) + len(eager)
+
+
+# ---- products ----------------------------------------------------------------------------------
+
+# A tile's height depends on the rows: each of a few, and many that leave each number of last ones.
+_ROWS = (*range(1, 17), *range(96, 109), 512, 515)
+# Its width on the columns, in vectors, and on whether the last of these is whole.
+_VECTORS = (*range(1, 10), 13, 14, 15, 16, 17)
+# Some products are too short for all that helps long ones.
+_DEPTHS = (8, 64, 1024)
+# Where packing is decided, sizes count little, and layouts much.
+_PACKED_SIZES = ((128, 128, 64), (512, 512, 512), (1024, 1024, 1024), (2048, 64, 512))
+
+
+def product_texts(dtype: str) -> dict[str, None]:
+    """The texts that products of two matrices of a dtype need, for usual sizes and any layout."""
+    carried = product_dtype(dtype, dtype) or dtype
+    lanes = Vectors(carried, host().vector_bytes).lanes
+    texts: dict[str, None] = {}
+    columns = [v * lanes - less for v in _VECTORS for less in (0, lanes // 2)]
+    # Tiles read what is stored as it is computed with; other operands are packed for them.
+    sizes = pairs(_ROWS, columns, _DEPTHS) if dtype == carried else ()
+    for (m, n, k), turned in pairs(sizes, (False, True)):
+        texts |= dict.fromkeys(plan_product(_product(dtype, m, n, k, turned)).texts)
+    for (m, n, k), a_turned, b_turned in pairs(_shapes(lanes), (False, True), (False, True)):
+        made = _product(dtype, m, n, k, a_turned, b_turned)
+        texts |= dict.fromkeys(plan_product(made).texts)
+        for packed in (prefers_packed(made, rounds) for rounds in (1, 2)):
+            if packed is None:
+                continue
+            reader, packing, _ = packed
+            texts |= dict.fromkeys((*plan_product(reader).texts, *plan_packing(packing).texts))
+    return texts
+
+
+def _shapes(lanes: int) -> Iterator[tuple[int, int, int]]:
+    """Sizes for which operands in any layout are looked at."""
+    yield from _PACKED_SIZES
+    for few in (1, 2, 3, 4, 8):
+        yield from ((few, 8 * lanes, 512), (512, few, 512), (few, few, 512))
+
+
+def _product(
+    dtype: str, m: int, n: int, k: int, a_turned: bool = False, b_turned: bool = False
+) -> Product:
+    """A product whose operands lie in rows, or in columns."""
+    a = Operand(dtype, *((1, m) if a_turned else (k, 1)))
+    b = Operand(dtype, *((1, k) if b_turned else (n, 1)))
+    carried = product_dtype(dtype, dtype) or dtype
+    return Product(m, n, k, a, b, carried, store_epilogue((), m, n, carried, dtype, (n, 1)))
+
+
+# ---- contractions over windows -----------------------------------------------------------------
+
+_WINDOW_ROWS = (1, 4, 8, 12, 14, 56, 96, 112, 196, 784, 1024, 4096)
+
+
+def window_texts(dtype: str) -> dict[str, None]:
+    """The texts that contractions over windows of a dtype need."""
+    lanes = Vectors(dtype, host().vector_bytes).lanes
+    texts: dict[str, None] = {}
+    for rows, columns in pairs(_WINDOW_ROWS, (lanes // 2, 2 * lanes, 3 * lanes, 8 * lanes)):
+        depth = 64
+        made = Contraction(
+            dtype, Dims((rows,), (depth,), (columns,)), Dims((depth,), (1,), (columns,)), columns
+        )
+        texts |= dict.fromkeys(plan_contraction(made).texts)
+    return texts
