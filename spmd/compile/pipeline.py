@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd.compile.passes.attach import attach_epilogues
+from spmd.compile.passes.by_rows import by_rows
 from spmd.compile.passes.combine import bucket_psums, combine_psums
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
@@ -32,6 +33,7 @@ PASSES: tuple[Pass, ...] = (
     hoist_invariants,  # what every round of a loop computes again, once before it
     products_outside,  # products of all rounds of a loop as one, before or after it
     simplify,  # constants, identities, equal equations, dead code
+    by_rows,  # what lies between two products, in blocks that stay in the caches
     shrink_psums,  # sums over what a device has, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
     recompute,  # kernels make what is cheap again, so that it need not be kept
@@ -44,6 +46,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     hoist_invariants,
     products_outside,
     simplify,
+    by_rows,
     shrink_psums,
     combine_psums,  # small sums share one exchange between processes
     fuse,
