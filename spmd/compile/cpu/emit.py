@@ -248,12 +248,16 @@ class Emitter:
             return y
         if y == "0":
             return x
+        if x.isdigit() and y.isdigit():
+            return str(int(x) + int(y))
         return self.set(f"add i64 {x}, {y}")
 
     def mul_index(self, x: str, factor: int) -> str:
         """Multiply an i64 scalar by a constant."""
         if factor == 0 or x == "0":
             return "0"
+        if x.isdigit():
+            return str(int(x) * factor)
         return x if factor == 1 else self.set(f"mul i64 {x}, {factor}")
 
     # ---- control flow ----
@@ -287,8 +291,11 @@ class Emitter:
         """Run `body(index, carried)` for first <= index < end; **at least once**.
 
         `carried` holds (type text, initial operand); the body returns the next operands.
-        Returns the last ones. The caller knows that the range is not empty.
+        Returns the last ones. The caller knows that the range is not empty. No loop is written for
+        what is known to run once.
         """
+        if first.isdigit() and end.isdigit() and int(first) + step >= int(end):
+            return body(first, [operand for _, operand in carried])
         head, after, before = self.label(), self.label(), self.block
         self.branch(head)
         self.start(head)

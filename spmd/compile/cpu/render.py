@@ -1,7 +1,8 @@
 """Kernel IR to LLVM IR text for CPUs.
 
     rendered = render(kernel, target)
-    # void symbol(ptr args, ptr sizes, i64 begin, i64 end): does work units begin <= u < end
+    # void symbol(ptr args, ptr sizes, i64 begin, i64 end): does work units begin <= u < end,
+    # of which there is at least one
 
 A unit is what may run apart from all others: a block of an elementwise kernel, a row, or a block of
 lanes when these run along an outer dim. Sequential kernels (scatters) are one unit. The text is a

@@ -48,7 +48,8 @@ class Body:
         self.tile_dim = tile_dim
         self.tiles: dict[Load, str] = {}
         self.kernel = kernel
-        self.width = width
+        # The lanes of this block, and of whole ones.
+        self.width = self.whole_width = width
         lanes = kernel.vector_dim if width > 1 else None
         self.lane_dim = lanes
         self.lanes_inner = lanes is not None and lanes >= len(kernel.outer)
@@ -120,7 +121,8 @@ class Body:
         """Return the padded size of an inner dim in row buffers: whole vectors for the lanes."""
         size = self.kernel.inner[level]
         last = level == len(self.kernel.inner) - 1
-        return -(-size // self.width) * self.width if self.lanes_inner and last else size
+        lanes = self.whole_width if self.lanes_inner and last else 1
+        return -(-size // lanes) * lanes
 
     def place(self, item: Load | Store, width: int) -> Place:
         """Return the address of an access for lanes of the given width."""

@@ -18,7 +18,7 @@ from spmd.compile.cpu.render_access import Tail
 from spmd.compile.cpu.render_body import Body
 from spmd.compile.cpu.render_reduce import Accumulator
 from spmd.compile.cpu.render_tile import is_transposed, stage
-from spmd.compile.kernel.dtypes import DTYPES, itemsize
+from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_serial
 
 # Row buffers beyond this live on the heap: worker threads have small stacks.
@@ -27,6 +27,13 @@ STACK_BYTES = 32 * 1024
 # Blocks of lanes after which a float sum starts a fresh accumulator: the error of a long row grows
 # with the length of its runs, not with its own length.
 SUM_RUN = 32
+
+# Passes of not more instructions are written twice, for whole blocks and for the short one: that
+# takes LLVM less time than masks in the loop, which longer passes have.
+SHORT_CODE = 10
+
+# Widths of vectors whose masks are the bits of an integer.
+_MASK_REGISTERS = (8, 16, 32, 64)
 
 LoopBody: TypeAlias = Callable[[str, list[str]], list[str]]
 
@@ -100,11 +107,6 @@ class Nest:
     def function(self) -> str:
         """Return the text between the braces."""
         e = self.e
-        nothing = e.label()
-        if not self.whole:
-            some, empty = e.label(), e.set("icmp sge i64 %begin, %end")
-            e.put(f"br i1 {empty}, label %{nothing}, label %{some}")
-            e.start(some)
         for number in range(len(self.kernel.args)):
             slot = e.at("ptr", "%args", str(number))
             self.body.pointers.append(e.set(f"load ptr, ptr {slot}, align 8"))
@@ -112,17 +114,12 @@ class Nest:
         first, end = "%begin", "%end"
         if is_serial(self.kernel):
             first, end = "0", str(math.prod(self.kernel.outer))
-        elif self.whole:
+        elif self.whole or self.plan.units == 1:
             first, end = "0", str(self.plan.units)
-        if (first, end) == ("0", "1"):
-            self._unit("0", [])
-        else:
-            e.loop(first, end, [], self._unit)
+        e.loop(first, end, [], self._unit)
         for pointer in self.heap:
             e.module.declare("@free", "declare void @free(ptr)")
             e.put(f"call void @free(ptr {pointer})")
-        e.branch(nothing)
-        e.start(nothing)
         e.put("ret void")
         return e.body_text()
 
@@ -193,9 +190,17 @@ class Nest:
             if short == "true":
                 lanes = ("true" if lane < live else "false" for lane in range(self.width))
                 return "<" + ", ".join(f"i1 {lane}" for lane in lanes) + ">"
+            if self._has_masks() and self.width in _MASK_REGISTERS:
+                bits = f"i{self.width}"
+                chosen = e.set(f"select i1 {short}, {bits} {(1 << live) - 1}, {bits} -1")
+                return e.set(f"bitcast {bits} {chosen} to {e.type('i1')}")
             limit = e.set(f"select i1 {short}, i32 {live}, i32 {self.width}")
             numbers = e.lanes(range(self.width), "i32")
             return e.compare("ult", "i32", numbers, e.splat("i32", limit))
+
+    def _has_masks(self) -> bool:
+        """Say whether the machine has registers for masks: they cost next to nothing then."""
+        return self.e.module.target.vector_bits == 512
 
     # ---- a pass over the row ----
 
@@ -298,17 +303,20 @@ class Nest:
         whole = size - live
 
         def short_block(state: list[str]) -> list[str]:
-            # Masks cost nothing where the machine has registers for them.
-            masked = e.module.target.vector_bits == 512
-            body.tail = Tail(live, "true", masked, self._mask("true", live))
+            if not sweep.carriers:
+                # Nothing that came before has lanes: this block needs no more than it uses.
+                self.width = body.width = 1 << (live - 1).bit_length()
+            if live < self.width:
+                body.tail = Tail(live, "true", self._has_masks(), self._mask("true", live))
             state = at(str(whole), state)
             access.write_back(e, body.tail)
-            body.tail = None
+            body.tail, self.width, body.width = None, width, width
             return state
 
         def any_block(start: str, carried: list[str]) -> list[str]:
             if live:
-                body.tail = self._tail_from(start, size, live, self._wants_mask(sweep.step))
+                body.tail = self._tail_from(start, size, live, masked or wants_mask)
+                body.tail.masked = masked
             carried = at(start, carried)
             access.write_back(e, body.tail)
             body.tail = None
@@ -316,10 +324,13 @@ class Nest:
 
         if whole == 0:
             return short_block(state)
-        if sweep.accumulators:
+        masked = self._has_masks() and not body.streams and self._are_neighbours(sweep.step)
+        short_code = masked and not self.plan.block and len(sweep.step.instrs) <= SHORT_CODE
+        if sweep.accumulators or short_code:
             # The short block is written apart: masks would slow every block down.
             state = self._in_runs(sweep, whole, width, state, at)
             return short_block(state) if live else state
+        wants_mask = self._wants_mask(sweep.step)
         first, end = "0", str(size)
         if self.block_number is not None:
             first = e.mul_index(self.block_number, self.plan.block)
@@ -395,6 +406,16 @@ class Nest:
                 if item.guard is not None or item.map.gathered or strided:
                     return True
         return False
+
+    def _are_neighbours(self, step: Pass) -> bool:
+        """Say whether all accesses of the pass are of neighbours or one element, and of reals."""
+        lanes = len(self.kernel.sizes) - 1
+        for item in (*step.instrs, *step.stores):
+            if isinstance(item, Load | Store):
+                apart = item.map.gathered or item.map.strides[lanes] not in (0, 1)
+                if apart or self.kernel.args[item.arg].dtype in REAL_OF:
+                    return False
+        return True
 
     def _in_runs(
         self, sweep: Sweep, size: int, step: int, state: list[str], at: LoopBody

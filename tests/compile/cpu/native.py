@@ -58,4 +58,5 @@ def run_native(
     pointers = (ctypes.c_void_p * max(len(arrays), 1))(*(a.ctypes.data for a in arrays))
     bounds = np.linspace(0, rendered.units, splits + 1).astype(int)
     for begin, end in reversed(list(itertools.pairwise(bounds))):
-        function(pointers, None, int(begin), int(end))
+        if begin < end:
+            function(pointers, None, int(begin), int(end))
