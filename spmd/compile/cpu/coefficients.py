@@ -7,6 +7,8 @@ Polynomials list the highest coefficient first.
 
 import math
 
+from spmd.compile.cpu.emit import rounded
+
 LN2_HIGH = {32: 0.693359375, 64: 6.93147180369123816490e-01}
 LN2_LOW = {32: -2.12194440e-4, 64: 1.90821492927058770002e-10}
 LOG2_E = 1.4426950408889634
@@ -22,6 +24,9 @@ EXP_POLY = {
     ),
     64: tuple(1 / math.factorial(k) for k in range(13, 1, -1)),
 }
+# 2**(j/16), which is rounded to f32, and how much that lost, as a part of it.
+EXP_TABLE = tuple(2.0 ** (j / 16) for j in range(16))
+EXP_TABLE_LOST = tuple(exact / rounded(exact, "float") - 1.0 for exact in EXP_TABLE)
 EXP_RANGE = {32: (-105.0, 89.0), 64: (-746.0, 710.0)}
 # log(1 + f) in f32: f - f*f/2 + CUBE f**3 + f**4 (EVEN(f*f) + f ODD(f*f)), 2/3 <= 1 + f < 4/3.
 LOG_EVEN_32 = (-0.130310059, -0.121483512, -0.166846126, -0.249996200)

@@ -33,11 +33,14 @@ class Target:
         return Target(128, bool(features.get("fma") or features.get("neon")))
 
 
+def rounded(value: float, element: str) -> float:
+    """The nearest number of an element type."""
+    return struct.unpack("<f", struct.pack("<f", value))[0] if element == "float" else value
+
+
 def float_literal(value: float, element: str) -> str:
     """Write a float constant exactly: LLVM wants the bits of the double, also for `float`."""
-    if element == "float":
-        value = struct.unpack("<f", struct.pack("<f", value))[0]
-    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded(value, element)))[0]:016X}"
 
 
 class Module:
@@ -190,9 +193,14 @@ class Emitter:
     def in_registers(
         self, function: Callable[..., str], element: str, lanes: int, *operands: str
     ) -> str:
-        """Apply a function to `lanes` lanes at a time and join the results."""
+        """Apply a function to `lanes` lanes at a time and join the results.
+
+        Fewer lanes than that become part of a register.
+        """
         if self.width == lanes:
             return function(*operands)
+        if self.width < lanes:
+            return self._in_one_register(function, element, lanes, *operands)
         whole, numbers = self.type(element), range(self.width)
         parts = []
         for first in range(0, self.width, lanes):
@@ -212,6 +220,28 @@ class Emitter:
                 for low, high in zip(parts[::2], parts[1::2], strict=True)
             ]
         return parts[0]
+
+    def _in_one_register(
+        self, function: Callable[..., str], element: str, lanes: int, *operands: str
+    ) -> str:
+        width, narrow, wide = self.width, self.type(element), self.type(element, lanes)
+        if width == 1:
+            given = [
+                self.set(f"insertelement {wide} poison, {element} {operand}, i32 0")
+                for operand in operands
+            ]
+        else:
+            mask = f"<{lanes} x i32> {self.lanes([*range(width)] * (lanes // width), 'i32')}"
+            given = [
+                self.set(f"shufflevector {narrow} {operand}, {narrow} poison, {mask}")
+                for operand in operands
+            ]
+        with self.at_width(lanes):
+            result = function(*given)
+            if width == 1:
+                return self.extract(element, result, 0)
+        mask = f"<{width} x i32> {self.lanes(range(width), 'i32')}"
+        return self.set(f"shufflevector {wide} {result}, {wide} poison, {mask}")
 
     def extract(self, element: str, vector: str, lane: int) -> str:
         """Take one lane out of a vector."""

@@ -6,12 +6,16 @@ The loops that move the point are in `render_nest.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from spmd.compile.cpu import render_access as access
 from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.floats import Floats
 from spmd.compile.cpu.render_access import Place, Tail
 from spmd.compile.cpu.render_convert import constant_parts, element_of
+from spmd.compile.cpu.render_divide import inverse_of
 from spmd.compile.cpu.render_ops import Value, combine, render_op
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
 from spmd.compile.kernel.ir import (
@@ -30,6 +34,9 @@ from spmd.compile.kernel.ir import (
     definitions,
     operands_of,
 )
+
+# Rounds of a loop from which a divisor that they share is inverted first.
+INVERTED_FROM = 4
 
 
 class Body:
@@ -59,6 +66,7 @@ class Body:
         self.varying: dict[int, bool] = {}
         self.values: dict[int, Value] = {}
         self.running: dict[int, tuple[str, ...]] = {}
+        self.divisors: set[int] = set()
         self.index: list[str] = ["0"] * len(kernel.sizes)
         self.bases: dict[Load | Store, str] = {}
         self.row_position = "0"
@@ -87,6 +95,28 @@ class Body:
                 case LoadRow() | Scan():
                     depth, varying = deepest, self.lane_dim is not None
             self.depth[instr.out], self.varying[instr.out] = depth, varying
+            if isinstance(instr, Op) and self._divides_often(instr):
+                self.divisors.add(instr.operands[1])
+        for value in self.divisors & self.values.keys():
+            self._invert(value)
+
+    def _divides_often(self, instr: Op) -> bool:
+        """Say whether an instruction divides floats by what stays the same in a long loop."""
+        if instr.op != "div" or kind(instr.dtype) != "f" or not self.e.module.target.fma:
+            return False
+        x, y = instr.operands
+        rounds = math.prod(self.kernel.inner) // (self.width if self.lanes_inner else 1)
+        const = isinstance(self.defined[y], Const)
+        return not const and self.depth[y] < self.depth[x] and rounds >= INVERTED_FROM
+
+    def _invert(self, value: int) -> None:
+        """Write the reciprocal of a divisor, where the divisor has just become known."""
+        known = self.values[value]
+        if known.inverse is not None:
+            return
+        with self.e.at_width(known.width):
+            by = inverse_of(Floats(self.e, element_of(known.dtype)), known.parts[0])
+        self.values[value] = replace(known, inverse=by)
 
     def define(self, value: int, dtype: str, parts: tuple[str, ...], width: int) -> None:
         """Make a result of a reduction known."""
@@ -167,7 +197,7 @@ class Body:
         with e.at_width(width):
             element = element_of(known.dtype)
             parts = tuple(e.splat(element, part) for part in known.parts)
-        return Value(known.dtype, parts, width)
+        return Value(known.dtype, parts, width, inverse=known.inverse)
 
     def instr(self, instr: Instr) -> None:
         """Write one instruction, for all lanes or as a scalar."""
@@ -191,6 +221,8 @@ class Body:
                     parts = combine(self.e, instr.op, instr.dtype, before, operand)
                     self.running[instr.out] = parts
         self.values[instr.out] = Value(instr.dtype, tuple(parts), width)
+        if instr.out in self.divisors:
+            self._invert(instr.out)
 
     def _iota(self, instr: Iota, width: int) -> str:
         e, element = self.e, element_of(instr.dtype)

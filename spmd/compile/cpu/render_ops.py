@@ -20,6 +20,7 @@ from spmd.compile.cpu.render_convert import (
     memory_element,
     to_memory,
 )
+from spmd.compile.cpu.render_divide import Inverse, divide, inverse_of_constant
 from spmd.compile.cpu.vectormath import call_function
 from spmd.compile.kernel.dtypes import kind
 
@@ -29,13 +30,14 @@ class Value:
     """A rendered value: its kernel dtype, its operands (re and im if complex), its lanes.
 
     `constant` is the Python number of a real constant that is not NaN: constant divisors and shift
-    amounts need no guards.
+    amounts need no guards. `inverse` is known of divisors that a loop divides by again and again.
     """
 
     dtype: str
     parts: tuple[str, ...]
     width: int
     constant: int | float | None = None
+    inverse: Inverse | None = None
 
 
 def render_op(
@@ -60,11 +62,22 @@ def render_op(
         case "b":
             return (_bool_op(e, op, *operands),)
         case "f":
+            if op == "div" and e.width > 1:
+                by = _inverse(Floats(e, element_of(source)), values[1])
+                if by is not None:
+                    return (divide(Floats(e, element_of(source)), operands[0], by),)
             constant = [value.constant is not None for value in values]
             return (_float_op(e, op, operands, element_of(source), attr, constant),)
     last = values[-1].constant
     known = None if last is None else int(last)
     return (_integer_op(e, op, operands, source, attr, known),)
+
+
+def _inverse(m: Floats, divisor: Value) -> Inverse | None:
+    """What to multiply by instead of dividing, if anything."""
+    if not m.has_fma or divisor.constant is None:
+        return divisor.inverse
+    return inverse_of_constant(m, float(divisor.constant))
 
 
 # ---- bools ----------------------------------------------------------------------------------

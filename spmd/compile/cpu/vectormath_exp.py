@@ -7,6 +7,8 @@ import math
 from spmd.compile.cpu.coefficients import (
     EXP_POLY,
     EXP_RANGE,
+    EXP_TABLE,
+    EXP_TABLE_LOST,
     LN2_HIGH,
     LN2_LOW,
     LOG2_E,
@@ -28,11 +30,42 @@ def expm1_reduced(m: Floats, r: str) -> str:
     return m.fma(m.mul(r, r), m.poly(r, EXP_POLY[m.wanted]), r)
 
 
-def exp(m: Floats, x: str) -> str:
-    """e**x."""
+def _power_by_table(m: Floats, shifted: str, k: str, r: str, fine: bool = False) -> str:
+    """2**k e**r for k in sixteenths, to which `_sixteenths` has added, and |r| <= ln(2)/32.
+
+    A `fine` one knows what rounding the table lost, too: 0.6 ulp instead of 1.05.
+    """
+    curved = m.fma(r, m.const(1 / 6), m.const(0.5))
+    square = m.exact_mul(r, r)
+    if fine:
+        r = m.exact_add(r, m.look_up("sixteenths_lost", EXP_TABLE_LOST, shifted))
+    power = m.look_up("sixteenths", EXP_TABLE, shifted)
+    return m.scale_floor(m.fma(power, m.fma(square, curved, r), power), k)
+
+
+def _sixteenths(m: Floats, x: str, factor: float) -> tuple[str, str]:
+    """Round x * factor to sixteenths: (a float whose lowest four bits count them, the result)."""
+    magic = m.const(1.5 * 2.0 ** (m.mantissa - 4))
+    shifted = m.fma(x, m.const(factor), magic)
+    return shifted, m.exact_sub(shifted, magic)
+
+
+def _exp_by_table(m: Floats, x: str, fine: bool) -> str:
+    """e**x where it does not overflow; garbage far below that."""
+    shifted, k = _sixteenths(m, x, LOG2_E)
+    r = m.fma(k, m.const(-LN2_LOW[32]), m.fma(k, m.const(-LN2_HIGH[32]), x))
+    return _power_by_table(m, shifted, k, r, fine)
+
+
+def exp(m: Floats, x: str, fine: bool = False) -> str:
+    """e**x; with `fine` within 0.6 ulp where that is cheap."""
     low, high = EXP_RANGE[m.wanted]
     # A result that underflows takes processors a hundred times longer. Zeros are chosen instead: a
     # masked softmax is full of them.
+    if m.looks_up:
+        remains = m.is_("uge", x, m.const(low))
+        x = m.select(m.is_("ogt", x, m.const(high)), m.const(high), x)
+        return m.select(remains, _exp_by_table(m, x, fine), m.const(0.0))
     vanishes = m.is_("olt", x, m.const(low))
     x = m.select(vanishes, m.const(0.0), x)
     x = m.select(m.is_("ogt", x, m.const(high)), m.const(high), x)
@@ -45,6 +78,9 @@ def exp2(m: Floats, x: str) -> str:
     """2**x; exact for whole x."""
     limit = float(m.bias + 2)
     x = m.clamp(x, -limit - m.mantissa, limit)
+    if m.looks_up:
+        shifted, k = _sixteenths(m, x, 1.0)
+        return _power_by_table(m, shifted, k, m.mul(m.sub(x, k), m.const(math.log(2))))
     whole, _ = m.nearest(x, 1.0)
     r = m.mul(m.sub(x, whole), m.const(math.log(2)))
     return m.scale(m.add(expm1_reduced(m, r), m.const(1.0)), whole)
@@ -79,7 +115,7 @@ def tanh(m: Floats, x: str) -> str:
 def logistic(m: Floats, x: str) -> str:
     """1 / (1 + e**-x), from e**-|x|, which neither overflows nor loses a denormal result."""
     one = m.const(1.0)
-    decayed = exp(m, m.neg(m.abs(x)))
+    decayed = exp(m, m.neg(m.abs(x)), fine=True)
     above = m.select(m.is_("olt", x, m.const(0.0)), decayed, one)
     below = m.exact_add(decayed, one)
     ratio = m.div(above, below)
