@@ -6,16 +6,13 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from spmd.compile import gang
+from spmd.compile.ahead import Ahead, Callee, contracting, cpu_target, packing, planning, rendering
 from spmd.compile.cpu import contract, gemm
-from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.loader import compile_texts, host
 from spmd.compile.cpu.program import (
     LANE,
     CallbackStep,
@@ -32,13 +29,9 @@ from spmd.compile.cpu.program import (
     WhileStep,
 )
 from spmd.compile.cpu.program import Step as NativeStep
-from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.runner import NativeProgram, build_program
-from spmd.compile.cpu.sort import sort_step, sort_text
-from spmd.compile.kernel.contraction import Contraction
+from spmd.compile.cpu.sort import sort_step
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.packing import Packing
-from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.loops import LoopCode, LoopCompiler
 from spmd.compile.lower.schedule import (
@@ -61,7 +54,6 @@ from spmd.compile.lower.schedule import (
     blocks,
 )
 from spmd.compile.memory import Plan
-from spmd.core.config import config
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,70 +66,25 @@ class Assembled:
     consts: int
 
 
-# Rendered kernels of this process, so that equal kernels of different programs are rendered once.
-_rendered: dict[Kernel, Rendered] = {}
-_planned: dict[Product, gemm.Plan] = {}
-_packed: dict[Packing, gemm.Plan] = {}
-_contracted: dict[Contraction, contract.Plan] = {}
-
-
-@cache
-def cpu_target() -> Target:
-    """The renderer's view of this machine."""
-    features = {f[1:]: f.startswith("+") for f in host().features.split(",") if f}
-    return Target.from_features(features)
-
-
 def assemble(
-    schedule: Schedule, plan: Plan, devices: int = 1, takes: Mapping[int, int] | None = None
+    schedule: Schedule,
+    plan: Plan,
+    devices: int = 1,
+    takes: Mapping[int, int] | None = None,
+    ahead: Ahead | None = None,
 ) -> Assembled:
     """Make a schedule whose memory is planned ready to run.
 
     Frames hold the arena, then inputs, outputs and constants. `takes` says which outputs may be
-    written over which inputs; where it is not known yet, every step keeps its place.
+    written over which inputs; where it is not known yet, every step keeps its place. `ahead` may
+    have compiled some of what the steps run.
     """
-    program = Builder(schedule, plan, takes).program(devices)
+    program = Builder(schedule, plan, takes, ahead).program(devices)
     counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
     return Assembled(build_program(program), *counts)
 
 
-def _rendering(kernel: Kernel) -> Rendered:
-    """A kernel as text."""
-    found = _rendered.get(kernel)
-    if found is None:
-        found = _rendered[kernel] = render(kernel, cpu_target())
-        if "4" in config.debug:
-            print(f"spmd: {found.symbol}\n{format_kernel(kernel)}", file=sys.stderr)
-    return found
-
-
-def _planning(product: Product) -> gemm.Plan:
-    """How a product is computed."""
-    found = _planned.get(product)
-    if found is None:
-        found = _planned[product] = gemm.plan_product(product)
-    return found
-
-
-def _packing(packing: Packing) -> gemm.Plan:
-    """How an operand is packed."""
-    found = _packed.get(packing)
-    if found is None:
-        found = _packed[packing] = gemm.plan_packing(packing)
-    return found
-
-
-def _contracting(contraction: Contraction) -> contract.Plan:
-    """How a contraction over windows is computed."""
-    found = _contracted.get(contraction)
-    if found is None:
-        found = _contracted[contraction] = contract.plan_contraction(contraction)
-    return found
-
-
-def _called(
-    steps: Sequence[Step], loops: dict[int, LoopCode]
-) -> Iterator[Kernel | Product | Packing | Contraction | Sort]:
+def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Callee]:
     """What steps run, apart from the kernels that are written into loops."""
     for step in steps:
         if isinstance(step, Launch):
@@ -165,35 +112,25 @@ class _Code:
     addresses: Mapping[str, int]
 
     def address(self, kernel: Kernel) -> int:
-        return self.addresses[_rendering(kernel).symbol]
+        return self.addresses[rendering(kernel).symbol]
 
     def words(self, callee: Kernel | Product) -> tuple[int, ...]:
         """The address of a function that a loop calls, and the sizes that it is given."""
         if isinstance(callee, Kernel):
             return (self.address(callee),)
-        plan = _planning(callee)
+        plan = planning(callee)
         unplaced = [Slot(0)] * (2 + len(plan.offsets))
         step = gemm.product_step(plan, self.addresses, unplaced)
         return (step.address, *step.sizes)
 
 
-def _compile(steps: Sequence[Step], loops: dict[int, LoopCode]) -> _Code:
+def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], ahead: Ahead) -> _Code:
     """Render and compile all kernels, products and small loops of a program."""
-    callees = dict.fromkeys(_called(steps, loops))
-    kernels = [_rendering(callee) for callee in callees if isinstance(callee, Kernel)]
-    plans = [_planning(callee) for callee in callees if isinstance(callee, Product)]
-    packed = [_packing(callee) for callee in callees if isinstance(callee, Packing)]
-    contracted = [_contracting(callee) for callee in callees if isinstance(callee, Contraction)]
-    epilogues = [e for plan in (*plans, *contracted) for e in plan.epilogues]
-    texts = dict.fromkeys(r.text for r in (*kernels, *epilogues))
-    written = dict.fromkeys(text for plan in (*plans, *packed, *contracted) for text in plan.texts)
-    sorts = [callee for callee in callees if isinstance(callee, Sort)]
-    written |= dict.fromkeys(sort_text(sort.kept is not None) for sort in sorts)
-    written |= dict.fromkeys(loop.text for loop in loops.values())
-    addresses: Mapping[str, int] = {}
-    if texts or written:
-        addresses = compile_texts(list(texts), optimized=list(written))
-    return _Code(loops, addresses)
+    for callee in dict.fromkeys(_called(steps, loops)):
+        ahead.callee(callee)
+    for loop in loops.values():
+        ahead.batch.add(loop.text, optimize=True)
+    return _Code(loops, ahead.batch.finish())
 
 
 class Builder:
@@ -201,7 +138,13 @@ class Builder:
 
     compiles_loops = True
 
-    def __init__(self, schedule: Schedule, plan: Plan, takes: Mapping[int, int] | None = None):
+    def __init__(
+        self,
+        schedule: Schedule,
+        plan: Plan,
+        takes: Mapping[int, int] | None = None,
+        ahead: Ahead | None = None,
+    ):
         self.schedule = schedule
         self.plan = plan
         first_output = 1 + len(schedule.inputs)
@@ -213,9 +156,9 @@ class Builder:
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
         loops: dict[int, LoopCode] = {}
         if self.compiles_loops and any(blocks(step) for step in schedule.steps):
-            compiler = LoopCompiler(cpu_target(), _rendering, _planning, self.slot)
+            compiler = LoopCompiler(cpu_target(), rendering, planning, self.slot)
             loops = compiler.find(schedule.steps)
-        self.code = _compile(schedule.steps, loops)
+        self.code = _compile(schedule.steps, loops, ahead or Ahead())
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""
@@ -269,7 +212,7 @@ class Builder:
             case Multiply():
                 return (self.product(step),)
             case Pack():
-                return (self.packing(step),)
+                return (self.pack(step),)
             case Sort():
                 name = f"{step.name} {step.source}"
                 words = self.slot(step.words)
@@ -277,7 +220,7 @@ class Builder:
                 return (sort_step(self.code.addresses, words, *extents, name),)
 
     def launch(self, step: Launch) -> KernelStep:
-        rendered, address = _rendering(step.kernel), self.code.address(step.kernel)
+        rendered, address = rendering(step.kernel), self.code.address(step.kernel)
         slots = tuple(self.slot(ref) for ref in step.refs)
         return KernelStep(
             address, slots, rendered.units, rendered.cost_ns, name=f"{step.name} {step.source}"
@@ -327,16 +270,16 @@ class Builder:
 
     def contraction(self, step: Contract) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
-        plan = _contracting(step.contraction)
+        plan = contracting(step.contraction)
         name = f"{step.name} {step.source}"
         return contract.contract_step(plan, self.code.addresses, slots, name)
 
     def product(self, step: Multiply) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
-        return gemm.product_step(_planning(step.product), self.code.addresses, slots, name)
+        return gemm.product_step(planning(step.product), self.code.addresses, slots, name)
 
-    def packing(self, step: Pack) -> NativeStep:
+    def pack(self, step: Pack) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
-        return gemm.packing_step(_packing(step.packing), self.code.addresses, slots, name)
+        return gemm.packing_step(packing(step.packing), self.code.addresses, slots, name)

@@ -7,6 +7,7 @@ would take.
 
 from __future__ import annotations
 
+from spmd.compile.ahead import Ahead
 from spmd.compile.assemble import assemble
 from spmd.compile.cpu.gemm import prefers_packed
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
@@ -30,12 +31,17 @@ from spmd.compile.topology import Topology
 from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr
 
-__all__ = ["assemble", "make_schedule", "plan_program", "summary", "takes"]
+__all__ = ["Ahead", "assemble", "make_schedule", "plan_program", "summary", "takes"]
 
 
-def make_schedule(closed: ClosedJaxpr, topology: Topology | None = None) -> Schedule:
-    """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one."""
-    steps = lower(closed, topology)
+def make_schedule(
+    closed: ClosedJaxpr, topology: Topology | None = None, ahead: Ahead | None = None
+) -> Schedule:
+    """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one.
+
+    `ahead` compiles what they run, from when they are written.
+    """
+    steps = lower(closed, topology, None if ahead is None else ahead.watch)
     if topology is not None and topology.overlaps:
         # Before anything looks at this machine: all ranks must come to the same order.
         worth = 0.0 if config.overlap == "always" else WORTH_SECONDS

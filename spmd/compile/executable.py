@@ -40,6 +40,7 @@ from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
 if TYPE_CHECKING:
+    from spmd.compile.ahead import Ahead
     from spmd.compile.lower.schedule import Schedule
     from spmd.compile.memory import Plan
 
@@ -90,9 +91,12 @@ class Executable:
     @cached_property
     def schedule(self) -> Schedule:
         """The steps of the program over buffers."""
+        return self._make_schedule(None)
+
+    def _make_schedule(self, ahead: Ahead | None) -> Schedule:
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return building.make_schedule(self._optimise(closed))
+        return building.make_schedule(self._optimise(closed), ahead=ahead)
 
     @cached_property
     def plan(self) -> Plan:
@@ -100,10 +104,11 @@ class Executable:
         return building.plan_program(self.schedule, self.donated, available_cores())
 
     def _compile(self, key: str | None) -> None:
-        schedule, plan = self.schedule, self.plan
-        self.arena = plan.arena
-        self.takes = building.takes(schedule, plan, self.donated)
-        self.native = building.assemble(schedule, plan, takes=self.takes).native
+        with building.Ahead() as ahead:
+            schedule = self.schedule = self._make_schedule(ahead)
+            self.takes = building.takes(schedule, self.plan, self.donated)
+            made = building.assemble(schedule, self.plan, takes=self.takes, ahead=ahead)
+        self.arena, self.native = self.plan.arena, made.native
         self._consts = [constant(value, aval) for _, (value, aval) in schedule.consts]
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)

@@ -53,6 +53,7 @@ from spmd.sharding.shard_map_rules import whole_aval
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 if TYPE_CHECKING:
+    from spmd.compile.ahead import Ahead
     from spmd.compile.lower.schedule import Schedule as Steps
     from spmd.compile.memory import Plan
     from spmd.compile.passes.substitute import Pass
@@ -195,8 +196,8 @@ class MeshExecutable:
             agree(bootstrap.world(), self.undecided)
             self.undecided = None
 
-    def _lowered(self, closed: ClosedJaxpr) -> Steps:
-        steps = building.make_schedule(closed, self.topology)
+    def _lowered(self, closed: ClosedJaxpr, ahead: Ahead | None = None) -> Steps:
+        steps = building.make_schedule(closed, self.topology, ahead)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         return steps
 
@@ -216,9 +217,13 @@ class MeshExecutable:
         return building.plan_program(self.schedule, [True] * len(self.piece_avals), threads)
 
     def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
-        schedule, count = self.schedule, len(self.devices)
+        count = len(self.devices)
+        with building.Ahead() as ahead:
+            if not self.topology.is_spread:  # else it is there
+                self.schedule = self._lowered(pipeline.run_passes(closed), ahead)
+            schedule = self.schedule
+            self.native = building.assemble(schedule, self.plan, count, ahead=ahead).native
         self.arena = self.plan.arena
-        self.native = building.assemble(schedule, self.plan, count).native
         self._consts = [_on_each(v, count) for _, v in schedule.consts]
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)

@@ -39,6 +39,20 @@ _ASSUMED_ROUNDS = 8
 Prefers: TypeAlias = Callable[[Product, int], "tuple[Product, Packing, bool] | None"]
 
 
+def packed_product(
+    product: Product, prefers: Prefers, a_rounds: int = 1, b_rounds: int = 1
+) -> tuple[Product, Packing, bool] | None:
+    """What reads B, or A as its B, packed by a step before it; None if it stays as it is.
+
+    The operands stay what they are for so many rounds; one of none is not packed.
+    """
+    for rounds, swaps in ((b_rounds, False), (a_rounds, True)):
+        found = prefers(product, rounds) if rounds else None
+        if found is not None and found[2] == swaps:
+            return found
+    return None
+
+
 @dataclass(slots=True)
 class _Around:
     """A loop or branch around steps, and what is packed before it."""
@@ -121,29 +135,27 @@ class _Prepacker:
     ) -> tuple[Pack | None, Multiply]:
         """A product that reads its B packed, and the step that packs it, if that stands here."""
         # Each operand has its own outermost loop in which it stays what it is.
-        options = [self.home(ref, around) for ref in step.refs[:2]]
-        for side in (1, 0):
-            home, rounds = options[side]
-            if rounds == 1 and any(isinstance(frame.step, Parallel) for frame in around):
-                continue
-            found = self.prefers(step.product, rounds)
-            if found is None or found[2] != (side == 0):
-                continue
-            made, packing, swapped = found
-            a, b, *rest = step.refs
-            if swapped:
-                a, b = b, a
-            packs = known if home == len(around) else around[home].packs
-            pack = packs.get((packing, b))
-            is_new = pack is None
-            if pack is None:
-                pack = Pack(
-                    packing, (b, Ref(self.buffer(packing, around[:home]))), "pack", step.source
-                )
-                packs[packing, b] = pack
-            multiply = replace(step, product=made, refs=(a, pack.refs[1], *rest))
-            return (pack if is_new and packs is known else None), multiply
-        return None, step
+        homes = [self.home(ref, around) for ref in step.refs[:2]]
+        if any(isinstance(frame.step, Parallel) for frame in around):
+            a_rounds, b_rounds = (rounds if rounds > 1 else 0 for _, rounds in homes)
+        else:
+            a_rounds, b_rounds = (rounds for _, rounds in homes)
+        found = packed_product(step.product, self.prefers, a_rounds, b_rounds)
+        if found is None:
+            return None, step
+        made, packing, swapped = found
+        home = homes[not swapped][0]
+        a, b, *rest = step.refs
+        if swapped:
+            a, b = b, a
+        packs = known if home == len(around) else around[home].packs
+        pack = packs.get((packing, b))
+        is_new = pack is None
+        if pack is None:
+            pack = Pack(packing, (b, Ref(self.buffer(packing, around[:home]))), "pack", step.source)
+            packs[packing, b] = pack
+        multiply = replace(step, product=made, refs=(a, pack.refs[1], *rest))
+        return (pack if is_new and packs is known else None), multiply
 
     def home(self, ref: Ref, around: tuple[_Around, ...]) -> tuple[int, int]:
         """The number of loops around which the value of a ref differs, and the rounds inside."""

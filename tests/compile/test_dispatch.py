@@ -245,7 +245,7 @@ def test_log_compiles_says_why(capsys):
 
 
 def test_log_compiles_names_static_values_and_tells_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr("spmd.compile.cpu.loader.SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr("spmd.compile.cpu.units.SECONDS_BETWEEN_REPORTS", 0.0)
     scale = 1 + np.random.default_rng().random()  # a kernel that no cache has
     g = jit(
         lambda x, n, mode: lax.mul(lax.sin(x), n * scale), static_argnums=1, static_argnames="mode"

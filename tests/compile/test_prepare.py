@@ -24,12 +24,13 @@ import numpy as np
 import spmd, spmd.numpy as snp
 from spmd import lax
 from spmd.compile.cpu import loader
+from spmd.compile.cpu.units import symbols_of
 
 made = []
 emit = loader._Emitter.emit
 
 def noted(self, sources, assembly=False):
-    made.extend(name for text, _ in sources for name in loader._DEFINITION.findall(text))
+    made.extend(name for text, _ in sources for name in symbols_of(text))
     return emit(self, sources, assembly)
 
 loader._Emitter.emit = noted

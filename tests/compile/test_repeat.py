@@ -10,7 +10,7 @@ import pytest
 import spmd.numpy as snp
 from spmd import nn
 from spmd.api import jit, value_and_grad
-from spmd.compile import assemble
+from spmd.compile import ahead
 from spmd.compile.executable import compile_jaxpr
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Launch
@@ -131,7 +131,7 @@ def work(layers, monkeypatch):
     bodies = {id(e.params["jaxpr"]) for e in fused.eqns if e.prim.name in ("fused", "product")}
     kernels = {step.kernel for step in lower(fused).steps if isinstance(step, Launch)}
     done["bodies"], done["kernels"] = len(bodies), len(kernels)
-    done["texts"] = len({assemble._rendering(kernel).symbol for kernel in kernels})
+    done["texts"] = len({ahead.rendering(kernel).symbol for kernel in kernels})
     return done
 
 

@@ -24,8 +24,8 @@ from spmd.compile.cpu.gemm_ir import (
     store_vector,
     widen,
 )
-from spmd.compile.cpu.loader import CONTROL
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.units import CONTROL
 
 PACK_PARAMS = ["ptr", "i64", "i64", "i64", "i64", "ptr", "i64"]
 

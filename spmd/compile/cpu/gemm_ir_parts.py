@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 from spmd.compile.cpu.gemm_ir import Vectors
-from spmd.compile.cpu.loader import CONTROL
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.units import CONTROL
 
 # The run-time numbers of a product, in the order in which the code finds them. Strides in bytes.
 SIZES = (

@@ -5,9 +5,9 @@ once per machine; loaded code is never unloaded, so an address stays good for th
 process. No mid-level passes run unless asked for: kernel texts are written as they should be
 compiled, and the passes would cost more than they gain.
 
-LLVM takes about 2 ms for a module before it looks at any function, so texts that are new together
-are compiled a few to a module: a unit. Under the name of a text the disk has its code, or says in
-which unit that is.
+Texts that are new together are compiled a few to a module: a unit (`units.py`). Under the name of a
+text the disk has its code, or says in which unit that is. A `Batch` takes texts as they are written
+and compiles the first while the last are not there yet.
 
 llvmlite is imported at the first compile, because its import takes longer than that of all spmd.
 """
@@ -16,52 +16,27 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import re
-import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
+from spmd.compile.cpu.units import (
+    Source,
+    Stream,
+    Team,
+    into_units,
+    is_control,
+    symbols_of,
+)
 from spmd.core.config import config
 
-# Functions and variables that others may look up: all definitions that are not private to the text.
-# Both begin with letters that are searched for as they are, ten times as fast as by lines.
-_FUNCTION = re.compile(r"\ndefine (?!internal |private )[^@\n]*@([\w.$]+)")
-_VARIABLE = re.compile(r"\n@([\w.$]+) = (?:global|constant) ")
-
-
-@lru_cache(1024)
-def _symbols(text: str) -> tuple[str, ...]:
-    """The symbols that a text defines for others."""
-    lines = "\n" + text
-    return (*_FUNCTION.findall(lines), *_VARIABLE.findall(lines))
-
-
-# The work of a text for control, per character, beside that of others.
-_CONTROL_WORK = 0.15
-# Units per thread: enough that all threads end at about the same time, whatever a text takes.
-_UNITS_PER_WORKER = 3
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
-
-# The first line of a text that only decides what others do: walks over blocks, calls functions.
-# Such a text runs rarely and has no vectors, so it is translated instruction by instruction, in a
-# tenth of the time (product's walker: 1.9 ms instead of 16; products of 8 x 8 show no difference).
-CONTROL = "; control"
-
-# A text, and whether it needs the few passes.
-Source: TypeAlias = tuple[str, bool]
-
-# Under `log_compiles`, who waits hears of it this often.
-SECONDS_BETWEEN_REPORTS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +82,7 @@ class Loader:
     """Compiles and loads texts; one per process. All methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         # Addresses by entry and symbol; those of each text; texts that were asked for before.
         self._loaded: dict[str, dict[str, Address]] = {}
         self._texts: dict[str, dict[str, Address]] = {}
@@ -153,13 +128,13 @@ class Loader:
         does not parse or verify is a RuntimeError (ours, not the user's); different texts that
         define one symbol in the same call are a ValueError.
         """
-        wanted = [*((t, optimize) for t in texts), *((t, True) for t in optimized)]
+        batch = Batch(self, streams=False)
         with self._lock:
-            keys = {t: self._key(*t) for t in dict.fromkeys(wanted)}
-            new = {t: key for t, key in keys.items() if key not in self._texts}
-            if new:
-                self._load_or_compile(new)
-            return _merge([self._texts[key] for key in keys.values()])
+            for text in texts:
+                batch.add(text, optimize)
+            for text in optimized:
+                batch.add(text, True)
+            return batch.finish()
 
     def store_texts(self, texts: Sequence[str], *, optimize: bool = False) -> None:
         """Put the code of texts on the disk, for later: each by itself, and none is loaded.
@@ -169,8 +144,9 @@ class Loader:
         with self._lock:
             keys = {t: self._key(t, optimize) for t in dict.fromkeys(texts)}
             missing = [t for t, key in keys.items() if not self._is_on_disk(key)]
-            groups = [[(t, optimize)] for t in missing]
-            for text, code in zip(missing, self._emit_all(groups), strict=True):
+            codes = self._team().finish([[(t, optimize)] for t in missing])
+            self.compiled += len(missing)
+            for text, code in zip(missing, codes, strict=True):
                 object_cache.store(keys[text], code)
 
     def _is_on_disk(self, key: str) -> bool:
@@ -178,6 +154,10 @@ class Loader:
         if payload is not None and payload.startswith(_MOVED):
             payload = object_cache.load(payload[len(_MOVED) :].decode().partition(" ")[0])
         return payload is not None
+
+    def batch(self) -> Batch:
+        """A batch to add texts to."""
+        return Batch(self)
 
     def compile_written(self, name: str, write: Callable[[], str]) -> Mapping[str, int]:
         """Compile and load, as `optimize` does, a text that takes long to write.
@@ -201,20 +181,16 @@ class Loader:
         object_cache.store(mark, _MOVED + " ".join([entry, *addresses]).encode())
         return addresses
 
-    def _load_or_compile(self, new: Mapping[Source, str]) -> None:
-        """Load texts, by their names; those that are not on the disk are compiled."""
-        units: dict[str, _Unit] = {}
-        home = {t: self._stored(t, key, units) for t, key in new.items()}
-        missing = [t for t, unit in home.items() if unit is None]
-        for sources, unit in self._compile(missing, new):
-            units[unit.key] = unit
-            home |= dict.fromkeys(sources, unit.key)
+    def _load(
+        self, texts: Mapping[Source, str], home: dict[Source, str | None], units: dict[str, _Unit]
+    ) -> None:
+        """Load texts, by their names, whose units are known."""
         self._link([u for u in units.values() if u.key not in self._loaded])
-        for source, key in new.items():
+        for source, key in texts.items():
             unit_key = home[source]
             assert unit_key is not None
             addresses = self._loaded[unit_key]
-            self._texts[key] = {s: addresses[s] for s in _symbols(source[0])}
+            self._texts[key] = {s: addresses[s] for s in symbols_of(source[0])}
 
     def _stored(self, source: Source, key: str, units: dict[str, _Unit]) -> str | None:
         """The unit on the disk that a text is part of, which is noted in `units`; None if none."""
@@ -229,18 +205,19 @@ class Loader:
             payload = object_cache.load(key)
         if payload is None:
             return None
-        units[key] = _Unit(key, symbols or _symbols(source[0]), payload)
+        units[key] = _Unit(key, symbols or symbols_of(source[0]), payload)
         return key
 
-    def _compile(
-        self, missing: Sequence[Source], keys: Mapping[Source, str]
-    ) -> Iterator[tuple[list[Source], _Unit]]:
-        """Compile texts, in units, which are kept on the disk."""
-        if not missing:
-            return
-        groups = _into_units(missing, _UNITS_PER_WORKER * available_cores())
-        for sources, code in zip(groups, self._emit_all(groups), strict=True):
-            symbols = [s for text, _ in sources for s in _symbols(text)]
+    def _kept(
+        self,
+        groups: Sequence[Sequence[Source]],
+        codes: Sequence[bytes],
+        keys: Mapping[Source, str],
+    ) -> Iterator[tuple[Sequence[Source], _Unit]]:
+        """Groups of texts as units, which are kept on the disk."""
+        self.compiled += sum(map(len, groups))
+        for sources, code in zip(groups, codes, strict=True):
+            symbols = [s for text, _ in sources for s in symbols_of(text)]
             names = [keys[source] for source in sources]
             name = names[0] if len(names) == 1 else entry_key("unit", *names)
             object_cache.store(name, code)
@@ -274,7 +251,7 @@ class Loader:
     def emit_assembly(self, text: str, *, optimize: bool = False) -> str:
         """The assembly that a text compiles to, to be read by people."""
         with self._lock:
-            level = 0 if _is_control((text, optimize)) else 2
+            level = 0 if is_control((text, optimize)) else 2
             emitter = _Emitter(self._llvm, self._target_machine(level))
             return emitter.emit([(text, optimize)], assembly=True).decode()
 
@@ -298,51 +275,22 @@ class Loader:
             codemodel="small",
         )
 
-    def _emit_all(self, groups: Sequence[Sequence[Source]]) -> list[bytes]:
-        """The object code of each group of texts."""
-        if not groups:
-            return []
-        self.compiled += sum(map(len, groups))
-        workers = min(len(groups), available_cores())
-        for is_control, emitters in self._emitters.items():
-            alike = sum(_is_control(group[0]) is is_control for group in groups)
-            while len(emitters) < min(alike, workers):
-                machine = self._target_machine(level=0 if is_control else 2)
-                emitters.append(_Emitter(self._llvm, machine))
-        # The first was used most: what LLVM makes at its first use is there.
-        free = {is_control: made[::-1] for is_control, made in self._emitters.items()}
-        progress = _Progress(sum(map(len, groups)))
+    def _team(self) -> Team:
+        return Team(self._emit, available_cores())
 
-        def emit(sources: Sequence[Source]) -> bytes:
-            alike = free[_is_control(sources[0])]
-            emitter = alike.pop()
-            try:
-                return emitter.emit(sources)
-            finally:
-                alike.append(emitter)
-                progress.more(sources)
-
-        waiting = deque(enumerate(groups))
-        made: dict[int, bytes] = {}
-
-        def work() -> None:
-            while True:
-                try:
-                    number, sources = waiting.popleft()
-                except IndexError:
-                    return
-                made[number] = emit(sources)
-
-        if workers == 1:
-            work()
-        else:
-            # This thread works too: it takes the longest, in memory that it has used before.
-            with ThreadPoolExecutor(workers - 1) as executor:
-                helpers = [executor.submit(work) for _ in range(workers - 1)]
-                work()
-            for helper in helpers:
-                helper.result()
-        return [made[number] for number in range(len(groups))]
+    def _emit(self, sources: Sequence[Source]) -> bytes:
+        """The object code of some texts, on any thread."""
+        free = self._emitters[is_control(sources[0])]
+        try:
+            # The one that was used last: what LLVM makes at its first use is there.
+            emitter = free.pop()
+        except IndexError:
+            level = 0 if is_control(sources[0]) else 2
+            emitter = _Emitter(self._llvm, self._target_machine(level))
+        try:
+            return emitter.emit(sources)
+        finally:
+            free.append(emitter)
 
     def _link(self, units: Sequence[_Unit]) -> None:
         """Load object code.
@@ -370,6 +318,66 @@ class Loader:
             self._link([u for u in units if u.key not in self._loaded])
 
 
+class Batch:
+    """Texts that are compiled and loaded together, the first while others are still written.
+
+    Where it `streams`, texts of some length are compiled beside Python as soon as they are there;
+    else they are shared out evenly at the end.
+    """
+
+    def __init__(self, loader: Loader, streams: bool = True):
+        self._loader = loader
+        self._wanted: dict[Source, str] = {}
+        self._new: dict[Source, str] = {}
+        self._units: dict[str, _Unit] = {}
+        self._home: dict[Source, str | None] = {}
+        self._stream = Stream()
+        self._team = loader._team()
+        self._streams = streams and self._team.has_helpers
+        self._begun: list[Sequence[Source]] = []
+
+    def add(self, text: str, optimize: bool = False) -> None:
+        """Take a text, as `Loader.compile_texts` does."""
+        source = text, optimize
+        if source in self._wanted:
+            return
+        loader = self._loader
+        key = self._wanted[source] = loader._key(text, optimize)
+        if key in loader._texts:
+            return
+        self._new[source] = key
+        self._home[source] = loader._stored(source, key, self._units)
+        if self._home[source] is not None:
+            return
+        if not self._streams:
+            self._stream.open.append(source)
+            return
+        unit = self._stream.add(source)
+        if unit is not None:
+            self._begun.append(unit)
+            self._team.put(unit)
+
+    def finish(self) -> dict[str, Address]:
+        """The addresses of all symbols that the texts define."""
+        loader = self._loader
+        with loader._lock:
+            # Another thread may have loaded some of them by now.
+            missing = [t for t in self._stream.open if self._new[t] not in loader._texts]
+            groups = into_units(missing, available_cores())
+            codes = self._team.finish(groups)
+            for sources, unit in loader._kept([*self._begun, *groups], codes, self._new):
+                self._units[unit.key] = unit
+                self._home |= dict.fromkeys(sources, unit.key)
+            fresh = {t: key for t, key in self._new.items() if key not in loader._texts}
+            if fresh:
+                loader._load(fresh, self._home, self._units)
+            return _merge([loader._texts[key] for key in self._wanted.values()])
+
+    def drop(self) -> None:
+        """Compile nothing more: the texts are not needed after all."""
+        self._team.drop()
+
+
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """Object code as it is loaded: its name in the object cache and the symbols it defines."""
@@ -377,68 +385,6 @@ class _Unit:
     key: str
     symbols: Sequence[str]
     code: bytes
-
-
-def _is_control(source: Source) -> bool:
-    return source[0].startswith(CONTROL)
-
-
-def _into_units(texts: Sequence[Source], most: int) -> list[list[Source]]:
-    """Texts in groups of about the same length, the longest group first.
-
-    No group has two texts that define one symbol, or some for control and others.
-    """
-    control = [t for t in texts if _is_control(t)]
-    others = [t for t in texts if not _is_control(t)]
-    groups = [*_balanced(others, most), *_balanced(control, 1)]
-    return sorted(groups, key=lambda group: -sum(map(_work, group)))
-
-
-def _work(source: Source) -> float:
-    """How long a text takes to compile, in characters of a kernel's text."""
-    return len(source[0]) * (_CONTROL_WORK if _is_control(source) else 1)
-
-
-def _balanced(texts: Sequence[Source], most: int) -> list[list[Source]]:
-    """Texts in at most so many groups, or more where they define one symbol."""
-    groups: list[list[Source]] = [[] for _ in range(min(most, len(texts)))]
-    defined: list[set[str]] = [set() for _ in groups]
-    sizes = [0.0] * len(groups)
-    for source in sorted(texts, key=_work, reverse=True):
-        symbols = _symbols(source[0])
-        fitting = [k for k in range(len(groups)) if defined[k].isdisjoint(symbols)]
-        if not fitting:
-            groups.append([])
-            defined.append(set())
-            sizes.append(0)
-            fitting = [len(groups) - 1]
-        k = min(fitting, key=sizes.__getitem__)
-        groups[k].append(source)
-        defined[k].update(symbols)
-        sizes[k] += _work(source)
-    return groups
-
-
-class _Progress:
-    """Says on stderr, once a second under `log_compiles`, how many texts are compiled."""
-
-    def __init__(self, count: int):
-        self._count = count
-        self._done = 0
-        self._started = self._told = time.perf_counter()
-
-    def more(self, sources: Sequence[Source]) -> None:
-        """Note that texts are compiled."""
-        self._done += len(sources)
-        now = time.perf_counter()
-        if config.log_compiles and now - self._told >= SECONDS_BETWEEN_REPORTS:
-            self._told = now
-            symbol = next(iter(_symbols(sources[-1][0])), "a text")
-            print(
-                f"spmd: compiled {self._done} of {self._count} kernels in "
-                f"{now - self._started:.1f} s, the last was {symbol}",
-                file=sys.stderr,
-            )
 
 
 class _Emitter:
@@ -483,7 +429,7 @@ class _Emitter:
         if config.check and lib.LLVMPY_VerifyModule(module, ctypes.byref(message)):
             module.close()
             raise RuntimeError(f"LLVM IR is not valid: {_decoded(message)}\n{text}")
-        if optimize and not _is_control((text, optimize)):
+        if optimize and not is_control((text, optimize)):
             self._optimize(module)
         return module
 
@@ -536,6 +482,7 @@ def _merge(tables: Sequence[Mapping[str, Address]]) -> dict[str, Address]:
 
 __all__ = [
     "Address",
+    "Batch",
     "Host",
     "Loader",
     "available_cores",

@@ -32,6 +32,7 @@ from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 
 Rule: TypeAlias = Callable[["Lowering", Eqn], None]
+Watch: TypeAlias = Callable[[Sequence[Step]], None]
 Aim: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
 
 # How a primitive becomes steps, by name; filled by the modules of this package.
@@ -67,9 +68,12 @@ def aims(*names: str) -> Callable[[Aim], Aim]:
     return declare
 
 
-def lower(closed: ClosedJaxpr, topology: Any = None) -> Schedule:
-    """The schedule of an optimised closed jaxpr; `topology` is the mesh of a per-device one."""
-    lowering = Lowering(topology, closed.jaxpr.name)
+def lower(closed: ClosedJaxpr, topology: Any = None, watch: Watch | None = None) -> Schedule:
+    """The schedule of an optimised closed jaxpr; `topology` is the mesh of a per-device one.
+
+    `watch` sees the steps of the program, those outside of loops, as they are written.
+    """
+    lowering = Lowering(topology, closed.jaxpr.name, watch)
     schedule, jaxpr = lowering.schedule, closed.jaxpr
     places = [lowering.buffer(INPUT, v.aval.nbytes) for v in jaxpr.invars]
     schedule.inputs.extend(places)
@@ -92,11 +96,14 @@ def lower(closed: ClosedJaxpr, topology: Any = None) -> Schedule:
 class Lowering:
     """Walks jaxprs, keeps where each variable's value is, and collects steps."""
 
-    def __init__(self, topology: Any = None, program: str = "") -> None:
+    def __init__(self, topology: Any = None, program: str = "", watch: Watch | None = None) -> None:
         self.topology = topology
         self.program = program  # its name, for what speaks of its steps
         self.schedule = Schedule()
         self.steps: list[Step] = []
+        self._program_steps = self.steps
+        self._watch = watch
+        self._watched = 0  # how many of the program's steps
         self.level = 0  # how many loops are around the steps being written
         self.refs: dict[Var, Ref] = {}
         self.targets: dict[Var, Ref] = {}
@@ -173,6 +180,9 @@ class Lowering:
         self._aim(jaxpr, wanted)
         for eqn in jaxpr.eqns:
             self.equation(eqn)
+            if self._watch is not None and self.steps is self._program_steps:
+                new, self._watched = self._watched, len(self.steps)
+                self._watch(self.steps[new:])
         found = []
         for atom, target in zip(jaxpr.outvars, wanted, strict=True):
             place = self.ref(atom)

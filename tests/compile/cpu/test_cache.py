@@ -177,5 +177,5 @@ def test_processes_that_compile_the_same_share_the_folder(tmp_path):
     ]
     assert [process.communicate(timeout=60)[0] for process in running] == ["20\n"] * 3
     # Each text has a name, each module that they share another.
-    units = min(20, loader._UNITS_PER_WORKER * loader.available_cores())
+    units = min(20, loader.available_cores())
     assert len(files(tmp_path / "objects")) == 20 + (units if units < 20 else 0)

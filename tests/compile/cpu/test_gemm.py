@@ -6,9 +6,10 @@ import pytest
 
 from spmd.compile.cpu import gemm
 from spmd.compile.cpu.gemm import gemm_step, orient, plan_product
-from spmd.compile.cpu.loader import CONTROL, Host, loader
+from spmd.compile.cpu.loader import Host, loader
 from spmd.compile.cpu.program import Program, Slot
 from spmd.compile.cpu.runner import build_program
+from spmd.compile.cpu.units import CONTROL
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype
 from spmd.compile.kernel.product import (

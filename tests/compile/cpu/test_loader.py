@@ -9,9 +9,11 @@ import threading
 import pytest
 
 from spmd.compile.cpu import loader as loader_module
+from spmd.compile.cpu import units
 from spmd.compile.cpu.cache import ObjectCache
-from spmd.compile.cpu.loader import CONTROL, Host, Loader, compile_texts, host
+from spmd.compile.cpu.loader import Host, Loader, compile_texts, host
 from spmd.compile.cpu.runtime_ir import Function
+from spmd.compile.cpu.units import CONTROL
 
 
 def constant(name: str, number: int) -> str:
@@ -237,6 +239,7 @@ def emitted(monkeypatch):
 
     monkeypatch.setattr(loader_module._Emitter, "emit", noted)
     monkeypatch.setattr(loader_module, "available_cores", lambda: 2)
+    monkeypatch.setattr(units, "LEAST_UNIT", 1)
     return seen
 
 

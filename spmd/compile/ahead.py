@@ -1,0 +1,135 @@
+"""What steps run, as text: rendered once per process, and compiled while Python goes on.
+
+The one idea: LLVM needs nothing of Python, so the kernels of a program are compiled on other
+threads while its later steps are lowered and its memory is planned. `Ahead` sees the steps as they
+are written; what it cannot know yet (the loops that become functions) comes at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from types import TracebackType
+from typing import TypeAlias
+
+from spmd.compile.cpu import contract, gemm
+from spmd.compile.cpu.emit import Target
+from spmd.compile.cpu.loader import host, loader
+from spmd.compile.cpu.render import Rendered, render
+from spmd.compile.cpu.sort import sort_text
+from spmd.compile.kernel.contraction import Contraction
+from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.packing import Packing
+from spmd.compile.kernel.print import format_kernel
+from spmd.compile.kernel.product import Product
+from spmd.compile.lower.schedule import Contract, Launch, Multiply, Sort, Step
+from spmd.compile.prepack import packed_product
+from spmd.core.config import config
+
+Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort
+
+# Rendered kernels of this process, so that equal kernels of different programs are rendered once.
+_rendered: dict[Kernel, Rendered] = {}
+_planned: dict[Product, gemm.Plan] = {}
+_packed: dict[Packing, gemm.Plan] = {}
+_contracted: dict[Contraction, contract.Plan] = {}
+
+
+@cache
+def cpu_target() -> Target:
+    """The renderer's view of this machine."""
+    features = {f[1:]: f.startswith("+") for f in host().features.split(",") if f}
+    return Target.from_features(features)
+
+
+def rendering(kernel: Kernel) -> Rendered:
+    """A kernel as text."""
+    found = _rendered.get(kernel)
+    if found is None:
+        found = _rendered[kernel] = render(kernel, cpu_target())
+        if "4" in config.debug:
+            print(f"spmd: {found.symbol}\n{format_kernel(kernel)}", file=sys.stderr)
+    return found
+
+
+def planning(product: Product) -> gemm.Plan:
+    """How a product is computed."""
+    found = _planned.get(product)
+    if found is None:
+        found = _planned[product] = gemm.plan_product(product)
+    return found
+
+
+def packing(packing: Packing) -> gemm.Plan:
+    """How an operand is packed."""
+    found = _packed.get(packing)
+    if found is None:
+        found = _packed[packing] = gemm.plan_packing(packing)
+    return found
+
+
+def contracting(contraction: Contraction) -> contract.Plan:
+    """How a contraction over windows is computed."""
+    found = _contracted.get(contraction)
+    if found is None:
+        found = _contracted[contraction] = contract.plan_contraction(contraction)
+    return found
+
+
+class Ahead:
+    """Compiles what the steps of one program run; left by an error, it stops."""
+
+    def __init__(self) -> None:
+        self.batch = loader.batch()
+        self._seen: set[Callee] = set()
+
+    def watch(self, steps: Sequence[Step]) -> None:
+        """Begin with what steps outside of all loops run."""
+        for step in steps:
+            match step:
+                case Launch(kernel=kernel):
+                    self.callee(kernel)
+                case Multiply(product=product):
+                    found = packed_product(product, gemm.prefers_packed)
+                    self.callee(product if found is None else found[0])
+                    if found is not None:
+                        self.callee(found[1])
+                case Contract(contraction=contraction):
+                    self.callee(contraction)
+                case Sort():
+                    self.callee(step)
+
+    def callee(self, callee: Callee) -> None:
+        """Add the texts of what a step runs."""
+        if callee in self._seen:
+            return
+        self._seen.add(callee)
+        match callee:
+            case Kernel():
+                self.batch.add(rendering(callee).text)
+            case Product():
+                self._plan(planning(callee))
+            case Packing():
+                self._plan(packing(callee))
+            case Contraction():
+                self._plan(contracting(callee))
+            case Sort(kept=kept):
+                self.batch.add(sort_text(kept is not None), optimize=True)
+
+    def _plan(self, plan: gemm.Plan | contract.Plan) -> None:
+        for text in plan.texts:
+            self.batch.add(text, optimize=True)
+        for rendered in plan.epilogues:
+            self.batch.add(rendered.text)
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.batch.drop()

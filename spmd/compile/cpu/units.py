@@ -1,0 +1,267 @@
+"""Units: which texts make a module together, and the threads that compile modules.
+
+LLVM takes 1.5 to 2 ms for a module before it looks at any function, so texts are compiled a few to
+a module: a unit. What is in a unit follows from the texts and their order alone, never from how
+fast anything is. LLVM needs no lock of Python's: units are compiled while Python writes the texts
+of others.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TypeAlias
+
+from spmd.core.config import config
+
+# A text, and whether it needs the few passes.
+Source: TypeAlias = tuple[str, bool]
+
+# The first line of a text that only decides what others do: walks over blocks, calls functions.
+# Such a text runs rarely and has no vectors, so it is translated instruction by instruction, in a
+# tenth of the time (product's walker: 1.9 ms instead of 16; products of 8 x 8 show no difference).
+CONTROL = "; control"
+
+# The work of a text for control, per character, beside that of others.
+_CONTROL_WORK = 0.15
+# Units per thread: enough that all threads end at about the same time, whatever a text takes. They
+# are fewer where they would be shorter than this, in characters: a unit itself takes some time.
+UNITS_PER_WORKER = 3
+LEAST_UNIT = 8000
+# Texts of so many characters are a unit as soon as they are there; later units of a program may be
+# so much longer, up to a limit: the first is to be there soon, and a unit costs something.
+FIRST_UNIT = 12_000
+_GROWTH = 1.5
+_LONGEST_UNIT = 40_000
+
+# Under `log_compiles`, who waits hears of it this often.
+SECONDS_BETWEEN_REPORTS = 1.0
+# While units are compiled beside Python, whoever wants to run Python waits no longer than this for
+# its lock: LLVM's threads take it for a moment between two calls.
+SWITCH_SECONDS = 0.0002
+
+# ---- texts -------------------------------------------------------------------------------------
+
+# Functions and variables that others may look up: all definitions that are not private to the text.
+# Both begin with letters that are searched for as they are, ten times as fast as by lines.
+_FUNCTION = re.compile(r"\ndefine (?!internal |private )[^@\n]*@([\w.$]+)")
+_VARIABLE = re.compile(r"\n@([\w.$]+) = (?:global|constant) ")
+
+
+@lru_cache(1024)
+def symbols_of(text: str) -> tuple[str, ...]:
+    """The symbols that a text defines for others."""
+    lines = "\n" + text
+    return (*_FUNCTION.findall(lines), *_VARIABLE.findall(lines))
+
+
+def is_control(source: Source) -> bool:
+    """Whether a text only decides what others do."""
+    return source[0].startswith(CONTROL)
+
+
+def work_of(source: Source) -> float:
+    """How long a text takes to compile, in characters of a kernel's text."""
+    return len(source[0]) * (_CONTROL_WORK if is_control(source) else 1)
+
+
+# ---- units -------------------------------------------------------------------------------------
+
+
+def into_units(texts: Sequence[Source], cores: int) -> list[list[Source]]:
+    """Texts in groups of about the same length, the longest group first, for so many cores.
+
+    No group has two texts that define one symbol, or some for control and others.
+    """
+    control = [t for t in texts if is_control(t)]
+    others = [t for t in texts if not is_control(t)]
+    length = sum(map(work_of, others))
+    most = max(min(int(length / LEAST_UNIT), UNITS_PER_WORKER * cores), cores)
+    groups = [*_balanced(others, most), *_balanced(control, 1)]
+    return sorted(groups, key=lambda group: -sum(map(work_of, group)))
+
+
+def _balanced(texts: Sequence[Source], most: int) -> list[list[Source]]:
+    """Texts in at most so many groups, or more where they define one symbol."""
+    groups: list[list[Source]] = [[] for _ in range(min(most, len(texts)))]
+    defined: list[set[str]] = [set() for _ in groups]
+    sizes = [0.0] * len(groups)
+    for source in sorted(texts, key=work_of, reverse=True):
+        symbols = symbols_of(source[0])
+        fitting = [k for k in range(len(groups)) if defined[k].isdisjoint(symbols)]
+        if not fitting:
+            groups.append([])
+            defined.append(set())
+            sizes.append(0)
+            fitting = [len(groups) - 1]
+        k = min(fitting, key=sizes.__getitem__)
+        groups[k].append(source)
+        defined[k].update(symbols)
+        sizes[k] += work_of(source)
+    return groups
+
+
+class Stream:
+    """Makes units of texts as they come: whoever adds the last text of one is told of it."""
+
+    def __init__(self) -> None:
+        self.open: list[Source] = []  # in no unit yet
+        self.closed = 0
+        self._symbols: set[str] = set()
+        self._work = 0.0
+        self._enough = float(FIRST_UNIT)
+
+    def add(self, source: Source) -> list[Source] | None:
+        """The unit that is whole now, if one is."""
+        if is_control(source):  # all of them together: a fraction of any unit
+            self.open.append(source)
+            return None
+        symbols = symbols_of(source[0])
+        unit = None if self._symbols.isdisjoint(symbols) else self._close()
+        self.open.append(source)
+        self._symbols.update(symbols)
+        self._work += work_of(source)
+        if unit is None and self._work >= self._enough:
+            unit = self._close()
+        return unit
+
+    def _close(self) -> list[Source]:
+        unit = [t for t in self.open if not is_control(t)]
+        self.open = [t for t in self.open if is_control(t)]
+        self._symbols, self._work = set(), 0.0
+        self._enough = min(self._enough * _GROWTH, _LONGEST_UNIT)
+        self.closed += 1
+        return unit
+
+
+# ---- threads -----------------------------------------------------------------------------------
+
+
+class Team:
+    """Compiles units on as many threads as there are cores; the one that finishes works too.
+
+    `emit` makes the code of a unit. Helping threads are there while there are units: nothing waits
+    for a team that is dropped.
+    """
+
+    def __init__(self, emit: Callable[[Sequence[Source]], bytes], cores: int):
+        self._emit = emit
+        self._most = cores - 1
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, Sequence[Source]]] = deque()
+        self._made: dict[int, bytes] = {}
+        self._helpers: list[threading.Thread] = []
+        self._working = 0
+        self._count = 0
+        self._failure: BaseException | None = None
+        self._progress = _Progress()
+
+    @property
+    def has_helpers(self) -> bool:
+        """Whether units are compiled before `finish`."""
+        return self._most > 0
+
+    def put(self, unit: Sequence[Source]) -> None:
+        """Begin with a unit, on another thread."""
+        self._add(unit)
+        self._help(len(self._waiting))
+
+    def finish(self, units: Sequence[Sequence[Source]]) -> list[bytes]:
+        """The code of all units that were put, and of these, when it is made."""
+        for unit in units:
+            self._add(unit)
+        self._help(len(self._waiting) - 1)
+        # This thread works too: it takes the longest, in memory that it has used before.
+        self._work()
+        for helper in self._helpers:
+            helper.join()
+        if self._failure is not None:
+            raise self._failure
+        return [self._made[number] for number in range(self._count)]
+
+    def drop(self) -> None:
+        """Compile nothing more."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _add(self, unit: Sequence[Source]) -> None:
+        with self._lock:
+            self._waiting.append((self._count, unit))
+            self._count += 1
+            self._progress.count += len(unit)
+
+    def _help(self, wanted: int) -> None:
+        """Start threads for so many units that no thread is at."""
+        with self._lock:
+            new = min(wanted, self._most - self._working)
+            self._working += max(new, 0)
+        for _ in range(new):
+            helper = threading.Thread(target=self._helping, name="spmd-compile")
+            self._helpers.append(helper)
+            helper.start()
+
+    def _helping(self) -> None:
+        with _switching_often():
+            self._work(helps=True)
+
+    def _work(self, helps: bool = False) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._working -= helps
+                    return
+                number, unit = self._waiting.popleft()
+            try:
+                self._made[number] = self._emit(unit)
+            except BaseException as error:
+                self._failure = self._failure or error
+                self.drop()
+            self._progress.more(unit)
+
+
+# How many threads compile beside others, and the interval that they found.
+_beside: list[float] = []
+_beside_lock = threading.Lock()
+
+
+@contextmanager
+def _switching_often() -> Iterator[None]:
+    """While this runs, Python's lock is handed on soon."""
+    with _beside_lock:
+        _beside.append(sys.getswitchinterval() if not _beside else _beside[0])
+        sys.setswitchinterval(min(SWITCH_SECONDS, _beside[0]))
+    try:
+        yield
+    finally:
+        with _beside_lock:
+            found = _beside.pop()
+            if not _beside:
+                sys.setswitchinterval(found)
+
+
+class _Progress:
+    """Says on stderr, once a second under `log_compiles`, how many texts are compiled."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._done = 0
+        self._started = self._told = time.perf_counter()
+
+    def more(self, sources: Sequence[Source]) -> None:
+        """Note that texts are compiled."""
+        self._done += len(sources)
+        now = time.perf_counter()
+        if config.log_compiles and now - self._told >= SECONDS_BETWEEN_REPORTS:
+            self._told = now
+            symbol = next(iter(symbols_of(sources[-1][0])), "a text")
+            print(
+                f"spmd: compiled {self._done} of {self.count} kernels in "
+                f"{now - self._started:.1f} s, the last was {symbol}",
+                file=sys.stderr,
+            )

@@ -1,0 +1,213 @@
+"""Units of texts and the threads that compile them: nothing depends on how fast a thread is."""
+
+import ctypes
+import sys
+import threading
+import time
+
+import pytest
+
+from spmd.compile.cpu import loader as loader_module
+from spmd.compile.cpu import units
+from spmd.compile.cpu.loader import Loader
+from spmd.compile.cpu.units import CONTROL, SWITCH_SECONDS, Stream, Team, into_units, symbols_of
+
+
+def constant(name: str, number: int, lines: int = 0) -> str:
+    filling = "  ; as long as code\n" * lines
+    return f"define i64 @{name}() {{\n{filling}  ret i64 {number}\n}}\n"
+
+
+def call(address: int) -> int:
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(address)()
+
+
+# ---- texts and units ---------------------------------------------------------------------------
+
+
+def test_symbols_are_what_others_may_look_up():
+    text = (
+        "@shared = global i64 0\n@table = internal constant i64 1\n@known = constant i64 2\n"
+        "declare void @elsewhere()\n"
+        "define internal i64 @helper() {\n  ret i64 0\n}\n"
+        "define private void @hidden() {\n  ret void\n}\n"
+        "define dso_local i64 @open(ptr %p) {\n  %x = load i64, ptr @known\n  ret i64 %x\n}\n"
+    )
+    assert sorted(symbols_of(text)) == ["known", "open", "shared"]
+    assert symbols_of("define void @first() {\n  ret void\n}") == ("first",)
+
+
+def test_a_stream_closes_a_unit_when_it_is_long_enough():
+    stream, closed = Stream(), []
+    texts = [(constant(f"f{k}", k, lines=100), False) for k in range(40)]
+    for text in texts:
+        unit = stream.add(text)
+        if unit is not None:
+            closed.append(unit)
+    assert len(closed) == stream.closed > 2 and stream.open
+    assert [t for unit in (*closed, stream.open) for t in unit] == texts
+    lengths = [sum(len(t) for t, _ in unit) for unit in closed]
+    assert lengths == sorted(lengths) and lengths[0] >= units.FIRST_UNIT
+
+
+def test_a_stream_keeps_apart_what_defines_one_symbol_and_control():
+    stream = Stream()
+    control = (f"{CONTROL}\n{constant('walk', 0)}", True)
+    first, second = (constant("same", 1), False), (constant("same", 2), False)
+    assert stream.add(first) is None
+    assert stream.add(control) is None
+    assert stream.add(second) == [first]
+    assert stream.open == [control, second]
+
+
+def test_few_texts_are_few_units():
+    texts = [(constant(f"f{k}", k, lines=40), False) for k in range(12)]
+    assert len(into_units(texts, 2)) == 2
+    long = [(constant(f"f{k}", k, lines=400), False) for k in range(12)]
+    assert len(into_units(long, 2)) == 2 * units.UNITS_PER_WORKER
+    assert len(into_units(texts[:1], 2)) == 1
+
+
+# ---- threads -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4])
+def test_a_team_gives_the_code_of_all_units_in_order(cores):
+    team = Team(lambda unit: unit[0][0].encode(), cores)
+    for k in range(5):
+        team.put([(f"put{k}", False)])
+    codes = team.finish([[(f"last{k}", False)] for k in range(5)])
+    assert codes == [f"put{k}".encode() for k in range(5)] + [f"last{k}".encode() for k in range(5)]
+
+
+def test_a_team_works_before_it_is_asked_to_finish():
+    begun = threading.Event()
+
+    def emit(unit):
+        begun.set()
+        return b""
+
+    team = Team(emit, 2)
+    team.put([("text", False)])
+    assert begun.wait(60)
+    assert team.finish([]) == [b""]
+
+
+def test_what_a_unit_raises_is_raised_by_finish():
+    def emit(unit):
+        if unit[0][0] == "bad":
+            raise RuntimeError("does not parse")
+        return b""
+
+    team = Team(emit, 3)
+    for name in ("fine", "bad", "fine"):
+        team.put([(name, False)])
+    with pytest.raises(RuntimeError, match="does not parse"):
+        team.finish([[("fine", False)]])
+
+
+def test_a_dropped_team_begins_nothing_more_and_leaves_no_thread():
+    inside, go, seen = threading.Event(), threading.Event(), []
+
+    def emit(unit):
+        seen.append(unit[0][0])
+        inside.set()
+        assert go.wait(60)
+        return b""
+
+    team = Team(emit, 2)
+    team.put([("first", False)])
+    assert inside.wait(60)
+    team.put([("second", False)])
+    team.drop()
+    go.set()
+    for thread in threading.enumerate():
+        if thread.name == "spmd-compile":
+            thread.join(60)
+    assert seen == ["first"]
+
+
+def test_the_switch_interval_is_put_back():
+    before = sys.getswitchinterval()
+    inside, go = threading.Barrier(3), threading.Event()
+
+    def emit(unit):
+        inside.wait(60)
+        assert go.wait(60)
+        return b""
+
+    team = Team(emit, 3)
+    team.put([("one", False)])
+    team.put([("other", False)])
+    inside.wait(60)
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_SECONDS)
+    go.set()
+    team.finish([])
+    assert sys.getswitchinterval() == pytest.approx(before)
+
+
+# ---- batches -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_cache(monkeypatch):
+    monkeypatch.setattr(loader_module, "available_cores", lambda: 2)
+    monkeypatch.setattr(loader_module.object_cache, "load", lambda key: None)
+    monkeypatch.setattr(loader_module.object_cache, "store", lambda key, payload: None)
+
+
+@pytest.mark.parametrize("slow", ["nobody", "helpers", "the last"])
+def test_units_of_a_batch_do_not_depend_on_time(no_cache, monkeypatch, slow):
+    main, emit, seen = threading.get_ident(), loader_module._Emitter.emit, []
+
+    def delayed(self, sources, **more):
+        seen.append([text for text, _ in sources])
+        helping = threading.get_ident() != main
+        if slow != "nobody" and helping == (slow == "helpers"):
+            time.sleep(0.02)
+        return emit(self, sources, **more)
+
+    monkeypatch.setattr(loader_module._Emitter, "emit", delayed)
+    texts = [constant(f"f{k}", k, lines=100) for k in range(30)]
+    batch = Loader().batch()
+    for text in texts:
+        batch.add(text)
+        batch.add(text)
+    addresses = batch.finish()
+    assert [call(addresses[f"f{k}"]) for k in range(30)] == list(range(30))
+    stream, expected = Stream(), []
+    for text in texts:
+        unit = stream.add((text, False))
+        expected += [] if unit is None else [unit]
+    expected += into_units(stream.open, 2)
+    assert sorted(seen) == sorted([text for text, _ in unit] for unit in expected)
+
+
+def test_a_batch_takes_what_is_loaded_as_it_is(no_cache, monkeypatch):
+    loader = Loader()
+    known = loader.compile_texts([constant("known", 1)])
+    batch = loader.batch()
+    batch.add(constant("known", 1))
+    batch.add(constant("new", 2))
+    both = batch.finish()
+    assert both["known"] == known["known"] and call(both["new"]) == 2
+
+
+def test_batches_of_several_threads_may_hold_the_same_texts(no_cache):
+    loader = Loader()
+    texts = [constant(f"f{k}", k, lines=100) for k in range(20)]
+    found = []
+
+    def compile_all():
+        batch = loader.batch()
+        for text in texts:
+            batch.add(text)
+        addresses = batch.finish()
+        found.append([call(addresses[f"f{k}"]) for k in range(20)])
+
+    threads = [threading.Thread(target=compile_all) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [list(range(20))] * 3

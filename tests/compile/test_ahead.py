@@ -1,0 +1,81 @@
+"""Compiling ahead: the steps that are seen as they are written are those that are run."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import spmd.numpy as snp
+from spmd import lax, nn
+from spmd.api import grad, jit
+from spmd.compile import assemble, executable
+from spmd.compile.ahead import Ahead
+
+X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
+
+
+def _network(x):
+    for _ in range(3):
+        x = nn.gelu(x @ x) - snp.mean(x, axis=0)
+    return snp.sum(snp.sort(x, axis=1)[:, :8])
+
+
+def _tall(x):
+    return snp.tile(x, (40, 1)) @ x  # its operand is packed by a step before it
+
+
+def _image(x):
+    image = x.reshape(1, 1, 64, 64)
+    return lax.conv_general_dilated(image, image[:, :, :3, :3], (1, 1), "SAME")
+
+
+def _loops(x):
+    def turn(carry, row):
+        return snp.tanh(carry @ x + row), snp.max(carry)
+
+    return lax.scan(turn, x[0], x)
+
+
+PROGRAMS = {
+    "network": grad(_network),
+    "tall": _tall,
+    "image": _image,
+    "loops": _loops,
+    "branch": lambda x: lax.cond(x[0, 0] > 0, lambda a: a @ a, lambda a: snp.exp(a), x),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_begun_ahead_is_what_the_program_runs(name, monkeypatch):
+    begun, needed = [], []
+    watch, called = Ahead.watch, assemble._called
+
+    def watching(self, steps):
+        watch(self, steps)
+        begun.extend(self._seen)
+
+    def calling(steps, loops):
+        found = list(called(steps, loops))
+        needed.extend(found)
+        return found
+
+    monkeypatch.setattr(Ahead, "watch", watching)
+    monkeypatch.setattr(assemble, "_called", calling)
+    jit(PROGRAMS[name])(X)
+    assert set(begun) <= set(needed)
+    assert begun or name in ("loops", "branch")
+
+
+def test_an_error_after_the_first_kernels_leaves_no_thread_behind(monkeypatch):
+    def refuse(*args, **more):
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(executable.building, "plan_program", refuse)
+    with pytest.raises(RuntimeError, match="no plan"):
+        jit(grad(_network))(X + 1)
+    for thread in threading.enumerate():
+        if thread.name == "spmd-compile":
+            thread.join(60)
+            assert not thread.is_alive()
+    monkeypatch.undo()
+    assert np.isfinite(np.asarray(jit(grad(_network))(X + 1))).all()
