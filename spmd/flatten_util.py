@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as _np
@@ -11,6 +10,7 @@ import numpy as _np
 from spmd.core.aval import typeof as _typeof
 from spmd.core.errors import DtypeError as _DtypeError
 from spmd.core.errors import ShapeError as _ShapeError
+from spmd.core.record import record
 from spmd.core.source import current_source as _current_source
 from spmd.core.structural import reshape as _reshape
 from spmd.core.tree import TreeDef as _TreeDef
@@ -53,7 +53,7 @@ def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
     return _concatenate(pieces, 0), _Unravel(tree, shapes, dtypes if mixed else (), dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Unravel:
     """Cuts a flat array into the leaves of a pytree."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import SpmdError
+from spmd.core.record import record
 from spmd.core.source import Source
 from spmd.core.tree import TreeDef, register_pytree_node_class, tree_unflatten
 
@@ -18,7 +18,7 @@ class CheckError(SpmdError, ValueError):
     """A check failed in a program that `checkify` rewrote, or in eager code."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Site:
     """One check of a program: its kind, line and text, and the arrays that the text names.
 
@@ -39,7 +39,7 @@ class Site:
 
 
 @register_pytree_node_class
-@dataclass(frozen=True, slots=True)
+@record
 class Error:
     """Which check failed first, if one did. A pytree of arrays: it may be returned from `jit`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections as containers
 import difflib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from spmd.collectives.transport.call import digest_of, ranks_text
@@ -20,12 +20,13 @@ from spmd.core.aval import ShapedArray
 from spmd.core.config import config
 from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs
+from spmd.core.record import field, record
 from spmd.core.source import Source
 
 # ---- one collective ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """One collective of a program. Ranks must agree about all of it but `argument`.
 
@@ -137,7 +138,7 @@ def _place(eqn: Eqn, name: str, k: int) -> str:
 # ---- the schedule of a program -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Schedule:
     """What a rank says about a program: text only, so that it can travel.
 

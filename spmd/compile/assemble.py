@@ -7,7 +7,6 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.compile import gang
@@ -54,9 +53,10 @@ from spmd.compile.lower.schedule import (
     blocks,
 )
 from spmd.compile.memory import Plan
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assembled:
     """A native program, and how many bases of each kind its frames have, in this order."""
 
@@ -104,7 +104,7 @@ def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Calle
                 yield from _called(block, loops)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Code:
     """What the steps of a program call: small loops, by the id of their step, and symbols."""
 

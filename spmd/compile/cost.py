@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Load, Map, Op, Scan, Store
@@ -30,12 +29,13 @@ from spmd.compile.lower.schedule import (
     While,
     accesses,
 )
+from spmd.core.record import record
 
 # Operations that compute nothing: they choose, convert or rename.
 _MOVES = frozenset(("convert", "bitcast", "select", "copy", "real", "imag", "complex"))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cost:
     """Bytes read and written, and operations."""
 

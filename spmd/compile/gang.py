@@ -8,18 +8,18 @@ is read from the addresses that the memory plan gave them: what they touch overl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from spmd.compile.cpu.program import GangStep, KernelStep, Slot
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.lower.schedule import Launch, Step
+from spmd.core.record import record
 
 # A gang's members are compared pairwise.
 MOST_MEMBERS = 128
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Touch:
     """Bytes of a base that a kernel reads or writes; they move with loops by `strides`."""
 

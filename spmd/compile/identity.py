@@ -120,7 +120,7 @@ class _Writer:
             return self._jaxpr(value)
         if isinstance(value, np.dtype):
             return _dtype(value)
-        if isinstance(value, np.generic) and not value.dtype.hasobject:
+        if kind is not ShapedArray and isinstance(value, np.generic):
             return f"{_dtype(value.dtype)} {value.tobytes().hex()}"
         if isinstance(value, np.ndarray):
             return self._array(value)

@@ -12,7 +12,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from spmd.core.config import config
 from spmd.core.context import busy, state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.record import field, record
 from spmd.core.reuse import use_inputs
 from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from spmd.compile.meshprogram import MeshProgram
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Entry:
     """What is known for one key: the traced function and, once evaluated, its executable."""
 

@@ -7,9 +7,9 @@ order. A loop with fewer rounds runs in order too, and the steps inside it share
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from spmd.compile.lower.schedule import TEMP, Buffer, Parallel, Step, accesses, blocks, walk
+from spmd.core.record import field, record
 from spmd.core.util import product
 
 ALIGNMENT = 64
@@ -17,7 +17,7 @@ ALIGNMENT = 64
 MOST_BYTES = 1 << 28
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lanes:
     """The chosen loops, by number; and for these and all parallel loops in them the chosen one.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from spmd.compile.cpu import gemm
@@ -37,6 +36,7 @@ from spmd.compile.lower.schedule import (
     blocks,
     walk,
 )
+from spmd.core.record import record
 from spmd.core.util import product
 
 # Steps of more work than this are worth several threads, or so long that dispatch is nothing.
@@ -56,7 +56,7 @@ STEP_NS = 3.0
 NS_PER_COPIED_BYTE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where a buffer is, as seen from a loop: its base moves with the loops around."""
 
@@ -64,7 +64,7 @@ class Place:
     around: tuple[tuple[int, int], ...]
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class LoopCode:
     """A loop as text, and what a step that runs it needs."""
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
 
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.lanes import Lanes, choose_lanes, rounded
@@ -36,6 +35,7 @@ from spmd.compile.lower.schedule import (
     accesses,
     blocks,
 )
+from spmd.core.record import field, record
 
 # Smaller results share blocks of coarser alignment, and smaller temporaries don't matter.
 LENT_BYTES = 8192
@@ -43,7 +43,7 @@ LENT_BYTES = 8192
 _MOST_ASKED = 8
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Life:
     """When a buffer is in use, in positions of the walk; and the loops around all its uses."""
 
@@ -52,7 +52,7 @@ class Life:
     depth: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Plan:
     """Where each temporary lies, how large the arena is, and every buffer's life.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spmd.compile.cost import step_cost
 from spmd.compile.lower.schedule import (
@@ -30,6 +30,7 @@ from spmd.compile.lower.schedule import (
     accesses,
     walk,
 )
+from spmd.core.record import record
 
 # What a core does, and what a network between hosts does that is slow: 1 Gbit/s.
 FLOPS_A_SECOND = 50e9
@@ -139,7 +140,7 @@ def _before(steps: Sequence[Step]) -> list[set[int]]:
 # ---- the order -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Flight:
     """An exchange that is started and not waited for."""
 
@@ -148,13 +149,13 @@ class _Flight:
     nbytes: int  # by which its result is larger than its operand
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Start:
     number: int
     step: Host
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Wait:
     number: int
     step: Host

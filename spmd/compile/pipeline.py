@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from spmd.compile.passes.attach import attach_epilogues
 from spmd.compile.passes.by_rows import by_rows
@@ -25,6 +24,7 @@ from spmd.compile.passes.substitute import Pass
 from spmd.core.check import check_jaxpr
 from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.record import field, record
 
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and what it adds should be fused.
@@ -60,7 +60,7 @@ PASSES_OVERLAPPED: tuple[Pass, ...] = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Report:
     """How long each pass took, in seconds, and the jaxpr that it left."""
 

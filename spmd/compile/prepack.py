@@ -8,7 +8,7 @@ outermost loop in which B stays what it is. Which products want that is asked of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from spmd.compile.kernel.packing import Packing
@@ -29,6 +29,7 @@ from spmd.compile.lower.schedule import (
     blocks,
     walk,
 )
+from spmd.core.record import field, record
 from spmd.core.util import product
 
 # A loop of which only run time knows the rounds counts as one of so many.
@@ -53,7 +54,7 @@ def packed_product(
     return None
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Around:
     """A loop or branch around steps, and what is packed before it."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product as pairs
 
 from spmd.compile import flat
@@ -30,6 +29,7 @@ from spmd.compile.cpu.trees import native_walks
 from spmd.compile.kernel.contraction import Contraction, Dims
 from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
 from spmd.core.errors import ArgumentError
+from spmd.core.record import record
 
 # What elements of products are stored as.
 PRODUCTS = ("f32", "bf16", "f16", "f64")
@@ -37,7 +37,7 @@ WINDOWS = ("f32", "f64")
 REDUCED = ("float32", "float64", "bfloat16", "int32")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Part:
     """A part of what was prepared: its texts, how many of them had to be compiled, the seconds."""
 

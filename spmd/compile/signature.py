@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.errors import ArgumentError
+from spmd.core.record import record
 from spmd.core.source import Source
 from spmd.core.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path
 from spmd.core.util import function_name
@@ -20,7 +20,7 @@ from spmd.core.util import function_name
 _ANY_KIND = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Split:
     """A call taken apart: dynamic leaves and their structure, and the static values."""
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spmd.compile.lanes import rounded
 from spmd.compile.lower.schedule import TEMP, Buffer, Schedule
 from spmd.compile.memory import Plan
+from spmd.core.record import record
 
 if TYPE_CHECKING:
     from spmd.compile.executable import Executable
     from spmd.compile.meshprogram import MeshProgram
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MemoryAnalysis:
     """Bytes that one call needs on a device; the first four have JAX's names and meaning.
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.context import busy, state
 from spmd.core.errors import AxisError
+from spmd.core.record import record
 from spmd.core.util import product
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AxisFrame:
     """One axis name in scope. `kind` is "vmap", "manual" or "pmap"."""
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spmd.core.errors import ArgumentError
+from spmd.core.record import record
 
 
 def _bool(text: str) -> bool:
@@ -33,7 +33,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Setting:
     """One row of the table."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTrace, instantiate
 from spmd.core.linearize import MixedTrace
 from spmd.core.primitive import Primitive, Zero
+from spmd.core.record import record
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.source import current_source
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -32,7 +32,7 @@ from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
 from spmd.core.util import function_name, unzip2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SymbolicZero:
     """A tangent or cotangent that is known to be zero; what rules with `symbolic_zeros` see.
 

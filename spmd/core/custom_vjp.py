@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core import dtypes
@@ -29,6 +28,7 @@ from spmd.core.custom_call import (
 )
 from spmd.core.errors import GradError
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
+from spmd.core.record import record
 from spmd.core.structural import reduce_sum
 from spmd.core.trace import EVAL
 from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
@@ -107,7 +107,7 @@ class custom_vjp:
         return call.rebuild(outs)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CustomVJPPrimal:
     """A leaf of an argument of `fwd`, with `symbolic_zeros`: its value, and whether it moves."""
 

@@ -7,13 +7,14 @@ values of its constants. Both are never changed after they are made; passes buil
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Primitive
+from spmd.core.record import record
 from spmd.core.source import UNKNOWN, Source
 
 NO_EFFECTS: frozenset[str] = frozenset()
@@ -48,7 +49,7 @@ class Literal:
 Atom: TypeAlias = Var | Literal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Eqn:
     """One application of a primitive: `outvars = prim[params] invars`, made at `source`."""
 
@@ -81,7 +82,7 @@ class Eqn:
         return format_eqn(self, from_here)
 
 
-_FIELDS = frozenset(Eqn.__slots__)
+_FIELDS = frozenset(f.name for f in fields(Eqn))
 
 
 class Jaxpr:

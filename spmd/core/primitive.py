@@ -31,18 +31,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import spmd.core.context as context
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import InternalError, RefusedError
+from spmd.core.record import record
 from spmd.core.source import is_ours
 
 # ---- what a slot can hold ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Refused:
     """A rule that deliberately does not exist; `why` is the sentence that the user reads."""
 
@@ -59,21 +59,21 @@ class _LinearRule:
 linear = _LinearRule()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Linear:
     """Stands for an operand with respect to which a primitive is being transposed."""
 
     aval: ShapedArray
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Zero:
     """A tangent or cotangent known to be zero, without an array of zeros."""
 
     aval: ShapedArray
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dims:
     """How dims correspond: equal labels mean the same dim, split alike on all devices.
 

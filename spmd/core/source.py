@@ -13,16 +13,16 @@ import os
 import re
 import string
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.context import state
+from spmd.core.record import record
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SKIPPED_FILES = {functools.__file__, contextlib.__file__, string.__file__, "<frozen runpy>"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """A place in the user's program; `scope` is what `named_scope` calls it.
 

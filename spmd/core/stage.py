@@ -7,7 +7,6 @@ Everything that happens while a `JaxprTrace` is current is staged, operations on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,23 @@ from spmd.core.context import current_trace, state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive, no_effects
+from spmd.core.record import record
 from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
 PYTHON_SCALARS = (bool, int, float, complex)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Debug:
     """What is being traced, for names and errors: the function and its flat arguments' names."""
 
     name: str = "<function>"
     arg_names: tuple[str, ...] = ()
     source: Source = UNKNOWN
+
+
+NO_DEBUG = Debug()
 
 
 class JaxprTracer(Tracer):
@@ -54,7 +57,7 @@ class JaxprTracer(Tracer):
 class JaxprTrace(Trace):
     """Writes equations instead of computing."""
 
-    def __init__(self, debug: Debug = Debug(), parent: Trace | None = None):
+    def __init__(self, debug: Debug = NO_DEBUG, parent: Trace | None = None):
         self.parent = context.state.trace if parent is None else parent
         self.debug = debug
         self.eqns: list[Eqn] = []

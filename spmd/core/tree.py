@@ -11,15 +11,15 @@ import dataclasses
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.errors import ArgumentError, PytreeError
+from spmd.core.record import record
 
 # ---- key paths ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SequenceKey:
     """The path step into a list or tuple."""
 
@@ -29,7 +29,7 @@ class SequenceKey:
         return f"[{self.idx}]"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DictKey:
     """The path step into a dict."""
 
@@ -39,7 +39,7 @@ class DictKey:
         return f"[{self.key!r}]"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GetAttrKey:
     """The path step into a named tuple, dataclass or registered class."""
 
@@ -49,7 +49,7 @@ class GetAttrKey:
         return f".{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FlattenedIndexKey:
     """The path step into a registered class that names no keys."""
 
@@ -71,7 +71,7 @@ def keystr(keys: Iterable[Any], *, simple: bool = False, separator: str = "") ->
 # ---- the registry of containers ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Container:
     """How one class of container is taken apart and put together."""
 

@@ -7,7 +7,6 @@ the axis's own name becomes a reduction (or shuffle) along the batched dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.aval import ShapedArray, typeof
@@ -16,13 +15,14 @@ from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
+from spmd.core.record import record
 from spmd.core.rewrite import close, eval_closed
 from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import to_front
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BatchAxis:
     """The axis being vectorised over. A `name` of None cannot be used by collectives.
 

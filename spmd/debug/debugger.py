@@ -7,7 +7,6 @@ import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.collectives.transport.checked import OPEN_GROUPS
@@ -15,6 +14,7 @@ from spmd.collectives.transport.flight import BREAKPOINT, FLIGHT
 from spmd.core.aval import is_arraylike
 from spmd.core.device import process_count, process_index
 from spmd.core.errors import ArgumentError, SpmdError
+from spmd.core.record import record
 from spmd.core.source import current_source, is_ours
 from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.lax.callback import debug_callback, here
@@ -29,7 +29,7 @@ class BreakpointQuit(SpmdError, KeyboardInterrupt):
     located = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Stop:
     """One breakpoint: the frames that called it, innermost first, as (file, line, function)."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.context import state
 from spmd.core.device import default_device
 from spmd.core.errors import ArgumentError
+from spmd.core.record import record
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer
 from spmd.core.tree import tree_leaves
@@ -105,7 +105,7 @@ def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> No
             debug_callback(_OfDevice(callback), leaf)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _OfDevice:
     """Calls back with the sharding of a piece; equal for equal callbacks."""
 

@@ -6,12 +6,12 @@ import logging
 import string
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from spmd.core.errors import ArgumentError
+from spmd.core.record import record
 from spmd.core.source import current_source
 from spmd.lax.callback import debug_callback, here
 
@@ -58,7 +58,7 @@ class _Checker(string.Formatter):
             )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Printer:
     """Formats and prints; equal for equal formats, so that equal programs are recognised."""
 

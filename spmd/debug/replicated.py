@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from spmd.collectives.transport.call import ranks_text
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.origin import Origin
 from spmd.core.errors import ArgumentError, ReplicaError
+from spmd.core.record import record
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer, to_numpy
 from spmd.core.tree import keystr, tree_leaves_with_path
@@ -58,7 +58,7 @@ def assert_replicated(tree: Any, axis_name: Any = None, *, stacked: bool = False
 # ---- outside of compiled code ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Leaf:
     """What this process holds of a leaf: for each part of it the copies, with who has them.
 
@@ -221,7 +221,7 @@ def _check_traced(leaves: Sequence[tuple[Any, Any]], axis_name: Any, source: str
         debug_callback(_Verdict(keystr(path) or "the value", axis_name, source), everyone)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Verdict:
     """Raises on every device alike, as all are told the same."""
 

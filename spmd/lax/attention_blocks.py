@@ -13,12 +13,12 @@ Dims: B batch, K key heads, G query heads for each, T queries, S keys, H feature
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from spmd.core.aval import typeof
+from spmd.core.record import record
 from spmd.core.structural import broadcast_in_dim, permute_dims, reduce_sum, reshape
 from spmd.core.util import merge_lists, partition_list
 from spmd.lax.arithmetic import add, div, log, mul, sub
@@ -43,7 +43,7 @@ _MOST_ROWS, _FEWEST_ROWS = 128, 16
 _CHUNKS, _LEAST_CHUNK = 4, 128
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attention:
     """Which scores there are: `scale * q k + bias`, where all masks and both conditions hold.
 

@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from spmd.core.context import attributed_to, current_trace
 from spmd.core.dtypes import canonical
 from spmd.core.errors import ArgumentError, DtypeError, PytreeError, ShapeError
 from spmd.core.primitive import Primitive, Refused
+from spmd.core.record import record
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, to_front
 from spmd.core.trace import EVAL
@@ -31,7 +31,7 @@ from spmd.core.util import function_name
 # ---- where a callback runs ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """Where a callback runs: the device (None outside pmap and shard_map) and its axis indices.
 
@@ -87,7 +87,7 @@ def at_place(place: Place) -> Iterator[None]:
 # ---- functions on the host ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Fixed:
     """An argument that is no array, by identity: what a callback is given as it is."""
 
@@ -100,7 +100,7 @@ class _Fixed:
         return id(self.value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HostFunction:
     """A user's function of pytrees as a function of flat NumPy arrays.
 
@@ -151,7 +151,7 @@ class HostFunction:
         return function_name(self.function)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Mapped:
     """A host function run for each example of a batch, in order; `flags` says what is batched."""
 

@@ -12,10 +12,10 @@ padded (or, with negative padding, cut). Along one spatial dim:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.record import record
 from spmd.lax.families import fail
 
 Pads: TypeAlias = tuple[tuple[int, int], ...]
@@ -155,7 +155,7 @@ def padtype_to_pads(
     return pads
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Windows:
     """Windows that slide over an array: one number (or pair) for each of its dims."""
 

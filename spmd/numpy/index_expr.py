@@ -7,7 +7,6 @@ into slices, dynamic slices, gathers and scatters.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from spmd import lax
 from spmd.core import dtypes
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, IndexingError, NonConcreteBooleanIndexError
+from spmd.core.record import record
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer
 from spmd.numpy.promotion import plain
@@ -23,12 +23,12 @@ from spmd.numpy.promotion import plain
 # ---- the parts ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NewDim:
     """`None`: a dim of size 1 in the result that consumes none of `x`."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Span:
     """A slice of one dim: elements `start`, `start + step`, ..., `size` of them."""
 
@@ -38,7 +38,7 @@ class Span:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Point:
     """One integer, not negative if it is static, that removes its dim."""
 
@@ -50,7 +50,7 @@ class Point:
         return isinstance(self.at, int)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Table:
     """An array of integers: an advanced index of one dim."""
 
@@ -61,7 +61,7 @@ class Table:
 Part = NewDim | Span | Point | Table
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class IndexExpr:
     """An index, parsed for arrays of one shape.
 

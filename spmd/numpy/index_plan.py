@@ -6,13 +6,13 @@ arrays of integers, or one that must not clip, becomes a `GatherPlan`, which ser
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from spmd import lax
 from spmd.core.aval import typeof
+from spmd.core.record import record
 from spmd.numpy.index_expr import IndexExpr, NewDim, Part, Point, Span, Table
 from spmd.numpy.promotion import broadcast_shapes_of, broadcast_to
 
@@ -21,7 +21,7 @@ INT32_MAX = np.iinfo(np.int32).max
 # ---- regions -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Region:
     """The block of an array that a static index selects, before dims are removed and added."""
 
@@ -77,7 +77,7 @@ def _ascending(span: Span) -> tuple[int, int, int]:
 # ---- gathers ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GatherPlan:
     """How an index is one gather: from `x` (with `inserted` dims) to a stack, then `added` dims.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +23,7 @@ from spmd.core.errors import (
     DtypeError,
     ShapeError,
 )
+from spmd.core.record import record
 from spmd.numpy.logic import as_bool, isnan
 from spmd.numpy.promotion import (
     as_array,
@@ -104,7 +104,7 @@ def _sum_dtype(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Reduction:
     """What distinguishes `sum` from `max`: its operation, and the value that changes nothing."""
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +20,7 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.device import Device, default_device
 from spmd.core.errors import DeletedError, MutationError, ShardingError
+from spmd.core.record import record
 from spmd.core.trace import in_place_message
 from spmd.sharding.aligned import aligned_copy
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
@@ -30,7 +30,7 @@ from spmd.sharding.pending import Pending
 BYTES_OFFSET = bytes.__basicsize__ - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shard:
     """One device's piece: which slices of the global array, and their values."""
 

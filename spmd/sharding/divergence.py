@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from spmd.core.aval import ShapedArray
 from spmd.core.call import impl_jaxpr
 from spmd.core.errors import CollectiveError, CollectiveWarning
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, all_eqns, subjaxprs
+from spmd.core.record import field, record
 from spmd.core.rewrite import dce
 from spmd.core.source import UNKNOWN, Source
 from spmd.core.util import split_list
@@ -35,7 +35,7 @@ MOST_ROUNDS = 10_000
 _EQUALISING = ("psum", "pmax", "pmin", "all_gather")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Given:
     """An input of a per-device program.
 
@@ -57,7 +57,7 @@ class Given:
         return any(row.tobytes() != first for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class _Fact:
     """What is known of a value: the axes it may vary over, the inputs that make it vary, its line.
 

@@ -14,13 +14,13 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core.errors import CollectiveError
+from spmd.core.record import field, record
 
 _LAYOUT = struct.Struct("<HHIqq24s48s160s")
 CALL_BYTES = _LAYOUT.size
@@ -46,7 +46,7 @@ class Kind(enum.IntEnum):
     PROGRAM = 10  # the comparison of a program that is about to run for the first time
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """One collective call: all that must be equal on every rank."""
 

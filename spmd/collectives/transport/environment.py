@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from spmd.core.record import record
 
 # Set by a rank for its child processes, which inherit the launcher's variables but are no ranks.
 OWNER = "SPMD_RANK_PROCESS"
@@ -27,7 +28,7 @@ OWNER = "SPMD_RANK_PROCESS"
 FAULTS = "SPMD_INJECT"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Environment:
     """What the environment says. `size` is None where only MPI knows it."""
 

@@ -18,7 +18,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,6 +26,7 @@ from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.collectives.transport.failure import REPORT_FILE, failure_text, is_supervised, user_line
 from spmd.collectives.transport.flight import FLIGHT, LEFT, RAISED
 from spmd.core.errors import PeerError
+from spmd.core.record import record
 from spmd.core.source import is_ours
 
 # For ranks in a wait to raise and report: they look every 50 ms at the latest, later on a busy
@@ -178,7 +178,7 @@ def _traceback(error: BaseException) -> str:
     return "Traceback (most recent call last):\n" + "".join(traceback.format_list(theirs)) + last
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NotedExit:
     """A call of `sys.exit`: its code, and the outermost frame of the program that made it."""
 

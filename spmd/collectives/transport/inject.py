@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.environment import FAULTS
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.core.errors import LaunchError
+from spmd.core.record import record
 
 ATTEMPT = "SPMD_RESTART"  # set by spmdrun: how often the job was started again
 
@@ -49,7 +49,7 @@ class InjectedFault(Exception):
     """What `raise` of `SPMD_INJECT` raises: a failure that was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fault:
     """One fault: what happens, to whom, and when."""
 

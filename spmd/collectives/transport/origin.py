@@ -6,10 +6,10 @@ compare more than the bytes they move, and so that every report names the user's
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Origin:
     """One place in a program from which collectives are called. Compared by identity: it is a key.
 

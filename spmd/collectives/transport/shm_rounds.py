@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.call import Call, Kind, dtype_name, make_call, pairs_detail
 from spmd.collectives.transport.origin import NOWHERE, Origin
 from spmd.collectives.transport.reduction import accumulator
+from spmd.core.record import field, record
 
 
 class Memory(enum.IntEnum):
@@ -35,7 +35,7 @@ class Memory(enum.IntEnum):
     CONSTANT = 5  # the pattern of the rounds
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """So many bytes into one of the memories."""
 
@@ -47,7 +47,7 @@ class Place:
         return Place(self.memory, self.index, self.offset + nbytes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Copy:
     """Copy `rows` runs of `width` bytes, so many bytes apart on either side."""
 
@@ -59,7 +59,7 @@ class Copy:
     source_stride: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Clear:
     """Write zeros."""
 
@@ -67,7 +67,7 @@ class Clear:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduce:
     """Combine `count` elements of the sources in order, and write the result to all targets.
 
@@ -82,21 +82,21 @@ class Reduce:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Meet:
     """Say that the slot is filled and wait for everyone; in the `first` step, compare calls."""
 
     first: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Show:
     """Let the others read from these places, from the next meeting on to the one after it."""
 
     places: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Read:
     """Copy rows from the memory of a rank's process: from what it showed under a number."""
 
@@ -113,7 +113,7 @@ class Read:
 Action = Copy | Clear | Reduce | Meet | Show | Read
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rounds:
     """What one rank does in one collective."""
 
@@ -129,7 +129,7 @@ class Rounds:
         return any(isinstance(action, Show) for action in self.actions)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """A device's buffer: `rows` rows of a block of `count` elements (for each member, or one)."""
 
@@ -148,7 +148,7 @@ class Operand:
         return self.rows * self.block
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Member:
     """A device that takes part: the rank of its process, and its number there."""
 
@@ -159,7 +159,7 @@ class Member:
 Groups = Sequence[Sequence[Member]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Take:
     """Take one block of each row of a device's input, and lay the rows so many bytes apart."""
 
@@ -169,7 +169,7 @@ class Take:
     stride: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sum:
     """Reduce what was taken to scratch memory into the output of a device."""
 
@@ -178,7 +178,7 @@ class Sum:
     sources: tuple[Place, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Limits:
     """Bytes of a slot, of a piece of a reduction, and from which on a reduction goes in parts.
 
@@ -480,7 +480,7 @@ def idle(devices: int, takes: Sequence[Take], sums: Sequence[Sum]) -> list[int]:
 # ---- cutting -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Run:
     """`rows` rows from `row` on, and of each the bytes [begin, begin + width)."""
 

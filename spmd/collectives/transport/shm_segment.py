@@ -13,10 +13,10 @@ import errno
 import mmap
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from spmd.core.errors import LaunchError
+from spmd.core.record import record
 
 PREFIX = "spmd-"
 # A file this old whose creator is gone was left by a crash. The age protects a creator that lives
@@ -24,7 +24,7 @@ PREFIX = "spmd-"
 STALE_SECONDS = 300.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Segment:
     """Mapped shared memory and the path under which other processes can map it too."""
 

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from spmd.core.record import record
 
 # Reads of the word before the first yield, while every rank has a core: about 10 µs, which covers
 # the skew of ranks that run the same program. With more ranks than cores a spin only keeps the
@@ -88,7 +89,7 @@ def fence() -> None:
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Patience:
     """How long to spin and to yield before parking."""
 

@@ -9,7 +9,7 @@ step; what would make a table too long is a loop around it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.product import argument_maps, block_epilogue
+from spmd.core.record import record
 
 # A panel of B this deep (f32) is 24 KiB: it stays in L1 beside what is read of A.
 _BLOCK_BYTES = 768
@@ -45,7 +46,7 @@ _FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
 # ---- decisions ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """A contraction ready to be compiled: the kernel, its run-time numbers and tables, units."""
 

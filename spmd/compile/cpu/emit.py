@@ -13,10 +13,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """What rendering needs to know of the CPU: register width in bits, and whether it has FMA."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -37,6 +36,7 @@ from spmd.compile.cpu.program import (
     walk,
 )
 from spmd.compile.cpu.reduce import Reduction
+from spmd.core.record import record
 
 # ---- the layout, shared with the executor --------------------------------------------------------
 
@@ -98,7 +98,7 @@ _INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
 StepsById: TypeAlias = Sequence[Step] | Mapping[int, Step]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Encoded:
     """The words of a program and what the runner must know about it."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
 from spmd.compile.cpu.emit import Target
@@ -56,6 +56,7 @@ from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Map, Store
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.product import Operand, Product, argument_maps, block_epilogue, plain_store
+from spmd.core.record import field, record
 
 MOST_BATCH_DIMS = 3
 
@@ -83,7 +84,7 @@ _BYTES_PER_NS = 12.0
 _SLACK = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """A product ready to be compiled: the kernel, its run-time numbers and what they refer to."""
 
@@ -287,7 +288,7 @@ def packing_step(
 # ---- the plan ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Planner:
     """Collects the decisions on one oriented product."""
 

@@ -9,18 +9,18 @@ so the first product of a machine does not wait for tiles of other shapes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 from spmd.compile.cpu.reduce import round_to_bfloat
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
+from spmd.core.record import record
 
 # How kernel dtypes lie in memory.
 STORED = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double"}
 NBYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Vectors:
     """The arithmetic of a product: vectors of `carried` (f32 or f64), as wide as the registers."""
 
@@ -164,7 +164,7 @@ STEPS = 2
 _ROWS_OF_POINTER = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tile:
     """C[rows, columns] (+)= A[rows, k] B[k, columns] for `rows` rows and `width` vectors.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from spmd.compile.cpu.runtime_ir_execute import COARSE_PS
 from spmd.compile.kernel.product import Product
+from spmd.core.record import record
 
 # Columns of a unit that packs B for itself: its block stays in the L2 cache.
 UNIT_COLUMNS = 512
@@ -39,7 +39,7 @@ def flops_per_ns(vector_bytes: int, nbytes: int) -> float:
     return _FLOPS_PER_NS[vector_bytes] * 4 / nbytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cut:
     """What a cut of a product into units depends on."""
 

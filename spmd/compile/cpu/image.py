@@ -12,7 +12,7 @@ from __future__ import annotations
 import marshal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from spmd.compile.hostcalls import find, keep, keep_dtype
 from spmd.core.aval import ShapedArray
 from spmd.core.config import SETTINGS, config
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.record import record
 from spmd.core.trace import to_numpy
 
 # Constants that passes made are part of the image up to so many bytes; larger ones are not worth
@@ -46,7 +47,7 @@ _IRRELEVANT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Image:
     """A program without its schedule, in built-in types only, which is what `marshal` writes.
 

@@ -12,16 +12,16 @@ import ctypes
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from spmd.compile.cpu.allocator import ALIGNMENT, Block, SizeClass
+from spmd.core.record import record
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """Byte offsets of what native code reads and writes in an `Array`, a `Block`, any object."""
 
@@ -41,7 +41,7 @@ class Layout:
     int_digits: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TreeLayout:
     """Byte offsets of what native code reads and writes in a `TreeDef`."""
 

@@ -18,7 +18,6 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any
@@ -34,12 +33,13 @@ from spmd.compile.cpu.units import (
     symbols_of,
 )
 from spmd.core.config import config
+from spmd.core.record import record
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Host:
     """The processor that code is generated for."""
 
@@ -378,7 +378,7 @@ class Batch:
         self._team.drop()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Unit:
     """Object code as it is loaded: its name in the object cache and the symbols it defines."""
 

@@ -12,12 +12,12 @@ body reads `xs[i]` and writes `ys[i]` in place.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from spmd.collectives.transport.shm_rounds import Rounds
+from spmd.core.record import field, record
 
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
@@ -30,7 +30,7 @@ LANE = -1
 ASSUMED_TRIPS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slot:
     """An address relative to a frame: `frame[base] + offset + sum(index[level] * stride)`.
 
@@ -44,7 +44,7 @@ class Slot:
     strides: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """A slot seen as a C-contiguous array, the way a callback receives it."""
 
@@ -58,7 +58,7 @@ class View:
         return math.prod(self.shape) * self.dtype.itemsize  # asked in every callback
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KernelStep:
     """Call native code `void fn(ptr args, ptr sizes, i64 begin, i64 end)` over `units` of work.
 
@@ -81,7 +81,7 @@ class KernelStep:
     is_open: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyStep:
     """Copy `nbytes` bytes from `source` to `target`; the two may overlap."""
 
@@ -90,7 +90,7 @@ class CopyStep:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CallbackStep:
     """Call Python: `function(device, inputs, outputs)` with lists of NumPy views of the slots.
 
@@ -108,7 +108,7 @@ class CallbackStep:
     name: str = "callback"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForStep:
     """Run `body` a known number of times: `trips` is a number, or a slot holding one.
 
@@ -124,7 +124,7 @@ class ForStep:
     max_trips: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ParallelStep:
     """Run `body` for each index of the dims `trips`, in any order, on up to `lanes` threads.
 
@@ -138,7 +138,7 @@ class ParallelStep:
     lanes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GangStep:
     """Run kernels that do not depend on each other, their units in any order, as one shared job.
 
@@ -148,7 +148,7 @@ class GangStep:
     steps: tuple[KernelStep, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WhileStep:
     """Run `test`, read the bool at `predicate`, and as long as it is true run `body` and repeat.
 
@@ -160,7 +160,7 @@ class WhileStep:
     body: tuple["Step", ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CondStep:
     """Run one of `branches`, chosen by the integer at `index` (clamped into their range).
 
@@ -173,7 +173,7 @@ class CondStep:
     index_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.int32))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CollectiveStep:
     """Combine or exchange a value between the local devices of each group.
 
@@ -212,7 +212,7 @@ class CollectiveStep:
     name: str = "collective"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankStep:
     """A collective with other processes of this host, through memory that they share.
 
@@ -246,7 +246,7 @@ Step = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """A list of steps and the sizes in bytes of the bases they address (None: not known).
 

@@ -11,11 +11,11 @@ was accumulated before. Sums of bools are `or`, products `and`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from spmd.compile.cpu.loader import compile_texts, host
 from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
 from spmd.core.errors import DtypeError
+from spmd.core.record import record
 
 OPERATORS = ("sum", "prod", "max", "min", "and", "or", "xor")
 
@@ -23,7 +23,7 @@ OPERATORS = ("sum", "prod", "max", "min", "and", "or", "xor")
 _VECTORS = 4
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Element:
     """How a dtype lies in memory (`stored`) and in registers (`carried`)."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 
 from spmd.compile.cpu.emit import Module, Target
 from spmd.compile.cpu.render_access import is_near
@@ -38,6 +37,7 @@ from spmd.compile.kernel.ir import (
     is_serial,
 )
 from spmd.compile.kernel.space import is_elementwise, normalise
+from spmd.core.record import record
 
 # Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
 # threads share 10 000 elements, large enough that starting a unit costs nothing.
@@ -62,7 +62,7 @@ NS_PER_CALL = 8.0
 NS_PER_UNIT = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rendered:
     """A kernel as LLVM text: `units` independent units of about `cost_ns` nanoseconds each."""
 

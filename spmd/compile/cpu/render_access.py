@@ -9,12 +9,13 @@ block is as short for all its rows, and masked instructions are used instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeAlias
 
 from spmd.compile.cpu.emit import Emitter
 from spmd.compile.cpu.render_convert import element_of, from_memory, memory_element, to_memory
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
+from spmd.core.record import field, record
 
 # Up to this distance between lanes reading what lies between them costs less than single reads.
 MOST_NEAR = 4
@@ -23,7 +24,7 @@ Parts: TypeAlias = tuple[str, ...]
 Update: TypeAlias = Callable[[Parts, Parts], Parts]
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Tail:
     """How the current block of lanes may be short.
 
@@ -39,7 +40,7 @@ class Tail:
     copies: list[tuple[str, str, int]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """The address of one access: a base pointer's argument and element index, and the lanes' way.
 

@@ -13,17 +13,17 @@ be denormal, which takes a hundred times as long, it is left out (quotients that
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 
 from spmd.compile.cpu.emit import rounded
 from spmd.compile.cpu.floats import Floats
+from spmd.core.record import record
 
 # By the bits of the element: exponents beyond which a divisor is scaled, by so many binary digits.
 _FAR = {32: (100, 64), 64: (900, 512)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Inverse:
     """1 / divisor, of a divisor times `scale`: operands of some width, or of every width.
 

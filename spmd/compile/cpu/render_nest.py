@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -20,6 +19,7 @@ from spmd.compile.cpu.render_reduce import Accumulator
 from spmd.compile.cpu.render_tile import is_transposed, stage
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_serial
+from spmd.core.record import record
 
 # Row buffers beyond this live on the heap: worker threads have small stacks.
 STACK_BYTES = 32 * 1024
@@ -38,7 +38,7 @@ _MASK_REGISTERS = (8, 16, 32, 64)
 LoopBody: TypeAlias = Callable[[str, list[str]], list[str]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """The shape of the code.
 
@@ -53,7 +53,7 @@ class Plan:
     tile_dim: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sweep:
     """One ROW pass being written: its accumulators and scans, and the types its loops carry."""
 

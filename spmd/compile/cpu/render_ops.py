@@ -8,7 +8,6 @@ by too much, saturating conversions) is written out here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from spmd.compile.cpu import render_complex
 from spmd.compile.cpu.emit import Emitter
@@ -23,9 +22,10 @@ from spmd.compile.cpu.render_convert import (
 from spmd.compile.cpu.render_divide import Inverse, divide, inverse_of_constant
 from spmd.compile.cpu.vectormath import call_function
 from spmd.compile.kernel.dtypes import kind
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Value:
     """A rendered value: its kernel dtype, its operands (re and im if complex), its lanes.
 

@@ -11,7 +11,6 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from spmd.compile.cpu.loader import available_cores, compile_written
 from spmd.compile.cpu.runtime_ir_control import control_texts
@@ -25,11 +24,12 @@ from spmd.compile.cpu.runtime_ir_ranks import rank_texts
 from spmd.compile.cpu.runtime_ir_wait import wait_texts
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
+from spmd.core.record import record
 
 _lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Runtime:
     """The entry points of the native runtime."""
 
@@ -45,7 +45,7 @@ class Runtime:
     queue: QueueCalls
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class QueueCalls:
     """The functions of `runtime_ir_queue.py`; `wait` and `stop` release the GIL."""
 

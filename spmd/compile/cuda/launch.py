@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from spmd.core.record import record
 
 # What every GPU from sm_80 on gives a block without asking; more needs the launcher's opt-in.
 SHARED_WITHOUT_ASKING = 48 * 1024
@@ -10,7 +10,7 @@ SHARED_WITHOUT_ASKING = 48 * 1024
 MOST_SHARED = 99 * 1024
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """How a function is started: blocks of the grid, threads (x, y) of a block, shared bytes.
 
@@ -28,7 +28,7 @@ class Launch:
         return self.block[0] * self.block[1]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Function:
     """One `__global__` function: its symbol (a hash of its text), text, and launch.
 
@@ -43,7 +43,7 @@ class Function:
     barriers: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rendered:
     """A kernel for CUDA: functions to launch one after the other on one stream.
 

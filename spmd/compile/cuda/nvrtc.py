@@ -14,8 +14,9 @@ import ctypes
 import functools
 import importlib.metadata
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from spmd.core.record import record
 
 DISTRIBUTION = "nvidia-cuda-nvrtc"
 
@@ -28,7 +29,7 @@ class NvrtcError(Exception):
     """CUDA source does not compile, which is a mistake of the renderer, or NVRTC is missing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Usage:
     """What a function takes of a multiprocessor: registers of a thread, bytes, barriers."""
 
@@ -43,7 +44,7 @@ class Usage:
         return f"{self.registers} registers, {spills} bytes spilled, {self.barriers} barriers"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Compiled:
     """Machine code for one architecture, and what each function uses."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd.compile.cuda.launch import Launch
 from spmd.compile.cuda.render_body import LARGEST_INT, Body
@@ -25,6 +24,7 @@ from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.dtypes import from_bits, itemsize
 from spmd.compile.kernel.ir import Const, Kernel, Load, Map, Op, Store
 from spmd.compile.kernel.product import Operand, Product
+from spmd.core.record import record
 
 SIDE = 16  # threads along either side of a tile, and the depth of a slab
 THREADS = SIDE * SIDE
@@ -103,7 +103,7 @@ def _operation(b: Builder, op: str, operands: Sequence[int], dtype: str, attr: i
 # ---- tiles -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tiling:
     """Sums of a thread along m and n, tiles of the grid, elements between columns of slabs."""
 

@@ -9,7 +9,6 @@ in a scratch array.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from spmd.compile.cuda.launch import MOST_SHARED, Launch
 from spmd.compile.cuda.render_body import Body
@@ -35,6 +34,7 @@ from spmd.compile.kernel.ir import (
     is_sequential,
 )
 from spmd.compile.kernel.ops import ARG_REDUCERS
+from spmd.core.record import record
 
 THREADS = 256
 MOST_TEAM = 1024
@@ -48,7 +48,7 @@ COLUMNS = 32
 REGISTERS, SHARED, SCRATCH = "registers", "shared memory", "a scratch array"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RowPlan:
     """How a row kernel is spread: `team` threads for each of `points` outer points of a block.
 

@@ -13,7 +13,6 @@ product's, its result may be followed by an epilogue, a kernel that runs on fini
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,12 @@ from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import check_epilogue
+from spmd.core.record import record
 
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dims:
     """Some dims: their sizes, and the strides along them in two arrays, in elements."""
 
@@ -72,7 +72,7 @@ def dims_of(triples: Sequence[tuple[int, int, int]]) -> Dims:
     return Dims(*(tuple(d[k] for d in kept) for k in range(3)))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contraction:
     """The arguments are A, B and out, each from its element at index zero of everything.
 

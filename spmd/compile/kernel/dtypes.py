@@ -7,13 +7,13 @@ are stored or converted to that dtype, not after each operation. Bools are store
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import ml_dtypes
 import numpy as np
 
+from spmd.core.record import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class DType:
     """A dtype of kernels: `kind` is b(ool), i(nt), u(nsigned), f(loat) or c(omplex)."""
 

@@ -25,8 +25,9 @@ The law of the IR is `check.py`, its meaning is `interpret.py`, its operations a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from spmd.core.record import field, record
 
 ROW = "row"
 POINT = "point"
@@ -35,7 +36,7 @@ POINT = "point"
 # ---- arguments and index maps -----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arg:
     """One flat array the kernel is given: `size` elements of `dtype`, read and/or written.
 
@@ -49,7 +50,7 @@ class Arg:
     role: str = "in"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Map:
     """Where in an argument a point of the space reads or writes, counted in elements.
 
@@ -68,7 +69,7 @@ class Map:
 # ---- instructions: each defines the value `out` -------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Const:
     """A constant, kept as its bit pattern so that NaNs and -0.0 compare and hash exactly.
 
@@ -80,7 +81,7 @@ class Const:
     bits: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Iota:
     """The index of dim `dim` (numbered through outer, then inner dims) at the current point."""
 
@@ -89,7 +90,7 @@ class Iota:
     dim: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Op:
     """A scalar operation of `ops.OPS` on earlier values; `attr` is integer_pow's exponent."""
 
@@ -100,7 +101,7 @@ class Op:
     attr: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Load:
     """Read argument `arg` at `map`.
 
@@ -117,7 +118,7 @@ class Load:
     fill: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadRow:
     """Read what an earlier pass kept in row buffer `buffer` for this element of the row."""
 
@@ -126,7 +127,7 @@ class LoadRow:
     buffer: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scan:
     """The running combination of `operand` along the row, this element included (cumsum, cummax).
 
@@ -148,7 +149,7 @@ Instr: TypeAlias = Const | Iota | Op | Load | LoadRow | Scan
 # ---- ends of a pass -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Store:
     """Write `value` to argument `arg` at `map` (nothing where `guard` is false).
 
@@ -169,7 +170,7 @@ class Store:
     apart: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoreRow:
     """Keep `value` in row buffer `buffer`, for later passes over the same row."""
 
@@ -177,7 +178,7 @@ class StoreRow:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reduce:
     """Combine `operand` over the row of a ROW pass into `out`, a value of the outer point.
 
@@ -196,7 +197,7 @@ class Reduce:
 # ---- passes and the kernel --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pass:
     """One sweep: `level` ROW runs for each element of the row, POINT once for the outer point."""
 
@@ -206,7 +207,7 @@ class Pass:
     reductions: tuple[Reduce, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Kernel:
     """A loop nest over `outer` x `inner` points; see the module's docstring.
 

@@ -17,12 +17,12 @@ Meaning where Python, C and NumPy differ (the rules of XLA, which JAX users know
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OpInfo:
     """What an operation accepts: operand kinds, how many, and the rule of its result dtype.
 

@@ -9,18 +9,18 @@ how wide panels are, is for a backend to say.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from spmd.compile.kernel.dtypes import DTYPES, itemsize
 from spmd.compile.kernel.product import Operand, view
+from spmd.core.record import record
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Packing:
     """B of k x n for each index of the batch dims, to panels of `panel` columns.
 

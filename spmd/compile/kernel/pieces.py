@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -32,6 +32,7 @@ from spmd.compile.kernel.ir import (
     operands_of,
 )
 from spmd.compile.kernel.space import is_elementwise
+from spmd.core.record import field, record
 
 # The least points of a piece: less work is not worth a kernel.
 LEAST_POINTS = 4096
@@ -48,7 +49,7 @@ _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece:
     """A kernel for a part of the space of another.
 
@@ -81,7 +82,7 @@ def cut_pieces(kernel: Kernel, least: int = LEAST_POINTS) -> tuple[Piece, ...]:
 # ---- conditions on an index --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Line:
     """A value that is `start + step * (index of dim)`; a constant has a step of 0."""
 
@@ -90,7 +91,7 @@ class _Line:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Condition:
     """The value `out`: whether one line is less (or more) than another, along one dim."""
 
@@ -182,7 +183,7 @@ def _combined(op: str, operands: list[_Line]) -> _Line | None:
 # ---- one piece ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class _Cutter:
     """Writes a kernel for the points from `begin` on along a dim."""
 

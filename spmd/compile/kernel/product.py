@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,11 +27,12 @@ from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, kind
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import ROW, Arg, Const, Instr, Kernel, Load, Map, Op, Store
+from spmd.core.record import record
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operand:
     """The layout of A or B: strides in elements, any sign, 0 for a broadcast dim.
 
@@ -53,7 +54,7 @@ class Operand:
         return replace(self, row=self.column, column=self.row)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Product:
     """A of m x k times B of k x n for each index of the batch dims, then the epilogue.
 
@@ -268,7 +269,7 @@ def _strided(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> 
 # ---- joining a kernel to a product -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """Where the user's C lies: the sizes of (*batch, m, n), its strides along them, its dtype."""
 

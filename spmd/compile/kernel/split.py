@@ -8,7 +8,7 @@ results are the same bits for any number of threads.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, to_bits
@@ -29,9 +29,10 @@ from spmd.compile.kernel.ir import (
     Store,
 )
 from spmd.compile.kernel.ops import ARG_REDUCERS
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chunks:
     """How finely reductions are split; it depends on the kind of machine, never on its load.
 
@@ -50,7 +51,7 @@ ENOUGH_POINTS = 32
 CHUNKS = Chunks(CHUNK_ELEMENTS, most=256, enough_points=ENOUGH_POINTS)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Split:
     """A reduction in two steps.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from spmd.compile.kernel.build import Builder
@@ -41,6 +41,7 @@ from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Contract, Launch, Multiply, Ref
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
+from spmd.core.record import record
 from spmd.core.util import product
 from spmd.lax.conv import windows_of
 from spmd.lax.conv_dims import Windows
@@ -121,7 +122,7 @@ def _dtype_of_sums(lhs: str | None, out: str | None) -> str | None:
     return "f64" if "f64" in (lhs, out) else "f32"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Array:
     """Where an operand or result is: its sizes and strides in canonical order of dims."""
 
@@ -139,7 +140,7 @@ class Array:
 # ---- phases ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Phase:
     """Along one spatial dim: the windows `first`, `first + period`, ... and their taps.
 

@@ -8,7 +8,6 @@ index. Moving equations only change the index; elementwise ones become nodes; in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from spmd.compile.lower.index import (
 )
 from spmd.core import dtypes
 from spmd.core.ir import Atom, Eqn, Literal, Var
+from spmd.core.record import record
 from spmd.lax.windows import GatherScatterMode
 
 REDUCTIONS = {
@@ -84,7 +84,7 @@ def _own_cost(kind: str, data: Any) -> int:
     return 0 if kind == "const" else 2 * EXPENSIVE_COST if kind == "scan" else 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LoadAt:
     """Where a load reads: an argument, the address, and which operands belong to what.
 
@@ -344,7 +344,7 @@ class Expressions:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """A point of a stack of windows: its index vector, and the static part of its position."""
 

@@ -9,15 +9,15 @@ read, or gives None where that is not affine (a reshape that cuts a dim unevenly
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TypeAlias
 
 from spmd.core.ir import Eqn
+from spmd.core.record import record
 from spmd.core.util import product
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Affine:
     """`offset + sum(coefficient * index of a space dim)`; `terms` are (dim, coefficient)."""
 

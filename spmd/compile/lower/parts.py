@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd.compile.kernel.build import Builder
 from spmd.compile.lower.elementwise import storage_dtype
@@ -18,10 +17,11 @@ from spmd.compile.lower.index import strides_of
 from spmd.compile.lower.lowering import ALIASES, Lowering, aims, host, rule
 from spmd.compile.lower.schedule import Copy, Launch, Ref
 from spmd.core.ir import Atom, Eqn, Var
+from spmd.core.record import record
 from spmd.core.util import product
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """Some elements of the array at `ref`, which has `size` elements; strides in elements."""
 

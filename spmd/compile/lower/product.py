@@ -9,7 +9,7 @@ integers and of complex numbers are ordinary kernels that reduce over the depth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from spmd.compile.kernel.build import Builder
@@ -31,13 +31,14 @@ from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import Launch, Multiply, Ref
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn
+from spmd.core.record import record
 from spmd.core.util import product
 from spmd.lax.dot import DimensionNumbers
 
 MAX_BATCH_DIMS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dim:
     """One dim of a product: its size, and the stride along it in each of some arrays."""
 
@@ -107,7 +108,7 @@ def multiply_with(follower: Follower) -> bool:
     return True
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class View:
     """A `dot_general` as a product, still without epilogue, and where its result lies."""
 
@@ -180,7 +181,7 @@ class _Strides:
         self.strides = tuple(strides)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Side:
     """One operand, and how it is walked through."""
 

@@ -9,7 +9,6 @@ kept in a row buffer if it is not.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.ir import Kernel
@@ -18,6 +17,7 @@ from spmd.compile.lower.expression import Expressions, Node, need_dtype
 from spmd.compile.lower.index import ZERO, Affine, dim, strides_of
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.record import record
 
 # A node may be computed again in a later pass if it costs at most this (a load costs 1, an exp 16).
 RECOMPUTE_COST = 4
@@ -27,7 +27,7 @@ RECOMPUTE_COST = 4
 NO_DIM = -1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Space:
     """The space of a group, and for each of its outputs which space dim each dim runs along."""
 
@@ -44,7 +44,7 @@ class Space:
         return f"{outer}({inner})" if self.inner else outer
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Layout:
     """Where an output's elements lie in a larger array: array `array` has `size` elements."""
 

@@ -8,7 +8,6 @@ their place in the arena, `executable` turns the steps into those of the runtime
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.product import Product
 from spmd.core.aval import ShapedArray
+from spmd.core.record import field, record
 from spmd.core.source import UNKNOWN, Source
 
 # ---- buffers -----------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class Buffer:
         return f"{self.kind}{self.number}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ref:
     """A place: `offset` bytes into a buffer, plus (loop level, bytes per iteration) strides."""
 
@@ -69,7 +69,7 @@ class Ref:
 # ---- steps -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     """Run a kernel over the values at `refs`, one for each of its arguments."""
 
@@ -79,7 +79,7 @@ class Launch:
     source: Source = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Multiply:
     """Run a product over A at `refs[0]`, B at `refs[1]` and its epilogue's arguments."""
 
@@ -89,7 +89,7 @@ class Multiply:
     source: Source = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pack:
     """Write the columns of B at `refs[0]` to `refs[1]` in panels, as products read them."""
 
@@ -103,7 +103,7 @@ class Pack:
 MOST_KEPT = 64
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sort:
     """Sort rows of unsigned 64-bit words in place, stably by their upper halves.
 
@@ -119,7 +119,7 @@ class Sort:
     source: Source = UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Contract:
     """Run a contraction over windows: A at `refs[0]`, B at `refs[1]`, the result at `refs[2]`.
 
@@ -137,7 +137,7 @@ class Contract:
         return 2 * self.contraction.multiply_adds * self.contraction.batch[0]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Copy:
     """Copy bytes."""
 
@@ -146,7 +146,7 @@ class Copy:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Host:
     """Run a Python function on NumPy views: what has no native step.
 
@@ -165,7 +165,7 @@ class Host:
     effects: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Exchange:
     """A collective between the devices of this process; the fields are those of the runtime's."""
 
@@ -181,7 +181,7 @@ class Exchange:
     name: str = "collective"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankExchange:
     """A collective with other processes, by native code: `rounds` over a group's memory.
 
@@ -199,7 +199,7 @@ class RankExchange:
     name: str = "collective"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loop:
     """Run `body` a fixed number of times."""
 
@@ -208,7 +208,7 @@ class Loop:
     reverse: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parallel:
     """Run `body` for each index of some dims, in any order or at the same time.
 
@@ -221,7 +221,7 @@ class Parallel:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class While:
     """Run `test`; while the bool at `predicate` is true run `body` and repeat."""
 
@@ -230,7 +230,7 @@ class While:
     body: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Branch:
     """Run one of `branches`, chosen by the integer (or bool) at `index`."""
 
@@ -328,7 +328,7 @@ def walk(steps: Sequence[Step]) -> Iterator[Step]:
 # ---- the whole ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Schedule:
     """The steps of a program, its buffers, and what its results are.
 

@@ -9,7 +9,6 @@ the keys says from where each operand is gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from spmd.compile.kernel.build import Builder
@@ -19,6 +18,7 @@ from spmd.compile.lower.index import strides_of
 from spmd.compile.lower.lowering import Lowering, host, rule
 from spmd.compile.lower.schedule import MOST_KEPT, TEMP, Launch, Ref, Sort
 from spmd.core.ir import Eqn
+from spmd.core.record import record
 from spmd.core.util import product
 
 # Writes a part of a key as a "u32", from the key's value.
@@ -125,7 +125,7 @@ def _ordered(b: Builder, x: int, dtype: str, signs_differ: bool) -> int:
 # ---- the steps ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Along:
     """An operand or a result seen from the sorted dim: strides of the others, and along it."""
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
 from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.record import record
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.core.util import product
 from spmd.lax.array import iota_p
@@ -59,7 +59,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
     return finish(writer, closed)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Chain:
     """What becomes a loop: equations up to a product, and how the loops lie in their values."""
 

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.record import record
 from spmd.core.structural import permute_dims_p
 from spmd.core.util import product, split_list
 from spmd.lax.dot import DimensionNumbers, dot_general_p
@@ -51,7 +51,7 @@ def products_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
     return finish(writer, closed)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Sum:
     """A carried value to which each round adds a product or a sum, seen through permutations."""
 

@@ -11,7 +11,6 @@ which in a training step is taken from the forward pass until the backward pass 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
@@ -22,6 +21,7 @@ from spmd.compile.passes.fuse import MAX_EQNS
 from spmd.compile.passes.substitute import finish, map_subjaxprs, nests, start
 from spmd.compile.passes.worth import ROUND_TRIP
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.record import record
 
 # Smaller values are no burden.
 LEAST_BYTES = 1 << 12
@@ -36,7 +36,7 @@ def recompute(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _Recomputer(closed).run()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Recipe:
     """How a value comes about inside its group, from values that are outside of it."""
 

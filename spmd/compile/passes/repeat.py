@@ -11,17 +11,17 @@ and the others are compared with it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.compile.lower.index import Index
 from spmd.core.ir import Literal
+from spmd.core.record import record
 
 # Of the roots of one kind, so many ways to grow are kept: a layer may have several like sums.
 MOST_GROWTHS = 8
 
 
-@dataclass(slots=True)
+@record(frozen=False)
 class Asked:
     """An equation that was asked to join a group, and what was found around it."""
 
@@ -33,7 +33,7 @@ class Asked:
     joined: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Growth:
     """A group that grew, told without the names of its equations.
 
