@@ -199,19 +199,20 @@ def records():
         if name.startswith("spmd."):
             for value in vars(module).values():
                 if isinstance(value, type) and "__dataclass_fields__" in vars(value):
-                    found[value.__module__, value.__qualname__] = value
-    return found
+                    code = getattr(value.__init__, "__code__", None)
+                    if code is not None and code.co_filename.startswith("<spmd record"):
+                        found[value.__module__, value.__qualname__] = value
+    return list(found.values())
 
 
 def test_the_records_of_spmd_take_what_dataclasses_would_take():
     seen = records()
     assert len(seen) > 80
-    for cls in seen.values():
-        if "__dataclass_params__" in vars(cls) and not cls.__dataclass_params__.init:
-            fields = [f for f in dataclasses.fields(cls) if f.init]
-            parameters = list(inspect.signature(cls).parameters.values())
-            assert [p.name for p in parameters] == [f.name for f in fields]
-            assert [p.default is p.empty for p in parameters] == [
-                f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-                for f in fields
-            ]
+    for cls in seen:
+        fields = [f for f in dataclasses.fields(cls) if f.init]
+        parameters = list(inspect.signature(cls).parameters.values())
+        assert [p.name for p in parameters] == [f.name for f in fields]
+        assert [p.default is p.empty for p in parameters] == [
+            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            for f in fields
+        ]
