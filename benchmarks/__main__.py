@@ -27,7 +27,7 @@ from benchmarks.collectives import digest, measure_collectives, osu_table, plot
 from benchmarks.compile_time import measure_compile
 from benchmarks.limits import capacities
 from benchmarks.measure import BLOCKS, QUICK_BLOCKS, QUICK_SIDES, Failure, Result, Team, measure
-from benchmarks.memory import measure_memory
+from benchmarks.memory import FREED_AT_ONCE, measure_memory
 from benchmarks.report import compare, load, load_average, machine_to_ourselves, record, save, show
 from benchmarks.sides import load_side
 
@@ -48,7 +48,7 @@ def run(
         return measure_collectives(only, quick, sides, _progress)
     if subject == "memory":
         planned = [case for name in PLANNED for case in SUBJECTS[name]() if plans(case)]
-        with Team() as team:
+        with Team(more=FREED_AT_ONCE) as team:
             return measure_memory([c for c in planned if only in c.name], team, _progress)
     cases = [case for case in SUBJECTS[subject]() if only in case.name]
     results: list[Result | Failure] = []

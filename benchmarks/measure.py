@@ -15,10 +15,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -78,14 +79,14 @@ class WorkerError(RuntimeError):
 class Worker:
     """A side's process; `ask` sends one command and waits for its answer."""
 
-    def __init__(self, side: str, devices: int, x64: bool):
+    def __init__(self, side: str, devices: int, x64: bool, more: Mapping[str, str]):
         self.side = side
         self.process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.worker", side],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(side, devices, x64),
+            env={**environment(side, devices, x64), **more},
             cwd=ROOT,
         )
 
@@ -142,10 +143,15 @@ def environment(side: str, devices: int = 1, x64: bool = False) -> dict[str, str
 
 
 class Team:
-    """The processes of all sides for one kind of case; a process that ended is started anew."""
+    """The processes of all sides for one kind of case; a process that ended is started anew.
 
-    def __init__(self, devices: int = 1, x64: bool = False):
-        self._settings = (devices, x64)
+    `more` is what their environment has besides.
+    """
+
+    def __init__(
+        self, devices: int = 1, x64: bool = False, more: Mapping[str, str] = MappingProxyType({})
+    ):
+        self._settings = (devices, x64, dict(more))
         self._workers: dict[str, Worker] = {}
 
     def __getitem__(self, side: str) -> Worker:

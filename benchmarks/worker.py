@@ -7,6 +7,7 @@ frameworks in one process would compete with their thread pools.
     {"prepare": case, "save": path} -> {"seconds": one call's time after warming up}
     {"samples": n, "inner": m}      -> {"seconds": [n averages over m calls each]}
     {"memory": case}                -> {"seconds": bytes that are planned for it}
+    {"measured": case}              -> {"seconds": bytes by which the process grows in a call}
     any of them, if it raises       -> {"error": the exception}
 """
 
@@ -24,7 +25,7 @@ import numpy
 
 from benchmarks.cases import find_case
 from benchmarks.limits import Limit
-from benchmarks.memory import planned
+from benchmarks.memory import measured, planned
 from benchmarks.sides import Side, load_side
 
 # The results of which call are compared: a program whose state goes round has then shown that its
@@ -125,6 +126,9 @@ def main() -> None:
             answer: Any
             if "memory" in command:
                 answer = planned(find_case(command["memory"]), bench.side)
+            elif "measured" in command:
+                bench.run = bench.wait = None
+                answer = measured(find_case(command["measured"]), bench.side)
             elif "prepare" in command:
                 answer = bench.prepare(command["prepare"], command["save"])
             else:

@@ -23,7 +23,7 @@ from benchmarks.measure import (
     environment,
     measure,
 )
-from benchmarks.memory import planned
+from benchmarks.memory import measured, planned
 from benchmarks.report import compare, record, show, slower, summary, table
 from benchmarks.sides import load_side
 
@@ -101,6 +101,20 @@ def test_each_side_gets_its_own_settings(monkeypatch):
     assert environment("jax", devices=4)["XLA_FLAGS"].endswith("device_count=4")
     assert environment("spmd", devices=4)["SPMD_NUM_CPU_DEVICES"] == "4"
     assert environment("spmd", x64=True)["SPMD_ENABLE_X64"] == "1"
+
+
+def test_a_call_grows_the_process_by_its_result_and_what_it_needs():
+    result = 1000 * 1024 * 4
+    shapes = (
+        ("kernels/softmax, 1000 x 1024", 1),
+        ("kernels/gradient of layernorm, 1000 x 1024", 3),
+    )
+    for name, values in shapes:
+        found = measured(find_case(name), load_side("spmd"))
+        if not found:
+            pytest.skip("this system does not say how large a process was")
+        # Pages of 2 MiB, and threads that count by themselves.
+        assert abs(found["measured"] - values * result) < values * 2**21
 
 
 def test_memory_is_what_the_compiler_planned():

@@ -185,6 +185,11 @@ class Queue:
                 arena = self._arenas[device] = alloc(nbytes)
             return arena
 
+    def release_arenas(self) -> None:
+        """Let go of the arenas, which jobs under way keep until they end."""
+        with self.lock:
+            self._arenas.clear()
+
     def holders(self, block: Any) -> int:
         """How many jobs under way keep a block. The lock is held."""
         key = id(block)
