@@ -88,7 +88,16 @@ _FIELDS = frozenset(f.name for f in fields(Eqn))
 class Jaxpr:
     """Equations in order, with the variables that come in and the atoms that go out."""
 
-    __slots__ = ("arg_names", "constvars", "effects", "eqns", "invars", "name", "outvars")
+    __slots__ = (
+        "_nested",
+        "arg_names",
+        "constvars",
+        "effects",
+        "eqns",
+        "invars",
+        "name",
+        "outvars",
+    )
 
     def __init__(
         self,
@@ -107,6 +116,14 @@ class Jaxpr:
         self.name = name
         # As the user wrote them, of the last inputs; constants may have become inputs before them.
         self.arg_names = tuple(arg_names)
+        self._nested: frozenset[Eqn] | None = None
+
+    @property
+    def nested(self) -> frozenset[Eqn]:
+        """The equations with closed jaxprs among their parameters; most programs have none."""
+        if self._nested is None:
+            self._nested = frozenset([eqn for eqn in self.eqns if eqn.params and _nests(eqn)])
+        return self._nested
 
     def replace(self, **changes: Any) -> Jaxpr:
         """The same jaxpr with some fields changed."""
@@ -157,6 +174,14 @@ class ClosedJaxpr:
         return str(self.jaxpr)
 
     __repr__ = __str__
+
+
+def _nests(eqn: Eqn) -> bool:
+    for value in eqn.params.values():
+        kind = type(value)
+        if kind is ClosedJaxpr or (kind is tuple and ClosedJaxpr in map(type, value)):
+            return True
+    return False
 
 
 def subjaxprs(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:

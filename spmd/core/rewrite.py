@@ -138,6 +138,8 @@ def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
 
 def prune_consts(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Drop constants that no equation and no output reads."""
+    if not closed.consts:
+        return closed
     jaxpr = closed.jaxpr
     used: set[Any] = {v for e in jaxpr.eqns for v in e.invars}
     used.update(jaxpr.outvars)

@@ -338,8 +338,7 @@ def test_reachability_by_bits_is_that_of_a_walk(monkeypatch):
     def between(self, start, end):
         found = at_once(self, start, end)
         if found:
-            made = [v for k in start.members - start.copies for v in self._eqns[k].outvars]
-            readers = [user for v in made for user in self._users.get(v, ())]
+            readers = [user for k in start.members - start.copies for user in self._users[k]]
             assert self.any_walks_to([k for k in readers if k not in start.members], end)
         early.append(found)
         return found

@@ -13,30 +13,43 @@ import numpy as np
 
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 
+# Floats that are equal may differ in the sign of a zero, and some are not equal to themselves.
+_NUMBERS = frozenset((float, complex, np.float64, np.complex128))
 
-def kinds_of(eqns: Sequence[Eqn]) -> list[int]:
+
+def kinds_of(eqns: Sequence[Eqn]) -> tuple[list[int], list[Eqn]]:
     """A number for each equation, equal for those that do the same to operands of the same types.
 
-    Equations with effects, or with parameters that cannot be compared, are like no other.
+    With them comes the first equation of each kind. Equations with effects, or with parameters that
+    cannot be compared, are like no other.
     """
     numbers: dict[Any, int] = {}
-    found = []
-    for k, eqn in enumerate(eqns):
-        key: Any = -1 - k
+    kinds: list[int] = []
+    first: list[Eqn] = []
+    for eqn in eqns:
+        kind = count = len(first)
         if not eqn.effects:
-            ins = tuple([v.aval if type(v) is Var else (v.aval,) for v in eqn.invars])
-            outs = tuple([v.aval for v in eqn.outvars])
-            params = eqn.params
-            key = (
-                (eqn.prim, ins, outs, *[(n, exactly(v)) for n, v in params.items()])
-                if params
-                else (eqn.prim, ins, outs)
-            )
-        try:
-            found.append(numbers.setdefault(key, len(numbers)))
-        except TypeError:
-            found.append(numbers.setdefault(-1 - k, len(numbers)))
-    return found
+            ins = [v.aval if type(v) is Var else (v.aval,) for v in eqn.invars]
+            key: Any = (eqn.prim, len(ins), *ins, *[v.aval for v in eqn.outvars])
+            if eqn.params:
+                key += _exactly(eqn.params)
+            try:
+                kind = numbers.setdefault(key, count)
+            except TypeError:
+                pass
+        if kind == count:
+            first.append(eqn)
+        kinds.append(kind)
+    return kinds, first
+
+
+def _exactly(params: dict[str, Any]) -> tuple[Any, ...]:
+    """Parameters such that only the very same are equal; see `exactly`."""
+    values = params.values()
+    types = tuple(map(type, values))
+    if _NUMBERS.isdisjoint(types):
+        return (*params, *values, types)
+    return tuple([(name, exactly(value)) for name, value in params.items()])
 
 
 def pattern(
@@ -53,7 +66,7 @@ def pattern(
         row.append(kind)
         for atom in eqn.invars:
             if type(atom) is Literal:
-                row.append(_literal(atom))
+                row.append(literal_key(atom))
                 continue
             number = numbers.get(atom)
             if number is None:
@@ -74,7 +87,7 @@ def form(group: ClosedJaxpr) -> Hashable | None:
 
     def atom(x: Atom) -> Hashable:
         if isinstance(x, Literal):
-            return _literal(x)
+            return literal_key(x)
         return numbers[x]
 
     def made(v: Var) -> Hashable:
@@ -103,7 +116,8 @@ def form(group: ClosedJaxpr) -> Hashable | None:
     return found
 
 
-def _literal(atom: Literal) -> Hashable:
+def literal_key(atom: Literal) -> Hashable:
+    """Equal for literals that are the same, to the bit."""
     return np.asarray(atom.val).tobytes(), atom.aval
 
 

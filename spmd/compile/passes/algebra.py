@@ -15,11 +15,25 @@ import numpy as np
 from spmd.compile.passes.substitute import Writer
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Atom, Eqn, Literal, Var
+from spmd.core.ir import Atom, Eqn, Literal
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import mul_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
+
+# What rules about pairs of equations ask for.
+PRODUCERS = frozenset(
+    (
+        "neg",
+        "not",
+        "conj",
+        "convert_element_type",
+        "permute_dims",
+        "dot_general",
+        "reshape",
+        "broadcast_in_dim",
+    )
+)
 
 # Kinds of numbers within which a product may change the dtype.
 _REAL_KINDS = (dtypes.is_float, dtypes.is_integer)
@@ -48,21 +62,33 @@ class Producers:
     """Which new equation made a variable: what rules about pairs of equations look at."""
 
     def __init__(self, writer: Writer):
-        self._writer = writer
+        self._eqns = writer.eqns
         self._seen = 0
         self._made: dict[Atom, Eqn] = {}
+        self._scalars: dict[Atom, Atom] = {}
 
     def of(self, atom: Atom, name: str) -> Eqn | None:
-        """The equation that made `atom`, if it is one of primitive `name`."""
-        if type(atom) is not Var:
-            return None
-        eqns, made = self._writer.eqns, self._made
-        for k in range(self._seen, len(eqns)):
-            for var in eqns[k].outvars:
-                made[var] = eqns[k]
-        self._seen = len(eqns)
-        found = made.get(atom)
+        """The equation that made `atom`, if it is one of primitive `name` (of `PRODUCERS`)."""
+        self._look()
+        found = self._made.get(atom)
         return found if found is not None and found.prim.name == name else None
+
+    def scalars(self) -> dict[Atom, Atom]:
+        """The scalar of each variable that is a broadcast of one."""
+        self._look()
+        return self._scalars
+
+    def _look(self) -> None:
+        """Look at what was written since the last time."""
+        eqns = self._eqns
+        if self._seen == len(eqns):
+            return
+        for eqn in eqns[self._seen :]:
+            if eqn.prim.name in PRODUCERS:
+                self._made[eqn.outvars[0]] = eqn
+                if eqn.prim is broadcast_in_dim_p and not eqn.invars[0].aval.shape:
+                    self._scalars[eqn.outvars[0]] = eqn.invars[0]
+        self._seen = len(eqns)
 
 
 # ---- identities --------------------------------------------------------------------------------
@@ -303,6 +329,9 @@ def _is_widening(narrow: np.dtype, wide: np.dtype) -> bool:
         return dtypes.promote_types(narrow, wide) == wide
     return False
 
+
+# Rules that find nothing unless an operand is a literal.
+WITH_LITERAL = frozenset(("mul", "add", "add_any", "sub", "div", "pow"))
 
 RULES: dict[str, Rule] = {
     "mul": _mul,

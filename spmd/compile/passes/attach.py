@@ -19,7 +19,6 @@ from spmd.compile.passes.substitute import (
     finish,
     internal_primitive,
     map_subjaxprs,
-    nests,
     start,
 )
 from spmd.core.call import impl_jaxpr
@@ -103,7 +102,9 @@ class _Attacher:
             position = self.fits(k, group) if readers and group not in chosen else None
             if position is not None:
                 chosen[group] = (k, position)
-        if not chosen and not any(_nests(eqn) for eqn in self.eqns):
+        # Those with bodies of their own that are run step by step.
+        nested = {e for e in self.closed.jaxpr.nested if e.prim.name not in ("fused", "product")}
+        if not chosen and not nested:
             return self.closed
         moved = {j for k, _ in chosen.values() for j in (k, *self.renames[k])}
         writer = start(self.closed)
@@ -115,8 +116,8 @@ class _Attacher:
                 for rename in self.renames[product] if kept else ():
                     writer.keep(self.eqns[rename])
             elif k not in moved:
-                nested = map_subjaxprs(eqn, attach_epilogues) if _nests(eqn) else None
-                writer.keep(eqn, nested)
+                params = map_subjaxprs(eqn, attach_epilogues) if eqn in nested else None
+                writer.keep(eqn, params)
         return finish(writer, self.closed)
 
     def fits(self, k: int, group: int) -> int | None:
@@ -152,8 +153,3 @@ class _Attacher:
         return group.replace(
             prim=product_p, invars=(*head.invars, *rest), outvars=outs, params=params
         )
-
-
-def _nests(eqn: Eqn) -> bool:
-    """Whether an equation has bodies of its own that are run step by step."""
-    return eqn.prim.name not in ("fused", "product") and nests(eqn)

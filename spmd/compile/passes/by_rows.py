@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Sequence
 
 from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.record import record
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
@@ -45,17 +45,17 @@ Along = tuple[int | None, ...]
 
 def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr in which rows between two products are loops over blocks of them."""
-    if not any(eqn.prim is dot_general_p or nests(eqn) for eqn in closed.eqns):
+    found, nested = _Finder(closed).find(), closed.jaxpr.nested
+    if not found and not nested:
         return closed
-    found = _Finder(closed).find()
     gone = {k for chain in found.values() for k in chain.members}
     writer = start(closed)
     for k, eqn in enumerate(closed.eqns):
         if k in found:
             _write(writer, found[k])
         elif k not in gone:
-            done = eqn.prim.name in ("fused", "product")
-            writer.keep(eqn, eqn.params if done else map_subjaxprs(eqn, by_rows))
+            done = eqn not in nested or eqn.prim.name in ("fused", "product")
+            writer.keep(eqn, None if done else map_subjaxprs(eqn, by_rows))
     return finish(writer, closed)
 
 

@@ -21,18 +21,19 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.lower.alike import kinds_of, pattern
+from spmd.compile.lower.alike import kinds_of, literal_key, pattern
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, index_of_start, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
+from spmd.compile.passes.graph import NOBODY, graph_of
 from spmd.compile.passes.group import Group
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
-from spmd.compile.passes.repeat import Asked, Growth, remember, repeat
+from spmd.compile.passes.repeat import Asked, Growths, remember, repeat
 from spmd.compile.passes.substitute import finish, internal_primitive, map_subjaxprs, start
 from spmd.compile.passes.worth import is_one_sum, repeating_pays, rows_fit
 from spmd.core.call import impl_jaxpr
-from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.util import product
 
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
@@ -119,45 +120,41 @@ class _Fuser:
     def __init__(self, closed: ClosedJaxpr):
         self.closed = closed
         self.eqns = closed.eqns
-        self.makers = {v: k for k, eqn in enumerate(self.eqns) for v in eqn.outvars}
-        self.users: dict[Any, list[int]] = {}
-        for k, eqn in enumerate(self.eqns):
-            for v in dict.fromkeys(eqn.invars):
-                self.users.setdefault(v, []).append(k)
-        # Equal for equations that do the same to operands of the same types.
-        self.kinds = kinds_of(self.eqns)
-        known: dict[int, bool] = {}
-        for kind, eqn in zip(self.kinds, self.eqns, strict=True):
-            if kind not in known:
-                known[kind] = is_fusible(eqn)
+        graph = graph_of(self.eqns)
+        self.makers, self.sources, self.users = graph.makers, graph.sources, graph.users
+        # Equal for equations that do the same to operands of the same types: `first` has one each.
+        self.kinds, first = kinds_of(self.eqns)
+        known = [is_fusible(eqn) for eqn in first]
         self.fusible = [known[kind] for kind in self.kinds]
+        self.fusible.append(False)  # `NOBODY` makes nothing that could join a group
         # Members that read their operands at their own index.
-        self.plain = [
-            k and is_elementwise(e.prim.name) for k, e in zip(self.fusible, self.eqns, strict=True)
-        ]
+        plain = [k and is_elementwise(e.prim.name) for k, e in zip(known, first, strict=True)]
+        self.plain = [plain[kind] for kind in self.kinds]
         self.group_of: dict[int, Group] = {}
-        # How groups grew from roots of each kind, the latest first; and what groups stand for.
-        self.grown: dict[int, list[Growth]] = {}
+        self.growths = Growths()
+        # What groups stand for, by what those have in common that are alike.
         self.bodies: dict[Any, ClosedJaxpr] = {}
-        self.reach = Reach(self.eqns, self.users, self.group_of)
-        self.needed: set[Any] = {v for v in closed.jaxpr.outvars if isinstance(v, Var)}
+        self.params: dict[Any, dict[str, Any]] = {}
+        self.reach = Reach(self.users, self.group_of)
+        # Equations whose results are read by finished groups, by others that stay, or outside.
+        self.needed = {self.makers.get(v, NOBODY) for v in closed.jaxpr.outvars}
 
     def run(self) -> ClosedJaxpr:
         units: dict[int, Group | None] = {}
+        group_of, needed = self.group_of, self.needed
         for k in range(len(self.eqns) - 1, -1, -1):
+            if k in group_of:
+                continue
             eqn = self.eqns[k]
-            if k in self.group_of or not (eqn.effects or self._is_needed(eqn)):
+            if k not in needed and not eqn.effects:
                 continue
             if self.fusible[k] and eqn.prim.name not in _NOT_ROOTS:
                 units[k] = self.form(k)
             else:
                 units[k] = None
-                self.needed.update(v for v in eqn.invars if isinstance(v, Var))
+                needed.update(self.sources[k])
         merge_groups(self, units)
         return self.write(units)
-
-    def _is_needed(self, eqn: Eqn) -> bool:
-        return any(v in self.needed for v in eqn.outvars)
 
     # ---- growing a group ----
 
@@ -201,16 +198,14 @@ class _Fuser:
         refused: set[int],
     ) -> None:
         """Ask for the operands of a new member."""
-        eqn, plain = self.eqns[k], self.plain[k]
-        (out,) = eqn.outvars
-        everywhere = (group.index[out], *group.again.get(out, ()))
-        for position, atom in enumerate(eqn.invars):
-            maker = None if isinstance(atom, Literal) else self.makers.get(atom)
-            if maker is None or not self.fusible[maker]:
+        eqn, plain, fusible = self.eqns[k], self.plain[k], self.fusible
+        everywhere = (group.index[k], *group.again.get(k, ()))
+        for position, maker in enumerate(self.sources[k]):
+            if not fusible[maker]:
                 continue
             for at in everywhere:
                 if plain:
-                    index = at if atom.aval.shape else ()
+                    index = at if eqn.invars[position].aval.shape else ()
                 else:
                     index = self.index_of_operand(group, eqn, position, at)
                 if index is None:
@@ -219,16 +214,12 @@ class _Fuser:
                     wanted[maker].append(index)
             heapq.heappush(queue, -maker)
 
-    def index_of_operand(
-        self, group: Group, eqn: Eqn, position: int, index: Index | None = None
-    ) -> Index | None:
+    def index_of_operand(self, group: Group, eqn: Eqn, position: int, index: Index) -> Index | None:
         """Where a member reads an operand; None if the operand must come from memory.
 
         `index` is where the member's own value is wanted.
         """
         name, atom = eqn.prim.name, eqn.invars[position]
-        if index is None:
-            index = group.index[eqn.outvars[0]]
         if name in MOVES:
             return operand_index(eqn, index, group.sizes)
         if name in REDUCTIONS:
@@ -263,10 +254,10 @@ class _Fuser:
         out = eqn.outvars[0]
         # Each point of the space wants an element of its own, as of the root: nothing is repeated.
         once = len(indices) == 1 and index is group.first and out.aval.shape == group.shape
-        outside = self.outside_users(group, out)
         if len(indices) > MAX_INDICES:
             return False
-        shared = asked.shared = bool(outside) or self.is_needed_outside(group, out)
+        outside = self.outside_users(group, k)
+        shared = asked.shared = bool(outside) or self.is_needed_outside(group, k)
         free = eqn.prim.name in _FREE
         if eqn.prim.name in MOVES and any(
             operand_index(eqn, at, group.sizes) is None for at in indices
@@ -275,10 +266,11 @@ class _Fuser:
         if not (free or once or self.is_cheap_at(group, eqn, indices)):
             return False
         if not once and group.inner is None and dims_of(index) < group.whole:
-            opening = self.reduction_behind(group, eqn, index)
+            opening = self.reduction_behind(group, k, index)
             asked.behind = index, self.kind_of_opening(opening)
             if opening is not None:
-                self.open_rows(group, *opening)
+                maker, kept = opening
+                self.open_rows(group, self.eqns[maker], kept)
         if eqn.prim.name in REDUCTIONS:
             if not self.fits_rows(group, eqn, index):
                 return False
@@ -292,15 +284,15 @@ class _Fuser:
             if asked.circle:
                 return False
             index = storable[0]
-            group.extra.append(out)
+            group.extra.append(k)
             self.reach.note_exit(group.root, k)
         if eqn.prim.name in REDUCTIONS and group.inner is None:
             kept = dims_of(index)
             self.open_rows(group, eqn, None if kept == group.whole else kept)
         group.members.add(k)
-        group.index[out] = index
+        group.index[k] = index
         if len(indices) > 1:
-            group.again[out] = [at for at in indices if at != index]
+            group.again[k] = [at for at in indices if at != index]
         if shared and free:
             group.copies.add(k)
         else:
@@ -321,54 +313,63 @@ class _Fuser:
         name = eqn.prim.name
         return is_elementwise(name) and repeating_pays(name, product(shape), evaluations)
 
-    def outside_users(self, group: Group, var: Var) -> list[int]:
-        """Equations that read a variable and are not computed in the group only."""
+    def outside_users(self, group: Group, k: int) -> list[int]:
+        """Equations that read a result and are not computed in the group only."""
+        members, copies = group.members, group.copies
+        if copies.isdisjoint(self.users[k]):
+            return [user for user in self.users[k] if user not in members]
         found = []
-        for user in self.users.get(var, ()):
-            if user not in group.members:
+        for user in self.users[k]:
+            if user not in members:
                 found.append(user)
-            elif user in group.copies:
-                found += self.outside_users(group, self.eqns[user].outvars[0])
+            elif user in copies:
+                found += self.outside_users(group, user)
         return found
 
-    def is_needed_outside(self, group: Group, var: Var) -> bool:
-        """Whether finished groups, or the results, read a variable or a copy's original."""
-        copies = [u for u in self.users.get(var, ()) if u in group.copies]
-        return var in self.needed or any(
-            self.is_needed_outside(group, self.eqns[u].outvars[0]) for u in copies
+    def is_needed_outside(self, group: Group, k: int) -> bool:
+        """Whether finished groups, or the results, read a result or a copy's original."""
+        if k in self.needed:
+            return True
+        return not group.copies.isdisjoint(self.users[k]) and any(
+            self.is_needed_outside(group, user) for user in self.users[k] if user in group.copies
         )
 
     def reduction_behind(
-        self, group: Group, eqn: Eqn, index: Index
-    ) -> tuple[Eqn, frozenset[int]] | None:
+        self, group: Group, k: int, index: Index
+    ) -> tuple[int, frozenset[int]] | None:
         """A reduction that an equation's value is made of and that could open the group's rows.
 
         With it come the dims that it keeps.
         """
-        stack, seen = [(eqn, index)], 0
+        stack, seen = [(k, index)], 0
         while stack and seen < 32:
-            eqn, index = stack.pop()
+            k, index = stack.pop()
             seen += 1
+            eqn = self.eqns[k]
             name = eqn.prim.name
             if name in REDUCTIONS:
                 if self.fits_rows(group, eqn, index):
-                    return eqn, dims_of(index)
+                    return k, dims_of(index)
                 continue
-            if name not in MOVES and not is_elementwise(name):
+            if name in MOVES:
+                inside = operand_index(eqn, index, group.sizes)
+                if inside is None:
+                    continue
+            elif is_elementwise(name):
+                inside = index
+            else:
                 continue
-            for atom in eqn.invars:
-                maker = None if isinstance(atom, Literal) else self.makers.get(atom)
-                inside = operand_index(eqn, index, group.sizes) if name in MOVES else index
-                if maker is not None and self.fusible[maker] and inside is not None:
-                    stack.append((self.eqns[maker], inside if atom.aval.shape else ()))
+            for atom, maker in zip(eqn.invars, self.sources[k], strict=True):
+                if self.fusible[maker]:
+                    stack.append((maker, inside if atom.aval.shape else ()))
         return None
 
-    def kind_of_opening(self, opening: tuple[Eqn, frozenset[int]] | None) -> Any:
-        """What `reduction_behind` found, without the names of its equation."""
+    def kind_of_opening(self, opening: tuple[int, frozenset[int]] | None) -> Any:
+        """What `reduction_behind` found, without the number of its equation."""
         if opening is None:
             return None
-        eqn, kept = opening
-        return self.kinds[self.makers[eqn.outvars[0]]], kept
+        k, kept = opening
+        return self.kinds[k], kept
 
     def repeats_work(self, group: Group, eqn: Eqn, index: Index) -> bool:
         """Whether computing a value at every point that wants it does more than once would."""
@@ -446,76 +447,91 @@ class _Fuser:
 
     def close(self, group: Group) -> None:
         """Note what the finished group reads from memory."""
-        read: set[Any] = set()
-        made: list[Var] = []
+        read = group.reads
         for k in group.members:
-            read.update(self.eqns[k].invars)  # literals do no harm
-            made += self.eqns[k].outvars
-        self.needed |= read.difference(made)
+            read.update(self.sources[k])
+        read -= group.members
+        self.needed |= read
 
     # ---- writing the result ----
 
     def write(self, units: dict[int, Group | None]) -> ClosedJaxpr:
         """The jaxpr with a `fused` equation for each group, in an order that works."""
         writer = start(self.closed)
-        read = self.read_between(units)
+        read, nested = self.read_between(units), self.closed.jaxpr.nested
         for k in self.order(units):
-            group = units[k]
+            group, eqn = units[k], self.eqns[k]
             if group is None:
-                eqn = self.eqns[k]
                 # A map inside of a program is optimised with it, and as a program of its own.
-                done = eqn.prim.name in ("fused", "product")
-                writer.keep(eqn, eqn.params if done else map_subjaxprs(eqn, fuse))
+                done = eqn not in nested or eqn.prim.name in ("fused", "product")
+                writer.keep(eqn, None if done else map_subjaxprs(eqn, fuse))
             else:
                 writer.keep(self.fused(group, read))
         return finish(writer, self.closed)
 
     def order(self, units: dict[int, Group | None]) -> list[int]:
         """Units sorted so that each comes after what it reads, else by their first equation."""
-        unit_of = {}
+        group_of, waits = self.group_of, {}
         for k, group in units.items():
-            owned = {k} if group is None else group.members - group.copies
-            unit_of.update(dict.fromkeys(owned, k))
-        waits: dict[int, set[int]] = {k: set() for k in units}
-        for k, group in units.items():
-            members = (k,) if group is None else group.members
-            read: set[Any] = {v for m in members for v in self.eqns[m].invars}
-            made = [self.makers[v] for v in read if v in self.makers]
-            waits[k] = {unit_of[m] for m in made if m not in members}
-        waits_for_effects(self.eqns, units, waits)
+            read = self.sources[k] if group is None else group.reads
+            waits[k] = {group_of[m].root if m in group_of else m for m in read}
+            waits[k].discard(NOBODY)
+        if self.closed.effects:
+            waits_for_effects(self.eqns, units, waits)
         return _sorted(waits)
 
-    def read_between(self, units: dict[int, Group | None]) -> set[Var]:
-        """The variables that cross from one unit to another, or to the results."""
-        read: set[Any] = set(self.closed.jaxpr.outvars)  # literals do no harm
+    def read_between(self, units: dict[int, Group | None]) -> set[int]:
+        """The equations that are read by another unit, or whose results are the jaxpr's."""
+        read = {self.makers.get(v, NOBODY) for v in self.closed.jaxpr.outvars}
         for k, group in units.items():
-            if group is None:
-                read.update(self.eqns[k].invars)
-                continue
-            inside: set[Any] = set()
-            made: list[Var] = []
-            for m in group.members:
-                inside.update(self.eqns[m].invars)
-                made += self.eqns[m].outvars
-            read |= inside.difference(made)
+            read.update(self.sources[k] if group is None else group.reads)
         return read
 
-    def fused(self, group: Group, read: set[Var]) -> Eqn:
+    def fused(self, group: Group, read: set[int]) -> Eqn:
         """The equation of a group, with the outputs that others read.
 
         Groups that are alike have one jaxpr, in the names of the first.
         """
-        root = self.eqns[group.root]
-        outs = tuple(v for v in (*root.outvars, *group.extra) if v in read)
-        space = group.space(outs)
+        written = [k for k in (group.root, *group.extra) if k in read]
+        if group.growth is None:
+            params, reads = self.describe(group, written)
+        else:
+            alike, reads = self.pattern_of(group, written)
+            params = self.params.get(alike)
+            if params is None:
+                params = self.params[alike] = self.describe(group, written)[0]
+        outs = tuple([self.eqns[k].outvars[0] for k in written])
+        source = self.eqns[group.root].source
+        return Eqn(fused_p, reads, outs, params, NO_EFFECTS, source)
+
+    def pattern_of(self, group: Group, written: Sequence[int]) -> tuple[Any, tuple[Var, ...]]:
+        """What groups that grew have in common if they are alike, and the variables that it reads.
+
+        `pattern` finds that of any group; here the growth says most of it.
+        """
+        eqns, places = self.eqns, group.places
+        numbers: dict[Any, int] = {}
+        row: list[Any] = [group.growth, *[k in written for k in (group.root, *group.extra)]]
+        for number, position in group.growth.outside:
+            atom = eqns[places[number]].invars[position]
+            if type(atom) is Literal:
+                row.append(literal_key(atom))
+            else:
+                row.append(numbers.setdefault(atom, len(numbers)))
+        return tuple(row), tuple(numbers)
+
+    def describe(
+        self, group: Group, written: Sequence[int]
+    ) -> tuple[dict[str, Any], tuple[Var, ...]]:
+        """The parameters of a group's equation, and the variables that it reads."""
         members = sorted(group.members)
+        outs = tuple([self.eqns[k].outvars[0] for k in written])
         alike, reads = pattern([(self.kinds[k], self.eqns[k]) for k in members], outs)
         closed = self.bodies.get(alike)
         if closed is None:
             jaxpr = Jaxpr((), reads, [self.eqns[k] for k in members], outs)
             closed = self.bodies[alike] = ClosedJaxpr(jaxpr)
-        params = {"jaxpr": closed, "space": space}
-        return Eqn(fused_p, reads, outs, params, frozenset(), root.source)
+        return {"jaxpr": closed, "space": group.space(written)}, reads
 
 
 def _index_of_part(eqn: Eqn, position: int, index: Index) -> Index:

@@ -1,7 +1,8 @@
 """Group: equations that become one kernel, while they are collected and after.
 
-A group knows the index of each member's result in its space, whose dims are those of its root's
-result and those that reductions add. What joins a group is decided in `fuse`.
+Members are numbers of equations. A group knows the index of each member's result in its space,
+whose dims are those of its root's result and those that reductions add. What joins a group is
+decided in `fuse`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 
 from spmd.compile.lower.index import Index, dim
 from spmd.compile.lower.region import NO_DIM, Space
-from spmd.core.ir import Eqn, Var
+from spmd.core.ir import Eqn
 
 # A group's inner dims, the sizes of its dims, its root's index, all dims that count, outer ones.
 Frame: TypeAlias = tuple[
@@ -26,17 +27,21 @@ class Group:
         self.root = root
         self.members = {root}
         self.copies: set[int] = set()
-        self.index: dict[Var, Index] = {}
+        self.index: dict[int, Index] = {}
         # Further indices at which members read a value: it is computed at each of them.
-        self.again: dict[Var, list[Index]] = {}
-        self.extra: list[Var] = []
+        self.again: dict[int, list[Index]] = {}
+        self.extra: list[int] = []
+        self.reads: set[int] = set()  # who makes what comes from memory, once the group is finished
         self.inner: tuple[int, ...] | None = None
+        # How the group grew, and the equations at the numbers of that; None once it is merged.
+        self.growth: Any = None
+        self.places: list[int] = []
         self.key: Any = None  # what `merge` compares, once the group is finished
         self.sizes = list(eqn.outvars[0].aval.shape)
         # The root's index, which most members have; None if the space has dims that it lacks.
         self.first: Index | None = tuple([dim(d, s) for d, s in enumerate(self.sizes)])
         self.shape = eqn.outvars[0].aval.shape
-        self.index[eqn.outvars[0]] = self.first
+        self.index[root] = self.first
         # The space dims that have anything to count, and the outer ones among them.
         self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
         self.points = self.whole
@@ -59,16 +64,19 @@ class Group:
         self.inner, sizes, self.first, self.whole, self.points = frame
         self.sizes = list(sizes)
 
-    def space(self, outvars: Sequence[Var]) -> Space:
-        """The final space: outer dims first, without those in which there is nothing to count."""
+    def space(self, written: Sequence[int]) -> Space:
+        """The final space: outer dims first, without those in which there is nothing to count.
+
+        `written` are the members whose results others read.
+        """
         inner = [d for d in self.inner or () if self.sizes[d] != 1] or list(self.inner or ())[:1]
         outer = [d for d in range(len(self.sizes)) if d in self.points]
         place = {old: new for new, old in enumerate([*outer, *inner])}
-        outputs = tuple(self._along(v, place) for v in outvars)
+        outputs = tuple(self._along(k, place) for k in written)
         sizes = [tuple(self.sizes[d] for d in dims) for dims in (outer, inner)]
         return Space(sizes[0], sizes[1], outputs)
 
-    def _along(self, var: Var, place: dict[int, int]) -> tuple[int, ...]:
-        """The space dim of each dim of an output."""
-        plain = [a.plain_dim() for a in self.index[var]]
+    def _along(self, k: int, place: dict[int, int]) -> tuple[int, ...]:
+        """The space dim of each dim of a member's result."""
+        plain = [a.plain_dim() for a in self.index[k]]
         return tuple(NO_DIM if d is None else place[d] for d in plain)

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr
 
 
 def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Flatten all calls, also those inside the bodies of control flow."""
-    if not any(eqn.prim.inline or eqn.prim.expand or nests(eqn) for eqn in closed.eqns):
+    called = {prim for prim in {eqn.prim for eqn in closed.eqns} if prim.inline or prim.expand}
+    nested = closed.jaxpr.nested
+    if not called and not nested:
         return closed
     writer = start(closed)
     for eqn in closed.eqns:
-        inside = eqn.prim.inline or eqn.prim.expand
-        if inside is None:
-            writer.keep(eqn, map_subjaxprs(eqn, inline_calls))
+        if eqn.prim not in called:
+            params = map_subjaxprs(eqn, inline_calls) if eqn in nested else None
+            writer.keep(eqn, params)
         else:
+            inside = eqn.prim.inline or eqn.prim.expand
+            assert inside is not None
             outs = write_body(writer, inside(eqn.params), writer.read_all(eqn.invars))
             for outer, found in zip(eqn.outvars, outs, strict=True):
                 writer.define(outer, found)
@@ -40,7 +44,8 @@ def write_body(writer: Writer, body: ClosedJaxpr, operands: Sequence[Atom]) -> S
     for inner_eqn in body.eqns:
         inside = inner_eqn.prim.inline or inner_eqn.prim.expand
         if inside is None:
-            writer.copy(inner_eqn, map_subjaxprs(inner_eqn, inline_calls))
+            nested = inner_eqn in body.jaxpr.nested
+            writer.copy(inner_eqn, map_subjaxprs(inner_eqn, inline_calls) if nested else None)
         else:
             outs = write_body(writer, inside(inner_eqn.params), writer.read_all(inner_eqn.invars))
             for outer, found in zip(inner_eqn.outvars, outs, strict=True):

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
 from spmd.compile.lower.index import MOVES
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dependents
 from spmd.core.util import split_list
@@ -34,10 +34,14 @@ Changed: TypeAlias = tuple[list[Atom], dict[str, Any]]
 
 def hoist_invariants(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr whose loops do the same work in every round only once, before them."""
-    if not any(map(nests, closed.eqns)):
+    nested = closed.jaxpr.nested
+    if not nested:
         return closed
     writer = start(closed)
     for eqn in closed.eqns:
+        if eqn not in nested:
+            writer.keep(eqn)
+            continue
         params = map_subjaxprs(eqn, hoist_invariants)
         rule = _LOOPS.get(eqn.prim.name)
         if eqn.prim.name == "scan":

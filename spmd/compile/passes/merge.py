@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spmd.compile.lower.index import Index
-from spmd.core.ir import Literal, Var
-from spmd.core.util import product
+from spmd.core.ir import Var
 
 MAX_EQNS = 256
 
@@ -27,56 +26,42 @@ def merge_groups(fuser: Any, units: dict[int, Any]) -> None:
     touching: dict[Var, list[int]] = {}
     for root in sorted(units):
         if units[root] is not None:
-            for var in _touched(fuser, units[root]):
+            for var in dict.fromkeys(_touched(fuser, units[root])):
                 touching.setdefault(var, []).append(root)
-    for var, roots in touching.items():
+    for roots in touching.values():
         if len(roots) < 2:
             continue
-        groups = list(dict.fromkeys(id(g) for g in _current(fuser, roots)))
+        groups = _current(fuser, roots)
         if len(groups) > 1:
-            _merge_all(fuser, units, var, list(_current(fuser, roots)))
+            _merge_all(fuser, units, groups)
 
 
-def _current(fuser: Any, roots: Sequence[int]) -> Iterator[Any]:
+def _current(fuser: Any, roots: Sequence[int]) -> list[Any]:
     """The groups that the given roots belong to by now, each once."""
-    seen = set()
-    for root in roots:
-        group = fuser.group_of[root]
-        if id(group) not in seen:
-            seen.add(id(group))
-            yield group
+    return list({id(group): group for group in map(fuser.group_of.__getitem__, roots)}.values())
 
 
-def _touched(fuser: Any, group: Any) -> dict[Var, None]:
-    """The arrays of the space's size that a group reads or makes."""
-    size = product(group.sizes)
-    found: dict[Any, None] = {}
-    for k in sorted(group.members):
-        eqn = fuser.eqns[k]
-        for v in eqn.invars:
-            if v.aval.size == size and type(v) is Var:
-                found[v] = None
-        for v in eqn.outvars:
-            if v.aval.size == size:
-                found[v] = None
-    return found
+def _touched(fuser: Any, group: Any) -> list[Var]:
+    """The arrays of the space's size that a group reads, or makes for others too."""
+    eqns, places = fuser.eqns, group.places
+    return [
+        eqns[places[number]].invars[position] if position >= 0 else eqns[places[number]].outvars[0]
+        for number, position in group.growth.touched
+    ]
 
 
-def _merge_all(fuser: Any, units: dict[int, Any], var: Var, groups: list[Any]) -> None:
+def _merge_all(fuser: Any, units: dict[int, Any], groups: list[Any]) -> None:
     kept: list[Any] = []
     for group in groups:
         for other in kept[-MOST_NEIGHBOURS:]:
+            before = other.root
             if _merge(fuser, other, group):
                 units.pop(group.root)
-                if other.root != _owner(units, other):
-                    units[other.root] = units.pop(_owner(units, other))
+                if other.root != before:
+                    units[other.root] = units.pop(before)
                 break
         else:
             kept.append(group)
-
-
-def _owner(units: dict[int, Any], group: Any) -> int:
-    return next(root for root, g in units.items() if g is group)
 
 
 def _merge(fuser: Any, a: Any, b: Any) -> bool:
@@ -88,21 +73,22 @@ def _merge(fuser: Any, a: Any, b: Any) -> bool:
     place = dict(zip(_order(b), _order(a), strict=True))
     index = b.index
     if any(d != moved for d, moved in place.items()):
-        index = {v: _moved(index, place) for v, index in b.index.items()}
+        index = {k: _moved(index, place) for k, index in b.index.items()}
     if not _agree(fuser, a, b, index, place) or _apart(fuser, a, b):
         return False
     owned = (a.members - a.copies) | (b.members - b.copies)
-    a.extra += [fuser.eqns[b.root].outvars[0], *b.extra]
+    a.extra += [b.root, *b.extra]
     a.members |= b.members
     a.copies = (a.copies | b.copies) - owned
+    a.reads = (a.reads | b.reads) - a.members
     a.index.update(index)
+    a.growth = None
     for k in b.members - b.copies:
         fuser.group_of[k] = a
     fuser.reach.note_exit(max(a.root, b.root), min(a.members))
     if b.root > a.root:
         # The root is the last member; the old one is an output like any other.
-        old = fuser.eqns[a.root].outvars[0]
-        a.extra = [old, *(v for v in a.extra if v is not fuser.eqns[b.root].outvars[0])]
+        a.extra = [a.root, *(k for k in a.extra if k != b.root)]
         a.root = b.root
     return True
 
@@ -126,22 +112,24 @@ def _moved(index: Index, place: dict[int, int]) -> Index:
     return tuple([affine.moved(place) for affine in index])
 
 
-def _agree(fuser: Any, a: Any, b: Any, index: dict[Var, Index], place: dict[int, int]) -> bool:
+def _agree(fuser: Any, a: Any, b: Any, index: dict[int, Index], place: dict[int, int]) -> bool:
     """Whether what both compute, and what one reads of the other, is at the same index."""
-    if any(a.index.get(v, i) != i for v, i in index.items()):
+    if any(a.index[k] != index[k] for k in a.index.keys() & index.keys()):
         return False
     for reader, maker, known in ((b, a, a.index), (a, b, index)):
+        if reader.reads.isdisjoint(maker.index):
+            continue
         for k in reader.members:
-            eqn = fuser.eqns[k]
-            for position, v in enumerate(eqn.invars):
-                if isinstance(v, Literal) or v not in maker.index or v in reader.index:
+            for position, source in enumerate(fuser.sources[k]):
+                if source not in maker.index or source in reader.index:
                     continue
-                wanted = fuser.index_of_operand(reader, eqn, position)
+                eqn = fuser.eqns[k]
+                wanted = fuser.index_of_operand(reader, eqn, position, reader.index[k])
                 if wanted is None:
                     return False
                 if reader is b:
                     wanted = _moved(wanted, place)
-                if wanted != known[v]:
+                if wanted != known[source]:
                     return False
     return True
 
@@ -154,18 +142,17 @@ def _apart(fuser: Any, a: Any, b: Any) -> bool:
         outside = [
             user
             for k in sorted(start.members - start.copies)
-            for var in fuser.eqns[k].outvars
-            for user in _outside_users(fuser, var, both, copies)
+            for user in _outside_users(fuser, k, both, copies)
         ]
         if outside and fuser.reach.any_reaches(outside, end):
             return True
     return False
 
 
-def _outside_users(fuser: Any, var: Var, both: set[int], copies: set[int]) -> Iterator[int]:
-    """Who else reads a variable: of a copied equation, the readers of the original."""
-    for user in fuser.users.get(var, ()):
+def _outside_users(fuser: Any, k: int, both: set[int], copies: set[int]) -> Iterator[int]:
+    """Who else reads a result: of a copied equation, the readers of the original."""
+    for user in fuser.users[k]:
         if user not in both:
             yield user
         elif user in copies:
-            yield from _outside_users(fuser, fuser.eqns[user].outvars[0], both, copies)
+            yield from _outside_users(fuser, user, both, copies)

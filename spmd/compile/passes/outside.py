@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, nests, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.record import record
 from spmd.core.structural import permute_dims_p
@@ -39,11 +39,12 @@ MOST_WRITTEN = 2
 
 def products_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr whose scans leave to single products what these can do for all rounds."""
-    if not any(map(nests, closed.eqns)):
+    nested = closed.jaxpr.nested
+    if not nested:
         return closed
     writer = start(closed)
     for eqn in closed.eqns:
-        params = map_subjaxprs(eqn, products_outside)
+        params = map_subjaxprs(eqn, products_outside) if eqn in nested else eqn.params
         if eqn.prim.name == "scan" and params["num_carry"] and params["length"] > 1:
             _Scan(writer, eqn.replace(params=params)).write()
         else:

@@ -19,16 +19,16 @@ Rule: TypeAlias = Callable[[Eqn, list[bool]], Eqn]
 
 def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Drop equations, results and constants that neither outputs nor effects need."""
-    jaxpr = closed.jaxpr
+    jaxpr, nested = closed.jaxpr, closed.jaxpr.nested
     needed: set[Any] = set(jaxpr.outvars)
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
         if needed.isdisjoint(eqn.outvars) and not eqn.effects:
             continue
-        rule = RULES.get(eqn.prim.name)
-        smaller = eqn if rule is None else rule(eqn, [v in needed for v in eqn.outvars])
-        kept.append(smaller)
-        needed.update(smaller.invars)  # literals do no harm
+        if eqn in nested and eqn.prim.name in RULES:
+            eqn = RULES[eqn.prim.name](eqn, [v in needed for v in eqn.outvars])
+        kept.append(eqn)
+        needed.update(eqn.invars)  # literals do no harm
     return prune_consts(ClosedJaxpr(jaxpr.replace(eqns=kept[::-1]), closed.consts))
 
 

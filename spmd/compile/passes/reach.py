@@ -1,17 +1,16 @@
 """Reachability between equations while groups form: would one more member close a circle?
 
 The one idea: what an equation leads to is a set of equations, kept as the bits of one integer, so
-the union of hundreds is a few thousand machine instructions. Only groups that have several outputs
-lead to more than their members do: a walk enters them by one and leaves by another.
+the union of hundreds is a few thousand machine instructions. The last equation has the first bit,
+so that an equation's integer is no longer than what comes after it. Only groups that have several
+outputs lead to more than their members do: a walk enters them by one and leaves by another.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
-
-from spmd.core.ir import Eqn
 
 # Sets of bits take the square of this in memory; larger programs are walked.
 MOST_BITS = 20_000
@@ -20,19 +19,20 @@ MOST_BITS = 20_000
 class Reach:
     """Answers whether equations lead to a group, through equations and other groups."""
 
-    def __init__(self, eqns: Sequence[Eqn], users: dict[Any, list[int]], group_of: dict[int, Any]):
-        self._eqns = eqns
+    def __init__(self, users: Sequence[list[int]], group_of: dict[int, Any]):
         self._users = users
         self._group_of = group_of
+        self._last = len(users) - 1
         # Groups with an output before their root: their roots, sorted, and for each the first
         # such output of it and all later ones.
         self._exits: dict[int, int] = {}
         self._roots: list[int] = []
         self._first: list[int] = []
-        self._after = _descendants(eqns, users) if len(eqns) <= MOST_BITS else None
+        # For each equation, the bits of those that it leads to, its own included.
+        self._leads = _descendants(users) if len(users) <= MOST_BITS else None
         # Of groups with several outputs: how many members they had, their bits, what they lead to.
         self._known: dict[int, tuple[int, int, int]] = {}
-        self._views: dict[int, tuple[int, list[int], int]] = {}
+        self._views: dict[int, tuple[int, set[int], int, int]] = {}
 
     def note_exit(self, root: int, k: int) -> None:
         """The group of `root` has an output at equation `k` too."""
@@ -53,20 +53,23 @@ class Reach:
 
         A group counts as one: who reaches a member reaches everything that any member leads to.
         """
-        if self._after is None:
-            return self.any_walks_to(starts, group)
-        goal, reached = 0, 0
-        for k in group.members:
-            goal |= 1 << k
-        first = len(self._eqns)
-        for k in starts:
-            if k not in group.members:
-                reached |= self._after[k] | 1 << k
-                first = min(first, k)
-        if reached & goal or not reached:
-            return bool(reached)
-        closed = {id(group)}
+        outside = [k for k in starts if k not in group.members]
+        if not outside:
+            return False
+        first = min(outside)
+        if first > group.root and not self._roots:
+            return False
+        if self._leads is None:
+            return self.any_walks_to(outside, group)
         roots = self._roots_between(first, group.root)
+        if first > group.root and not roots:
+            return False  # users come after what they use
+        goal, reached = self._bits(group.members), 0
+        for k in outside:
+            reached |= self._leads[k]
+        if reached & goal:
+            return True
+        closed = {id(group)}
         grows = bool(roots)
         while grows:
             grows = False
@@ -83,35 +86,44 @@ class Reach:
                         return True
         return False
 
+    def _bits(self, members: Iterable[int]) -> int:
+        bits, last = 0, self._last
+        for k in members:
+            bits |= 1 << last - k
+        return bits
+
     def is_between(self, start: Any, end: Any) -> bool:
         """Whether an equation outside of two groups leads from one to the other, through equations.
 
         There may be a path through other groups when there is none; `any_reaches` finds it.
         """
-        if self._after is None:
+        leads = self._leads
+        if leads is None:
             return False
-        _, leaving, _ = self._view(start)
-        _, _, goal = self._view(end)
-        after, inside = self._after, end.members
-        for k in leaving:
-            if k not in inside and (after[k] | 1 << k) & goal:
-                return True
-        return False
+        _, readers, reached, _ = self._view(start)
+        _, _, _, goal = self._view(end)
+        if not reached & goal:
+            return False
+        inside = end.members
+        return inside.isdisjoint(readers) or any(
+            leads[k] & goal for k in readers if k not in inside
+        )
 
-    def _view(self, group: Any) -> tuple[int, list[int], int]:
-        """A group's size, who reads it from outside, and the bits of its members."""
+    def _view(self, group: Any) -> tuple[int, set[int], int, int]:
+        """A group's size, who reads it from outside, what they lead to, and its members' bits."""
         found = self._views.get(id(group))
         if found is None or found[0] != len(group.members):
-            members, bits = group.members, 0
-            leaving: dict[int, None] = {}
+            assert self._leads is not None
+            members = group.members
+            readers: set[int] = set()
             for k in members:
-                bits |= 1 << k
                 if k not in group.copies:
-                    for var in self._eqns[k].outvars:
-                        leaving.update(
-                            dict.fromkeys(u for u in self._users.get(var, ()) if u not in members)
-                        )
-            found = self._views[id(group)] = len(members), list(leaving), bits
+                    readers.update(self._users[k])
+            readers -= members
+            reached = 0
+            for k in readers:
+                reached |= self._leads[k]
+            found = self._views[id(group)] = len(members), readers, reached, self._bits(members)
         return found
 
     def _roots_between(self, first: int, last: int) -> list[int]:
@@ -141,12 +153,12 @@ class Reach:
         """The bits of a group's own members, and of all that any of them leads to."""
         found = self._known.get(root)
         if found is None or found[0] != len(group.members):
-            assert self._after is not None
-            bits = after = 0
-            for k in group.members - group.copies:
-                bits |= 1 << k
-                after |= self._after[k]
-            found = self._known[root] = len(group.members), bits, after | bits
+            assert self._leads is not None
+            own = group.members - group.copies
+            after = 0
+            for k in own:
+                after |= self._leads[k]
+            found = self._known[root] = len(group.members), self._bits(own), after
         return found[1:]
 
     def any_walks_to(self, starts: Sequence[int], group: Any) -> bool:
@@ -164,12 +176,11 @@ class Reach:
             together = other.members - other.copies if other is not None else (k,)
             seen.update(together)
             for member in together:
-                for var in self._eqns[member].outvars:
-                    for user in self._users.get(var, ()):
-                        if user in group.members:
-                            return True
-                        if user not in seen and self._may_lead_back(user, group.root):
-                            stack.append(user)
+                for user in self._users[member]:
+                    if user in group.members:
+                        return True
+                    if user not in seen and self._may_lead_back(user, group.root):
+                        stack.append(user)
         return False
 
     def _may_lead_back(self, k: int, root: int) -> bool:
@@ -186,13 +197,13 @@ class Reach:
         return True
 
 
-def _descendants(eqns: Sequence[Eqn], users: dict[Any, list[int]]) -> list[int]:
-    """For each equation, the bits of those that it leads to."""
-    after = [0] * len(eqns)
-    for k in range(len(eqns) - 1, -1, -1):
-        bits = 0
-        for var in eqns[k].outvars:
-            for user in users.get(var, ()):
-                bits |= after[user] | 1 << user
-        after[k] = bits
-    return after
+def _descendants(users: Sequence[list[int]]) -> list[int]:
+    """For each equation, the bits of itself and of those that it leads to."""
+    leads, bit = [0] * len(users), 1
+    for k in range(len(users) - 1, -1, -1):
+        bits = bit
+        for user in users[k]:
+            bits |= leads[user]
+        leads[k] = bits
+        bit <<= 1
+    return leads

@@ -18,7 +18,7 @@ from spmd.compile.lower.expression import REDUCTIONS
 from spmd.compile.lower.index import MOVES
 from spmd.compile.lower.region import Space
 from spmd.compile.passes.fuse import MAX_EQNS
-from spmd.compile.passes.substitute import finish, map_subjaxprs, nests, start
+from spmd.compile.passes.substitute import finish, map_subjaxprs, start
 from spmd.compile.passes.worth import ROUND_TRIP
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.record import record
@@ -60,11 +60,11 @@ class _Recomputer:
         self.bodies: dict[Any, ClosedJaxpr] = {}
 
     def run(self) -> ClosedJaxpr:
-        changed = False
+        changed, nested = False, self.closed.jaxpr.nested
         for k, eqn in enumerate(self.closed.eqns):
             if eqn.prim.name == "fused":
                 changed |= self.lighten(k)
-            elif eqn.prim.name != "product" and nests(eqn):
+            elif eqn in nested and eqn.prim.name != "product":
                 self.eqns[k] = eqn.replace(params=map_subjaxprs(eqn, recompute))
                 changed = True
         if not changed:

@@ -11,11 +11,15 @@ and the others are compared with it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from spmd.compile.lower.index import Index
-from spmd.core.ir import Literal
+from spmd.compile.passes.graph import NOBODY
+from spmd.compile.passes.group import Frame
+from spmd.core.ir import Var
 from spmd.core.record import record
+from spmd.core.util import product
 
 # Of the roots of one kind, so many ways to grow are kept: a layer may have several like sums.
 MOST_GROWTHS = 8
@@ -27,30 +31,72 @@ class Asked:
 
     k: int
     taken: bool = False  # another group has it
-    shared: bool = False  # something outside of the group reads it
+    shared: bool | None = None  # something outside of the group reads it; None: nobody asked
     circle: bool | None = None  # those readers lead back into the group; None: nobody asked
     behind: Any = None  # an index, and which reduction behind it could open the group's rows there
     joined: bool = False
 
 
-@record
+@record(eq=False)
 class Growth:
     """A group that grew, told without the names of its equations.
 
     Equations behind the group are numbered as its members, in the order in which they joined, read
-    them; the root is number 0. `reads` has these numbers for each member, -1 for what comes from
-    memory anyway.
+    them. The root is number 1; number 0 is `NOBODY`, or who cannot join any group. Members, as what
+    is known of them, stand in the order in which they joined.
     """
 
-    kinds: tuple[int, ...]
-    asked: tuple[tuple[int, Asked], ...]
+    kind: int  # of the root
+    reads: tuple[int, ...]  # what the root reads
+    steps: tuple[Step, ...]
+    count: int  # how many numbers there are
     members: tuple[int, ...]
-    reads: tuple[tuple[int, ...], ...]
     indices: tuple[Index, ...]
-    again: tuple[list[Index] | None, ...]
-    copies: frozenset[int]
+    again: tuple[tuple[int, list[Index]], ...]
     extra: tuple[int, ...]
-    group: Any
+    frame: Frame
+    # What members read from outside, by their number and the operand's position, as a reader meets
+    # it who starts at the first equation.
+    outside: tuple[tuple[int, int], ...]
+    # The arrays of the space's size among them and among what the group makes, for `merge`; a
+    # member's result has position -1.
+    touched: tuple[tuple[int, int], ...]
+
+
+# An equation that was asked to join: its number and kind, whether another group has it, whether
+# others read its result (None: nobody asked), what is rarely asked for if it was, and, if it
+# joined, what it reads and whether it is a copy.
+Step: TypeAlias = tuple[int, int, bool, bool | None, Asked | None, tuple[int, ...] | None, bool]
+
+
+class Growths:
+    """How the groups of a jaxpr grew."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[Growth]] = {}  # by the kind of the root, the latest first
+        # What grew after each the last time: in a deep network the same will again.
+        self._next: dict[Growth | None, Growth] = {}
+        self._last: Growth | None = None
+
+    def add(self, growth: Growth) -> None:
+        """Keep how a group grew."""
+        known = self._of.setdefault(growth.kind, [])
+        known.insert(0, growth)
+        del known[MOST_GROWTHS:]
+        self.follow(growth)
+
+    def follow(self, growth: Growth) -> None:
+        """Note that a group grew like this now."""
+        self._next[self._last] = growth
+        self._last = growth
+
+    def of(self, kind: int) -> Iterator[Growth]:
+        """The ways to grow from a root of a kind, the likeliest first."""
+        known = self._of.get(kind, ())
+        guess = self._next.get(self._last)
+        if guess is not None and guess in known:
+            yield guess
+        yield from [growth for growth in known if growth is not guess]
 
 
 class _Walk:
@@ -58,17 +104,16 @@ class _Walk:
 
     def __init__(self, fuser: Any, root: int):
         self.fuser = fuser
-        self.numbers = {root: 0}
-        self.places = [root]
+        self.numbers = {NOBODY: 0, root: 1}
+        self.places = [NOBODY, root]
 
     def reads(self, k: int) -> tuple[int, ...]:
         """The numbers of what member `k` reads."""
-        makers, fusible, numbers = self.fuser.makers, self.fuser.fusible, self.numbers
+        fusible, numbers = self.fuser.fusible, self.numbers
         found = []
-        for atom in self.fuser.eqns[k].invars:
-            maker = None if type(atom) is Literal else makers.get(atom)
-            if maker is None or not fusible[maker]:
-                found.append(-1)
+        for maker in self.fuser.sources[k]:
+            if not fusible[maker]:
+                found.append(0)
                 continue
             number = numbers.get(maker)
             if number is None:
@@ -82,33 +127,55 @@ def remember(fuser: Any, group: Any, asked: list[Asked]) -> None:
     """Keep how a group grew, for `repeat`."""
     walk = _Walk(fuser, group.root)
     order = [group.root, *[question.k for question in asked if question.joined]]
-    reads = tuple([walk.reads(k) for k in order])
-    outs = [fuser.eqns[k].outvars[0] for k in order]
+    reads = {k: walk.reads(k) for k in order}
     numbers = walk.numbers
+    steps: list[Step] = []
+    for question in asked:
+        k = question.k
+        rare = None if question.behind is None and question.circle is None else question
+        read = reads[k] if question.joined else None
+        is_copy = k in group.copies
+        found = numbers[k], fuser.kinds[k], question.taken, question.shared, rare, read, is_copy
+        steps.append(found)
     growth = Growth(
-        tuple([fuser.kinds[k] for k in walk.places]),
-        tuple([(numbers[question.k], question) for question in asked]),
+        fuser.kinds[group.root],
+        reads[group.root],
+        tuple(steps),
+        len(walk.places),
         tuple([numbers[k] for k in order]),
-        reads,
-        tuple([group.index[out] for out in outs]),
-        tuple([group.again.get(out) for out in outs]),
-        frozenset([numbers[k] for k in group.copies]),
-        tuple([numbers[fuser.makers[out]] for out in group.extra]),
+        tuple([group.index[k] for k in order]),
+        tuple([(numbers[k], group.again[k]) for k in order if k in group.again]),
+        tuple([numbers[k] for k in group.extra]),
         group.frame(),
+        *_surroundings(fuser, group, numbers),
     )
-    known = fuser.grown.setdefault(fuser.kinds[group.root], [])
-    known.insert(0, growth)
-    del known[MOST_GROWTHS:]
+    group.growth, group.places = growth, walk.places
+    fuser.growths.add(growth)
+
+
+def _surroundings(fuser: Any, group: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
+    """A growth's `outside` and `touched`."""
+    size, members = product(group.sizes), group.members
+    made = {group.root, *group.extra} | group.copies
+    outside, touched = [], []
+    for k in sorted(members):
+        eqn, number = fuser.eqns[k], numbers[k]
+        for position, (atom, source) in enumerate(zip(eqn.invars, fuser.sources[k], strict=True)):
+            if source not in members:
+                outside.append((number, position))
+                if atom.aval.size == size and type(atom) is Var:
+                    touched.append((number, position))
+        if k in made and eqn.outvars[0].aval.size == size:
+            touched.append((number, -1))
+    return tuple(outside), tuple(touched)
 
 
 def repeat(fuser: Any, root: int, group: Any) -> Any:
     """Let the new `group` of a root grow as one before; None if there is none that it is like."""
-    known = fuser.grown.get(fuser.kinds[root], ())
-    for at, growth in enumerate(known):
+    for growth in fuser.growths.of(fuser.kinds[root]):
         places = _follow(fuser, root, group, growth)
         if places is not None:
-            if at:
-                known.insert(0, known.pop(at))
+            fuser.growths.follow(growth)
             _settle(fuser, group, growth, places)
             return group
         group.members = {root}
@@ -121,55 +188,71 @@ def _follow(fuser: Any, root: int, group: Any, growth: Growth) -> list[int] | No
 
     The group's members and copies are filled in on the way, as they are asked for.
     """
-    walk = _Walk(fuser, root)
-    reads, places, kinds = iter(growth.reads), walk.places, fuser.kinds
-    if walk.reads(root) != next(reads):
+    places = [NOBODY, root]
+    if not _reads_as(fuser, root, growth.reads, places):
         return None
+    kinds, users, group_of, needed = fuser.kinds, fuser.users, fuser.group_of, fuser.needed
+    members, copies = group.members, group.copies
     before = root
-    for number, asked in growth.asked:
+    for number, kind, taken, was_shared, rare, reads, is_copy in growth.steps:
         k = places[number]
-        if k >= before or kinds[k] != growth.kinds[number]:
+        if k >= before or kinds[k] != kind or (k in group_of) is not taken:
             return None
         before = k
-        if (k in fuser.group_of) != asked.taken:
-            return None
-        if asked.taken:
+        if was_shared is None:
             continue
-        (out,) = fuser.eqns[k].outvars
-        outside = fuser.outside_users(group, out)
-        if (bool(outside) or fuser.is_needed_outside(group, out)) != asked.shared:
+        if copies:
+            shared = fuser.outside_users(group, k) or fuser.is_needed_outside(group, k)
+        else:
+            shared = k in needed or not members.issuperset(users[k])
+        if bool(shared) is not was_shared:
             return None
-        if asked.behind is not None:
-            index, found = asked.behind
-            opening = fuser.reduction_behind(group, fuser.eqns[k], index)
-            if fuser.kind_of_opening(opening) != found:
-                return None
-        if asked.circle is not None and asked.circle != fuser.reach.any_reaches(outside, group):
+        if rare is not None and not _is_around(fuser, group, k, rare):
             return None
-        if asked.joined:
-            group.members.add(k)
-            if number in growth.copies:
-                group.copies.add(k)
-            if walk.reads(k) != next(reads):
+        if reads is not None:
+            members.add(k)
+            if is_copy:
+                copies.add(k)
+            if not _reads_as(fuser, k, reads, places):
                 return None
-    if len(places) != len(growth.kinds):
-        return None
-    return places
+    # Equations of different numbers are different ones.
+    return places if len(set(places)) == growth.count == len(places) else None
+
+
+def _reads_as(fuser: Any, k: int, expected: tuple[int, ...], places: list[int]) -> bool:
+    """Whether equation `k` reads what is at the expected places; fills in those it reads first."""
+    fusible = fuser.fusible
+    for maker, number in zip(fuser.sources[k], expected, strict=True):
+        if number == len(places):
+            places.append(maker)
+            if not fusible[maker]:
+                return False
+        elif places[number] != (maker if fusible[maker] else NOBODY):
+            return False
+    return True
+
+
+def _is_around(fuser: Any, group: Any, k: int, asked: Asked) -> bool:
+    """Whether what was asked for less often is around an equation as it was."""
+    if asked.behind is not None:
+        index, found = asked.behind
+        if fuser.kind_of_opening(fuser.reduction_behind(group, k, index)) != found:
+            return False
+    if asked.circle is None:
+        return True
+    return asked.circle is fuser.reach.any_reaches(fuser.outside_users(group, k), group)
 
 
 def _settle(fuser: Any, group: Any, growth: Growth, places: list[int]) -> None:
     """Note the members of a group that grew as one before, and what is known of them."""
-    group.enter(growth.group)
-    eqns, group_of, copies = fuser.eqns, fuser.group_of, growth.copies
-    for number, index, again in zip(growth.members, growth.indices, growth.again, strict=True):
-        k = places[number]
-        out = eqns[k].outvars[0]
-        group.index[out] = index
-        if again is not None:
-            group.again[out] = again
-        if number not in copies:
-            group_of[k] = group
+    group.growth, group.places = growth, places
+    group.enter(growth.frame)
+    joined = [places[number] for number in growth.members]
+    group.index = dict(zip(joined, growth.indices, strict=True))
+    group.again = {places[number]: indices for number, indices in growth.again}
+    fuser.group_of.update(dict.fromkeys(joined, group))
+    for k in group.copies:
+        del fuser.group_of[k]
     for number in growth.extra:
-        k = places[number]
-        group.extra.append(eqns[k].outvars[0])
-        fuser.reach.note_exit(group.root, k)
+        group.extra.append(places[number])
+        fuser.reach.note_exit(group.root, places[number])

@@ -11,12 +11,13 @@ from collections import Counter
 from typing import Any
 
 from spmd.compile.passes.substitute import map_subjaxprs
-from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns
+from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
 
 
 def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Move psums behind the `reduce_sum` that alone reads them, in control flow bodies too."""
-    if not any(eqn.prim.name == "psum" for eqn in all_eqns(closed)):
+    nested = closed.jaxpr.nested
+    if not any(map(_has_psum, nested)) and not any(e.prim.name == "psum" for e in closed.eqns):
         return closed
     times: Counter[Any] = Counter(closed.jaxpr.outvars)
     summed: set[Any] = set()
@@ -35,8 +36,9 @@ def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
             done.append(psum)
 
     for old in closed.eqns:
-        params = map_subjaxprs(old, shrink_psums)
-        eqn = old if params is old.params else old.replace(params=params)
+        eqn = old
+        if old in nested:
+            eqn = old.replace(params=map_subjaxprs(old, shrink_psums))
         psum = waiting.pop(eqn.invars[0], None) if eqn.invars else None
         if psum is not None:
             out = eqn.outvars[0]
@@ -48,3 +50,9 @@ def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
         else:
             done.append(eqn)
     return ClosedJaxpr(closed.jaxpr.replace(eqns=done), closed.consts)
+
+
+def _has_psum(eqn: Eqn) -> bool:
+    """Whether there is a psum in the jaxprs of an equation."""
+    inside = [inner for _, inner in subjaxprs(eqn.params)]
+    return any(e.prim.name == "psum" for inner in inside for e in all_eqns(inner))

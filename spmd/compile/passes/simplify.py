@@ -6,18 +6,27 @@ an earlier one, or copied. What nothing needs any more is removed at the end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from spmd.collectives.axis import pvary_p
 from spmd.compile.lower.elementwise import is_elementwise
-from spmd.compile.passes.algebra import RULES, Producers, pair_rules, same_type
+from spmd.compile.passes.algebra import (
+    RULES,
+    WITH_LITERAL,
+    Producers,
+    Rule,
+    pair_rules,
+    same_type,
+)
 from spmd.compile.passes.prune import prune
 from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
-from spmd.core.primitive import is_refused
+from spmd.core.primitive import Primitive, is_refused
+from spmd.core.record import record
 from spmd.core.structural import add_any_p, broadcast_in_dim_p
 from spmd.lax.arithmetic import add_p
 from spmd.lax.concatenate import split_p
@@ -31,6 +40,17 @@ def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     return prune(finish(writer, closed))
 
 
+@record
+class _Facts:
+    """What the walk has to know of a primitive."""
+
+    rule: Rule | None  # of `algebra`
+    needs_literal: bool  # the rule finds nothing without one
+    is_elementwise: bool
+    names: frozenset[str]  # of its parameters, as far as was seen
+    values: Callable[[dict[str, Any]], Any]  # those parameters, in order of their names
+
+
 class _Simplifier:
     """One walk over a jaxpr."""
 
@@ -38,23 +58,40 @@ class _Simplifier:
         self.writer = writer
         self.producers = Producers(writer)
         self.rules = RULES | pair_rules(self.producers)
+        self.facts: dict[Primitive, _Facts] = {}
         self.known: dict[Any, tuple[Var, ...]] = {}
 
+    def facts_of(self, eqn: Eqn) -> _Facts:
+        """What there is to know of an equation's primitive."""
+        found = self.facts.get(eqn.prim)
+        if found is None:
+            name = eqn.prim.name
+            found = self.facts[eqn.prim] = _Facts(
+                self.rules.get(name),
+                name in WITH_LITERAL,
+                is_elementwise(name),
+                frozenset(eqn.params),
+                itemgetter(*sorted(eqn.params)) if eqn.params else len,
+            )
+        return found
+
     def run(self, closed: ClosedJaxpr) -> None:
+        nested, read_all = closed.jaxpr.nested, self.writer.read_all
         for eqn in closed.eqns:
-            ins = self.writer.read_all(eqn.invars)
+            ins = read_all(eqn.invars)
             if eqn.prim is pvary_p:  # what varies matters to types, which have done their work
                 self.writer.define(eqn.outvars[0], ins[0])
                 continue
             if len(eqn.outvars) == 1 and not eqn.effects:
-                found = self.fold(eqn, ins) or self.rewrite(eqn, ins)
+                found = self.rewrite(eqn, ins)
                 if found is not None:
                     self.writer.define(eqn.outvars[0], found)
                     continue
             if eqn.prim is split_p:
                 self.slices(eqn, ins[0])
             else:
-                self.copy(eqn, ins)
+                params = map_subjaxprs(eqn, simplify) if eqn in nested else eqn.params
+                self.copy(eqn, ins, params)
 
     def slices(self, eqn: Eqn, operand: Atom) -> None:
         """Write a split as slices, which cost nothing in the kernels that read them."""
@@ -71,51 +108,47 @@ class _Simplifier:
             self.writer.define(out, self.emit(made)[0])
 
     def rewrite(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
-        """What a rule says that the equation is equal to."""
-        rule = self.rules.get(eqn.prim.name)
-        found = rule(self.writer, eqn, ins) if rule is not None else None
-        if found is None and eqn.outvars[0].aval.shape and is_elementwise(eqn.prim.name):
-            found = self.strip_broadcasts(eqn, ins)
-        if found is None or not same_type(found.aval, eqn.outvars[0].aval):
-            return None
-        return found
+        """What an equation of one result is equal to, if that is found."""
+        facts, out = self.facts_of(eqn), eqn.outvars[0].aval
+        rule, found = facts.rule, None
+        if facts.is_elementwise:
+            has_literal = Literal in map(type, ins)
+            if has_literal and not out.shape:
+                found = self.fold(eqn, ins)
+                if found is not None:
+                    return found
+            if rule is not None and (has_literal or not facts.needs_literal):
+                found = rule(self.writer, eqn, ins)
+            if found is None and out.shape and not self.producers.scalars().keys().isdisjoint(ins):
+                found = self.strip_broadcasts(eqn, ins)
+        elif rule is not None:
+            found = rule(self.writer, eqn, ins)
+        return found if found is not None and same_type(found.aval, out) else None
 
     def fold(self, eqn: Eqn, ins: Sequence[Atom]) -> Literal | None:
-        """The literal that a scalar equation of literals computes."""
+        """The literal that an elementwise scalar equation of literals computes."""
         out = eqn.outvars[0].aval
-        if out.shape or not ins or out.dtype.names or out.vma:
+        if out.dtype.names or out.vma or is_refused(eqn.prim.impl):
             return None
-        literals = [a for a in ins if isinstance(a, Literal)]
-        if len(literals) != len(ins):
+        arrays = [np.asarray(a.val, a.aval.dtype) for a in ins if isinstance(a, Literal)]
+        if len(arrays) != len(ins):
             return None
-        if not is_elementwise(eqn.prim.name) or is_refused(eqn.prim.impl):
-            return None
-        arrays = [np.asarray(a.val, a.aval.dtype) for a in literals]
         with np.errstate(all="ignore"):
             value = eqn.prim.rule("impl")(np, *arrays, **eqn.params)
         return Literal(np.asarray(value, out.dtype)[()], out)
 
-    def strip_broadcasts(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def strip_broadcasts(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom:
         """Let an elementwise equation read scalars directly instead of their broadcasts."""
-        bare = [self.scalar_behind(a) if a.aval.shape else None for a in ins]
-        if not any(bare):  # variables and literals are true
-            return None
+        scalars = self.producers.scalars()
+        operands = [scalars.get(a, a) for a in ins]
         if eqn.prim is add_any_p:
             eqn = eqn.replace(prim=add_p)  # which takes scalars
         out = eqn.outvars[0].aval
-        operands = [a if b is None else b for a, b in zip(ins, bare, strict=True)]
         result = self.write(eqn, operands)
         if result.aval.shape == out.shape:
             return result
         params = {"shape": out.shape, "broadcast_dimensions": ()}
         return self.writer.emit(broadcast_in_dim_p, [result], params, eqn.source)
-
-    def scalar_behind(self, atom: Atom) -> Atom | None:
-        """The scalar of which `atom` is a broadcast."""
-        made = self.producers.of(atom, "broadcast_in_dim")
-        if made is None or made.invars[0].aval.shape:
-            return None
-        return made.invars[0]
 
     def write(self, eqn: Eqn, operands: Sequence[Atom]) -> Atom:
         """An equation of the same primitive on other operands, itself simplified."""
@@ -124,14 +157,13 @@ class _Simplifier:
             eqn.prim.rule("abstract")(*avals, **eqn.params).update(vma=eqn.outvars[0].aval.vma)
         )
         again = eqn.replace(invars=tuple(operands), outvars=(out,))
-        found = self.fold(again, operands) or self.rewrite(again, operands)
+        found = self.rewrite(again, operands)
         if found is not None:
             return found
         return self.emit(again)[0]
 
-    def copy(self, eqn: Eqn, ins: tuple[Atom, ...]) -> None:
+    def copy(self, eqn: Eqn, ins: tuple[Atom, ...], params: dict[str, Any]) -> None:
         """Write the equation, unless an equal one is there already."""
-        params = map_subjaxprs(eqn, simplify)
         if ins is not eqn.invars or params is not eqn.params:
             eqn = Eqn(eqn.prim, ins, eqn.outvars, params, eqn.effects, eqn.source)
         written = self.emit(eqn)
@@ -144,19 +176,23 @@ class _Simplifier:
         if eqn.effects:
             self.writer.eqns.append(eqn)
             return eqn.outvars
-        key = _key(eqn)
-        found = self.known.get(key)
-        if found is None:
+        outs = eqn.outvars
+        found = self.known.setdefault(self.key(eqn), outs)
+        if found is outs:
             self.writer.eqns.append(eqn)
-            self.known[key] = found = eqn.outvars
         return found
 
-
-def _key(eqn: Eqn) -> Any:
-    """Equal for equations that compute equal results."""
-    params = eqn.params.items()
-    ordered = tuple(sorted(params) if len(params) > 1 else params)
-    return eqn.prim, tuple([_atom_key(a) for a in eqn.invars]), ordered
+    def key(self, eqn: Eqn) -> Any:
+        """Equal for equations that compute equal results."""
+        ins, params = eqn.invars, eqn.params
+        if Literal in map(type, ins):
+            ins = tuple([_atom_key(a) for a in ins])
+        if not params:
+            return eqn.prim, ins
+        facts = self.facts_of(eqn)
+        if params.keys() == facts.names:
+            return eqn.prim, ins, facts.values(params)
+        return eqn.prim, ins, None, tuple(sorted(params.items()))
 
 
 def _atom_key(atom: Atom) -> Any:

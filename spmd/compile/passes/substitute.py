@@ -72,6 +72,8 @@ class Writer:
     def read_all(self, atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
         """What atoms of the old jaxpr are in the new one; the same tuple if nothing changed."""
         found = self._atoms
+        if not found:
+            return atoms
         for atom in atoms:
             if atom in found:
                 return tuple([found.get(a, a) for a in atoms])  # type: ignore[arg-type]
@@ -125,19 +127,11 @@ def finish(writer: Writer, closed: ClosedJaxpr) -> ClosedJaxpr:
     return writer.close(jaxpr.invars, writer.read_all(jaxpr.outvars), jaxpr.name)
 
 
-def nests(eqn: Eqn) -> bool:
-    """Whether there are closed jaxprs among the parameters of an equation."""
-    for value in eqn.params.values():
-        kind = type(value)
-        if kind is ClosedJaxpr or (kind is tuple and ClosedJaxpr in map(type, value)):
-            return True
-    return False
-
-
 def map_subjaxprs(eqn: Eqn, step: Pass) -> dict[str, Any]:
-    """The parameters of an equation with `step` applied to the closed jaxprs among them."""
-    if not nests(eqn):
-        return eqn.params
+    """The parameters of an equation with `step` applied to the closed jaxprs among them.
+
+    `Jaxpr.nested` says which equations have any.
+    """
     changed = {}
     for name, value in eqn.params.items():
         if isinstance(value, ClosedJaxpr):
