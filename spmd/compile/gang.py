@@ -54,7 +54,7 @@ def join(
     """Native steps in their order, with runs of independent kernels as gangs."""
     made: list[NativeStep] = []
     members: list[KernelStep] = []
-    touched: list[Touch] = []
+    touched: dict[int, list[Touch]] = {}  # by base: touches of different bases never meet
 
     def close() -> None:
         made.extend(members if len(members) == 1 else [GangStep(tuple(members))] * bool(members))
@@ -69,9 +69,12 @@ def join(
         (kernel,) = native
         assert isinstance(kernel, KernelStep)
         mine = touches(step, kernel.slots, aliases)
-        if len(members) == MOST_MEMBERS or any(a.meets(b) for a in mine for b in touched):
+        if len(members) == MOST_MEMBERS or any(
+            a.meets(b) for a in mine for b in touched.get(a.base, ())
+        ):
             close()
         members.append(kernel)
-        touched.extend(mine)
+        for touch in mine:
+            touched.setdefault(touch.base, []).append(touch)
     close()
     return made

@@ -32,6 +32,9 @@ _UNIT_NS = 200.0
 _FLOPS_PER_NS = {64: 150.0, 32: 75.0, 16: 25.0}
 PACKED_BYTES_PER_NS = 14.0
 _READ_BYTES_PER_NS = 30.0
+# What the rows and columns of a product are cut into, in multiples of the fewest blocks.
+_ROW_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+_COLUMN_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 def flops_per_ns(vector_bytes: int, nbytes: int) -> float:
@@ -79,35 +82,32 @@ class Cut:
         return -(-self.p.m // max(rows, 1)) or 1, -(-self.p.n // max(columns, 1)) or 1
 
     def _extents(self, m_blocks: int, n_blocks: int) -> tuple[int, int]:
-        def extent(size: int, blocks: int, step: int) -> int:
-            return max(-(-size // (blocks * step)), 1) * step
-
-        return extent(self.p.m, m_blocks, self.mr), extent(self.p.n, n_blocks, self.nr)
+        return _extent(self.p.m, m_blocks, self.mr), _extent(self.p.n, n_blocks, self.nr)
 
     def _candidates(self, m_least: int, n_least: int) -> Iterator[tuple[int, int]]:
         """Extents from the largest on, until there are enough units for all threads."""
-        most = _MOST_UNITS * self.cores
-        seen = set()
-        for m_factor in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
-            for n_factor in (1, 2, 3, 4, 6, 8, 12, 16):
-                mb, nb = self._extents(m_least * m_factor, n_least * n_factor)
-                units = -(-self.p.m // mb) * -(-self.p.n // nb) * self.batches
-                if (mb, nb) in seen or (units > most and (m_factor, n_factor) != (1, 1)):
-                    continue
-                seen.add((mb, nb))
-                yield mb, nb
+        most, m, n = _MOST_UNITS * self.cores, self.p.m, self.p.n
+        heights = dict.fromkeys(_extent(m, m_least * k, self.mr) for k in _ROW_FACTORS)
+        widths = dict.fromkeys(_extent(n, n_least * k, self.nr) for k in _COLUMN_FACTORS)
+        batches, largest = self.batches, self._extents(m_least, n_least)
+        for mb in heights:
+            rows = -(-m // mb) * batches
+            for nb in widths:
+                if rows * -(-n // nb) <= most or (mb, nb) == largest:
+                    yield mb, nb
 
     def time(self, mb: int, nb: int) -> float:
         """Nanoseconds until the last thread is done."""
         m_blocks, n_blocks = -(-self.p.m // mb) or 1, -(-self.p.n // nb) or 1
-        count = m_blocks * n_blocks * self.batches
+        batches = self.batches
+        count = m_blocks * n_blocks * batches
         inside = self.unit_ns(mb, nb)
         pieces = self.cores if inside * count * 1000 < COARSE_PS else self.cores * _PIECES
         chunk = -(-count // pieces)
         if count <= _MOST_UNITS * self.cores:
-            heights = [min(mb, self.p.m - i * mb) for i in range(m_blocks)]
-            widths = [min(nb, self.p.n - j * nb) for j in range(n_blocks)]
-            times = [self.unit_ns(h, w) for w in widths for h in heights] * self.batches
+            times = self._columns(mb, nb, m_blocks) * (n_blocks - 1)
+            times += self._columns(mb, self.p.n - (n_blocks - 1) * nb, m_blocks)
+            times *= batches
         else:
             times = [inside] * count
         busy = [0.0] * self.cores
@@ -116,6 +116,11 @@ class Cut:
             busy[at] += sum(times[first : first + chunk])
         # Threads are not equally fast: the last run may have to be waited for.
         return max(busy) + _WAITED * inside * chunk * (self.cores > 1)
+
+    def _columns(self, mb: int, width: int, m_blocks: int) -> list[float]:
+        """The times of units above each other; of the last, the rows that are left."""
+        whole, last = self.unit_ns(mb, width), self.p.m - (m_blocks - 1) * mb
+        return [whole] * (m_blocks - 1) + [whole if last == mb else self.unit_ns(last, width)]
 
     def unit_ns(self, rows: int, columns: int) -> float:
         """The time of a unit of so many rows and columns."""
@@ -127,6 +132,11 @@ class Cut:
         # Operands come from far away, whether they are packed then or not.
         moved = packed / PACKED_BYTES_PER_NS + (rows + columns) / _READ_BYTES_PER_NS
         return 2 * height * width * p.k / rate + moved * p.k * nbytes + _UNIT_NS
+
+
+def _extent(size: int, blocks: int, step: int) -> int:
+    """The least multiple of a step of which so many cover a size."""
+    return max(-(-size // (blocks * step)), 1) * step
 
 
 # The cuts of this process.

@@ -25,6 +25,7 @@ from spmd.compile.kernel.ir import (
     Pass,
     Scan,
     Store,
+    StoreRow,
     is_sequential,
 )
 
@@ -123,25 +124,32 @@ def rewrite_maps(
     iota: Callable[[Iota], Instr],
 ) -> tuple[Pass, ...]:
     """Return the passes with every index map and every Iota replaced."""
+    # Written out: `replace` takes ten times as long, and every kernel comes here a few times.
+    known: dict[tuple[Map, str], Map] = {}
 
-    def instr_of(instr: Instr, level: str) -> Instr:
-        match instr:
-            case Load():
-                return replace(instr, map=change(instr.map, level))
-            case Iota():
-                return iota(instr)
-        return instr
+    def map_of(where: Map, level: str) -> Map:
+        found = known.get((where, level))
+        if found is None:
+            found = known[where, level] = change(where, level)
+        return found
+
+    def instr_of(i: Instr, level: str) -> Instr:
+        if type(i) is Load:
+            return Load(i.out, i.dtype, i.arg, map_of(i.map, level), i.guard, i.fill)
+        return iota(i) if type(i) is Iota else i
+
+    def store_of(s: Store | StoreRow, level: str) -> Store | StoreRow:
+        if type(s) is not Store:
+            return s
+        where = map_of(s.map, level)
+        return Store(s.arg, where, s.value, s.guard, s.combine, s.unique, s.apart)
 
     return tuple(
-        replace(
-            step,
-            instrs=tuple(instr_of(instr, step.level) for instr in step.instrs),
-            stores=tuple(
-                replace(store, map=change(store.map, step.level))
-                if isinstance(store, Store)
-                else store
-                for store in step.stores
-            ),
+        Pass(
+            step.level,
+            tuple([instr_of(instr, step.level) for instr in step.instrs]),
+            tuple([store_of(store, step.level) for store in step.stores]),
+            step.reductions,
         )
         for step in kernel.passes
     )
@@ -153,11 +161,13 @@ def rearrange(kernel: Kernel, outer: Sequence[int], inner: Sequence[int]) -> Ker
     Moving a dim between outer and inner is right only for elementwise kernels.
     """
     order = (*outer, *inner)
+    if order == tuple(range(len(kernel.sizes))) and len(outer) == len(kernel.outer):
+        return kernel
     place = {old: new for new, old in enumerate(order)}
 
     def change(where: Map, level: str) -> Map:
         kept = order if level == ROW else outer
-        return replace(where, strides=tuple(where.strides[dim] for dim in kept))
+        return Map(tuple([where.strides[dim] for dim in kept]), where.offset, where.gathered)
 
     def iota(instr: Iota) -> Instr:
         if instr.dim not in place:
@@ -219,7 +229,8 @@ def _join(kernel: Kernel, dim: int) -> Kernel:
     def change(where: Map, level: str) -> Map:
         if dim >= len(where.strides):
             return where
-        return replace(where, strides=where.strides[:dim] + where.strides[dim + 1 :])
+        strides = where.strides[:dim] + where.strides[dim + 1 :]
+        return Map(strides, where.offset, where.gathered)
 
     def iota(instr: Iota) -> Iota:
         return replace(instr, dim=instr.dim - (instr.dim > dim))
@@ -287,8 +298,8 @@ def choose_vector_dim(kernel: Kernel) -> int | None:
     candidates = [dim for dim in range(len(kernel.sizes)) if _may_hold_lanes(kernel, dim)]
     if not candidates:
         return None
-    best = min(candidates, key=lambda dim: (_cost(kernel, dim), -dim))
-    return best if _cost(kernel, best) < _cost(kernel, None) else None
+    cost, behind = min((_cost(kernel, dim), -dim) for dim in candidates)
+    return -behind if cost < _cost(kernel, None) else None
 
 
 def _may_hold_lanes(kernel: Kernel, dim: int) -> bool:
