@@ -2,7 +2,8 @@
 
 The one idea: LLVM needs nothing of Python, so the kernels of a program are compiled on other
 threads while its later steps are lowered and its memory is planned. `Ahead` sees the steps as they
-are written; what it cannot know yet (the loops that become functions) comes at the end.
+are written; what it cannot know yet (the loops that become functions, and what is multiplied in
+them) comes at the end.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
-from spmd.compile.lower.schedule import Contract, Launch, Multiply, Sort, Step
+from spmd.compile.loops import INLINE_POINTS
+from spmd.compile.lower.schedule import Contract, Launch, Multiply, Sort, Step, blocks, walk
 from spmd.compile.prepack import packed_product
 from spmd.core.config import config
+from spmd.core.util import product as size_of
 
 Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort
 
@@ -85,8 +88,13 @@ class Ahead:
         self._seen: set[Callee] = set()
 
     def watch(self, steps: Sequence[Step]) -> None:
-        """Begin with what steps outside of all loops run."""
+        """Begin with what steps outside of all loops run, and with the large kernels inside."""
         for step in steps:
+            for inner in walk([s for block in blocks(step) for s in block]):
+                # Smaller ones may be written into the function that the loop becomes; products
+                # may read operands that are packed outside.
+                if isinstance(inner, Launch) and size_of(inner.kernel.sizes) > INLINE_POINTS:
+                    self.callee(inner.kernel)
             match step:
                 case Launch(kernel=kernel):
                     self.callee(kernel)
