@@ -27,13 +27,14 @@ class ShapedArray:
     """
 
     # Equal avals are one object, so identity is equality and the hash that of any object.
-    __slots__ = ("dtype", "ndim", "shape", "size", "vma", "weak_type")
+    __slots__ = ("_tangent", "dtype", "ndim", "shape", "size", "vma", "weak_type")
     _interned: ClassVar[dict[Any, ShapedArray]] = {}
 
     shape: tuple[int, ...]
     dtype: np.dtype
     weak_type: bool
     vma: frozenset[str]
+    _tangent: ShapedArray | None
 
     def __new__(cls, shape, dtype, weak_type: bool = False, vma: frozenset[str] = NO_AXES):
         key = (shape, dtype, weak_type, vma)
@@ -54,6 +55,7 @@ class ShapedArray:
             found.vma = vma
             found.ndim = len(shape)
             found.size = product(shape)
+            found._tangent = None
             cls._interned[exact] = found
         return found
 
@@ -74,7 +76,12 @@ class ShapedArray:
 
     def tangent(self) -> ShapedArray:
         """The aval of this value's tangents."""
-        return ShapedArray(self.shape, dtypes.tangent_dtype(self.dtype), self.weak_type, self.vma)
+        found = self._tangent
+        if found is None:
+            dtype = dtypes.tangent_dtype(self.dtype)
+            found = ShapedArray(self.shape, dtype, self.weak_type, self.vma)
+            self._tangent = found
+        return found
 
     @property
     def nbytes(self) -> int:

@@ -90,6 +90,15 @@ def nondiff_positions(
     return (*argnums, *(parameters.index(name) for name in names))
 
 
+def _takes_exactly(signature: inspect.Signature, count: int) -> bool:
+    """Whether a function has so many parameters, all of them positional."""
+    kinds = [p.kind for p in signature.parameters.values()]
+    return len(kinds) == count and all([kind in _POSITIONAL for kind in kinds])
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
 def positional(
     f: Callable[..., Any],
     signature: inspect.Signature | None,
@@ -97,7 +106,7 @@ def positional(
     kwargs: dict[str, Any],
 ) -> list[Any]:
     """Keyword arguments put into their positions, with defaults filled in."""
-    if signature is None:
+    if signature is None or (not kwargs and _takes_exactly(signature, len(args))):
         return list(args)
     try:
         bound = signature.bind(*args, **kwargs)

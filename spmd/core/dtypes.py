@@ -101,6 +101,11 @@ def is_key(dtype: np.dtype) -> bool:
     return dtype == key_dtype
 
 
+def is_float0(dtype: np.dtype) -> bool:
+    # Comparing structured dtypes takes longer than asking for the kind.
+    return dtype.kind == "V" and dtype == float0
+
+
 def is_float(dtype: np.dtype) -> bool:
     return dtype in _FLOATING_SET
 

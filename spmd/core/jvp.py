@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core import dtypes
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.primitive import Primitive, Zero, linear
+from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, eval_closed
 from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import zeros_like_aval
@@ -25,7 +25,15 @@ from spmd.core.util import unzip2
 
 def zero_tangent(x: Any) -> Zero:
     """The zero tangent of a value."""
-    return Zero(typeof(x).tangent())
+    aval = typeof(x)
+    found = _zeros.get(aval)
+    if found is None:
+        found = _zeros[aval] = Zero(aval.tangent())
+    return found
+
+
+# The zero tangent of each type of value: types are kept for ever, so these may be.
+_zeros: dict[ShapedArray, Zero] = {}
 
 
 def instantiate(t: Any) -> Any:
@@ -35,14 +43,16 @@ def instantiate(t: Any) -> Any:
 
 def is_float0(t: Any) -> bool:
     """Whether a tangent carries no information, as those of integers do."""
-    return not isinstance(t, Zero) and typeof(t).dtype == dtypes.float0
+    return not isinstance(t, Zero) and dtypes.is_float0(typeof(t).dtype)
 
 
 def apply_jvp(
     prim: Primitive, primals: Sequence[Any], tangents: Sequence[Any], params: dict[str, Any]
 ) -> tuple[Any, Any]:
     """Run a primitive's jvp rule; `linear` primitives are applied to the tangents."""
-    rule = prim.rule("jvp")
+    rule: Any = prim.jvp
+    if isinstance(rule, Refused):
+        rule = prim.rule("jvp")
     if rule is not linear:
         return rule(primals, tangents, **params)
     out = prim.bind(*primals, **params)
@@ -104,10 +114,15 @@ class JVPTrace(Trace):
             primals.append(primal)
             tangents.append(tangent)
             any_tangent = any_tangent or type(tangent) is not Zero
-        with current_trace(self.parent):
+        # As `current_trace` does, which needs no look at where evaluation begins: it has ended.
+        before = state.trace
+        state.trace = self.parent
+        try:
             if not any_tangent:
                 return prim.bind(*primals, **params)
             out, tangent = self.differentiate(prim, primals, tangents, params)
+        finally:
+            state.trace = before
         if prim.multiple:
             return [self.join(o, t) for o, t in zip(out, tangent, strict=True)]
         return self.join(out, tangent)

@@ -21,7 +21,7 @@ from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import eval_closed, hoist_consts, prune_consts
 from spmd.core.source import current_source
-from spmd.core.stage import Debug, JaxprTrace
+from spmd.core.stage import Debug, JaxprTrace, JaxprTracer
 from spmd.core.trace import Trace, Tracer, check_no_leak
 
 
@@ -38,7 +38,8 @@ class MixedTrace(Trace):
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         tangents = self.tangent_trace
-        staged = [isinstance(x, Tracer) and x._trace is tangents for x in operands]
+        # What the tangents' trace makes are its own tracers, and nothing that wraps them.
+        staged = [type(x) is JaxprTracer and x._trace is tangents for x in operands]
         trace = tangents if True in staged else self.parent
         if trace is not self.parent and prim.inline is not None and not all(staged):
             # A call of both primals and tangents: look inside, so that primal work stays primal.
@@ -66,15 +67,15 @@ class LinearizeTrace(JVPTrace):
         self, prim: Primitive, primals: list[Any], tangents: list[Any], params: dict[str, Any]
     ) -> tuple[Any, Any]:
         # All that is staged here is of one line of the user's: the stack is read once for it.
-        before = state.source
-        state.source = before or current_source()
+        before, parent = state.source, state.trace
+        state.source = before or current_source(4)
         try:
             if prim.linearize is not None:
                 return prim.linearize(self, primals, tangents, **params)
-            with current_trace(self.mixed):
-                return apply_jvp(prim, primals, tangents, params)
+            state.trace = self.mixed
+            return apply_jvp(prim, primals, tangents, params)
         finally:
-            state.source = before
+            state.source, state.trace = before, parent
 
     def bind_linear(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         """Stage one equation of the linear jaxpr; for `linearize` rules."""

@@ -76,17 +76,21 @@ def _interned(file: str, line: int, function: str, scope: str, operand: str) -> 
     return Source(file, line, function, scope, operand)
 
 
-def current_source() -> Source:
-    """The innermost frame of the calling stack that is not inside spmd, or what stands for it."""
+def current_source(depth: int = 1) -> Source:
+    """The innermost frame of the calling stack that is not inside spmd, or what stands for it.
+
+    The search begins `depth` calls out: who knows that so many are spmd's saves looking at them.
+    """
     if state.source is not None:
         return state.source
-    frame: Any = sys._getframe(1)
+    frame: Any = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if file not in _skipped:
-            _skipped[file] = is_ours(file) or file in SKIPPED_FILES
-        if not _skipped[file]:
+        skipped = _skipped.get(file)
+        if skipped is None:
+            skipped = _skipped[file] = is_ours(file) or file in SKIPPED_FILES
+        if not skipped:
             return _interned(file, frame.f_lineno, code.co_name, state.scope, state.operand)
         frame = frame.f_back
     return UNKNOWN

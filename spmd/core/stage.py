@@ -41,13 +41,12 @@ NO_DEBUG = Debug()
 class JaxprTracer(Tracer):
     """Stands for a variable of the jaxpr being written."""
 
-    __slots__ = ("_var", "aval", "source")
+    __slots__ = ("_var", "aval")
 
-    def __init__(self, trace: JaxprTrace, aval: ShapedArray, var: Var, source: Source):
+    def __init__(self, trace: JaxprTrace, aval: ShapedArray, var: Var):
         self._trace = trace
         self.aval = aval
         self._var = var
-        self.source = source
 
     def where_from(self) -> str:
         trace: JaxprTrace = self._trace  # type: ignore[assignment]
@@ -71,7 +70,7 @@ class JaxprTrace(Trace):
         """A tracer for one more input."""
         var = Var(aval)
         self.invars.append(var)
-        return JaxprTracer(self, aval, var, self.debug.source)
+        return JaxprTracer(self, aval, var)
 
     def atom(self, x: Any) -> Atom:
         """The variable or literal that stands for any value in this jaxpr."""
@@ -92,28 +91,43 @@ class JaxprTrace(Trace):
         found = self.consts.get(id(x))
         if found is None:
             aval = typeof(x)
-            tracer = JaxprTracer(self, aval, Var(aval), UNKNOWN)
+            tracer = JaxprTracer(self, aval, Var(aval))
             found = self.consts[id(x)] = (x, tracer, _fixed(x, aval))
         return found[1]._var
 
     # -- the work --
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-        avals = [x.aval if type(x) is JaxprTracer else typeof(x) for x in operands]
-        varies, rule = False, prim.vma
-        for aval in avals:
-            varies = varies or bool(aval.vma)
+        source = state.source or current_source(3)
+        invars = self._atoms(operands)
+        avals = tuple([v.aval for v in invars])
+        rule = prim.vma
+        varies = any([a.vma for a in avals])
         if varies and rule == "union":
-            operands = self._align_vma(operands, avals)
-        source = state.source or current_source()
-        out = prim.abstract(*avals, **params) if params else _abstract(prim, tuple(avals))
-        out_avals = list(out) if prim.multiple else [out]
+            invars = self._atoms(self._align_vma(operands, avals))
+        out: Any = prim.abstract(*avals, **params) if params else _abstract(prim, avals)
         if rule != "given" and (varies or rule != "union"):
-            out_avals = self._with_vma(prim, avals, out_avals, params)
-        tracers = self.emit(prim, operands, params, out_avals, source)
-        return tracers if prim.multiple else tracers[0]
+            outs = self._with_vma(prim, avals, list(out) if prim.multiple else [out], params)
+            out = outs if prim.multiple else outs[0]
+        effects = NO_EFFECTS if prim.effects is no_effects else prim.effects(params)
+        if not prim.multiple:
+            var = Var(out)
+            self.eqns.append(Eqn(prim, invars, (var,), params, effects, source))
+            return JaxprTracer(self, out, var)
+        outvars = tuple([Var(a) for a in out])
+        self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
+        return [JaxprTracer(self, v.aval, v) for v in outvars]
 
-    def _align_vma(self, operands: Sequence[Any], avals: list[ShapedArray]) -> list[Any]:
+    def _atoms(self, operands: Sequence[Any]) -> tuple[Atom, ...]:
+        """What stands for each operand; most are tracers of this trace."""
+        return tuple(
+            [
+                x._var if type(x) is JaxprTracer and x._trace is self else self.atom(x)
+                for x in operands
+            ]
+        )
+
+    def _align_vma(self, operands: Sequence[Any], avals: Sequence[ShapedArray]) -> list[Any]:
         """Cast traced operands to vary over the same axes, so that transposing sums them back."""
         union = NO_AXES.union(*(a.vma for a in avals))
         return [
@@ -122,36 +136,12 @@ class JaxprTrace(Trace):
         ]
 
     def _with_vma(
-        self, prim: Primitive, avals: list[ShapedArray], outs: list[ShapedArray], params: Any
+        self, prim: Primitive, avals: Sequence[ShapedArray], outs: list[ShapedArray], params: Any
     ) -> list[ShapedArray]:
         if callable(prim.vma):
             return [a.update(vma=frozenset(prim.vma(avals, params))) for a in outs]
         union = NO_AXES.union(*(a.vma for a in avals)) if avals else NO_AXES
         return [a.update(vma=union) for a in outs] if union else outs
-
-    def emit(
-        self,
-        prim: Primitive,
-        operands: Sequence[Any],
-        params: dict[str, Any],
-        out_avals: Sequence[ShapedArray],
-        source: Source,
-    ) -> list[JaxprTracer]:
-        """Write one equation whose results have the given avals."""
-        invars = tuple(
-            [
-                x._var if type(x) is JaxprTracer and x._trace is self else self.atom(x)
-                for x in operands
-            ]
-        )
-        effects = NO_EFFECTS if prim.effects is no_effects else prim.effects(params)
-        if len(out_avals) == 1:
-            var = Var(out_avals[0])
-            self.eqns.append(Eqn(prim, invars, (var,), params, effects, source))
-            return [JaxprTracer(self, var.aval, var, source)]
-        outvars = tuple([Var(a) for a in out_avals])
-        self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
-        return [JaxprTracer(self, v.aval, v, source) for v in outvars]
 
     def to_jaxpr(self, outs: Sequence[Any]) -> ClosedJaxpr:
         """Close the trace: the jaxpr whose outputs are `outs`."""

@@ -106,8 +106,8 @@ def broadcast_in_dim(
 
     Dims of size 1 are stretched; dims of `shape` that are not named are new.
     """
-    shape = tuple(int(d) for d in shape)
-    where = tuple(int(d) for d in broadcast_dimensions)
+    shape = tuple(map(int, shape))
+    where = tuple(map(int, broadcast_dimensions))
     if typeof(operand).shape == shape and where == tuple(range(len(shape))):
         return operand
     return broadcast_in_dim_p.bind(operand, shape=shape, broadcast_dimensions=where)
@@ -172,7 +172,7 @@ broadcast_in_dim_p = Primitive(
 
 def reduce_sum(operand: Any, axes: Sequence[int]) -> Any:
     """Sum over the given dims; they disappear."""
-    axes = tuple(int(d) for d in axes)
+    axes = tuple(map(int, axes))
     return reduce_sum_p.bind(operand, axes=axes) if axes else operand
 
 
@@ -234,7 +234,7 @@ reduce_sum_p = Primitive(
 
 def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Any:
     """Give the elements, in row-major order (of `dimensions` if given), another shape."""
-    new_sizes = tuple(int(d) for d in new_sizes)
+    new_sizes = tuple(map(int, new_sizes))
     if dimensions is not None:
         operand = permute_dims(operand, dimensions)
     if typeof(operand).shape == new_sizes:
@@ -284,7 +284,7 @@ reshape_p = Primitive(
 
 def permute_dims(operand: Any, permutation: Sequence[int]) -> Any:
     """Reorder dims: `out.shape[k] == operand.shape[permutation[k]]`."""
-    permutation = tuple(int(d) for d in permutation)
+    permutation = tuple(map(int, permutation))
     if permutation == tuple(range(typeof(operand).ndim)):
         return operand
     return permute_dims_p.bind(operand, permutation=permutation)

@@ -14,7 +14,7 @@ from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.primitive import Linear, Zero
+from spmd.core.primitive import Linear, Refused, Zero
 from spmd.core.rewrite import close
 from spmd.core.source import UNKNOWN, Source
 from spmd.core.structural import add_any, zeros_like_aval
@@ -38,13 +38,14 @@ class _Cotangents:
     def add(self, var: Atom, ct: Any) -> None:
         if ct is None or isinstance(ct, Zero) or isinstance(var, Literal):
             return
-        if typeof(ct).dtype == dtypes.float0:
+        if dtypes.is_float0(typeof(ct).dtype):
             return
         before = self._of.get(var)
         self._of[var] = ct if before is None else add_any(before, ct)
 
     def take(self, var: Var) -> Any:
-        return self._of.pop(var, None) if var in self._of else Zero(var.aval)
+        found = self._of.pop(var, None)
+        return Zero(var.aval) if found is None else found
 
 
 def backward_pass(
@@ -80,7 +81,7 @@ def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any], before: Source | None) 
     """Evaluate the equations without linear operands; return the others."""
     linear_eqns = []
     for eqn in jaxpr.eqns:
-        if all(isinstance(a, Literal) or a in values for a in eqn.invars):
+        if all([isinstance(a, Literal) or a in values for a in eqn.invars]):
             state.source = before if eqn.source is UNKNOWN else eqn.source
             args = [a.val if isinstance(a, Literal) else values[a] for a in eqn.invars]
             outs = eqn.prim.bind(*args, **eqn.params)
@@ -92,16 +93,20 @@ def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any], before: Source | None) 
 
 def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None:
     cts = [found.take(v) for v in eqn.outvars]
-    if all(isinstance(ct, Zero) for ct in cts) and (eqn.outvars or not eqn.effects):
+    if all([type(ct) is Zero for ct in cts]) and (eqn.outvars or not eqn.effects):
         return
-    operands = [
-        a.val if isinstance(a, Literal) else values[a] if a in values else Linear(a.aval)
-        for a in eqn.invars
-    ]
-    rule = eqn.prim.rule("transpose")
-    in_cts = rule(cts if eqn.prim.multiple else cts[0], *operands, **eqn.params)
-    for atom, ct in zip(eqn.invars, in_cts, strict=True):
-        if isinstance(atom, Var) and atom not in values:
+    prim, operands = eqn.prim, []
+    for a in eqn.invars:
+        if isinstance(a, Literal):
+            operands.append(a.val)
+        else:
+            operands.append(values[a] if a in values else Linear(a.aval))
+    rule: Any = prim.transpose
+    if isinstance(rule, Refused):
+        rule = prim.rule("transpose")
+    in_cts = rule(cts if prim.multiple else cts[0], *operands, **eqn.params)
+    for atom, x, ct in zip(eqn.invars, operands, in_cts, strict=True):
+        if type(x) is Linear:
             found.add(atom, ct)
 
 

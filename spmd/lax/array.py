@@ -15,7 +15,7 @@ import numpy as np
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.primitive import Primitive, dims, linear
+from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
     broadcast_in_dim_p,
@@ -266,6 +266,7 @@ def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
     return squeeze_p.bind(array, dimensions=tuple(sorted(where)))
 
 
+@remembered
 def _squeeze_abstract(x: ShapedArray, *, dimensions: Any) -> ShapedArray:
     if len(set(dimensions)) != len(dimensions):
         fail(ShapeError, f"squeeze: dimensions={dimensions} names a dim of {x} twice")
@@ -305,6 +306,7 @@ def rev(operand: Any, dimensions: Sequence[int]) -> Any:
     return rev_p.bind(operand, dimensions=dimensions) if dimensions else operand
 
 
+@remembered
 def _rev_abstract(x: ShapedArray, *, dimensions: Any) -> ShapedArray:
     check_dtype("rev", "operand", x, MOVABLE)
     if len(set(dimensions)) != len(dimensions) or any(not 0 <= d < x.ndim for d in dimensions):

@@ -12,7 +12,7 @@ from typing import Any
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import instantiate
-from spmd.core.primitive import Linear, Primitive, dims, linear
+from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.structural import move_dim, to_front
 from spmd.core.util import canonical_dim
 from spmd.lax.families import fail
@@ -31,6 +31,7 @@ def concatenate(operands: Sequence[Any], dimension: int) -> Any:
     return concatenate_p.bind(*operands, dimension=int(dimension))
 
 
+@remembered
 def _concatenate_abstract(*xs: ShapedArray, dimension: int) -> ShapedArray:
     first = xs[0]
     if not 0 <= dimension < first.ndim:

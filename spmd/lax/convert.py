@@ -15,7 +15,7 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import zero_tangent
-from spmd.core.primitive import Primitive, dims, linear
+from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import move_dim
 from spmd.core.trace import EVAL
 from spmd.core.tree import tree_map
@@ -61,6 +61,7 @@ def _is_scalar_constant(x: Any) -> bool:
     return isinstance(x, (*_PYTHON_SCALARS, np.generic)) and not np.asarray(x).dtype.names
 
 
+@remembered
 def _convert_abstract(x: ShapedArray, *, new_dtype: np.dtype, weak_type: bool) -> ShapedArray:
     if x.dtype != new_dtype:
         check_dtype("convert_element_type", "operand", x, ANY)
@@ -126,15 +127,16 @@ def matched(*operands: Any) -> tuple[Any, ...]:
     """
     avals = [typeof(x) for x in operands]
     first = avals[0].dtype
-    if all(a.dtype == first for a in avals):
+    if all([a.dtype is first for a in avals]) or all([a.dtype == first for a in avals]):
         return operands
     try:
-        dtype, weak = dtypes.promote(tuple((a.dtype, a.weak_type) for a in avals))
+        dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
     except DtypeError:
         return operands
-    if any(a.dtype != dtype and not a.weak_type for a in avals):
+    if any([not a.weak_type and a.dtype != dtype for a in avals]):
         return operands
-    return tuple(_as_weak_operand(x, a, dtype, weak) for x, a in zip(operands, avals, strict=True))
+    pairs = zip(operands, avals, strict=True)
+    return tuple([_as_weak_operand(x, a, dtype, weak) for x, a in pairs])
 
 
 def _as_weak_operand(x: Any, aval: ShapedArray, dtype: np.dtype, weak: bool) -> Any:

@@ -130,7 +130,7 @@ def dimension_numbers_of(numbers: Any) -> DimensionNumbers:
 
 
 def _ints(xs: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(x) for x in xs)
+    return tuple(map(int, xs))
 
 
 # ---- abstract ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.jvp import instantiate
-from spmd.core.primitive import Linear, Primitive
+from spmd.core.primitive import Linear, Primitive, remembered
 from spmd.core.structural import reshape, to_front, zeros_like_aval
 from spmd.core.trace import Tracer
 from spmd.core.util import canonical_dim
@@ -146,6 +146,7 @@ def dynamic_slice(
     return dynamic_slice_p.bind(operand, *starts, slice_sizes=sizes)
 
 
+@remembered
 def _dynamic_slice_abstract(
     x: ShapedArray, *starts: ShapedArray, slice_sizes: tuple[int, ...]
 ) -> ShapedArray:

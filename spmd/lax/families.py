@@ -305,6 +305,7 @@ def elementwise(
     per_argument = not isinstance(next(iter(accepts)), np.dtype)
     accepted: Any = accepts if per_argument else [accepts] * len(arguments)
 
+    @remembered
     def abstract(*avals: ShapedArray, **params: Any) -> ShapedArray:
         for argument, aval, allowed in zip(arguments, avals, accepted, strict=True):
             check_dtype(name, argument, aval, allowed)

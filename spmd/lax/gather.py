@@ -13,7 +13,7 @@ import numpy as np
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ShapeError
-from spmd.core.primitive import Linear, Primitive, dims
+from spmd.core.primitive import Linear, Primitive, dims, remembered
 from spmd.core.structural import move_dim, zeros_like_aval
 from spmd.lax.families import fail
 from spmd.lax.scatter_rules import (
@@ -100,6 +100,7 @@ def _fill_array(dtype: np.dtype, fill_value: Any) -> np.ndarray:
     return np.array(value, dtype)
 
 
+@remembered
 def _gather_abstract(
     operand: ShapedArray,
     indices: ShapedArray,

@@ -73,12 +73,10 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
 
 
 def _refuses(symbol: str, x: Any, y: Any) -> bool:
-    """Whether Python shall ask the other operand; containers are an error at once.
+    """Whether Python shall ask `y`, which is no array; containers are an error at once.
 
     A list would otherwise be silently unequal to every array, or repeated by `*`.
     """
-    if is_arraylike(y):
-        return False
     if isinstance(y, (list, tuple, dict, set)):
         raise ArgumentError(
             f"unsupported operand type(s) for {symbol}: {type(x).__name__!r} and "
@@ -89,14 +87,18 @@ def _refuses(symbol: str, x: Any, y: Any) -> bool:
 
 def _forward(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return NotImplemented if _refuses(symbol, self, other) else f(self, other)
+        if not is_arraylike(other) and _refuses(symbol, self, other):
+            return NotImplemented
+        return f(self, other)
 
     return method
 
 
 def _reflected(symbol: str, f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
-        return NotImplemented if _refuses(symbol, self, other) else f(other, self)
+        if not is_arraylike(other) and _refuses(symbol, self, other):
+            return NotImplemented
+        return f(other, self)
 
     return method
 

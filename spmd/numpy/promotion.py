@@ -18,8 +18,11 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.core.jvp import JVPTracer
 from spmd.core.source import current_source
+from spmd.core.stage import JaxprTracer
 from spmd.core.trace import Tracer
+from spmd.core.vmap import BatchTracer
 from spmd.sharding.array import Array, from_numpy
 
 PYTHON_SCALARS = (bool, int, float, complex)
@@ -248,7 +251,7 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 # Types that certainly have no `__spmd_array__`: asking them takes longer than all the rest.
-_PLAIN_TYPES = frozenset((Array, np.ndarray, *PYTHON_SCALARS))
+_PLAIN_TYPES = frozenset((Array, np.ndarray, JaxprTracer, JVPTracer, BatchTracer, *PYTHON_SCALARS))
 
 
 def operands_of(name: str, xs: Sequence[Any]) -> tuple[list[Any], list[ShapedArray]]:
@@ -270,8 +273,8 @@ def _promoted(
         for x, a in zip(operands, avals, strict=True)
     ]
     shapes = [a.shape for a in avals]
-    first = next((s for s in shapes if s), ())
-    if all(s == first or not s for s in shapes):
+    different = {s for s in shapes if s}
+    if len(different) < 2:
         return out
     _check_ranks(name, shapes)
     shape = broadcast_shapes_of(name, shapes)
@@ -282,7 +285,7 @@ def promote_args(name: str, *xs: Any) -> list[Any]:
     """Operands checked, of one dtype, and of one shape or rank 0."""
     operands, avals = operands_of(name, xs)
     first = avals[0]
-    if all(a is first for a in avals):
+    if all([a is first for a in avals]):
         return operands
     dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
     return _promoted(name, operands, avals, dtype, weak)

@@ -60,7 +60,7 @@ def canonical_axes(axis: Axis, ndim: int, name: str) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(ndim))
     many = axis if isinstance(axis, (tuple, list, np.ndarray)) else (axis,)
-    dims = tuple(canonical_axis(d, ndim, name) for d in many)
+    dims = tuple([canonical_axis(d, ndim, name) for d in many])
     if len(set(dims)) != len(dims):
         raise ArgumentError(f"{name}: duplicate value in axis={axis}")
     return dims
