@@ -199,8 +199,9 @@ def all_eqns(jaxpr: Jaxpr | ClosedJaxpr) -> Iterator[Eqn]:
     """Every equation of a jaxpr and of the jaxprs nested in it, outer before inner."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for _, inner in subjaxprs(eqn.params):
-            yield from all_eqns(inner)
+        if eqn.params:
+            for _, inner in subjaxprs(eqn.params):
+                yield from all_eqns(inner)
 
 
 # ---- printing ----------------------------------------------------------------------------------
