@@ -102,7 +102,10 @@ class JaxprTrace(Trace):
         invars = self._atoms(operands)
         avals = tuple([v.aval for v in invars])
         rule = prim.vma
-        varies = any([a.vma for a in avals])
+        varies = False
+        for aval in avals:
+            if aval.vma:
+                varies = True
         if varies and rule == "union":
             invars = self._atoms(self._align_vma(operands, avals))
         out: Any = prim.abstract(*avals, **params) if params else _abstract(prim, avals)
@@ -197,7 +200,9 @@ def _literal(x: Any) -> Literal | None:
     aval = typeof(x)
     if aval.shape or aval.dtype.names:
         return None
-    value = np.asarray(x).astype(aval.dtype)[()]
+    value = x[()] if type(x) is np.ndarray else np.asarray(x)[()]
+    if value.dtype is not aval.dtype:
+        value = value.astype(aval.dtype)
     if aval.weak_type:
         value = value.item()
         return Literal(value, aval) if typeof(value) is aval else None

@@ -7,8 +7,9 @@ common dtype, and scalars stay rank 0.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -264,46 +265,59 @@ def operands_of(name: str, xs: Sequence[Any]) -> tuple[list[Any], list[ShapedArr
         raise
 
 
-def _promoted(
-    name: str, operands: list[Any], avals: list[ShapedArray], dtype: np.dtype, weak: bool
-) -> list[Any]:
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    avals: tuple[ShapedArray, ...], adapt: Callable[[np.dtype], np.dtype], x64: bool
+) -> tuple[np.dtype, bool, tuple[bool, ...], bool]:
+    """How operands of these types are promoted, which is worked out once.
+
+    Their common dtype, changed by `adapt`, and whether it is weak; which operands have it already;
+    whether all that are not rank 0 have one shape.
+    """
+    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
+    dtype = adapt(dtype)
+    fits = [a.dtype == dtype and a.weak_type == weak for a in avals]
+    return dtype, weak, tuple(fits), len({a.shape for a in avals if a.shape}) < 2
+
+
+def _promoted(name: str, adapt: Callable[[np.dtype], np.dtype], xs: Sequence[Any]) -> list[Any]:
     """Operands brought to one dtype and, those that are not rank 0, to one shape."""
-    out = [
-        x if a.dtype is dtype and a.weak_type == weak else convert(x, dtype, weak)
-        for x, a in zip(operands, avals, strict=True)
-    ]
+    operands, avals = operands_of(name, xs)
+    if config.numpy_dtype_promotion == "strict":
+        dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
+    dtype, weak, fits, one_shape = _plan(tuple(avals), adapt, config.enable_x64)
+    if False in fits:
+        pairs = zip(operands, fits, strict=True)
+        operands = [x if fit else convert(x, dtype, weak) for x, fit in pairs]
+    if one_shape:
+        return operands
     shapes = [a.shape for a in avals]
-    different = {s for s in shapes if s}
-    if len(different) < 2:
-        return out
     _check_ranks(name, shapes)
     shape = broadcast_shapes_of(name, shapes)
-    return [broadcast_to(x, shape) if s else x for x, s in zip(out, shapes, strict=True)]
+    return [broadcast_to(x, shape) if s else x for x, s in zip(operands, shapes, strict=True)]
+
+
+def _same(dtype: np.dtype) -> np.dtype:
+    return dtype
+
+
+def _numeric(dtype: np.dtype) -> np.dtype:
+    return dtypes.int32 if dtypes.is_bool(dtype) else dtype
 
 
 def promote_args(name: str, *xs: Any) -> list[Any]:
     """Operands checked, of one dtype, and of one shape or rank 0."""
-    operands, avals = operands_of(name, xs)
-    first = avals[0]
-    if all([a is first for a in avals]):
-        return operands
-    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
-    return _promoted(name, operands, avals, dtype, weak)
+    return _promoted(name, _same, xs)
 
 
 def promote_args_inexact(name: str, *xs: Any) -> list[Any]:
     """`promote_args` for functions with floating or complex results."""
-    operands, avals = operands_of(name, xs)
-    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
-    return _promoted(name, operands, avals, dtypes.to_inexact(dtype), weak)
+    return _promoted(name, dtypes.to_inexact, xs)
 
 
 def promote_args_numeric(name: str, *xs: Any) -> list[Any]:
     """`promote_args` for functions that turn bools into integers."""
-    operands, avals = operands_of(name, xs)
-    dtype, weak = dtypes.promote(tuple([(a.dtype, a.weak_type) for a in avals]))
-    dtype = np.dtype(np.int32) if dtypes.is_bool(dtype) else dtype
-    return _promoted(name, operands, avals, dtype, weak)
+    return _promoted(name, _numeric, xs)
 
 
 # ---- constants and choices that other files need ------------------------------------------------

@@ -114,16 +114,17 @@ def _sign(x: Any) -> Any:
 
 # ---- arithmetic --------------------------------------------------------------------------------
 
-add = binary("add", _bool_or(lax.add, lax.bitwise_or), "Sum of two arrays.")
-subtract = binary("subtract", lax.sub, "Difference of two arrays.")
-multiply = binary("multiply", _bool_or(lax.mul, lax.bitwise_and), "Product of two arrays.")
-divide = float_binary("divide", lax.div, "Quotient, floating also for integers.")
+# Operands have one dtype by now, which is what `lax.add` sees to before it binds the primitive.
+add = binary("add", _bool_or(lax.add_p.bind, lax.or_p.bind), "Sum of two arrays.")
+subtract = binary("subtract", lax.sub_p.bind, "Difference of two arrays.")
+multiply = binary("multiply", _bool_or(lax.mul_p.bind, lax.and_p.bind), "Product of two arrays.")
+divide = float_binary("divide", lax.div_p.bind, "Quotient, floating also for integers.")
 true_divide = divide
 negative = unary("negative", lax.neg, "The array with its sign changed.")
 positive = unary("positive", as_array, "The array itself.")
 sign = unary("sign", _sign, "-1, 0 or 1 by sign; z / |z| for complex numbers.")
-maximum = binary("maximum", lax.max, "The larger of two; NaN if one is NaN.")
-minimum = binary("minimum", lax.min, "The smaller of two; NaN if one is NaN.")
+maximum = binary("maximum", lax.max_p.bind, "The larger of two; NaN if one is NaN.")
+minimum = binary("minimum", lax.min_p.bind, "The smaller of two; NaN if one is NaN.")
 
 
 @hot_unary
