@@ -12,7 +12,7 @@ from spmd.api.compiled import jit
 from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
 from spmd.api.summed import warn_of_summed_loss
 from spmd.core import dtypes
-from spmd.core.aval import typeof
+from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate
@@ -167,7 +167,8 @@ def vjp_flat(
     fun: Callable[..., Any], primals: Sequence[Any], has_aux: bool
 ) -> tuple[list[Any], FlatFunction, _Pullback]:
     flat, in_tree = tree_flatten((tuple(primals), {}))
-    check_arrays(f"vjp({function_name(fun)})", leaf_names(fun, primals), flat)
+    if not all(map(is_arraylike, flat)):
+        check_arrays(f"vjp({function_name(fun)})", leaf_names(fun, primals), flat)
     flat_f = FlatFunction(fun, in_tree, has_aux)
     nonzero = [dtypes.is_inexact(typeof(x).dtype) for x in flat]
     # Residuals must not change when the caller writes to a NumPy array before pulling back.
@@ -239,17 +240,23 @@ def value_and_grad(
 def check_differentiable(
     fun: Any, nums: tuple[int, ...], args: Any, holomorphic: bool, allow_int: bool
 ) -> None:
-    parameters = parameter_names(fun, len(args))
+    def is_good(x: Any) -> bool:
+        dtype = typeof(x).dtype
+        good = dtypes.is_complex(dtype) if holomorphic else dtypes.is_inexact(dtype)
+        return good or (allow_int and not dtypes.is_inexact(dtype))
+
     for k in nums:
         leaves = tree_leaves(args[k])
+        if all([is_arraylike(x) and is_good(x) for x in leaves]):
+            continue  # as almost always: names are made for errors only
         names = leaf_names(lambda x: x, [args[k]])
-        named = [parameters[k] + n.removeprefix("x") for n in names]
+        parameter = parameter_names(fun, len(args))[k]
+        named = [parameter + n.removeprefix("x") for n in names]
         check_arrays(f"grad({function_name(fun)})", named, leaves)
         for name, x in zip(named, leaves, strict=True):
             dtype = typeof(x).dtype
             wanted = "a complex" if holomorphic else "a floating"
-            good = dtypes.is_complex(dtype) if holomorphic else dtypes.is_inexact(dtype)
-            if not good and not (allow_int and not dtypes.is_inexact(dtype)):
+            if not is_good(x):
                 raise GradError(
                     f"{current_source()}: grad({function_name(fun)}): argument {name} has dtype "
                     f"{dtypes.long_name(dtype)}, and only {wanted} dtype can be differentiated. "

@@ -125,11 +125,11 @@ class JitFunction:
             return self._bind(closed, out_tree, hoisted, split.leaves)
         key = self._key(split, avals)
         entry = self._entries.get(key)
-        if entry is None:
-            entry = self._new_entry(key, split, avals, args, kwargs)
-        executable = entry.executable
-        if executable is None:
-            executable = self._compile(entry)
+        executable = None if entry is None else entry.executable
+        if entry is None or executable is None:
+            with collector_paused():  # for all that is made now at once
+                entry = entry or self._new_entry(key, split, avals, args, kwargs)
+                executable = self._compile(entry)
         if config.debug_key_reuse:
             use_inputs(entry.closed, split.leaves, self._signature.what)
         outs = executable(split.leaves)

@@ -73,8 +73,8 @@ mul_p = binary(
     "mul",
     accepts=NUMERIC,
     impl="multiply",
-    jvp=(lambda t, x, y, out: mul(t, y), lambda t, x, y, out: mul(x, t)),
-    transpose=(lambda ct, x, y: mul(ct, y), lambda ct, x, y: mul(x, ct)),
+    jvp=(lambda t, x, y, out: mul_p.bind(t, y), lambda t, x, y, out: mul_p.bind(x, t)),
+    transpose=(lambda ct, x, y: mul_p.bind(ct, y), lambda ct, x, y: mul_p.bind(x, ct)),
 )
 
 # ---- div, rem ----------------------------------------------------------------------------------
