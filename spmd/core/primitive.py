@@ -184,6 +184,8 @@ class Primitive:
         self.axes = axes
         self.vma = vma
         self.effects = effects
+        # One result of what `abstract` says, and nothing else to ask about.
+        self.is_plain = not multiple and vma == "union" and effects is no_effects
         self.is_own = _made_by_our_modules()
         _registry[name] = self
 

@@ -76,6 +76,22 @@ def _interned(file: str, line: int, function: str, scope: str, operand: str) -> 
     return Source(file, line, function, scope, operand)
 
 
+# By code object and instruction, the line, which takes long to work out: a function's table of
+# lines is read from its beginning. The code object is kept, so that its address stays its own.
+_places: dict[tuple[int, int], tuple[Any, Source]] = {}
+_MOST_PLACES = 1 << 16
+
+
+def _found(frame: Any, code: Any) -> Source:
+    """The line that a frame is on, remembered if it is in no scope."""
+    source = _interned(code.co_filename, frame.f_lineno, code.co_name, state.scope, state.operand)
+    if not state.scope and not state.operand:
+        if len(_places) >= _MOST_PLACES:
+            _places.clear()
+        _places[id(code), frame.f_lasti] = code, source
+    return source
+
+
 def current_source(depth: int = 1) -> Source:
     """The innermost frame of the calling stack that is not inside spmd, or what stands for it.
 
@@ -91,6 +107,9 @@ def current_source(depth: int = 1) -> Source:
         if skipped is None:
             skipped = _skipped[file] = is_ours(file) or file in SKIPPED_FILES
         if not skipped:
-            return _interned(file, frame.f_lineno, code.co_name, state.scope, state.operand)
+            known = _places.get((id(code), frame.f_lasti))
+            if known is None or state.scope or state.operand:
+                return _found(frame, code)
+            return known[1]
         frame = frame.f_back
     return UNKNOWN

@@ -18,7 +18,7 @@ from spmd.core.config import config
 from spmd.core.context import current_trace, state
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.primitive import Primitive, no_effects
+from spmd.core.primitive import Primitive
 from spmd.core.record import record
 from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
@@ -101,25 +101,24 @@ class JaxprTrace(Trace):
         source = state.source or current_source(3)
         invars = self._atoms(operands)
         avals = tuple([v.aval for v in invars])
-        rule = prim.vma
         varies = False
         for aval in avals:
             if aval.vma:
                 varies = True
-        if varies and rule == "union":
+        if varies and prim.vma == "union":
             invars = self._atoms(self._align_vma(operands, avals))
         out: Any = prim.abstract(*avals, **params) if params else _abstract(prim, avals)
-        if rule != "given" and (varies or rule != "union"):
-            outs = self._with_vma(prim, avals, list(out) if prim.multiple else [out], params)
-            out = outs if prim.multiple else outs[0]
-        effects = NO_EFFECTS if prim.effects is no_effects else prim.effects(params)
-        if not prim.multiple:
+        if prim.is_plain and not varies:
             var = Var(out)
-            self.eqns.append(Eqn(prim, invars, (var,), params, effects, source))
+            self.eqns.append(Eqn(prim, invars, (var,), params, NO_EFFECTS, source))
             return JaxprTracer(self, out, var)
-        outvars = tuple([Var(a) for a in out])
-        self.eqns.append(Eqn(prim, invars, outvars, params, effects, source))
-        return [JaxprTracer(self, v.aval, v) for v in outvars]
+        outs = list(out) if prim.multiple else [out]
+        if prim.vma != "given":
+            outs = self._with_vma(prim, avals, outs, params)
+        outvars = tuple([Var(a) for a in outs])
+        self.eqns.append(Eqn(prim, invars, outvars, params, prim.effects(params), source))
+        tracers = [JaxprTracer(self, v.aval, v) for v in outvars]
+        return tracers if prim.multiple else tracers[0]
 
     def _atoms(self, operands: Sequence[Any]) -> tuple[Atom, ...]:
         """What stands for each operand; most are tracers of this trace."""

@@ -141,3 +141,26 @@ def test_generated_code_is_ours():
     assert names["call"]().file == __file__
     assert is_ours("<spmd fast path>")
     assert not is_ours(__file__)
+
+
+def test_a_remembered_line_has_the_scope_of_the_moment():
+    def f():
+        return current_source()
+
+    found = [f()]
+    with spmd.named_scope("inside"):
+        found.append(f())
+    found.append(f())
+    assert [s.scope for s in found] == ["", "inside", ""]
+    assert {(s.file, s.line) for s in found} == {(__file__, f.__code__.co_firstlineno + 1)}
+    assert found[0] is found[2]
+
+
+def test_lines_of_code_that_is_gone_are_not_those_of_other_code():
+    """Code objects come and go at the same addresses."""
+    for k in range(200):
+        names = {"current_source": current_source}
+        text = "\n" * k + "def made():\n    return current_source()"
+        exec(compile(text, f"file_{k}.py", "exec"), names)
+        found = names["made"]()
+        assert (found.file, found.line) == (f"file_{k}.py", k + 2)
