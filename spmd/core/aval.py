@@ -146,14 +146,29 @@ def typeof(x: Any) -> ShapedArray:
 
 
 def _scalar_aval(kind: type) -> Callable[[Any], ShapedArray]:
+    known: dict[bool, ShapedArray] = {}
+
     def aval(_: Any) -> ShapedArray:
-        return ShapedArray((), dtypes.canonical(kind), kind is not bool)
+        found = known.get(config.enable_x64)
+        if found is None:
+            found = ShapedArray((), dtypes.canonical(kind), kind is not bool)
+            known[config.enable_x64] = found
+        return found
 
     return aval
 
 
+# What NumPy's arrays of a kind are here, by whether x64 is on.
+_numpy_avals: dict[tuple[tuple[int, ...], np.dtype, bool], ShapedArray] = {}
+
+
 def _numpy_aval(x: Any) -> ShapedArray:
-    return ShapedArray(x.shape, dtypes._canonical(x.dtype, config.enable_x64))
+    key = x.shape, x.dtype, config.enable_x64
+    found = _numpy_avals.get(key)
+    if found is None:
+        found = ShapedArray(x.shape, dtypes._canonical(x.dtype, config.enable_x64))
+        _numpy_avals[key] = found
+    return found
 
 
 for _kind in (bool, int, float, complex):
