@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu.emit import Emitter, float_literal
+from spmd.compile.cpu.emit import Emitter
 
 
 class Floats:
@@ -193,30 +193,6 @@ class Floats:
         """x * 2**floor(exponent), for registers of 512 bits."""
         lanes = 512 // self.bits
         return self.emitter.in_registers(self._scale_register, self.element, lanes, x, exponent)
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether `look_up` takes one instruction."""
-        return self.bits == 32 and self.emitter.module.target.vector_bits == 512
-
-    def look_up(self, name: str, table: Sequence[float], places: str) -> str:
-        """The numbers of a table of 16, each at the place that the lowest bits of a float name.
-
-        Only where `looks_up` says so; `name` is the table's own in the module.
-        """
-        e, lanes = self.emitter, len(table)
-        values = ", ".join(f"{self.element} {float_literal(x, self.element)}" for x in table)
-        kind = f"[{lanes} x {self.element}]"
-        e.module.declare(f"@{name}", f"@{name} = internal constant {kind} [{values}], align 64")
-        return e.in_registers(lambda given: self._pick(name, given), self.element, lanes, places)
-
-    def _pick(self, name: str, places: str) -> str:
-        e = self.emitter
-        kind, integers = e.type(self.element), e.type(self.integer)
-        permute = "@llvm.x86.avx512.permvar.sf.512"
-        e.module.declare(permute, f"declare {kind} {permute}({kind}, {integers})")
-        table = e.set(f"load {kind}, ptr @{name}, align 64")
-        return e.set(f"call {kind} {permute}({kind} {table}, {integers} {self.to_bits(places)})")
 
     def _scale_register(self, x: str, whole: str) -> str:
         """AVX-512 has an instruction for it."""

@@ -51,8 +51,15 @@ def inverse_of(m: Floats, divisor: str) -> Inverse:
     above = m.is_("olt", m.fma(negative, high, one), m.const(0.0))
     high = m.select(above, before, high)
     low = m.exact_mul(m.fma(negative, high, one), high)
-    least = m.div(m.const(2.0 ** (1 - m.bias)), m.abs(low))
+    small = m.exact_mul(m.abs(divisor), m.const(_small(m)))
+    # A low part of zero, or NaN, would make infinities NaN.
+    least = m.select(m.is_("ueq", low, m.const(0.0)), m.const(math.inf), small)
     return Inverse(high, low, least, scale, m.emitter.width)
+
+
+def _small(m: Floats) -> float:
+    """Quotients from which on `x * low` is normal, unless the reciprocal is very nearly `high`."""
+    return 2.0 ** (2 - m.bias + m.mantissa * 3 // 2)
 
 
 def inverse_of_constant(m: Floats, divisor: float) -> Inverse | None:
@@ -66,7 +73,7 @@ def inverse_of_constant(m: Floats, divisor: float) -> Inverse | None:
     if abs(Fraction(high)) > abs(exact):
         high -= math.copysign(2.0 ** (math.frexp(high)[1] - m.mantissa - 1), high)
     low = rounded(float(exact - Fraction(high)), m.element)
-    least = 2.0 ** (1 - m.bias) / abs(low) if low else math.inf
+    least = abs(divisor) * _small(m) if low else math.inf
     return Inverse(m.const(high), m.const(low), m.const(least), None, m.emitter.width)
 
 

@@ -16,7 +16,9 @@ from spmd.compile.cpu.coefficients import (
     TANH_SMALL,
     TANH_SPLIT,
 )
+from spmd.compile.cpu.coefficients_pieces import TANH_PIECES
 from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.vectormath_tables import has_tables, in_pieces, look_up
 
 
 def reduce_exp(m: Floats, x: str) -> tuple[str, str]:
@@ -38,8 +40,8 @@ def _power_by_table(m: Floats, shifted: str, k: str, r: str, fine: bool = False)
     curved = m.fma(r, m.const(1 / 6), m.const(0.5))
     square = m.exact_mul(r, r)
     if fine:
-        r = m.exact_add(r, m.look_up("sixteenths_lost", EXP_TABLE_LOST, shifted))
-    power = m.look_up("sixteenths", EXP_TABLE, shifted)
+        r = m.exact_add(r, look_up(m, "sixteenths_lost", EXP_TABLE_LOST, shifted))
+    power = look_up(m, "sixteenths", EXP_TABLE, shifted)
     return m.scale_floor(m.fma(power, m.fma(square, curved, r), power), k)
 
 
@@ -62,7 +64,7 @@ def exp(m: Floats, x: str, fine: bool = False) -> str:
     low, high = EXP_RANGE[m.wanted]
     # A result that underflows takes processors a hundred times longer. Zeros are chosen instead: a
     # masked softmax is full of them.
-    if m.looks_up:
+    if has_tables(m):
         remains = m.is_("uge", x, m.const(low))
         x = m.select(m.is_("ogt", x, m.const(high)), m.const(high), x)
         return m.select(remains, _exp_by_table(m, x, fine), m.const(0.0))
@@ -78,7 +80,7 @@ def exp2(m: Floats, x: str) -> str:
     """2**x; exact for whole x."""
     limit = float(m.bias + 2)
     x = m.clamp(x, -limit - m.mantissa, limit)
-    if m.looks_up:
+    if has_tables(m):
         shifted, k = _sixteenths(m, x, 1.0)
         return _power_by_table(m, shifted, k, m.mul(m.sub(x, k), m.const(math.log(2))))
     whole, _ = m.nearest(x, 1.0)
@@ -98,7 +100,9 @@ def expm1(m: Floats, x: str) -> str:
 
 
 def tanh(m: Floats, x: str) -> str:
-    """Hyperbolic tangent: an odd polynomial up to one half, then 1 - 2 / (e**2x + 1)."""
+    """Hyperbolic tangent: in pieces, or odd up to one half, then 1 - 2 / (e**2x + 1)."""
+    if has_tables(m):
+        return m.copysign(in_pieces(m, m.abs(x), TANH_PIECES), x)
     one, two = m.const(1.0), m.const(2.0)
     magnitude = m.abs(x)
     top = {32: 10.0, 64: 22.0}[m.bits]

@@ -112,6 +112,58 @@ def rounded(fit: Fit) -> tuple[list[mp.mpf], mp.mpf]:
     return [fixed[k] for k in reversed(range(fit.terms))], minimax(fit, fixed)[1]
 
 
+# ---- pieces -------------------------------------------------------------------------------------
+
+
+def nearly_float(f: Function, low: float, high: float) -> tuple[np.float32, np.float32]:
+    """Return a float32 near the middle of an interval whose image nearly is one, and that."""
+    middle = np.float32((low + high) / 2)
+    steps = min(20_000, int((high - low) / 4 / np.spacing(middle)))
+    near = (middle.view(np.uint32) + np.arange(-steps, steps)).astype(np.uint32).view(np.float32)
+    exact = f(near.astype(np.longdouble))
+    image = exact.astype(np.float32)
+    off = np.abs(exact - image) / np.spacing(image)
+    far = np.abs(near.astype(float) - middle) / (high - low)
+    best = np.argmin(np.where(off > 2**-9, off, 0) * 1e3 + far * 1e-3)
+    return near[best], image[best]
+
+
+def piece(f: Function, low: float, high: float, centre: np.longdouble, known: list) -> list:
+    """Six coefficients, lowest first, of which some are known: rounded one by one, lowest first.
+
+    Least squares of the relative error at Chebyshev's points, iterated towards the least maximum.
+    """
+    count = 400
+    x = (low + high) / 2 + (high - low) / 2 * np.cos(np.pi * (np.arange(count) + 0.5) / count)
+    exact = f(x.astype(np.longdouble))
+    u = (x - centre).astype(np.longdouble)
+    while len(known) < 6:
+        powers = np.stack([u**k / exact for k in range(len(known), 6)], 1).astype(float)
+        so_far = sum(np.longdouble(c) * u**k for k, c in enumerate(known))
+        wanted = ((exact - so_far) / exact).astype(float)
+        weights = np.ones(count)
+        for _ in range(30):
+            free = np.linalg.lstsq(powers * weights[:, None], wanted * weights, rcond=None)[0]
+            error = np.abs(powers @ free - wanted)
+            weights = np.maximum(weights * (0.5 + 0.5 * error / error.max()), 1e-3)
+            weights /= weights.max()
+        known = [*known, np.float32(free[0])]
+    return known
+
+
+def pieces(f: Function, least: float, most: float) -> list[list[float]]:
+    """The rows of `coefficients_pieces.py` for a function with f(0) = 0 and f'(0) = 1."""
+    zero, one = np.float32(0), np.float32(1)
+    rows = [[0.0, *piece(f, 0.0, least, np.longdouble(0), [zero, one])]]
+    low = least
+    while low < most:
+        high = min(low + 2.0 ** (np.frexp(low)[1] - 3), most)
+        centre, image = nearly_float(f, low, high)
+        rows.append([centre, *piece(f, low, high, np.longdouble(centre), [image])])
+        low = high
+    return rows
+
+
 # ---- the functions ------------------------------------------------------------------------------
 
 
@@ -180,8 +232,16 @@ FITS = {
 }
 
 
+PIECES = {"TANH_PIECES": lambda: pieces(np.tanh, 0.0625, 10.0)}
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or FITS:
+    wanted = sys.argv[1:] or [*PIECES, *FITS]
+    for name in [name for name in wanted if name in PIECES]:
+        print(name)
+        for row in PIECES[name]():
+            print("        (" + ", ".join(f"{float(number):.9g}" for number in row) + "),")
+    for name in [name for name in wanted if name in FITS]:
         coefficients, error = rounded(FITS[name])
         print(f"{name}: largest error {mp.nstr(error, 3)}, {mp.nstr(mp.log(error, 2), 4)} bits")
         for coefficient in coefficients:

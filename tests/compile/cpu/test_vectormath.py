@@ -147,6 +147,20 @@ def test_special_values(name, dtype):
     assert error.max() <= 6, f"{x[np.argmax(error)]}: {got[np.argmax(error)]}"
 
 
+@pytest.mark.parametrize("name", ["exp", "exp2", "tanh", "logistic"])
+def test_few_lanes_do_what_many_do(name):
+    # A scalar, and vectors that are less than a register, look up the same tables.
+    x = np.array([0.0, -0.0, 1e-40, 3.7, -0.06, 0.4, np.inf, -np.inf, np.nan, -2.5], np.float32)
+    x = np.concatenate([x, np.random.default_rng(1).normal(0, 4, 118).astype(np.float32)])
+    many = apply(name, "f32", x)
+    for count in (1, 2, 3, 7, 8, 15):
+        for start in range(0, 60, count):
+            few = x[start : start + count].copy()
+            np.testing.assert_array_equal(apply(name, "f32", few), many[start : start + count])
+            if start > 2 * count:
+                break
+
+
 @pytest.mark.parametrize("name", ["sin", "cos", "tan"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_large_angles_are_reduced_exactly(name, dtype):
