@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 
 from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.gemm_ir import NBYTES, STEPS, Tile, Vectors
+from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
 from spmd.compile.cpu.gemm_ir_loops import (
     combine_symbol,
     combine_text,
@@ -67,9 +67,10 @@ _DEPTH_BYTES = 1024
 _BLOCK_ROWS = 192
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
-# Below this many multiply-adds compiling what a product needs takes a thousand times longer than
-# computing it: one short tile that serves all rows is better than two that are a little faster.
-_SMALL = 2**19
+# From this many multiply-adds on a round of a tile takes two elements along k, where their number
+# is even: some percent faster, and a fifth more to compile. Few products are shorter, so that most
+# of a program's share one tile.
+_LONG = 2**17
 # Below this many a product of a batch takes no longer than the loops around its tiles.
 _TINY = 2**13
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
@@ -172,6 +173,12 @@ def _stored(p: Product) -> Map:
     return first.map
 
 
+# What a step of a tile along k has beside its loads and multiply-adds.
+_STEP_INSTRUCTIONS = 3
+# How much dearer a tile is that a program has for one of its products only.
+_WORTH_ANOTHER = 1.06
+
+
 def tile_shape(machine: Host, m: int, vectors: int) -> tuple[int, int]:
     """The rows and the width in vectors of a register tile, for m rows and so many vectors of C.
 
@@ -179,12 +186,23 @@ def tile_shape(machine: Host, m: int, vectors: int) -> tuple[int, int]:
     for each row. That leaves a core free for its other hardware thread, or a neighbour's.
     """
     # The sums of a tile, and its width where C has it. AVX-512 has 32 registers, NEON too, the
-    # others 16: for the sums, for a row of B and an element of A.
-    sums, widest, most = (24, 4, 12) if machine.vector_bytes == 64 else (12, 2, 6)
-    rows = min(sums // min(vectors, widest), most)
-    # Few rows are one tile, which reads B once, and the fewer they are, the wider it is.
-    rows = max(m, 1) if m <= most else _balanced(m, rows)
-    return rows, min(sums // rows, 8, vectors)
+    # others 16: for the sums, for a row of B and an element of A. A pointer to each row of A takes
+    # half of the 16 other registers.
+    sums, widest, most = (24, 4, 8) if machine.vector_bytes == 64 else (12, 2, 6)
+    if m <= most:
+        # Few rows are one tile, which reads B once, and the fewer they are, the wider it is.
+        rows = max(m, 1)
+        return rows, min(sums // rows, 8, vectors)
+    width = min(vectors, widest)
+    tallest = min(sums // width, most)
+
+    def instructions(rows: int) -> float:
+        """Those of a step along k for all rows; the last tile computes rows that are not there."""
+        each = (rows + 1) * (width + 1) + _STEP_INSTRUCTIONS
+        # Most products of a program share the tallest tile: others must be worth compiling.
+        return -(-m // rows) * each * (1 if rows == tallest else _WORTH_ANOTHER)
+
+    return min(range(tallest, max(tallest // 2, 1), -1), key=instructions), width
 
 
 # ---- B packed by itself ------------------------------------------------------------------------
@@ -346,9 +364,9 @@ class _Planner:
         return where is not None and (where.strides[-1] == 1 or self.p.n == 1)
 
     @property
-    def is_small(self) -> bool:
-        """Whether compiling takes much longer than computing."""
-        return self.p.multiply_adds < _SMALL
+    def steps(self) -> int:
+        """Elements along k that a round of a tile takes."""
+        return 2 if self.p.multiply_adds >= _LONG and not self.p.k % 2 else 1
 
     @property
     def is_hot(self) -> bool:
@@ -485,11 +503,10 @@ class _Planner:
         """C in register tiles."""
         p, v, sizes = self.p, self.vectors, self.sizes
         mr, width = tile_shape(self.machine, p.m, -(-p.n // v.lanes) or 1)
-        mr = (self.is_small and _dividing(p.m, mr)) or mr
         nr = p.b.panel or width * v.lanes
         width = nr // v.lanes
         parts = -(-p.k * v.nbytes // _DEPTH_BYTES) or 1
-        kc = max(-(-p.k // parts), 1)
+        kc = max(-(-p.k // (parts * self.steps)), 1) * self.steps
         mb, nb = self.cut(mr, nr).best()
         mc = min(_block_rows(mr), mb)
         sizes |= {"mc": mc, "kc": kc, "mr": mr, "nr": nr}
@@ -565,21 +582,19 @@ class _Planner:
         sizes |= {"tile_b": kc * nbytes, "tile_b_k": nr * nbytes}
 
     def put_tile_functions(self, mr: int, width: int) -> None:
-        """Choose the tiles for whole and last rows, whole and last columns."""
+        """Choose the tiles for whole and last columns."""
         p, v = self.p, self.vectors
-        unit = self.sizes["tile_a_row"] == v.nbytes
-        steps = 1 if self.is_small else STEPS
-        rest_rows, rest_columns = p.m % mr or mr, p.n % (width * v.lanes)
-        narrow = -(-rest_columns // v.lanes) or width
-        for row, rows in enumerate((mr, rest_rows)):
-            whole = Tile(v, rows, width, False, unit, steps)
-            last = Tile(v, rows, narrow, rest_columns % v.lanes > 0, unit, steps)
-            if not rest_columns:
-                last = whole
-            if p.n < width * v.lanes:
-                whole = last
-            for column, tile in enumerate((whole, last)):
-                self.use(f"tile_{row}{column}", tile.symbol, tile.text())
+        rest = p.n % (width * v.lanes)
+        narrow = -(-rest // v.lanes) or width
+        steps = self.steps
+        whole = Tile(v, mr, width, False, steps)
+        last = Tile(v, mr, narrow, rest % v.lanes > 0, steps)
+        # Masks cost nothing where they are part of an instruction: then one tile can do both.
+        both = narrow == width and v.nbytes_of_vector == 64
+        if p.n < width * v.lanes or both:
+            whole = last
+        self.use("tile_whole", whole.symbol, whole.text())
+        self.use("tile_last", last.symbol, last.text())
 
 
 def _way(b: Operand) -> str:
@@ -587,21 +602,9 @@ def _way(b: Operand) -> str:
     return "copy" if b.column == 1 else "turn" if b.row == 1 else "gather"
 
 
-def _dividing(m: int, most: int) -> int:
-    """Rows of a tile of which a whole number makes up all rows, and not too few; 0 if none."""
-    return max((rows for rows in range(-(-most * 2 // 3), most + 1) if not m % rows), default=0)
-
-
 def _block_rows(mr: int) -> int:
     """The rows of a block of A in tiles of so many rows."""
     return _BLOCK_ROWS // mr * mr
-
-
-def _balanced(m: int, most: int) -> int:
-    """Rows of a tile: the most, or fewer where that leaves the last tile more than a sliver."""
-    if m <= 2 * most or 0 < m % most < most // 3:
-        return -(-m // (-(-m // most) or 1)) or 1
-    return most
 
 
 def _three(strides: Sequence[int]) -> tuple[int, ...]:

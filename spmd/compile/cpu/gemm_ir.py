@@ -1,9 +1,10 @@
 """The register tile of matrix products, as LLVM IR.
 
 The one idea is the classic one (Goto): a tile of C lives in registers while the processor streams
-one column of A and one row of B per step. A product needs at most four tiles (whole or last rows,
-whole or last columns); each is a text of its own that is compiled when some product first needs it,
-so the first product of a machine does not wait for tiles of other shapes.
+one column of A and one row of B per step. A product needs one or two (for whole and last columns);
+each is a text of its own that is compiled when some product first needs it, so the first product of
+a machine does not wait for tiles of other shapes. How A lies is said by run-time numbers, so that
+one tile serves all layouts and all the products of a program that are large enough for it.
 """
 
 from __future__ import annotations
@@ -152,41 +153,31 @@ def multiply_add(f: Function, a: Value, b: Value, total: Variable) -> None:
 # ---- the register tile -----------------------------------------------------------------------
 
 # a, bytes between its rows, bytes between its k; b, bytes between its k; k; c, bytes between its
-# rows; columns; whether to add to c.
-TILE_PARAMS = ["ptr", "i64", "i64", "ptr", "i64", "i64", "ptr", "i64", "i64", "i64"]
-
-# Elements along k that a round of the loop takes: each multiply-add has 1.4 other instructions less
-# than with one, which counts where a core's other hardware thread takes half of its turns.
-STEPS = 2
-
-# Rows of A that share a pointer: their offsets are multiples of the row stride that addresses of
-# the processor can hold.
-_ROWS_OF_POINTER = 3
+# rows; rows; columns; whether to add to c.
+TILE_PARAMS = ["ptr", "i64", "i64", "ptr", "i64", "i64", "ptr", "i64", "i64", "i64", "i64"]
 
 
 @record
 class Tile:
-    """C[rows, columns] (+)= A[rows, k] B[k, columns] for `rows` rows and `width` vectors.
+    """C[rows, columns] (+)= A[rows, k] B[k, columns] for up to `rows` rows and `width` vectors.
 
-    A `masked` tile takes fewer columns: its last vector is cut. With `unit` the elements of a
-    column of A lie side by side, else those of its rows. Each round of its loop takes `steps`
-    elements along k: one is half as much to compile.
+    A `masked` tile takes fewer columns: its last vector is cut. Where there are fewer rows the last
+    is computed again in place of those that are missing, so one text serves a whole product. Each
+    round of its loop takes `steps` elements along k, which must be a multiple of that.
     """
 
     vectors: Vectors
     rows: int
     width: int
     masked: bool
-    unit: bool
-    steps: int = STEPS
+    steps: int = 1
 
     @property
     def symbol(self) -> str:
         """The name of the function."""
         kind = "masked" if self.masked else "whole"
-        layout = "columns" if self.unit else "rows"
-        name = f"tile_{self.vectors.symbol}_{self.rows}x{self.width}_{kind}_{layout}"
-        return name if self.steps == STEPS else f"{name}_by{self.steps}"
+        name = f"tile_{self.vectors.symbol}_{self.rows}x{self.width}_{kind}"
+        return name if self.steps == 1 else f"{name}_by{self.steps}"
 
     def text(self) -> str:
         """The module."""
@@ -198,64 +189,69 @@ class Tile:
         return f"{self.vectors.declarations()}\n{prefetch}\n{self._function().text()}"
 
     def _function(self) -> Function:
-        v, rows = self.vectors, range(self.rows)
+        v = self.vectors
         f = Function(self.symbol, "void", TILE_PARAMS, attributes=v.attributes)
-        *_, c, c_row, columns, accumulate = f.params
+        *_, c, c_row, rows, columns, accumulate = f.params
         masks: list[Value | None] = [None] * self.width
         if self.masked:
             masks[-1] = lane_mask(f, v.lanes, columns - (self.width - 1) * v.lanes)
-        totals = [[f.var(v.vector, 0) for _ in masks] for _ in rows]
-        places = [
-            (f.at(f.at(c, c_row * row), i * v.nbytes_of_vector), mask, totals[row][i])
-            for row in rows
-            for i, mask in enumerate(masks)
-        ]
-        # C is on its way while the sums are made: at the end all of it is wanted at once.
-        for place, _, _ in places:
-            write, keep, data = (f.value("i32", flag) for flag in (1, 3, 1))
-            f.call("llvm.prefetch.p0", "void", place, write, keep, data)
+        totals = [[f.var(v.vector, 0) for _ in masks] for _ in range(self.rows)]
+        self._prefetch(f)
         self._sum(f, masks, totals)
+        places = [
+            (f.at(line, i * v.nbytes_of_vector), mask, total)
+            for line, sums in zip(self._lines(f, c, c_row, rows), totals, strict=True)
+            for i, (mask, total) in enumerate(zip(masks, sums, strict=True))
+        ]
         store_tile(f, v, places, accumulate)
         return f
+
+    def _lines(self, f: Function, first: Value, stride: Value, rows: Value) -> list[Value]:
+        """Where the rows of the tile begin; the last one again for those that are missing."""
+        lines = [first]
+        for row in range(1, self.rows):
+            lines.append(f.at(lines[-1], f.select(rows > row, stride, 0)))
+        return lines
+
+    def _prefetch(self, f: Function) -> None:
+        """Ask for C while the sums are made: at the end all of it is wanted at once."""
+        *_, c, c_row, rows, _, _ = f.params
+        write, keep, data = (f.value("i32", flag) for flag in (1, 3, 1))
+        with f.range(0, rows) as row:
+            line = f.at(c, row * c_row)
+            for i in range(self.width):
+                place = f.at(line, i * self.vectors.nbytes_of_vector)
+                f.call("llvm.prefetch.p0", "void", place, write, keep, data)
 
     def _sum(
         self, f: Function, masks: Sequence[Value | None], totals: list[list[Variable]]
     ) -> None:
-        """The loops along k."""
+        """The loop along k."""
         v = self.vectors
-        a, a_row, a_k, b, b_k, k, *_ = f.params
-        if self.unit:
-            a_row = f.value("i64", v.nbytes)
-        else:
-            a_k = f.value("i64", v.nbytes)
-        share = self.rows if self.unit else _ROWS_OF_POINTER
-        pointers = [f.var("ptr", f.at(a, a_row * first)) for first in range(0, self.rows, share)]
-        offsets = [a_row * i for i in range(share)]
-        b_now, left = f.var("ptr", b), f.var("i64", k)
+        a, a_row, a_k, b, b_k, k, _, _, rows, *_ = f.params
+        lines = self._lines(f, a, a_row, rows)
+        along, b_now, left = f.var("i64", 0), f.var("ptr", b), f.var("i64", k)
 
-        def step(at_a: Value | int, at_b: Value | int) -> None:
-            line = f.at(b_now.get(), at_b)
+        def step(place: Value, b_line: Value) -> None:
             b_row = [
-                load_vector(f, v, f.at(line, i * v.nbytes_of_vector), mask)
+                load_vector(f, v, f.at(b_line, i * v.nbytes_of_vector), mask)
                 for i, mask in enumerate(masks)
             ]
-            for row, sums in enumerate(totals):
-                origin = pointers[row // share].get()
-                place = origin if row % share == 0 else f.at(origin, offsets[row % share])
-                spread = splat(f, f.load(v.element, place, at_a), v.lanes)
+            for line, sums in zip(lines, totals, strict=True):
+                spread = splat(f, f.load(v.element, line, place), v.lanes)
                 for b_part, total in zip(b_row, sums, strict=True):
                     multiply_add(f, spread, b_part, total)
 
-        for steps in (1,) if self.masked else dict.fromkeys((self.steps, 1)):
-            with f.loop():
-                f.break_if(left.get() < steps)
-                step(0, 0)
-                for number in range(1, steps):
-                    step(a_k * number, b_k * number)
-                for pointer in pointers:
-                    pointer.set(f.at(pointer.get(), a_k * steps))
-                b_now.set(f.at(b_now.get(), b_k * steps))
-                left.set(left.get() - steps)
+        with f.loop():
+            f.break_if(left.get().equals(0))
+            # One register that moves along all rows of A; LLVM would have one for each of them.
+            place = f.opaque(along.get())
+            for number in range(self.steps):
+                step(place, f.at(b_now.get(), b_k * number if number else 0))
+                place = place + a_k
+            along.set(place)
+            b_now.set(f.at(b_now.get(), b_k * self.steps))
+            left.set(left.get() - self.steps)
 
 
 @cache

@@ -5,8 +5,8 @@
 
 in the carried type. One function per way the source lies in memory: `copy` where i is contiguous,
 `turn` where k is (a transpose, through registers), `gather` where neither is. i are columns of B or
-rows of A. `turn` stores whole vectors, also behind the width. `copy` takes the distance between
-panels in place of the i stride and fills all that the width reaches over.
+rows of A. `turn` also stores up to three elements behind the width. `copy` takes the distance
+between panels in place of the i stride and fills all that the width reaches over.
 
 `panels_text` is the kernel of a step that packs a whole B for all products that read it.
 """
@@ -127,79 +127,55 @@ def _gather(f: Function, v: Vectors, source: str) -> None:
         f.store(widen(f, element, v.element), target, k * target_stride + i * v.nbytes)
 
 
+# Rows that are turned at a time, and elements of each.
+_SIDE = 4
+
+
 def _turn(f: Function, v: Vectors, source: str) -> None:
-    """Transpose in strips of `lanes` rows: within 16 bytes by interleaving, across by loading."""
+    """Transpose in squares: four rows in registers, read along memory and written across."""
     origin, i_stride, _, width, depth, target, target_stride = f.params
     nbytes = NBYTES[source]
-    side = min(16 // v.nbytes, v.lanes)
-    whole = depth - depth % side
-    with f.range(0, width, v.lanes) as i:
+    whole = depth - depth % _SIDE
+    with f.range(0, width, _SIDE) as i:
         # Rows behind the last are read as the last: what they give is never used.
-        rows = [f.at(origin, f.smaller(i + lane, width - 1) * i_stride) for lane in range(v.lanes)]
-        write = f.at(target, i * v.nbytes)
-        with f.range(0, whole, side) as counter:
-            k = f.opaque(counter)
-            columns = _turned(f, v, source, [f.at(row, k * nbytes) for row in rows], side)
-            for step, column in enumerate(columns):
-                f.store(column, write, (k + step) * target_stride, align=v.nbytes)
+        lines = [f.at(origin, i * i_stride)]
+        for number in range(1, _SIDE):
+            lines.append(f.at(lines[-1], f.select(i + number < width, i_stride, 0)))
+        place, columns = f.at(target, i * v.nbytes), f.var("i64", 0)
+        places = [f.at(place, target_stride * number) for number in range(_SIDE)]
+        with f.range(0, whole, _SIDE) as counter:
+            k, offset = f.opaque(counter), f.opaque(columns.get())
+            rows = [_quad(f, v, source, f.at(line, k * nbytes)) for line in lines]
+            for column, where in zip(_turned(f, v, rows), places, strict=True):
+                f.store(column, where, offset, align=v.nbytes)
+            columns.set(offset + target_stride * _SIDE)
         with f.range(whole, depth) as counter:
-            k = f.opaque(counter)
-            for lane, row in enumerate(rows):
-                element = widen(f, f.load(STORED[source], row, k * nbytes), v.element)
-                f.store(element, write, k * target_stride + lane * v.nbytes)
+            k, offset = f.opaque(counter), f.opaque(columns.get())
+            for number, line in enumerate(lines):
+                element = widen(f, f.load(STORED[source], line, k * nbytes), v.element)
+                f.store(element, f.at(place, offset), number * v.nbytes)
+            columns.set(offset + target_stride)
 
 
-def _turned(f: Function, v: Vectors, source: str, rows: list[Value], side: int) -> list[Value]:
-    """The `side` columns, as vectors over all rows, of what the rows begin with."""
-    small = f"<{side} x {STORED[source]}>"
-    quarters = v.lanes // side
-    values = []
-    for first in range(side):
-        # Part q holds row first + q * side, so that interleaving within parts puts rows in order.
-        parts = [
-            f.load(small, rows[first + q * side], align=NBYTES[source]) for q in range(quarters)
+def _quad(f: Function, v: Vectors, source: str, address: Value) -> Value:
+    """Neighbouring elements of a row, as carried ones."""
+    read = f.load(f"<{_SIDE} x {STORED[source]}>", address, align=NBYTES[source])
+    return widen(f, read, f"<{_SIDE} x {v.element}>")
+
+
+def _turned(f: Function, v: Vectors, rows: list[Value]) -> list[Value]:
+    """The columns of a square, given its rows."""
+    for _ in range(2):
+        rows = [
+            _shuffled(f, v, rows[i], rows[i + 2], picks)
+            for i in range(2)
+            for picks in ((0, 4, 1, 5), (2, 6, 3, 7))
         ]
-        values.append(widen(f, _concatenate(f, parts), v.vector))
-    return _interleave_parts(f, v, values, side)
+    return rows
 
 
-def _concatenate(f: Function, parts: list[Value]) -> Value:
-    while len(parts) > 1:
-        count, element = parts[0].type.strip("<>").split(" x ")
-        size = int(count)
-        picks = ", ".join(f"i32 {i}" for i in range(2 * size))
-        type = parts[0].type
-        parts = [
-            f.emit(
-                f"<{2 * size} x {element}>",
-                f"shufflevector {type} {a.text}, {type} {b.text}, <{2 * size} x i32> <{picks}>",
-            )
-            for a, b in zip(parts[::2], parts[1::2], strict=True)
-        ]
-    return parts[0]
-
-
-def _interleave_parts(f: Function, v: Vectors, values: list[Value], side: int) -> list[Value]:
-    """Transpose the squares of `side` by `side` that the parts of 16 bytes form."""
-    half = side // 2
-    rounds = side.bit_length() - 1
-    for _ in range(rounds):
-        values = [
-            _interleave(f, v, values[i], values[i + half], side, high)
-            for i in range(half)
-            for high in (False, True)
-        ]
-    return values
-
-
-def _interleave(f: Function, v: Vectors, a: Value, b: Value, side: int, high: bool) -> Value:
-    start = side // 2 if high else 0
-    order = [
-        part + start + i + other
-        for part in range(0, v.lanes, side)
-        for i in range(side // 2)
-        for other in (0, v.lanes)
-    ]
-    picks = ", ".join(f"i32 {index}" for index in order)
-    text = f"shufflevector {v.vector} {a.text}, {v.vector} {b.text}, <{v.lanes} x i32> <{picks}>"
-    return f.emit(v.vector, text)
+def _shuffled(f: Function, v: Vectors, a: Value, b: Value, picks: tuple[int, ...]) -> Value:
+    type = f"<{_SIDE} x {v.element}>"
+    order = ", ".join(f"i32 {index}" for index in picks)
+    text = f"shufflevector {type} {a.text}, {type} {b.text}, <{_SIDE} x i32> <{order}>"
+    return f.emit(type, text)

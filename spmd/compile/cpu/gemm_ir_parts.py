@@ -23,8 +23,8 @@ SIZES = (
     # packing: functions (or 0), where in the scratch memory, and how a tile finds its rows
     "lay_a lay_b pack_a pack_b whole_a whole_b at_a at_b at_c "
     "tile_a tile_a_row tile_a_k tile_b tile_b_k "
-    # what walks over tiles; tiles for whole or last rows, whole or last columns
-    "tiles tile_00 tile_01 tile_10 tile_11 "
+    # what walks over tiles; tiles for whole or last columns
+    "tiles tile_whole tile_last "
     # what runs an epilogue, that for whole or last columns (or 0), number of its arguments; five
     # strides each follow
     "finish epilogue_0 epilogue_1 arguments"
@@ -141,14 +141,12 @@ def tiles_text(v: Vectors, hot: bool) -> str:
     _, a, b, c, rows, columns, depth, accumulate = f.params
     with f.range(0, columns, of["nr"]) as j:
         width = f.smaller(columns - j, of["nr"])
-        whole = width.equals(of["nr"])
-        inner = f.select(whole, of["tile_00"], of["tile_01"])
-        last = f.select(whole, of["tile_10"], of["tile_11"])
+        tile = f.select(width.equals(of["nr"]), of["tile_whole"], of["tile_last"])
         b_now, c_now = f.at(b, j * of["tile_b"]), f.at(c, j * of["nbytes"])
         with f.range(0, rows, of["mr"]) as i:
-            tile = f.select(i + of["mr"] <= rows, inner, last)
+            height = f.smaller(rows - i, of["mr"])
             left = f.at(a, i * of["tile_a"]), of["tile_a_row"], of["tile_a_k"]
-            target = f.at(c_now, i * of["c_row"]), of["c_row"], width, accumulate
+            target = f.at(c_now, i * of["c_row"]), of["c_row"], height, width, accumulate
             called(f, tile, "void", *left, b_now, of["tile_b_k"], depth, *target)
     return as_control(f.text(), hot)
 

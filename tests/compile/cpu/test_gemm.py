@@ -1,5 +1,7 @@
 """Matrix products against NumPy: shapes, strides, batches, dtypes, threads, processors."""
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -34,7 +36,7 @@ DTYPES = [
     (np.dtype(np.float16), np.dtype(np.float32)),
 ]
 
-# m, n, k: around register tiles (6 x 64, 8 x 48, 12 x 32; 6 x 16), blocks (192, 256), vectors and
+# m, n, k: around register tiles (6 x 64, 8 x 48, 8 x 32; 6 x 16), blocks (192, 256), vectors and
 # nothing.
 SHAPES = [
     (1, 1, 1),
@@ -266,9 +268,51 @@ def test_the_first_product_waits_for_one_tile_and_two_quick_texts(size):
     plan = plan_product(squares(size))
     (tile,) = [text for text in plan.texts if not text.startswith(CONTROL)]
     assert len(plan.texts) == 3
-    assert {plan.functions[f"tile_{k}"] for k in ("00", "01", "10", "11")} == {
+    assert {plan.functions["tile_whole"], plan.functions["tile_last"]} == {
         name for name in plan.functions.values() if f"@{name}(" in tile
     }
+
+
+def tiles_of(*products: Product) -> set[str]:
+    """The register tiles that some products need."""
+    plans = [plan_product(p) for p in products]
+    return {plan.functions[name] for plan in plans for name in ("tile_whole", "tile_last")}
+
+
+def test_products_of_a_program_share_their_tiles():
+    """A training step of 64-256-128-10 on 128 examples, whatever lies by rows or by columns."""
+    sizes, batch = (64, 256, 128, 10), 128
+    x = [np.zeros((batch, size), np.float32) for size in sizes]
+    w = [np.zeros((m, n), np.float32) for m, n in pairwise(sizes)]
+    forward = [product_of(x[i], w[i], x[i + 1]) for i in range(3)]
+    weights = [product_of(x[i].T, x[i + 1], w[i]) for i in range(3)]
+    back = [product_of(x[i + 1], w[i].T, x[i]) for i in range(3)]
+    assert len(tiles_of(*forward[:2], *weights[:2], *back)) == 1
+    assert len(tiles_of(*forward, *weights, *back)) == 2
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "sliced"])
+def test_a_tile_computes_fewer_rows_than_it_has(layout):
+    """Rows that are missing are the last again, which is not added to C twice."""
+    rng = np.random.default_rng(4)
+    for m in range(1, 30):
+        for k in (33, 600):
+            a, b = matrix(rng, (m, k), np.float32, layout), matrix(rng, (k, 70), "f4", "rows")
+            frame = np.full((m + 8, 70), np.float32(-7))
+            multiply(a, b, frame[:m])
+            assert_product(frame[:m], a, b)
+            assert (frame[m:] == -7).all()
+
+
+def test_long_products_of_even_depth_take_two_elements_a_round():
+    def twice(m: int, n: int, k: int) -> bool:
+        a, b, c = (np.zeros(shape, np.float32) for shape in ((m, k), (k, n), (m, n)))
+        plan = plan_product(product_of(a, b, c))
+        assert plan.sizes["kc"] % 2 == 0 or not plan.functions["tile_whole"].endswith("_by2")
+        return plan.functions["tile_whole"].endswith("_by2")
+
+    assert twice(512, 512, 512) and twice(512, 512, 514)
+    assert not twice(512, 512, 513) and not twice(32, 32, 32)
 
 
 def test_many_tiny_products_have_loops_that_are_optimized():
@@ -285,8 +329,8 @@ def test_small_products_have_the_bits_of_large_ones(m, n, k, batch, monkeypatch)
     a = matrix(rng, (*batch, m, k), np.float32, "rows")
     b = matrix(rng, (*batch, k, n), np.float32, "rows")
     results = []
-    for small, tiny in ((2**19, 2**13), (0, 0), (2**19, 2**40)):
-        monkeypatch.setattr(gemm, "_SMALL", small)
+    for long, tiny in ((2**40, 2**13), (0, 0), (2**40, 2**40)):
+        monkeypatch.setattr(gemm, "_LONG", long)
         monkeypatch.setattr(gemm, "_TINY", tiny)
         c = np.full((*batch, m, n), np.nan, np.float32)
         multiply(a, b, c)
