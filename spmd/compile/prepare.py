@@ -97,12 +97,12 @@ def _load_reductions() -> int:
 
 # ---- products ----------------------------------------------------------------------------------
 
-# A tile's height depends on the rows: each of a few, and many that leave each number of last ones.
-_ROWS = (*range(1, 17), *range(96, 109), 512, 515)
+# A tile's height depends on the rows, as long as they are few.
+_ROWS = range(1, 57)
 # Its width on the columns, in vectors, and on whether the last of these is whole.
-_VECTORS = (*range(1, 10), 13, 14, 15, 16, 17)
-# Some products are too short for all that helps long ones.
-_DEPTHS = (8, 64, 1024)
+_VECTORS = range(1, 16)
+# And on whether a product is long, and its depth even.
+_DEPTHS = (7, 1024)
 # Where packing is decided, sizes count little, and layouts much.
 _PACKED_SIZES = ((128, 128, 64), (512, 512, 512), (1024, 1024, 1024), (2048, 64, 512))
 
@@ -115,8 +115,11 @@ def product_texts(dtype: str) -> dict[str, None]:
     columns = [v * lanes - less for v in _VECTORS for less in (0, lanes // 2)]
     # Tiles read what is stored as it is computed with; other operands are packed for them.
     sizes = pairs(_ROWS, columns, _DEPTHS) if dtype == carried else ()
-    for (m, n, k), turned in pairs(sizes, (False, True)):
-        texts |= dict.fromkeys(plan_product(_product(dtype, m, n, k, turned)).texts)
+    for m, n, k in sizes:
+        texts |= dict.fromkeys(plan_product(_product(dtype, m, n, k)).texts)
+        # Of one row, tiles multiply only what lies by columns.
+        if m == 1:
+            texts |= dict.fromkeys(plan_product(_product(dtype, m, n, k, b_turned=True)).texts)
     for (m, n, k), a_turned, b_turned in pairs(_shapes(lanes), (False, True), (False, True)):
         made = _product(dtype, m, n, k, a_turned, b_turned)
         texts |= dict.fromkeys(plan_product(made).texts)

@@ -196,13 +196,16 @@ class Tile:
         if self.masked:
             masks[-1] = lane_mask(f, v.lanes, columns - (self.width - 1) * v.lanes)
         totals = [[f.var(v.vector, 0) for _ in masks] for _ in range(self.rows)]
-        self._prefetch(f)
-        self._sum(f, masks, totals)
         places = [
             (f.at(line, i * v.nbytes_of_vector), mask, total)
             for line, sums in zip(self._lines(f, c, c_row, rows), totals, strict=True)
             for i, (mask, total) in enumerate(zip(masks, sums, strict=True))
         ]
+        # C is on its way while the sums are made: at the end all of it is wanted at once.
+        for place, _, _ in places:
+            write, keep, data = (f.value("i32", flag) for flag in (1, 3, 1))
+            f.call("llvm.prefetch.p0", "void", place, write, keep, data)
+        self._sum(f, masks, totals)
         store_tile(f, v, places, accumulate)
         return f
 
@@ -210,18 +213,8 @@ class Tile:
         """Where the rows of the tile begin; the last one again for those that are missing."""
         lines = [first]
         for row in range(1, self.rows):
-            lines.append(f.at(lines[-1], f.select(rows > row, stride, 0)))
+            lines.append(f.select(rows > row, f.at(lines[-1], stride), lines[-1]))
         return lines
-
-    def _prefetch(self, f: Function) -> None:
-        """Ask for C while the sums are made: at the end all of it is wanted at once."""
-        *_, c, c_row, rows, _, _ = f.params
-        write, keep, data = (f.value("i32", flag) for flag in (1, 3, 1))
-        with f.range(0, rows) as row:
-            line = f.at(c, row * c_row)
-            for i in range(self.width):
-                place = f.at(line, i * self.vectors.nbytes_of_vector)
-                f.call("llvm.prefetch.p0", "void", place, write, keep, data)
 
     def _sum(
         self, f: Function, masks: Sequence[Value | None], totals: list[list[Variable]]

@@ -129,32 +129,44 @@ def _gather(f: Function, v: Vectors, source: str) -> None:
 
 # Rows that are turned at a time, and elements of each.
 _SIDE = 4
+# As deep a part of a panel stays in the L1 cache while strips of it are written.
+_TURNED_DEPTH = 64
 
 
 def _turn(f: Function, v: Vectors, source: str) -> None:
     """Transpose in squares: four rows in registers, read along memory and written across."""
     origin, i_stride, _, width, depth, target, target_stride = f.params
-    nbytes = NBYTES[source]
-    whole = depth - depth % _SIDE
-    with f.range(0, width, _SIDE) as i:
-        # Rows behind the last are read as the last: what they give is never used.
-        lines = [f.at(origin, i * i_stride)]
-        for number in range(1, _SIDE):
-            lines.append(f.at(lines[-1], f.select(i + number < width, i_stride, 0)))
-        place, columns = f.at(target, i * v.nbytes), f.var("i64", 0)
-        places = [f.at(place, target_stride * number) for number in range(_SIDE)]
-        with f.range(0, whole, _SIDE) as counter:
-            k, offset = f.opaque(counter), f.opaque(columns.get())
-            rows = [_quad(f, v, source, f.at(line, k * nbytes)) for line in lines]
-            for column, where in zip(_turned(f, v, rows), places, strict=True):
-                f.store(column, where, offset, align=v.nbytes)
-            columns.set(offset + target_stride * _SIDE)
-        with f.range(whole, depth) as counter:
-            k, offset = f.opaque(counter), f.opaque(columns.get())
-            for number, line in enumerate(lines):
-                element = widen(f, f.load(STORED[source], line, k * nbytes), v.element)
-                f.store(element, f.at(place, offset), number * v.nbytes)
-            columns.set(offset + target_stride)
+    with f.range(0, depth, _TURNED_DEPTH) as first:
+        read, write = f.at(origin, first * NBYTES[source]), f.at(target, first * target_stride)
+        count = f.smaller(depth - first, _TURNED_DEPTH)
+        with f.range(0, width, _SIDE) as i:
+            # Rows behind the last are read as the last: what they give is never used.
+            lines = [f.at(read, i * i_stride)]
+            for number in range(1, _SIDE):
+                after = f.at(lines[-1], i_stride)
+                lines.append(f.select(i + number < width, after, lines[-1]))
+            _turn_strip(f, v, source, lines, count, f.at(write, i * v.nbytes))
+
+
+def _turn_strip(
+    f: Function, v: Vectors, source: str, lines: list[Value], depth: Value, target: Value
+) -> None:
+    """Transpose four lines."""
+    nbytes, target_stride = NBYTES[source], f.params[-1]
+    whole, columns = depth - depth % _SIDE, f.var("i64", 0)
+    places = [f.at(target, target_stride * number) for number in range(_SIDE)]
+    with f.range(0, whole, _SIDE) as counter:
+        k, offset = f.opaque(counter), f.opaque(columns.get())
+        rows = [_quad(f, v, source, f.at(line, k * nbytes)) for line in lines]
+        for column, place in zip(_turned(f, v, rows), places, strict=True):
+            f.store(column, place, offset, align=v.nbytes)
+        columns.set(offset + target_stride * _SIDE)
+    with f.range(whole, depth) as counter:
+        k, offset = f.opaque(counter), f.opaque(columns.get())
+        for number, line in enumerate(lines):
+            element = widen(f, f.load(STORED[source], line, k * nbytes), v.element)
+            f.store(element, f.at(target, offset), number * v.nbytes)
+        columns.set(offset + target_stride)
 
 
 def _quad(f: Function, v: Vectors, source: str, address: Value) -> Value:
