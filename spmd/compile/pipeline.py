@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from spmd.compile.passes.attach import attach_epilogues
 from spmd.compile.passes.by_rows import by_rows
 from spmd.compile.passes.combine import bucket_psums, combine_psums
+from spmd.compile.passes.early import early
 from spmd.compile.passes.fuse import fuse
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
@@ -38,6 +39,7 @@ PASSES: tuple[Pass, ...] = (
     fuse,  # chains of elementwise work and reductions become one kernel
     recompute,  # kernels make what is cheap again, so that it need not be kept
     attach_epilogues,  # what follows a product is done to its blocks
+    early,  # what only makes results, as soon as it can, so that what it reads can go
 )
 
 # For programs over a mesh that spans processes.
@@ -52,6 +54,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     fuse,
     recompute,
     attach_epilogues,
+    early,
 )
 
 # The same where exchanges run while the program computes.

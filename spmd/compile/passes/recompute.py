@@ -55,6 +55,7 @@ class _Recomputer:
         for k, eqn in enumerate(closed.eqns):
             for atom in dict.fromkeys(eqn.invars):
                 self.readers.setdefault(atom, []).append(k)
+        self.made = {v for eqn in closed.eqns for v in eqn.outvars}
         self.needed = set(closed.jaxpr.outvars)
         # Groups that were alike stay alike: one new jaxpr for equal changes to the same one.
         self.bodies: dict[Any, ClosedJaxpr] = {}
@@ -85,7 +86,7 @@ class _Recomputer:
             if out in locked or not self.can_leave(out):
                 continue
             rest = [p for p in kept if p != position]
-            recipe = self.recipe(eqn, position, rest)
+            recipe = self.recipe(eqn, position, rest, 0) or self.recipe(eqn, position, rest, 1)
             if recipe is None or not _can_lose(eqn, rest):
                 continue
             kept = rest
@@ -106,8 +107,12 @@ class _Recomputer:
         readers = [self.eqns[k] for k in self.readers.get(out, ())]
         return bool(readers) and all(eqn is not None and _takes(eqn, out) for eqn in readers)
 
-    def recipe(self, eqn: Eqn, position: int, kept: Sequence[int]) -> _Recipe | None:
-        """How to make a result from what all its readers read, or next to nothing more."""
+    def recipe(self, eqn: Eqn, position: int, kept: Sequence[int], more: int) -> _Recipe | None:
+        """How to make a result from what all its readers read, or next to nothing more.
+
+        With `more` they may read so many values in its place that are no larger: these may then
+        have to be kept for longer, but they are there anyway as long as the result would be.
+        """
         body = eqn.params["jaxpr"].jaxpr
         out = eqn.outvars[position]
         readers = [set(found.invars) for k in self.readers[out] if (found := self.eqns[k])]
@@ -125,6 +130,10 @@ class _Recomputer:
             if isinstance(known, Var) and _is_at_hand(known, readers, out):
                 given[atom] = known
                 continue
+            if isinstance(known, Var) and more and self.is_kept(known, out):
+                given[atom] = known
+                more -= 1
+                continue
             n = makers.get(atom)
             if n is None or not _is_cheap(body.eqns[n]):
                 return None
@@ -137,6 +146,10 @@ class _Recomputer:
         value = body.outvars[position]
         assert isinstance(value, Var)
         return _Recipe(eqns, value, given)
+
+    def is_kept(self, var: Var, out: Var) -> bool:
+        """Whether a value may be read in place of another: arguments may be wanted for results."""
+        return var in self.made and 0 < var.aval.nbytes <= out.aval.nbytes
 
     # ---- writing the groups anew ----
 
