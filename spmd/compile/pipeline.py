@@ -57,9 +57,9 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     early,
 )
 
-# The same where exchanges run while the program computes.
+# The same where exchanges run while the program computes: what waits for them stays at the end.
 PASSES_OVERLAPPED: tuple[Pass, ...] = tuple(
-    bucket_psums if step is combine_psums else step for step in PASSES_ACROSS
+    bucket_psums if step is combine_psums else step for step in PASSES_ACROSS if step is not early
 )
 
 
