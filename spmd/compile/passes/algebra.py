@@ -15,7 +15,9 @@ import numpy as np
 from spmd.compile.passes.substitute import Writer
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Atom, Eqn, Literal
+from spmd.core.ir import Atom, Eqn, Literal, Var
+from spmd.core.primitive import Primitive
+from spmd.core.source import UNKNOWN, Source
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import mul_p
 from spmd.lax.convert import convert_element_type_p
@@ -58,37 +60,38 @@ def is_literal(atom: Atom, value: float) -> bool:
     return bool(found == value and same_sign)
 
 
-class Producers:
-    """Which new equation made a variable: what rules about pairs of equations look at."""
+class Producers(Writer):
+    """A writer that knows which equation made a variable: rules about pairs of equations ask it."""
 
-    def __init__(self, writer: Writer):
-        self._eqns = writer.eqns
-        self._seen = 0
+    def __init__(self) -> None:
+        super().__init__()
+        # The scalar of each variable that is a broadcast of one.
+        self.scalars: dict[Atom, Atom] = {}
         self._made: dict[Atom, Eqn] = {}
-        self._scalars: dict[Atom, Atom] = {}
+
+    def emit(
+        self,
+        prim: Primitive,
+        operands: Sequence[Atom],
+        params: dict[str, Any],
+        source: Source = UNKNOWN,
+    ) -> Var:
+        """Write a new equation of one result; see `Writer`."""
+        out = super().emit(prim, operands, params, source)
+        self.note(self.eqns[-1])
+        return out
+
+    def note(self, eqn: Eqn) -> None:
+        """Remember an equation that was written, if any rule may ask for it."""
+        if eqn.prim.name in PRODUCERS:
+            self._made[eqn.outvars[0]] = eqn
+            if eqn.prim is broadcast_in_dim_p and not eqn.invars[0].aval.shape:
+                self.scalars[eqn.outvars[0]] = eqn.invars[0]
 
     def of(self, atom: Atom, name: str) -> Eqn | None:
         """The equation that made `atom`, if it is one of primitive `name` (of `PRODUCERS`)."""
-        self._look()
         found = self._made.get(atom)
         return found if found is not None and found.prim.name == name else None
-
-    def scalars(self) -> dict[Atom, Atom]:
-        """The scalar of each variable that is a broadcast of one."""
-        self._look()
-        return self._scalars
-
-    def _look(self) -> None:
-        """Look at what was written since the last time."""
-        eqns = self._eqns
-        if self._seen == len(eqns):
-            return
-        for eqn in eqns[self._seen :]:
-            if eqn.prim.name in PRODUCERS:
-                self._made[eqn.outvars[0]] = eqn
-                if eqn.prim is broadcast_in_dim_p and not eqn.invars[0].aval.shape:
-                    self._scalars[eqn.outvars[0]] = eqn.invars[0]
-        self._seen = len(eqns)
 
 
 # ---- identities --------------------------------------------------------------------------------

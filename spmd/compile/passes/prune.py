@@ -19,13 +19,13 @@ Rule: TypeAlias = Callable[[Eqn, list[bool]], Eqn]
 
 def prune(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Drop equations, results and constants that neither outputs nor effects need."""
-    jaxpr, nested = closed.jaxpr, closed.jaxpr.nested
+    jaxpr = closed.jaxpr
     needed: set[Any] = set(jaxpr.outvars)
     kept: list[Eqn] = []
     for eqn in reversed(jaxpr.eqns):
         if needed.isdisjoint(eqn.outvars) and not eqn.effects:
             continue
-        if eqn in nested and eqn.prim.name in RULES:
+        if eqn.prim.name in RULES:
             eqn = RULES[eqn.prim.name](eqn, [v in needed for v in eqn.outvars])
         kept.append(eqn)
         needed.update(eqn.invars)  # literals do no harm

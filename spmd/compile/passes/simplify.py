@@ -15,6 +15,7 @@ import numpy as np
 from spmd.collectives.axis import pvary_p
 from spmd.compile.lower.elementwise import is_elementwise
 from spmd.compile.passes.algebra import (
+    PRODUCERS,
     RULES,
     WITH_LITERAL,
     Producers,
@@ -23,7 +24,7 @@ from spmd.compile.passes.algebra import (
     same_type,
 )
 from spmd.compile.passes.prune import prune
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import Primitive, is_refused
 from spmd.core.record import record
@@ -35,7 +36,7 @@ from spmd.lax.slicing import slice_p
 
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr with less to do."""
-    writer = start(closed)
+    writer = start(closed, Producers)
     _Simplifier(writer).run(closed)
     return prune(finish(writer, closed))
 
@@ -47,6 +48,7 @@ class _Facts:
     rule: Rule | None  # of `algebra`
     needs_literal: bool  # the rule finds nothing without one
     is_elementwise: bool
+    is_producer: bool  # rules ask for what it made
     names: frozenset[str]  # of its parameters, as far as was seen
     values: Callable[[dict[str, Any]], Any]  # those parameters, in order of their names
 
@@ -54,10 +56,9 @@ class _Facts:
 class _Simplifier:
     """One walk over a jaxpr."""
 
-    def __init__(self, writer: Writer):
+    def __init__(self, writer: Producers):
         self.writer = writer
-        self.producers = Producers(writer)
-        self.rules = RULES | pair_rules(self.producers)
+        self.rules = RULES | pair_rules(writer)
         self.facts: dict[Primitive, _Facts] = {}
         self.known: dict[Any, tuple[Var, ...]] = {}
 
@@ -70,28 +71,35 @@ class _Simplifier:
                 self.rules.get(name),
                 name in WITH_LITERAL,
                 is_elementwise(name),
+                name in PRODUCERS,
                 frozenset(eqn.params),
                 itemgetter(*sorted(eqn.params)) if eqn.params else len,
             )
         return found
 
     def run(self, closed: ClosedJaxpr) -> None:
-        nested, read_all = closed.jaxpr.nested, self.writer.read_all
+        nested, writer, facts_of = closed.jaxpr.nested, self.writer, self.facts_of
         for eqn in closed.eqns:
-            ins = read_all(eqn.invars)
-            if eqn.prim is pvary_p:  # what varies matters to types, which have done their work
-                self.writer.define(eqn.outvars[0], ins[0])
-                continue
+            ins, facts = writer.read_all(eqn.invars), facts_of(eqn)
+            has_literal = Literal in map(type, ins)
             if len(eqn.outvars) == 1 and not eqn.effects:
-                found = self.rewrite(eqn, ins)
+                if eqn.prim is pvary_p:  # what varies matters to types, which have done their work
+                    writer.define(eqn.outvars[0], ins[0])
+                    continue
+                found = self.rewrite(eqn, ins, facts, has_literal)
                 if found is not None:
-                    self.writer.define(eqn.outvars[0], found)
+                    writer.define(eqn.outvars[0], found)
                     continue
             if eqn.prim is split_p:
                 self.slices(eqn, ins[0])
-            else:
-                params = map_subjaxprs(eqn, simplify) if eqn in nested else eqn.params
-                self.copy(eqn, ins, params)
+                continue
+            params = map_subjaxprs(eqn, simplify) if eqn in nested else eqn.params
+            if ins is not eqn.invars or params is not eqn.params:
+                eqn = Eqn(eqn.prim, ins, eqn.outvars, params, eqn.effects, eqn.source)
+            written = self.emit(eqn, facts, has_literal)
+            if written is not eqn.outvars:
+                for old, new in zip(eqn.outvars, written, strict=True):
+                    writer.define(old, new)
 
     def slices(self, eqn: Eqn, operand: Atom) -> None:
         """Write a split as slices, which cost nothing in the kernels that read them."""
@@ -105,25 +113,24 @@ class _Simplifier:
             params["limit_indices"] = tuple(limits)
             piece = Var(out.aval)
             made = eqn.replace(prim=slice_p, invars=(operand,), outvars=(piece,), params=params)
-            self.writer.define(out, self.emit(made)[0])
+            self.writer.define(out, self.emit(made, self.facts_of(made), False)[0])
 
-    def rewrite(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def rewrite(
+        self, eqn: Eqn, ins: Sequence[Atom], facts: _Facts, has_literal: bool
+    ) -> Atom | None:
         """What an equation of one result is equal to, if that is found."""
-        facts, out = self.facts_of(eqn), eqn.outvars[0].aval
-        rule, found = facts.rule, None
-        if facts.is_elementwise:
-            has_literal = Literal in map(type, ins)
-            if has_literal and not out.shape:
-                found = self.fold(eqn, ins)
-                if found is not None:
-                    return found
-            if rule is not None and (has_literal or not facts.needs_literal):
-                found = rule(self.writer, eqn, ins)
-            if found is None and out.shape and not self.producers.scalars().keys().isdisjoint(ins):
-                found = self.strip_broadcasts(eqn, ins)
-        elif rule is not None:
+        rule, out, found = facts.rule, eqn.outvars[0].aval, None
+        if has_literal and facts.is_elementwise and not out.shape:
+            found = self.fold(eqn, ins)
+            if found is not None:
+                return found
+        if rule is not None and (has_literal or not facts.needs_literal):
             found = rule(self.writer, eqn, ins)
-        return found if found is not None and same_type(found.aval, out) else None
+        if found is None:
+            if not facts.is_elementwise or self.writer.scalars.keys().isdisjoint(ins):
+                return None
+            found = self.strip_broadcasts(eqn, ins)
+        return found if same_type(found.aval, out) else None
 
     def fold(self, eqn: Eqn, ins: Sequence[Atom]) -> Literal | None:
         """The literal that an elementwise scalar equation of literals computes."""
@@ -139,7 +146,7 @@ class _Simplifier:
 
     def strip_broadcasts(self, eqn: Eqn, ins: Sequence[Atom]) -> Atom:
         """Let an elementwise equation read scalars directly instead of their broadcasts."""
-        scalars = self.producers.scalars()
+        scalars = self.writer.scalars
         operands = [scalars.get(a, a) for a in ins]
         if eqn.prim is add_any_p:
             eqn = eqn.replace(prim=add_p)  # which takes scalars
@@ -157,42 +164,31 @@ class _Simplifier:
             eqn.prim.rule("abstract")(*avals, **eqn.params).update(vma=eqn.outvars[0].aval.vma)
         )
         again = eqn.replace(invars=tuple(operands), outvars=(out,))
-        found = self.rewrite(again, operands)
+        facts, has_literal = self.facts_of(again), Literal in map(type, operands)
+        found = self.rewrite(again, operands, facts, has_literal)
         if found is not None:
             return found
-        return self.emit(again)[0]
+        return self.emit(again, facts, has_literal)[0]
 
-    def copy(self, eqn: Eqn, ins: tuple[Atom, ...], params: dict[str, Any]) -> None:
-        """Write the equation, unless an equal one is there already."""
-        if ins is not eqn.invars or params is not eqn.params:
-            eqn = Eqn(eqn.prim, ins, eqn.outvars, params, eqn.effects, eqn.source)
-        written = self.emit(eqn)
-        if written is not eqn.outvars:
-            for old, new in zip(eqn.outvars, written, strict=True):
-                self.writer.define(old, new)
-
-    def emit(self, eqn: Eqn) -> tuple[Var, ...]:
+    def emit(self, eqn: Eqn, facts: _Facts, has_literal: bool) -> tuple[Var, ...]:
         """Append an equation; give the results of an earlier equal one if there is one."""
-        if eqn.effects:
-            self.writer.eqns.append(eqn)
-            return eqn.outvars
         outs = eqn.outvars
-        found = self.known.setdefault(self.key(eqn), outs)
-        if found is outs:
-            self.writer.eqns.append(eqn)
-        return found
-
-    def key(self, eqn: Eqn) -> Any:
-        """Equal for equations that compute equal results."""
-        ins, params = eqn.invars, eqn.params
-        if Literal in map(type, ins):
-            ins = tuple([_atom_key(a) for a in ins])
-        if not params:
-            return eqn.prim, ins
-        facts = self.facts_of(eqn)
-        if params.keys() == facts.names:
-            return eqn.prim, ins, facts.values(params)
-        return eqn.prim, ins, None, tuple(sorted(params.items()))
+        if not eqn.effects:
+            ins = tuple([_atom_key(a) for a in eqn.invars]) if has_literal else eqn.invars
+            key: Any = eqn.prim, ins
+            if eqn.params:
+                # Values of the same names in the same order, or else whatever names there are.
+                if eqn.params.keys() == facts.names:
+                    key = eqn.prim, ins, facts.values(eqn.params)
+                else:
+                    key = eqn.prim, ins, None, tuple(sorted(eqn.params.items()))
+            found = self.known.setdefault(key, outs)
+            if found is not outs:
+                return found
+        self.writer.eqns.append(eqn)
+        if facts.is_producer:
+            self.writer.note(eqn)
+        return outs
 
 
 def _atom_key(atom: Atom) -> Any:

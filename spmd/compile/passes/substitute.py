@@ -8,7 +8,7 @@ as it is costs it next to nothing: the new jaxpr has the very equation that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
@@ -111,9 +111,12 @@ class Writer:
         return ClosedJaxpr(jaxpr, [value for value, _ in pairs])
 
 
-def start(closed: ClosedJaxpr) -> Writer:
+W = TypeVar("W", bound=Writer)
+
+
+def start(closed: ClosedJaxpr, kind: type[W] = Writer) -> W:
     """A writer for the rewriting of `closed`, with the same inputs and constants."""
-    writer = Writer()
+    writer = kind()
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         _, first = writer.consts.setdefault(id(value), (value, var))
         if first is not var:
