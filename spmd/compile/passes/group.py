@@ -8,6 +8,7 @@ decided in `fuse`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 from spmd.compile.lower.index import Index, dim
@@ -18,6 +19,13 @@ from spmd.core.ir import Eqn
 Frame: TypeAlias = tuple[
     tuple[int, ...] | None, tuple[int, ...], Index | None, frozenset[int], frozenset[int]
 ]
+
+
+@cache
+def _space_of(shape: tuple[int, ...]) -> tuple[Index, frozenset[int]]:
+    """The index of a group's root, and the dims of its space that have anything to count."""
+    counted = frozenset([d for d, size in enumerate(shape) if size != 1])
+    return tuple([dim(d, size) for d, size in enumerate(shape)]), counted
 
 
 class Group:
@@ -37,14 +45,13 @@ class Group:
         self.growth: Any = None
         self.places: list[int] = []
         self.key: Any = None  # what `merge` compares, once the group is finished
-        self.sizes = list(eqn.outvars[0].aval.shape)
-        # The root's index, which most members have; None if the space has dims that it lacks.
-        self.first: Index | None = tuple([dim(d, s) for d, s in enumerate(self.sizes)])
         self.shape = eqn.outvars[0].aval.shape
-        self.index[root] = self.first
-        # The space dims that have anything to count, and the outer ones among them.
-        self.whole = frozenset([d for d, s in enumerate(self.sizes) if s != 1])
-        self.points = self.whole
+        self.sizes = list(self.shape)
+        # The root's index, which most members have; None if the space has dims that it lacks. The
+        # space dims that have anything to count, and the outer ones among them.
+        self.first: Index | None
+        self.index[root], self.whole = _space_of(self.shape)
+        self.first, self.points = self.index[root], self.whole
 
     def open_rows(self, inner: Sequence[int], more: Sequence[int] = ()) -> None:
         """Let some dims be the inner ones; `more` are the sizes of dims to add before."""

@@ -28,12 +28,13 @@ def merge_groups(fuser: Any, units: dict[int, Any]) -> None:
         if units[root] is not None:
             for var in dict.fromkeys(_touched(fuser, units[root])):
                 touching.setdefault(var, []).append(root)
+    apart: set[Any] = set()
     for roots in touching.values():
         if len(roots) < 2:
             continue
         groups = _current(fuser, roots)
         if len(groups) > 1:
-            _merge_all(fuser, units, groups)
+            _merge_all(fuser, units, groups, apart)
 
 
 def _current(fuser: Any, roots: Sequence[int]) -> list[Any]:
@@ -50,23 +51,34 @@ def _touched(fuser: Any, group: Any) -> list[Var]:
     ]
 
 
-def _merge_all(fuser: Any, units: dict[int, Any], groups: list[Any]) -> None:
+def _merge_all(fuser: Any, units: dict[int, Any], groups: list[Any], apart: set[Any]) -> None:
+    """Merge those of some groups that can be; `apart` has pairs that were found to stay two.
+
+    What stood between two groups still does when others have merged.
+    """
     kept: list[Any] = []
     for group in groups:
+        key = _key(group)
         for other in kept[-MOST_NEIGHBOURS:]:
+            if other.key != key:
+                continue
+            pair = id(other), len(other.members), id(group), len(group.members)
+            if pair in apart:
+                continue
             before = other.root
             if _merge(fuser, other, group):
                 units.pop(group.root)
                 if other.root != before:
                     units[other.root] = units.pop(before)
                 break
+            apart.add(pair)
         else:
             kept.append(group)
 
 
 def _merge(fuser: Any, a: Any, b: Any) -> bool:
     """Move the members of `b` into `a`, if that is right."""
-    if a.again or b.again or _key(a) != _key(b) or len(a.members) + len(b.members) > MAX_EQNS:
+    if a.again or b.again or len(a.members) + len(b.members) > MAX_EQNS:
         return False
     if fuser.reach.is_between(a, b) or fuser.reach.is_between(b, a):
         return False  # as `_apart` would find: most pairs are of one layer and another
