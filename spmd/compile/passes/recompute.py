@@ -59,6 +59,9 @@ class _Recomputer:
         self.needed = set(closed.jaxpr.outvars)
         # Groups that were alike stay alike: one new jaxpr for equal changes to the same one.
         self.bodies: dict[Any, ClosedJaxpr] = {}
+        # By body: which of its equations makes what; and whether an operand may be computed there.
+        self.makers: dict[int, dict[Var, int]] = {}
+        self.takers: dict[tuple[int, int], bool] = {}
 
     def run(self) -> ClosedJaxpr:
         changed, nested = False, self.closed.jaxpr.nested
@@ -105,7 +108,17 @@ class _Recomputer:
         if out.aval.nbytes < LEAST_BYTES or out in self.needed:
             return False
         readers = [self.eqns[k] for k in self.readers.get(out, ())]
-        return bool(readers) and all(eqn is not None and _takes(eqn, out) for eqn in readers)
+        return bool(readers) and all(eqn is not None and self.takes(eqn, out) for eqn in readers)
+
+    def takes(self, eqn: Eqn, out: Var) -> bool:
+        """Whether an equation is a group that may compute an operand where it reads it."""
+        if eqn.prim.name != "fused" or eqn.invars.count(out) > 1:
+            return False
+        at, closed = eqn.invars.index(out), eqn.params["jaxpr"]
+        found = self.takers.get((id(closed), at))
+        if found is None:
+            found = self.takers[id(closed), at] = _takes(closed.jaxpr, at)
+        return found
 
     def recipe(self, eqn: Eqn, position: int, kept: Sequence[int], more: int) -> _Recipe | None:
         """How to make a result from what all its readers read, or next to nothing more.
@@ -114,14 +127,18 @@ class _Recomputer:
         have to be kept for longer, but they are there anyway as long as the result would be.
         """
         body = eqn.params["jaxpr"].jaxpr
-        out = eqn.outvars[position]
+        out, value = eqn.outvars[position], body.outvars[position]
+        makers = self.makers.get(id(body))
+        if makers is None:
+            makers = self.makers[id(body)] = {e.outvars[0]: n for n, e in enumerate(body.eqns)}
+        if value not in makers or not _is_cheap(body.eqns[makers[value]]):
+            return None
         readers = [set(found.invars) for k in self.readers[out] if (found := self.eqns[k])]
         outside: dict[Atom, Atom] = dict(zip(body.invars, eqn.invars, strict=True))
         outside |= {body.outvars[p]: eqn.outvars[p] for p in kept}
-        makers = {e.outvars[0]: n for n, e in enumerate(body.eqns)}
         given: dict[Var, Var] = {}
         chosen: set[int] = set()
-        stack = [body.outvars[position]]
+        stack = [value]
         while stack:
             atom = stack.pop()
             if isinstance(atom, Literal) or atom in given:
@@ -143,8 +160,6 @@ class _Recomputer:
         eqns = tuple([body.eqns[n] for n in sorted(chosen)])
         if sum(is_elementwise(e.prim.name) for e in eqns) > ROUND_TRIP:
             return None
-        value = body.outvars[position]
-        assert isinstance(value, Var)
         return _Recipe(eqns, value, given)
 
     def is_kept(self, var: Var, out: Var) -> bool:
@@ -211,13 +226,10 @@ def _is_cheap(eqn: Eqn) -> bool:
     return name in _PLAIN_MOVES or (is_elementwise(name) and name not in EXPENSIVE)
 
 
-def _takes(eqn: Eqn, out: Var) -> bool:
-    """Whether an equation is a group that may compute an operand where it reads it."""
-    if eqn.prim.name != "fused" or len(eqn.params["jaxpr"].eqns) + ROUND_TRIP > MAX_EQNS:
-        return False
-    body: Jaxpr = eqn.params["jaxpr"].jaxpr
-    given = body.invars[eqn.invars.index(out)]
-    if eqn.invars.count(out) > 1 or given in body.outvars:
+def _takes(body: Jaxpr, at: int) -> bool:
+    """Whether a group may compute an operand, by its position, where it reads it."""
+    given = body.invars[at]
+    if len(body.eqns) + ROUND_TRIP > MAX_EQNS or given in body.outvars:
         return False
     users = [e.prim.name for e in body.eqns if given in e.invars]
     return all(is_elementwise(n) or n in MOVES or n in REDUCTIONS for n in users)
