@@ -45,11 +45,16 @@ def float_literal(value: float, element: str) -> str:
 
 
 class Module:
-    """The declarations and helper functions that one kernel's text needs besides its own."""
+    """The declarations and helper functions that one kernel's text needs besides its own.
 
-    def __init__(self, target: Target, shares_math: bool = False):
+    With `shares_math` vector functions are written once and called, with `joins_waves` one function
+    serves sines and cosines.
+    """
+
+    def __init__(self, target: Target, shares_math: bool = False, joins_waves: bool = False):
         self.target = target
         self.shares_math = shares_math
+        self.joins_waves = joins_waves
         self.declared: dict[str, str] = {}
         self.functions: dict[str, str] = {}
 
@@ -166,13 +171,19 @@ class Emitter:
         given = [f"{kind} {operand}" for operand in operands] + ([extra] if extra else [])
         return self.set(f"call {kind} {full}({', '.join(given)})")
 
-    def call_lanes(self, symbol: str, element: str, *operands: str) -> str:
-        """Call an external scalar function (of libm) for each lane."""
-        params = ", ".join([element] * len(operands))
+    def external(self, symbol: str, element: str, count: int) -> str:
+        """Declare an external scalar function of `count` operands; the address of it."""
+        params = ", ".join([element] * count)
         self.module.declare(f"@{symbol}", f"declare {element} @{symbol}({params})")
+        return f"@{symbol}"
+
+    def call_lanes(self, symbol: str, element: str, *operands: str) -> str:
+        """Call an external scalar function (of libm, or a pointer to one) for each lane."""
+        if not symbol.startswith(("%", "@")):
+            symbol = self.external(symbol, element, len(operands))
         if self.width == 1:
             given = ", ".join(f"{element} {operand}" for operand in operands)
-            return self.set(f"call {element} @{symbol}({given})")
+            return self.set(f"call {element} {symbol}({given})")
         kind = self.type(element)
         size = self.width * (4 if element == "float" else 8)
         buffers = [self.alloca(size) for _ in operands]

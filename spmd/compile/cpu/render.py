@@ -83,12 +83,14 @@ def render(
     check_kernel(kernel)
     kernel = normalise(kernel)
     plan = make_plan(kernel, target, tiles)
-    calls = sum(
-        isinstance(instr, Op) and instr.op in VECTOR_FUNCTIONS
+    functions = [
+        instr.op
         for step in kernel.passes
         for instr in step.instrs
-    )
-    module = Module(target, shares_math=calls > INLINE_FUNCTIONS)
+        if isinstance(instr, Op) and instr.op in VECTOR_FUNCTIONS
+    ]
+    both = {"sin", "cos"} <= set(functions)
+    module = Module(target, shares_math=len(functions) > INLINE_FUNCTIONS, joins_waves=both)
     text = _module_text(module, *_bodies(plan, module, stream_from))
     symbol = content_symbol("kernel", text)
     cost = _unit_cost(plan)

@@ -31,27 +31,40 @@ VECTOR_FUNCTIONS: dict[str, Callable[..., str]] = {
     name: getattr(module, name) for module, names in _FILES.items() for name in names.split()
 }
 HAS_BRANCHES = ("sin", "cos", "tan", "rem")
+# Quarter turns between a sine and these.
+TURNS = {"sin": 0, "cos": 1}
 
 
 def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
     """Write a vector function in place, or a call of one copy of it per module.
 
     A module that uses much vector math shares the copies (`Module.shares_math`): it compiles
-    several times faster and runs as fast.
+    several times faster and runs as fast. Where it has sines and cosines, these share one copy too.
     """
-    build = VECTOR_FUNCTIONS[name]
-    if not e.module.shares_math and name not in HAS_BRANCHES:
-        return build(Floats(e, element), *operands)
+    build, kind = VECTOR_FUNCTIONS[name], e.type(element)
+    given = [(kind, operand) for operand in operands]
+    if name in TURNS and e.module.joins_waves:
+        turn = ("i32", str(TURNS[name]))
+        return _call_shared(e, "sin_or_cos", element, vectormath_trig.sin_or_cos, [*given, turn])
+    if e.module.shares_math or name in HAS_BRANCHES:
+        return _call_shared(e, name, element, build, given)
+    return build(Floats(e, element), *operands)
+
+
+def _call_shared(
+    e: Emitter, name: str, element: str, build: Callable[..., str], given: list[tuple[str, str]]
+) -> str:
+    """Call the copy of a function, which is written if there is none."""
     symbol, kind = f"@{name}_{e.suffix(element)}", e.type(element)
     if symbol not in e.module.functions:
         inner = Emitter(e.module, e.width)
-        names = [f"%x{number}" for number in range(len(operands))]
-        params = ", ".join(f"{kind} {name}" for name in names)
+        names = [f"%x{number}" for number in range(len(given))]
+        params = ", ".join(f"{of} {name}" for (of, _), name in zip(given, names, strict=True))
         e.module.functions[symbol] = ""
         result = build(Floats(inner, element), *names)
         e.module.functions[symbol] = (
             f"define internal {kind} {symbol}({params}) #0 {{\n{inner.body_text()}\n"
             f"  ret {kind} {result}\n}}"
         )
-    given = ", ".join(f"{kind} {operand}" for operand in operands)
-    return e.set(f"call {kind} {symbol}({given})")
+    operands = ", ".join(f"{of} {operand}" for of, operand in given)
+    return e.set(f"call {kind} {symbol}({operands})")

@@ -14,7 +14,7 @@ from spmd.compile.cpu.coefficients import (
 from spmd.compile.cpu.floats import Floats
 from spmd.compile.cpu.vectormath_exp import exp, expm1_reduced, reduce_exp
 from spmd.compile.cpu.vectormath_log import log, normal_bits, or_special, split_log
-from spmd.compile.cpu.vectormath_trig import unless_any
+from spmd.compile.cpu.vectormath_trig import of_libm, unless_any
 
 # ---- power --------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ def rem(m: Floats, x: str, y: str) -> str:
         left = m.select(m.is_("olt", left, m.const(0.0)), m.exact_add(left, b), left)
         return m.select(m.is_("olt", a, b), x, m.copysign(left, x))
 
-    return unless_any(m, beyond, "fmod", (x, y), fast)
+    return unless_any(m, beyond, of_libm(m, "fmod"), (x, y), fast)
 
 
 def nextafter(m: Floats, x: str, y: str) -> str:

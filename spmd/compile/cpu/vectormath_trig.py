@@ -10,6 +10,8 @@ from spmd.compile.cpu.coefficients import (
     ATAN_POLY,
     COS_POLY,
     HALF_PI,
+    HALF_PI_SHORT,
+    SHORT_LIMIT,
     SIN_POLY,
     TAN_POLY,
     TRIG_LIMIT,
@@ -36,9 +38,25 @@ def _reduce_angle(m: Floats, x: str) -> tuple[str, str | None, str]:
     return r, e.cast("fptrunc", "double", "float", rest), quadrant
 
 
+def _reduce_short(m: Floats, x: str) -> tuple[str, str]:
+    """Return (r, quadrant) of an f32 argument up to SHORT_LIMIT, in f32: a third of the code."""
+    whole, quadrant = m.nearest(x, 2 / math.pi)
+    r = x
+    for part in HALF_PI_SHORT:
+        r = m.fma(whole, m.const(-part), r)
+    return r, quadrant
+
+
+def _is_short(m: Floats) -> bool:
+    return m.bits == 32 and m.has_fma
+
+
 def _sin_cos(m: Floats, x: str) -> tuple[str, str, str]:
     """Return sin and cos of the reduced argument, and its quadrant as an integer."""
-    r, _, quadrant = _reduce_angle(m, x)
+    if _is_short(m):
+        r, quadrant = _reduce_short(m, x)
+    else:
+        r, _, quadrant = _reduce_angle(m, x)
     square = m.mul(r, r)
     sine = m.fma(m.mul(r, square), m.poly(square, SIN_POLY[m.bits]), r)
     cosine = m.fma(square, m.poly(square, (*COS_POLY[m.bits], -0.5)), m.const(1.0))
@@ -53,7 +71,10 @@ def _odd(m: Floats, quadrant: str, bit: int) -> str:
 def unless_any(
     m: Floats, rare: str, symbol: str, operands: Sequence[str], fast: Callable[[], str]
 ) -> str:
-    """Take libm's word for the whole vector if the condition `rare` holds in one lane."""
+    """Take libm's word for the whole vector if the condition `rare` holds in one lane.
+
+    `symbol` is a function of libm, or a value that points to one.
+    """
     e = m.emitter
     if e.width > 1:
         lanes = e.type("i1")
@@ -63,7 +84,7 @@ def unless_any(
     slow_label, fast_label, after = e.label(), e.label(), e.label()
     e.put(f"br i1 {rare}, label %{slow_label}, label %{fast_label}")
     e.start(slow_label)
-    slow = e.call_lanes(symbol + ("f" if m.bits == 32 else ""), m.element, *operands)
+    slow = e.call_lanes(symbol, m.element, *operands)
     slow_end = e.block
     e.branch(after)
     e.start(fast_label)
@@ -74,34 +95,50 @@ def unless_any(
     return e.set(f"phi {e.type(m.element)} [ {slow}, %{slow_end} ], [ {quick}, %{fast_end} ]")
 
 
-def _with_large(m: Floats, x: str, symbol: str, fast: Callable[[], str]) -> str:
-    """Leave a vector with an argument too large for the range reduction to libm."""
-    large = m.is_("ogt", m.abs(x), m.const(TRIG_LIMIT[m.bits, m.has_fma]))
-    return unless_any(m, large, symbol, (x,), fast)
+def of_libm(m: Floats, name: str) -> str:
+    """The name of libm's function for this type."""
+    return name + ("f" if m.bits == 32 else "")
+
+
+def _is_large(m: Floats, x: str, limit: float) -> str:
+    return m.is_("ogt", m.abs(x), m.const(limit))
+
+
+def _wave(m: Floats, x: str, turn: str, symbol: str) -> str:
+    """sin(x + turn pi/2), where `turn` is an integer in all lanes."""
+
+    def fast() -> str:
+        sine, cosine, quadrant = _sin_cos(m, x)
+        turned = m.int_op("add", quadrant, turn)
+        # The reduction loses the sign of a zero.
+        sine = m.select(m.is_("oeq", x, m.const(0.0)), x, sine)
+        result = m.select(_odd(m, turned, 1), cosine, sine)
+        return m.select(_odd(m, turned, 2), m.neg(result), result)
+
+    # What is too large for the range reduction is left to libm.
+    limit = SHORT_LIMIT if _is_short(m) else TRIG_LIMIT[m.bits, m.has_fma]
+    return unless_any(m, _is_large(m, x, limit), symbol, (x,), fast)
 
 
 def sin(m: Floats, x: str) -> str:
     """Sine."""
-
-    def fast() -> str:
-        sine, cosine, quadrant = _sin_cos(m, x)
-        result = m.select(_odd(m, quadrant, 1), cosine, sine)
-        result = m.select(_odd(m, quadrant, 2), m.neg(result), result)
-        return m.select(m.is_("oeq", x, m.const(0.0)), x, result)
-
-    return _with_large(m, x, "sin", fast)
+    return _wave(m, x, m.int(0), of_libm(m, "sin"))
 
 
 def cos(m: Floats, x: str) -> str:
     """Cosine."""
+    return _wave(m, x, m.int(1), of_libm(m, "cos"))
 
-    def fast() -> str:
-        sine, cosine, quadrant = _sin_cos(m, x)
-        result = m.select(_odd(m, quadrant, 1), sine, cosine)
-        turned = m.int_op("add", quadrant, m.int(1))
-        return m.select(_odd(m, turned, 2), m.neg(result), result)
 
-    return _with_large(m, x, "cos", fast)
+def sin_or_cos(m: Floats, x: str, turn: str) -> str:
+    """Sine for a scalar `turn` (i32) of 0, cosine for 1: one function for kernels with both."""
+    e = m.emitter
+    with e.at_width(1):
+        pair = [e.external(of_libm(m, name), m.element, 1) for name in ("sin", "cos")]
+        is_cosine = e.set(f"icmp ne i32 {turn}, 0")
+        symbol = e.set(f"select i1 {is_cosine}, ptr {pair[1]}, ptr {pair[0]}")
+        turn = turn if m.bits == 32 else e.cast("zext", "i32", m.integer, turn)
+    return _wave(m, x, e.splat(m.integer, turn), symbol)
 
 
 def sin_cos_of_pi(m: Floats, x: str) -> tuple[str, str]:
@@ -128,7 +165,8 @@ def tan(m: Floats, x: str) -> str:
         result = m.select(_odd(m, quadrant, 1), turned, tangent)
         return m.select(m.is_("oeq", x, m.const(0.0)), x, result)
 
-    return _with_large(m, x, "tan", fast)
+    large = _is_large(m, x, TRIG_LIMIT[m.bits, m.has_fma])
+    return unless_any(m, large, of_libm(m, "tan"), (x,), fast)
 
 
 # ---- inverse trigonometry -------------------------------------------------------------------

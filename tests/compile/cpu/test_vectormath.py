@@ -201,3 +201,25 @@ def test_pow_of_large_exponents(dtype):
 
     want = np.array([exact(a, b) for a, b in zip(x, y, strict=True)], LONG)
     assert ulps(apply("pow", dtype, x, y), want).max() <= 2
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_sine_and_cosine_of_one_kernel_are_those_of_two(dtype, target):
+    # They share one function then. Large arguments are libm's, those of whole vectors too.
+    x = samples(-1e4, 1e4, dtype)[:4096].copy()
+    x[:100] *= 1e9
+    x[200:206] = [0.0, -0.0, np.inf, np.nan, 3e6, -1e30]
+    b = Builder((), (x.size,))
+    given, sine, cosine = b.arg(dtype, x.size), *(b.arg(dtype, x.size, "out") for _ in range(2))
+    with b.row():
+        value = b.load(given, (1,))
+        b.store(sine, (1,), b.op("sin", value))
+        b.store(cosine, (1,), b.op("cos", value))
+    both = [np.zeros_like(x) for _ in range(2)]
+    with np.errstate(invalid="ignore"):
+        run_native(b.build(), [x, *both], target=TARGETS[target])
+        for name, got in zip(("sin", "cos"), both, strict=True):
+            np.testing.assert_array_equal(got, apply(name, dtype, x, target=TARGETS[target]))
+            np.testing.assert_allclose(got, getattr(np, name)(x.astype(LONG)), atol=1e-6)
+    assert np.signbit(both[0][201])
