@@ -200,6 +200,7 @@ INSTRUCTIONS = {
     "cbrt": 40.0,
     "rem": 16.0,
     "nextafter": 10.0,
+    "threefry2x32": 75.0,
     "lgamma": 250.0,
     "digamma": 250.0,
 }

@@ -17,6 +17,7 @@ from spmd.compile.cpu.render_access import Place, Tail
 from spmd.compile.cpu.render_convert import constant_parts, element_of
 from spmd.compile.cpu.render_divide import inverse_of
 from spmd.compile.cpu.render_ops import Value, combine, render_op
+from spmd.compile.cpu.render_random import threefry2x32
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
 from spmd.compile.kernel.ir import (
     ROW,
@@ -208,6 +209,10 @@ class Body:
             match instr:
                 case Iota():
                     parts = (self._iota(instr, width),)
+                case Op(op="threefry2x32", operands=operands):
+                    # Words that are the same in all lanes stay scalars.
+                    words = [(value, width if self.varying[value] else 1) for value in operands]
+                    parts = (threefry2x32(self.e, [self.get(*word) for word in words]),)
                 case Op():
                     values = [self.get(value, width) for value in instr.operands]
                     parts = render_op(self.e, instr.op, values, instr.dtype, instr.attr)

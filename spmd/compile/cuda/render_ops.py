@@ -90,7 +90,9 @@ _OWN_FLOAT = {
     "digamma": "digamma",
     "is_finite": "is_finite",
 }
-_INTEGER = "add sub mul div rem neg sign shl shr_logical shr_arith clz popcount".split()
+_INTEGER = (
+    "add sub mul div rem neg sign shl shr_logical shr_arith clz popcount threefry2x32".split()
+)
 _COMPLEX = {
     "add": "add",
     "sub": "sub",

@@ -163,6 +163,24 @@ template <class T> T bit_and(T x, T y) { return (T)(x & y); }
 template <class T> T bit_or(T x, T y) { return (T)(x | y); }
 template <class T> T bit_xor(T x, T y) { return (T)(x ^ y); }
 
+// A counter of two words encrypted with a key of two words: the second word is the high one.
+inline u64 threefry2x32(u32 k0, u32 k1, u32 x0, u32 x1) {
+  const u32 rotations[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};
+  const u32 keys[3] = {k0, k1, k0 ^ k1 ^ 0x1bd11bdau};
+  x0 += keys[0], x1 += keys[1];
+#pragma unroll
+  for (u32 group = 0; group < 5; ++group) {
+#pragma unroll
+    for (u32 round = 0; round < 4; ++round) {
+      const u32 by = rotations[group % 2][round];
+      x0 += x1;
+      x1 = x0 ^ (x1 << by | x1 >> (32 - by));
+    }
+    x0 += keys[(group + 1) % 3], x1 += keys[(group + 2) % 3] + group + 1;
+  }
+  return (u64)x1 << 32 | x0;
+}
+
 inline bool is_finite(f32 x) { return fabsf(x) < bits_as<f32>(0x7f800000u); }
 inline bool is_finite(f64 x) { return fabs(x) < bits_as<f64>(0x7ff0000000000000ull); }
 

@@ -11,7 +11,9 @@ Meaning where Python, C and NumPy differ (the rules of XLA, which JAX users know
 * `max` and `min` give NaN if either side is NaN; `sign` keeps NaN and signed zeros;
 * `round` is half away from zero, `round_even` half to even; `select` is (predicate, then, else);
 * `complex` is (real, imaginary); a complex converts to a real by dropping the imaginary part;
-* `erf_inv`, `lgamma`, `digamma` are the real functions.
+* `erf_inv`, `lgamma`, `digamma` are the real functions;
+* `threefry2x32` encrypts a counter of two words with a key of two words (`lax/threefry.py`): its
+  operands are the key's words and the counter's, and the second word of its result is the high one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class OpInfo:
     """What an operation accepts: operand kinds, how many, and the rule of its result dtype.
 
     `result` is "same" (all operands and the result have one dtype), "bool" (a comparison),
-    "real", "complex", or "free" (any result dtype: convert, bitcast), or "select".
+    "real", "complex", or "free" (any result dtype: convert, bitcast), "select", or "words" (two
+    u32 in a u64).
     """
 
     name: str
@@ -66,6 +69,7 @@ def _table() -> dict[str, OpInfo]:
         (2, "biuf", "bool", "lt le gt ge"),
         (2, "f", "complex", "complex"),
         (3, "biufc", "select", "select"),
+        (4, "u", "words", "threefry2x32"),
     ]
     return {
         name: OpInfo(name, arity, kinds, result)
@@ -97,6 +101,8 @@ def result_dtype(op: str, operands: tuple[str, ...], wanted: str) -> str | None:
             return REAL_OF.get(dtype, dtype)
         case "complex":
             return COMPLEX_OF.get(dtype)
+        case "words":
+            return "u64" if dtype == "u32" else None
         case "free":
             if op == "bitcast" and not _can_bitcast(dtype, wanted):
                 return None

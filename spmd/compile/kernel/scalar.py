@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.lax.threefry import encrypt
 
 Array = np.ndarray[Any, Any]
 
@@ -31,6 +32,8 @@ def scalar_op(
         return lambda *values: _INTEGER[op](*values).astype(values[0].dtype)
     if op in ("lgamma", "digamma", "erf", "erfc", "erf_inv"):
         return lambda x: _by_element(op)(x).astype(x.dtype)
+    if op == "threefry2x32":
+        return _threefry
     if op == "nextafter":
         return lambda x, y: _nextafter(x, y, dtype)
     return _PLAIN[op]
@@ -49,6 +52,11 @@ def identity(op: str, dtype: str) -> np.generic:
     if op == "and":
         return np.bool_(True) if kind(dtype) == "b" else np.invert(numpy_dtype.type(0))
     return numpy_dtype.type(1 if op == "mul" else 0)
+
+
+def _threefry(k0: Array, k1: Array, x0: Array, x1: Array) -> Array:
+    low, high = encrypt(k0, k1, x0, x1)
+    return low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
 
 
 # ---- conversions ------------------------------------------------------------------------

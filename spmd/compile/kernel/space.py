@@ -36,7 +36,7 @@ STRIDED_COST = 1.0
 ACROSS_COST = 20.0
 HEAVY_OPS = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
-    "erf erfc erf_inv lgamma digamma logistic pow cbrt rem div sqrt rsqrt".split()
+    "erf erfc erf_inv lgamma digamma logistic pow cbrt rem div sqrt rsqrt threefry2x32".split()
 )
 
 
