@@ -10,13 +10,18 @@ import spmd.numpy as jnp
 from spmd import lax, nn
 from spmd.api import jit, make_jaxpr
 from spmd.compile.lower.alike import form
+from spmd.compile.passes.algebra import PRODUCERS, RULES, WITH_LITERAL, Producers
 from spmd.compile.passes.fuse import fuse
+from spmd.compile.passes.graph import NOBODY, graph_of
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
 from spmd.compile.passes.reach import Reach
 from spmd.compile.passes.simplify import simplify
+from spmd.compile.passes.substitute import start
 from spmd.compile.pipeline import run_passes
 from spmd.core.custom import custom_jvp
+from spmd.core.ir import subjaxprs
+from tests.compile.programs import random_program
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 INTS = np.arange(12, dtype=np.int32).reshape(3, 4)
@@ -374,3 +379,50 @@ def test_groups_that_are_alike_have_one_kernel():
     other = run_passes(jit(lambda x: lax.mul(x, np.float32(0.0))).trace(np.ones(4)).jaxpr)
     minus = run_passes(jit(lambda x: lax.mul(x, np.float32(-0.0))).trace(np.ones(4)).jaxpr)
     assert form(other.eqns[0].params["jaxpr"]) != form(minus.eqns[0].params["jaxpr"])
+
+
+def test_the_graph_of_a_jaxpr_is_what_its_variables_say():
+    closed, _ = random_program(7, length=60)
+    graph = graph_of(closed.eqns)
+    for k, eqn in enumerate(closed.eqns):
+        makers = [[j for j, e in enumerate(closed.eqns) if v in e.outvars] for v in eqn.invars]
+        assert graph.sources[k] == [found[0] if found else NOBODY for found in makers]
+        readers = [j for j, e in enumerate(closed.eqns) if set(eqn.outvars) & set(e.invars)]
+        assert graph.users[k] == readers
+        assert all(graph.makers[v] == k for v in eqn.outvars)
+
+
+def test_which_equations_nest_jaxprs():
+    def f(x):
+        turned = lax.cond(x[0, 0] > 0, lax.sin, lax.cos, x)
+        return lax.scan(lambda c, row: (c + row, c), turned[0], turned)[1]
+
+    closed = make_jaxpr(f)(X)
+    expected = {eqn for eqn in closed.eqns if list(subjaxprs(eqn.params))}
+    assert closed.jaxpr.nested == expected and {"cond", "scan"} <= {e.prim.name for e in expected}
+
+
+@pytest.mark.parametrize("name", sorted(WITH_LITERAL))
+def test_rules_that_need_a_literal_find_nothing_without(name):
+    function = {"add_any": lax.add}.get(name) or getattr(lax, name)
+    closed = make_jaxpr(function)(X, X)
+    (eqn,) = closed.eqns
+    assert RULES[name](start(closed), eqn, eqn.invars) is None
+    assert RULES[name](start(closed), eqn, eqn.invars[:1] * 2) is None
+
+
+def test_rules_ask_only_for_what_is_remembered(monkeypatch):
+    asked, of = set(), Producers.of
+
+    def recorded(self, atom, name):
+        asked.add(name)
+        return of(self, atom, name)
+
+    monkeypatch.setattr(Producers, "of", recorded)
+    for seed in range(8):
+        simplify(random_program(seed, length=60)[0])
+    for identity in IDENTITIES.values():
+        simplified(identity, X)
+    simplified(lambda x: lax.conj(x).T @ x, X.astype(np.complex64))
+    simplified(lambda x: lax.bitwise_not(x), X > 0)
+    assert asked == PRODUCERS

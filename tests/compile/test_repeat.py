@@ -15,6 +15,8 @@ from spmd.compile.executable import compile_jaxpr
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.schedule import Launch
 from spmd.compile.passes import fuse as fusing
+from spmd.compile.passes import merge as merging
+from spmd.compile.passes import repeat as repeating
 from spmd.compile.passes.attach import attach_epilogues
 from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.simplify import simplify
@@ -114,6 +116,26 @@ def test_compiled_to_the_same_bits(told, monkeypatch):
     alone = compile_jaxpr(closed, optimised=attach_epilogues(one_by_one(closed, monkeypatch)))(flat)
     for got, want in zip(found, alone, strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_neither_guesses_nor_remembered_pairs_change_groups(seed, monkeypatch):
+    closed = simplified(*deep(5, seed, (1,)))
+    found, tried = groups(fusing.fuse(closed)), Counter()
+    follow, merge_all = repeating._follow, merging._merge_all
+
+    def counted(*args):
+        tried[without] += 1
+        return follow(*args)
+
+    for without in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(repeating, "_follow", counted)
+            if without:
+                patch.setattr(repeating.Growths, "follow", lambda self, growth: None)
+                patch.setattr(merging, "_merge_all", lambda *given: merge_all(*given[:3], set()))
+            assert groups(fusing.fuse(closed)) == found
+    assert tried[False] <= tried[True]
 
 
 def work(layers, monkeypatch):
