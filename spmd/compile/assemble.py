@@ -53,7 +53,7 @@ from spmd.compile.lower.schedule import (
     blocks,
 )
 from spmd.compile.memory import Plan
-from spmd.core.record import record
+from spmd.core.record import field, record
 
 
 @record
@@ -110,6 +110,8 @@ class _Code:
 
     loops: dict[int, LoopCode]
     addresses: Mapping[str, int]
+    # What the kernels of products are given, by the product: layers share theirs.
+    given: dict[Product, tuple[int, ...]] = field(default_factory=dict)
 
     def address(self, kernel: Kernel) -> int:
         return self.addresses[rendering(kernel).symbol]
@@ -118,10 +120,14 @@ class _Code:
         """The address of a function that a loop calls, and the sizes that it is given."""
         if isinstance(callee, Kernel):
             return (self.address(callee),)
-        plan = planning(callee)
-        unplaced = [Slot(0)] * (2 + len(plan.offsets))
-        step = gemm.product_step(plan, self.addresses, unplaced)
-        return (step.address, *step.sizes)
+        return (self.addresses[planning(callee).symbol], *self.sizes(callee))
+
+    def sizes(self, product: Product) -> tuple[int, ...]:
+        """What the kernel of a product is given."""
+        found = self.given.get(product)
+        if found is None:
+            found = self.given[product] = gemm.product_words(planning(product), self.addresses)
+        return found
 
 
 def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], ahead: Ahead) -> _Code:
@@ -277,7 +283,8 @@ class Builder:
     def product(self, step: Multiply) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
-        return gemm.product_step(planning(step.product), self.code.addresses, slots, name)
+        plan, words = planning(step.product), self.code.sizes(step.product)
+        return gemm.product_step(plan, self.code.addresses, slots, name, words)
 
     def pack(self, step: Pack) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]

@@ -300,6 +300,8 @@ def _walk(
 def _life(
     buffer: Buffer, places: Sequence[tuple[int, tuple[int, ...]]], ends: dict[int, int]
 ) -> Life:
+    if not any([loops for _, loops in places]):
+        return Life(places[0][0], places[-1][0], ())  # places are in order
     # Inputs, outputs and constants are there before and after every loop.
     home = _common([loops for _, loops in places]) if buffer.kind == TEMP else ()
     outer = [loops[len(home)] if len(loops) > len(home) else None for _, loops in places]

@@ -86,6 +86,8 @@ _PIECE_PS = 5_000_000
 # Programs estimated below this keep the GIL: releasing and taking it back costs more than what
 # another thread could do meanwhile. A loop whose trips are not known may take any time.
 SHORT_PS = 20_000_000
+# No system maps memory below this.
+_LEAST_ADDRESS = 1 << 16
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
@@ -151,7 +153,7 @@ class Encoder:
             devices=self._program.devices,
             calls_python=has_callbacks(self._program),
             is_open=has_open_loops(self._program),
-            places=tuple((k, w) for k, w in enumerate(words) if type(w) is Address),
+            places=_places(words, array),
         )
 
     # ---- blocks ------------------------------------------------------------------------------
@@ -396,11 +398,19 @@ class Encoder:
 # ---- helpers ---------------------------------------------------------------------------------
 
 
-def _segments(steps: Sequence[Step], devices: int) -> list[tuple[list[Step], bool]]:
+def _places(words: Sequence[int], array: np.ndarray) -> tuple[tuple[int, Address], ...]:
+    """Which words are addresses of compiled code: few are large enough to be looked at."""
+    large = np.flatnonzero(array >= _LEAST_ADDRESS).tolist()
+    return tuple([(k, w) for k in large if type(w := words[k]) is Address])
+
+
+def _segments(steps: Sequence[Step], devices: int) -> Sequence[tuple[Sequence[Step], bool]]:
     """Cut a step list into runs that every device can do on its own, and the steps between.
 
     The bool says whether the run may be done by each device as a whole, on a thread of its own.
     """
+    if devices == 1:
+        return [(steps, False)]
     runs: list[tuple[list[Step], bool]] = []
     for step in steps:
         alone = all(not isinstance(s, _MEETINGS) for s in walk([step]))

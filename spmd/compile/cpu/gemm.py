@@ -116,26 +116,35 @@ def gemm_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> Ker
 
 
 def product_step(
-    plan: Plan, addresses: Mapping[str, int], slots: Sequence[Slot], name: str = "dot"
+    plan: Plan,
+    addresses: Mapping[str, int],
+    slots: Sequence[Slot],
+    name: str = "dot",
+    words: tuple[int, ...] | None = None,
 ) -> KernelStep:
-    """The step of a planned product whose texts are compiled."""
+    """The step of a planned product whose texts are compiled; `words` are its `product_words`."""
     a, b, *rest = slots
     if plan.swapped:
         a, b = b, a
     moved = [
-        replace(slot, offset=slot.offset + offset)
+        Slot(slot.base, slot.offset + offset, slot.strides) if offset else slot
         for slot, offset in zip(rest, plan.offsets, strict=True)
     ]
-    sizes = plan.sizes | {key: addresses[symbol] for key, symbol in plan.functions.items()}
     return KernelStep(
         addresses[plan.symbol],
         (a, b, *moved),
         plan.units,
         plan.cost_ns,
-        sizes=(*(sizes[key] for key in SIZES), *plan.strides),
+        sizes=product_words(plan, addresses) if words is None else words,
         scratch=plan.scratch,
         name=name,
     )
+
+
+def product_words(plan: Plan, addresses: Mapping[str, int]) -> tuple[int, ...]:
+    """The numbers that the kernel of a planned product is given, functions among them."""
+    sizes = plan.sizes | {key: addresses[symbol] for key, symbol in plan.functions.items()}
+    return (*[sizes[key] for key in SIZES], *plan.strides)
 
 
 def plan_product(product: Product, machine: Host | None = None) -> Plan:
