@@ -79,8 +79,9 @@ class _Mover:
         read = dict.fromkeys(self.roots.get(a, a) for a in eqn.invars)
         own = [v for v in read if v in self.makers]
         after = max((self.makers[a] for a in eqn.invars if a in self.makers), default=k)
+        sizes = [v.aval.nbytes for v in eqn.outvars]
         for v in read:
-            if v not in self.makers and any(v.aval.nbytes == o.aval.nbytes for o in eqn.outvars):
+            if v not in self.makers and v.aval.nbytes in sizes:
                 others = [r for r in self.readers[v] if not self.last[r] and r < k]
                 after = max(after, *others) if others else after
         freed = sum(
@@ -88,5 +89,4 @@ class _Mover:
             for v in own
             if v not in self.results and all(r <= after or self.last[r] for r in self.readers[v])
         )
-        written = sum(v.aval.nbytes for v in eqn.outvars)
-        return after if freed >= max(LEAST_FREED, TIMES_WRITTEN * written) else k
+        return after if freed >= max(LEAST_FREED, TIMES_WRITTEN * sum(sizes)) else k
