@@ -2,15 +2,17 @@
 
 `dataclass(frozen=True, slots=True)` writes and compiles six methods for each class when it is
 imported, 0.8 ms: for the ninety classes that a first call needs that was a fifth of a process's
-start. Of a record `__init__`, `__eq__` and `__hash__` are written when they are first used, and the
-other methods are common to all. `dataclasses.fields`, `replace` and `asdict` know records.
+start. Of a record `__init__`, `__eq__` and `__hash__` are written when they are first used (most
+`__init__`s are not even compiled), and the other methods are common to all. `dataclasses.fields`, `replace` and `asdict` know records.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from reprlib import recursive_repr
+from types import CodeType, FunctionType
 from typing import Any, TypeVar, dataclass_transform, overload
 
 __all__ = ["field", "record"]
@@ -80,11 +82,13 @@ class _Unwritten:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         cls, name = self.cls, self.name
-        names: dict[str, Any] = {"_MISSING": MISSING}
-        text = f"def {name}{self.text_of(cls, names)}"
-        found: dict[str, Any] = {}
-        exec(compile(text, f"<spmd record {cls.__qualname__}>", "exec"), names, found)
-        written = found[name]
+        written = _plain_frozen_init(cls) if self.text_of is _frozen_init else None
+        if written is None:
+            names: dict[str, Any] = {"_MISSING": MISSING}
+            text = f"def {name}{self.text_of(cls, names)}"
+            found: dict[str, Any] = {}
+            exec(compile(text, f"<spmd record {cls.__qualname__}>", "exec"), names, found)
+            written = found[name]
         written.__qualname__ = f"{cls.__qualname__}.{name}"
         written.__module__ = cls.__module__
         setattr(cls, name, written)
@@ -100,6 +104,33 @@ def _frozen_init(cls: Any, names: dict[str, Any]) -> str:
     for f in fields(cls):
         names[f"_set_{f.name}"] = getattr(cls, f.name).__set__
     return _init(cls, names, "_set_{name}(self, {value})")
+
+
+def _plain_frozen_init(cls: Any) -> FunctionType | None:
+    """The same without compiling, if all fields are parameters whose defaults are values.
+
+    Such methods differ only in names, so one is compiled for each number of fields.
+    """
+    made = fields(cls)
+    if not all([f.init and f.default_factory is MISSING for f in made]):
+        return None
+    code = _init_of(len(made)).replace(
+        co_varnames=("self", *(f.name for f in made)),
+        co_filename=f"<spmd record {cls.__qualname__}>",
+    )
+    setters = {f"_set_{k}": getattr(cls, f.name).__set__ for k, f in enumerate(made)}
+    defaults = tuple([f.default for f in made if f.default is not MISSING])
+    return FunctionType(code, setters, "__init__", defaults)
+
+
+@functools.cache
+def _init_of(count: int) -> CodeType:
+    """The code of an `__init__` that sets so many slots."""
+    parameters = ", ".join(["self", *(f"_{k}" for k in range(count))])
+    body = "; ".join(["pass", *(f"_set_{k}(self, _{k})" for k in range(count))])
+    found: dict[str, Any] = {}
+    exec(f"def __init__({parameters}):\n {body}", found)
+    return found["__init__"].__code__
 
 
 def _init(cls: Any, names: dict[str, Any], setter: str) -> str:
