@@ -3,7 +3,8 @@
 `dataclass(frozen=True, slots=True)` writes and compiles six methods for each class when it is
 imported, 0.8 ms: for the ninety classes that a first call needs that was a fifth of a process's
 start. Of a record `__init__`, `__eq__` and `__hash__` are written when they are first used (most
-`__init__`s are not even compiled), and the other methods are common to all. `dataclasses.fields`, `replace` and `asdict` know records.
+`__init__`s are not even compiled), and the other methods are common to all. `dataclasses.fields`,
+`replace` and `asdict` know records.
 """
 
 from __future__ import annotations
