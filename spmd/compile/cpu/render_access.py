@@ -20,6 +20,9 @@ from spmd.core.record import field, record
 # Up to this distance between lanes reading what lies between them costs less than single reads.
 MOST_NEAR = 4
 
+# Bytes of a cache line, as long as on any machine of these widths.
+CACHE_LINE = 64
+
 Parts: TypeAlias = tuple[str, ...]
 Update: TypeAlias = Callable[[Parts, Parts], Parts]
 
@@ -99,6 +102,16 @@ def load_contiguous(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, .
         return load_masked(e, place, tail.mask, None)
     where = _through_buffer(e, place, tail, read=True, write=False)
     return read_lanes(e, where, place.dtype)
+
+
+def fetch(e: Emitter, place: Place, ahead: int) -> None:
+    """Begin to bring the lines into the cache that lie `ahead` bytes behind a block."""
+    element, count = _unit(place.dtype)
+    where = e.at(element, place.pointer, e.mul_index(place.base, count))
+    e.module.declare("@llvm.prefetch.p0", "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
+    for line in range(0, e.width * itemsize(place.dtype), CACHE_LINE):
+        pointer = e.at("i8", where, str(ahead + line))
+        e.put(f"call void @llvm.prefetch.p0(ptr {pointer}, i32 0, i32 3, i32 1)")
 
 
 def load_reversed(e: Emitter, place: Place, tail: Tail | None) -> tuple[str, ...]:

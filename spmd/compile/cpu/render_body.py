@@ -18,7 +18,7 @@ from spmd.compile.cpu.render_convert import constant_parts, element_of
 from spmd.compile.cpu.render_divide import inverse_of
 from spmd.compile.cpu.render_ops import Value, combine, render_op
 from spmd.compile.cpu.render_random import threefry2x32
-from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
+from spmd.compile.kernel.dtypes import DTYPES, from_bits, itemsize, kind
 from spmd.compile.kernel.ir import (
     ROW,
     Const,
@@ -27,6 +27,7 @@ from spmd.compile.kernel.ir import (
     Kernel,
     Load,
     LoadRow,
+    Map,
     Op,
     Pass,
     Scan,
@@ -38,6 +39,33 @@ from spmd.compile.kernel.ir import (
 
 # Rounds of a loop from which a divisor that they share is inverted first.
 INVERTED_FROM = 4
+
+# Bytes of a row that is read in several passes, and stays in the nearest cache between them.
+ROWS_AHEAD = range(512, 16 * 1024 + 1)
+
+
+def loads_ahead(kernel: Kernel) -> dict[Load, int]:
+    """Return loads that shall fetch what lies so many bytes ahead, in the next row, as well.
+
+    Rows that several passes read come from the nearest cache but in the first pass, which would
+    wait for each: the machine's own prefetching begins anew with every page. So the last of the
+    passes fetches the next row. (Softmax of 1000 x 1024: 441 us without, 356 with it.)
+    """
+    if len(kernel.inner) != 1 or not kernel.outer:
+        return {}
+    rows = [step for step in kernel.passes if step.level == ROW]
+    loads = [[item for item in step.instrs if isinstance(item, Load)] for step in rows]
+    found: dict[tuple[int, Map], list[Load]] = {}
+    for load in [load for each in loads for load in each]:
+        size = itemsize(kernel.args[load.arg].dtype)
+        plain = load.guard is None and not load.map.gathered and load.map.strides[-1] == 1
+        if plain and load.map.strides[-2] and kernel.inner[0] * size in ROWS_AHEAD:
+            found.setdefault((load.arg, load.map), []).append(load)
+    return {
+        same[-1]: same[-1].map.strides[-2] * itemsize(kernel.args[same[-1].arg].dtype)
+        for same in found.values()
+        if len(same) > 1
+    }
 
 
 class Body:
@@ -68,6 +96,7 @@ class Body:
         self.values: dict[int, Value] = {}
         self.running: dict[int, tuple[str, ...]] = {}
         self.divisors: set[int] = set()
+        self.ahead = loads_ahead(kernel) if self.lanes_inner else {}
         self.index: list[str] = ["0"] * len(kernel.sizes)
         self.bases: dict[Load | Store, str] = {}
         self.row_position = "0"
@@ -284,6 +313,8 @@ class Body:
         place = self.place(load, width)
         if width > 1 and place.contiguous:
             if load.guard is None:
+                if load in self.ahead and self.tail is None:
+                    access.fetch(self.e, place, self.ahead[load])
                 return access.load_contiguous(self.e, place, self.tail)
             return access.load_masked(self.e, place, self.some_mask(load.guard, width), fill)
         backwards = width > 1 and place.stride == -1 and place.gathered is None

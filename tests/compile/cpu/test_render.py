@@ -89,6 +89,12 @@ def test_stores_past_the_caches(dtype, target):
         assert_close(kernel, expected, got)
 
 
+def test_rows_that_are_read_twice_fetch_the_next():
+    assert "@llvm.prefetch" in render(normalised_rows(7, 256), host_target()).text
+    assert "@llvm.prefetch" not in render(normalised_rows(7, 100_000), host_target()).text
+    assert "@llvm.prefetch" not in render(square_kernel(7, 256), host_target()).text
+
+
 def test_rows_past_the_caches():
     kernel = normalised_rows(7, 96)
     assert "!nontemporal" in render(kernel, host_target(), stream_from=0).text
