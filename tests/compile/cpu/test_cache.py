@@ -176,6 +176,7 @@ def test_processes_that_compile_the_same_share_the_folder(tmp_path):
         subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
     ]
     assert [process.communicate(timeout=60)[0] for process in running] == ["20\n"] * 3
-    # Each text has a name, each module that they share another.
+    # Each text has a name, each module that they share another. A process that finds some texts of
+    # another there makes modules of the rest.
     units = min(20, loader.available_cores())
-    assert len(files(tmp_path / "objects")) == 20 + (units if units < 20 else 0)
+    assert 20 <= len(files(tmp_path / "objects")) <= 20 + len(running) * units
