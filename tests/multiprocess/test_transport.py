@@ -6,6 +6,7 @@ nothing behind in /dev/shm.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import textwrap
 import time
@@ -281,7 +282,8 @@ def test_a_rank_that_never_comes_is_named(job: Run, shared: str):
     )
     assert done.returncode == 1
     assert "CollectiveError" in done.stderr
-    assert "of world) waited 0.5 s for rank 1" in done.stderr
+    # It says how long it waited: longer than asked for, where the machine has others to serve.
+    assert re.search(r"of world\) waited \d+\.\d s for rank 1", done.stderr)
 
 
 def test_a_forked_child_that_raises_does_not(job: Run):
