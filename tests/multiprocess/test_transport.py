@@ -283,7 +283,8 @@ def test_a_rank_that_never_comes_is_named(job: Run, shared: str):
     assert done.returncode == 1
     assert "CollectiveError" in done.stderr
     # It says how long it waited: longer than asked for, where the machine has others to serve.
-    assert re.search(r"of world\) waited \d+\.\d s for rank 1", done.stderr)
+    waited = re.search(r"of world\) waited (\d+\.\d) s for rank 1", done.stderr)
+    assert waited and float(waited[1]) >= 0.5
 
 
 def test_a_forked_child_that_raises_does_not(job: Run):

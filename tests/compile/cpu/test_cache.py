@@ -179,4 +179,5 @@ def test_processes_that_compile_the_same_share_the_folder(tmp_path):
     # Each text has a name, each module that they share another. A process that finds some texts of
     # another there makes modules of the rest.
     units = min(20, loader.available_cores())
-    assert 20 <= len(files(tmp_path / "objects")) <= 20 + len(running) * units
+    modules = len(files(tmp_path / "objects")) - 20
+    assert units <= modules <= len(running) * units if units < 20 else modules == 0
