@@ -32,12 +32,6 @@ from spmd.core.util import product as size_of
 
 Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort
 
-# Rendered kernels of this process, so that equal kernels of different programs are rendered once.
-_rendered: dict[Kernel, Rendered] = {}
-_planned: dict[Product, gemm.Plan] = {}
-_packed: dict[Packing, gemm.Plan] = {}
-_contracted: dict[Contraction, contract.Plan] = {}
-
 
 @cache
 def cpu_target() -> Target:
@@ -46,38 +40,34 @@ def cpu_target() -> Target:
     return Target.from_features(features)
 
 
+# What follows is kept, so that what programs share is written once per process.
+
+
+@cache
 def rendering(kernel: Kernel) -> Rendered:
     """A kernel as text."""
-    found = _rendered.get(kernel)
-    if found is None:
-        found = _rendered[kernel] = render(kernel, cpu_target())
-        if "4" in config.debug:
-            print(f"spmd: {found.symbol}\n{format_kernel(kernel)}", file=sys.stderr)
-    return found
+    made = render(kernel, cpu_target())
+    if "4" in config.debug:
+        print(f"spmd: {made.symbol}\n{format_kernel(kernel)}", file=sys.stderr)
+    return made
 
 
+@cache
 def planning(product: Product) -> gemm.Plan:
     """How a product is computed."""
-    found = _planned.get(product)
-    if found is None:
-        found = _planned[product] = gemm.plan_product(product)
-    return found
+    return gemm.plan_product(product)
 
 
+@cache
 def packing(packing: Packing) -> gemm.Plan:
     """How an operand is packed."""
-    found = _packed.get(packing)
-    if found is None:
-        found = _packed[packing] = gemm.plan_packing(packing)
-    return found
+    return gemm.plan_packing(packing)
 
 
+@cache
 def contracting(contraction: Contraction) -> contract.Plan:
     """How a contraction over windows is computed."""
-    found = _contracted.get(contraction)
-    if found is None:
-        found = _contracted[contraction] = contract.plan_contraction(contraction)
-    return found
+    return contract.plan_contraction(contraction)
 
 
 class Ahead:

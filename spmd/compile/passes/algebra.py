@@ -15,9 +15,7 @@ import numpy as np
 from spmd.compile.passes.substitute import Writer
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
-from spmd.core.ir import Atom, Eqn, Literal, Var
-from spmd.core.primitive import Primitive
-from spmd.core.source import UNKNOWN, Source
+from spmd.core.ir import Atom, Eqn, Literal
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import mul_p
 from spmd.lax.convert import convert_element_type_p
@@ -68,18 +66,6 @@ class Producers(Writer):
         # The scalar of each variable that is a broadcast of one.
         self.scalars: dict[Atom, Atom] = {}
         self._made: dict[Atom, Eqn] = {}
-
-    def emit(
-        self,
-        prim: Primitive,
-        operands: Sequence[Atom],
-        params: dict[str, Any],
-        source: Source = UNKNOWN,
-    ) -> Var:
-        """Write a new equation of one result; see `Writer`."""
-        out = super().emit(prim, operands, params, source)
-        self.note(self.eqns[-1])
-        return out
 
     def note(self, eqn: Eqn) -> None:
         """Remember an equation that was written, if any rule may ask for it."""

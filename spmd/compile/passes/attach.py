@@ -20,6 +20,7 @@ from spmd.compile.passes.substitute import (
     internal_primitive,
     map_subjaxprs,
     start,
+    with_bodies,
 )
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
@@ -102,9 +103,8 @@ class _Attacher:
             position = self.fits(k, group) if readers and group not in chosen else None
             if position is not None:
                 chosen[group] = (k, position)
-        # Those with bodies of their own that are run step by step.
-        nested = {e for e in self.closed.jaxpr.nested if e.prim.name not in ("fused", "product")}
-        if not chosen and not nested:
+        outer = with_bodies(self.closed)
+        if not chosen and not outer:
             return self.closed
         moved = {j for k, _ in chosen.values() for j in (k, *self.renames[k])}
         writer = start(self.closed)
@@ -116,7 +116,7 @@ class _Attacher:
                 for rename in self.renames[product] if kept else ():
                     writer.keep(self.eqns[rename])
             elif k not in moved:
-                params = map_subjaxprs(eqn, attach_epilogues) if eqn in nested else None
+                params = map_subjaxprs(eqn, attach_epilogues) if eqn in outer else None
                 writer.keep(eqn, params)
         return finish(writer, self.closed)
 

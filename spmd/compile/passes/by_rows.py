@@ -18,7 +18,7 @@ import heapq
 from collections.abc import Sequence
 
 from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.record import record
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
@@ -45,8 +45,8 @@ Along = tuple[int | None, ...]
 
 def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr in which rows between two products are loops over blocks of them."""
-    found, nested = _Finder(closed).find(), closed.jaxpr.nested
-    if not found and not nested:
+    found, outer = _Finder(closed).find(), with_bodies(closed)
+    if not found and not outer:
         return closed
     gone = {k for chain in found.values() for k in chain.members}
     writer = start(closed)
@@ -54,8 +54,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
         if k in found:
             _write(writer, found[k])
         elif k not in gone:
-            done = eqn not in nested or eqn.prim.name in ("fused", "product")
-            writer.keep(eqn, None if done else map_subjaxprs(eqn, by_rows))
+            writer.keep(eqn, map_subjaxprs(eqn, by_rows) if eqn in outer else None)
     return finish(writer, closed)
 
 

@@ -12,7 +12,7 @@ waits for the other readers of the arguments that it reads.
 from __future__ import annotations
 
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn
 
 # What frees less may stay where it is, beside others that run at the same time.
@@ -26,7 +26,7 @@ _MAKERS = frozenset(("fused", "product", "dot_general"))
 def early(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr in which equations that only make results have moved forward."""
     eqns = closed.eqns
-    outer = {e for e in closed.jaxpr.nested if e.prim.name not in ("fused", "product")}
+    outer = with_bodies(closed)
     moved = _Mover(closed).moved()
     if not moved and not outer:
         return closed

@@ -30,7 +30,13 @@ from spmd.compile.passes.group import Group
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
 from spmd.compile.passes.repeat import Asked, Growths, remember, repeat
-from spmd.compile.passes.substitute import finish, internal_primitive, map_subjaxprs, start
+from spmd.compile.passes.substitute import (
+    finish,
+    internal_primitive,
+    map_subjaxprs,
+    start,
+    with_bodies,
+)
 from spmd.compile.passes.worth import is_one_sum, repeating_pays, rows_fit
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
@@ -458,13 +464,12 @@ class _Fuser:
     def write(self, units: dict[int, Group | None]) -> ClosedJaxpr:
         """The jaxpr with a `fused` equation for each group, in an order that works."""
         writer = start(self.closed)
-        read, nested = self.read_between(units), self.closed.jaxpr.nested
+        read, outer = self.read_between(units), with_bodies(self.closed)
         for k in self.order(units):
             group, eqn = units[k], self.eqns[k]
             if group is None:
                 # A map inside of a program is optimised with it, and as a program of its own.
-                done = eqn not in nested or eqn.prim.name in ("fused", "product")
-                writer.keep(eqn, None if done else map_subjaxprs(eqn, fuse))
+                writer.keep(eqn, map_subjaxprs(eqn, fuse) if eqn in outer else None)
             else:
                 writer.keep(self.fused(group, read))
         return finish(writer, self.closed)

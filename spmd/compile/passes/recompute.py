@@ -18,7 +18,7 @@ from spmd.compile.lower.expression import REDUCTIONS
 from spmd.compile.lower.index import MOVES
 from spmd.compile.lower.region import Space
 from spmd.compile.passes.fuse import MAX_EQNS
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.compile.passes.substitute import finish, map_subjaxprs, start, with_bodies
 from spmd.compile.passes.worth import ROUND_TRIP
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.record import record
@@ -64,11 +64,11 @@ class _Recomputer:
         self.takers: dict[tuple[int, int], bool] = {}
 
     def run(self) -> ClosedJaxpr:
-        changed, nested = False, self.closed.jaxpr.nested
+        changed, outer = False, with_bodies(self.closed)
         for k, eqn in enumerate(self.closed.eqns):
             if eqn.prim.name == "fused":
                 changed |= self.lighten(k)
-            elif eqn in nested and eqn.prim.name != "product":
+            elif eqn in outer:
                 self.eqns[k] = eqn.replace(params=map_subjaxprs(eqn, recompute))
                 changed = True
         if not changed:

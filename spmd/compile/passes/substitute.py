@@ -17,6 +17,9 @@ from spmd.core.source import UNKNOWN, Source
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
+# What stands for one kernel or product.
+_FINISHED = frozenset(("fused", "product"))
+
 
 def internal_primitive(
     name: str, abstract: Callable[..., Any], impl: Callable[..., Any]
@@ -102,7 +105,11 @@ class Writer:
         out = Var(prim.rule("abstract")(*[a.aval for a in operands], **params))
         effects = prim.effects(params)
         self.eqns.append(Eqn(prim, tuple(operands), (out,), params, effects, source))
+        self.note(self.eqns[-1])
         return out
+
+    def note(self, eqn: Eqn) -> None:
+        """Hear of a new equation of one result: for writers that are asked about these."""
 
     def close(self, invars: Sequence[Var], outvars: Sequence[Atom], name: str) -> ClosedJaxpr:
         """The finished jaxpr."""
@@ -128,6 +135,15 @@ def finish(writer: Writer, closed: ClosedJaxpr) -> ClosedJaxpr:
     """The rewritten form of `closed`, once its equations are written."""
     jaxpr = closed.jaxpr
     return writer.close(jaxpr.invars, writer.read_all(jaxpr.outvars), jaxpr.name)
+
+
+def with_bodies(closed: ClosedJaxpr) -> frozenset[Eqn]:
+    """The equations whose jaxprs are run step by step, so that a pass goes through these, too.
+
+    A group or a product has one as well, which says what it computes and is finished.
+    """
+    nested = closed.jaxpr.nested
+    return frozenset([e for e in nested if e.prim.name not in _FINISHED]) if nested else nested
 
 
 def map_subjaxprs(eqn: Eqn, step: Pass) -> dict[str, Any]:
