@@ -3,7 +3,8 @@
 Entries are addressed by content (a hash of everything that determines the object code), so they
 are never stale and concurrent writers can only write the same thing. A file is written beside its
 place and renamed into it; it carries a checksum, and whatever fails the check is thrown away and
-built again. The cache is an accelerator: no failure in here may ever reach the user.
+built again. Entries are written behind the program that made them (`behind.py`). The cache is an
+accelerator: no failure in here may ever reach the user.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import contextlib
 import functools
 import hashlib
 import os
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from spmd.compile.cpu.behind import Behind
 from spmd.core.config import config
 
 # Bump when the meaning of an entry changes: what is hashed, how it is stored, the native ABI.
@@ -28,10 +29,14 @@ KEPT_SHARE = 0.75
 # Using an entry renews its age, but not more often than this: reads stay reads.
 RENEW_AFTER_S = 24 * 3600
 
+# What a process was killed at writing is removed with the old entries, after this time.
+ABANDONED_AFTER_S = 3600
+
 # What root made, as whoever builds an image is, is as good as the programs of the system.
 ROOT_USER = 0
 
 _MAGIC = b"spmdobj1"
+_UNFINISHED = ".new-"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -74,15 +79,22 @@ class ObjectCache:
     """A folder of checked, content-addressed entries, bounded in size.
 
     `folder` gives the folder at each use (None: no cache). A folder that others than this user
-    and root may write to is not used: its entries are run as machine code.
+    and root may write to is not used: its entries are run as machine code. With `behind`, who
+    stores something does not wait until it is on the disk; this process finds it at once.
     """
 
-    def __init__(self, folder: Callable[[], Path | None], limit_bytes: int = LIMIT_BYTES):
+    def __init__(
+        self,
+        folder: Callable[[], Path | None],
+        limit_bytes: int = LIMIT_BYTES,
+        behind: bool = False,
+    ):
         self._folder = folder
         self._limit = limit_bytes
         self._checked: dict[Path, bool] = {}
         self._written = 0
         self._writable = True
+        self._behind = Behind(self._write) if behind else None
 
     @property
     def folder(self) -> Path | None:
@@ -96,13 +108,15 @@ class ObjectCache:
 
     def problem(self) -> str | None:
         """Why entries cannot be kept; None if they can."""
+        self.flush()
         folder = self._folder()
         if folder is None:
             return "the compile cache is switched off"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
+            handle, name = _new_file(str(folder))
+            os.close(handle)
+            os.unlink(name)
         except OSError as error:
             return f"cannot write to {folder}: {error.strerror}"
         if not self.is_on:
@@ -114,6 +128,10 @@ class ObjectCache:
         path = self._path(key)
         if path is None:
             return None
+        if self._behind is not None:
+            waiting = self._behind.get(path)
+            if waiting is not None:
+                return waiting
         try:
             with open(path, "rb", buffering=0) as file:
                 data = file.read()
@@ -135,9 +153,22 @@ class ObjectCache:
         path = self._path(key)
         if path is None or not self._writable:
             return
+        if self._behind is None:
+            self._write(path, payload)
+        else:
+            self._behind.put(path, payload)
+
+    def flush(self) -> None:
+        """Write what is not on the disk yet; when it returns, other processes find all of it."""
+        if self._behind is not None:
+            self._behind.flush()
+
+    def _write(self, path: str, payload: bytes) -> None:
+        if not self._writable:
+            return
         try:
             _write_atomically(path, _seal(payload))
-        except OSError:
+        except (OSError, MemoryError):
             self._writable = False
             return
         # The folder may be large and on a slow disk: look at its size at the first write, which
@@ -154,10 +185,14 @@ class ObjectCache:
         if folder is None:
             return
         entries = []
-        for path in folder.glob("??/*.o"):
+        now = time.time()
+        for file in _files_in(folder):
             with contextlib.suppress(OSError):
-                stat = path.stat()
-                entries.append((stat.st_mtime, stat.st_size, path))
+                stat = file.stat()
+                if file.name.endswith(".o"):
+                    entries.append((stat.st_mtime, stat.st_size, file.path))
+                elif file.name.startswith(_UNFINISHED) and now - stat.st_mtime > ABANDONED_AFTER_S:
+                    os.unlink(file.path)
         total = sum(size for _, size, _ in entries)
         if total <= self._limit:
             return
@@ -165,7 +200,7 @@ class ObjectCache:
             if total <= self._limit * KEPT_SHARE:
                 break
             with contextlib.suppress(OSError):
-                path.unlink()
+                os.unlink(path)
             total -= size
 
     def _path(self, key: str) -> str | None:
@@ -206,11 +241,32 @@ def _unseal(data: bytes) -> bytes | None:
     return payload
 
 
+def _files_in(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """The files in the folders of a cache."""
+    with contextlib.suppress(OSError), os.scandir(folder) as folders:
+        for inner in folders:
+            if len(inner.name) == 2 and inner.is_dir():
+                with contextlib.suppress(OSError), os.scandir(inner.path) as files:
+                    yield from files
+
+
+def _new_file(folder: str) -> tuple[int, str]:
+    """An open file of this process alone, and its name.
+
+    Not by `tempfile`: that has locks, and a process may be forked while another thread holds them.
+    """
+    name = os.path.join(folder, _UNFINISHED + os.urandom(8).hex())
+    return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), name
+
+
 def _write_atomically(path: str, data: bytes) -> None:
     folder = os.path.dirname(path)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, mode=0o700)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".new-")
+    try:
+        handle, name = _new_file(folder)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, mode=0o700)
+        handle, name = _new_file(folder)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -230,4 +286,4 @@ def _configured_folder() -> Path | None:
     return _objects_in(config.cache_dir) if config.cache_dir else None
 
 
-object_cache = ObjectCache(_configured_folder)
+object_cache = ObjectCache(_configured_folder, behind=True)

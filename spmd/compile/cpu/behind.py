@@ -1,0 +1,117 @@
+"""Writing behind: what is kept for later processes is written when this one has its result.
+
+The one idea: nobody waits for a file. What is to be written is in memory, where who asks for it
+finds it, until a thread has put it on the disk. That thread is there while there is something to
+write; it waits for a moment of rest or for the end of the program, and the end of the program waits
+for it. So a program that ends in order leaves all its files, one that is killed leaves fewer, and
+neither leaves half a file.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+# Written is what nothing was added to for so long: a program that is made stores several entries,
+# and the first run of it is next. Who adds again and again is written for after the longer time.
+REST_SECONDS = 0.05
+LONGEST_WAIT_SECONDS = 1.0
+# With more than this in memory, whoever adds to it writes.
+MOST_BYTES = 32 * 2**20
+
+
+class Behind:
+    """Calls `write(path, payload)` for what is put, on another thread, one after the other.
+
+    `write` must not raise. All methods may be called from any thread.
+    """
+
+    def __init__(self, write: Callable[[str, bytes], None]):
+        self._write = write
+        self._forget()
+        _everyone.add(self)
+
+    def _forget(self) -> None:
+        """There is nothing to write; in a forked child: its parent does that."""
+        self._waiting: dict[str, bytes] = {}
+        self._nbytes = 0
+        self._thread: threading.Thread | None = None
+        self._changed = 0.0
+        # Of the fields above, for moments only; and of who writes.
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    def put(self, path: str, payload: bytes) -> None:
+        """Have `payload` written to `path`, soon."""
+        starting = None
+        with self._lock:
+            self._nbytes += len(payload) - len(self._waiting.get(path, b""))
+            self._waiting[path] = payload
+            self._changed = time.monotonic()
+            is_full = self._nbytes > MOST_BYTES
+            if self._thread is None:
+                starting = self._thread = threading.Thread(target=self._run, name="spmd-cache")
+        # At the end of the process nothing would wait for a new thread.
+        is_late = not threading.main_thread().is_alive()
+        if starting is not None and not is_late:
+            try:
+                starting.start()
+            except RuntimeError:  # there are as many threads as there may be
+                is_late = True
+        if is_late:
+            self._thread = None
+        if is_late or is_full:
+            self.flush()
+
+    def get(self, path: str) -> bytes | None:
+        """What will be written to `path`, if it is not yet."""
+        return self._waiting.get(path)
+
+    def flush(self) -> None:
+        """Write all that was put; when it returns, the files are there."""
+        with self._writing:
+            while True:
+                with self._lock:
+                    path = next(iter(self._waiting), None)
+                    payload = b"" if path is None else self._waiting[path]
+                if path is None:
+                    return
+                self._write(path, payload)
+                # It is found in memory until it is found on the disk.
+                with self._lock:
+                    if self._waiting.get(path) is payload:
+                        del self._waiting[path]
+                        self._nbytes -= len(payload)
+
+    def _run(self) -> None:
+        while True:
+            self._wait_for_rest()
+            self.flush()
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+
+    def _wait_for_rest(self) -> None:
+        """Return when nothing was added for a while, or when the program has ended."""
+        now = time.monotonic()
+        latest = now + LONGEST_WAIT_SECONDS
+        program = threading.main_thread()
+        while program.is_alive() and (until := min(self._changed + REST_SECONDS, latest)) > now:
+            program.join(until - now)
+            now = time.monotonic()
+
+
+_everyone: weakref.WeakSet[Behind] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for behind in _everyone:
+        behind._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
