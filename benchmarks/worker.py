@@ -2,7 +2,8 @@
 
 The process reads commands from standard input, one JSON object a line, and answers each with one.
 Between commands it blocks in a read, so that the other side has the machine to itself; two
-frameworks in one process would compete with their thread pools.
+frameworks in one process would compete with their thread pools. It answers once its own threads
+sleep: NumPy's BLAS looks for work for a tenth of a second after a product, with a core each.
 
     {"prepare": case, "save": path} -> {"seconds": one call's time after warming up}
     {"samples": n, "inner": m}      -> {"seconds": [n averages over m calls each]}
@@ -34,6 +35,10 @@ COMPARED_CALL = 3
 WARM_UP_CALLS = 10
 WARM_UP_SECONDS = 0.1
 MOST_WARM_UP_SECONDS = 1.0
+# A process is at rest when it has used next to nothing of a few such times in a row.
+REST_SECONDS = 0.01
+RESTS = 3
+MOST_REST_SECONDS = 1.0
 
 
 def waiter(side: Side, result: Any) -> Callable[[Any], Any]:
@@ -43,6 +48,15 @@ def waiter(side: Side, result: Any) -> Callable[[Any], Any]:
     if hasattr(result, "block_until_ready"):
         return lambda out: out.block_until_ready()
     return side.ready
+
+
+def rest() -> None:
+    """Wait until no thread of this process computes, or waits for work with a core."""
+    end, calm = time.perf_counter() + MOST_REST_SECONDS, 0
+    while calm < RESTS and time.perf_counter() < end:
+        used = time.process_time()
+        time.sleep(REST_SECONDS)
+        calm = calm + 1 if time.process_time() - used < REST_SECONDS / 10 else 0
 
 
 def leaves(result: Any) -> list[numpy.ndarray]:
@@ -136,6 +150,7 @@ def main() -> None:
             reply = {"seconds": answer}
         except Exception as error:
             reply = {"error": f"{type(error).__name__}: {error}"}
+        rest()
         print(json.dumps(reply), file=answers, flush=True)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks import worker
 from benchmarks.case import Case
 from benchmarks.cases import SUBJECTS, find_case
 from benchmarks.compile_time import CACHED, PROGRAMS
@@ -92,6 +95,22 @@ def test_a_side_that_breaks_is_named_and_the_others_are_timed():
     assert {r.side for r in measure(case, team, 2, ["jax"])} == {"jax"}
     shown = show(record(found, 0.0))
     assert "kernels/any, numpy: it broke" in shown and "slower than jax" not in shown
+
+
+def test_a_side_answers_when_its_threads_sleep(monkeypatch):
+    # On a busy machine a thread that computes may get nothing for some hundredths of a second.
+    monkeypatch.setattr(worker, "RESTS", 15)
+    done = threading.Event()
+
+    def spin():
+        end = time.perf_counter() + 0.15
+        while time.perf_counter() < end:
+            sum(range(1000))
+        done.set()
+
+    threading.Thread(target=spin).start()
+    worker.rest()
+    assert done.is_set()
 
 
 def test_each_side_gets_its_own_settings(monkeypatch):
