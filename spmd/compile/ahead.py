@@ -19,18 +19,29 @@ from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.sort import sort_text
+from spmd.compile.cpu.sort_values import values_text
 from spmd.compile.kernel.contraction import Contraction
+from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.print import format_kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.loops import INLINE_POINTS
-from spmd.compile.lower.schedule import Contract, Launch, Multiply, Sort, Step, blocks, walk
+from spmd.compile.lower.schedule import (
+    Contract,
+    Launch,
+    Multiply,
+    Sort,
+    SortRows,
+    Step,
+    blocks,
+    walk,
+)
 from spmd.compile.prepack import packed_product
 from spmd.core.config import config
 from spmd.core.util import product as size_of
 
-Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort
+Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort | SortRows
 
 
 @cache
@@ -95,7 +106,7 @@ class Ahead:
                         self.callee(found[1])
                 case Contract(contraction=contraction):
                     self.callee(contraction)
-                case Sort():
+                case Sort() | SortRows():
                     self.callee(step)
 
     def callee(self, callee: Callee) -> None:
@@ -114,6 +125,8 @@ class Ahead:
                 self._plan(contracting(callee))
             case Sort(kept=kept):
                 self.batch.add(sort_text(kept is not None), optimize=True)
+            case SortRows(dtype=dtype):
+                self.batch.add(values_text(8 * itemsize(dtype)), optimize=True)
 
     def _plan(self, plan: gemm.Plan | contract.Plan) -> None:
         for text in plan.texts:

@@ -30,6 +30,7 @@ from spmd.compile.cpu.program import (
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.cpu.sort import sort_step
+from spmd.compile.cpu.sort_values import values_steps
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.loops import LoopCode, LoopCompiler
@@ -48,6 +49,7 @@ from spmd.compile.lower.schedule import (
     Ref,
     Schedule,
     Sort,
+    SortRows,
     Step,
     While,
     blocks,
@@ -95,7 +97,7 @@ def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Calle
             yield step.packing
         elif isinstance(step, Contract):
             yield step.contraction
-        elif isinstance(step, Sort):
+        elif isinstance(step, Sort | SortRows):
             yield step
         elif id(step) in loops:
             yield from loops[id(step)].calls
@@ -224,6 +226,12 @@ class Builder:
                 words = self.slot(step.words)
                 extents = step.rows, step.size, step.kept
                 return (sort_step(self.code.addresses, words, *extents, name),)
+            case SortRows():
+                name = f"{step.name} {step.source}"
+                refs = (step.operand, step.result, step.work)
+                slots = tuple(self.slot(ref) for ref in refs if ref is not None)
+                what = step.rows, step.size, step.dtype
+                return values_steps(self.code.addresses, slots, *what, name)
 
     def launch(self, step: Launch) -> KernelStep:
         rendered, address = rendering(step.kernel), self.code.address(step.kernel)

@@ -25,6 +25,7 @@ from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.reduce import reduce_kernels
 from spmd.compile.cpu.runtime import runtime
 from spmd.compile.cpu.sort import sort_text
+from spmd.compile.cpu.sort_values import values_text
 from spmd.compile.cpu.trees import native_walks
 from spmd.compile.kernel.contraction import Contraction, Dims
 from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
@@ -55,7 +56,7 @@ def prepare() -> Iterator[Part]:
         yield _part(f"products of {dtype}", lambda dtype=dtype: _store(product_texts(dtype)))
     for dtype in WINDOWS:
         yield _part(f"windows of {dtype}", lambda dtype=dtype: _store(window_texts(dtype)))
-    yield _part("sorts", lambda: _store({sort_text(kept): None for kept in (False, True)}))
+    yield _part("sorts", lambda: _store(sort_texts()))
     yield _part("reductions", _load_reductions)
     _need_folder()
 
@@ -93,6 +94,12 @@ def _load_reductions() -> int:
     for op, dtype, along_rows in eager:
         flat.reducer_code(op, dtype, along_rows)
     return len(between) + len(eager)
+
+
+def sort_texts() -> dict[str, None]:
+    """The texts of sorting."""
+    words = [sort_text(kept) for kept in (False, True)]
+    return dict.fromkeys((*words, *(values_text(bits) for bits in (32, 64))))
 
 
 # ---- products ----------------------------------------------------------------------------------

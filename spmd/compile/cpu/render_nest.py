@@ -278,7 +278,7 @@ class Nest:
         for accumulator in sweep.accumulators:
             mine, results = _split(results, len(accumulator.types))
             operand = body.get(accumulator.reduction.operand, self.width)
-            following += accumulator.step(mine, operand.parts, self._position, mask)
+            following += accumulator.step(mine, operand.parts, self._position, mask, sweep.reverse)
         return following + [part for scan, _ in sweep.scans for part in body.running[scan.out]]
 
     def _position(self, element: str) -> str:

@@ -49,13 +49,18 @@ class Accumulator:
         operand: Sequence[str],
         position: Callable[[str], str],
         mask: str | None,
+        backwards: bool = False,
     ) -> list[str]:
-        """Take in one operand per lane; where the mask does not hold the state stays."""
+        """Take in one operand per lane; where the mask does not hold the state stays.
+
+        Positions grow from one step to the next, unless the row runs `backwards`.
+        """
         with self.e.at_width(self.width):
             given = list(operand)
             if self.by_position:
                 given.append(position(self.elements[-1]))
-            following = self._combine(state, given)
+            takes = self._is_better if backwards else self._is_greater
+            following = self._combine(state, given, takes)
             if mask is None:
                 return following
             return [
@@ -71,7 +76,8 @@ class Accumulator:
             halves = [self._halves(part, element, width) for part, element in typed]
             width //= 2
             with self.e.at_width(width):
-                parts = self._combine([low for low, _ in halves], [high for _, high in halves])
+                lows, highs = ([half[k] for half in halves] for k in (0, 1))
+                parts = self._combine(lows, highs, self._is_better)
         return (parts[-1],) if self.by_position else tuple(parts), width
 
     def _halves(self, vector: str, element: str, width: int) -> tuple[str, str]:
@@ -91,14 +97,30 @@ class Accumulator:
         )
         return low, high
 
-    def _combine(self, old: Sequence[str], new: Sequence[str]) -> list[str]:
+    def _combine(
+        self,
+        old: Sequence[str],
+        new: Sequence[str],
+        takes: Callable[[Sequence[str], Sequence[str]], str],
+    ) -> list[str]:
         if not self.by_position:
             return list(combine(self.e, self.reduction.op, self.dtype, old, new))
-        takes = self._is_better(old, new)
+        taken = takes(old, new)
         return [
-            self.e.select(takes, element, y, x)
+            self.e.select(taken, element, y, x)
             for element, x, y in zip(self.elements, old, new, strict=True)
         ]
+
+    def _is_greater(self, old: Sequence[str], new: Sequence[str]) -> str:
+        """Say whether `new` comes before `old` although it stands behind it."""
+        e, element = self.e, self.elements[0]
+        largest = self.reduction.op == "argmax"
+        if kind(self.dtype) == "f":
+            # Unordered comparisons hold for NaN; a first NaN stays.
+            beats = e.compare("ugt" if largest else "ult", element, new[0], old[0])
+            return e.binary("and", "i1", beats, e.compare("ord", element, old[0], old[0]))
+        sign = "s" if kind(self.dtype) == "i" else "u"
+        return e.compare(sign + ("gt" if largest else "lt"), element, new[0], old[0])
 
     def _is_better(self, old: Sequence[str], new: Sequence[str]) -> str:
         """Say whether (value, position) `new` comes before `old`: better, or equal and earlier.

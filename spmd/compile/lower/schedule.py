@@ -119,6 +119,28 @@ class Sort:
     source: Source = UNKNOWN
 
 
+# Memory for a row that threads may share in sorting it, where there are only a few rows.
+SORT_WORK, SHARED_ROWS = 256, 4
+
+
+@record
+class SortRows:
+    """Write rows of numbers in order: NaNs last, numbers that are equal in the order they came.
+
+    Of whole numbers the result may be the operand. `work` are SORT_WORK bytes a row, if there are
+    not more than SHARED_ROWS.
+    """
+
+    rows: int
+    size: int
+    dtype: str
+    operand: Ref
+    result: Ref
+    work: Ref | None
+    name: str = "sort"
+    source: Source = UNKNOWN
+
+
 @record
 class Contract:
     """Run a contraction over windows: A at `refs[0]`, B at `refs[1]`, the result at `refs[2]`.
@@ -245,6 +267,7 @@ Step: TypeAlias = (
     | Pack
     | Contract
     | Sort
+    | SortRows
     | Copy
     | Host
     | Exchange
@@ -285,6 +308,11 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
         case Sort():
             yield step.words, False
             yield step.words, True
+        case SortRows():
+            yield step.operand, False
+            yield step.result, True
+            if step.work is not None:
+                yield step.work, True
         case Copy():
             yield step.source, False
             yield step.target, True
@@ -364,6 +392,8 @@ def _name(step: Step) -> str:
             return f"ranks {step.name}"
         case Launch() | Host() | Sort():
             return f"{type(step).__name__.lower()} {step.name}"
+        case SortRows():
+            return f"{step.name} rows"
         case Multiply(product=p):
             return f"product {'x'.join(map(str, (*p.batch, p.m, p.n, p.k)))} {step.name}"
         case Pack(packing=p):

@@ -1,5 +1,7 @@
 """Rules for sorting: keys become words, the words are sorted, and every operand follows.
 
+Numbers of 32 or 64 bits that nothing follows are sorted as they are.
+
 A key of at most 32 bits is turned into an unsigned number with the same order, put above the
 position in its row, and sorted by one native step for all dtypes. Wider keys, and several keys,
 are sorted part by part, the least important first, since the step is stable. What remains below
@@ -9,14 +11,23 @@ the keys says from where each operand is gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize
 from spmd.compile.lower.elementwise import storage_dtype
 from spmd.compile.lower.index import strides_of
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import MOST_KEPT, TEMP, Launch, Ref, Sort
+from spmd.compile.lower.schedule import (
+    MOST_KEPT,
+    SHARED_ROWS,
+    SORT_WORK,
+    TEMP,
+    Launch,
+    Ref,
+    Sort,
+    SortRows,
+)
 from spmd.core.ir import Eqn
 from spmd.core.record import record
 from spmd.core.util import product
@@ -35,6 +46,9 @@ def sort(lowering: Lowering, eqn: Eqn) -> None:
         host(lowering, eqn)
         return
     space = _Space(lowering, eqn, p["dimension"])
+    if len(stored) == 1 and sorts_alone(stored[0]):
+        space.sort_alone(stored[0])
+        return
     steps = [(k, part) for k, found in enumerate(parts) for part in found or ()]
     words = space.sorted_words(steps, None)
     for k in range(len(eqn.invars)):
@@ -56,6 +70,11 @@ def top_k(lowering: Lowering, eqn: Eqn) -> None:
     words = space.sorted_words([(0, part) for part in parts], k if few else None)
     space.gather(words, 0, 0)
     space.gather(words, None, 1)
+
+
+def sorts_alone(dtype: str | None) -> TypeGuard[str]:
+    """Whether numbers of a dtype are sorted without anything that follows them."""
+    return dtype is not None and dtype[0] in "iuf" and itemsize(dtype) in (4, 8)
 
 
 # ---- keys --------------------------------------------------------------------------------------
@@ -165,6 +184,38 @@ class _Space:
             before = words
         assert before is not None, "there is at least one key"
         return before
+
+    def sort_alone(self, dtype: str) -> None:
+        """Sort the rows of the only operand as numbers."""
+        lowering, eqn = self.lowering, self.eqn
+        (atom,), (var,) = eqn.invars, eqn.outvars
+        operand, nbytes = lowering.ref(atom), itemsize(dtype) * self.words.size
+        there = self.view(atom.aval.shape)
+        turned = there.along != 1
+        if turned:
+            rows = Ref(lowering.buffer(TEMP, nbytes))
+            self._move(dtype, operand, there, rows, self.words)
+            operand, result = rows, Ref(lowering.buffer(TEMP, nbytes))
+        else:
+            result = lowering.place(var)
+        work = None
+        if self.rows <= SHARED_ROWS:
+            work = Ref(lowering.buffer(TEMP, SORT_WORK * self.rows))
+        step = SortRows(
+            *(self.rows, self.length, dtype, operand, result, work, eqn.prim.name, eqn.source)
+        )
+        lowering.steps.append(step)
+        if turned:
+            self._move(dtype, result, self.words, lowering.place(var), there)
+
+    def _move(self, dtype: str, source: Ref, there: _Along, target: Ref, here: _Along) -> None:
+        """Copy numbers that lie in another way."""
+        b = Builder((*self.others, self.length), ())
+        read, written = b.arg(dtype, there.size), b.arg(dtype, here.size, "out")
+        with b.row():
+            value = b.load(read, (*there.others, there.along))
+            b.store(written, (*here.others, here.along), value)
+        self._launch(b, [source, target])
 
     def _encode(self, number: int, part: Part, before: Ref | None, words: Ref) -> None:
         """Write words with a part of a key above the positions that earlier sorting gave."""

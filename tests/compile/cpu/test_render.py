@@ -222,6 +222,39 @@ def test_a_long_float_sum_is_as_accurate_as_numpys():
     assert abs(out[0] - exact) <= max(abs(x.sum() - exact), 4 * np.spacing(np.float32(exact)))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", ["f32", "i32", "u8", "f64"])
+@pytest.mark.parametrize("along_rows", [True, False])
+def test_the_first_extreme_wins(dtype, target, along_rows):
+    rng, size = np.random.default_rng(3), 150
+    values = [0, 1, 2] if dtype[0] != "f" else [-np.inf, np.inf, 1, np.nan]
+    x = rng.choice(np.array(values, DTYPES[dtype].numpy), (12, size))
+    for row, value in enumerate(values):
+        x[row] = value  # all equal
+        x[row + 4] = values[0]
+        x[row + 4, rng.integers(0, size, 3)] = value
+    b = (
+        Builder((12,), (size,), vector_dim=1)
+        if along_rows
+        else Builder((12,), (size,), vector_dim=0)
+    )
+    source = b.arg(dtype, x.size)
+    targets = [b.arg(t, 12, "out") for t in ("i32", "i64")]
+    with b.row():
+        value = b.load(source, (size, 1) if along_rows else (1, 12))
+        found = [b.reduce("argmax", value, "i32"), b.reduce("argmin", value, "i64")]
+    with b.point():
+        for place, value in zip(targets, found, strict=True):
+            b.store(place, (1,), value)
+    given = x if along_rows else np.ascontiguousarray(x.T)
+    outs = [np.zeros(12, np.int32), np.zeros(12, np.int64)]
+    arrays = [given.reshape(-1), *outs]
+    assert_renders(b.build(), arrays, target=TARGETS[target])
+    run_native(b.build(), arrays, 1, TARGETS[target])
+    np.testing.assert_array_equal(outs[0], np.argmax(x, 1))
+    np.testing.assert_array_equal(outs[1], np.argmin(x, 1))
+
+
 def test_every_unit_alone_gives_the_whole():
     for seed in (3, 14, 27):
         case = random_case(seed)

@@ -1,0 +1,207 @@
+"""Sorting networks between registers: a hundred whole numbers in order without a branch.
+
+The one idea: registers are rows and lanes are columns. A network between whole registers sorts all
+columns at once; then neighbouring columns merge, two by two (bitonic: the second one upside down),
+until one is left, which lies in memory's order after interleaving the registers. An exchange
+between registers is a minimum and a maximum; one between lanes needs a shuffle more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spmd.compile.cpu.gemm_ir import lane_mask, masked_name
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.core.record import record
+
+# Which registers a network compares, by their number: the smaller elements go into the first.
+COLUMN_NETWORKS: dict[int, Sequence[tuple[int, int]]] = {
+    1: (),
+    4: ((0, 2), (1, 3), (0, 1), (2, 3), (1, 2)),
+    8: (
+        *((0, 2), (1, 3), (4, 6), (5, 7), (0, 4), (1, 5), (2, 6), (3, 7), (0, 1), (2, 3)),
+        *((4, 5), (6, 7), (2, 4), (3, 5), (1, 4), (3, 6), (1, 2), (3, 4), (5, 6)),
+    ),
+}
+
+
+@record
+class Keys:
+    """Vectors of signed keys of 32 or 64 bits, as wide as the registers."""
+
+    bits: int
+    nbytes_of_vector: int
+
+    @property
+    def element(self) -> str:
+        """The LLVM type of a key."""
+        return f"i{self.bits}"
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a key."""
+        return self.bits // 8
+
+    @property
+    def lanes(self) -> int:
+        """Keys in a vector."""
+        return self.nbytes_of_vector // self.nbytes
+
+    @property
+    def vector(self) -> str:
+        """The LLVM type of a vector."""
+        return f"<{self.lanes} x {self.element}>"
+
+    @property
+    def mask(self) -> str:
+        """The LLVM type of a choice of lanes."""
+        return f"<{self.lanes} x i1>"
+
+    @property
+    def largest(self) -> int:
+        """The key that no other follows."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def least(self) -> int:
+        """The key that follows no other: its highest bit."""
+        return -1 << (self.bits - 1)
+
+    @property
+    def attributes(self) -> str:
+        """Attributes of functions that compute with these vectors: those of kernels."""
+        bits = 8 * self.nbytes_of_vector
+        return f'nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
+
+    def declarations(self) -> str:
+        """Declarations of the operations on these vectors."""
+        vector, mask = self.vector, self.mask
+        load, store = (masked_name(kind, vector) for kind in ("load", "store"))
+        return "\n".join(
+            (
+                f"declare {vector} @{load}(ptr, i32, {mask}, {vector})",
+                f"declare void @{store}({vector}, ptr, i32, {mask})",
+                *(f"declare {vector} @{self.name(op)}({vector}, {vector})" for op in _EXTREMES),
+            )
+        )
+
+    def name(self, operation: str) -> str:
+        """The name of LLVM's function for an operation on these vectors."""
+        return f"llvm.{operation}.v{self.lanes}{self.element}"
+
+    # ---- memory ----
+
+    def load(self, f: Function, place: Value, live: Value | None = None) -> Value:
+        """A vector of keys; with `live`, lanes from there on have the largest one."""
+        if live is None:
+            return f.load(self.vector, place, align=self.nbytes)
+        mask = lane_mask(f, self.lanes, live)
+        operands = place, f.value("i32", self.nbytes), mask, f.value(self.vector, self.largest)
+        return f.call(masked_name("load", self.vector), self.vector, *operands)
+
+    def store(self, f: Function, value: Value, place: Value, live: Value | None = None) -> None:
+        """Write a vector of keys, or only the lanes below `live`."""
+        if live is None:
+            f.store(value, place, align=self.nbytes)
+            return
+        mask = lane_mask(f, self.lanes, live)
+        operands = value, place, f.value("i32", self.nbytes), mask
+        f.call(masked_name("store", self.vector), "void", *operands)
+
+
+_EXTREMES = ("smin", "smax")
+
+
+def network(keys: Keys, registers: int, name: str) -> Function:
+    """The function that sorts up to so many registers of keys: `name(place, count)`."""
+    params = ["ptr", "i64"]
+    f = Function(name, "void", params, internal=True, attributes=f"{keys.attributes} noinline")
+    place, count = f.params
+    lanes = keys.lanes
+    starts = [lanes * k for k in range(registers)]
+    rows = [keys.load(f, f.at(place, s * keys.nbytes), count - s) for s in starts]
+    rows = _interleave(f, keys, _merged(f, keys, _columns(f, keys, rows)))
+    for start, row in zip(starts, rows, strict=True):
+        keys.store(f, row, f.at(place, start * keys.nbytes), count - start)
+    return f
+
+
+def _extremes(f: Function, keys: Keys, a: Value, b: Value) -> tuple[Value, Value]:
+    low, high = (f.call(keys.name(op), keys.vector, a, b) for op in _EXTREMES)
+    return low, high
+
+
+def _columns(f: Function, keys: Keys, rows: list[Value]) -> list[Value]:
+    """Sort each lane over the registers."""
+    rows = list(rows)
+    for i, j in COLUMN_NETWORKS[len(rows)]:
+        rows[i], rows[j] = _extremes(f, keys, rows[i], rows[j])
+    return rows
+
+
+def _merged(f: Function, keys: Keys, rows: list[Value]) -> list[Value]:
+    """Merge sorted columns until all of them are one, read lane by lane."""
+    width = 2
+    while width <= keys.lanes:
+        rows = _upside_down(f, keys, rows, width)
+        apart = width // 4
+        while apart:
+            rows = [_between_lanes(f, keys, row, apart) for row in rows]
+            apart //= 2
+        apart = len(rows) // 2
+        while apart:
+            for i in range(len(rows)):
+                if not i & apart:
+                    rows[i], rows[i + apart] = _extremes(f, keys, rows[i], rows[i + apart])
+            apart //= 2
+        width *= 2
+    return rows
+
+
+def _upside_down(f: Function, keys: Keys, rows: list[Value], width: int) -> list[Value]:
+    """Compare the halves of each group of columns, the second one read from its end."""
+
+    def turn(value: Value) -> Value:
+        return _shuffle(f, keys, value, value, lambda lane: lane ^ (width - 1))
+
+    first = _lanes_where(f, keys, lambda lane: not lane & (width // 2))
+    if len(rows) == 1:
+        low, high = _extremes(f, keys, rows[0], turn(rows[0]))
+        return [f.select(first, low, high)]
+    made = list(rows)
+    for i in range(len(rows) // 2):
+        other = len(rows) - 1 - i
+        low, high = _extremes(f, keys, rows[i], turn(rows[other]))
+        made[i] = f.select(first, low, high)
+        made[other] = turn(f.select(first, high, low))
+    return made
+
+
+def _between_lanes(f: Function, keys: Keys, row: Value, apart: int) -> Value:
+    partner = _shuffle(f, keys, row, row, lambda lane: lane ^ apart)
+    low, high = _extremes(f, keys, row, partner)
+    return f.select(_lanes_where(f, keys, lambda lane: not lane & apart), low, high)
+
+
+def _interleave(f: Function, keys: Keys, rows: list[Value]) -> list[Value]:
+    """Turn registers that are read lane by lane into registers that are read one by one."""
+    lanes, half = keys.lanes, len(rows) // 2
+    for _ in range(len(rows).bit_length() - 1):
+        made = []
+        for i in range(half):
+            for start in (0, lanes // 2):
+                order = [start + lane // 2 + (lane % 2) * lanes for lane in range(lanes)]
+                made.append(_shuffle(f, keys, rows[i], rows[i + half], order.__getitem__))
+        rows = made
+    return rows
+
+
+def _shuffle(f: Function, keys: Keys, a: Value, b: Value, pick: Callable[[int], int]) -> Value:
+    order = ", ".join(f"i32 {pick(lane)}" for lane in range(keys.lanes))
+    pair = f"{keys.vector} {a.text}, {keys.vector} {b.text}"
+    return f.emit(keys.vector, f"shufflevector {pair}, <{keys.lanes} x i32> <{order}>")
+
+
+def _lanes_where(f: Function, keys: Keys, holds: Callable[[int], bool]) -> Value:
+    bits = ", ".join("i1 true" if holds(lane) else "i1 false" for lane in range(keys.lanes))
+    return Value(f, keys.mask, f"<{bits}>")

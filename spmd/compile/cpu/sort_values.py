@@ -1,0 +1,277 @@
+"""Sorting rows of numbers by themselves, as native steps: nothing has to follow them.
+
+The one idea: numbers become signed keys of the same order, keys are sorted (`sort_quick.py`), and
+become numbers again. Of floats the other bits of negative ones are turned over. Zeros of both signs
+are equal, and so are all NaNs, which come last: if a row has any whose bits could be told apart,
+they are written in the order in which they came.
+
+A few long rows are cut into pieces first, so that threads can share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from spmd.compile.cpu.gemm_ir import lane_mask, splat
+from spmd.compile.cpu.loader import host
+from spmd.compile.cpu.program import KernelStep, Slot
+from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.sort_network import Keys
+from spmd.compile.cpu.sort_quick import declarations, inner, sorting
+from spmd.compile.kernel.dtypes import itemsize
+
+# What the bits of a number are: the last of a step's sizes.
+SIGNED, UNSIGNED, FLOAT = range(3)
+_KINDS = {"i": SIGNED, "u": UNSIGNED, "f": FLOAT}
+
+# Few rows are cut if they are so long, into as many pieces as so many halvings make.
+_LONG = 1 << 14
+_HALVINGS = 4
+_PIECES = 1 << _HALVINGS
+# What is kept of a cut row: where its pieces begin and end, and whether it has odd numbers.
+_WORDS = _PIECES + 2
+
+# Measured on one core: nanoseconds for a key, once and for each halving of a row.
+_NS_PER_KEY, _NS_PER_HALVING = 1.5, 0.3
+
+
+@cache
+def values_text(bits: int, compresses: bool | None = None) -> str:
+    """The module of the functions that sort rows of numbers of so many bits.
+
+    `compresses` says whether the processor compresses registers (None: what this one does).
+    """
+    keys = Keys(bits, host().vector_bytes)
+    if compresses is None:
+        compresses = can_compress()
+    parts = [*sorting(keys, compresses), _again(keys), _rows(keys)]
+    if compresses:
+        parts += [_cut(keys), _pieces(keys), _odd(keys)]
+    return "\n".join((declarations(keys), *(f.text() for f in parts)))
+
+
+def can_compress() -> bool:
+    """Whether this processor moves chosen lanes of a register together."""
+    return host().has("avx512f")
+
+
+def values_symbol(bits: int, part: str = "rows") -> str:
+    """The name of a function that sorts numbers of so many bits."""
+    return f"spmd_sort_{part}_i{bits}"
+
+
+def values_steps(
+    addresses: Mapping[str, int],
+    slots: tuple[Slot, ...],
+    rows: int,
+    size: int,
+    dtype: str,
+    name: str,
+) -> tuple[KernelStep, ...]:
+    """Write each of `rows` rows of `size` numbers in order; NaNs last, equal ones as they came.
+
+    `slots` are numbers and results, which may be written over what is sorted if they are whole;
+    and maybe SORT_WORK bytes a row. `addresses` has what `values_text` defines.
+    """
+    keys = Keys(8 * itemsize(dtype), host().vector_bytes)
+    kind = _KINDS[dtype[0]]
+    scratch = keys.nbytes * (size + keys.lanes)
+    halvings = size.bit_length()
+
+    def step(part: str, units: int, cost: float, slots: tuple[Slot, ...]) -> KernelStep:
+        address = addresses[values_symbol(keys.bits, part)]
+        sizes = size, kind
+        return KernelStep(address, slots, units, cost, sizes=sizes, scratch=scratch, name=name)
+
+    if len(slots) < 3 or size < _LONG or not can_compress():
+        cost = size * (_NS_PER_KEY + _NS_PER_HALVING * halvings)
+        return (step("rows", rows, cost, slots[:2]),)
+    piece = size / _PIECES * (_NS_PER_KEY + _NS_PER_HALVING * (halvings - _HALVINGS))
+    found = (
+        step("cut", rows, size * _NS_PER_HALVING * _HALVINGS, slots),
+        step("pieces", rows * _PIECES, piece, slots),
+    )
+    return (*found, step("odd", rows, 1.0, slots)) if kind == FLOAT else found
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+def _exponents(keys: Keys) -> int:
+    """The bits of infinity: of a NaN more than these are set."""
+    return 0x7F800000 if keys.bits == 32 else 0x7FF << 52
+
+
+def _step(keys: Keys, part: str) -> Function:
+    params = ["ptr", "ptr", "i64", "i64"]
+    return Function(values_symbol(keys.bits, part), "void", params, attributes=keys.attributes)
+
+
+def _turning(f: Function, keys: Keys, kind: Value) -> tuple[Value, Value, Value]:
+    """What is turned over in negative numbers, what in all, and behind what there are NaNs."""
+    is_float, none = kind.equals(FLOAT), f.value(keys.element, 0)
+    found = (
+        f.select(is_float, f.value(keys.element, keys.largest), 0),
+        f.select(kind.equals(UNSIGNED), f.value(keys.element, keys.least), none),
+        f.select(is_float, f.value(keys.element, _exponents(keys)), keys.largest),
+    )
+    negative, every, last = (splat(f, value, keys.lanes) for value in found)
+    return negative, every, last
+
+
+def _rows(keys: Keys) -> Function:
+    """Rows that one thread sorts each."""
+    f = _step(keys, "rows")
+    args, sizes, begin, end = f.params
+    source, target, scratch = (f.load("ptr", args, 8 * k) for k in range(3))
+    size, kind = f.load("i64", sizes), f.load("i64", sizes, 8)
+    turning = _turning(f, keys, kind)
+    with f.range(begin, end) as number:
+        row = number * size * keys.nbytes
+        here, there = f.at(source, row), f.at(target, row)
+        odd = _keyed(f, keys, here, there, size, turning)
+        f.call("sort_keys", "void", there, size, scratch)
+        _numbered(f, keys, there, size, turning)
+        with f.if_(odd & kind.equals(FLOAT)):
+            f.call("sort_again", "void", here, there, size)
+    return f
+
+
+def _cut(keys: Keys) -> Function:
+    """Rows to keys in pieces: each is sorted behind the one before."""
+    f = _step(keys, "cut")
+    args, sizes, begin, end = f.params
+    source, target, work, scratch = (f.load("ptr", args, 8 * k) for k in range(4))
+    size, kind = f.load("i64", sizes), f.load("i64", sizes, 8)
+    turning = _turning(f, keys, kind)
+    with f.range(begin, end) as number:
+        row, words = number * size * keys.nbytes, f.at(work, number * (8 * _WORDS))
+        there = f.at(target, row)
+        odd = _keyed(f, keys, f.at(source, row), there, size, turning)
+        f.store(f.convert("zext", odd, "i64"), words, 8 * (_PIECES + 1))
+        f.store(f.value("i64", 0), words)
+        f.store(size, words, 8 * _PIECES)
+        for halving in range(_HALVINGS):
+            apart = 8 * (_PIECES >> halving)
+            with f.range(0, 8 * _PIECES, apart) as at:
+                first, last = f.load("i64", words, at), f.load("i64", words, at + apart)
+                place = f.at(there, first * keys.nbytes)
+                low = f.call("sort_halves", "i64", place, last - first, scratch)
+                f.store(first + low, words, at + apart // 2)
+    return f
+
+
+def _pieces(keys: Keys) -> Function:
+    """Pieces of keys to pieces of rows."""
+    f = _step(keys, "pieces")
+    args, sizes, begin, end = f.params
+    target, work, scratch = (f.load("ptr", args, 8 * k) for k in range(1, 4))
+    size, kind = f.load("i64", sizes), f.load("i64", sizes, 8)
+    turning = _turning(f, keys, kind)
+    with f.range(begin, end) as piece:
+        number = piece // _PIECES
+        words = f.at(work, number * (8 * _WORDS) + piece % _PIECES * 8)
+        first, last = f.load("i64", words), f.load("i64", words, 8)
+        place = f.at(target, (number * size + first) * keys.nbytes)
+        f.call("sort_keys", "void", place, last - first, scratch)
+        _numbered(f, keys, place, last - first, turning)
+    return f
+
+
+def _odd(keys: Keys) -> Function:
+    """Numbers of cut rows that are equal, but not the same."""
+    f = _step(keys, "odd")
+    args, sizes, begin, end = f.params
+    source, target, work = (f.load("ptr", args, 8 * k) for k in range(3))
+    size = f.load("i64", sizes)
+    with f.range(begin, end) as number:
+        odd = f.load("i64", f.at(work, number * (8 * _WORDS)), 8 * (_PIECES + 1))
+        with f.if_(odd.differs(0)):
+            row = number * size * keys.nbytes
+            f.call("sort_again", "void", f.at(source, row), f.at(target, row), size)
+    return f
+
+
+def _keyed(
+    f: Function,
+    keys: Keys,
+    source: Value,
+    target: Value,
+    size: Value,
+    turning: tuple[Value, Value, Value],
+) -> Value:
+    """Write numbers as keys; say whether there was a NaN or a -0.0."""
+    negative, every, last = turning
+    found = f.var(keys.mask, 0)
+
+    def key(x: Value) -> Value:
+        nan = (x & keys.largest) > last
+        found.set(found.get() | nan | x.equals(keys.least))
+        made = x ^ (x >> (keys.bits - 1) & negative) ^ every
+        return f.select(nan, f.value(keys.vector, keys.largest), made)
+
+    _each(f, keys, source, target, size, key)
+    return f.convert("bitcast", found.get(), f"i{keys.lanes}").differs(0)
+
+
+def _numbered(
+    f: Function, keys: Keys, place: Value, size: Value, turning: tuple[Value, Value, Value]
+) -> None:
+    """Write keys as the numbers they stand for."""
+    negative, every, _ = turning
+
+    def number(x: Value) -> Value:
+        x = x ^ every
+        return x ^ (x >> (keys.bits - 1) & negative)
+
+    _each(f, keys, place, place, size, number)
+
+
+def _each(
+    f: Function,
+    keys: Keys,
+    source: Value,
+    target: Value,
+    size: Value,
+    made: Callable[[Value], Value],
+) -> None:
+    whole = size & -keys.lanes
+    with f.range(0, whole, keys.lanes) as i:
+        at = i * keys.nbytes
+        keys.store(f, made(keys.load(f, f.at(source, at))), f.at(target, at))
+    with f.if_(whole < size):
+        at, live = whole * keys.nbytes, size - whole
+        x = keys.load(f, f.at(source, at), live)
+        x = f.select(lane_mask(f, keys.lanes, live), x, 0)
+        keys.store(f, made(x), f.at(target, at), live)
+
+
+def _again(keys: Keys) -> Function:
+    """Write zeros and NaNs as they came: `sort_again(source, target, count)`.
+
+    Both are equal among themselves, and of each there may be different ones.
+    """
+    f = inner(keys, "sort_again", "void", "ptr", "ptr", "i64")
+    source, target, count = f.params
+    top = keys.least
+
+    def kinds(i: Value) -> tuple[Value, Value, Value]:
+        """A number without its sign, the number, and whether it is a NaN."""
+        x = f.load(keys.element, source, i * keys.nbytes)
+        size = x & keys.largest
+        return size, x, size > _exponents(keys)
+
+    zero, nan = f.var("i64", 0), f.var("i64", count)
+    with f.range(0, count) as i:
+        _, x, is_nan = kinds(i)
+        below = (x < 0) & x.differs(top) & (is_nan ^ 1)
+        zero.set(zero.get() + f.convert("zext", below, "i64"))
+        nan.set(nan.get() - f.convert("zext", is_nan, "i64"))
+    with f.range(0, count) as i:
+        size, x, is_nan = kinds(i)
+        for holds, place in ((size.equals(0), zero), (is_nan, nan)):
+            with f.if_(holds):
+                f.store(x, target, place.get() * keys.nbytes)
+                place.set(place.get() + 1)
+    return f
