@@ -15,8 +15,9 @@ import time
 import weakref
 from collections.abc import Callable
 
-# Written is what nothing was added to for so long: a program that is made stores several entries,
-# and the first run of it is next. Who adds again and again is written for after the longer time.
+# It is written when nobody has put or asked for anything for so long: a program that is made looks
+# for several entries and stores others, and the first run of it is next. Where that goes on and on,
+# it is written after the longer time.
 REST_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 1.0
 # With more than this in memory, whoever adds to it writes.
@@ -68,6 +69,7 @@ class Behind:
 
     def get(self, path: str) -> bytes | None:
         """What will be written to `path`, if it is not yet."""
+        self._changed = time.monotonic()  # who asks is at work on a program
         return self._waiting.get(path)
 
     def flush(self) -> None:

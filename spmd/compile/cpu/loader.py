@@ -24,6 +24,7 @@ from typing import Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
+from spmd.compile.cpu.link import UnfamiliarError, link
 from spmd.compile.cpu.units import (
     Source,
     Stream,
@@ -293,29 +294,33 @@ class Loader:
             free.append(emitter)
 
     def _link(self, units: Sequence[_Unit]) -> None:
-        """Load object code.
-
-        All goes into one library, which takes a third of the time that one library each would take,
-        but for units that define a symbol again.
-        """
+        """Load object code: all at once, but for units that define a symbol again."""
         defined: set[str] = set()
         together = [
             u for u in units if defined.isdisjoint(u.symbols) and not defined.update(u.symbols)
         ]
         if not together:
             return
+        try:
+            tables = link([unit.code for unit in together])
+        except UnfamiliarError:
+            tables = self._link_by_llvm(together)
+        for unit, table in zip(together, tables, strict=True):
+            addresses = {s: Address.of(table[s], unit.key, s) for s in unit.symbols}
+            self._loaded[unit.key] = addresses
+        if len(together) < len(units):
+            self._link([u for u in units if u.key not in self._loaded])
+
+    def _link_by_llvm(self, units: Sequence[_Unit]) -> list[Mapping[str, int]]:
+        """Load object code that `link` leaves to LLVM: the addresses of each unit's symbols."""
         builder = self._llvm.JITLibraryBuilder().add_current_process()
-        for unit in together:
+        for unit in units:
             builder.add_object_img(unit.code)
             for symbol in unit.symbols:
                 builder.export_symbol(symbol)
         tracker = builder.link(self._jit, f"text{next(self._numbers)}")
         tracker.detach()
-        for unit in together:
-            addresses = {s: Address.of(tracker[s], unit.key, s) for s in unit.symbols}
-            self._loaded[unit.key] = addresses
-        if len(together) < len(units):
-            self._link([u for u in units if u.key not in self._loaded])
+        return [{s: tracker[s] for s in unit.symbols} for unit in units]
 
 
 class Batch:
