@@ -1,0 +1,503 @@
+"""Shorten: a deep program is compiled as a shallow one, and its layers are put back afterwards.
+
+`periods` finds the copies of a repeated stretch, a network's layers. What the passes make of the
+third of them they make of the thirtieth: they look at what is around an equation, not at how far
+away the ends are. So all but a few copies are left out, the passes run on what is left, and the
+equations that they wrote, which repeat themselves too, are continued for as many copies.
+
+Leaving out takes `missing` copies out of the middle of every region. What stood behind the gap
+moves up: it reads what the copy before the gap makes, as it would read that of its neighbour. Every
+equation has a *shift*, by how many copies it moved: 0 before the gap, `missing` behind it; in a
+region that counts backwards it is the other way round, as what stands before the gap there belongs
+to layers behind it. Putting back is the same arithmetic the other way: copy `r` of those that come
+between has shift `r`, and reads what its model reads, shifted by as much.
+
+This is only done where it is known to be right; else the passes take the whole program. What the
+passes made must repeat itself in at least `LEAST_AFTER` copies, as evenly as what they were given.
+Each value that one copy hands to the next must still be handed over: then every copy that is put
+back computes what the copies before it hold from their neighbours' values, by the code that does so
+for the others. (A counter that is folded to a number in each layer hands nothing over.) And nothing
+outside of regions may read what is next to the gap, so nothing that goes with a copy is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from spmd.compile.passes.periods import Region, Table, families_of, find_regions, table_of
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
+from spmd.core.record import record
+from spmd.core.source import Source
+
+# Shorter programs are compiled as they are: they are not even looked at.
+LEAST_EQNS = 800
+# So many copies stay of each region, and at least so many must be worth leaving out.
+KEPT, LEAST_MISSING = 6, 6
+# What the passes make of those that stay must repeat itself in so many copies.
+LEAST_AFTER = 3
+
+
+@record(eq=False)
+class _Stretch:
+    """Values in the order of copies, `step` of each copy: of a region, or inputs, one a copy.
+
+    In a long program `cut` is where those begin that are left out; in a short one where they
+    come back, and `gap` is the number of the equation there.
+    """
+
+    values: Any  # their numbers in the table
+    step: int
+    sign: int
+    cut: int
+    region: Region | None = None
+    gap: int = 0
+
+
+class _Layout:
+    """Where in which stretch each value of a table is."""
+
+    def __init__(self, table: Table, stretches: Sequence[_Stretch], missing: int):
+        self.table = table
+        self.stretches = stretches
+        self.missing = missing
+        count = len(table.values)
+        self.of = np.full(count + 1, -1)  # the last place is for literals
+        self.at = np.zeros(count + 1, np.int64)
+        for k, stretch in enumerate(stretches):
+            self.of[stretch.values] = k
+            self.at[stretch.values] = np.arange(len(stretch.values))
+        # The last place of each is for what is in no stretch: it moves nowhere.
+        self.step = np.array([*[s.step for s in stretches], 0])
+        self.sign = np.array([*[s.sign for s in stretches], 1])
+        self.cut = np.array([*[s.cut for s in stretches], 1])
+
+    def reads(self, start: int, end: int) -> Any:
+        """What the equations from `start` to `end` read, one after the other."""
+        reads = self.table.reads
+        return self.table.edges[reads[start] : reads[end]]
+
+    def read_outside(self) -> Any:
+        """By value, whether an equation of no region reads it."""
+        table = self.table
+        outer = np.ones(len(table.kinds), bool)
+        for stretch in self.stretches:
+            if stretch.region is not None:
+                outer[stretch.region.start : stretch.region.end] = False
+        found = np.zeros(len(table.values) + 1, bool)
+        found[table.edges[np.repeat(outer, np.diff(table.reads))].clip(-1)] = True
+        return found
+
+
+# ---- leaving copies out ------------------------------------------------------------------------
+
+
+def shorten(closed: ClosedJaxpr) -> Shortened | None:
+    """A shallow program that stands for a deep one; None for programs that are not that deep."""
+    if len(closed.eqns) < LEAST_EQNS:
+        return None
+    table = table_of(closed)
+    regions = find_regions(table, KEPT + LEAST_MISSING)
+    if not regions:
+        return None
+    families = families_of(table, regions)
+    missing = min([r.copies for r in regions] + [len(family) for family in families]) - KEPT
+    if missing < LEAST_MISSING:
+        return None
+    stretches = [
+        _Stretch(np.array(family), 1, 1, (len(family) - missing) // 2) for family in families
+    ]
+    for r in regions:
+        gap = _narrowest(table, r, missing)
+        cut = int(table.made[gap]) - r.first
+        stretches.append(_Stretch(np.arange(r.first, r.last), r.step, r.sign, cut, r, gap))
+    layout = _Layout(table, stretches, missing)
+    outside = layout.read_outside()
+    for s in stretches:
+        if outside[s.values[s.cut : s.cut + missing * s.step]].any():
+            return None
+    return _close(layout) if _evenly_given(layout) else None
+
+
+def _narrowest(table: Table, region: Region, missing: int) -> int:
+    """The equation about the middle of what stays before which the fewest values are handed on."""
+    period = region.period
+    begin = region.start + (region.end - region.start - (missing + 1) * period) // 2
+    low, high = begin - period, begin + 2 * period
+    maker = np.searchsorted(
+        table.made, table.edges[table.reads[begin] : table.reads[high]], "right"
+    )
+    reader = np.repeat(np.arange(begin, high), np.diff(table.reads[begin : high + 1]))
+    last = np.zeros(high - low, np.int64)  # who reads an equation's results last
+    inside = maker > low
+    np.maximum.at(last, maker[inside] - 1 - low, reader[inside] - low)
+    made = np.flatnonzero(last)
+    change = np.zeros(high - low + 1, np.int64)
+    np.add.at(change, made + 1, 1)
+    np.add.at(change, last[made] + 1, -1)
+    return begin + int(np.argmin(np.cumsum(change)[period : 2 * period]))
+
+
+def _evenly_given(layout: _Layout) -> bool:
+    """Whether copies that are left out make as many results as those beside them."""
+    count = np.zeros(len(layout.table.values), np.int64)
+    number = layout.table.number
+    np.add.at(count, [number[v] for v in layout.table.closed.jaxpr.outvars if v in number], 1)
+    for stretch in layout.stretches:
+        begin, end = stretch.cut - stretch.step, stretch.cut + layout.missing * stretch.step
+        given = count[stretch.values[begin : end + stretch.step]]
+        if (given > 1).any() or (given[: -stretch.step] != given[stretch.step :]).any():
+            return False
+    return True
+
+
+def _close(layout: _Layout) -> Shortened | None:
+    """Let what stays read what stays; None if something would be read that is not there."""
+    table, missing = layout.table, layout.missing
+    eqns, made = table.closed.eqns, table.made
+    kept: list[Eqn] = []
+    handed: set[Var] = set()
+    done = 0
+    for stretch in sorted(layout.stretches, key=lambda s: s.gap):
+        region = stretch.region
+        if region is None:
+            continue
+        kept += eqns[done : region.start]
+        behind = stretch.gap + missing * region.period
+        for start, end, shift in (region.start, stretch.gap, 0), (behind, region.end, missing):
+            before = layout.reads(start, end)
+            after = _moved_up(layout, stretch.sign, shift, before)
+            readers = np.repeat(np.arange(start, end), np.diff(table.reads[start : end + 1]))
+            if after is None or (after >= made[readers]).any():
+                return None
+            changed = dict.fromkeys(readers[after != before].tolist())
+            first = table.reads[start]
+            for k in range(start, end):
+                eqn = eqns[k]
+                if k in changed:
+                    numbers = after[table.reads[k] - first : table.reads[k + 1] - first].tolist()
+                    eqn = _reading(eqn, numbers, table.values)
+                kept.append(eqn)
+            if shift:
+                own = (after >= region.first) & (after < region.first + stretch.cut)
+                handed.update([table.values[v] for v in after[own].tolist()])
+        done = region.end
+    kept += eqns[done:]
+    return Shortened(layout, kept, handed)
+
+
+def _moved_up(layout: _Layout, sign: int, shift: int, reads: Any) -> Any:
+    """What equations of one shift read of what stays; None if that is not there."""
+    of = layout.of[reads.clip(-1)]
+    size = np.array([*[len(s.values) for s in layout.stretches], 1])[of]
+    step, cut = layout.step[of], layout.cut[of]
+    at = (
+        layout.at[reads.clip(-1)]
+        - np.where(layout.sign[of] == sign, shift, layout.missing - shift) * step
+    )
+    at = np.where(at < cut, at, at + layout.missing * step)
+    known = of >= 0
+    if ((at < 0) | (at >= size))[known].any():
+        return None
+    after = reads.copy()
+    for k, stretch in enumerate(layout.stretches):
+        mine = of == k
+        after[mine] = stretch.values[at[mine]]
+    return after
+
+
+def _reading(eqn: Eqn, numbers: Sequence[int], values: Sequence[Var]) -> Eqn:
+    """An equation that reads other values; a negative number leaves an operand as it is."""
+    ins = [a if n < 0 else values[n] for a, n in zip(eqn.invars, numbers, strict=True)]
+    return Eqn(eqn.prim, tuple(ins), eqn.outvars, eqn.params, eqn.effects, eqn.source)
+
+
+# ---- putting them back -------------------------------------------------------------------------
+
+
+class Shortened:
+    """A shallow program, `closed`, and what it takes to make a deep one of what becomes of it."""
+
+    def __init__(self, layout: _Layout, eqns: Sequence[Eqn], handed: set[Var]):
+        self.layout = layout
+        self.handed = handed  # what one copy makes and the next one reads
+        jaxpr = layout.table.closed.jaxpr
+        gone: set[Atom] = set()
+        for stretch in layout.stretches:
+            begin, end = stretch.cut, stretch.cut + layout.missing * stretch.step
+            gone.update([layout.table.values[v] for v in stretch.values[begin:end].tolist()])
+        self.outvars = [v for v in jaxpr.outvars if v not in gone]
+        invars = [v for v in jaxpr.invars if v not in gone]
+        short = jaxpr.replace(invars=invars, eqns=eqns, outvars=self.outvars, arg_names=())
+        self.closed = ClosedJaxpr(short, layout.table.closed.consts)
+
+    def __str__(self) -> str:
+        regions = [s.region for s in self.layout.stretches if s.region is not None]
+        every = sum(r.end - r.start for r in regions)
+        lengths = ", ".join([f"{r.copies} of {r.period}" for r in regions])
+        count = len(self.layout.table.closed.eqns)
+        return f"{every} of {count} equations repeat themselves: {lengths}"
+
+    def lengthen(self, done: ClosedJaxpr) -> ClosedJaxpr | None:
+        """What the passes would make of the whole program, from what they made of the short one.
+
+        None if that does not go on evenly.
+        """
+        layout = self._after(done)
+        return None if layout is None else _Lengthener(self, layout).run()
+
+    def _after(self, done: ClosedJaxpr) -> _Layout | None:
+        """Where the stretches are in what the passes made."""
+        old, missing = self.layout, self.layout.missing
+        inputs: list[Var] = []
+        stretches: list[_Stretch] = []
+        families: list[Region] = []
+        for s in old.stretches:
+            if s.region is None:
+                stays = [*s.values[: s.cut].tolist(), *s.values[s.cut + missing :].tolist()]
+                first = len(inputs)
+                inputs += [old.table.values[v] for v in stays]
+                families.append(Region(0, 0, 0, first, len(inputs), 1, 1))
+                stretches.append(_Stretch(np.arange(first, len(inputs)), 1, 1, s.cut))
+        rest = set(done.jaxpr.invars).difference(inputs)
+        table = table_of(done, [*inputs, *[v for v in done.jaxpr.invars if v in rest]])
+        regions = find_regions(table, LEAST_AFTER, families)
+        every = [
+            *stretches,
+            *[_Stretch(np.arange(r.first, r.last), r.step, 1, 0, r) for r in regions],
+        ]
+        outside = _Layout(table, every, missing).read_outside()
+        if not regions or any(outside[s.values].all() for s in stretches):
+            return None
+        for r in regions:
+            gap = _free_gap(table, r, outside)
+            if gap is None:
+                return None
+            cut = int(table.made[gap]) - r.first
+            stretches.append(_Stretch(np.arange(r.first, r.last), r.step, r.sign, cut, r, gap))
+        layout = _Layout(table, stretches, missing)
+        made = layout.of >= len(families)
+        for v in self.handed:
+            if not made[table.number.get(v, -1)] and not _gathers(old.table, old.table.number[v]):
+                return None
+        return layout
+
+
+def _free_gap(table: Table, region: Region, outside: Any) -> int | None:
+    """Where to put copies back: behind one of which nothing is read outside of regions.
+
+    A value that is read there in every copy belongs to something that should be in a region. The
+    copy is about in the middle, and has one before and one behind it.
+    """
+    read = np.concatenate(([0], np.cumsum(outside)))
+    gaps = np.arange(region.start + region.period, region.end - region.period + 1)
+    made = table.made
+    free = gaps[read[made[gaps]] == read[made[gaps - region.period]]]
+    if not len(free):
+        return None
+    middle = (region.start + region.end + region.period) // 2
+    return int(free[np.argmin(abs(free - middle))])
+
+
+def _gathers(table: Table, value: int) -> bool:
+    """Whether a value is computed of several that depend on inputs.
+
+    No pass sees through such an equation. Many literals that are multiplied, or transpositions one
+    after the other, are something simpler in the end, which depends on how many they are.
+    """
+    while value >= table.given:
+        k = table.maker(value)
+        moving = {v for v in table.operands(k).tolist() if v >= 0 and _depends(table, v)}
+        if len(moving) != 1:
+            return len(moving) > 1
+        (value,) = moving
+    return False
+
+
+def _depends(table: Table, value: int) -> bool:
+    """Whether a value depends on an input or a constant of the program."""
+    seen, stack = {value}, [value]
+    while stack:
+        v = stack.pop()
+        if v < table.given:
+            return True
+        k = table.maker(v)
+        new = {n for n in table.operands(k).tolist() if n >= 0} - seen
+        seen |= new
+        stack += new
+    return False
+
+
+# Of a model's operand: the values of a stretch and where in them copy 0 reads, and each one later.
+_Moving: TypeAlias = tuple[list[Var], int, int]
+
+
+class _Lengthener:
+    """Writes the deep program."""
+
+    def __init__(self, shortened: Shortened, layout: _Layout):
+        self.shortened = shortened
+        self.layout = layout
+        self.table = layout.table
+        self.missing = layout.missing
+        long = shortened.layout
+        families = [s for s in long.stretches if s.region is None]
+        # Of each stretch all values, those that were missing too.
+        self.values: list[list[Var]] = [
+            [long.table.values[v] for v in s.values.tolist()] for s in families
+        ]
+        for s in layout.stretches[len(families) :]:
+            have = [self.table.values[v] for v in s.values.tolist()]
+            model = have[s.cut - s.step : s.cut] * self.missing
+            self.values.append([*have[: s.cut], *[Var(v.aval) for v in model], *have[s.cut :]])
+
+    def run(self) -> ClosedJaxpr | None:
+        jaxpr, eqns = self.table.closed.jaxpr, self.table.closed.eqns
+        written: list[Eqn] = []
+        done = 0
+        for stretch in sorted(self.layout.stretches, key=lambda s: s.gap):
+            region = stretch.region
+            if region is None:
+                continue
+            copies = self.copies(stretch, region)
+            if copies is None:
+                return None
+            written += eqns[done : region.start]
+            written += self.moved(stretch, region.start, stretch.gap, 0)
+            written += copies
+            written += self.moved(stretch, stretch.gap, region.end, self.missing)
+            done = region.end
+        written += eqns[done:]
+        outvars = self.results()
+        if outvars is None:
+            return None
+        whole = self.shortened.layout.table.closed.jaxpr
+        return ClosedJaxpr(
+            jaxpr.replace(invars=whole.invars, eqns=written, outvars=outvars),
+            self.table.closed.consts,
+        )
+
+    def shift(self, own: int, sign: int, stretch: int) -> int:
+        """By how much the values of a stretch move for one of a sign that has moved itself."""
+        return own if self.layout.sign[stretch] == sign else self.missing - own
+
+    def moved(self, stretch: _Stretch, start: int, end: int, own: int) -> list[Eqn]:
+        """The equations before or behind the gap, with what they read now."""
+        table, layout = self.table, self.layout
+        eqns = list(table.closed.eqns[start:end])
+        reads = layout.reads(start, end).clip(-1)
+        of, at = layout.of[reads], layout.at[reads]
+        shift = np.where(layout.sign[of] == stretch.sign, own, self.missing - own)
+        # It stays the same on the side of the gap that has the same shift.
+        changed = (of >= 0) & ((at < layout.cut[of]) != (shift == 0))
+        readers = np.repeat(np.arange(end - start), np.diff(table.reads[start : end + 1]))
+        for k in dict.fromkeys(readers[changed].tolist()):
+            ins = list(eqns[k].invars)
+            for position, v in enumerate(table.operands(start + k).tolist()):
+                if v >= 0 and (s := layout.of[v]) >= 0:
+                    at = layout.at[v] + self.shift(own, stretch.sign, int(s)) * layout.step[s]
+                    ins[position] = self.values[s][at]
+            e = eqns[k]
+            eqns[k] = Eqn(e.prim, tuple(ins), e.outvars, e.params, e.effects, e.source)
+        return eqns
+
+    def copies(self, stretch: _Stretch, region: Region) -> list[Eqn] | None:
+        """The copies that were missing, like the one before the gap."""
+        start = stretch.gap - region.period
+        eqns = self.table.closed.eqns[start : stretch.gap]
+        operands = []
+        for k in range(start, stretch.gap):
+            found = self.operands(stretch, k, region.period)
+            if found is None:
+                return None
+            operands.append(found)
+        own = self.values[self.layout.stretches.index(stretch)]
+        written, at = [], stretch.cut
+        for r in range(1, self.missing + 1):
+            for eqn, atoms in zip(eqns, operands, strict=True):
+                ins = [a if type(a) is not tuple else a[0][a[1] + r * a[2]] for a in atoms]
+                outs = tuple(own[at : at + len(eqn.outvars)])
+                at += len(outs)
+                source = self.source(eqn, r, stretch.sign)
+                written.append(Eqn(eqn.prim, tuple(ins), outs, eqn.params, eqn.effects, source))
+        return written
+
+    def operands(self, stretch: _Stretch, k: int, period: int) -> list[Atom | _Moving] | None:
+        """What copies of an equation read: the same atom, or what moves on with each copy."""
+        table, layout = self.table, self.layout
+        found: list[Atom | _Moving] = []
+        numbers = zip(table.operands(k).tolist(), table.operands(k + period).tolist(), strict=True)
+        for atom, (v, later) in zip(table.closed.eqns[k].invars, numbers, strict=True):
+            s = int(layout.of[v]) if v >= 0 else -1
+            if s < 0:
+                if v != later:
+                    return None  # what the first copy reads is like nothing else
+                found.append(atom)
+                continue
+            step, at = int(layout.step[s]), int(layout.at[v])
+            slope = step
+            if layout.sign[s] != stretch.sign:
+                at, slope = at + self.missing * step, -step
+            every = self.values[s]
+            if (
+                not 0
+                <= at + min(slope, self.missing * slope)
+                <= at + max(slope, self.missing * slope)
+                < len(every)
+            ):
+                return None
+            found.append((every, at, slope))
+        return found
+
+    def source(self, eqn: Eqn, own: int, sign: int) -> Source:
+        """The user's line of a copy: layers may be written one by one."""
+        long = self.shortened.layout
+        for var in eqn.outvars:
+            v = long.table.number.get(var, -1)
+            k = long.table.maker(v)
+            s = int(long.of[v])
+            if k >= 0 and s >= 0 and long.table.closed.eqns[k].source is eqn.source:
+                shift = own if long.sign[s] == sign else self.missing - own
+                at = int(long.at[v])
+                at -= 0 if at < long.cut[s] else self.missing * int(long.step[s])
+                at += shift * int(long.step[s])
+                values = long.stretches[s].values
+                if 0 <= at < len(values):
+                    return long.table.closed.eqns[long.table.maker(int(values[at]))].source
+        return eqn.source
+
+    def results(self) -> list[Atom] | None:
+        """The results of the whole program."""
+        long = self.shortened.layout
+        now = dict(zip(self.shortened.outvars, self.table.closed.jaxpr.outvars, strict=True))
+        found: list[Atom] = []
+        for atom in long.table.closed.jaxpr.outvars:
+            v = long.table.number.get(atom, -1)
+            s, at = int(long.of[v]), int(long.at[v])
+            if s < 0:
+                found.append(now[atom])
+                continue
+            stretch = long.stretches[s]
+            # The value of the short program that stands for this one, and by how much it moved.
+            own = min(max((at - stretch.cut) // stretch.step + 1, 0), self.missing)
+            if at < stretch.cut + self.missing * stretch.step:
+                model = long.table.values[stretch.values[at - own * stretch.step]]
+            else:
+                model = atom
+            made = self.result(now[model], own, stretch.sign)
+            if made is None:
+                return None
+            found.append(made)
+        return found
+
+    def result(self, atom: Atom, own: int, sign: int) -> Atom | None:
+        """What the passes made of a copy's result, as many copies further."""
+        v = self.table.number.get(atom, -1)
+        s = int(self.layout.of[v])
+        if s < 0:
+            # Made outside of regions, for a copy that stays as it is; literals are all the same.
+            return atom if own in (0, self.missing) else None
+        at = int(self.layout.at[v] + self.shift(own, sign, s) * self.layout.step[s])
+        return self.values[s][at] if 0 <= at < len(self.values[s]) else None
