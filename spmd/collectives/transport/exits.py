@@ -29,9 +29,9 @@ from spmd.core.errors import PeerError
 from spmd.core.record import record
 from spmd.core.source import is_ours
 
-# For ranks in a wait to raise and report: they look every 50 ms at the latest, later on a busy
-# machine.
-MOMENT_FOR_PEERS = 0.5
+# For ranks in a wait to raise and report: they look every 50 ms at the latest, but where there are
+# more programs than cores it has taken them more than half a second.
+MOMENT_FOR_PEERS = 1.0
 # A rank stopped by another's failure leaves the end of the job to that one, but not forever.
 MOMENT_FOR_CAUSE = 2.0
 INTERRUPTED = 130
