@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from spmd.compile.cpu.emit import Emitter
 from spmd.compile.cpu.floats import Floats
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, from_bits, kind
@@ -122,11 +124,29 @@ def _real(e: Emitter, x: str, source: str, target: str) -> str:
 
 def _saturate(e: Emitter, x: str, given: str, wanted: str, signed: bool) -> str:
     """Truncate to an integer; too large gives the extreme, NaN gives 0."""
+    if e.width > 1:
+        return _saturate_lanes(e, x, given, wanted, signed)
     name = "fptosi" if signed else "fptoui"
     full = f"@llvm.{name}.sat.{e.suffix(wanted)}.{e.suffix(given)}"
     result, operand = e.type(wanted), e.type(given)
     e.module.declare(full, f"declare {result} {full}({operand})")
     return e.set(f"call {result} {full}({operand} {x})")
+
+
+def _saturate_lanes(e: Emitter, x: str, given: str, wanted: str, signed: bool) -> str:
+    """The same for vectors, of which LLVM takes its own function apart, lane by lane."""
+    bits = int(wanted[1:])
+    span, one = (1 << (bits - signed)), np.float32 if given == "float" else np.float64
+    last = e.float(float(np.nextafter(one(span), one(0))), given)
+    least = e.float(float(-span if signed else 0), given)
+    # What is converted fits: NaN and what is too large do as 0.
+    fits = e.select(e.compare("ole", given, x, last), given, x, e.float(0.0, given))
+    fits = e.select(e.compare("ogt", given, fits, least), given, fits, least)
+    if bits < 32:
+        made = e.cast("trunc", "i32", wanted, e.cast("fptosi", given, "i32", fits))
+    else:
+        made = e.cast("fptosi" if signed else "fptoui", given, wanted, fits)
+    return e.select(e.compare("ogt", given, x, last), wanted, e.int(span - 1, wanted), made)
 
 
 def _to_float(e: Emitter, x: str, source: str, target: str) -> str:

@@ -155,6 +155,25 @@ def test_convert_between_all_dtypes(source):
     assert_renders(case.kernel, case.arrays)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("source", ["f32", "f64", "f16", "bf16"])
+def test_what_does_not_fit_an_integer_becomes_the_nearest(source, target):
+    bounds = [sign * 2.0**k for k in (0, 7, 8, 15, 16, 31, 32, 63, 64) for sign in (1, -1)]
+    numpy_dtype = DTYPES[source].numpy
+    with np.errstate(over="ignore"):
+        edges = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 0.99, -0.99, *bounds], numpy_dtype)
+        around = [np.nextafter(edges, numpy_dtype.type(way)) for way in (-np.inf, np.inf)]
+    x = np.concatenate([edges, *around, edges + numpy_dtype.type(1)])
+    size = len(x)
+    for whole in ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64"):
+        b = Builder((size,), ())
+        given, out = b.arg(source, size), b.arg(whole, size, "out")
+        with b.row():
+            b.store(out, (1,), b.convert(b.load(given, (1,)), whole))
+        arrays = [x, np.zeros(size, DTYPES[whole].numpy)]
+        assert_renders(b.build(), arrays, target=TARGETS[target])
+
+
 @pytest.mark.parametrize("pair", BITCASTS)
 def test_bitcast(pair):
     case = bitcast_case(pair)
