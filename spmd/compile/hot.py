@@ -250,6 +250,69 @@ def hot_options(f: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def hot_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`x[index]` of an array, where the index is a slice, None, `...`, or a tuple of such.
+
+    Each index is a kind of its own. Numbers are not: who counts through an array would make one of
+    each.
+    """
+
+    def apply(x: Any, *parts: Any) -> Any:
+        return f(x, _index_of(parts))
+
+    hot = Hot(apply)
+    table = hot.table
+
+    @functools.wraps(f)
+    def method(self: Any, index: Any, /) -> Any:
+        if busy or type(self) is not Array:
+            return f(self, index)
+        if type(index) is slice:
+            start, stop, step = parts = index.start, index.stop, index.step
+            if type(start) not in _BOUNDS or type(stop) not in _BOUNDS or type(step) not in _BOUNDS:
+                return f(self, index)
+            key = self.aval, start, stop, step
+        else:
+            parts = _parts_of(index)
+            if parts is None:
+                return f(self, index)
+            key = self.aval, parts
+        match = table.get(key)
+        if match is not None:
+            out = match(self)
+            if out is not MISS:
+                return out
+        return hot(key, (self,), parts)
+
+    return method
+
+
+_BOUNDS = frozenset((int, type(None)))
+
+
+def _parts_of(index: Any) -> tuple[Any, ...] | None:
+    """What an index consists of, as something that can be a key; None if that is not plain."""
+    found: list[Any] = [tuple]
+    for part in index if type(index) is tuple else (index,):
+        if type(part) is slice:
+            bounds = part.start, part.stop, part.step
+            if not all(type(bound) in _BOUNDS for bound in bounds):
+                return None
+            found.append(bounds)
+        elif part is None or part is Ellipsis:
+            found.append(part)
+        else:
+            return None
+    return tuple(found)
+
+
+def _index_of(parts: tuple[Any, ...]) -> Any:
+    """The index that consists of these."""
+    if parts[0] is not tuple:
+        return slice(*parts)
+    return tuple([slice(*part) if type(part) is tuple else part for part in parts[1:]])
+
+
 _PLAIN = frozenset((int, bool, str, type(None), type(Ellipsis)))
 
 

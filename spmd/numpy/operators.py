@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_binary, hot_options, hot_unary
+from spmd.compile.hot import hot_binary, hot_index, hot_unary
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy import (
@@ -134,19 +134,12 @@ def _getitem(self: Any, index: Any) -> Any:
 
     A slice that comes again and again, with the same bounds, is a program of its own.
     """
-    kind = type(index)
-    if kind is int:
-        if self.aval.shape and -len(self) <= index < len(self):
-            return _element(self, index)
-    elif kind is slice:
-        return _sliced(self, index.start, index.stop, index.step)
+    if type(index) is not int:
+        return _part(self, index)
+    shape = self.aval.shape
+    if shape and -shape[0] <= index < shape[0]:
+        return _element(self, index)
     return getitem(self, index)
-
-
-@hot_options
-def _sliced(x: Any, start: Any, stop: Any, step: Any) -> Any:
-    """`x[start:stop:step]`."""
-    return getitem(x, slice(start, stop, step))
 
 
 # ---- special methods ---------------------------------------------------------------------------
@@ -239,6 +232,7 @@ def _put_at(self: Any) -> IndexUpdateHelper:
 
 
 _element = hot_binary(getitem)
+_part = hot_index(getitem)
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "__array_namespace__": standard.namespace_of,

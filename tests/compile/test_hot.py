@@ -69,6 +69,34 @@ def test_elements():
     np.testing.assert_array_equal(x[7], np.asarray(x)[3])  # clamped, as cold
 
 
+PARTS = [
+    slice(1, 3), slice(None), slice(-2, None), slice(None, None, -1), slice(7, 9), None, ..., (),
+    (slice(1, 3), slice(0, 2)), (slice(None), None), (..., slice(1, 2)), (None, ..., None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", PARTS, ids=str)
+def test_parts(index):
+    values = np.arange(12, dtype=np.int32).reshape(4, 3)
+    x, again = snp.asarray(values), snp.asarray(values[::-1].copy())
+    for _ in range(HOT_AFTER + 2):
+        np.testing.assert_array_equal(x[index], values[index])
+    assert compiled_kinds() == 1
+    np.testing.assert_array_equal(again[index], values[::-1][index])
+
+
+def test_parts_that_are_told_apart():
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    x = snp.asarray(values)
+    rows = np.array([2, 0])
+    for _ in range(HOT_AFTER + 2):
+        for index in (
+            *(slice(0, 1), slice(False, True), slice(np.int64(0), 1), (slice(0, 1),), (0, 1)),
+            *((True,), (slice(None), 1), (slice(None), rows), rows, values > 3),
+        ):
+            np.testing.assert_array_equal(x[index], values[index], err_msg=str(index))
+
+
 def test_what_rounds_twice_stays_as_it_was():
     assert is_determined(spmd.make_jaxpr(lambda x, y: x * y)(1.0, 2.0))
     assert not is_determined(spmd.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0))
