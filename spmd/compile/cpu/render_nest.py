@@ -18,7 +18,17 @@ from spmd.compile.cpu.render_body import Body
 from spmd.compile.cpu.render_reduce import Accumulator
 from spmd.compile.cpu.render_tile import is_transposed, stage
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
-from spmd.compile.kernel.ir import ROW, Kernel, Load, Pass, Reduce, Scan, Store, is_serial
+from spmd.compile.kernel.ir import (
+    ROW,
+    Kernel,
+    Load,
+    Pass,
+    Reduce,
+    Scan,
+    Store,
+    is_sequential,
+    is_serial,
+)
 from spmd.core.record import record
 
 # Row buffers beyond this live on the heap: worker threads have small stacks.
@@ -31,6 +41,9 @@ SUM_RUN = 32
 # Passes of not more instructions are written twice, for whole blocks and for the short one: that
 # takes LLVM less time than masks in the loop, which longer passes have.
 SHORT_CODE = 10
+
+# Updates of single elements, in order, in one turn of their loop: 0.6 of the time of one a turn.
+SERIAL_TURN = 4
 
 # Widths of vectors whose masks are the bits of an integer.
 _MASK_REGISTERS = (8, 16, 32, 64)
@@ -256,9 +269,26 @@ class Nest:
             return self._lanes(sweep, size, state, at)
         if size == 1:
             return at("0", state)
+        if last and is_sequential(self.kernel) and not sweep.carriers and size > SERIAL_TURN:
+            return self._serially(sweep.step, size, at)
         if last:
             return self._in_runs(sweep, size, 1, state, backwards if sweep.reverse else at)
         return self.e.loop("0", str(size), sweep.paired(state), at)
+
+    def _serially(self, step: Pass, size: int, at: LoopBody) -> list[str]:
+        """Write a loop over updates that may meet: several a turn, one after the other."""
+        turn = SERIAL_TURN if len(step.instrs) <= SHORT_CODE else 1
+        whole = size - size % turn
+
+        def several(first: str, carried: list[str]) -> list[str]:
+            for k in range(turn):
+                at(self.e.add_index(first, str(k)), carried)
+            return carried
+
+        self.e.loop("0", str(whole), [], several, turn)
+        for k in range(whole, size):
+            at(str(k), [])
+        return []
 
     def _element(self, sweep: Sweep, state: list[str]) -> list[str]:
         """Write what happens at one element, or block of lanes, behind the hoisted parts."""
