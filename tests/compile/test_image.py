@@ -213,7 +213,7 @@ def test_the_schedule_of_a_loaded_program_can_be_asked_for(folder):
 
 
 _PROGRAM = """
-import sys
+import platform, sys
 import numpy as np, spmd, spmd.numpy as snp
 from spmd import lax
 x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -227,6 +227,8 @@ print([np.asarray(a).tobytes().hex() for a in spmd.tree.leaves(made)])
 if sys.argv[1:] == ["second"]:  # what makes programs was not even imported
     wholes = "pipeline", "building", "assemble", "memory", "kernel", "lower", "passes"
     assert not {f"spmd.compile.{name}" for name in wholes} & set(sys.modules)
+    if (sys.platform, platform.machine()) == ("linux", "x86_64"):
+        assert "llvmlite" not in sys.modules
 """
 
 

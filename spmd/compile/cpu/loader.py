@@ -9,7 +9,9 @@ Texts that are new together are compiled a few to a module: a unit (`units.py`).
 text the disk has its code, or says in which unit that is. A `Batch` takes texts as they are written
 and compiles the first while the last are not there yet.
 
-llvmlite is imported at the first compile, because its import takes longer than that of all spmd.
+llvmlite is imported at the first compile, because its import takes longer than that of all spmd: a
+process that finds all its code on the disk links it (`link.py`) and knows its processor (`host.py`)
+without.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
+from spmd.compile.cpu.host import Host, find_host
 from spmd.compile.cpu.link import UnfamiliarError, link
 from spmd.compile.cpu.units import (
     Source,
@@ -38,31 +41,6 @@ from spmd.core.record import record
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
-
-
-@record
-class Host:
-    """The processor that code is generated for."""
-
-    cpu: str
-    features: str
-    llvm_version: str
-
-    def has(self, feature: str) -> bool:
-        """Whether the processor has an LLVM target feature, such as "avx512f" or "fma"."""
-        return f"+{feature}" in _features(self.features)
-
-    @property
-    def vector_bytes(self) -> int:
-        """The width of the widest vector registers that are worth using."""
-        if self.has("avx512f") and self.has("avx512vl"):
-            return 64
-        return 32 if self.has("avx2") else 16
-
-
-@lru_cache(16)
-def _features(text: str) -> frozenset[str]:
-    return frozenset(text.split(","))
 
 
 class Address(int):
@@ -106,6 +84,9 @@ class Loader:
     @cached_property
     def host(self) -> Host:
         """The processor of this machine."""
+        return find_host(object_cache, self._ask_llvm)
+
+    def _ask_llvm(self) -> Host:
         version = ".".join(map(str, self._llvm.llvm_version_info))
         features = self._llvm.get_host_cpu_features().flatten()
         return Host(self._llvm.get_host_cpu_name(), features, version)

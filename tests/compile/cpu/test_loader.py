@@ -2,12 +2,16 @@
 
 import ctypes
 import itertools
+import os
+import platform
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from spmd.compile.cpu import host as host_module
 from spmd.compile.cpu import loader as loader_module
 from spmd.compile.cpu import units
 from spmd.compile.cpu.cache import ObjectCache
@@ -174,15 +178,73 @@ def test_the_host_is_described():
     assert not Host("x", "+avx2", "1").has("avx")
 
 
-def test_llvmlite_is_imported_by_the_first_compile_only():
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """How often LLVM is asked for the processor, by `find()`, with files to be described by."""
+    cpuinfo, library = tmp_path / "cpuinfo", tmp_path / "llvmlite" / "binding" / "libllvmlite.so"
+    lines = [f"{name}\t: {name} of it" for name in host_module._TELLING]
+    cpuinfo.write_text("\n".join(["processor\t: 0", *lines, "", "processor\t: 1", ""]))
+    library.parent.mkdir(parents=True)
+    library.write_text("code")
+    origin = SimpleNamespace(origin=str(tmp_path / "llvmlite" / "__init__.py"))
+    monkeypatch.setattr(host_module, "_CPUINFO", str(cpuinfo))
+    monkeypatch.setattr(host_module.importlib.util, "find_spec", lambda name: origin)
+    monkeypatch.setattr(host_module.sys, "platform", "linux")
+    times = []
+
+    def find() -> int:
+        cache = ObjectCache(lambda: tmp_path / "cache")
+        made = Host("one", "+avx2", "22.1.0")
+        found = host_module.find_host(cache, lambda: times.append(1) or made)
+        assert (found.cpu, found.features, found.llvm_version) == ("one", "+avx2", "22.1.0")
+        return len(times)
+
+    return find, cpuinfo, library
+
+
+def test_the_host_is_asked_for_once_per_processor_and_library(asked):
+    find, cpuinfo, library = asked
+    text = cpuinfo.read_text()
+    assert [find(), find()] == [1, 1]
+    cpuinfo.write_text(text.replace("processor\t: 0", "processor\t: 7"))  # another core
+    assert find() == 1
+    cpuinfo.write_text(text.replace("flags of it", "other flags"))
+    assert [find(), find()] == [2, 2]
+    library.write_text("other code")
+    assert [find(), find()] == [3, 3]
+
+
+def test_where_the_processor_is_not_described_llvm_is_asked(asked):
+    find, cpuinfo, library = asked
+    text = cpuinfo.read_text()
+    for less in (text.replace("flags\t", "other\t"), text.rstrip().partition("\n\n")[0], ""):
+        cpuinfo.write_text(less)
+        before = find()
+        assert find() == before + 1
+    cpuinfo.unlink()
+    assert find() == find() - 1
+    cpuinfo.write_text(text)
+    library.unlink()
+    assert find() == find() - 1
+
+
+def test_llvmlite_is_imported_by_the_first_compile_only(tmp_path):
     program = (
         "import sys\nimport spmd.compile.cpu.loader as loader\n"
         "assert 'llvmlite' not in sys.modules\n"
-        "loader.compile_texts(['define void @f() { ret void }'])\n"
-        "assert 'llvmlite' in sys.modules\n"
+        "loader.compile_texts(['define void @f() nounwind { ret void }'])\n"
+        "assert loader.host().vector_bytes\n"
+        "print('llvmlite' in sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
-    assert done.returncode == 0
+    env = {**os.environ, "SPMD_CACHE_DIR": str(tmp_path)}
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=env, timeout=60, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.strip())
+    on_disk = sys.platform == "linux" and platform.machine() == "x86_64"
+    assert found == ["True", str(not on_disk)]
 
 
 def test_loaded_code_stays():
