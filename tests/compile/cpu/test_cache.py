@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spmd.compile.cpu import loader
+from spmd.compile.cpu import host, loader
 from spmd.compile.cpu.cache import ObjectCache, entry_key
 
 KEY = entry_key("text", "cpu")
@@ -179,5 +179,6 @@ def test_processes_that_compile_the_same_share_the_folder(tmp_path):
     # Each text has a name, each module that they share another. A process that finds some texts of
     # another there makes modules of the rest.
     units = min(20, loader.available_cores())
-    modules = len(files(tmp_path / "objects")) - 20
+    described = host._key() is not None  # the processor, beside all of these
+    modules = len(files(tmp_path / "objects")) - 20 - described
     assert units <= modules <= len(running) * units if units < 20 else modules == 0
