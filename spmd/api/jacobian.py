@@ -10,14 +10,19 @@ import numpy as np
 
 from spmd.api.flat import normal_argnums, partial_of
 from spmd.api.forward import jvp
-from spmd.api.reverse import check_differentiable, vjp_flat
+from spmd.api.reverse import check_differentiable, check_field, vjp_flat
 from spmd.api.vectorize import vmap
+from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.errors import GradError
+from spmd.core.source import current_source
 from spmd.core.tree import (
     tree_flatten,
+    tree_leaves,
     tree_map,
     tree_unflatten,
 )
+from spmd.core.util import function_name
 from spmd.sharding.array import from_numpy
 
 
@@ -47,6 +52,34 @@ def _cut_rows(stacked: Any, leaves: Sequence[Any], dim: int) -> list[Any]:
     return out
 
 
+def _name(what: str, fun: Any) -> str:
+    return f"{current_source()}: {what}({function_name(fun)})"
+
+
+def _check_real_arguments(fun: Any, some: Any, holomorphic: bool) -> None:
+    """Refuse complex arguments of a function that is not holomorphic: they move in two directions.
+
+    A tangent of one along the real axis alone would say nothing of the other.
+    """
+    for dtype in [typeof(x).dtype for x in tree_leaves(some)]:
+        if dtypes.is_complex(dtype) and not holomorphic:
+            raise GradError(
+                f"{_name('jacfwd', fun)}: an argument is {dtype}; pass its real and imaginary "
+                "parts, or use holomorphic=True, or jacrev"
+            )
+
+
+def _check_outputs(fun: Any, outs: Sequence[Any], holomorphic: bool) -> None:
+    """Refuse outputs that have no row of a Jacobian."""
+    for dtype in [typeof(x).dtype for x in outs]:
+        if not dtypes.is_inexact(dtype):
+            raise GradError(
+                f"{_name('jacrev', fun)}: the function returned dtype {dtype}, which has no "
+                "derivative; return it by has_aux=True, or use vjp, which takes float0 for it"
+            )
+    check_field(_name("jacrev", fun), outs, holomorphic)
+
+
 def jacfwd(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
@@ -55,20 +88,24 @@ def jacfwd(
 ) -> Callable[..., Any]:
     """The Jacobian, column by column in forward mode: best for few inputs.
 
-    For an output of shape `S` and an argument of shape `T` it has shape `S + T`.
+    For an output of shape `S` and an argument of shape `T` it has shape `S + T`. Complex arguments
+    need `holomorphic=True`, or a `GradError` says so.
     """
 
     @functools.wraps(fun)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
-        check_differentiable(fun, nums, args, holomorphic, False)
+        check_differentiable(fun, nums, args, holomorphic, False, "jacfwd")
         some = tuple(args[k] for k in nums)
+        _check_real_arguments(fun, some, holomorphic)
         f = partial_of(fun, nums, args, kwargs)
         leaves, tree = tree_flatten(some)
         aux: list[Any] = []
 
         def push(*tangents: Any) -> Any:
             out = jvp(f, some, tree_unflatten(tree, tangents), has_aux)
+            if holomorphic:
+                check_field(_name("jacfwd", fun), tree_leaves(out[0]), holomorphic)
             aux[:] = [out[2]] if has_aux else []
             return (out[1], out[2]) if has_aux else out[1]
 
@@ -96,16 +133,18 @@ def jacrev(
 ) -> Callable[..., Any]:
     """The Jacobian, row by row in reverse mode: best for few outputs.
 
-    For an output of shape `S` and an argument of shape `T` it has shape `S + T`.
+    For an output of shape `S` and an argument of shape `T` it has shape `S + T`. All outputs must
+    be real floating numbers, or complex ones if `holomorphic`: else it raises a `GradError`.
     """
 
     @functools.wraps(fun)
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
-        check_differentiable(fun, nums, args, holomorphic, allow_int)
+        check_differentiable(fun, nums, args, holomorphic, allow_int, "jacrev")
         some = tuple(args[k] for k in nums)
         outs, flat_f, pullback = vjp_flat(partial_of(fun, nums, args, kwargs), some, has_aux)
         leaves = outs[: flat_f.num_out]
+        _check_outputs(fun, leaves, holomorphic)
         rows = vmap(lambda *cts: pullback.flat(cts))(*_basis(leaves))
 
         # rows[k] stacks, for argument leaf k, one row for each element of the outputs.

@@ -238,8 +238,15 @@ def value_and_grad(
 
 
 def check_differentiable(
-    fun: Any, nums: tuple[int, ...], args: Any, holomorphic: bool, allow_int: bool
+    fun: Any,
+    nums: tuple[int, ...],
+    args: Any,
+    holomorphic: bool,
+    allow_int: bool,
+    what: str = "grad",
 ) -> None:
+    """Refuse arguments of a dtype that has no derivative; `what` is the user's transformation."""
+
     def is_good(x: Any) -> bool:
         dtype = typeof(x).dtype
         good = dtypes.is_complex(dtype) if holomorphic else dtypes.is_inexact(dtype)
@@ -252,13 +259,13 @@ def check_differentiable(
         names = leaf_names(lambda x: x, [args[k]])
         parameter = parameter_names(fun, len(args))[k]
         named = [parameter + n.removeprefix("x") for n in names]
-        check_arrays(f"grad({function_name(fun)})", named, leaves)
+        check_arrays(f"{what}({function_name(fun)})", named, leaves)
         for name, x in zip(named, leaves, strict=True):
             dtype = typeof(x).dtype
             wanted = "a complex" if holomorphic else "a floating"
             if not is_good(x):
                 raise GradError(
-                    f"{current_source()}: grad({function_name(fun)}): argument {name} has dtype "
+                    f"{current_source()}: {what}({function_name(fun)}): argument {name} has dtype "
                     f"{dtypes.long_name(dtype)}, and only {wanted} dtype can be differentiated. "
                     f"Convert it ({name}.astype(float)), choose other argnums, or allow_int=True."
                 )
@@ -277,13 +284,28 @@ def _check_scalar(fun: Any, flat_f: FlatFunction, outs: list[Any], holomorphic: 
             f"{name}: the function must return a scalar, got shape {aval.shape}; "
             "reduce it (.sum() or .mean()), or use jacrev"
         )
-    if dtypes.is_complex(aval.dtype) and not holomorphic:
-        raise GradError(
-            f"{name}: the function returned {aval.dtype}; take the real part, "
-            "or use holomorphic=True"
-        )
     if not dtypes.is_inexact(aval.dtype):
         raise GradError(
             f"{name}: the function returned dtype {aval.dtype}, which has no gradient; "
             "it must return a floating scalar"
         )
+    check_field(name, outs, holomorphic)
+
+
+def check_field(name: str, outs: Sequence[Any], holomorphic: bool) -> None:
+    """Refuse results whose derivative would be that of a part of them only.
+
+    What is complex has a derivative as a complex function or none; a real function has no
+    derivative as a complex one.
+    """
+    for dtype in [typeof(x).dtype for x in outs]:
+        if dtypes.is_complex(dtype) and not holomorphic:
+            raise GradError(
+                f"{name}: the function returned {dtype}; take the real part, "
+                "or use holomorphic=True"
+            )
+        if holomorphic and not dtypes.is_complex(dtype):
+            raise GradError(
+                f"{name}: holomorphic=True is for functions that return complex numbers, and this "
+                f"one returned {dtype}; without it the gradient of a real function is found"
+            )

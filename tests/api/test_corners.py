@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.errors import ArgumentError, PytreeError
+from spmd.errors import ArgumentError, GradError, PytreeError
 
 jax = pytest.importorskip("jax", reason="JAX is the oracle")
 
@@ -136,3 +136,25 @@ def test_ordered_prints_keep_their_order_everywhere(capsys):
     assert [line.split()[0] for line in lines[:2]] == ["start", "start"]
     spmd.vmap(lambda x: show("v", x), axis_name="b")(snp.arange(2.0))
     assert capsys.readouterr().out.splitlines() == ["v 0.0 (b=0)", "v 1.0 (b=1)"]
+
+
+COMPLEX = V.astype(np.complex64)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (lambda j: j.jacrev(lambda x: x * 1j)(V), r"jacrev\(<lambda>\): .* returned complex64"),
+        (lambda j: j.jacrev(lambda x: (x, 3))(V), "returned dtype int32, which has no derivative"),
+        (lambda j: j.hessian(lambda x: (x * 1j).sum())(V), "take the real part"),
+        (lambda j: j.jacfwd(lambda z: z * z)(COMPLEX), "argument is complex64"),
+        (lambda j: j.jacfwd(lambda z: z.real, holomorphic=True)(COMPLEX), "returned float32"),
+        (lambda j: j.jacrev(lambda z: z.real, holomorphic=True)(COMPLEX), "returned float32"),
+        (lambda j: j.grad(lambda z: z.real.sum(), holomorphic=True)(COMPLEX), "returned float32"),
+    ],
+)
+def test_what_is_part_of_a_derivative_only_is_refused(case: Any, message: str):
+    with pytest.raises(TypeError):
+        case(jax)
+    with pytest.raises(GradError, match=message):
+        case(spmd)
