@@ -92,8 +92,9 @@ def _windows(
     strides = per_dim(name, "window_strides", strides, ndim)
     base = per_dim(name, "base_dilation", base, ndim)
     dilation = per_dim(name, "window_dilation", dilation, ndim)
-    windows = Windows(sizes, strides, ((0, 0),) * ndim, base, dilation)
-    pads = pads_of(name, padding, windows.padded(shape), windows.spans(), strides)
+    spans = Windows(sizes, strides, ((0, 0),) * ndim, base, dilation).spans()
+    # As in a convolution, "SAME" is about the operand's own size, whatever lies between elements.
+    pads = pads_of(name, padding, shape, spans, strides)
     return Windows(sizes, strides, pads, base, dilation)
 
 

@@ -173,3 +173,22 @@ def test_one_number_added_where_there_is_no_kernel():
     at = RNG.integers(0, 10, 50).astype(np.int32)
     found = spmd.jit(lambda at: snp.zeros(10, snp.complex64).at[at].add(2j))(at)
     np.testing.assert_array_equal(found, 2j * np.bincount(at, minlength=10))
+
+
+@pytest.mark.parametrize("name", ["scatter", "scatter_add", "scatter_mul", "scatter_max"])
+def test_windows_that_no_index_moves_meet_at_one_place(name):
+    """A gather's gradient makes such scatters: its indices may have no components."""
+    x = RNG.standard_normal((5, 3)).astype(np.float32)
+    updates = RNG.standard_normal((3, 4, 2)).astype(np.float32)
+    numbers = spmd.lax.ScatterDimensionNumbers((0,), (0,), ())
+    f = getattr(spmd.lax, name)
+
+    def program(x, updates):
+        return f(x, np.zeros((4, 2, 0), np.int32), updates, numbers)
+
+    wanted = x.copy()
+    for part in updates.reshape(3, 8).T:
+        join = {"scatter_add": np.add, "scatter_mul": np.multiply, "scatter_max": np.maximum}
+        wanted[0] = join[name](wanted[0], part) if name in join else part
+    for found in (program(x, updates), spmd.jit(program)(x, updates)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)

@@ -52,6 +52,16 @@ def test_values_are_those_of_jax(name, seed):
     )
 
 
+@pytest.mark.parametrize("padding", ["SAME", "SAME_LOWER"])
+def test_same_is_about_the_size_without_base_dilation(padding):
+    """So it is in JAX, and in its convolutions."""
+    x = np.arange(24, dtype=np.float32).reshape(6, 4)
+    how = {"window_dimensions": (3, 2), "window_strides": (3, 2), "padding": padding}
+    ours, theirs = both("max", how | {"base_dilation": (2, 3)})
+    np.testing.assert_array_equal(ours(x), theirs(x))
+    np.testing.assert_array_equal(spmd.jit(ours)(x), theirs(x))
+
+
 @pytest.mark.parametrize("name", ["add", "max", "min"])
 @pytest.mark.parametrize("seed", range(4))
 def test_gradients_are_those_of_jax(name, seed):

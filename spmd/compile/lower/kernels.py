@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -259,8 +260,25 @@ def _has_kernel(eqn: Eqn) -> bool:
         return False
     if indices.aval.dtype.kind not in "iu" or indices.aval.dtype.str[1:] == "u8":
         return False
+    if _at_one_place(eqn):
+        return False
     plain = not dtypes.is_complex(operand.aval.dtype) and dtype != "bool"
     return plain or _COMBINE[eqn.prim.name] is None
+
+
+def _at_one_place(eqn: Eqn) -> bool:
+    """Whether several windows lie at the same place because no index moves them.
+
+    A kernel's law allows stores that meet only where addresses are read from an array.
+    """
+    operand, _, updates = eqn.invars
+    numbers = as_gather(eqn.params["dimension_numbers"])
+    if numbers.start_index_map:
+        return False
+    shape = operand.aval.shape
+    apart = math.prod(_window_sizes(numbers, shape, updates.aval.shape))
+    apart *= math.prod(shape[d] for d in numbers.operand_batching_dims)
+    return updates.aval.size > apart
 
 
 def _window_sizes(
