@@ -21,7 +21,7 @@ from spmd.core.tree import (
     tree_map,
     tree_unflatten,
 )
-from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
+from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -37,8 +37,9 @@ def device_put(
     """Put an array, or a pytree of them, on a device or lay it out by a sharding.
 
     `device` is a `Device`, a `Sharding`, None (the default device), or a pytree prefix of those.
-    `src` is where the arrays are, which they know themselves. Raises a `ShardingError` that names
-    the leaf if its shape cannot be cut evenly.
+    `src` is where the arrays are, which they know themselves. `may_alias=False` asks for new
+    arrays, which stay when those of `x` are donated. Raises a `ShardingError` that names the leaf
+    if its shape cannot be cut evenly.
 
     >>> device_put(np.arange(3.0))
     Array([0., 1., 2.], dtype=float32)
@@ -49,6 +50,9 @@ def device_put(
     check_arrays("device_put", names, leaves)
     places = broadcast_prefix(device, x, "device_put: device", _is_place)
     placed = [_put(n, v, p) for n, v, p in zip(names, leaves, places, strict=True)]
+    if may_alias is False:
+        pairs = zip(leaves, placed, strict=True)
+        placed = [alias(y) if y is x and isinstance(y, Array) else y for x, y in pairs]
     return tree_unflatten(tree, placed)
 
 

@@ -31,6 +31,7 @@ from spmd.numpy.promotion import (
     result_type,
     user_dtype,
 )
+from spmd.sharding.array import Array, alias
 
 
 def placed(x: Any, device: Any) -> Any:
@@ -89,7 +90,9 @@ def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
         is_python = isinstance(x, (int, float, complex)) and not isinstance(x, np.generic)
         if dtype is not None and (is_python or typeof(x).weak_type):
             return as_array(convert(x, dtype)) if is_python else lax.convert_element_type(x, dtype)
-        return lax.copy(x) if copy and isinstance(x, Tracer) else as_array(x)
+        if copy and isinstance(x, (Tracer, Array)):
+            return lax.copy(x) if isinstance(x, Tracer) else alias(x)
+        return as_array(x)
     if isinstance(x, (bool, int, float, complex)) and dtype.kind in "iu" and x == x:
         # So that 300 as uint8 is NumPy's OverflowError, not a silent 44.
         np.asarray(x).astype(dtype) if isinstance(x, (float, complex)) else np.asarray(x, dtype)
@@ -141,7 +144,10 @@ def _stacked(items: Any, dtype: np.dtype) -> Any:
 
 
 def copy(a: Any, order: str | None = None) -> Any:
-    """A copy of an array."""
+    """A copy of an array: it stays when the array itself is deleted or donated.
+
+    Arrays don't change, so both may lie in the same memory until a program wants to write there.
+    """
     check_arraylike("copy", a)
     return array(a, copy=True, order=order)
 

@@ -287,6 +287,9 @@ def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
 def roll(a: Any, shift: Any, axis: Axis = None) -> Any:
     """Move elements along dims; those that leave at one end come back at the other.
 
+    `shift` and `axis` may have several entries, one for each other; a dim that is named twice is
+    moved twice.
+
     >>> roll(arange(4), 1)
     Array([3, 0, 1, 2], dtype=int32)
     """
@@ -294,20 +297,33 @@ def roll(a: Any, shift: Any, axis: Axis = None) -> Any:
     a = plain(a)
     if axis is None:
         return reshape(roll(ravel(a), shift, 0), typeof(a).shape)
-    dims = (
-        canonical_axes(axis, typeof(a).ndim, "roll")
-        if np.ndim(axis)
-        else (canonical_axis(axis, typeof(a).ndim, "roll"),)
-    )
-    shifts = list(shift) if isinstance(shift, (tuple, list)) else [shift]
-    if len(shifts) not in (1, len(dims)) and len(dims) != 1:
-        raise ShapeError(f"roll: shift={shift} and axis={axis} must have equally many entries")
-    count = max(len(shifts), len(dims))
+    many = axis if isinstance(axis, (tuple, list, np.ndarray)) else (axis,)
+    dims = [canonical_axis(d, typeof(a).ndim, "roll") for d in many]
+    shifts = _shifts(plain(shift))
+    if len(shifts) != len(dims) and 1 not in (len(shifts), len(dims)):
+        raise ShapeError(
+            f"{current_source()}: roll: shift={shift} and axis={axis} must have equally many "
+            "entries, or one of them a single one"
+        )
+    # One entry stands for as many as the other has, as when arrays broadcast.
+    count = len(dims) if len(shifts) == 1 else len(shifts)
     shifts = shifts * count if len(shifts) == 1 else shifts
     dims = dims * count if len(dims) == 1 else dims
     for step, d in zip(shifts, dims, strict=True):
         a = _rolled(a, step, d)
     return as_array(a)
+
+
+def _shifts(shift: Any) -> list[Any]:
+    """The entries of a roll's shift: a number, a sequence of them, or an array of rank 0 or 1."""
+    if isinstance(shift, (tuple, list)):
+        return list(shift)
+    aval = typeof(shift)
+    if aval.ndim > 1:
+        raise ShapeError(
+            f"{current_source()}: roll: shift={aval} must be a number, or one for each axis"
+        )
+    return [shift[k] for k in range(aval.shape[0])] if aval.ndim else [shift]
 
 
 def _rolled(a: Any, shift: Any, d: int) -> Any:

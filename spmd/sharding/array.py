@@ -221,7 +221,7 @@ class Array:
         raise MutationError(in_place_message("x"))
 
     def __copy__(self) -> Array:
-        return self
+        return alias(self)
 
     def __deepcopy__(self, memo: Any) -> Array:
         return from_numpy(self._value(), self.aval)
@@ -372,6 +372,20 @@ def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) 
     out._numpy = None
     out._sharding = sharding
     return out
+
+
+def alias(x: Array) -> Array:
+    """Another array over the same memory: a copy, since nobody can write into either.
+
+    Deleting or donating one leaves the other: a program takes a donated operand's memory for a
+    result only if no other array holds it. Raises a `DeletedError` if `x` is deleted.
+    """
+    if x.is_deleted():
+        x._value()  # raises
+    if x.shards is not None:
+        return from_shards(x.aval, x.sharding, [alias(s) for s in x.shards])
+    owner = x.owner  # before the address, which settling writes before the owner
+    return from_memory(x.ptr, owner, x.aval, x._sharding)
 
 
 def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: int) -> Array:

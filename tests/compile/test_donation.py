@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -117,3 +118,51 @@ def test_memory_analysis_counts_what_is_written_over_donated_arguments():
     assert alias(lambda x: x + 1) == 0
     assert alias(lambda x: x + 1, donate_argnums=0) == x.nbytes
     assert alias(lambda x: x[:5] + 1, donate_argnums=0) == 0, "no result is as large"
+
+
+COPIES = {
+    "array": snp.array,
+    "copy": snp.copy,
+    "method": lambda x: x.copy(),
+    "asarray": lambda x: snp.asarray(x, copy=True),
+    "copy.copy": copy.copy,
+    "copy.deepcopy": copy.deepcopy,
+    "device_put": lambda x: spmd.device_put(x, may_alias=False),
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("size", [3, LARGE])
+def test_a_copy_outlives_the_donation_of_what_it_is_a_copy_of(name, size):
+    make, step = COPIES[name], spmd.jit(lambda x: (x * 2, x[::-1] + x), donate_argnums=0)
+    for k in range(40):  # often enough that calls take every fast path
+        x = spmd.jit(lambda n: snp.arange(size) + n)(float(k))
+        kept, twice = make(x), make(make(x))
+        step(kept if k % 3 == 0 else x)  # either may go
+        left = x if k % 3 == 0 else kept
+        wanted = np.arange(size, dtype=np.float32) + k
+        np.testing.assert_array_equal(left, wanted)
+        np.testing.assert_array_equal(twice, wanted)
+        with pytest.raises(DeletedError):
+            make(kept if k % 3 == 0 else x)
+
+
+def test_a_copy_of_what_is_still_computed_outlives_its_donation():
+    x = np.random.default_rng(0).standard_normal((700, 700), np.float32)
+    product = spmd.jit(lambda x: x @ x)
+    step = spmd.jit(lambda x: x * 2 @ x, donate_argnums=0)
+    wanted = np.asarray(product(x))
+    for _ in range(4):
+        pending = product(x)
+        kept = snp.array(pending)
+        step(pending)
+        np.testing.assert_array_equal(kept, wanted)
+
+
+def test_a_copy_over_several_devices_outlives_its_donation():
+    step = pmapped(lambda x: x * 2, donate_argnums=0)
+    for _ in range(4):
+        state = pmapped(lambda x: x + 1)(np.ones((4, LARGE), np.float32))
+        kept = spmd.tree.map(snp.copy, {"w": state})
+        step(state)
+        np.testing.assert_array_equal(kept["w"], np.full((4, LARGE), 2, np.float32))

@@ -96,6 +96,12 @@ SHAPES = [
     case("flip", lambda xp, x: [xp.flip(x), xp.flipud(x), xp.fliplr(x)], X),
     *[case(f"rot90-{k}", lambda xp, x, k=k: xp.rot90(x, k), X) for k in (1, 2, 3, -1)],
     case("roll", lambda xp, x: [xp.roll(x, 5), xp.roll(x, -1, 0), xp.roll(x, (1, 2), (0, 1))], X),
+    case("roll twice", lambda xp, x: [xp.roll(x, (1, 2), (0, 0)), xp.roll(x, (1, 2), 1)], X),
+    case(
+        "roll by arrays",
+        lambda xp, x: [xp.roll(x, np.array([1, 2]), (0, 1)), xp.roll(x, 3, ())],
+        X,
+    ),
     case("concatenate", lambda xp, x, i: xp.concatenate([x, i]), X, INTS),
     case("concatenate-flat", lambda xp, x, v: xp.concatenate([x, v], None), X, V),
     case("concatenate-dtype", lambda xp, x: xp.concatenate([x, x], 1, dtype=np.float16), X),
