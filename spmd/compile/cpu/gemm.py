@@ -48,7 +48,13 @@ from spmd.compile.cpu.gemm_ir_parts import (
     tiles_symbol,
     tiles_text,
 )
-from spmd.compile.cpu.gemm_units import PACKED_BYTES_PER_NS, Cut, flops_per_ns, packing_ns
+from spmd.compile.cpu.gemm_units import (
+    PACKED_BYTES_PER_NS,
+    SHARED_FROM,
+    Cut,
+    flops_per_ns,
+    packing_ns,
+)
 from spmd.compile.cpu.loader import Host, available_cores, compile_texts, host
 from spmd.compile.cpu.program import KernelStep, Slot
 from spmd.compile.cpu.render import Rendered, render
@@ -63,6 +69,22 @@ MOST_BATCH_DIMS = 3
 # Bytes of a column in a panel of B. Panels four vectors wide of half this depth stay in the L1
 # cache beside rows of A; deeper ones come from the L2 as fast, and sums go to C less often.
 _DEPTH_BYTES = 1024
+# Few rows of A read B where it lies, once, and wait for nothing else if it lies in no near cache.
+# Of that many rows of B at a time, whole ones as far as threads leave them whole, processors fetch
+# what comes next; of more, of which a tile reads a few columns each, they do not (8 x 2048 x 2048:
+# 1.0 ms, 2.8 in blocks of 256). Twice as many where several tiles read them.
+_STREAMED_ROWS = 32
+# So many rows of A are few: more gain little, and balance threads less well.
+_MOST_STREAMING = 32
+# C is added to all the time, and stays in a cache.
+_STREAMED_C = 2**18
+# What stays in the L2 cache.
+_NEAR_BYTES = 2**20
+# A product as shallow as this, in bytes of a row of A, mostly writes C: in whole rows, a few tiles
+# of them at a time, as memory likes it (1024 x 16 x 1024 on a core: 315 us, 365 in columns).
+_SHALLOW = 256
+_SHALLOW_TILES = 2
+_LONG_ROW = 2048
 # Rows of A per block, about: with the depth above a block fills a tenth of the L2 cache.
 _BLOCK_ROWS = 192
 # A is packed if more columns than this are multiplied with it, B if more rows are.
@@ -514,10 +536,15 @@ class _Planner:
         mr, width = tile_shape(self.machine, p.m, -(-p.n // v.lanes) or 1)
         nr = p.b.panel or width * v.lanes
         width = nr // v.lanes
-        parts = -(-p.k * v.nbytes // _DEPTH_BYTES) or 1
+        if self.streams_b:
+            deep = _STREAMED_ROWS * (1 if p.m <= mr else 2)
+            mb, nb = -(-p.m // mr) * mr, self.columns_of_rows(nr)
+        else:
+            deep = _DEPTH_BYTES // v.nbytes
+            mb, nb = self.cut(mr, nr).best()
+        parts = -(-p.k // deep) or 1
         kc = max(-(-p.k // (parts * self.steps)), 1) * self.steps
-        mb, nb = self.cut(mr, nr).best()
-        mc = min(_block_rows(mr), mb)
+        mc = min(_SHALLOW_TILES * mr if self.is_shallow else _block_rows(mr), mb)
         sizes |= {"mc": mc, "kc": kc, "mr": mr, "nr": nr}
         self.put_blocks(mb, nb)
         self.put_a(mc, kc, mr)
@@ -529,6 +556,30 @@ class _Planner:
         self.texts[symbol] = product_text(v, hot)
         flops = 2.0 * min(mb, p.m) * min(nb, p.n) * p.k
         return symbol, max(flops / flops_per_ns(v.nbytes_of_vector, v.nbytes), 5.0)
+
+    @property
+    def streams_b(self) -> bool:
+        """Whether few rows of A meet a B that lies in no near cache, and is read where it lies."""
+        p = self.p
+        plain = p.b.dtype == p.carried and p.b.column == 1 and not p.b.panel
+        far = p.k * p.n * self.vectors.nbytes > _NEAR_BYTES
+        return plain and far and p.m <= _MOST_STREAMING
+
+    @property
+    def is_shallow(self) -> bool:
+        """Whether C is written row by row: it is most of what is moved, and B stays near."""
+        p, nbytes = self.p, self.vectors.nbytes
+        near, long = p.k * p.n * nbytes <= _STREAMED_C, p.n * nbytes >= _LONG_ROW
+        return self.direct and near and long and p.k * nbytes <= _SHALLOW
+
+    def columns_of_rows(self, nr: int) -> int:
+        """Columns of a unit that reads whole rows of B, or a thread's part of them."""
+        batches = math.prod(self.p.batch)
+        shared = batches * self.p.multiply_adds >= SHARED_FROM
+        parts = -(-available_cores() // max(batches, 1)) if shared else 1
+        most = _STREAMED_C // (max(self.p.m, 1) * self.vectors.nbytes)
+        parts = max(parts, -(-self.p.n // most))
+        return -(-self.p.n // (parts * nr)) * nr
 
     def cut(self, mr: int, nr: int) -> Cut:
         """What decides on the rows and columns of a unit."""
@@ -543,6 +594,7 @@ class _Planner:
             direct=self.direct,
             packs_a=self.reads_a(_block_rows(mr)) is None,
             packs_b=not p.b.panel,
+            whole_rows=self.is_shallow,
         )
 
     def reads_a(self, mc: int) -> dict[str, int] | None:

@@ -55,6 +55,7 @@ class Cut:
     direct: bool  # C is written where it is wanted
     packs_a: bool
     packs_b: bool
+    whole_rows: bool = False  # a unit has all columns
 
     @property
     def batches(self) -> int:
@@ -78,7 +79,8 @@ class Cut:
     def _least(self) -> tuple[int, int]:
         """The fewest blocks of rows and columns that the caches like."""
         rows = self.p.m if self.direct else min(self.p.m, UNIT_ROWS)
-        columns = UNIT_COLUMNS if self.packs_b or not self.direct else self.p.n
+        narrow = (self.packs_b or not self.direct) and not self.whole_rows
+        columns = UNIT_COLUMNS if narrow else self.p.n
         return -(-self.p.m // max(rows, 1)) or 1, -(-self.p.n // max(columns, 1)) or 1
 
     def _extents(self, m_blocks: int, n_blocks: int) -> tuple[int, int]:
@@ -88,7 +90,8 @@ class Cut:
         """Extents from the largest on, until there are enough units for all threads."""
         most, m, n = _MOST_UNITS * self.cores, self.p.m, self.p.n
         heights = dict.fromkeys(_extent(m, m_least * k, self.mr) for k in _ROW_FACTORS)
-        widths = dict.fromkeys(_extent(n, n_least * k, self.nr) for k in _COLUMN_FACTORS)
+        factors = (1,) if self.whole_rows else _COLUMN_FACTORS
+        widths = dict.fromkeys(_extent(n, n_least * k, self.nr) for k in factors)
         batches, largest = self.batches, self._extents(m_least, n_least)
         for mb in heights:
             rows = -(-m // mb) * batches
