@@ -212,7 +212,17 @@ def test_nan_and_inf_stay_where_they_belong():
     np.testing.assert_array_equal(c, expected)
 
 
-@pytest.mark.parametrize("m, n, k", [(300, 280, 600), (1, 5000, 300), (3000, 1, 300)])
+@pytest.mark.parametrize(
+    "m, n, k",
+    [
+        (300, 280, 600),
+        (1, 5000, 300),
+        (3000, 1, 300),
+        (8, 1000, 530),
+        (20, 700, 530),
+        (300, 900, 16),
+    ],
+)
 def test_the_bits_do_not_depend_on_threads(m, n, k, monkeypatch):
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
@@ -313,6 +323,36 @@ def test_long_products_of_even_depth_take_two_elements_a_round():
 
     assert twice(512, 512, 512) and twice(512, 512, 514)
     assert not twice(512, 512, 513) and not twice(32, 32, 32)
+
+
+@pytest.mark.parametrize("m, deep", [(3, 32), (8, 32), (13, 64), (32, 64)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_few_rows_stream_whole_rows_of_a_far_operand(m, deep, dtype, monkeypatch):
+    monkeypatch.setattr(gemm, "available_cores", lambda: 2)
+    rng = np.random.default_rng(m)
+    for n, k, threads in ((602, 531, 2), (70_000, 9, 9)):
+        a, b = matrix(rng, (m, k), dtype, "rows"), matrix(rng, (k, n), dtype, "rows")
+        c = np.full((m, n), np.nan, dtype)
+        sizes = plan_product(product_of(a, b, c)).sizes
+        assert 0.9 * deep <= sizes["kc"] <= deep or sizes["kc"] >= k
+        assert sizes["n_blocks"] <= threads * m and sizes["m_blocks"] == 1
+        assert n > 602 or sizes["n_blocks"] == 2
+        # Sums go to C all the time: a unit's part of it stays in a cache, however wide B is.
+        assert m * sizes["nb"] * a.itemsize <= 2**19
+        multiply(a, b, c)
+        assert_product(c, a, b)
+    near = np.zeros((200, 200), dtype)
+    assert plan_product(product_of(near[:m], near, near[:m])).sizes["kc"] > 64
+
+
+def test_shallow_products_write_whole_rows():
+    rng = np.random.default_rng(4)
+    a, b = matrix(rng, (301, 16), "f4", "rows"), matrix(rng, (16, 1030), "f4", "rows")
+    c = np.full((301, 1030), np.nan, np.float32)
+    sizes = plan_product(product_of(a, b, c)).sizes
+    assert sizes["n_blocks"] == 1 and sizes["mc"] <= 2 * sizes["mr"]
+    multiply(a, b, c)
+    assert_product(c, a, b)
 
 
 def test_many_tiny_products_have_loops_that_are_optimized():
