@@ -46,8 +46,30 @@ def test_a_stream_closes_a_unit_when_it_is_long_enough():
             closed.append(unit)
     assert len(closed) == stream.closed > 2 and stream.open
     assert [t for unit in (*closed, stream.open) for t in unit] == texts
-    lengths = [sum(len(t) for t, _ in unit) for unit in closed]
-    assert lengths == sorted(lengths) and lengths[0] >= units.FIRST_UNIT
+    work = [sum(map(units.work_of, unit)) for unit in closed]
+    assert work == sorted(work) and work[0] >= units.FIRST_UNIT
+
+
+def test_a_text_that_is_enough_by_itself_does_not_wait_for_others_nor_they_for_it():
+    stream = Stream()
+    small, large = (constant("small", 1), False), (constant("large", 2, lines=2000), False)
+    assert stream.add(small) is None
+    assert stream.add(large) == [large]
+    assert stream.open == [small]
+
+
+def test_work_counts_blocks_and_registers():
+    def add(element: str, block: str = "") -> units.Source:
+        # `block` and its filling have one length and as many lines.
+        filling = block or " ;"
+        return f"define void @f() {{\n{filling}\n  %x = fadd {element} %a, %b\n}}\n", False
+
+    wide = units.work_of(add("<64 x float>")) - units.work_of(add("<16 x float>"))
+    assert wide == pytest.approx(3 * units._US_PER_REGISTER)
+    block = units.work_of(add("float", "b:")) - units.work_of(add("float"))
+    assert block == pytest.approx(units._US_PER_BLOCK)
+    control = f"{CONTROL}\n{constant('walk', 0, lines=100)}"
+    assert units.work_of((control, True)) < units.work_of((control[1:], True))
 
 
 def test_a_stream_keeps_apart_what_defines_one_symbol_and_control():
@@ -144,6 +166,26 @@ def test_the_switch_interval_is_put_back():
     go.set()
     team.finish([])
     assert sys.getswitchinterval() == pytest.approx(before)
+
+
+def test_what_waits_at_the_end_is_taken_by_its_length():
+    inside, go, seen = threading.Event(), threading.Event(), []
+
+    def emit(unit):
+        seen.append(unit[0][0])
+        if unit[0][0] == "first":
+            inside.set()
+            assert go.wait(60)
+        elif len(seen) == 4:
+            go.set()
+        return b""
+
+    team = Team(emit, 2)
+    team.put([("first", False)])
+    assert inside.wait(60)
+    team.put([("short", False)])
+    team.finish([[("long" * 9, False)], [("middle" * 3, False)]])
+    assert seen == ["first", "long" * 9, "middle" * 3, "short"]
 
 
 # ---- batches -----------------------------------------------------------------------------------
