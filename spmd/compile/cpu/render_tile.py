@@ -7,6 +7,8 @@ shuffles turns it before the lanes read it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spmd.compile.cpu.emit import Emitter
 from spmd.compile.cpu.render_access import Place, Tail, memory_element
 from spmd.compile.kernel.dtypes import itemsize, kind
@@ -15,6 +17,9 @@ from spmd.compile.kernel.space import is_elementwise
 
 # Below this many elements in either direction a tile is mostly edge.
 LEAST_EXTENT = 8
+
+# Bytes of a register that an instruction shuffles without a table.
+GROUP_BYTES = 16
 
 
 def tile_dim(kernel: Kernel, width: int) -> int | None:
@@ -42,30 +47,47 @@ def is_transposed(kernel: Kernel, item: Instr, dim: int) -> bool:
 
 
 def stage(e: Emitter, place: Place, tail: Tail | None, width: int, first: str, steps: int) -> str:
-    """Return a stack buffer with the tile at `place`: row t holds what the lanes read at step t."""
+    """Return a stack buffer with the tile at `place`: row t holds what the lanes read at step t.
+
+    As many lanes as 16 bytes have elements are read and turned at a time, in a loop: a network for
+    the whole tile is no faster, and takes LLVM three times as long.
+    """
     element = memory_element(place.dtype)
     size = itemsize(place.dtype)
+    group = min(width, max(GROUP_BYTES // size, 1))
     mask = _steps_mask(e, width, first, steps) if steps % width else None
+    buffer = e.alloca(width * width * size)
+    live = None
+    if tail is not None:
+        live = e.set(f"select i1 {tail.is_short}, i64 {tail.live}, i64 {width}")
+
+    def lanes(start: str, carried: list[str]) -> list[str]:
+        rows = [
+            _read_row(e, _lane_pointer(e, place, live, start, lane), element, size, mask)
+            for lane in range(group)
+        ]
+        into = e.at(element, buffer, start)
+        for step, row in enumerate(turn_groups(e, rows, element, width)):
+            for block in range(0, width, group):
+                where = e.at(element, into, str((block + step) * width))
+                _write_part(e, row, element, where, range(block, block + group))
+        return carried
+
     with e.at_width(width):
-        rows = []
-        for lane in range(width):
-            pointer = e.at(element, place.pointer, _lane_index(e, place, tail, lane))
-            rows.append(_read_row(e, pointer, element, size, mask))
-        buffer = e.alloca(width * width * size)
-        for step, row in enumerate(transpose(e, rows, element)):
-            where = e.at(element, buffer, str(step * width))
-            e.put(f"store {e.type(element)} {row}, ptr {where}, align {size}")
+        e.loop("0", str(width), [], lanes, group)
     return buffer
 
 
-def _lane_index(e: Emitter, place: Place, tail: Tail | None, lane: int) -> str:
-    """Return the first element of a lane's row; lanes that do not exist read lane 0's."""
-    if lane == 0:
-        return place.base
-    distance = str(lane * place.stride)
-    if tail is not None and lane >= tail.live:
-        distance = e.set(f"select i1 {tail.is_short}, i64 0, i64 {distance}")
-    return e.add_index(place.base, distance)
+def _lane_pointer(e: Emitter, place: Place, live: str | None, start: str, lane: int) -> str:
+    """Return where the row of lane `start + lane` begins; lanes that are not live read lane 0's."""
+    element = memory_element(place.dtype)
+    if live is None:
+        index = e.add_index(place.base, e.mul_index(start, place.stride))
+        return e.at(element, e.at(element, place.pointer, index), str(lane * place.stride))
+    number = e.add_index(start, str(lane))
+    is_there = e.set(f"icmp slt i64 {number}, {live}")
+    distance = e.set(f"select i1 {is_there}, i64 {e.mul_index(number, place.stride)}, i64 0")
+    return e.at(element, place.pointer, e.add_index(place.base, distance))
 
 
 def _steps_mask(e: Emitter, width: int, first: str, steps: int) -> str:
@@ -84,18 +106,32 @@ def _read_row(e: Emitter, pointer: str, element: str, size: int, mask: str | Non
     return e.set(f"call {wide} {name}({given})")
 
 
-def transpose(e: Emitter, rows: list[str], element: str) -> list[str]:
-    """Turn a square of vectors: interleaving the halves log2(width) times moves rows to columns."""
-    width, kind_text = len(rows), e.type(element)
-    half = width // 2
-    low = [lane // 2 + (lane % 2) * width for lane in range(width)]
+def turn_groups(e: Emitter, rows: list[str], element: str, width: int) -> list[str]:
+    """Turn each group of as many lanes as there are rows: result i has the lanes i of all groups.
+
+    Interleaving the halves of groups, once for each bit of a row's number, moves rows to lanes.
+    """
+    group, kind_text = len(rows), e.type(element, width)
+    half, lanes = group // 2, range(0, width, group)
+    low = [at + lane + row * width for at in lanes for lane in range(half) for row in range(2)]
     high = [lane + half for lane in low]
-    for _ in range(width.bit_length() - 1):
+    for _ in range(group.bit_length() - 1):
         following = []
         for row in range(half):
             for picks in (low, high):
-                order = f"<{width} x i32> <" + ", ".join(f"i32 {lane}" for lane in picks) + ">"
                 pair = f"{kind_text} {rows[row]}, {kind_text} {rows[row + half]}"
-                following.append(e.set(f"shufflevector {pair}, {order}"))
+                following.append(e.set(f"shufflevector {pair}, {_order(picks)}"))
         rows = following
     return rows
+
+
+def _write_part(e: Emitter, row: str, element: str, pointer: str, lanes: Sequence[int]) -> None:
+    part, width = row, e.width
+    if len(lanes) < width:
+        wide = e.type(element)
+        part = e.set(f"shufflevector {wide} {row}, {wide} poison, {_order(lanes)}")
+    e.put(f"store {e.type(element, len(lanes))} {part}, ptr {pointer}, align 1")
+
+
+def _order(lanes: Sequence[int]) -> str:
+    return f"<{len(lanes)} x i32> <" + ", ".join(f"i32 {lane}" for lane in lanes) + ">"
