@@ -18,6 +18,7 @@ from spmd.compile.cpu.render_convert import constant_parts, element_of
 from spmd.compile.cpu.render_divide import inverse_of
 from spmd.compile.cpu.render_ops import Value, combine, render_op
 from spmd.compile.cpu.render_random import threefry2x32
+from spmd.compile.cpu.render_tile import read_step
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, itemsize, kind
 from spmd.compile.kernel.ir import (
     ROW,
@@ -309,7 +310,7 @@ class Body:
         if self.kernel.args[load.arg].size == 0:
             return fill or constant_parts(self.e, load.dtype, 0)
         if load in self.tiles:
-            return access.read_lanes(self.e, self.tiles[load], load.dtype)
+            return (read_step(self.e, self.tiles[load], load.dtype),)
         place = self.place(load, width)
         if width > 1 and place.contiguous:
             if load.guard is None:

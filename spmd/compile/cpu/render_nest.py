@@ -16,7 +16,7 @@ from spmd.compile.cpu.emit import Emitter, Module
 from spmd.compile.cpu.render_access import Tail
 from spmd.compile.cpu.render_body import Body
 from spmd.compile.cpu.render_reduce import Accumulator
-from spmd.compile.cpu.render_tile import is_transposed, stage
+from spmd.compile.cpu.render_tile import is_transposed, stage, step_pointer
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import (
     ROW,
@@ -405,9 +405,9 @@ class Nest:
             body.enter_level(step, 1)
             if tail is not None:
                 body.tail = Tail(tail.live, tail.is_short, False, tail.mask)
-            row = e.mul_index(e.set(f"sub i64 {index}, {first}"), width)
+            at = e.set(f"sub i64 {index}, {first}")
             for load, buffer in zip(staged, buffers, strict=True):
-                body.tiles[load] = e.at(access.memory_element(load.dtype), buffer, row)
+                body.tiles[load] = step_pointer(e, buffer, at, load.dtype, width)
             for instr in step.instrs:
                 if body.depth[instr.out] == 1:
                     body.instr(instr)

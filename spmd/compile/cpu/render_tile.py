@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.render_access import Place, Tail, memory_element
+from spmd.compile.cpu.render_access import Place, Tail
+from spmd.compile.cpu.render_convert import from_memory, memory_element
 from spmd.compile.kernel.dtypes import itemsize, kind
 from spmd.compile.kernel.ir import Instr, Kernel, Load
 from spmd.compile.kernel.space import is_elementwise
@@ -47,14 +48,15 @@ def is_transposed(kernel: Kernel, item: Instr, dim: int) -> bool:
 
 
 def stage(e: Emitter, place: Place, tail: Tail | None, width: int, first: str, steps: int) -> str:
-    """Return a stack buffer with the tile at `place`: row t holds what the lanes read at step t.
+    """Return a stack buffer with the tile at `place`, of which `read_step` reads the lanes.
 
-    As many lanes as 16 bytes have elements are read and turned at a time, in a loop: a network for
-    the whole tile is no faster, and takes LLVM three times as long.
+    As many lanes as a group has elements are read and turned at a time, in a loop. (A network for
+    the whole tile takes LLVM twice as long, and twice as many shuffles at run time; writing groups
+    where their steps are read as whole vectors waits for parts of these to be written.)
     """
     element = memory_element(place.dtype)
     size = itemsize(place.dtype)
-    group = min(width, max(GROUP_BYTES // size, 1))
+    group = _group(element_bytes=size, width=width)
     mask = _steps_mask(e, width, first, steps) if steps % width else None
     buffer = e.alloca(width * width * size)
     live = None
@@ -66,16 +68,47 @@ def stage(e: Emitter, place: Place, tail: Tail | None, width: int, first: str, s
             _read_row(e, _lane_pointer(e, place, live, start, lane), element, size, mask)
             for lane in range(group)
         ]
-        into = e.at(element, buffer, start)
-        for step, row in enumerate(turn_groups(e, rows, element, width)):
-            for block in range(0, width, group):
-                where = e.at(element, into, str((block + step) * width))
-                _write_part(e, row, element, where, range(block, block + group))
+        into = e.at(element, buffer, e.mul_index(start, width))
+        for number, row in enumerate(turn_groups(e, rows, element, width)):
+            where = e.at(element, into, str(number * width))
+            e.put(f"store {e.type(element)} {row}, ptr {where}, align {size}")
         return carried
 
     with e.at_width(width):
         e.loop("0", str(width), [], lanes, group)
     return buffer
+
+
+def step_pointer(e: Emitter, buffer: str, step: str, dtype: str, width: int) -> str:
+    """Return where a staged tile has the first lanes of a step (an i64 scalar)."""
+    group = _group(itemsize(dtype), width)
+    if group == width:
+        return e.at(memory_element(dtype), buffer, e.mul_index(step, width))
+    row, block = e.set(f"urem i64 {step}, {group}"), e.set(f"udiv i64 {step}, {group}")
+    index = e.add_index(e.mul_index(row, width), e.mul_index(block, group))
+    return e.at(memory_element(dtype), buffer, index)
+
+
+def read_step(e: Emitter, pointer: str, dtype: str) -> str:
+    """Return the lanes of a step of a staged tile."""
+    element, size, width = memory_element(dtype), itemsize(dtype), e.width
+    group = _group(size, width)
+    parts = []
+    for first in range(0, width, group):
+        where = e.at(element, pointer, str(first * width))
+        parts.append(e.set(f"load {e.type(element, group)}, ptr {where}, align {size}"))
+    while len(parts) > 1:
+        kind_text, picks = e.type(element, group), _order(range(2 * group))
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        parts = [
+            e.set(f"shufflevector {kind_text} {x}, {kind_text} {y}, {picks}") for x, y in pairs
+        ]
+        group *= 2
+    return from_memory(e, parts[0], dtype)
+
+
+def _group(element_bytes: int, width: int) -> int:
+    return min(width, max(GROUP_BYTES // element_bytes, 1))
 
 
 def _lane_pointer(e: Emitter, place: Place, live: str | None, start: str, lane: int) -> str:
@@ -123,14 +156,6 @@ def turn_groups(e: Emitter, rows: list[str], element: str, width: int) -> list[s
                 following.append(e.set(f"shufflevector {pair}, {_order(picks)}"))
         rows = following
     return rows
-
-
-def _write_part(e: Emitter, row: str, element: str, pointer: str, lanes: Sequence[int]) -> None:
-    part, width = row, e.width
-    if len(lanes) < width:
-        wide = e.type(element)
-        part = e.set(f"shufflevector {wide} {row}, {wide} poison, {_order(lanes)}")
-    e.put(f"store {e.type(element, len(lanes))} {part}, ptr {pointer}, align 1")
 
 
 def _order(lanes: Sequence[int]) -> str:
