@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from spmd.compile.cpu import gemm
-from spmd.compile.cpu.emit import Module, Target
+from spmd.compile.cpu.emit import Module, Target, attributes_text
 from spmd.compile.cpu.program import ASSUMED_TRIPS, KernelStep, Slot
-from spmd.compile.cpu.render import Rendered, attributes_text, content_symbol, render_function
+from spmd.compile.cpu.render import Rendered, content_symbol, render_function
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import Product
@@ -179,7 +179,9 @@ class _Writer:
             if buffer in written and not self._is_private(buffer):
                 self._move(self._outside(buffer), self.locals[buffer], buffer.nbytes)
         texts = [render_function(k, self.module, name) for k, name in self.inline.items()]
-        text = "\n".join((f.text(), *texts, self.module.text(), attributes_text(self.module), ""))
+        text = "\n".join(
+            (f.text(), *texts, self.module.text(), attributes_text(self.module.target), "")
+        )
         symbol = content_symbol("loop", text)
         return LoopCode(
             text.replace("@SYMBOL", f"@{symbol}"),

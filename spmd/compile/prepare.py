@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import product as pairs
 
 from spmd.compile import flat
+from spmd.compile.ahead import cpu_target
 from spmd.compile.cpu.cache import object_cache
 from spmd.compile.cpu.contract import plan_contraction
 from spmd.compile.cpu.door import door_code
@@ -24,9 +25,11 @@ from spmd.compile.cpu.gemm_ir import Vectors
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.reduce import reduce_kernels
 from spmd.compile.cpu.runtime import runtime
+from spmd.compile.cpu.shared import shared_text
 from spmd.compile.cpu.sort import sort_text
 from spmd.compile.cpu.sort_values import values_text
 from spmd.compile.cpu.trees import native_walks
+from spmd.compile.cpu.vectormath import shared_functions
 from spmd.compile.kernel.contraction import Contraction, Dims
 from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
 from spmd.core.errors import ArgumentError
@@ -35,6 +38,7 @@ from spmd.core.record import record
 # What elements of products are stored as.
 PRODUCTS = ("f32", "bf16", "f16", "f64")
 WINDOWS = ("f32", "f64")
+VECTOR_ELEMENTS = {"float": 4, "double": 8}
 REDUCED = ("float32", "float64", "bfloat16", "int32")
 
 
@@ -56,6 +60,7 @@ def prepare() -> Iterator[Part]:
         yield _part(f"products of {dtype}", lambda dtype=dtype: _store(product_texts(dtype)))
     for dtype in WINDOWS:
         yield _part(f"windows of {dtype}", lambda dtype=dtype: _store(window_texts(dtype)))
+    yield _part("functions", lambda: _store(function_texts()))
     yield _part("sorts", lambda: _store(sort_texts()))
     yield _part("reductions", _load_reductions)
     _need_folder()
@@ -100,6 +105,21 @@ def sort_texts() -> dict[str, None]:
     """The texts of sorting."""
     words = [sort_text(kept) for kept in (False, True)]
     return dict.fromkeys((*words, *(values_text(bits) for bits in (32, 64))))
+
+
+# ---- functions of vectors ----
+
+
+def function_texts() -> dict[str, None]:
+    """The texts of the functions that kernels share, for one, two and four registers of lanes."""
+    target = cpu_target()
+    texts: dict[str, None] = {}
+    for element, nbytes in VECTOR_ELEMENTS.items():
+        lanes = max(target.vector_bits // (8 * nbytes), 2)
+        for width in (lanes, 2 * lanes, 4 * lanes):
+            symbols = shared_functions(target, element, width)
+            texts |= dict.fromkeys(map(shared_text, symbols))
+    return texts
 
 
 # ---- products ----------------------------------------------------------------------------------

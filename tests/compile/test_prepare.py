@@ -38,7 +38,8 @@ loader._Emitter.emit = noted
 def loss(w, v, x):
     h = snp.tanh(x @ w)
     image = lax.conv(h.reshape(1, 1, 30, 50), snp.ones((8, 1, 3, 3)), (1, 1), "SAME")
-    return snp.sum((h @ v) ** 2) + snp.sum(image) + snp.sort(h.reshape(-1))[3]
+    waves = snp.sum(snp.sin(h) * snp.exp(-(h**2)) * snp.log(h**2 + 1) * snp.sqrt(2 + snp.tanh(h)))
+    return snp.sum((h @ v) ** 2) + snp.sum(image) + snp.sort(h.reshape(-1))[3] + waves
 
 w, v, x = np.ones((64, 50), "f"), np.ones((50, 10), "f"), np.ones((30, 64), "f")
 spmd.jit(spmd.grad(loss, (0, 1, 2)))(w, v, x)

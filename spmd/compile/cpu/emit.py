@@ -34,6 +34,15 @@ class Target:
         return Target(128, bool(features.get("fma") or features.get("neon")))
 
 
+def attributes_text(target: Target) -> str:
+    """Return the attribute group #0, which all functions of kernels have."""
+    bits = target.vector_bits
+    return (
+        f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" '
+        f'"min-legal-vector-width"="{bits}" }}'
+    )
+
+
 def rounded(value: float, element: str) -> float:
     """The nearest number of an element type."""
     return struct.unpack("<f", struct.pack("<f", value))[0] if element == "float" else value
@@ -45,10 +54,10 @@ def float_literal(value: float, element: str) -> str:
 
 
 class Module:
-    """The declarations and helper functions that one kernel's text needs besides its own.
+    """The declarations that one kernel's text needs besides its own functions.
 
-    With `shares_math` vector functions are written once and called, with `joins_waves` one function
-    serves sines and cosines.
+    With `shares_math` vector functions are called, with `joins_waves` one function serves sines and
+    cosines.
     """
 
     def __init__(self, target: Target, shares_math: bool = False, joins_waves: bool = False):
@@ -56,15 +65,14 @@ class Module:
         self.shares_math = shares_math
         self.joins_waves = joins_waves
         self.declared: dict[str, str] = {}
-        self.functions: dict[str, str] = {}
 
     def declare(self, name: str, signature: str) -> None:
         """Declare an external function or intrinsic once."""
         self.declared.setdefault(name, signature)
 
     def text(self) -> str:
-        """Return helpers, then declarations."""
-        return "\n".join((*self.functions.values(), *self.declared.values()))
+        """Return the declarations."""
+        return "\n".join(self.declared.values())
 
 
 class Emitter:

@@ -17,6 +17,7 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeAlias
 
 from spmd.core.record import field, record
@@ -41,6 +42,7 @@ _STUB = b"\xff\x25"  # jmp [rip + distance]
 _STUB_BYTES = 8
 _WORD = 8
 _PAGE = mmap.PAGESIZE
+_NONE: Mapping[str, int] = MappingProxyType({})
 
 
 class UnfamiliarError(Exception):
@@ -155,8 +157,10 @@ def _read_symbols(
 # ---- placing -----------------------------------------------------------------------------------
 
 
-def link(codes: Sequence[bytes]) -> list[dict[str, int]]:
+def link(codes: Sequence[bytes], known: Mapping[str, int] = _NONE) -> list[dict[str, int]]:
     """Load objects that may refer to each other; give the addresses of what each defines.
+
+    They may refer to what is `known`, too, and to what the process exports.
 
     An `UnfamiliarError` says that nothing was loaded, and that another linker is needed. What is
     loaded stays for the life of the process. Code is never writable when it can run.
@@ -169,7 +173,7 @@ def link(codes: Sequence[bytes]) -> list[dict[str, int]]:
             if isinstance(name, str) and shared.setdefault(name, place) is not place:
                 raise UnfamiliarError(f"two definitions of {name}")
     entries = _entries(objects, shared)
-    addresses = [None if name in shared else _exported(name) for name in entries]
+    addresses = [None if name in shared else known.get(name) or _exported(name) for name in entries]
     # Behind what is only read: the table of addresses, and a stub for each.
     table = _aligned(_arrange(0, [s for s in sections if not s.is_written]), _WORD)
     stubs = table + _WORD * len(entries)

@@ -28,6 +28,13 @@ from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
 from spmd.compile.cpu.host import Host, find_host
 from spmd.compile.cpu.link import UnfamiliarError, link
+from spmd.compile.cpu.shared import (
+    called_by_code,
+    called_by_text,
+    is_shared,
+    is_shared_symbol,
+    shared_text,
+)
 from spmd.compile.cpu.units import (
     Source,
     Stream,
@@ -66,6 +73,8 @@ class Loader:
         self._loaded: dict[str, dict[str, Address]] = {}
         self._texts: dict[str, dict[str, Address]] = {}
         self._entries: dict[Source, str] = {}
+        # The addresses of functions that kernels share, by their symbols.
+        self._shared: dict[str, Address] = {}
         # By whether they are for control.
         self._emitters: dict[bool, list[_Emitter]] = {False: [], True: []}
         # How many texts this process compiled: what it did not find.
@@ -187,8 +196,26 @@ class Loader:
             payload = object_cache.load(key)
         if payload is None:
             return None
-        units[key] = _Unit(key, symbols or symbols_of(source[0]), payload)
+        found = self._with_shared([_Unit(key, symbols or symbols_of(source[0]), payload)])
+        if found is None:
+            return None
+        units.update((unit.key, unit) for unit in found)
         return key
+
+    def _with_shared(self, units: Sequence[_Unit]) -> list[_Unit] | None:
+        """Units, and those on the disk that have the shared functions that they call.
+
+        None if one of these is not there any more.
+        """
+        found = {unit.key: unit for unit in units}
+        for symbol in (s for unit in units for s in called_by_code(unit.code)):
+            key = self._shared_key(symbol)
+            if key not in found and key not in self._loaded:
+                code = object_cache.load(key)
+                if code is None:
+                    return None
+                found[key] = _Unit(key, (symbol,), code)
+        return list(found.values())
 
     def _kept(
         self,
@@ -223,7 +250,10 @@ class Loader:
                 if code is None:
                     return False
                 units.append(_Unit(key, symbols, code))
-        self._link(units)
+        found = self._with_shared(units)
+        if found is None:
+            return False
+        self._link(found)
         return True
 
     def loaded(self, entry: str) -> Mapping[str, Address]:
@@ -241,9 +271,17 @@ class Loader:
         key = self._entries.get((text, optimize))
         if key is None:
             host = self.host
-            key = entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
+            if is_shared(text):
+                key = self._shared_key(*symbols_of(text))
+            else:
+                key = entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
             self._entries[text, optimize] = key
         return key
+
+    def _shared_key(self, symbol: str) -> str:
+        """The entry of a shared function, which object code knows by its symbol only."""
+        host = self.host
+        return entry_key("shared", symbol, host.cpu, host.features, host.llvm_version)
 
     def _target_machine(self, level: int = 2) -> Any:
         # Never level 0 but for control: with AVX-512 masks its instruction selector aborts the
@@ -283,18 +321,22 @@ class Loader:
         if not together:
             return
         try:
-            tables = link([unit.code for unit in together])
+            tables = link([unit.code for unit in together], self._shared)
         except UnfamiliarError:
             tables = self._link_by_llvm(together)
         for unit, table in zip(together, tables, strict=True):
             addresses = {s: Address.of(table[s], unit.key, s) for s in unit.symbols}
             self._loaded[unit.key] = addresses
+            self._shared.update((s, a) for s, a in addresses.items() if is_shared_symbol(s))
         if len(together) < len(units):
             self._link([u for u in units if u.key not in self._loaded])
 
     def _link_by_llvm(self, units: Sequence[_Unit]) -> list[Mapping[str, int]]:
         """Load object code that `link` leaves to LLVM: the addresses of each unit's symbols."""
         builder = self._llvm.JITLibraryBuilder().add_current_process()
+        defined = {symbol for unit in units for symbol in unit.symbols}
+        for symbol in {s for unit in units for s in called_by_code(unit.code)} - defined:
+            builder.import_symbol(symbol, self._shared[symbol])
         for unit in units:
             builder.add_object_img(unit.code)
             for symbol in unit.symbols:
@@ -331,6 +373,8 @@ class Batch:
         key = self._wanted[source] = loader._key(text, optimize)
         if key in loader._texts:
             return
+        for symbol in called_by_text(text) if not is_shared(text) else ():
+            self.add(shared_text(symbol))
         self._new[source] = key
         self._home[source] = loader._stored(source, key, self._units)
         if self._home[source] is not None:

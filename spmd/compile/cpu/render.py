@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import math
 
-from spmd.compile.cpu.emit import Module, Target
+from spmd.compile.cpu.emit import Module, Target, attributes_text
 from spmd.compile.cpu.render_access import is_near
 from spmd.compile.cpu.render_nest import Nest, Plan
 from spmd.compile.cpu.render_stream import STREAM_FROM, either_text, streamed
@@ -130,16 +130,7 @@ def _bodies(plan: Plan, module: Module, stream_from: int) -> tuple[str, str]:
 
 def _module_text(module: Module, helpers: str, body: str) -> str:
     function = f"define void @SYMBOL(ptr %args, ptr %sizes, i64 %begin, i64 %end) #0 {{\n{body}\n}}"
-    return "\n".join((helpers, function, module.text(), attributes_text(module), ""))
-
-
-def attributes_text(module: Module) -> str:
-    """Return the attribute group #0, which all functions of kernels have."""
-    bits = module.target.vector_bits
-    return (
-        f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" '
-        f'"min-legal-vector-width"="{bits}" }}'
-    )
+    return "\n".join((helpers, function, module.text(), attributes_text(module.target), ""))
 
 
 # ---- the plan -------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeAlias
 
+from spmd.compile.cpu.shared import is_shared
 from spmd.core.config import config
 
 # A text, and whether it needs the few passes.
@@ -93,13 +94,15 @@ def work_of(source: Source) -> float:
 def into_units(texts: Sequence[Source], cores: int) -> list[list[Source]]:
     """Texts in groups of about the same work, the longest group first, for so many cores.
 
-    No group has two texts that define one symbol, or some for control and others.
+    No group has two texts that define one symbol, or some for control and others. Shared functions
+    are by themselves: who needs one does not read what somebody else once needed, too.
     """
     control = [t for t in texts if is_control(t)]
-    others = [t for t in texts if not is_control(t)]
+    shared = [t for t in texts if is_shared(t[0])]
+    others = [t for t in texts if not is_control(t) and not is_shared(t[0])]
     work = sum(map(work_of, others))
     most = max(min(int(work / LEAST_UNIT), UNITS_PER_WORKER * cores), cores)
-    groups = [*_balanced(others, most), *_balanced(control, 1)]
+    groups = [*_balanced(others, most), *_balanced(control, 1), *([t] for t in shared)]
     return sorted(groups, key=lambda group: -sum(map(work_of, group)))
 
 
@@ -139,7 +142,7 @@ class Stream:
             self.open.append(source)
             return None
         work = work_of(source)
-        if work >= self._enough:
+        if work >= self._enough or is_shared(source[0]):
             # By itself: what waits is left for who has nothing to do in the end.
             return self._closed([source])
         symbols = symbols_of(source[0])

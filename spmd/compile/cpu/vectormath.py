@@ -9,6 +9,8 @@ vector to libm that holds an argument too large for their range reduction.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from inspect import signature
 
 from spmd.compile.cpu import (
     vectormath_exp,
@@ -17,8 +19,9 @@ from spmd.compile.cpu import (
     vectormath_special,
     vectormath_trig,
 )
-from spmd.compile.cpu.emit import Emitter
+from spmd.compile.cpu.emit import Emitter, Module, Target, attributes_text
 from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.shared import share
 
 _FILES = {
     vectormath_exp: "exp exp2 expm1 tanh logistic sinh cosh",
@@ -35,18 +38,22 @@ HAS_BRANCHES = ("sin", "cos", "tan", "rem")
 TURNS = {"sin": 0, "cos": 1}
 
 
-def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
-    """Write a vector function in place, or a call of one copy of it per module.
+# Long enough that a call costs nothing beside them.
+LONG = ("erf_inv", "lgamma", "digamma")
 
-    A module that uses much vector math shares the copies (`Module.shares_math`): it compiles
-    several times faster and runs as fast. Where it has sines and cosines, these share one copy too.
+
+def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
+    """Write a vector function in place, or a call of the one that all kernels share (`shared.py`).
+
+    A module that uses much vector math calls it (`Module.shares_math`): it compiles several times
+    faster and runs as fast. Where it has sines and cosines, these are one function.
     """
     build, kind = VECTOR_FUNCTIONS[name], e.type(element)
     given = [(kind, operand) for operand in operands]
     if name in TURNS and e.module.joins_waves:
         turn = ("i32", str(TURNS[name]))
         return _call_shared(e, "sin_or_cos", element, vectormath_trig.sin_or_cos, [*given, turn])
-    if e.module.shares_math or name in HAS_BRANCHES:
+    if e.module.shares_math or name in HAS_BRANCHES or name in LONG:
         return _call_shared(e, name, element, build, given)
     return build(Floats(e, element), *operands)
 
@@ -54,17 +61,41 @@ def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
 def _call_shared(
     e: Emitter, name: str, element: str, build: Callable[..., str], given: list[tuple[str, str]]
 ) -> str:
-    """Call the copy of a function, which is written if there is none."""
-    symbol, kind = f"@{name}_{e.suffix(element)}", e.type(element)
-    if symbol not in e.module.functions:
-        inner = Emitter(e.module, e.width)
-        names = [f"%x{number}" for number in range(len(given))]
-        params = ", ".join(f"{of} {name}" for (of, _), name in zip(given, names, strict=True))
-        e.module.functions[symbol] = ""
-        result = build(Floats(inner, element), *names)
-        e.module.functions[symbol] = (
-            f"define internal {kind} {symbol}({params}) #0 {{\n{inner.body_text()}\n"
-            f"  ret {kind} {result}\n}}"
-        )
+    """Call the shared function for the emitter's lanes."""
+    kind, types = e.type(element), tuple(of for of, _ in given)
+    symbol = _shared(e.module.target, name, e.width, element, build, types)
+    e.module.declare(f"@{symbol}", f"declare {kind} @{symbol}({', '.join(types)})")
     operands = ", ".join(f"{of} {operand}" for of, operand in given)
-    return e.set(f"call {kind} {symbol}({operands})")
+    return e.set(f"call {kind} @{symbol}({operands})")
+
+
+def shared_functions(target: Target, element: str, width: int) -> list[str]:
+    """The symbols of all functions of so many lanes that kernels may share."""
+    symbols = []
+    kind = Emitter(Module(target), width).type(element)
+    for name, build in VECTOR_FUNCTIONS.items():
+        count = len(signature(build).parameters) - 1
+        symbols.append(_shared(target, name, width, element, build, (kind,) * count))
+    either = vectormath_trig.sin_or_cos
+    symbols.append(_shared(target, "sin_or_cos", width, element, either, (kind, "i32")))
+    return symbols
+
+
+@cache
+def _shared(
+    target: Target,
+    name: str,
+    width: int,
+    element: str,
+    build: Callable[..., str],
+    types: tuple[str, ...],
+) -> str:
+    """Note the function of some lanes among the shared ones; its symbol."""
+    module = Module(target)
+    inner = Emitter(module, width)
+    names = [f"%x{number}" for number in range(len(types))]
+    result, kind = build(Floats(inner, element), *names), inner.type(element)
+    params = ", ".join(f"{of} {name}" for of, name in zip(types, names, strict=True))
+    head = f"define {kind} @SYMBOL({params}) #0 {{"
+    text = (head, inner.body_text(), f"  ret {kind} {result}\n}}", module.text())
+    return share(f"{name}_{inner.suffix(element)}", "\n".join((*text, attributes_text(target), "")))

@@ -13,6 +13,7 @@ import numpy as np
 from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.render_stream import STREAM_FROM
+from spmd.compile.cpu.shared import called_by_text, shared_text
 from spmd.compile.kernel.ir import Kernel
 
 SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -38,6 +39,8 @@ def _target_machine() -> llvm.TargetMachine:
 def compile_rendered(rendered: Rendered):
     """Return the compiled function of a rendered kernel."""
     module = llvm.parse_assembly(rendered.text)
+    for symbol in called_by_text(rendered.text):
+        module.link_in(llvm.parse_assembly(shared_text(symbol)))
     module.verify()
     engine = llvm.create_mcjit_compiler(module, _target_machine())
     engine.finalize_object()

@@ -1,0 +1,54 @@
+"""Functions that kernels of any program call: texts of their own, found by their symbols.
+
+The one idea: what a function does belongs to the processor, not to the program that calls it. Its
+text is compiled once per machine, or by `spmd prepare`, beside the kernels that call it; these
+only declare it. A symbol has a digest of the text in it, so that code on the disk is never taken
+for that of another text, and object code says by itself what it needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+# The first line of such a text.
+SHARED = "; shared"
+_PREFIX = "spmd_shared_"
+_IN_TEXT = re.compile(f"@({_PREFIX}\\w+)")
+_IN_CODE = re.compile(f"\\0({_PREFIX}\\w+)(?=\\0)".encode())
+
+_texts: dict[str, str] = {}
+
+
+def share(name: str, text: str) -> str:
+    """Note the text of a function, in which it is called `@SYMBOL`; the symbol it gets."""
+    symbol = f"{_PREFIX}{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    _texts.setdefault(symbol, f"{SHARED}\n{text.replace('@SYMBOL', f'@{symbol}')}")
+    return symbol
+
+
+def is_shared(text: str) -> bool:
+    """Whether a text is that of a shared function."""
+    return text.startswith(SHARED)
+
+
+def is_shared_symbol(symbol: str) -> bool:
+    """Whether a symbol is that of a shared function."""
+    return symbol.startswith(_PREFIX)
+
+
+def shared_text(symbol: str) -> str:
+    """The text of a function that this process has noted."""
+    return _texts[symbol]
+
+
+def called_by_text(text: str) -> list[str]:
+    """The symbols of the shared functions that a text names."""
+    return list(dict.fromkeys(_IN_TEXT.findall(text))) if f"@{_PREFIX}" in text else []
+
+
+def called_by_code(code: bytes) -> list[str]:
+    """The symbols of the shared functions that object code names."""
+    if _PREFIX.encode() not in code:
+        return []
+    return [symbol.decode() for symbol in dict.fromkeys(_IN_CODE.findall(code))]

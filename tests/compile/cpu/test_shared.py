@@ -1,0 +1,171 @@
+"""Functions that kernels share: compiled once, found by what object code says that it calls."""
+
+import ctypes
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd.compile.cpu import loader as loader_module
+from spmd.compile.cpu.cache import ObjectCache
+from spmd.compile.cpu.emit import Emitter, Module
+from spmd.compile.cpu.loader import Loader
+from spmd.compile.cpu.shared import called_by_code, called_by_text, share, shared_text
+from spmd.compile.cpu.units import Stream, into_units
+from spmd.compile.cpu.vectormath import (
+    HAS_BRANCHES,
+    LONG,
+    VECTOR_FUNCTIONS,
+    call_function,
+    shared_functions,
+)
+
+from .native import host_target
+
+
+def shared(number: int) -> str:
+    """A shared function that gives a number; its symbol."""
+    return share(f"test{number}", f"define i64 @SYMBOL() {{\n  ret i64 {number}\n}}\n")
+
+
+def caller(name: str, symbol: str, more: int = 0) -> str:
+    """A text whose function adds to what a shared function gives."""
+    return (
+        f"define i64 @{name}() {{\n  %x = call i64 @{symbol}()\n  %y = add i64 %x, {more}\n"
+        f"  ret i64 %y\n}}\ndeclare i64 @{symbol}()\n"
+    )
+
+
+def call(address: int) -> int:
+    return ctypes.CFUNCTYPE(ctypes.c_int64)(address)()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A loader module with an object cache of its own."""
+    monkeypatch.setattr(loader_module, "object_cache", ObjectCache(lambda: tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def emitted(monkeypatch):
+    """The texts of each module that is compiled."""
+    seen, emit = [], loader_module._Emitter.emit
+
+    def noted(self, sources, **more):
+        seen.append([text for text, _ in sources])
+        return emit(self, sources, **more)
+
+    monkeypatch.setattr(loader_module._Emitter, "emit", noted)
+    return seen
+
+
+def test_a_symbol_is_that_of_a_content():
+    same = [share("name", "define i64 @SYMBOL() {\n  ret i64 5\n}\n") for _ in range(2)]
+    other = share("name", "define i64 @SYMBOL() {\n  ret i64 6\n}\n")
+    assert same[0] == same[1] != other
+    assert called_by_text(shared_text(other)) == [other]
+    assert called_by_text(caller("f", other)) == [other] and called_by_text("ret void") == []
+
+
+def test_it_is_compiled_once_and_by_itself(folder, emitted):
+    symbol, loader = shared(70), Loader()
+    first = loader.compile_texts([caller("a", symbol, 1), caller("b", symbol, 2)])
+    assert [call(first[name]) for name in "ab"] == [71, 72]
+    assert [shared_text(symbol)] in emitted
+    assert sum(shared_text(symbol) in unit for unit in emitted) == 1
+    emitted.clear()
+    assert call(loader.compile_texts([caller("c", symbol, 3)])["c"]) == 73
+    assert emitted == [[caller("c", symbol, 3)]]
+
+
+def test_it_is_a_unit_of_its_own():
+    text, stream = (shared_text(shared(71)), False), Stream()
+    small = (caller("f", shared(71)), False)
+    assert stream.add(small) is None
+    assert stream.add(text) == [text] and stream.open == [small]
+    other = (caller("g", shared(71)), False)
+    assert sorted(map(len, into_units([text, small, other], 1))) == [1, 2]
+
+
+def test_object_code_says_what_it_calls(folder):
+    symbol, loader = shared(72), Loader()
+    entry = loader.compile_texts([caller("f", symbol)])["f"].entry
+    assert called_by_code(loader_module.object_cache.load(entry)) == [symbol]
+
+
+@pytest.mark.parametrize("by_llvm", [False, True])
+def test_entries_bring_what_they_call(folder, emitted, monkeypatch, by_llvm):
+    if by_llvm:
+
+        def refuse(*_):
+            raise loader_module.UnfamiliarError("refused")
+
+        monkeypatch.setattr(loader_module, "link", refuse)
+    symbol = shared(73)
+    entry = Loader().compile_texts([caller("f", symbol, 1)])["f"].entry
+    emitted.clear()
+    fresh = Loader()
+    assert fresh.load_entries({entry: ("f",)}) and call(fresh.loaded(entry)["f"]) == 74
+    # The function is there now: another entry that calls it is told where.
+    other = Loader().compile_texts([caller("g", symbol, 2)])["g"].entry
+    assert fresh.load_entries({other: ("g",)}) and call(fresh.loaded(other)["g"]) == 75
+    assert not any(shared_text(symbol) in unit for unit in emitted)
+
+
+def test_what_calls_a_function_that_is_gone_is_compiled_again(folder, emitted):
+    symbol = shared(74)
+    first = Loader()
+    entry = first.compile_texts([caller("f", symbol, 1)])["f"].entry
+    loader_module.object_cache.flush()
+    gone = loader_module.object_cache._path(first._shared_key(symbol))
+    (folder / gone).unlink()
+    fresh = Loader()
+    assert not fresh.load_entries({entry: ("f",)})
+    emitted.clear()
+    assert call(fresh.compile_texts([caller("f", symbol, 1)])["f"]) == 75
+    assert sorted(map(len, emitted)) in ([1, 1], [2])
+
+
+def test_vector_functions_that_are_called_are_among_those_that_are_prepared():
+    target = host_target()
+    for width in (1, 16):
+        known = set(shared_functions(target, "float", width))
+        for name in (*HAS_BRANCHES, *LONG):
+            e = Emitter(Module(target), width)
+            count = 2 if name == "rem" else 1
+            call_function(e, name, "float", *["%x"] * count)
+            assert set(called_by_text(e.module.text())) < known
+    assert len(known) == len(VECTOR_FUNCTIONS) + 1
+
+
+PROGRAM = """
+import numpy as np, spmd, spmd.numpy as snp
+from spmd.compile.cpu.loader import loader
+x = np.linspace(-9, 9, 500, dtype=np.float32)
+y = spmd.jit(lambda x: snp.sin(x) + snp.cos(3 * x))(x)
+print(loader.compiled, np.asarray(y).tobytes().hex()[:64])
+"""
+
+
+def test_a_second_process_finds_a_program_and_what_it_calls(tmp_path):
+    variables = {"SPMD_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+    outputs = []
+    for _ in range(2):
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.split())
+    assert int(outputs[0][0]) > 0 and int(outputs[1][0]) == 0
+    assert outputs[0][1] == outputs[1][1]
+
+
+def test_kernels_with_shared_functions_give_what_numpy_gives():
+    x = np.linspace(-30, 30, 777, dtype=np.float32)
+    given = spmd.jit(lambda x: snp.sin(x) * snp.cos(x) + snp.tan(x / 40))(x)
+    wide = x.astype(np.float64)
+    expected = np.sin(wide) * np.cos(wide) + np.tan(wide / 40)
+    np.testing.assert_allclose(given, expected, atol=3e-7)
