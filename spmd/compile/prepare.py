@@ -1,9 +1,10 @@
 """What belongs to the processor and not to a program, put on the disk before any program runs.
 
-The one idea: the native runtime, and the code of matrix products, of contractions over windows and
-of reductions, are texts that a machine compiles once, whatever it computes. `prepare` asks for them
-as programs do: sizes and layouts go through the planners, which say what these need. So what is
-prepared is what will be looked for, whatever becomes of the code generator.
+The one idea: the native runtime, and the code of matrix products, of contractions over windows, of
+reductions and of functions of vectors, are texts that a machine compiles once, whatever it
+computes. `prepare` asks for them as programs do: sizes and layouts go through the planners, which
+say what these need. So what is prepared is what will be looked for, whatever becomes of the code
+generator.
 
 What is left to a program is its own kernels, and the epilogues of its products.
 """

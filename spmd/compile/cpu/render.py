@@ -51,7 +51,7 @@ INLINE_FUNCTIONS = 3
 WIDE_FROM, WIDEST_FROM = 4.0, 32.0
 
 MOST_LANES = 64
-COLUMN_LANES = 128
+COLUMN_LANES = 64
 
 # Measured on one core at 2.6 GHz: an instruction on a full register, a streamed byte, an element
 # that is read or written by itself, a call of libm, a unit's start.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from inspect import signature
+from inspect import Parameter, signature
 
 from spmd.compile.cpu import (
     vectormath_exp,
@@ -74,7 +74,8 @@ def shared_functions(target: Target, element: str, width: int) -> list[str]:
     symbols = []
     kind = Emitter(Module(target), width).type(element)
     for name, build in VECTOR_FUNCTIONS.items():
-        count = len(signature(build).parameters) - 1
+        given = [p for p in signature(build).parameters.values() if p.default is Parameter.empty]
+        count = len(given) - 1  # without the emitter's
         symbols.append(_shared(target, name, width, element, build, (kind,) * count))
     either = vectormath_trig.sin_or_cos
     symbols.append(_shared(target, "sin_or_cos", width, element, either, (kind, "i32")))
