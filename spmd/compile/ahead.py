@@ -19,7 +19,7 @@ from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.sort import sort_text
-from spmd.compile.cpu.sort_values import values_text
+from spmd.compile.cpu.sort_values import shares_rows, values_text
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
@@ -31,6 +31,7 @@ from spmd.compile.lower.schedule import (
     Contract,
     Launch,
     Multiply,
+    Ref,
     Sort,
     SortRows,
     Step,
@@ -123,6 +124,8 @@ class Ahead:
                 self._plan(packing(callee))
             case Contraction():
                 self._plan(contracting(callee))
+            case Sort(size=size, work=Ref()) if shares_rows(size):
+                self.batch.add(values_text(64), optimize=True)
             case Sort(kept=kept):
                 self.batch.add(sort_text(kept is not None), optimize=True)
             case SortRows(dtype=dtype):

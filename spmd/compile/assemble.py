@@ -30,7 +30,7 @@ from spmd.compile.cpu.program import (
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.cpu.runner import NativeProgram, build_program
 from spmd.compile.cpu.sort import sort_step
-from spmd.compile.cpu.sort_values import values_steps
+from spmd.compile.cpu.sort_values import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.loops import LoopCode, LoopCompiler
@@ -225,6 +225,10 @@ class Builder:
                 name = f"{step.name} {step.source}"
                 words = self.slot(step.words)
                 extents = step.rows, step.size, step.kept
+                if step.work is not None and shares_rows(step.size):
+                    slots = words, words, self.slot(step.work)
+                    what = step.rows, step.size, "u64"
+                    return values_steps(self.code.addresses, slots, *what, name)
                 return (sort_step(self.code.addresses, words, *extents, name),)
             case SortRows():
                 name = f"{step.name} {step.source}"

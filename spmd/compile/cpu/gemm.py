@@ -103,6 +103,9 @@ _SPREAD = 2**20
 _NEAR = 3500
 # An estimate for the decision to use threads, per core.
 _BYTES_PER_NS = 12.0
+# From here on a matrix is not in the caches when it comes again, but what was read last is: as
+# every second call goes through the units backwards, small ones find more of it.
+_BEYOND_CACHES_NS = 300_000
 # What a vector's store may write behind the end of a panel.
 _SLACK = 64
 
@@ -491,7 +494,8 @@ class _Planner:
         p = self.p
         if row_ns * batches < 5000:
             return p.n
-        parts = -(-available_cores() * (2 if row_ns > 50_000 else 1) // batches)
+        each = 16 if row_ns > _BEYOND_CACHES_NS else 2 if row_ns > 50_000 else 1
+        parts = -(-available_cores() * each // batches)
         lanes = self.vectors.lanes
         return max(-(-p.n // (parts * lanes)) * lanes, least)
 

@@ -56,6 +56,11 @@ def can_compress() -> bool:
     return host().has("avx512f")
 
 
+def shares_rows(size: int) -> bool:
+    """Whether threads share rows of so many numbers, where there are only a few rows."""
+    return size >= _LONG and can_compress()
+
+
 def values_symbol(bits: int, part: str = "rows") -> str:
     """The name of a function that sorts numbers of so many bits."""
     return f"spmd_sort_{part}_i{bits}"
@@ -84,7 +89,7 @@ def values_steps(
         sizes = size, kind
         return KernelStep(address, slots, units, cost, sizes=sizes, scratch=scratch, name=name)
 
-    if len(slots) < 3 or size < _LONG or not can_compress():
+    if len(slots) < 3 or not shares_rows(size):
         cost = size * (_NS_PER_KEY + _NS_PER_HALVING * halvings)
         return (step("rows", rows, cost, slots[:2]),)
     piece = size / _PIECES * (_NS_PER_KEY + _NS_PER_HALVING * (halvings - _HALVINGS))

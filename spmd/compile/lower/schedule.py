@@ -108,7 +108,8 @@ class Sort:
     """Sort rows of unsigned 64-bit words in place, stably by their upper halves.
 
     With `kept` (at most MOST_KEPT) only so many least words, by all their bits, come first; the
-    rest is undefined.
+    rest is undefined. With `work`, SORT_WORK bytes a row, no lower half comes before that of an
+    earlier word with an equal upper half: words may then be sorted by all their bits.
     """
 
     rows: int
@@ -117,6 +118,7 @@ class Sort:
     words: Ref
     name: str = "sort"
     source: Source = UNKNOWN
+    work: Ref | None = None
 
 
 # Memory for a row that threads may share in sorting it, where there are only a few rows.
@@ -308,6 +310,8 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
         case Sort():
             yield step.words, False
             yield step.words, True
+            if step.work is not None:
+                yield step.work, True
         case SortRows():
             yield step.operand, False
             yield step.result, True

@@ -170,6 +170,24 @@ def test_long_rows_are_cut_and_shared(rows):
         np.testing.assert_array_equal(np.asarray(found).view("u4"), expected.view("u4"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_positions_in_long_rows_are_stable(dtype):
+    rng = np.random.default_rng(10)
+    x = rng.integers(0, 200, (2, 30_000)).astype(dtype)
+    if dtype == "float32":
+        x[rng.random(x.shape) < 0.1] = np.nan
+        x[rng.random(x.shape) < 0.1] = -0.0
+    numbers = np.arange(x.size, dtype=np.float32).reshape(x.shape)
+    program = compile_jaxpr(
+        spmd.make_jaxpr(lambda x, y: (lax.argsort(x), *lax.sort((x, y))))(x, numbers)
+    )
+    order, keys, followed = map(np.asarray, program([spmd.numpy.asarray(v) for v in (x, numbers)]))
+    expected = np.argsort(x, axis=1, kind="stable")
+    np.testing.assert_array_equal(order, expected)
+    np.testing.assert_array_equal(keys, np.take_along_axis(x, expected, 1))
+    np.testing.assert_array_equal(followed, np.take_along_axis(numbers, expected, 1))
+
+
 def test_other_dims_are_sorted_where_they_lie():
     x = np.random.default_rng(8).normal(size=(30, 50, 7)).astype(np.float32)
     for dim in range(3):
