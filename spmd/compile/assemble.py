@@ -36,6 +36,7 @@ from spmd.compile.kernel.product import Product
 from spmd.compile.loops import LoopCode, LoopCompiler
 from spmd.compile.lower.schedule import (
     Branch,
+    Buffer,
     Contract,
     Copy,
     Exchange,
@@ -162,6 +163,7 @@ class Builder:
         consts = [buffer for buffer, _ in schedule.consts]
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
+        self.places: dict[Buffer, tuple[int, int, int]] = {}
         loops: dict[int, LoopCode] = {}
         if self.compiles_loops and any(blocks(step) for step in schedule.steps):
             compiler = LoopCompiler(cpu_target(), rendering, planning, self.slot)
@@ -174,14 +176,21 @@ class Builder:
         return Program((self.plan.arena, *(b.nbytes for b in self.named)), steps, devices)
 
     def slot(self, ref: Ref) -> Slot:
-        base = self.bases.get(ref.buffer)
-        if base is None:
-            lane = self.plan.lane_stride(ref.buffer)
-            strides = (*ref.strides, (LANE, lane)) if lane else ref.strides
-            lender = self.plan.lent.get(ref.buffer)
-            base = 0 if lender is None else self.bases[lender]
-            return Slot(base, self.plan.offsets[ref.buffer] + ref.offset, strides)
-        return Slot(base, ref.offset, ref.strides)
+        found = self.places.get(ref.buffer)
+        if found is None:
+            found = self.places[ref.buffer] = self.place(ref.buffer)
+        base, offset, lane = found
+        strides = (*ref.strides, (LANE, lane)) if lane else ref.strides
+        return Slot(base, offset + ref.offset, strides)
+
+    def place(self, buffer: Buffer) -> tuple[int, int, int]:
+        """Of a buffer, the base in which it lies, where, and the distance between its lanes."""
+        base = self.bases.get(buffer)
+        if base is not None:
+            return base, 0, 0
+        lender = self.plan.lent.get(buffer)
+        base = 0 if lender is None else self.bases[lender]
+        return base, self.plan.offsets[buffer], self.plan.lane_stride(buffer)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
         made = [(step, self.step(step)) for step in steps]

@@ -27,7 +27,7 @@ from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, kind
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import ROW, Arg, Const, Instr, Kernel, Load, Map, Op, Store
-from spmd.core.record import record
+from spmd.core.record import field, record
 
 Array = np.ndarray[Any, Any]
 
@@ -70,6 +70,16 @@ class Product:
     carried: str  # the dtype in which products are computed and summed
     epilogue: Kernel  # outer (*batch, m), inner (n,); argument 0 is C, contiguous
     batch: tuple[int, ...] = ()
+    # As those of kernels: steps that multiply alike have one product, which many tables have.
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        found = self._hash
+        if not found:
+            sizes = self.m, self.n, self.k, self.batch
+            found = hash((sizes, self.a, self.b, self.carried, self.epilogue)) or 1
+            object.__setattr__(self, "_hash", found)
+        return found
 
     @property
     def multiply_adds(self) -> int:

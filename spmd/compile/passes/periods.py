@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.lower.alike import kinds_of, literal_key
-from spmd.core.ir import ClosedJaxpr, Literal, Var
+from spmd.compile.lower.alike import literal_key, what_it_does
+from spmd.core.ir import ClosedJaxpr, Eqn, Var
 from spmd.core.record import record
 
 # Equations that must be alike in a row before a distance between them is looked at; fewer in short
@@ -59,14 +59,15 @@ class Region:
 
 @record(eq=False)
 class Table:
-    """A jaxpr in numbers: what the operands of each equation are, and what kind it is of."""
+    """A jaxpr in numbers: what the operands of each equation are, and what it does to them."""
 
     closed: ClosedJaxpr
     values: list[Var]  # by number
     number: dict[Any, int]
     inputs: int  # how many of the values are inputs; constants follow
     given: int  # inputs and constants
-    kinds: Any
+    does: Any  # by equation: equal for the same primitive with the same parameters
+    types: Any  # by value: equal for those of one type
     made: Any  # by equation: the number of its first result; one more at the end
     edges: Any  # the operands of all equations, one after the other; literals are negative
     reads: Any  # by equation: where its operands begin; one more at the end
@@ -86,24 +87,64 @@ def table_of(closed: ClosedJaxpr, inputs: Sequence[Var] | None = None) -> Table:
     invars = tuple(jaxpr.invars if inputs is None else inputs)
     values: list[Var] = [*invars, *jaxpr.constvars]
     given = len(values)
-    number: dict[Any, int] = {v: k for k, v in enumerate(values)}
+    values += [v for eqn in jaxpr.eqns for v in eqn.outvars]
+    number: dict[Any, int] = dict(zip(values, range(len(values)), strict=True))
+    atoms = [atom for eqn in jaxpr.eqns for atom in eqn.invars]
+    edges = np.array([number.get(atom, -1) for atom in atoms], np.int64)
     literals: dict[Any, int] = {}
-    edges: list[int] = []
-    made, reads = [given], [0]
-    for eqn in jaxpr.eqns:
-        for atom in eqn.invars:
-            found = number.get(atom)
-            if found is None:
-                assert type(atom) is Literal
-                found = -1 - literals.setdefault(literal_key(atom), len(literals))
-            edges.append(found)
-        for var in eqn.outvars:
-            number[var] = len(values)
-            values.append(var)
-        made.append(len(values))
-        reads.append(len(edges))
-    arrays = [np.array(x, np.int64) for x in (kinds_of(jaxpr.eqns)[0], made, edges, reads)]
-    return Table(closed, values, number, len(invars), given, *arrays)
+    for k in np.flatnonzero(edges < 0).tolist():
+        edges[k] = -1 - literals.setdefault(literal_key(atoms[k]), len(literals))
+    avals = {aval: k for k, aval in enumerate(dict.fromkeys([v.aval for v in values]))}
+    types = np.array([avals[v.aval] for v in values], np.int64)
+    made = _ends(given, [len(eqn.outvars) for eqn in jaxpr.eqns])
+    reads = _ends(0, [len(eqn.invars) for eqn in jaxpr.eqns])
+    does = np.array(_numbered(jaxpr.eqns), np.int64)
+    return Table(closed, values, number, len(invars), given, does, types, made, edges, reads)
+
+
+def _ends(start: int, counts: Sequence[int]) -> Any:
+    """Where each of some rows begins, and where the last one ends."""
+    return np.cumsum([start, *counts])
+
+
+def _numbered(eqns: Sequence[Eqn]) -> list[int]:
+    """A number for each equation, equal for those of one primitive with the same parameters."""
+    names: dict[Any, int] = {}
+    found = []
+    for eqn in eqns:
+        try:
+            found.append(names.setdefault(what_it_does(eqn), len(names)))
+        except TypeError:  # these parameters cannot be compared
+            found.append(names.setdefault(eqn, len(names)))
+    return found
+
+
+def signs_of(table: Table) -> Any:
+    """A number for each equation, equal for those that do the same to operands of the same types.
+
+    Others may have the same number, though hardly ever.
+    """
+    types = np.append(table.types, -1)
+    counts, outs = np.diff(table.reads), np.diff(table.made)
+    read = _mixed(types[table.edges.clip(-1)] + 2)
+    place = np.arange(len(read)) - np.repeat(table.reads[:-1], counts)
+    read = _mixed(read + place.astype(np.uint64))
+    total = np.zeros(len(read) + 1, np.uint64)
+    np.cumsum(read, out=total[1:])
+    result = _mixed(types[np.minimum(table.made[:-1], len(types) - 1)] + 2)
+    mixed = _mixed(table.does) + total[table.reads[1:]] - total[table.reads[:-1]]
+    return _mixed(mixed ^ result + outs.astype(np.uint64) * _FACTOR)
+
+
+_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mixed(numbers: Any) -> Any:
+    """Other numbers for numbers, spread over 64 bits."""
+    found = (numbers.astype(np.uint64) + np.uint64(1)) * _FACTOR
+    found ^= found >> np.uint64(29)
+    found *= np.uint64(0xBF58476D1CE4E5B9)
+    return found ^ found >> np.uint64(32)
 
 
 # ---- finding regions ---------------------------------------------------------------------------
@@ -119,7 +160,7 @@ def find_regions(table: Table, copies: int, families: Sequence[Region] = ()) -> 
 
 
 def candidates(kinds: Any, copies: int) -> list[Region]:
-    """Stretches that are alike at some distance, those that repeat most first, none twice."""
+    """Stretches of equal numbers at some distance, those that repeat most first, none twice."""
     found: list[tuple[int, int, int]] = []
     for period in _distances(kinds):
         alike = kinds[period:] == kinds[:-period]
@@ -148,11 +189,9 @@ def _distances(kinds: Any) -> list[int]:
     count = len(kinds) - window + 1
     if count < 2:
         return []
-    mixed = kinds.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed ^= mixed >> np.uint64(29)
     windows = np.zeros(count, np.uint64)
     for k in range(window):  # what only looks alike is found out later
-        windows = windows * np.uint64(0xBF58476D1CE4E5B9) + mixed[k : k + count]
+        windows = windows * _FACTOR + kinds[k : k + count]
     order = np.argsort(windows, kind="stable")
     alike = windows[order[1:]] == windows[order[:-1]]
     distances = (order[1:] - order[:-1])[alike]
@@ -189,10 +228,11 @@ class _Finder:
         self.table = table
         self.copies = copies
         self.families = list(families)
-        self.reader = np.repeat(np.arange(len(table.kinds)), np.diff(table.reads))
+        self.read_types = np.append(table.types, -1)[table.edges.clip(-1)]
+        self.reader = np.repeat(np.arange(len(table.does)), np.diff(table.reads))
 
     def find(self) -> list[Region]:
-        regions = candidates(self.table.kinds, self.copies)
+        regions = candidates(signs_of(self.table), self.copies)
         for _ in range(MOST_ROUNDS):
             if not regions:
                 return []
@@ -274,7 +314,7 @@ class _Finder:
         )
         if edges.own.any():
             fine = fine | (edges.own & self.follows(edges, region.sign))
-        good = np.ones(region.end - region.period - region.start, bool)
+        good = self.alike(region)
         good[edges.reader[~fine] - region.start] = False
         runs = _runs(good)
         if not runs:
@@ -286,6 +326,22 @@ class _Finder:
             return None
         start += region.start
         return Region(start, start + length + region.period, region.period)
+
+    def alike(self, region: Region) -> Any:
+        """By equation but for the last copy's, whether the one a period later does the same."""
+        table, at = self.table, slice(region.start, region.end - region.period)
+        later = slice(region.start + region.period, region.end)
+        found = table.does[at] == table.does[later]
+        for places, what in (table.reads, self.read_types), (table.made, table.types):
+            counts = np.diff(places)
+            found &= counts[at] == counts[later]
+            here = what[places[at.start] : places[at.stop]]
+            there = what[places[later.start] : places[later.stop]]
+            if len(here) != len(there):
+                return np.zeros(len(found), bool)  # what looked alike was not
+            number = np.repeat(np.arange(len(found)), np.diff(places[at.start : at.stop + 1]))
+            found[number[here != there]] = False
+        return found
 
     def follows(self, edges: _Edges, sign: int) -> Any:
         """Which operands are inputs that follow each other as elsewhere, each only one other."""

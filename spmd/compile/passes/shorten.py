@@ -82,7 +82,7 @@ class _Layout:
     def read_outside(self) -> Any:
         """By value, whether an equation of no region reads it."""
         table = self.table
-        outer = np.ones(len(table.kinds), bool)
+        outer = np.ones(len(table.does), bool)
         for stretch in self.stretches:
             if stretch.region is not None:
                 outer[stretch.region.start : stretch.region.end] = False
@@ -413,15 +413,15 @@ class _Lengthener:
             if found is None:
                 return None
             operands.append(found)
+        sources = [self.sources(eqn, stretch.sign) for eqn in eqns]
         own = self.values[self.layout.stretches.index(stretch)]
         written, at = [], stretch.cut
         for r in range(1, self.missing + 1):
-            for eqn, atoms in zip(eqns, operands, strict=True):
+            for e, atoms, lines in zip(eqns, operands, sources, strict=True):
                 ins = [a if type(a) is not tuple else a[0][a[1] + r * a[2]] for a in atoms]
-                outs = tuple(own[at : at + len(eqn.outvars)])
+                outs = tuple(own[at : at + len(e.outvars)])
                 at += len(outs)
-                source = self.source(eqn, r, stretch.sign)
-                written.append(Eqn(eqn.prim, tuple(ins), outs, eqn.params, eqn.effects, source))
+                written.append(Eqn(e.prim, tuple(ins), outs, e.params, e.effects, lines[r - 1]))
         return written
 
     def operands(self, stretch: _Stretch, k: int, period: int) -> list[Atom | _Moving] | None:
@@ -451,22 +451,24 @@ class _Lengthener:
             found.append((every, at, slope))
         return found
 
-    def source(self, eqn: Eqn, own: int, sign: int) -> Source:
-        """The user's line of a copy: layers may be written one by one."""
-        long = self.shortened.layout
-        for var in eqn.outvars:
-            v = long.table.number.get(var, -1)
-            k = long.table.maker(v)
-            s = int(long.of[v])
-            if k >= 0 and s >= 0 and long.table.closed.eqns[k].source is eqn.source:
-                shift = own if long.sign[s] == sign else self.missing - own
-                at = int(long.at[v])
-                at -= 0 if at < long.cut[s] else self.missing * int(long.step[s])
-                at += shift * int(long.step[s])
-                values = long.stretches[s].values
-                if 0 <= at < len(values):
-                    return long.table.closed.eqns[long.table.maker(int(values[at]))].source
-        return eqn.source
+    def sources(self, eqn: Eqn, sign: int) -> list[Source]:
+        """The user's lines of the copies of an equation: layers may be written one by one."""
+        long, missing = self.shortened.layout, self.missing
+        table = long.table
+        v = table.number.get(eqn.outvars[0], -1)
+        s = int(long.of[v])
+        if s >= 0 and v >= table.given:
+            step, cut, at = int(long.step[s]), int(long.cut[s]), int(long.at[v])
+            low = at if at < cut else at - missing * step
+            shifts = np.arange(1, missing + 1) if long.sign[s] == sign else np.arange(missing)[::-1]
+            places = low + step * shifts
+            values = long.stretches[s].values
+            if places.min() >= 0 and places.max() < len(values):
+                makers = np.searchsorted(table.made, values[places], "right") - 1
+                found = [table.closed.eqns[k].source for k in makers.tolist()]
+                if table.closed.eqns[table.maker(v)].source is eqn.source:
+                    return found
+        return [eqn.source] * missing
 
     def results(self) -> list[Atom] | None:
         """The results of the whole program."""
