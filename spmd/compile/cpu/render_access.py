@@ -312,11 +312,14 @@ def store_masked(e: Emitter, place: Place, mask: str, parts: Parts) -> None:
 # ---- lane by lane -----------------------------------------------------------------------------
 
 
-def lane_indices(e: Emitter, place: Place, mask: str | None) -> list[str]:
-    """Return each lane's element index as an i64 scalar; 0 where the mask does not hold."""
+def lane_pointers(e: Emitter, place: Place, mask: str | None) -> list[str]:
+    """Return where each lane's element lies; the first one where the mask does not hold."""
+    element, count = _unit(place.dtype)
     lanes = range(e.width)
     if place.gathered is None and mask is None:
-        return [_shift_index(e, place.base, lane * place.stride) for lane in lanes]
+        # Constant distances from one pointer: the processor adds them for nothing.
+        first = e.at(element, place.pointer, e.mul_index(place.base, count))
+        return [e.at(element, first, str(lane * place.stride * count)) for lane in lanes]
     index = e.splat("i64", place.base)
     if place.stride:
         steps = e.lanes([lane * place.stride for lane in lanes], "i64")
@@ -326,11 +329,9 @@ def lane_indices(e: Emitter, place: Place, mask: str | None) -> list[str]:
     if mask is not None:
         index = e.select(mask, "i64", index, e.int(0, "i64"))
     # Through memory it takes half as long again, or twice, when what is gathered misses the caches.
-    return [e.extract("i64", index, lane) for lane in lanes]
-
-
-def _shift_index(e: Emitter, base: str, by: int) -> str:
-    return base if by == 0 else e.set(f"add i64 {base}, {by}")
+    indices = [e.extract("i64", index, lane) for lane in lanes]
+    with e.at_width(1):
+        return [e.at(element, place.pointer, e.mul_index(index, count)) for index in indices]
 
 
 def load_each(
@@ -341,9 +342,8 @@ def load_each(
     count = 2 if kind(place.dtype) == "c" else 1
     size = itemsize(REAL_OF.get(place.dtype, place.dtype))
     wide, vectors = e.type(element), ["poison"] * count
-    for lane, index in enumerate(lane_indices(e, place, mask)):
+    for lane, where in enumerate(lane_pointers(e, place, mask)):
         with e.at_width(1):
-            where = e.at(element, place.pointer, e.mul_index(index, count))
             raw = [
                 e.set(f"load {element}, ptr {e.at(element, where, str(part))}, align {size}")
                 for part in range(count)
@@ -365,15 +365,13 @@ def store_each(
 
     Lanes that `update` one element in memory see each other's results in order.
     """
-    element, count = _unit(place.dtype)
     carried = element_of(place.dtype)
     scratch = e.alloca(itemsize(place.dtype)) if mask is not None else ""
     # Addresses may be anything where the mask does not hold; of many at once they stay small.
-    for lane, index in enumerate(lane_indices(e, place, mask if e.width > 1 else None)):
+    for lane, where in enumerate(lane_pointers(e, place, mask if e.width > 1 else None)):
         bit = None if mask is None else e.extract("i1", mask, lane)
         scalars = tuple(e.extract(carried, part, lane) for part in parts)
         with e.at_width(1):
-            where = e.at(element, place.pointer, e.mul_index(index, count))
             if bit is not None:
                 where = e.set(f"select i1 {bit}, ptr {where}, ptr {scratch}")
             if update is not None:
