@@ -19,6 +19,7 @@ from spmd.compile.cpu.contract_ir import (
     contract_symbol,
     contract_text,
     heights,
+    panel_width,
     tile_symbol,
     tile_text,
 )
@@ -32,11 +33,12 @@ from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.product import argument_maps, block_epilogue
 from spmd.core.record import record
 
-# A panel of B this deep (f32) is 24 KiB: it stays in L1 beside what is read of A.
+# A panel of B this deep (f32), two vectors wide, is 24 KiB: it stays in L1 beside what is read of
+# A. One of four is not deeper: what comes from L2 meanwhile is fetched in time.
 _BLOCK_BYTES = 768
 # The longest table inside a step: rows and depth of a 56 x 56 image and more.
 _TABLE = 4096
-# Tiles of a unit: enough that packing B for them costs a few percent.
+# Tiles of a unit, two vectors wide: enough that packing B for them costs a few percent.
 _GROUP_TILES = 16
 # Below this many multiply-adds a contraction is not worth sharing.
 _SHARED_FROM = 2**17
@@ -78,7 +80,7 @@ def contract_step(
     )
 
 
-def tiling(rows: int, around: int, multiply_adds: int, v: Vectors) -> tuple[int, int]:
+def tiling(rows: int, around: int, multiply_adds: int, v: Vectors, width: int) -> tuple[int, int]:
     """The height of tiles and how many a unit has: what the busiest core finishes first with.
 
     Neither changes a result. Short tiles wait for memory, which counts as three rows.
@@ -87,12 +89,12 @@ def tiling(rows: int, around: int, multiply_adds: int, v: Vectors) -> tuple[int,
 
     def busiest(height: int) -> int:
         tiles = -(-rows // height)
-        group = _group(tiles, around, cores)
+        group = _group(tiles, around, cores, width)
         units = -(-tiles // group) * around
         return -(-units // cores) * group * (height + 3)
 
-    height = min(heights(v), key=busiest)
-    return height, _group(-(-rows // height), around, cores)
+    height = min(heights(v, width), key=busiest)
+    return height, _group(-(-rows // height), around, cores, width)
 
 
 def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
@@ -103,13 +105,14 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     outer_depth, depth = given.depth.split(_TABLE)
     members, *strides = given.batch
     around = outer_rows.count * members
-    height, group = tiling(rows.count, around, given.multiply_adds * members, v)
+    width = panel_width(v, given.columns)
+    height, group = tiling(rows.count, around, given.multiply_adds * members, v, width)
     row_table = rows.offsets() * nbytes
     filled = -(-rows.count // height) * height
     # The last tile is filled up with its last row, which is computed again.
     row_table = row_table[np.minimum(np.arange(filled), rows.count - 1)]
     depth_table = depth.offsets() * nbytes
-    panel = 2 * v.nbytes_of_vector
+    panel = width * v.nbytes_of_vector
     after = _Epilogue(given, min(group * height, rows.count), machine or host())
     in_place = given.columns * nbytes == panel and _is_packed(depth_table[:, 1], panel)
     block = _block(depth.count, v)
@@ -141,7 +144,7 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     units = -(-tiles // group) * around
     flops = 2.0 * group * height * given.columns * given.depth.count
     cost = max(flops / _FLOPS_PER_NS[v.nbytes_of_vector], 5.0) + after.cost_ns
-    widths = _widths(given.columns, v)
+    widths = _widths(given.columns, v, width)
     texts = [contract_text(v), *(tile_text(v, height, n) for n in dict.fromkeys(widths))]
     symbols = tile_symbol(v, height, widths[0]), tile_symbol(v, height, widths[1])
     return Plan(
@@ -180,12 +183,11 @@ class _Epilogue:
         self.cost_ns = made.cost_ns * rows
 
 
-def _widths(columns: int, v: Vectors) -> tuple[int, int]:
-    """Vectors of the tiles for narrow and for wide panels: those that the columns need."""
-    if columns <= v.lanes:
-        return 1, 1
-    rest = columns % (2 * v.lanes)
-    return (1 if 0 < rest <= v.lanes else 2), 2
+def _widths(columns: int, v: Vectors, width: int) -> tuple[int, int]:
+    """Vectors of the tiles for the last panel, if it is not full, and for full ones."""
+    rest = columns % (width * v.lanes)
+    last = -(-rest // v.lanes) or width
+    return last, (width if columns >= width * v.lanes else last)
 
 
 def _words(numbers: dict[str, int], tables: dict[str, np.ndarray]) -> tuple[int, ...]:
@@ -208,8 +210,8 @@ def _block(depth: int, v: Vectors) -> int:
     return max(-(-depth // parts), 1)
 
 
-def _group(tiles: int, around: int, cores: int) -> int:
+def _group(tiles: int, around: int, cores: int, width: int) -> int:
     """Tiles of a unit: fewer where there would not be enough units for the cores."""
     wanted = 4 * cores if cores > 1 else 1
-    groups = max(-(-tiles // _GROUP_TILES), min(-(-wanted // around), tiles))
+    groups = max(-(-tiles // (_GROUP_TILES * width // 2)), min(-(-wanted // around), tiles))
     return -(-tiles // groups)

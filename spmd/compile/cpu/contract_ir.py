@@ -28,8 +28,9 @@ from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 # tables begin: of (a, c) bytes for each row and outer row, of (a, b) bytes for each step of the
 # depth and of the outer depth, of (a, b, c) bytes for each member of the batch, of the bytes from
 # row to row in each argument of the epilogue behind C. `narrow` and `wide` are the addresses of the
-# tiles of one and of two vectors, `epilogue` that of the kernel that runs on finished rows, or 0. A
-# panel of B is read where it lies if `pack` is 0, its rows `panel` bytes apart.
+# tiles for a panel that is not full and for a full one, `epilogue` that of the kernel that runs on
+# finished rows, or 0. A panel of B is read where it lies if `pack` is 0, its rows `panel` bytes
+# apart.
 HEADER = (
     "narrow wide epilogue columns panel pack tiles height group depth block outer_depth outer_rows "
     "row_groups inner_rows row_bytes arguments "
@@ -43,9 +44,20 @@ _WORD = 8
 _VECTOR_REGISTER = {"x86_64": "v", "AMD64": "v", "aarch64": "w", "arm64": "w"}
 
 
-def heights(v: Vectors) -> tuple[int, ...]:
-    """Rows of the register tiles: two vectors wide, they leave room for B and one element of A."""
-    return (14, 12, 8, 4, 1) if v.nbytes_of_vector == 64 else (6, 4, 1)
+def panel_width(v: Vectors, columns: int) -> int:
+    """Vectors side by side in a panel: four where that many registers are, and columns fill them.
+
+    For as many multiply-adds, tiles of 6 by 4 read fewer elements of A than those of 14 by 2, and
+    have a register for the place of each row.
+    """
+    rest = columns % (4 * v.lanes)
+    fills = columns > 2 * v.lanes and (rest == 0 or rest > 2 * v.lanes)
+    return 4 if fills and v.nbytes_of_vector == 64 else 2
+
+
+def heights(v: Vectors, width: int) -> tuple[int, ...]:
+    """Rows of the register tiles: at full width, they leave room for B and one element of A."""
+    return (14, 12, 8, 4, 1) if v.nbytes_of_vector == 64 and width == 2 else (6, 4, 1)
 
 
 def contract_symbol(v: Vectors) -> str:
@@ -130,12 +142,12 @@ def _pack(v: Vectors) -> Function:
     f = Function("pack", "void", params, internal=True, attributes=v.attributes)
     b, steps, depth, columns, target, panel = f.params
     step, place = f.var("ptr", steps), f.var("ptr", target)
-    masks = [lane_mask(f, v.lanes, columns - n * v.lanes) for n in range(2)]
     with f.range(0, depth):
         origin = f.at(b, f.load("i64", step.get(), _WORD))
-        for n, mask in enumerate(masks):
-            value = load_vector(f, v, f.at(origin, n * v.nbytes_of_vector), mask)
-            f.store(value, place.get(), n * v.nbytes_of_vector, align=v.nbytes)
+        with f.range(0, panel, v.nbytes_of_vector) as offset:
+            mask = lane_mask(f, v.lanes, columns - offset // v.nbytes)
+            value = load_vector(f, v, f.at(origin, offset), mask)
+            f.store(value, f.at(place.get(), offset), align=v.nbytes)
         place.set(f.at(place.get(), panel))
         step.set(f.at(step.get(), 2 * _WORD))
     return f
@@ -222,8 +234,9 @@ def _panels(
     """Add a block of the depth to a group of tiles, one panel of columns after the other."""
     a, b, c, steps, depth, accumulate = block
     rows, first, last = tiles
-    with f.range(0, of["columns"], 2 * v.lanes) as j:
-        columns = f.smaller(of["columns"] - j, 2 * v.lanes)
+    full = of["panel"] // v.nbytes
+    with f.range(0, of["columns"], full) as j:
+        columns = f.smaller(of["columns"] - j, full)
         origin = f.at(b, j * v.nbytes)
         panel = f.var("ptr", scratch)
         with f.if_else(of["pack"].differs(0)) as it:
@@ -231,7 +244,7 @@ def _panels(
             it.otherwise()
             panel.set(f.at(origin, f.load("i64", steps, _WORD)))
         target = f.at(c, j * v.nbytes)
-        tile = f.select(columns <= v.lanes, of["narrow"], of["wide"])
+        tile = f.select(columns < full, of["narrow"], of["wide"])
         function = f.convert("inttoptr", tile, "ptr")
         with f.range(first, last) as number:
             table = f.at(rows, number * of["height"] * (2 * _WORD))
