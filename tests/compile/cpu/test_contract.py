@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from spmd.compile.cpu import contract
+from spmd.compile.cpu.contract_ir import heights, panel_width
+from spmd.compile.cpu.gemm_ir import Vectors
 from spmd.compile.cpu.loader import Host, compile_texts, host
 from spmd.compile.cpu.program import Program, Slot
 from spmd.compile.cpu.runner import build_program
@@ -61,10 +63,20 @@ def image_case(rng, dtype, batch, size, features, window, columns):
     return Contraction(name, rows, depth, columns), a.reshape(-1), b.reshape(-1)
 
 
+# The columns are, in f32 with wide vectors: one, some, a vector, more than a panel of two, two
+# panels of four with a rest; a panel of four as it lies, and one with a rest of three vectors.
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 4, 1, 2, 1), (2, 6, 3, 3, 5), (1, 9, 4, 2, 16), (2, 7, 8, 3, 33), (1, 5, 300, 2, 70)],
+    [
+        (1, 4, 1, 2, 1),
+        (2, 6, 3, 3, 5),
+        (1, 9, 4, 2, 16),
+        (2, 7, 8, 3, 33),
+        (1, 5, 300, 2, 166),
+        (1, 8, 3, 3, 64),
+        (1, 5, 9, 2, 108),
+    ],
     ids=str,
 )
 def test_native_is_interpreted(dtype, sizes):
@@ -75,6 +87,19 @@ def test_native_is_interpreted(dtype, sizes):
     found = run(given, a, b, wanted.size)
     tolerance = {"float32": 1e-4, "float64": 1e-12}[dtype]
     np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_panels_are_wide_where_columns_fill_them():
+    wide, narrow = Vectors("f32", 64), Vectors("f32", 32)
+    assert [panel_width(wide, n) for n in (1, 32, 64, 70, 96, 100, 112, 128)] == [
+        *(2, 2, 4, 2, 2, 4, 4, 4)
+    ]
+    assert panel_width(Vectors("f64", 64), 32) == 4 and panel_width(narrow, 64) == 2
+    for v in (wide, narrow):
+        for width in {panel_width(v, 64), 2}:
+            # The sums, a row of B and an element of A have a register each.
+            most = max(heights(v, width)) * width + width + 1
+            assert most <= (32 if v.nbytes_of_vector == 64 else 16)
 
 
 def test_long_tables_become_loops(monkeypatch):
