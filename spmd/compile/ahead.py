@@ -19,7 +19,7 @@ from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.sort import sort_text
-from spmd.compile.cpu.sort_values import shares_rows, values_text
+from spmd.compile.cpu.sort_values import registers_for, shares_rows, values_text
 from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
@@ -128,8 +128,9 @@ class Ahead:
                 self.batch.add(values_text(64), optimize=True)
             case Sort(kept=kept):
                 self.batch.add(sort_text(kept is not None), optimize=True)
-            case SortRows(dtype=dtype):
-                self.batch.add(values_text(8 * itemsize(dtype)), optimize=True)
+            case SortRows(dtype=dtype, size=size):
+                text = values_text(8 * itemsize(dtype), registers_for(dtype, size))
+                self.batch.add(text, optimize=True)
 
     def _plan(self, plan: gemm.Plan | contract.Plan) -> None:
         for text in plan.texts:

@@ -28,6 +28,7 @@ from spmd.compile.cpu.reduce import reduce_kernels
 from spmd.compile.cpu.runtime import runtime
 from spmd.compile.cpu.shared import shared_text
 from spmd.compile.cpu.sort import sort_text
+from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
 from spmd.compile.cpu.sort_values import values_text
 from spmd.compile.cpu.trees import native_walks
 from spmd.compile.cpu.vectormath import shared_functions
@@ -105,7 +106,8 @@ def _load_reductions() -> int:
 def sort_texts() -> dict[str, None]:
     """The texts of sorting."""
     words = [sort_text(kept) for kept in (False, True)]
-    return dict.fromkeys((*words, *(values_text(bits) for bits in (32, 64))))
+    rows = [values_text(*kind) for kind in pairs((32, 64), (0, *COLUMN_NETWORKS))]
+    return dict.fromkeys((*words, *rows))
 
 
 # ---- functions of vectors ----

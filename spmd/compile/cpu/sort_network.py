@@ -8,7 +8,7 @@ between registers is a minimum and a maximum; one between lanes needs a shuffle 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from spmd.compile.cpu.gemm_ir import lane_mask, masked_name
 from spmd.compile.cpu.runtime_ir import Function, Value
@@ -117,91 +117,105 @@ def network(keys: Keys, registers: int, name: str) -> Function:
     params = ["ptr", "i64"]
     f = Function(name, "void", params, internal=True, attributes=f"{keys.attributes} noinline")
     place, count = f.params
-    lanes = keys.lanes
-    starts = [lanes * k for k in range(registers)]
+    sorter = _Sorter(f, keys)
+    starts = [keys.lanes * k for k in range(registers)]
     rows = [keys.load(f, f.at(place, s * keys.nbytes), count - s) for s in starts]
-    rows = _interleave(f, keys, _merged(f, keys, _columns(f, keys, rows)))
+    rows = sorter.interleaved(sorter.merged(sorter.columns(rows)))
     for start, row in zip(starts, rows, strict=True):
         keys.store(f, row, f.at(place, start * keys.nbytes), count - start)
     return f
 
 
-def _extremes(f: Function, keys: Keys, a: Value, b: Value) -> tuple[Value, Value]:
-    low, high = (f.call(keys.name(op), keys.vector, a, b) for op in _EXTREMES)
-    return low, high
+class _Sorter:
+    """Writes a network into a function."""
 
+    def __init__(self, f: Function, keys: Keys):
+        self.f = f
+        self.keys = keys
+        self._masks: dict[int, Value] = {}
 
-def _columns(f: Function, keys: Keys, rows: list[Value]) -> list[Value]:
-    """Sort each lane over the registers."""
-    rows = list(rows)
-    for i, j in COLUMN_NETWORKS[len(rows)]:
-        rows[i], rows[j] = _extremes(f, keys, rows[i], rows[j])
-    return rows
+    def columns(self, rows: Sequence[Value]) -> list[Value]:
+        """Sort each lane over the registers."""
+        rows = list(rows)
+        for i, j in COLUMN_NETWORKS[len(rows)]:
+            rows[i], rows[j] = self._extremes(rows[i], rows[j])
+        return rows
 
+    def merged(self, rows: list[Value]) -> list[Value]:
+        """Merge sorted columns until all of them are one, read lane by lane."""
+        width = 2
+        while width <= self.keys.lanes:
+            rows = self._upside_down(rows, width)
+            apart = width // 4
+            while apart:
+                rows = [self._between_lanes(row, apart) for row in rows]
+                apart //= 2
+            apart = len(rows) // 2
+            while apart:
+                for i in range(len(rows)):
+                    if not i & apart:
+                        rows[i], rows[i + apart] = self._extremes(rows[i], rows[i + apart])
+                apart //= 2
+            width *= 2
+        return rows
 
-def _merged(f: Function, keys: Keys, rows: list[Value]) -> list[Value]:
-    """Merge sorted columns until all of them are one, read lane by lane."""
-    width = 2
-    while width <= keys.lanes:
-        rows = _upside_down(f, keys, rows, width)
-        apart = width // 4
-        while apart:
-            rows = [_between_lanes(f, keys, row, apart) for row in rows]
-            apart //= 2
-        apart = len(rows) // 2
-        while apart:
-            for i in range(len(rows)):
-                if not i & apart:
-                    rows[i], rows[i + apart] = _extremes(f, keys, rows[i], rows[i + apart])
-            apart //= 2
-        width *= 2
-    return rows
+    def interleaved(self, rows: list[Value]) -> list[Value]:
+        """Turn registers that are read lane by lane into registers that are read one by one."""
+        lanes, half = self.keys.lanes, len(rows) // 2
+        for _ in range(len(rows).bit_length() - 1):
+            made = []
+            for i in range(half):
+                for start in (0, lanes // 2):
+                    order = [start + lane // 2 + (lane % 2) * lanes for lane in range(lanes)]
+                    made.append(self._shuffle(rows[i], rows[i + half], order))
+            rows = made
+        return rows
 
+    def _upside_down(self, rows: list[Value], width: int) -> list[Value]:
+        """Compare the halves of each group of columns, the second one read from its end."""
+        order = [lane ^ (width - 1) for lane in range(self.keys.lanes)]
+        first = self._lanes_without(width // 2)
+        select = self.f.select
+        if len(rows) == 1:
+            low, high = self._extremes(rows[0], self._shuffle(rows[0], rows[0], order))
+            return [select(first, low, high)]
+        made = list(rows)
+        for i in range(len(rows) // 2):
+            other = len(rows) - 1 - i
+            low, high = self._extremes(rows[i], self._shuffle(rows[other], rows[other], order))
+            made[i], rest = select(first, low, high), select(first, high, low)
+            made[other] = self._shuffle(rest, rest, order)
+        return made
 
-def _upside_down(f: Function, keys: Keys, rows: list[Value], width: int) -> list[Value]:
-    """Compare the halves of each group of columns, the second one read from its end."""
+    def _between_lanes(self, row: Value, apart: int) -> Value:
+        order = [lane ^ apart for lane in range(self.keys.lanes)]
+        low, high = self._extremes(row, self._shuffle(row, row, order))
+        return self.f.select(self._lanes_without(apart), low, high)
 
-    def turn(value: Value) -> Value:
-        return _shuffle(f, keys, value, value, lambda lane: lane ^ (width - 1))
+    def _extremes(self, a: Value, b: Value) -> tuple[Value, Value]:
+        keys = self.keys
+        low, high = (self.f.call(keys.name(op), keys.vector, a, b) for op in _EXTREMES)
+        return low, high
 
-    first = _lanes_where(f, keys, lambda lane: not lane & (width // 2))
-    if len(rows) == 1:
-        low, high = _extremes(f, keys, rows[0], turn(rows[0]))
-        return [f.select(first, low, high)]
-    made = list(rows)
-    for i in range(len(rows) // 2):
-        other = len(rows) - 1 - i
-        low, high = _extremes(f, keys, rows[i], turn(rows[other]))
-        made[i] = f.select(first, low, high)
-        made[other] = turn(f.select(first, high, low))
-    return made
+    def _shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
+        order = ", ".join(f"i32 {lane}" for lane in lanes)
+        pair = f"{self.keys.vector} {a.text}, {self.keys.vector} {b.text}"
+        return self.f.emit(
+            self.keys.vector, f"shufflevector {pair}, <{self.keys.lanes} x i32> <{order}>"
+        )
 
+    def _lanes_without(self, bit: int) -> Value:
+        """A mask of the lanes whose number is without a bit.
 
-def _between_lanes(f: Function, keys: Keys, row: Value, apart: int) -> Value:
-    partner = _shuffle(f, keys, row, row, lambda lane: lane ^ apart)
-    low, high = _extremes(f, keys, row, partner)
-    return f.select(_lanes_where(f, keys, lambda lane: not lane & apart), low, high)
-
-
-def _interleave(f: Function, keys: Keys, rows: list[Value]) -> list[Value]:
-    """Turn registers that are read lane by lane into registers that are read one by one."""
-    lanes, half = keys.lanes, len(rows) // 2
-    for _ in range(len(rows).bit_length() - 1):
-        made = []
-        for i in range(half):
-            for start in (0, lanes // 2):
-                order = [start + lane // 2 + (lane % 2) * lanes for lane in range(lanes)]
-                made.append(_shuffle(f, keys, rows[i], rows[i + half], order.__getitem__))
-        rows = made
-    return rows
-
-
-def _shuffle(f: Function, keys: Keys, a: Value, b: Value, pick: Callable[[int], int]) -> Value:
-    order = ", ".join(f"i32 {pick(lane)}" for lane in range(keys.lanes))
-    pair = f"{keys.vector} {a.text}, {keys.vector} {b.text}"
-    return f.emit(keys.vector, f"shufflevector {pair}, <{keys.lanes} x i32> <{order}>")
-
-
-def _lanes_where(f: Function, keys: Keys, holds: Callable[[int], bool]) -> Value:
-    bits = ", ".join("i1 true" if holds(lane) else "i1 false" for lane in range(keys.lanes))
-    return Value(f, keys.mask, f"<{bits}>")
+        LLVM is not to see which: it would look for shuffles that do what a mask does at once, which
+        takes three fifths of the time of compiling.
+        """
+        found = self._masks.get(bit)
+        if found is None:
+            f, lanes = self.f, self.keys.lanes
+            bits = sum(1 << lane for lane in range(lanes) if not lane & bit)
+            # Registers of general use begin at a byte.
+            word = f.opaque(f.value(f"i{max(lanes, 8)}", bits))
+            word = word if lanes >= 8 else f.convert("trunc", word, f"i{lanes}")
+            found = self._masks[bit] = f.convert("bitcast", word, self.keys.mask)
+        return found

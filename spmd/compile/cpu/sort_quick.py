@@ -9,6 +9,8 @@ where the processor cannot compress a register.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spmd.compile.cpu.gemm_ir import lane_mask, splat
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 from spmd.compile.cpu.sort_network import COLUMN_NETWORKS, Keys, network
@@ -25,18 +27,22 @@ _WAITING = 64
 _BUCKETS = 256
 
 
-def sorting(keys: Keys, compresses: bool) -> list[Function]:
+def sorting(keys: Keys, compresses: bool, registers: int) -> list[Function]:
     """The functions `sort_keys(place, count, scratch)` and `sort_halves` with all they call.
 
     Scratch memory is as long as the keys and a register. `compresses` says whether the processor
-    compresses registers.
+    compresses registers; there are no more keys than `registers` hold, if that is not 0, and no
+    halves then.
     """
-    parts = [network(keys, registers, _network(registers)) for registers in COLUMN_NETWORKS]
-    parts += [_small(keys), _by_bytes(keys)]
-    return [
-        *parts,
-        *([_partition(keys), _quick(keys), _halves(keys)] if compresses else [_plain(keys)]),
-    ]
+    sizes = [n for n in sorted(COLUMN_NETWORKS) if not registers or n <= registers]
+    parts = [network(keys, n, _network(n)) for n in sizes]
+    parts.append(_small(keys, sizes))
+    if registers:
+        return [*parts, _plain(keys, None)]
+    bytewise = _by_bytes(keys)
+    if compresses:
+        return [*parts, bytewise, _partition(keys), _quick(keys), _halves(keys)]
+    return [*parts, bytewise, _plain(keys, bytewise)]
 
 
 def declarations(keys: Keys) -> str:
@@ -70,11 +76,11 @@ def _most(keys: Keys) -> int:
     return max(COLUMN_NETWORKS) * keys.lanes
 
 
-def _small(keys: Keys) -> Function:
-    """Sort not more keys than the largest network does: `sort_small(place, count)`."""
+def _small(keys: Keys, sizes: Sequence[int]) -> Function:
+    """Sort not more keys than the last network does: `sort_small(place, count)`."""
     f = inner(keys, "sort_small", "void", "ptr", "i64")
     place, count = f.params
-    for registers in sorted(COLUMN_NETWORKS):
+    for registers in sizes:
         with f.if_(count <= registers * keys.lanes):
             f.call(_network(registers), "void", place, count)
             f.ret()
@@ -88,20 +94,18 @@ def _by_bytes(keys: Keys) -> Function:
     """Sort keys by their bytes, the lowest first: `sort_by_bytes(place, count, scratch)`."""
     f = inner(keys, "sort_by_bytes", "void", "ptr", "i64", "ptr")
     place, count, scratch = f.params
-    counts = f.stack("i64", keys.nbytes * _BUCKETS, align=64)
-    with f.range(0, keys.nbytes * _BUCKETS) as i:
-        f.store(f.value("i64", 0), counts, i * 8)
-    with f.range(0, count) as i:
-        key = f.load(keys.element, place, i * keys.nbytes)
-        for byte in range(keys.nbytes):
-            bucket = _bucket(f, keys, key, byte)
-            f.store(f.load("i64", counts, bucket) + 1, counts, bucket)
+    counts = f.stack("i64", _BUCKETS, align=64)
     source, target = f.var("ptr", place), f.var("ptr", scratch)
-    for byte in range(keys.nbytes):
+    with f.range(0, keys.bits, 8) as shift:
+        with f.range(0, _BUCKETS) as i:
+            f.store(f.value("i64", 0), counts, i * 8)
+        with f.range(0, count) as i:
+            bucket = _bucket(f, keys, f.load(keys.element, source.get(), i * keys.nbytes), shift)
+            f.store(f.load("i64", counts, bucket) + 1, counts, bucket)
         # A byte that all keys share orders nothing.
-        first = _bucket(f, keys, f.load(keys.element, place), byte)
+        first = _bucket(f, keys, f.load(keys.element, place), shift)
         with f.if_(f.load("i64", counts, first).differs(count)):
-            _by_byte(f, keys, byte, count, counts, source.get(), target.get())
+            _by_byte(f, keys, shift, count, counts, source.get(), target.get())
             before = source.get()
             source.set(target.get())
             target.set(before)
@@ -110,26 +114,25 @@ def _by_bytes(keys: Keys) -> Function:
     return f
 
 
-def _bucket(f: Function, keys: Keys, key: Value, byte: int) -> Value:
+def _bucket(f: Function, keys: Keys, key: Value, shift: Value) -> Value:
     """The bucket of a key, as bytes into the counts; negative keys come first."""
-    if byte == keys.nbytes - 1:
-        key = key ^ (keys.least)
-    digit = f.emit(key.type, f"lshr {key.type} {key.text}, {8 * byte}") & (_BUCKETS - 1)
-    wide = digit if keys.bits == 64 else f.convert("zext", digit, "i64")
-    return (wide + byte * _BUCKETS) * 8
+    by = shift if keys.bits == 64 else f.convert("trunc", shift, keys.element)
+    key = key ^ keys.least
+    digit = f.emit(key.type, f"lshr {key.type} {key.text}, {by.text}") & (_BUCKETS - 1)
+    return (digit if keys.bits == 64 else f.convert("zext", digit, "i64")) * 8
 
 
 def _by_byte(
-    f: Function, keys: Keys, byte: int, count: Value, counts: Value, source: Value, target: Value
+    f: Function, keys: Keys, shift: Value, count: Value, counts: Value, source: Value, target: Value
 ) -> None:
     place = f.var("i64", 0)
-    with f.range(byte * _BUCKETS, (byte + 1) * _BUCKETS) as i:
+    with f.range(0, _BUCKETS) as i:
         found = f.load("i64", counts, i * 8)
         f.store(place.get(), counts, i * 8)
         place.set(place.get() + found)
     with f.range(0, count) as i:
         key = f.load(keys.element, source, i * keys.nbytes)
-        bucket = _bucket(f, keys, key, byte)
+        bucket = _bucket(f, keys, key, shift)
         to = f.load("i64", counts, bucket)
         f.store(to + 1, counts, bucket)
         f.store(key, target, to * keys.nbytes)
@@ -268,12 +271,13 @@ def _halves(keys: Keys) -> Function:
     return f
 
 
-def _plain(keys: Keys) -> Function:
-    """The same without compressed registers."""
+def _plain(keys: Keys, beyond: Function | None) -> Function:
+    """Sort keys by a network, or by `beyond`: `sort_keys(place, count, scratch)`."""
     f = inner(keys, "sort_keys", "void", "ptr", "i64", "ptr")
     place, count, scratch = f.params
-    with f.if_else(count <= _most(keys)) as it:
-        f.call("sort_small", "void", place, count)
-        it.otherwise()
-        f.call("sort_by_bytes", "void", place, count, scratch)
+    if beyond is not None:
+        with f.if_(count > _most(keys)):
+            f.call(beyond.name, "void", place, count, scratch)
+            f.ret()
+    f.call("sort_small", "void", place, count)
     return f

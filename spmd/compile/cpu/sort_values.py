@@ -17,7 +17,7 @@ from spmd.compile.cpu.gemm_ir import lane_mask, splat
 from spmd.compile.cpu.loader import host
 from spmd.compile.cpu.program import KernelStep, Slot
 from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.sort_network import Keys
+from spmd.compile.cpu.sort_network import COLUMN_NETWORKS, Keys
 from spmd.compile.cpu.sort_quick import declarations, inner, sorting
 from spmd.compile.kernel.dtypes import itemsize
 
@@ -37,16 +37,17 @@ _NS_PER_KEY, _NS_PER_HALVING = 1.5, 0.3
 
 
 @cache
-def values_text(bits: int, compresses: bool | None = None) -> str:
+def values_text(bits: int, registers: int = 0, compresses: bool | None = None) -> str:
     """The module of the functions that sort rows of numbers of so many bits.
 
-    `compresses` says whether the processor compresses registers (None: what this one does).
+    They are for rows that so many registers hold (0: of any length). `compresses` says whether the
+    processor compresses registers (None: what this one does).
     """
     keys = Keys(bits, host().vector_bytes)
     if compresses is None:
         compresses = can_compress()
-    parts = [*sorting(keys, compresses), _again(keys), _rows(keys)]
-    if compresses:
+    parts = [*sorting(keys, compresses, registers), _again(keys), _rows(keys, registers)]
+    if compresses and not registers:
         parts += [_cut(keys), _pieces(keys), _odd(keys)]
     return "\n".join((declarations(keys), *(f.text() for f in parts)))
 
@@ -61,9 +62,15 @@ def shares_rows(size: int) -> bool:
     return size >= _LONG and can_compress()
 
 
-def values_symbol(bits: int, part: str = "rows") -> str:
-    """The name of a function that sorts numbers of so many bits."""
-    return f"spmd_sort_{part}_i{bits}"
+def values_symbol(bits: int, part: str = "rows", registers: int = 0) -> str:
+    """The name of a function that sorts numbers of so many bits, in rows of so many registers."""
+    return f"spmd_sort_{part}_i{bits}" + (f"_{registers}" if registers else "")
+
+
+def registers_for(dtype: str, size: int) -> int:
+    """How many registers hold rows of so many numbers; 0 if networks do not sort them."""
+    lanes = host().vector_bytes // itemsize(dtype)
+    return next((n for n in sorted(COLUMN_NETWORKS) if size <= n * lanes), 0)
 
 
 def values_steps(
@@ -82,10 +89,10 @@ def values_steps(
     keys = Keys(8 * itemsize(dtype), host().vector_bytes)
     kind = _KINDS[dtype[0]]
     scratch = keys.nbytes * (size + keys.lanes)
-    halvings = size.bit_length()
+    halvings, registers = size.bit_length(), registers_for(dtype, size)
 
     def step(part: str, units: int, cost: float, slots: tuple[Slot, ...]) -> KernelStep:
-        address = addresses[values_symbol(keys.bits, part)]
+        address = addresses[values_symbol(keys.bits, part, registers)]
         sizes = size, kind
         return KernelStep(address, slots, units, cost, sizes=sizes, scratch=scratch, name=name)
 
@@ -108,9 +115,10 @@ def _exponents(keys: Keys) -> int:
     return 0x7F800000 if keys.bits == 32 else 0x7FF << 52
 
 
-def _step(keys: Keys, part: str) -> Function:
+def _step(keys: Keys, part: str, registers: int = 0) -> Function:
     params = ["ptr", "ptr", "i64", "i64"]
-    return Function(values_symbol(keys.bits, part), "void", params, attributes=keys.attributes)
+    name = values_symbol(keys.bits, part, registers)
+    return Function(name, "void", params, attributes=keys.attributes)
 
 
 def _turning(f: Function, keys: Keys, kind: Value) -> tuple[Value, Value, Value]:
@@ -125,9 +133,9 @@ def _turning(f: Function, keys: Keys, kind: Value) -> tuple[Value, Value, Value]
     return negative, every, last
 
 
-def _rows(keys: Keys) -> Function:
+def _rows(keys: Keys, registers: int) -> Function:
     """Rows that one thread sorts each."""
-    f = _step(keys, "rows")
+    f = _step(keys, "rows", registers)
     args, sizes, begin, end = f.params
     source, target, scratch = (f.load("ptr", args, 8 * k) for k in range(3))
     size, kind = f.load("i64", sizes), f.load("i64", sizes, 8)

@@ -14,7 +14,14 @@ from spmd.compile.cpu import sort_quick, sort_values
 from spmd.compile.cpu.loader import compile_texts
 from spmd.compile.cpu.program import KernelStep, walk
 from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
-from spmd.compile.cpu.sort_values import FLOAT, SIGNED, UNSIGNED, values_symbol, values_text
+from spmd.compile.cpu.sort_values import (
+    FLOAT,
+    SIGNED,
+    UNSIGNED,
+    registers_for,
+    values_symbol,
+    values_text,
+)
 from spmd.compile.executable import compile_jaxpr
 
 KINDS = {"i": SIGNED, "u": UNSIGNED, "f": FLOAT}
@@ -25,7 +32,7 @@ SIZES = [0, 1, 2, 7, 8, 9, 15, 16, 17, 33, 63, 64, 65, 127, 128, 129, 200, 1000,
 
 def native(bits: int, compresses: bool) -> Callable[[np.ndarray], np.ndarray]:
     """The function that sorts rows, on processors that compress registers or do not."""
-    return loaded(values_symbol(bits), values_text(bits, compresses))
+    return loaded(values_symbol(bits), values_text(bits, 0, compresses))
 
 
 def loaded(symbol: str, text: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -146,7 +153,7 @@ def test_what_patience_leaves_is_sorted_by_bytes(bits, monkeypatch):
     x = np.random.default_rng(9).integers(-(2**30), 2**30, (2, 5000)).astype(f"i{bits // 8}")
     for patience in (1, 3):
         monkeypatch.setattr(sort_quick, "_PATIENCE", patience - 2 * (5000).bit_length())
-        text = values_text.__wrapped__(bits, True)
+        text = values_text.__wrapped__(bits, 0, True)
         text = text.replace(values_symbol(bits), f"impatient_{bits}_{patience}")
         np.testing.assert_array_equal(
             loaded(f"impatient_{bits}_{patience}", text)(x), np.sort(x, axis=1)
@@ -186,6 +193,19 @@ def test_positions_in_long_rows_are_stable(dtype):
     np.testing.assert_array_equal(order, expected)
     np.testing.assert_array_equal(keys, np.take_along_axis(x, expected, 1))
     np.testing.assert_array_equal(followed, np.take_along_axis(numbers, expected, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint32"])
+def test_short_rows_have_code_of_their_own(dtype):
+    rng = np.random.default_rng(12)
+    texts = set()
+    for size in (1, 3, 16, 17, 64, 65, 128, 129):
+        x = np.stack(rows_of(dtype, size, rng))
+        np.testing.assert_array_equal(spmd.jit(lax.sort)(x), np.sort(x, axis=1))
+        texts.add(values_text(32, registers_for(f"{x.dtype.kind}32", size)))
+    assert 2 < len(texts) <= len(COLUMN_NETWORKS) + 1
+    sizes = sorted(map(len, texts))
+    assert sizes[0] < sizes[-1] / 3
 
 
 def test_other_dims_are_sorted_where_they_lie():
