@@ -16,6 +16,7 @@ from spmd.core.check import check_jaxpr
 from spmd.core.config import config
 from spmd.core.errors import InternalError
 from spmd.core.tree import tree_leaves, tree_map
+from tests.compile.deep_programs import Drawn
 from tests.compile.fusion_programs import normal
 from tests.compile.programs import by_impl
 from tests.compile.test_repeat import deep
@@ -256,7 +257,58 @@ def looped(params, x):
     return x
 
 
+def scalars(params, x, s):
+    """What is computed besides, of numbers that are given, becomes one kernel."""
+    for w, b in params:
+        x, s = snp.tanh(x @ w + b), s * s[0] + 0.5
+    return x, s
+
+
+def sum_from_one(params, x):
+    """One kernel outside adds up what all weights but the first contribute."""
+    total = snp.zeros(())
+    for w, b in params:
+        x = snp.tanh(x @ w + b)
+    for _, b in params[1:]:
+        total = total + b[0] * b[1]
+    return x, total
+
+
+def decoded(params, x):
+    """What reads the last three layers looks like three layers."""
+    seen = []
+    for w, b in params:
+        x = snp.tanh(x @ w + b)
+        seen.append(x)
+    y = x @ x.T
+    for h in seen[-3:][::-1]:
+        y = snp.tanh(y @ y) * (h @ h.T)
+    return y
+
+
+def last_weights(params, x):
+    """A penalty on three weights looks like part of three layers."""
+    total = mlp(params, x)
+    for w, _ in params[-3:]:
+        total = total + snp.sum(w @ w)
+    return total
+
+
+def read_late(params, x):
+    """A value of the fourth layer is read at the end."""
+    seen = []
+    for w, b in params:
+        x = snp.tanh(x @ w + b)
+        seen.append(x)
+    return snp.sum(x + seen[3] * 2)
+
+
 UNEVEN = {
+    "scalars": (scalars, (layers(24), X, X[0])),
+    "sum from one": (sum_from_one, (layers(24), X)),
+    "decoded": (decoded, (layers(24), X)),
+    "last weights": (last_weights, (layers(24), X)),
+    "read late": (grad(read_late), (layers(24), X)),
     "counted": (counted, (layers(25), X)),
     "counted, in the middle": (counted, (layers(40), X)),
     "scaled": (scaled, (layers(24), X)),
@@ -309,6 +361,19 @@ def test_random_changes(seed):
     found = by_few(closed)
     if found is not None:
         assert str(found) == str(passes(closed))
+
+
+# The first are some of which the copies were once put back wrong, or of what was left as it was.
+@pytest.mark.parametrize("seed", [39, 76, 86, 175, 239, 244, 378, 435, 459, 530, *range(12)])
+def test_random_programs(seed):
+    drawn = Drawn(seed)
+    closed = traced(drawn.function, drawn.args)
+    found = by_few(closed)
+    if found is not None:
+        assert str(found) == str(passes(closed)), drawn
+    short = shortening.shorten(closed)
+    again = short and short.lengthen(short.closed)
+    assert again is None or str(again) == str(closed), drawn
 
 
 # ---- the parts ---------------------------------------------------------------------------------

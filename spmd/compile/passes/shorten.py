@@ -14,10 +14,13 @@ between has shift `r`, and reads what its model reads, shifted by as much.
 
 This is only done where it is known to be right; else the passes take the whole program. What the
 passes made must repeat itself in at least `LEAST_AFTER` copies, as evenly as what they were given.
-Each value that one copy hands to the next must still be handed over: then every copy that is put
-back computes what the copies before it hold from their neighbours' values, by the code that does so
-for the others. (A counter that is folded to a number in each layer hands nothing over.) And nothing
-outside of regions may read what is next to the gap, so nothing that goes with a copy is forgotten.
+By the values that are still there, its copies must be layers of what was given (`anchors`).
+Each value that one copy hands to the next must still be handed over, or be part of what the copies'
+kernels make: then every copy that is put back computes what the copies before it hold from their
+neighbours' values, by the code that does so for the others. (A counter that is folded to a number
+in each layer hands nothing over; a chain of scalars in one kernel does not go with the copies.) And
+nothing outside of regions may read what is next to the gap or crosses it, so nothing that goes with
+a copy is forgotten.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from spmd.compile.passes.anchors import Anchors, end_in_regions
 from spmd.compile.passes.periods import Region, Table, families_of, find_regions, table_of
+from spmd.compile.passes.stretches import Layout, Stretch
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
-from spmd.core.record import record
 from spmd.core.source import Source
 
 # Shorter programs are compiled as they are: they are not even looked at.
@@ -38,57 +42,6 @@ LEAST_EQNS = 800
 KEPT, LEAST_MISSING = 6, 6
 # What the passes make of those that stay must repeat itself in so many copies.
 LEAST_AFTER = 3
-
-
-@record(eq=False)
-class _Stretch:
-    """Values in the order of copies, `step` of each copy: of a region, or inputs, one a copy.
-
-    In a long program `cut` is where those begin that are left out; in a short one where they
-    come back, and `gap` is the number of the equation there.
-    """
-
-    values: Any  # their numbers in the table
-    step: int
-    sign: int
-    cut: int
-    region: Region | None = None
-    gap: int = 0
-
-
-class _Layout:
-    """Where in which stretch each value of a table is."""
-
-    def __init__(self, table: Table, stretches: Sequence[_Stretch], missing: int):
-        self.table = table
-        self.stretches = stretches
-        self.missing = missing
-        count = len(table.values)
-        self.of = np.full(count + 1, -1)  # the last place is for literals
-        self.at = np.zeros(count + 1, np.int64)
-        for k, stretch in enumerate(stretches):
-            self.of[stretch.values] = k
-            self.at[stretch.values] = np.arange(len(stretch.values))
-        # The last place of each is for what is in no stretch: it moves nowhere.
-        self.step = np.array([*[s.step for s in stretches], 0])
-        self.sign = np.array([*[s.sign for s in stretches], 1])
-        self.cut = np.array([*[s.cut for s in stretches], 1])
-
-    def reads(self, start: int, end: int) -> Any:
-        """What the equations from `start` to `end` read, one after the other."""
-        reads = self.table.reads
-        return self.table.edges[reads[start] : reads[end]]
-
-    def read_outside(self) -> Any:
-        """By value, whether an equation of no region reads it."""
-        table = self.table
-        outer = np.ones(len(table.does), bool)
-        for stretch in self.stretches:
-            if stretch.region is not None:
-                outer[stretch.region.start : stretch.region.end] = False
-        found = np.zeros(len(table.values) + 1, bool)
-        found[table.edges[np.repeat(outer, np.diff(table.reads))].clip(-1)] = True
-        return found
 
 
 # ---- leaving copies out ------------------------------------------------------------------------
@@ -107,13 +60,13 @@ def shorten(closed: ClosedJaxpr) -> Shortened | None:
     if missing < LEAST_MISSING:
         return None
     stretches = [
-        _Stretch(np.array(family), 1, 1, (len(family) - missing) // 2) for family in families
+        Stretch(np.array(family), 1, 1, (len(family) - missing) // 2) for family in families
     ]
     for r in regions:
         gap = _narrowest(table, r, missing)
         cut = int(table.made[gap]) - r.first
-        stretches.append(_Stretch(np.arange(r.first, r.last), r.step, r.sign, cut, r, gap))
-    layout = _Layout(table, stretches, missing)
+        stretches.append(Stretch(np.arange(r.first, r.last), r.step, r.sign, cut, r, gap))
+    layout = Layout(table, stretches, missing)
     outside = layout.read_outside()
     for s in stretches:
         if outside[s.values[s.cut : s.cut + missing * s.step]].any():
@@ -140,7 +93,7 @@ def _narrowest(table: Table, region: Region, missing: int) -> int:
     return begin + int(np.argmin(np.cumsum(change)[period : 2 * period]))
 
 
-def _evenly_given(layout: _Layout) -> bool:
+def _evenly_given(layout: Layout) -> bool:
     """Whether copies that are left out make as many results as those beside them."""
     count = np.zeros(len(layout.table.values), np.int64)
     number = layout.table.number
@@ -153,12 +106,13 @@ def _evenly_given(layout: _Layout) -> bool:
     return True
 
 
-def _close(layout: _Layout) -> Shortened | None:
+def _close(layout: Layout) -> Shortened | None:
     """Let what stays read what stays; None if something would be read that is not there."""
     table, missing = layout.table, layout.missing
     eqns, made = table.closed.eqns, table.made
     kept: list[Eqn] = []
     handed: set[Var] = set()
+    crossing: set[Var] = set()
     done = 0
     for stretch in sorted(layout.stretches, key=lambda s: s.gap):
         region = stretch.region
@@ -173,6 +127,7 @@ def _close(layout: _Layout) -> Shortened | None:
             if after is None or (after >= made[readers]).any():
                 return None
             changed = dict.fromkeys(readers[after != before].tolist())
+            crossing.update([table.values[v] for v in after[after != before].tolist()])
             first = table.reads[start]
             for k in range(start, end):
                 eqn = eqns[k]
@@ -185,10 +140,10 @@ def _close(layout: _Layout) -> Shortened | None:
                 handed.update([table.values[v] for v in after[own].tolist()])
         done = region.end
     kept += eqns[done:]
-    return Shortened(layout, kept, handed)
+    return Shortened(layout, kept, handed, crossing)
 
 
-def _moved_up(layout: _Layout, sign: int, shift: int, reads: Any) -> Any:
+def _moved_up(layout: Layout, sign: int, shift: int, reads: Any) -> Any:
     """What equations of one shift read of what stays; None if that is not there."""
     of = layout.of[reads.clip(-1)]
     size = np.array([*[len(s.values) for s in layout.stretches], 1])[of]
@@ -220,9 +175,11 @@ def _reading(eqn: Eqn, numbers: Sequence[int], values: Sequence[Var]) -> Eqn:
 class Shortened:
     """A shallow program, `closed`, and what it takes to make a deep one of what becomes of it."""
 
-    def __init__(self, layout: _Layout, eqns: Sequence[Eqn], handed: set[Var]):
+    def __init__(self, layout: Layout, eqns: Sequence[Eqn], handed: set[Var], crossing: set[Var]):
         self.layout = layout
-        self.handed = handed  # what one copy makes and the next one reads
+        self.handed = handed  # what one copy makes and the next one reads, next to the gap
+        # What is read for something that was left out: it stands for values of two layers.
+        self.crossing = crossing
         jaxpr = layout.table.closed.jaxpr
         gone: set[Atom] = set()
         for stretch in layout.stretches:
@@ -248,11 +205,11 @@ class Shortened:
         layout = self._after(done)
         return None if layout is None else _Lengthener(self, layout).run()
 
-    def _after(self, done: ClosedJaxpr) -> _Layout | None:
+    def _after(self, done: ClosedJaxpr) -> Layout | None:
         """Where the stretches are in what the passes made."""
         old, missing = self.layout, self.layout.missing
         inputs: list[Var] = []
-        stretches: list[_Stretch] = []
+        stretches: list[Stretch] = []
         families: list[Region] = []
         for s in old.stretches:
             if s.region is None:
@@ -260,41 +217,61 @@ class Shortened:
                 first = len(inputs)
                 inputs += [old.table.values[v] for v in stays]
                 families.append(Region(0, 0, 0, first, len(inputs), 1, 1))
-                stretches.append(_Stretch(np.arange(first, len(inputs)), 1, 1, s.cut))
+                stretches.append(Stretch(np.arange(first, len(inputs)), 1, 1, s.cut))
         rest = set(done.jaxpr.invars).difference(inputs)
         table = table_of(done, [*inputs, *[v for v in done.jaxpr.invars if v in rest]])
         regions = find_regions(table, LEAST_AFTER, families)
         every = [
             *stretches,
-            *[_Stretch(np.arange(r.first, r.last), r.step, 1, 0, r) for r in regions],
+            *[Stretch(np.arange(r.first, r.last), r.step, r.sign, 0, r) for r in regions],
         ]
-        outside = _Layout(table, every, missing).read_outside()
+        outside = Layout(table, every, missing).read_outside()
         if not regions or any(outside[s.values].all() for s in stretches):
             return None
+        if outside[[table.number[v] for v in self.crossing if v in table.number]].any():
+            return None
+        anchors = Anchors(old, Layout(table, every, missing), len(families))
+        if not anchors.hold():
+            return None
         for r in regions:
-            gap = _free_gap(table, r, outside)
+            gap = _free_gap(table, r, outside, anchors.sides(r))
             if gap is None:
                 return None
             cut = int(table.made[gap]) - r.first
-            stretches.append(_Stretch(np.arange(r.first, r.last), r.step, r.sign, cut, r, gap))
-        layout = _Layout(table, stretches, missing)
-        made = layout.of >= len(families)
+            stretches.append(Stretch(np.arange(r.first, r.last), r.step, r.sign, cut, r, gap))
+        layout = Layout(table, stretches, missing)
+        return layout if self._hands_over(layout, len(families)) else None
+
+    def _hands_over(self, layout: Layout, families: int) -> bool:
+        """Whether what copies hand over is made in regions, or part of what is made there."""
+        number, old = layout.table.number, self.layout.table
+        gone = []
         for v in self.handed:
-            if not made[table.number.get(v, -1)] and not _gathers(old.table, old.table.number[v]):
-                return None
-        return layout
+            if v not in number:
+                if not _gathers(old, old.number[v]):
+                    return False
+                gone.append(v)
+            elif layout.of[number[v]] < families:
+                return False
+        return end_in_regions(self.closed, gone, layout, families)
 
 
-def _free_gap(table: Table, region: Region, outside: Any) -> int | None:
+def _free_gap(table: Table, region: Region, outside: Any, sides: Any) -> int | None:
     """Where to put copies back: behind one of which nothing is read outside of regions.
 
-    A value that is read there in every copy belongs to something that should be in a region. The
-    copy is about in the middle, and has one before and one behind it.
+    A value that is read there in every copy belongs to something that should be in a region. What
+    belongs to layers before those that were left out stays before them, and what belongs to layers
+    behind them behind. The copy is about in the middle, and has one before and one behind it.
     """
     read = np.concatenate(([0], np.cumsum(outside)))
     gaps = np.arange(region.start + region.period, region.end - region.period + 1)
     made = table.made
     free = gaps[read[made[gaps]] == read[made[gaps - region.period]]]
+    reading = np.flatnonzero(outside[region.first : region.last])
+    if not sides[reading].all():
+        return None
+    for at in reading.tolist():
+        free = free[(made[free] > region.first + at) == (sides[at] > 0)]
     if not len(free):
         return None
     middle = (region.start + region.end + region.period) // 2
@@ -337,7 +314,7 @@ _Moving: TypeAlias = tuple[list[Var], int, int]
 class _Lengthener:
     """Writes the deep program."""
 
-    def __init__(self, shortened: Shortened, layout: _Layout):
+    def __init__(self, shortened: Shortened, layout: Layout):
         self.shortened = shortened
         self.layout = layout
         self.table = layout.table
@@ -383,7 +360,7 @@ class _Lengthener:
         """By how much the values of a stretch move for one of a sign that has moved itself."""
         return own if self.layout.sign[stretch] == sign else self.missing - own
 
-    def moved(self, stretch: _Stretch, start: int, end: int, own: int) -> list[Eqn]:
+    def moved(self, stretch: Stretch, start: int, end: int, own: int) -> list[Eqn]:
         """The equations before or behind the gap, with what they read now."""
         table, layout = self.table, self.layout
         eqns = list(table.closed.eqns[start:end])
@@ -403,7 +380,7 @@ class _Lengthener:
             eqns[k] = Eqn(e.prim, tuple(ins), e.outvars, e.params, e.effects, e.source)
         return eqns
 
-    def copies(self, stretch: _Stretch, region: Region) -> list[Eqn] | None:
+    def copies(self, stretch: Stretch, region: Region) -> list[Eqn] | None:
         """The copies that were missing, like the one before the gap."""
         start = stretch.gap - region.period
         eqns = self.table.closed.eqns[start : stretch.gap]
@@ -424,7 +401,7 @@ class _Lengthener:
                 written.append(Eqn(e.prim, tuple(ins), outs, e.params, e.effects, lines[r - 1]))
         return written
 
-    def operands(self, stretch: _Stretch, k: int, period: int) -> list[Atom | _Moving] | None:
+    def operands(self, stretch: Stretch, k: int, period: int) -> list[Atom | _Moving] | None:
         """What copies of an equation read: the same atom, or what moves on with each copy."""
         table, layout = self.table, self.layout
         found: list[Atom | _Moving] = []
