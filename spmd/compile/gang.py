@@ -8,10 +8,12 @@ is read from the addresses that the memory plan gave them: what they touch overl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from spmd.compile.cpu.program import GangStep, KernelStep, Slot
 from spmd.compile.cpu.program import Step as NativeStep
 from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.kernel.ir import Kernel
 from spmd.compile.lower.schedule import Launch, Step
 from spmd.core.record import record
 
@@ -40,12 +42,17 @@ class Touch:
 
 def touches(step: Launch, slots: Sequence[Slot], aliases: Mapping[int, int]) -> list[Touch]:
     """What a kernel touches. `aliases` maps bases to others that may be the same memory."""
-    found = []
-    for arg, slot in zip(step.kernel.args, slots, strict=True):
-        base, nbytes = aliases.get(slot.base, slot.base), arg.size * itemsize(arg.dtype)
-        end = slot.offset + nbytes
-        found.append(Touch(base, slot.offset, end, slot.strides, arg.role != "in"))
-    return found
+    find = aliases.get
+    return [
+        Touch(find(slot.base, slot.base), slot.offset, slot.offset + nbytes, slot.strides, writes)
+        for (nbytes, writes), slot in zip(_extents(step.kernel), slots, strict=True)
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _extents(kernel: Kernel) -> tuple[tuple[int, bool], ...]:
+    """The bytes of each argument, and whether the kernel writes it; layers share their kernels."""
+    return tuple([(arg.size * itemsize(arg.dtype), arg.role != "in") for arg in kernel.args])
 
 
 def join(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from spmd.compile.lower.alike import literal_key, what_it_does
-from spmd.core.ir import ClosedJaxpr, Eqn, Var
+from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.record import record
 
 # Equations that must be alike in a row before a distance between them is looked at; fewer in short
@@ -93,7 +93,9 @@ def table_of(closed: ClosedJaxpr, inputs: Sequence[Var] | None = None) -> Table:
     edges = np.array([number.get(atom, -1) for atom in atoms], np.int64)
     literals: dict[Any, int] = {}
     for k in np.flatnonzero(edges < 0).tolist():
-        edges[k] = -1 - literals.setdefault(literal_key(atoms[k]), len(literals))
+        atom = atoms[k]
+        assert isinstance(atom, Literal)
+        edges[k] = -1 - literals.setdefault(literal_key(atom), len(literals))
     avals = {aval: k for k, aval in enumerate(dict.fromkeys([v.aval for v in values]))}
     types = np.array([avals[v.aval] for v in values], np.int64)
     made = _ends(given, [len(eqn.outvars) for eqn in jaxpr.eqns])
