@@ -371,7 +371,10 @@ class Encoder:
             raise ValueError(
                 f"{owner}: base {slot.base} of a frame with {len(self._program.bases)} bases"
             )
+        size = self._program.bases[slot.base]
         low, high, certain = slot.offset, slot.offset + extent, True
+        if not slot.strides and low >= 0 and (size is None or high <= size):
+            return [slot.base, low, 0]  # as outside of loops
         strides: list[int] = []
         for level, stride in slot.strides:
             if not (0 <= level < len(self._trips) or (level == LANE and self._lanes)):
@@ -387,7 +390,6 @@ class Encoder:
                 span = max(trips - 1, 0) * stride
                 low += min(span, 0)
                 high += max(span, 0)
-        size = self._program.bases[slot.base]
         if low < 0 or (certain and size is not None and high > size):
             raise ValueError(
                 f"{owner}: bytes [{low}, {high}) of base {slot.base}, which holds {size}"
