@@ -34,7 +34,8 @@ def sorting(keys: Keys, compresses: bool, registers: int) -> list[Function]:
     compresses registers; there are no more keys than `registers` hold, if that is not 0, and no
     halves then.
     """
-    sizes = [n for n in sorted(COLUMN_NETWORKS) if not registers or n <= registers]
+    # Of what partitions leave, one between the least and the largest sorts nothing any faster.
+    sizes = [registers] if registers else [min(COLUMN_NETWORKS), max(COLUMN_NETWORKS)]
     parts = [network(keys, n, _network(n)) for n in sizes]
     parts.append(_small(keys, sizes))
     if registers:
