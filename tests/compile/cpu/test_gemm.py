@@ -345,6 +345,16 @@ def test_few_rows_stream_whole_rows_of_a_far_operand(m, deep, dtype, monkeypatch
     assert plan_product(product_of(near[:m], near, near[:m])).sizes["kc"] > 64
 
 
+@pytest.mark.parametrize("n, packed", [(127, False), (128, False), (129, True)])
+def test_a_small_operand_is_read_where_it_lies(n, packed):
+    rng = np.random.default_rng(n)
+    a, b = matrix(rng, (2, 130, 64), "f4", "rows"), matrix(rng, (2, 64, n), "f4", "rows")
+    c = np.full((2, 130, n), np.nan, np.float32)
+    assert ("pack_b" in plan_product(product_of(a, b, c)).functions) == packed
+    multiply(a, b, c)
+    assert_product(c, a, b)
+
+
 def test_shallow_products_write_whole_rows():
     rng = np.random.default_rng(4)
     a, b = matrix(rng, (301, 16), "f4", "rows"), matrix(rng, (16, 1030), "f4", "rows")
