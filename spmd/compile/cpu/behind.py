@@ -41,9 +41,10 @@ class Behind:
         self._nbytes = 0
         self._thread: threading.Thread | None = None
         self._changed = 0.0
-        # Of the fields above, for moments only; and of who writes.
-        self._lock = threading.Lock()
-        self._writing = threading.Lock()
+        # Of the fields above, for moments only; and of who writes. The handler of a signal may
+        # store something while what it interrupts has one of them.
+        self._lock = threading.RLock()
+        self._writing = threading.RLock()
 
     def put(self, path: str, payload: bytes) -> None:
         """Have `payload` written to `path`, soon."""

@@ -42,7 +42,12 @@ _STUB = b"\xff\x25"  # jmp [rip + distance]
 _STUB_BYTES = 8
 _WORD = 8
 _PAGE = mmap.PAGESIZE
+_MOST_BYTES = 2**31 - 1  # distances have 32 bits
 _NONE: Mapping[str, int] = MappingProxyType({})
+
+
+# What reading numbers and names raises where something else stands.
+_DAMAGED = (struct.error, LookupError, ValueError, OverflowError)
 
 
 class UnfamiliarError(Exception):
@@ -165,7 +170,13 @@ def link(codes: Sequence[bytes], known: Mapping[str, int] = _NONE) -> list[dict[
     An `UnfamiliarError` says that nothing was loaded, and that another linker is needed. What is
     loaded stays for the life of the process. Code is never writable when it can run.
     """
-    objects = [_read(code) for code in codes]
+    try:
+        return _link([_read(code) for code in codes], known)
+    except _DAMAGED as error:
+        raise UnfamiliarError(f"not an object, or a damaged one: {error}") from error
+
+
+def _link(objects: Sequence[_Object], known: Mapping[str, int]) -> list[dict[str, int]]:
     sections = [section for one in objects for section in one.sections]
     shared: dict[str, _Place] = {}
     for one in objects:
@@ -177,9 +188,14 @@ def link(codes: Sequence[bytes], known: Mapping[str, int] = _NONE) -> list[dict[
     # Behind what is only read: the table of addresses, and a stub for each.
     table = _aligned(_arrange(0, [s for s in sections if not s.is_written]), _WORD)
     stubs = table + _WORD * len(entries)
-    writable = _aligned(stubs + _STUB_BYTES * len(entries), _PAGE)
+    filled = stubs + _STUB_BYTES * len(entries)
+    writable = _aligned(filled, _PAGE)
     nbytes = max(_arrange(writable, [s for s in sections if s.is_written]), _PAGE)
-    memory = bytearray(nbytes)
+    if nbytes > _MOST_BYTES:
+        raise UnfamiliarError(f"{nbytes} bytes, which is further than distances reach")
+    # What is zeros is last, and left as it is.
+    filled = max([filled, *[s.offset + len(s.data) for s in sections if s.data]])
+    memory = bytearray(filled)
     for section in sections:
         memory[section.offset : section.offset + len(section.data)] = section.data
     slots: dict[str, tuple[int, int]] = {}
@@ -195,10 +211,10 @@ def link(codes: Sequence[bytes], known: Mapping[str, int] = _NONE) -> list[dict[
             struct.pack_into("<Q", memory, entry, address)
         for one in objects:
             _fill(memory, base, one, shared, slots)
-        ctypes.memmove(base, (ctypes.c_char * nbytes).from_buffer(memory), nbytes)
+        ctypes.memmove(base, (ctypes.c_char * filled).from_buffer(memory), filled)
         if _mprotect(base, writable, mmap.PROT_READ | mmap.PROT_EXEC):
             raise UnfamiliarError("memory that may not be made executable")
-    except UnfamiliarError:
+    except BaseException:
         _munmap(base, nbytes)
         raise
     return [

@@ -152,11 +152,13 @@ def _mixed(numbers: Any) -> Any:
 # ---- finding regions ---------------------------------------------------------------------------
 
 
-def find_regions(table: Table, copies: int, families: Sequence[Region] = ()) -> list[Region]:
+def find_regions(
+    table: Table, copies: int, families: Sequence[Region] | None = None
+) -> list[Region]:
     """The regions of at least so many copies that hang together, or none.
 
-    Without `families`, which are known regions of inputs, inputs may be read in any order that is
-    the same wherever a region reads them; `families_of` says in which.
+    Unless `families` are given, the known regions of inputs, inputs may be read in any order that
+    is the same wherever a region reads them; `families_of` says in which.
     """
     return _Finder(table, copies, families).find()
 
@@ -226,10 +228,11 @@ class _Edges:
 class _Finder:
     """Leaves out of the candidates what does not fit, until all that is left does."""
 
-    def __init__(self, table: Table, copies: int, families: Sequence[Region]):
+    def __init__(self, table: Table, copies: int, families: Sequence[Region] | None):
         self.table = table
         self.copies = copies
-        self.families = list(families)
+        self.families = list(families or ())
+        self.is_free = families is None
         self.read_types = np.append(table.types, -1)[table.edges.clip(-1)]
         self.reader = np.repeat(np.arange(len(table.does)), np.diff(table.reads))
 
@@ -278,7 +281,7 @@ class _Finder:
         )
         fine = (moved == 0) & (first < 0)
         both = (here >= 0) & (here < table.inputs) & (there >= 0) & (there < table.inputs)
-        own = both & (moved != 0) & (first < 0) if not self.families else np.zeros(len(here), bool)
+        own = both & (moved != 0) & (first < 0) & self.is_free
         return _Edges(here, there, self.reader[begin:end], own, first, turn, fine)
 
     def turn(self, regions: Sequence[Region], edges: Sequence[_Edges]) -> None:
@@ -298,7 +301,7 @@ class _Finder:
                     self.settle(regions[k], edges[k], sign, following)
                     waiting.remove(k)
                     progress = True
-        self.following = following
+        self.following = _in_order(following)
 
     def settle(self, region: Region, edges: _Edges, sign: int, following: dict[int, int]) -> None:
         """Note a region's sign, and which input follows which in the order of copies."""
@@ -346,16 +349,13 @@ class _Finder:
         return found
 
     def follows(self, edges: _Edges, sign: int) -> Any:
-        """Which operands are inputs that follow each other as elsewhere, each only one other."""
-        before = {}
-        for a, b in self.following.items():
-            before.setdefault(b, a)
+        """Which operands are inputs that follow each other as elsewhere."""
         found = np.zeros(len(edges.here), bool)
         for k in np.flatnonzero(edges.own).tolist():
             a, b = int(edges.here[k]), int(edges.there[k])
             if sign < 0:
                 a, b = b, a
-            found[k] = self.following.get(a) == b and before[b] == a
+            found[k] = self.following.get(a) == b
         return found
 
 
@@ -386,12 +386,26 @@ def _vote(
     return (votes > 0) - (votes < 0)
 
 
+def _in_order(following: dict[int, int]) -> dict[int, int]:
+    """What follows what, each only one other, from a first to a last: nothing goes in circles."""
+    before: dict[int, int] = {}
+    for a, b in following.items():
+        before.setdefault(b, a)
+    found = {}
+    for a in [a for a in following if a not in before]:
+        while (b := following.get(a)) is not None and before[b] == a:
+            found[a] = b
+            a = b
+    return found
+
+
 def families_of(table: Table, regions: Sequence[Region]) -> list[list[int]]:
     """The inputs that copies read one each, in the order of copies."""
-    finder = _Finder(table, 2, ())
+    finder = _Finder(table, 2, None)
     following: dict[int, int] = {}
     for region in regions:
         finder.settle(region, finder.edges(region, regions), region.sign, following)
+    following = _in_order(following)
     chains = []
     for first in sorted(set(following) - set(following.values())):
         chain = [first]

@@ -151,6 +151,42 @@ def test_a_full_disk_ends_writing_and_raises_in_no_thread(tmp_path, monkeypatch)
     assert cache.load(KEYS[0]) is None
 
 
+def test_the_handler_of_a_signal_may_store_while_something_is_written(no_rest):
+    """As one does that writes a checkpoint with a compiled function before the job ends."""
+    written: list[str] = []
+
+    def write(path: str, payload: bytes) -> None:
+        if not written:
+            signal.raise_signal(signal.SIGUSR1)
+        written.append(path)
+
+    def handle(*_: object) -> None:
+        written.append("handled")
+        behind.put("b", b"2")
+        behind.flush()
+
+    behind = Behind(write)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        behind.put("a", b"1")
+        behind.flush()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert written == ["handled", "a", "b", "a"] and behind.get("b") is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of Unix")
+def test_a_limit_of_file_sizes_raises_nowhere_and_leaves_no_half_file(tmp_path):
+    text = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); store()\n"
+        "cache.flush(); print(cache.problem())"
+    )
+    command = [sys.executable, "-c", _STORE + text, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr and "any more" in done.stdout
+    assert files(tmp_path) == []
+
+
 def test_a_change_of_folder_does_not_move_what_was_stored(tmp_path, no_rest):
     folders = [tmp_path / "first"]
     cache = ObjectCache(lambda: folders[0], behind=True)

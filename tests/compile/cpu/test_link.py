@@ -186,6 +186,32 @@ def test_what_is_no_object_is_refused():
             link([damaged])
 
 
+@pytest.mark.parametrize("name", ["a variable", "a jump table", "addresses in a table"])
+def test_damaged_objects_are_linked_or_refused(name):
+    """The cache has checksums; without them, too, nothing but the refusal is raised."""
+    code = object_of(TEXTS[name][0])
+    rng = np.random.default_rng(len(name))
+    for size in rng.integers(len(code), size=100).tolist():
+        with pytest.raises(UnfamiliarError):
+            link([code[:size]])
+    refused = 0
+    for _ in range(200):
+        damaged = bytearray(code)
+        for at in rng.integers(len(code), size=3).tolist():
+            damaged[at] = int(rng.choice([0, 255, rng.integers(256)]))
+        try:
+            link([bytes(damaged)])
+        except UnfamiliarError:
+            refused += 1
+    assert refused > 20
+
+
+def test_what_is_further_away_than_distances_reach_is_refused():
+    text = "@large = global [3000000000 x i8] zeroinitializer\n" + TEXTS["nothing"][0]
+    with pytest.raises(UnfamiliarError, match="further than distances reach"):
+        link([object_of(text)])
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_a_link_that_fails_keeps_no_memory(monkeypatch):
     """Where memory may not be made executable, say."""
