@@ -461,13 +461,19 @@ class _Lengthener:
             stretch = long.stretches[s]
             # The value of the short program that stands for this one, and by how much it moved.
             own = min(max((at - stretch.cut) // stretch.step + 1, 0), self.missing)
-            if at < stretch.cut + self.missing * stretch.step:
+            is_moved = at < stretch.cut + self.missing * stretch.step
+            model = atom
+            if is_moved:
                 model = long.table.values[stretch.values[at - own * stretch.step]]
-            else:
-                model = atom
             made = self.result(now[model], own, stretch.sign)
             if made is None:
                 return None
+            if is_moved and own == self.missing:
+                # One copy further it must be what the first one behind the gap gives.
+                following = now[long.table.values[stretch.values[at + stretch.step]]]
+                further = self.result(now[model], own + 1, stretch.sign)
+                if further is not self.result(following, own, stretch.sign):
+                    return None
             found.append(made)
         return found
 
