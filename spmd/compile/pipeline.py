@@ -28,7 +28,7 @@ from spmd.compile.passes.substitute import Pass
 from spmd.core.check import check_jaxpr
 from spmd.core.config import config
 from spmd.core.errors import InternalError
-from spmd.core.ir import ClosedJaxpr
+from spmd.core.ir import ClosedJaxpr, Names
 from spmd.core.record import field, record
 
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
@@ -110,13 +110,27 @@ def _apply(closed: ClosedJaxpr, report: Report | None, passes: Sequence[Pass]) -
 
 def _compare(found: ClosedJaxpr, whole: ClosedJaxpr) -> None:
     """Raise an InternalError if the passes make something else of all layers than of a few."""
-    lines = [str(found).splitlines(), str(whole).splitlines()]
+    lines = [comparable(found), comparable(whole)]
     if lines[0] != lines[1]:
         at = next(k for k, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1])
         raise InternalError(
             f"the passes make of all layers of {whole.jaxpr.name or 'a program'}\n"
             f"{lines[1][at]}\nand of a few that are continued\n{lines[0][at]}"
         )
+
+
+def comparable(closed: ClosedJaxpr) -> list[str]:
+    """A line for each equation, equal for programs that are the same up to names of variables.
+
+    A kernel that several groups share has the variables of one of them, whichever came first.
+    """
+    names = Names()
+    lines = [" ".join([names.typed(v) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars)])]
+    for eqn in closed.eqns:
+        read = " ".join([names(v) for v in eqn.invars])
+        what = str(eqn.replace(invars=(), outvars=()))
+        lines.append(f"{' '.join([names.typed(v) for v in eqn.outvars])}{what} {read}")
+    return [*lines, " ".join([names(v) for v in closed.jaxpr.outvars])]
 
 
 def _look(closed: ClosedJaxpr, name: str) -> None:
