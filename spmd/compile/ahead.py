@@ -19,9 +19,8 @@ from spmd.compile.cpu.emit import Target
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.render import Rendered, render
 from spmd.compile.cpu.sort import sort_text
-from spmd.compile.cpu.sort_values import registers_for, shares_rows, values_text
+from spmd.compile.cpu.sort_values import shares_rows, text_for
 from spmd.compile.kernel.contraction import Contraction
-from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.print import format_kernel
@@ -125,12 +124,11 @@ class Ahead:
             case Contraction():
                 self._plan(contracting(callee))
             case Sort(size=size, work=Ref()) if shares_rows(size):
-                self.batch.add(values_text(64), optimize=True)
+                self.batch.add(text_for("u64", size, True), optimize=True)
             case Sort(kept=kept):
                 self.batch.add(sort_text(kept is not None), optimize=True)
-            case SortRows(dtype=dtype, size=size):
-                text = values_text(8 * itemsize(dtype), registers_for(dtype, size))
-                self.batch.add(text, optimize=True)
+            case SortRows(dtype=dtype, size=size, work=work):
+                self.batch.add(text_for(dtype, size, work is not None), optimize=True)
 
     def _plan(self, plan: gemm.Plan | contract.Plan) -> None:
         for text in plan.texts:

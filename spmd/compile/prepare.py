@@ -26,11 +26,12 @@ from spmd.compile.cpu.gemm_ir import Vectors
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.reduce import reduce_kernels
 from spmd.compile.cpu.runtime import runtime
-from spmd.compile.cpu.shared import shared_text
+from spmd.compile.cpu.shared import called_by_text, shared_text
 from spmd.compile.cpu.sort import sort_text
 from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
-from spmd.compile.cpu.sort_values import values_text
+from spmd.compile.cpu.sort_values import can_compress, values_text
 from spmd.compile.cpu.trees import native_walks
+from spmd.compile.cpu.units import symbols_of
 from spmd.compile.cpu.vectormath import shared_functions
 from spmd.compile.kernel.contraction import Contraction, Dims
 from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
@@ -107,7 +108,21 @@ def sort_texts() -> dict[str, None]:
     """The texts of sorting."""
     words = [sort_text(kept) for kept in (False, True)]
     rows = [values_text(*kind) for kind in pairs((32, 64), (0, *COLUMN_NETWORKS))]
-    return dict.fromkeys((*words, *rows))
+    if can_compress():
+        rows += [values_text(bits, cut=True) for bits in (32, 64)]
+    found = dict.fromkeys((*words, *rows))
+    for text in rows:
+        found |= dict.fromkeys(_shared_by(text))
+    return found
+
+
+def _shared_by(text: str) -> Iterator[str]:
+    """The texts of the shared functions that a text calls, and of those that they call."""
+    for symbol in called_by_text(text):
+        if symbol not in symbols_of(text):
+            called = shared_text(symbol)
+            yield called
+            yield from _shared_by(called)
 
 
 # ---- functions of vectors ----

@@ -41,7 +41,7 @@ ADDRESSES = 3
 
 _WORD = 8
 # How inline assembly names "any vector register", by processor.
-_VECTOR_REGISTER = {"x86_64": "v", "AMD64": "v", "aarch64": "w", "arm64": "w"}
+VECTOR_REGISTER = {"x86_64": "v", "AMD64": "v", "aarch64": "w", "arm64": "w"}
 
 
 def panel_width(v: Vectors, columns: int) -> int:
@@ -125,7 +125,7 @@ def keep_in_place(f: Function, v: Vectors, total: Variable) -> None:
 
     LLVM would read the elements of all rows first, which pushes the tile out of its registers.
     """
-    constraint = _VECTOR_REGISTER.get(platform.machine())
+    constraint = VECTOR_REGISTER.get(platform.machine())
     if constraint is None:
         return
     value = total.get()

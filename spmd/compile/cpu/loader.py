@@ -33,6 +33,7 @@ from spmd.compile.cpu.shared import (
     called_by_text,
     is_shared,
     is_shared_symbol,
+    needs_passes,
     shared_text,
 )
 from spmd.compile.cpu.units import (
@@ -208,13 +209,16 @@ class Loader:
         None if one of these is not there any more.
         """
         found = {unit.key: unit for unit in units}
-        for symbol in (s for unit in units for s in called_by_code(unit.code)):
-            key = self._shared_key(symbol)
-            if key not in found and key not in self._loaded:
-                code = object_cache.load(key)
-                if code is None:
-                    return None
-                found[key] = _Unit(key, (symbol,), code)
+        following = list(units)
+        for unit in following:  # grows: shared functions call others
+            for symbol in called_by_code(unit.code):
+                key = self._shared_key(symbol)
+                if key not in found and key not in self._loaded:
+                    code = object_cache.load(key)
+                    if code is None:
+                        return None
+                    found[key] = _Unit(key, (symbol,), code)
+                    following.append(found[key])
         return list(found.values())
 
     def _kept(
@@ -373,8 +377,9 @@ class Batch:
         key = self._wanted[source] = loader._key(text, optimize)
         if key in loader._texts:
             return
-        for symbol in called_by_text(text) if not is_shared(text) else ():
-            self.add(shared_text(symbol))
+        for symbol in called_by_text(text):
+            if symbol not in symbols_of(text):
+                self.add(shared_text(symbol), needs_passes(symbol))
         self._new[source] = key
         self._home[source] = loader._stored(source, key, self._units)
         if self._home[source] is not None:

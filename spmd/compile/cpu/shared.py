@@ -3,7 +3,8 @@
 The one idea: what a function does belongs to the processor, not to the program that calls it. Its
 text is compiled once per machine, or by `spmd prepare`, beside the kernels that call it; these
 only declare it. A symbol has a digest of the text in it, so that code on the disk is never taken
-for that of another text, and object code says by itself what it needs.
+for that of another text, and object code says by itself what it needs. Shared functions may call
+others of their kind.
 """
 
 from __future__ import annotations
@@ -18,12 +19,18 @@ _IN_TEXT = re.compile(f"@({_PREFIX}\\w+)")
 _IN_CODE = re.compile(f"\\0({_PREFIX}\\w+)(?=\\0)".encode())
 
 _texts: dict[str, str] = {}
+_needing_passes: set[str] = set()
 
 
-def share(name: str, text: str) -> str:
-    """Note the text of a function, in which it is called `@SYMBOL`; the symbol it gets."""
+def share(name: str, text: str, optimize: bool = False) -> str:
+    """Note the text of a function, in which it is called `@SYMBOL`; the symbol it gets.
+
+    `optimize` says that it has stack variables, as to `compile_texts`.
+    """
     symbol = f"{_PREFIX}{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     _texts.setdefault(symbol, f"{SHARED}\n{text.replace('@SYMBOL', f'@{symbol}')}")
+    if optimize:
+        _needing_passes.add(symbol)
     return symbol
 
 
@@ -40,6 +47,11 @@ def is_shared_symbol(symbol: str) -> bool:
 def shared_text(symbol: str) -> str:
     """The text of a function that this process has noted."""
     return _texts[symbol]
+
+
+def needs_passes(symbol: str) -> bool:
+    """Whether the text of a function has stack variables."""
+    return symbol in _needing_passes
 
 
 def called_by_text(text: str) -> list[str]:

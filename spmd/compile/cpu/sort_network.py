@@ -8,8 +8,10 @@ between registers is a minimum and a maximum; one between lanes needs a shuffle 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 
+from spmd.compile.cpu.contract_ir import VECTOR_REGISTER
 from spmd.compile.cpu.gemm_ir import lane_mask, masked_name
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.core.record import record
@@ -91,12 +93,15 @@ class Keys:
 
     # ---- memory ----
 
-    def load(self, f: Function, place: Value, live: Value | None = None) -> Value:
-        """A vector of keys; with `live`, lanes from there on have the largest one."""
+    def load(
+        self, f: Function, place: Value, live: Value | None = None, beyond: int | None = None
+    ) -> Value:
+        """A vector of keys; lanes from `live` on have the key `beyond`, by default the largest."""
         if live is None:
             return f.load(self.vector, place, align=self.nbytes)
         mask = lane_mask(f, self.lanes, live)
-        operands = place, f.value("i32", self.nbytes), mask, f.value(self.vector, self.largest)
+        others = f.value(self.vector, self.largest if beyond is None else beyond)
+        operands = place, f.value("i32", self.nbytes), mask, others
         return f.call(masked_name("load", self.vector), self.vector, *operands)
 
     def store(self, f: Function, value: Value, place: Value, live: Value | None = None) -> None:
@@ -112,10 +117,11 @@ class Keys:
 _EXTREMES = ("smin", "smax")
 
 
-def network(keys: Keys, registers: int, name: str) -> Function:
+def network(keys: Keys, registers: int, name: str, internal: bool = True) -> Function:
     """The function that sorts up to so many registers of keys: `name(place, count)`."""
     params = ["ptr", "i64"]
-    f = Function(name, "void", params, internal=True, attributes=f"{keys.attributes} noinline")
+    attributes = f"{keys.attributes} noinline"
+    f = Function(name, "void", params, internal=internal, attributes=attributes)
     place, count = f.params
     sorter = _Sorter(f, keys)
     starts = [keys.lanes * k for k in range(registers)]
@@ -145,7 +151,7 @@ class _Sorter:
         """Merge sorted columns until all of them are one, read lane by lane."""
         width = 2
         while width <= self.keys.lanes:
-            rows = self._upside_down(rows, width)
+            rows = self._upside_down(self._opaque(rows), width)
             apart = width // 4
             while apart:
                 rows = [self._between_lanes(row, apart) for row in rows]
@@ -157,7 +163,7 @@ class _Sorter:
                         rows[i], rows[i + apart] = self._extremes(rows[i], rows[i + apart])
                 apart //= 2
             width *= 2
-        return rows
+        return self._opaque(rows)
 
     def interleaved(self, rows: list[Value]) -> list[Value]:
         """Turn registers that are read lane by lane into registers that are read one by one."""
@@ -203,6 +209,18 @@ class _Sorter:
         return self.f.emit(
             self.keys.vector, f"shufflevector {pair}, <{self.keys.lanes} x i32> <{order}>"
         )
+
+    def _opaque(self, rows: list[Value]) -> list[Value]:
+        """The same registers, of which LLVM does not see what was done to them.
+
+        It would go back through all shuffles to look for fewer, and finds none: a quarter of the
+        time of compiling.
+        """
+        vector, register = self.keys.vector, VECTOR_REGISTER.get(platform.machine())
+        if register is None:
+            return rows
+        hide = f'call {vector} asm "", "={register},0"'
+        return [self.f.emit(vector, f"{hide}({vector} {row.text})") for row in rows]
 
     def _lanes_without(self, bit: int) -> Value:
         """A mask of the lanes whose number is without a bit.

@@ -10,10 +10,13 @@ where the processor cannot compress a register.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from spmd.compile.cpu.gemm_ir import lane_mask, splat
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
+from spmd.compile.cpu.shared import share
 from spmd.compile.cpu.sort_network import COLUMN_NETWORKS, Keys, network
+from spmd.core.record import record
 
 # Registers of a partition's turn.
 _TURN = 4
@@ -26,24 +29,88 @@ _PATIENCE = 8
 _WAITING = 64
 _BUCKETS = 256
 
+# The attribute of functions without vectors that LLVM is to compile soon rather than well.
+RARE = " optnone"
 
-def sorting(keys: Keys, compresses: bool, registers: int) -> list[Function]:
-    """The functions `sort_keys(place, count, scratch)` and `sort_halves` with all they call.
 
-    Scratch memory is as long as the keys and a register. `compresses` says whether the processor
-    compresses registers; there are no more keys than `registers` hold, if that is not 0, and no
-    halves then.
+@record
+class Sorter:
+    """A function `(place, count, scratch)` that sorts keys, for texts that call it."""
+
+    name: str
+    # What defines or declares it there, and all that it calls.
+    functions: Sequence[Function]
+    declared: Sequence[str]
+
+
+def sorter(keys: Keys, compresses: bool, registers: int) -> Sorter:
+    """What sorts keys; scratch memory is as long as these and a register.
+
+    `compresses` says whether the processor compresses registers; there are no more keys than
+    `registers` hold, if that is not 0.
     """
-    # Of what partitions leave, one between the least and the largest sorts nothing any faster.
-    sizes = [registers] if registers else [min(COLUMN_NETWORKS), max(COLUMN_NETWORKS)]
-    parts = [network(keys, n, _network(n)) for n in sizes]
-    parts.append(_small(keys, sizes))
     if registers:
-        return [*parts, _plain(keys, None)]
-    bytewise = _by_bytes(keys)
+        networks, declared = _networks(keys, [registers])
+        small = _small(keys, [registers])
+        return Sorter(small.name, [*networks, small], declared)
+    symbol = share(f"sort_i{keys.bits}", _keys_text(keys, compresses), optimize=True)
+    return Sorter(symbol, (), [_declared(symbol, *_SORTER)])
+
+
+def halving(keys: Keys, sorts: Sorter) -> tuple[list[Function], list[str]]:
+    """The function `sort_halves` and what it calls, and what is declared for it besides `sorts`."""
+    functions = [_pivot(keys, sorts.name, rare=True), _halves(keys)]
+    return functions, [_declared(partition_symbol(keys), *_partition_type(keys))]
+
+
+_SORTER = ("void", "ptr", "i64", "ptr")
+
+
+def _declared(symbol: str, returns: str, *params: str) -> str:
+    return f"declare {returns} @{symbol}({', '.join(params)})"
+
+
+# ---- what LLVM compiles beside the rest, since it takes as long ----
+
+
+@cache
+def network_symbol(keys: Keys) -> str:
+    """The shared function of the largest network."""
+    f = network(keys, max(COLUMN_NETWORKS), "SYMBOL", internal=False)
+    return share(f"sort_network_i{keys.bits}", f"{keys.declarations()}\n{f.text()}")
+
+
+@cache
+def partition_symbol(keys: Keys) -> str:
+    """The shared function of a partition."""
+    text = f"{declarations(keys)}\n{_partition(keys).text()}"
+    return share(f"sort_partition_i{keys.bits}", text, optimize=True)
+
+
+def _partition_type(keys: Keys) -> tuple[str, ...]:
+    return "i64", "ptr", "i64", keys.element, "ptr"
+
+
+def _networks(keys: Keys, sizes: Sequence[int]) -> tuple[list[Function], list[str]]:
+    """The networks of so many registers, and declarations of those that are elsewhere."""
+    largest = max(COLUMN_NETWORKS)
+    written = [network(keys, n, _network(keys, n)) for n in sizes if n < largest]
+    declared = [_declared(network_symbol(keys), "void", "ptr", "i64")] if largest in sizes else []
+    return written, declared
+
+
+def _keys_text(keys: Keys, compresses: bool) -> str:
+    """The text of what sorts any number of keys."""
+    # Of what partitions leave, one between the least and the largest sorts nothing any faster.
+    sizes = [min(COLUMN_NETWORKS), max(COLUMN_NETWORKS)]
+    networks, declared = _networks(keys, sizes)
+    parts = [*networks, _small(keys, sizes), _by_bytes(keys, rare=compresses)]
     if compresses:
-        return [*parts, bytewise, _partition(keys), _quick(keys), _halves(keys)]
-    return [*parts, bytewise, _plain(keys, bytewise)]
+        declared.append(_declared(partition_symbol(keys), *_partition_type(keys)))
+        parts += [_pivot(keys, "sort_small"), _quick(keys)]
+    else:
+        parts.append(_plain(keys))
+    return "\n".join((declarations(keys), *declared, *(f.text() for f in parts)))
 
 
 def declarations(keys: Keys) -> str:
@@ -59,17 +126,24 @@ def declarations(keys: Keys) -> str:
     )
 
 
-def _network(registers: int) -> str:
-    return f"sort_{registers}_registers"
+def _network(keys: Keys, registers: int) -> str:
+    shared = registers == max(COLUMN_NETWORKS)
+    return network_symbol(keys) if shared else f"sort_{registers}_registers"
 
 
 def _compress(keys: Keys) -> str:
     return f"llvm.experimental.vector.compress.v{keys.lanes}{keys.element}"
 
 
-def inner(keys: Keys, name: str, returns: str, *params: str) -> Function:
-    attributes = f"{keys.attributes} noinline"
+def inner(keys: Keys, name: str, returns: str, *params: str, rare: bool = False) -> Function:
+    """A function that only others of its text call; a `rare` one is compiled as fast as can be."""
+    attributes = f"{keys.attributes} noinline{RARE if rare else ''}"
     return Function(name, returns, params, internal=True, attributes=attributes)
+
+
+def _outer(keys: Keys, returns: str, *params: str) -> Function:
+    """The function of a shared text."""
+    return Function("SYMBOL", returns, params, attributes=keys.attributes)
 
 
 def _most(keys: Keys) -> int:
@@ -78,12 +152,12 @@ def _most(keys: Keys) -> int:
 
 
 def _small(keys: Keys, sizes: Sequence[int]) -> Function:
-    """Sort not more keys than the last network does: `sort_small(place, count)`."""
-    f = inner(keys, "sort_small", "void", "ptr", "i64")
-    place, count = f.params
+    """Sort not more keys than the last network does: `sort_small(place, count, scratch)`."""
+    f = inner(keys, "sort_small", *_SORTER)
+    place, count, _ = f.params
     for registers in sizes:
         with f.if_(count <= registers * keys.lanes):
-            f.call(_network(registers), "void", place, count)
+            f.call(_network(keys, registers), "void", place, count)
             f.ret()
     return f
 
@@ -91,9 +165,9 @@ def _small(keys: Keys, sizes: Sequence[int]) -> Function:
 # ---- by bytes ----------------------------------------------------------------------------------
 
 
-def _by_bytes(keys: Keys) -> Function:
+def _by_bytes(keys: Keys, rare: bool) -> Function:
     """Sort keys by their bytes, the lowest first: `sort_by_bytes(place, count, scratch)`."""
-    f = inner(keys, "sort_by_bytes", "void", "ptr", "i64", "ptr")
+    f = inner(keys, "sort_by_bytes", *_SORTER, rare=rare)
     place, count, scratch = f.params
     counts = f.stack("i64", _BUCKETS, align=64)
     source, target = f.var("ptr", place), f.var("ptr", scratch)
@@ -143,8 +217,8 @@ def _by_byte(
 
 
 def _partition(keys: Keys) -> Function:
-    """Put lower keys first, and count them: `sort_partition(place, count, pivot, scratch)`."""
-    f = inner(keys, "sort_partition", "i64", "ptr", "i64", keys.element, "ptr")
+    """Put lower keys first, and count them: `SYMBOL(place, count, pivot, scratch)`."""
+    f = _outer(keys, *_partition_type(keys))
     place, count, pivot, scratch = f.params
     nothing = Value(f, keys.vector, "poison")
     pivots = splat(f, pivot, keys.lanes)
@@ -183,17 +257,17 @@ def _partition(keys: Keys) -> Function:
 
 
 def _quick(keys: Keys) -> Function:
-    """Sort keys by partitions: `sort_keys(place, count, scratch)`."""
-    f = inner(keys, "sort_keys", "void", "ptr", "i64", "ptr")
+    """Sort keys by partitions: `SYMBOL(place, count, scratch)`."""
+    f = _outer(keys, *_SORTER)
     place, count, scratch = f.params
-    waiting, sample = f.stack("i64", 2 * _WAITING), f.stack(keys.element, _MANY_SAMPLES)
+    waiting = f.stack("i64", 2 * _WAITING)
     depth, first, size = f.var("i64", 0), f.var("i64", 0), f.var("i64", count)
     logarithm = 64 - f.call("llvm.ctlz.i64", "i64", count, f.value("i1", 0))
     patience = f.var("i64", (logarithm * 2 + _PATIENCE) * count)
     with f.loop():
         here = f.at(place, first.get() * keys.nbytes)
         with f.if_else(size.get() <= _most(keys)) as it:
-            f.call("sort_small", "void", here, size.get())
+            f.call("sort_small", "void", here, size.get(), scratch)
             f.break_if(depth.get().equals(0))
             depth.set(depth.get() - 1)
             first.set(f.load("i64", waiting, depth.get() * 16))
@@ -204,22 +278,29 @@ def _quick(keys: Keys) -> Function:
                 f.call("sort_by_bytes", "void", here, size.get(), scratch)
                 size.set(0)
                 bad.otherwise()
-                pivot = _pivot(f, keys, here, size.get(), sample)
+                pivot = f.call("sort_pivot", keys.element, here, size.get(), scratch)
                 _split(f, keys, here, pivot, scratch, (waiting, depth, first, size))
     return f
 
 
-def _pivot(f: Function, keys: Keys, here: Value, size: Value, sample: Value) -> Value:
-    """The middle one of keys that are evenly spaced; there are more than a network sorts."""
+def _pivot(keys: Keys, sorts: str, rare: bool = False) -> Function:
+    """The middle one of keys that are evenly spaced: `sort_pivot(place, count, scratch)`.
+
+    There are more keys than a network sorts; `sorts` names what sorts a few.
+    """
+    f = inner(keys, "sort_pivot", keys.element, *_SORTER[1:], rare=rare)
+    place, count, scratch = f.params
+    sample = f.stack(keys.element, _MANY_SAMPLES)
     most = f.value("i64", min(_MANY_SAMPLES, _most(keys)))
-    taken = f.select(size >= _MANY, most, _FEW_SAMPLES)
-    step = size // taken
+    taken = f.select(count >= _MANY, most, _FEW_SAMPLES)
+    step = count // taken
     half = step // 2
     with f.range(0, taken) as i:
-        key = f.load(keys.element, here, (i * step + half) * keys.nbytes)
+        key = f.load(keys.element, place, (i * step + half) * keys.nbytes)
         f.store(key, sample, i * keys.nbytes)
-    f.call("sort_small", "void", sample, taken)
-    return f.load(keys.element, sample, taken // 2 * keys.nbytes)
+    f.call(sorts, "void", sample, taken, scratch)
+    f.ret(f.load(keys.element, sample, taken // 2 * keys.nbytes))
+    return f
 
 
 def _split(
@@ -233,13 +314,13 @@ def _split(
     """Go on with the smaller part of a partition; the other one waits."""
     waiting, depth, first, size = state
     count = size.get()
-    low = f.call("sort_partition", "i64", here, count, pivot, scratch)
+    low = f.call(partition_symbol(keys), "i64", here, count, pivot, scratch)
     with f.if_else(low.equals(0)) as it:
         # The pivot is the least key: what equals it is in order.
         with f.if_else(pivot.equals(keys.largest)) as all_equal:
             size.set(0)
             all_equal.otherwise()
-            equal = f.call("sort_partition", "i64", here, count, pivot + 1, scratch)
+            equal = f.call(partition_symbol(keys), "i64", here, count, pivot + 1, scratch)
             first.set(first.get() + equal)
             size.set(count - equal)
         it.otherwise()
@@ -258,27 +339,25 @@ def _halves(keys: Keys) -> Function:
 
     All of those are less than the others; there may be none.
     """
-    f = inner(keys, "sort_halves", "i64", "ptr", "i64", "ptr")
+    f = inner(keys, "sort_halves", "i64", *_SORTER[1:], rare=True)
     place, count, scratch = f.params
     with f.if_(count <= _most(keys)):
         f.ret(0)
-    sample = f.stack(keys.element, _MANY_SAMPLES)
-    pivot = _pivot(f, keys, place, count, sample)
-    low = f.var("i64", f.call("sort_partition", "i64", place, count, pivot, scratch))
+    pivot = f.call("sort_pivot", keys.element, place, count, scratch)
+    low = f.var("i64", f.call(partition_symbol(keys), "i64", place, count, pivot, scratch))
     # The pivot may be the least key.
     with f.if_(low.get().equals(0) & pivot.differs(keys.largest)):
-        low.set(f.call("sort_partition", "i64", place, count, pivot + 1, scratch))
+        low.set(f.call(partition_symbol(keys), "i64", place, count, pivot + 1, scratch))
     f.ret(low.get())
     return f
 
 
-def _plain(keys: Keys, beyond: Function | None) -> Function:
-    """Sort keys by a network, or by `beyond`: `sort_keys(place, count, scratch)`."""
-    f = inner(keys, "sort_keys", "void", "ptr", "i64", "ptr")
+def _plain(keys: Keys) -> Function:
+    """Sort keys by a network, or by their bytes: `SYMBOL(place, count, scratch)`."""
+    f = _outer(keys, *_SORTER)
     place, count, scratch = f.params
-    if beyond is not None:
-        with f.if_(count > _most(keys)):
-            f.call(beyond.name, "void", place, count, scratch)
-            f.ret()
-    f.call("sort_small", "void", place, count)
+    with f.if_(count > _most(keys)):
+        f.call("sort_by_bytes", "void", place, count, scratch)
+        f.ret()
+    f.call("sort_small", "void", place, count, scratch)
     return f

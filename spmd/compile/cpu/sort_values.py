@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from spmd.compile.cpu.gemm_ir import lane_mask, splat
+from spmd.compile.cpu.gemm_ir import splat
 from spmd.compile.cpu.loader import host
 from spmd.compile.cpu.program import KernelStep, Slot
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.sort_network import COLUMN_NETWORKS, Keys
-from spmd.compile.cpu.sort_quick import declarations, inner, sorting
+from spmd.compile.cpu.sort_quick import RARE, declarations, halving, inner, sorter
 from spmd.compile.kernel.dtypes import itemsize
 
 # What the bits of a number are: the last of a step's sizes.
@@ -37,19 +37,32 @@ _NS_PER_KEY, _NS_PER_HALVING = 1.5, 0.3
 
 
 @cache
-def values_text(bits: int, registers: int = 0, compresses: bool | None = None) -> str:
+def values_text(
+    bits: int, registers: int = 0, compresses: bool | None = None, cut: bool = False
+) -> str:
     """The module of the functions that sort rows of numbers of so many bits.
 
-    They are for rows that so many registers hold (0: of any length). `compresses` says whether the
-    processor compresses registers (None: what this one does).
+    They are for rows that so many registers hold (0: of any length), or for those that are `cut`.
+    `compresses` says whether the processor compresses registers (None: what this one does).
     """
     keys = Keys(bits, host().vector_bytes)
-    if compresses is None:
-        compresses = can_compress()
-    parts = [*sorting(keys, compresses, registers), _again(keys), _rows(keys, registers)]
-    if compresses and not registers:
-        parts += [_cut(keys), _pieces(keys), _odd(keys)]
-    return "\n".join((declarations(keys), *(f.text() for f in parts)))
+    sorts = sorter(keys, can_compress() if compresses is None else compresses, registers)
+    parts, declared = [*sorts.functions, _again(keys)], list(sorts.declared)
+    if cut:
+        halves, more = halving(keys, sorts)
+        parts += [*halves, _cut(keys), _pieces(keys, sorts.name), _odd(keys)]
+        declared += more
+    else:
+        parts.append(_rows(keys, registers, sorts.name))
+    return "\n".join((declarations(keys), *declared, *(f.text() for f in parts)))
+
+
+def text_for(dtype: str, size: int, has_work: bool) -> str:
+    """The module that rows of so many numbers need, with memory for cutting them or without."""
+    bits = 8 * itemsize(dtype)
+    if has_work and shares_rows(size):
+        return values_text(bits, cut=True)
+    return values_text(bits, registers_for(dtype, size))
 
 
 def can_compress() -> bool:
@@ -115,10 +128,11 @@ def _exponents(keys: Keys) -> int:
     return 0x7F800000 if keys.bits == 32 else 0x7FF << 52
 
 
-def _step(keys: Keys, part: str, registers: int = 0) -> Function:
+def _step(keys: Keys, part: str, registers: int = 0, rare: bool = False) -> Function:
     params = ["ptr", "ptr", "i64", "i64"]
     name = values_symbol(keys.bits, part, registers)
-    return Function(name, "void", params, attributes=keys.attributes)
+    attributes = f"{keys.attributes} noinline{RARE}" if rare else keys.attributes
+    return Function(name, "void", params, attributes=attributes)
 
 
 def _turning(f: Function, keys: Keys, kind: Value) -> tuple[Value, Value, Value]:
@@ -133,7 +147,7 @@ def _turning(f: Function, keys: Keys, kind: Value) -> tuple[Value, Value, Value]
     return negative, every, last
 
 
-def _rows(keys: Keys, registers: int) -> Function:
+def _rows(keys: Keys, registers: int, sorts: str) -> Function:
     """Rows that one thread sorts each."""
     f = _step(keys, "rows", registers)
     args, sizes, begin, end = f.params
@@ -144,7 +158,7 @@ def _rows(keys: Keys, registers: int) -> Function:
         row = number * size * keys.nbytes
         here, there = f.at(source, row), f.at(target, row)
         odd = _keyed(f, keys, here, there, size, turning)
-        f.call("sort_keys", "void", there, size, scratch)
+        f.call(sorts, "void", there, size, scratch)
         _numbered(f, keys, there, size, turning)
         with f.if_(odd & kind.equals(FLOAT)):
             f.call("sort_again", "void", here, there, size)
@@ -165,17 +179,19 @@ def _cut(keys: Keys) -> Function:
         f.store(f.convert("zext", odd, "i64"), words, 8 * (_PIECES + 1))
         f.store(f.value("i64", 0), words)
         f.store(size, words, 8 * _PIECES)
-        for halving in range(_HALVINGS):
-            apart = 8 * (_PIECES >> halving)
-            with f.range(0, 8 * _PIECES, apart) as at:
-                first, last = f.load("i64", words, at), f.load("i64", words, at + apart)
+        apart = f.var("i64", 8 * _PIECES)
+        with f.range(0, _HALVINGS):
+            step = apart.get()
+            with f.range(0, 8 * _PIECES, step) as at:
+                first, last = f.load("i64", words, at), f.load("i64", words, at + step)
                 place = f.at(there, first * keys.nbytes)
                 low = f.call("sort_halves", "i64", place, last - first, scratch)
-                f.store(first + low, words, at + apart // 2)
+                f.store(first + low, words, at + step // 2)
+            apart.set(step // 2)
     return f
 
 
-def _pieces(keys: Keys) -> Function:
+def _pieces(keys: Keys, sorts: str) -> Function:
     """Pieces of keys to pieces of rows."""
     f = _step(keys, "pieces")
     args, sizes, begin, end = f.params
@@ -187,14 +203,14 @@ def _pieces(keys: Keys) -> Function:
         words = f.at(work, number * (8 * _WORDS) + piece % _PIECES * 8)
         first, last = f.load("i64", words), f.load("i64", words, 8)
         place = f.at(target, (number * size + first) * keys.nbytes)
-        f.call("sort_keys", "void", place, last - first, scratch)
+        f.call(sorts, "void", place, last - first, scratch)
         _numbered(f, keys, place, last - first, turning)
     return f
 
 
 def _odd(keys: Keys) -> Function:
     """Numbers of cut rows that are equal, but not the same."""
-    f = _step(keys, "odd")
+    f = _step(keys, "odd", rare=True)
     args, sizes, begin, end = f.params
     source, target, work = (f.load("ptr", args, 8 * k) for k in range(3))
     size = f.load("i64", sizes)
@@ -249,14 +265,11 @@ def _each(
     size: Value,
     made: Callable[[Value], Value],
 ) -> None:
-    whole = size & -keys.lanes
-    with f.range(0, whole, keys.lanes) as i:
-        at = i * keys.nbytes
-        keys.store(f, made(keys.load(f, f.at(source, at))), f.at(target, at))
-    with f.if_(whole < size):
-        at, live = whole * keys.nbytes, size - whole
-        x = keys.load(f, f.at(source, at), live)
-        x = f.select(lane_mask(f, keys.lanes, live), x, 0)
+    # One loop whose last turn is like the others: it waits for memory, and is compiled but once.
+    with f.range(0, size, keys.lanes) as i:
+        at, left = i * keys.nbytes, size - i
+        live = f.select(left < keys.lanes, left, keys.lanes)
+        x = keys.load(f, f.at(source, at), live, beyond=0)
         keys.store(f, made(x), f.at(target, at), live)
 
 

@@ -116,6 +116,31 @@ def test_entries_bring_what_they_call(folder, emitted, monkeypatch, by_llvm):
     assert not any(shared_text(symbol) in unit for unit in emitted)
 
 
+@pytest.mark.parametrize("missing", [None, 0, 1, 2])
+def test_shared_functions_bring_others_that_they_call(folder, emitted, missing):
+    symbols = [shared(76)]
+    for more in (1, 2):
+        text = caller("SYMBOL", symbols[-1], more)
+        # One with a stack variable, which needs the passes.
+        text = text.replace("%y\n", "%z\n").replace(
+            "  ret", "  %a = alloca i64\n  store i64 %y, ptr %a\n  %z = load i64, ptr %a\n  ret"
+        )
+        symbols.append(share(f"test{76 + more}", text, optimize=True))
+    first = Loader()
+    entry = first.compile_texts([caller("f", symbols[-1], 1)])["f"].entry
+    loader_module.object_cache.flush()
+    emitted.clear()
+    fresh = Loader()
+    if missing is None:
+        assert fresh.load_entries({entry: ("f",)}) and call(fresh.loaded(entry)["f"]) == 80
+        assert emitted == []
+        return
+    (folder / loader_module.object_cache._path(first._shared_key(symbols[missing]))).unlink()
+    assert not fresh.load_entries({entry: ("f",)})
+    assert call(fresh.compile_texts([caller("f", symbols[-1], 1)])["f"]) == 80
+    assert [shared_text(symbols[missing])] in emitted
+
+
 def test_what_calls_a_function_that_is_gone_is_compiled_again(folder, emitted):
     symbol = shared(74)
     first = Loader()
