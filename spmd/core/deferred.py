@@ -5,6 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from spmd.core.forks import guard
+
+# A child would wait for ever for a module that another thread of its parent was importing.
+_importing = guard("imports")
+
 
 class Deferred:
     """A module that is imported when one of its attributes is asked for."""
@@ -15,6 +20,8 @@ class Deferred:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)  # what inspects objects must not import the module
-        value = getattr(importlib.import_module(self._name), attribute)
+        with _importing:
+            module = importlib.import_module(self._name)
+        value = getattr(module, attribute)
         setattr(self, attribute, value)  # found without this method from now on
         return value

@@ -14,11 +14,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-import threading
 from typing import Any
 
 import numpy as np
 
+from spmd.core.forks import guard
 from spmd.sharding.array import BYTES_OFFSET
 
 ALIGNMENT = 64
@@ -146,7 +146,7 @@ _by_request: dict[int, SizeClass] = {}
 _MOST_REQUESTS = 4096
 
 # Guards the lists of large blocks while they are counted and cut, and the system's account.
-_lock = threading.RLock()
+_lock = guard("memory")
 
 
 class _System:

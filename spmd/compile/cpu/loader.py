@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import ModuleType
@@ -45,10 +44,14 @@ from spmd.compile.cpu.units import (
     symbols_of,
 )
 from spmd.core.config import config
+from spmd.core.forks import guard
 from spmd.core.record import record
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
+
+# Held while texts are taken apart, compiled and loaded.
+_compiling = guard("loader")
 
 
 class Address(int):
@@ -69,7 +72,7 @@ class Loader:
     """Compiles and loads texts; one per process. All methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = _compiling
         # Addresses by entry and symbol; those of each text; texts that were asked for before.
         self._loaded: dict[str, dict[str, Address]] = {}
         self._texts: dict[str, dict[str, Address]] = {}

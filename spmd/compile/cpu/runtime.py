@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable, Mapping
 
 from spmd.compile.cpu.loader import available_cores, compile_written
@@ -24,9 +23,10 @@ from spmd.compile.cpu.runtime_ir_ranks import rank_texts
 from spmd.compile.cpu.runtime_ir_wait import wait_texts
 from spmd.core.config import config
 from spmd.core.errors import ArgumentError
+from spmd.core.forks import guard
 from spmd.core.record import record
 
-_lock = threading.Lock()
+_lock = guard("runtime")
 
 
 @record

@@ -8,6 +8,7 @@ of others.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import threading
@@ -20,6 +21,7 @@ from typing import TypeAlias
 
 from spmd.compile.cpu.shared import is_shared
 from spmd.core.config import config
+from spmd.core.forks import enter_before_forks
 
 # A text, and whether it needs the few passes.
 Source: TypeAlias = tuple[str, bool]
@@ -240,7 +242,7 @@ class Team:
             helper.start()
 
     def _helping(self) -> None:
-        with _switching_often():
+        with EMISSIONS.helping():
             self._work(helps=True)
 
     def _work(self, helps: bool = False) -> None:
@@ -251,31 +253,72 @@ class Team:
                     return
                 number, unit = self._waiting.popleft()
             try:
-                self._made[number] = self._emit(unit)
+                with EMISSIONS.one():
+                    self._made[number] = self._emit(unit)
             except BaseException as error:
                 self._failure = self._failure or error
                 self.drop()
             self._progress.more(unit)
 
 
-# How many threads compile beside others, and the interval that they found.
-_beside: list[float] = []
-_beside_lock = threading.Lock()
+class _Emissions:
+    """The units that LLVM is at, in this process: it is forked between them.
+
+    While other threads than the one that finishes compile, Python's lock is handed on soon.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._threads: list[int] = []
+        # The interval that each helping thread found, or would have.
+        self._intervals: list[float] = []
+        self._process = os.getpid()
+        enter_before_forks("units", self._hold, self._release)
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While this runs, LLVM is at a unit."""
+        thread = threading.get_ident()
+        with self._changed:
+            self._threads.append(thread)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._threads.remove(thread)
+                self._changed.notify_all()
+
+    @contextmanager
+    def helping(self) -> Iterator[None]:
+        """While this runs, this thread compiles beside others."""
+        found = self._intervals
+        with self._changed:
+            found.append(found[0] if found else sys.getswitchinterval())
+            sys.setswitchinterval(min(SWITCH_SECONDS, found[0]))
+        try:
+            yield
+        finally:
+            with self._changed:
+                before = found.pop()
+                if not found:
+                    sys.setswitchinterval(before)
+
+    def _hold(self) -> None:
+        self._changed.acquire()
+        here = threading.get_ident()
+        while any(thread != here for thread in self._threads):
+            self._changed.wait()
+        self._process = os.getpid()
+
+    def _release(self) -> None:
+        if os.getpid() != self._process and self._intervals:
+            # No thread helps in a child.
+            sys.setswitchinterval(self._intervals[0])
+            self._intervals.clear()
+        self._changed.release()
 
 
-@contextmanager
-def _switching_often() -> Iterator[None]:
-    """While this runs, Python's lock is handed on soon."""
-    with _beside_lock:
-        _beside.append(sys.getswitchinterval() if not _beside else _beside[0])
-        sys.setswitchinterval(min(SWITCH_SECONDS, _beside[0]))
-    try:
-        yield
-    finally:
-        with _beside_lock:
-            found = _beside.pop()
-            if not _beside:
-                sys.setswitchinterval(found)
+EMISSIONS = _Emissions()
 
 
 class _Progress:
