@@ -21,8 +21,59 @@ STORED = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double"}
 NBYTES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 
 
+class FullVectors:
+    """What vectors as wide as the registers have in common, whatever their elements are."""
+
+    __slots__ = ()
+    nbytes_of_vector: int
+
+    @property
+    def element(self) -> str:
+        """The LLVM type of an element."""
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of an element."""
+        raise NotImplementedError
+
+    @property
+    def lanes(self) -> int:
+        """Elements in a vector."""
+        return self.nbytes_of_vector // self.nbytes
+
+    @property
+    def vector(self) -> str:
+        """The LLVM type of a vector."""
+        return f"<{self.lanes} x {self.element}>"
+
+    @property
+    def mask(self) -> str:
+        """The LLVM type of a choice of lanes."""
+        return f"<{self.lanes} x i1>"
+
+    @property
+    def attributes(self) -> str:
+        """Attributes of functions that compute with these vectors: those of kernels.
+
+        LLVM's tables for a processor depend on them, and take as long to make as a small module.
+        """
+        bits = 8 * self.nbytes_of_vector
+        return f'nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
+
+    def declarations(self, *stored: str) -> str:
+        """Declarations of the masked operations on vectors of these stored types."""
+        lines = []
+        for type in dict.fromkeys((self.element, *stored)):
+            vector = f"<{self.lanes} x {type}>"
+            load, store = (masked_name(kind, vector) for kind in ("load", "store"))
+            lines.append(f"declare {vector} @{load}(ptr, i32, {self.mask}, {vector})")
+            lines.append(f"declare void @{store}({vector}, ptr, i32, {self.mask})")
+        return "\n".join(lines)
+
+
 @record
-class Vectors:
+class Vectors(FullVectors):
     """The arithmetic of a product: vectors of `carried` (f32 or f64), as wide as the registers."""
 
     carried: str
@@ -39,39 +90,9 @@ class Vectors:
         return NBYTES[self.carried]
 
     @property
-    def lanes(self) -> int:
-        """Elements in a vector."""
-        return self.nbytes_of_vector // self.nbytes
-
-    @property
-    def vector(self) -> str:
-        """The LLVM type of a vector."""
-        return f"<{self.lanes} x {self.element}>"
-
-    @property
-    def attributes(self) -> str:
-        """Attributes of functions that compute with these vectors: those of kernels.
-
-        LLVM's tables for a processor depend on them, and take as long to make as a small module.
-        """
-        bits = 8 * self.nbytes_of_vector
-        return f'nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
-
-    @property
     def symbol(self) -> str:
         """The name that goes into all symbols."""
         return f"{self.carried}_{self.nbytes_of_vector}"
-
-    def declarations(self, *stored: str) -> str:
-        """Declarations of the masked operations on vectors of these stored types."""
-        mask = f"<{self.lanes} x i1>"
-        lines = []
-        for type in dict.fromkeys((self.element, *stored)):
-            vector = f"<{self.lanes} x {type}>"
-            load, store = (masked_name(kind, vector) for kind in ("load", "store"))
-            lines.append(f"declare {vector} @{load}(ptr, i32, {mask}, {vector})")
-            lines.append(f"declare void @{store}({vector}, ptr, i32, {mask})")
-        return "\n".join(lines)
 
 
 def masked_name(operation: str, type: str) -> str:

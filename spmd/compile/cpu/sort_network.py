@@ -12,7 +12,7 @@ import platform
 from collections.abc import Sequence
 
 from spmd.compile.cpu.contract_ir import VECTOR_REGISTER
-from spmd.compile.cpu.gemm_ir import lane_mask, masked_name
+from spmd.compile.cpu.gemm_ir import FullVectors, lane_mask, masked_name
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.core.record import record
 
@@ -28,7 +28,7 @@ COLUMN_NETWORKS: dict[int, Sequence[tuple[int, int]]] = {
 
 
 @record
-class Keys:
+class Keys(FullVectors):
     """Vectors of signed keys of 32 or 64 bits, as wide as the registers."""
 
     bits: int
@@ -45,21 +45,6 @@ class Keys:
         return self.bits // 8
 
     @property
-    def lanes(self) -> int:
-        """Keys in a vector."""
-        return self.nbytes_of_vector // self.nbytes
-
-    @property
-    def vector(self) -> str:
-        """The LLVM type of a vector."""
-        return f"<{self.lanes} x {self.element}>"
-
-    @property
-    def mask(self) -> str:
-        """The LLVM type of a choice of lanes."""
-        return f"<{self.lanes} x i1>"
-
-    @property
     def largest(self) -> int:
         """The key that no other follows."""
         return (1 << (self.bits - 1)) - 1
@@ -69,23 +54,11 @@ class Keys:
         """The key that follows no other: its highest bit."""
         return -1 << (self.bits - 1)
 
-    @property
-    def attributes(self) -> str:
-        """Attributes of functions that compute with these vectors: those of kernels."""
-        bits = 8 * self.nbytes_of_vector
-        return f'nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
-
-    def declarations(self) -> str:
+    def declarations(self, *stored: str) -> str:
         """Declarations of the operations on these vectors."""
-        vector, mask = self.vector, self.mask
-        load, store = (masked_name(kind, vector) for kind in ("load", "store"))
-        return "\n".join(
-            (
-                f"declare {vector} @{load}(ptr, i32, {mask}, {vector})",
-                f"declare void @{store}({vector}, ptr, i32, {mask})",
-                *(f"declare {vector} @{self.name(op)}({vector}, {vector})" for op in _EXTREMES),
-            )
-        )
+        vector = self.vector
+        extremes = (f"declare {vector} @{self.name(op)}({vector}, {vector})" for op in _EXTREMES)
+        return "\n".join((FullVectors.declarations(self, *stored), *extremes))
 
     def name(self, operation: str) -> str:
         """The name of LLVM's function for an operation on these vectors."""
