@@ -312,7 +312,52 @@ def by_turns(params, x):
     return x
 
 
+def chosen_count(params, x):
+    """A counter that is chosen from itself and what layers have, always itself."""
+    count = lax.full((), 20, snp.int32)
+    for w, b in params:
+        count = _chosen(count, b[0].astype(snp.int32))
+        x = _by_count(count, snp.tanh(x @ w + b), snp.sin(x @ w))
+    return x
+
+
+@jit
+def _chosen(count, other):
+    return lax.select(count > -1000, count - 1, other)
+
+
+@jit
+def _by_count(count, a, b):
+    return lax.select(snp.broadcast_to(count > 0, a.shape), a, b)
+
+
+def doubled(params, x, p):
+    """Turned in two ways that are one: in the end it is what it was, or not."""
+    for w, b in params:
+        x, p = snp.tanh(x @ w + b) * p[0, 0], snp.maximum(p.T, p.T)
+    return x, p
+
+
+def ends_alike(params, x, y):
+    """The first and the last kernel read what all layers read, and would be one of few layers."""
+    first = snp.sin(y)
+    for w, b in params:
+        x = snp.tanh(x @ w + b) * y
+    return first, x, snp.cos(y)
+
+
+def read_again(params, x):
+    """What a layer makes of its weights is made again ten layers later."""
+    for (w, b), (v, _) in zip(params[:-10], params[10:], strict=True):
+        x = snp.tanh(x @ snp.sin(w) + x @ snp.sin(v) + b)
+    return x
+
+
 UNEVEN = {
+    "chosen count": (chosen_count, (layers(32), X)),
+    "doubled": (doubled, (layers(25), X, normal(5, 5))),
+    "ends alike": (ends_alike, (layers(24), X, normal(8, 16))),
+    "read again": (read_again, (layers(30), X)),
     "by turns": (by_turns, (layers(24), X)),
     "scalars": (scalars, (layers(24), X, X[0])),
     "sum from one": (sum_from_one, (layers(24), X)),

@@ -9,13 +9,14 @@ outside belongs to the layers before the gap or behind it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from spmd.compile.passes.periods import Region
-from spmd.compile.passes.stretches import Layout
+from spmd.compile.passes.stretches import Layout, outside_of
 from spmd.core.ir import ClosedJaxpr, Var
 
 
@@ -105,3 +106,24 @@ def end_in_regions(closed: ClosedJaxpr, gone: Iterable[Var], made: Layout, famil
                 return False
     now = zip(closed.jaxpr.outvars, made.table.closed.jaxpr.outvars, strict=True)
     return all(of[number.get(atom, -1)] >= families for v, atom in now if v in wanted)
+
+
+def spans_a_gap(given: Layout, made: Layout) -> bool:
+    """Whether the passes make one equation, of what copies read, from both sides of a gap.
+
+    Groups merge that read or make one array if few others do between them. Where all layers read
+    it, two may be close enough in the short program only.
+    """
+    table, number = made.table, given.table.number
+    outer = outside_of(table, [s.region for s in made.stretches if s.region is not None])
+    reads = table.edges[np.repeat(~outer, np.diff(table.reads))]
+    shared = {table.values[v] for v in np.unique(reads).tolist() if v >= 0 and made.of[v] < 0}
+    gaps = sorted(s.gap for s in given.stretches if s.region is not None)
+    for k in np.flatnonzero(outer & (np.diff(table.made) > 1)).tolist():
+        eqn = table.closed.eqns[k]
+        sizes = {v.aval.size for v in eqn.outvars}
+        if any(v in shared and v.aval.size in sizes for v in (*eqn.invars, *eqn.outvars)):
+            known = [number[v] for v in eqn.outvars if v in number]
+            if len({bisect_right(gaps, given.table.maker(n)) for n in known}) > 1:
+                return True
+    return False

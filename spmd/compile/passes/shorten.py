@@ -14,13 +14,19 @@ between has shift `r`, and reads what its model reads, shifted by as much.
 
 This is only done where it is known to be right; else the passes take the whole program. What the
 passes made must repeat itself in at least `LEAST_AFTER` copies, as evenly as what they were given.
-By the values that are still there, its copies must be layers of what was given (`anchors`).
-Each value that one copy hands to the next must still be handed over, or be part of what the copies'
-kernels make: then every copy that is put back computes what the copies before it hold from their
-neighbours' values, by the code that does so for the others. (A counter that is folded to a number
-in each layer hands nothing over; a chain of scalars in one kernel does not go with the copies.) And
-nothing outside of regions may read what is next to the gap or crosses it, so nothing that goes with
-a copy is forgotten.
+By the values that are still there, its copies must be layers of what was given (`anchors`). Each
+value that one copy hands to the next must still be handed over, or be part of what the copies'
+kernels make, of values in the copies beside (a counter that is folded to a number in each layer is
+not): then every copy that is put back computes what the copies before it hold from their
+neighbours' values, by the code that does so for the others. And nothing outside of regions may read
+what is next to the gap or crosses it, so nothing that goes with a copy is forgotten.
+
+So results are right: what a pass knows of a value that is handed over is the equation that made it,
+in the copy beside. That the passes would have made the same of all layers needs that they look at
+what is near: `simplify` at an equation and who made its operands, but for equal equations, which
+may be anywhere (`_reads_nearby`); `fuse` at who reads a value, but for groups that merge if few
+others that read the same array lie between them (`spans_a_gap`), and for the size of a kernel,
+which is counted from its root; the others at one group, loop or chain between two products.
 """
 
 from __future__ import annotations
@@ -30,8 +36,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.compile.passes.anchors import Anchors, end_in_regions
+from spmd.compile.passes.anchors import Anchors, end_in_regions, spans_a_gap
+from spmd.compile.passes.invariant import hoist_invariants
+from spmd.compile.passes.outside import products_outside
 from spmd.compile.passes.periods import Region, Table, families_of, find_regions, table_of
+from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.stretches import Layout, Stretch
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.source import Source
@@ -42,6 +51,9 @@ LEAST_EQNS = 800
 KEPT, LEAST_MISSING = 6, 6
 # What the passes make of those that stay must repeat itself in so many copies.
 LEAST_AFTER = 3
+# The copies of one stretch that a copy reads, and those that its counterparts in other regions do,
+# are at most so many apart: layers further away from each other may be closer in a short program.
+MOST_APART = 3
 
 
 # ---- leaving copies out ------------------------------------------------------------------------
@@ -71,7 +83,7 @@ def shorten(closed: ClosedJaxpr) -> Shortened | None:
     for s in stretches:
         if outside[s.values[s.cut : s.cut + missing * s.step]].any():
             return None
-    return _close(layout) if _evenly_given(layout) else None
+    return _close(layout) if _evenly_given(layout) and _reads_nearby(layout) else None
 
 
 def _narrowest(table: Table, region: Region, missing: int) -> int:
@@ -104,6 +116,29 @@ def _evenly_given(layout: Layout) -> bool:
         if (given > 1).any() or (given[: -stretch.step] != given[stretch.step :]).any():
             return False
     return True
+
+
+def _reads_nearby(layout: Layout) -> bool:
+    """Whether copies read those parts of other stretches that belong to layers next to each other.
+
+    Equations of layers far apart may be equal, of which `simplify` keeps one. Where so many layers
+    are left out that there is no such pair, both would stay.
+    """
+    nearest: dict[int, list[int]] = {}
+    for stretch in layout.stretches:
+        if stretch.region is None:
+            continue
+        reads = np.unique(layout.reads(stretch.gap - stretch.region.period, stretch.gap).clip(-1))
+        of, at = layout.of[reads], layout.at[reads]
+        at = (
+            at
+            - layout.cut[of]
+            - (layout.sign[of] != stretch.sign) * (layout.missing * layout.step[of])
+        )
+        for s in np.unique(of[of >= 0]).tolist():
+            found = at[of == s] // layout.step[s]
+            nearest.setdefault(s, []).extend((int(found.min()), int(found.max())))
+    return all(max(found) - min(found) <= MOST_APART for found in nearest.values())
 
 
 def _close(layout: Layout) -> Shortened | None:
@@ -225,13 +260,14 @@ class Shortened:
             *stretches,
             *[Stretch(np.arange(r.first, r.last), r.step, r.sign, 0, r) for r in regions],
         ]
-        outside = Layout(table, every, missing).read_outside()
+        made = Layout(table, every, missing)
+        outside = made.read_outside()
         if not regions or any(outside[s.values].all() for s in stretches):
             return None
         if outside[[table.number[v] for v in self.crossing if v in table.number]].any():
             return None
-        anchors = Anchors(old, Layout(table, every, missing), len(families))
-        if not anchors.hold():
+        anchors = Anchors(old, made, len(families))
+        if not anchors.hold() or spans_a_gap(old, made):
             return None
         for r in regions:
             gap = _free_gap(table, r, outside, anchors.sides(r))
@@ -244,16 +280,44 @@ class Shortened:
 
     def _hands_over(self, layout: Layout, families: int) -> bool:
         """Whether what copies hand over is made in regions, or part of what is made there."""
-        number, old = layout.table.number, self.layout.table
-        gone = []
-        for v in self.handed:
-            if v not in number:
-                if not _gathers(old, old.number[v]):
-                    return False
-                gone.append(v)
-            elif layout.of[number[v]] < families:
-                return False
-        return end_in_regions(self.closed, gone, layout, families)
+        number = layout.table.number
+        gone = [v for v in self.handed if v not in number]
+        if any(layout.of[number[v]] < families for v in self.handed if v in number):
+            return False
+        return self._stays_near(gone) and end_in_regions(self.closed, gone, layout, families)
+
+    def _stays_near(self, gone: Sequence[Var]) -> bool:
+        """Whether values that copies hand over are computed of what is in the copies beside.
+
+        What rules of algebra make of them is asked by letting them be results. A counter becomes a
+        number, which copies that are put back would have to count on; what is transposed in every
+        layer becomes what came into the first, transposed as often as there are layers.
+        """
+        if not gone:
+            return True
+        jaxpr = self.closed.jaxpr
+        asked = ClosedJaxpr(jaxpr.replace(outvars=(*jaxpr.outvars, *gone)), self.closed.consts)
+        for step in (hoist_invariants, products_outside, simplify):
+            asked = step(asked)
+        makers = {v: eqn for eqn in asked.eqns for v in eqn.outvars}
+        now = zip(gone, asked.jaxpr.outvars[-len(gone) :], strict=True)
+        return all(self._is_of_neighbours(v, atom, makers) for v, atom in now)
+
+    def _is_of_neighbours(self, v: Var, now: Atom, makers: dict[Var, Eqn]) -> bool:
+        """Whether what `v` became is a value of the last two copies, or was made anew of one."""
+        old = self.layout
+        own = old.of[old.table.number[v]]
+        stack, seen = [now], {now}
+        while stack:
+            atom = stack.pop()
+            known = old.table.number.get(atom, -1)
+            if known < 0 and atom in makers:
+                new = [a for a in makers[atom].invars if a not in seen]
+                stack += new
+                seen.update(new)
+            elif old.of[known] == own and 0 < old.cut[own] - old.at[known] <= 2 * old.step[own]:
+                return True
+        return False
 
 
 def _free_gap(table: Table, region: Region, outside: Any, sides: Any) -> int | None:
@@ -276,35 +340,6 @@ def _free_gap(table: Table, region: Region, outside: Any, sides: Any) -> int | N
         return None
     middle = (region.start + region.end + region.period) // 2
     return int(free[np.argmin(abs(free - middle))])
-
-
-def _gathers(table: Table, value: int) -> bool:
-    """Whether a value is computed of several that depend on inputs.
-
-    No pass sees through such an equation. Many literals that are multiplied, or transpositions one
-    after the other, are something simpler in the end, which depends on how many they are.
-    """
-    while value >= table.given:
-        k = table.maker(value)
-        moving = {v for v in table.operands(k).tolist() if v >= 0 and _depends(table, v)}
-        if len(moving) != 1:
-            return len(moving) > 1
-        (value,) = moving
-    return False
-
-
-def _depends(table: Table, value: int) -> bool:
-    """Whether a value depends on an input or a constant of the program."""
-    seen, stack = {value}, [value]
-    while stack:
-        v = stack.pop()
-        if v < table.given:
-            return True
-        k = table.maker(v)
-        new = {n for n in table.operands(k).tolist() if n >= 0} - seen
-        seen |= new
-        stack += new
-    return False
 
 
 # Of a model's operand: the values of a stretch and where in them copy 0 reads, and each one later.

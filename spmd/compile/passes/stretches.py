@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,15 @@ class Layout:
     def read_outside(self) -> Any:
         """By value, whether an equation of no region reads it."""
         table = self.table
-        outer = np.ones(len(table.does), bool)
-        for stretch in self.stretches:
-            if stretch.region is not None:
-                outer[stretch.region.start : stretch.region.end] = False
+        outer = outside_of(table, [s.region for s in self.stretches if s.region is not None])
         found = np.zeros(len(table.values) + 1, bool)
         found[table.edges[np.repeat(outer, np.diff(table.reads))].clip(-1)] = True
         return found
+
+
+def outside_of(table: Table, regions: Iterable[Region]) -> Any:
+    """By equation, whether it is in no region."""
+    outer = np.ones(len(table.does), bool)
+    for region in regions:
+        outer[region.start : region.end] = False
+    return outer
