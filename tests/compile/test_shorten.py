@@ -125,8 +125,61 @@ def attention_block(params, x):
     return snp.sum(x * x)
 
 
+def decoder(params, x):
+    """Blocks with gains and biases, whose updates merge with their gradients."""
+    for g, b, wq, wk, w in params:
+        h = (x - x.mean(-1, keepdims=True)) / snp.sqrt(x.var(-1, keepdims=True) + 1e-5) * g + b
+        x = x + nn.softmax(snp.where(MASK, h @ wq @ (h @ wk).mT, -1e9)) @ nn.gelu(h @ w)
+    return snp.mean(x * x)
+
+
+def two_batches(params, x):
+    """The masked scores of both batches' first layers are one kernel if layers are few."""
+    a, b = grad(decoder)(params, x), grad(decoder)(params, 2 * x)
+    return tree_map(lambda p, a, b: p - 0.1 * (a + b), params, a, b)
+
+
+def blocks(count, seed=0):
+    return [
+        [normal(16, seed=seed + 5 * k), normal(16, seed=seed + 5 * k + 1)]
+        + [0.2 * normal(16, 16, seed=seed + 5 * k + j) for j in (2, 3, 4)]
+        for k in range(count)
+    ]
+
+
+def normed(x, gain, bias):
+    x = x - x.mean(-1, keepdims=True)
+    return x / snp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gain + bias
+
+
+def transformer(params, x):
+    for g1, b1, wq, wk, wv, wo, g2, b2, w1, c1, w2, c2 in params:
+        h = normed(x, g1, b1)
+        q, k, v = (snp.einsum("bsd,dhk->bhsk", h, w) for w in (wq, wk, wv))
+        scores = nn.softmax(snp.einsum("bhsk,bhtk->bhst", q, k) / 4)
+        x = x + snp.einsum("bhst,bhtk,hkd->bsd", scores, v, wo)
+        x = x + nn.gelu(normed(x, g2, b2) @ w1 + c1) @ w2 + c2
+    return snp.mean(x * x)
+
+
+def transformer_step(params, x):
+    """The kernel of the first layer's update, outside of regions, takes its gradient along."""
+    return tree_map(lambda p, g: p - 0.1 * g, params, grad(transformer)(params, x))
+
+
+def transformer_blocks(count):
+    shapes = [(32,), (32,), *[(32, 4, 8)] * 3, (4, 8, 32), (32,), (32,), (32, 64), (64,), (64, 32)]
+    shapes.append((32,))
+    return [
+        [0.2 * normal(*shape, seed=20 * k + j) for j, shape in enumerate(shapes)]
+        for k in range(count)
+    ]
+
+
+MASK = np.tril(np.ones((8, 8), bool))
 X = normal(8, 16, seed=500)
 EVEN = {
+    "transformer step": (transformer_step, (transformer_blocks(14), normal(2, 16, 32))),
     "mlp forward": (mlp, (layers(24), X)),
     "mlp": (value_and_grad(mlp), (layers(24), X)),
     "backwards": (value_and_grad(backwards), (layers(24), X)),
@@ -354,6 +407,7 @@ def read_again(params, x):
 
 
 UNEVEN = {
+    "two batches": (two_batches, (blocks(24), normal(2, 8, 16))),
     "chosen count": (chosen_count, (layers(32), X)),
     "doubled": (doubled, (layers(25), X, normal(5, 5))),
     "ends alike": (ends_alike, (layers(24), X, normal(8, 16))),

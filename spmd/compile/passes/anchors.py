@@ -17,7 +17,7 @@ import numpy as np
 
 from spmd.compile.passes.periods import Region
 from spmd.compile.passes.stretches import Layout, outside_of
-from spmd.core.ir import ClosedJaxpr, Var
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 
 
 class Anchors:
@@ -115,15 +115,27 @@ def spans_a_gap(given: Layout, made: Layout) -> bool:
     it, two may be close enough in the short program only.
     """
     table, number = made.table, given.table.number
-    outer = outside_of(table, [s.region for s in made.stretches if s.region is not None])
-    reads = table.edges[np.repeat(~outer, np.diff(table.reads))]
-    shared = {table.values[v] for v in np.unique(reads).tolist() if v >= 0 and made.of[v] < 0}
+    regions = [s.region for s in made.stretches if s.region is not None]
+    shared: set[Atom] = set()
+    for region in regions:
+        second = region.start + region.period  # the first copy, or the last one, may read others
+        for eqn in table.closed.eqns[second : second + region.period]:
+            fixed = [v for v in eqn.invars if made.of[table.number.get(v, -1)] < 0]
+            shared.update([v for v in fixed if _may_join(eqn, v)])
     gaps = sorted(s.gap for s in given.stretches if s.region is not None)
-    for k in np.flatnonzero(outer & (np.diff(table.made) > 1)).tolist():
+    for k in np.flatnonzero(outside_of(table, regions) & (np.diff(table.made) > 1)).tolist():
         eqn = table.closed.eqns[k]
-        sizes = {v.aval.size for v in eqn.outvars}
-        if any(v in shared and v.aval.size in sizes for v in (*eqn.invars, *eqn.outvars)):
+        if any(v in shared and _may_join(eqn, v) for v in (*eqn.invars, *eqn.outvars)):
             known = [number[v] for v in eqn.outvars if v in number]
             if len({bisect_right(gaps, given.table.maker(n)) for n in known}) > 1:
                 return True
     return False
+
+
+def _may_join(eqn: Eqn, atom: Atom) -> bool:
+    """Whether a value that groups read, or a broadcast of it, may have the size of their space.
+
+    Scalars are read as they are.
+    """
+    sizes = [a.aval.size for a in (*eqn.invars, *eqn.outvars)]
+    return atom.aval.size > 1 or max(sizes) == 1
