@@ -299,11 +299,11 @@ class Shortened:
         asked = ClosedJaxpr(jaxpr.replace(outvars=(*jaxpr.outvars, *gone)), self.closed.consts)
         for step in (hoist_invariants, products_outside, simplify):
             asked = step(asked)
-        makers = {v: eqn for eqn in asked.eqns for v in eqn.outvars}
+        makers: dict[Atom, Eqn] = {v: eqn for eqn in asked.eqns for v in eqn.outvars}
         now = zip(gone, asked.jaxpr.outvars[-len(gone) :], strict=True)
         return all(self._is_of_neighbours(v, atom, makers) for v, atom in now)
 
-    def _is_of_neighbours(self, v: Var, now: Atom, makers: dict[Var, Eqn]) -> bool:
+    def _is_of_neighbours(self, v: Var, now: Atom, makers: dict[Atom, Eqn]) -> bool:
         """Whether what `v` became is a value of the last two copies, or was made anew of one."""
         old = self.layout
         own = old.of[old.table.number[v]]
@@ -316,7 +316,9 @@ class Shortened:
                 stack += new
                 seen.update(new)
             elif old.of[known] == own and 0 < old.cut[own] - old.at[known] <= 2 * old.step[own]:
-                return True
+                # A broadcast of a number says no more than the number.
+                if any(isinstance(a, Var) for a in makers[atom].invars):
+                    return True
         return False
 
 
