@@ -1,9 +1,7 @@
 """The compiler on one screen: a closed jaxpr goes through `PASSES`, then becomes a program.
 
 Each pass is a pure function from closed jaxpr to closed jaxpr. With `SPMD_CHECK=1` the result of
-each is checked; with `SPMD_DEBUG` containing 3 it is printed under the pass's name. Of a deep
-program the passes see few layers (`shorten`), unless somebody looks at what they do; with
-`SPMD_CHECK=1` they take all of them too, and the results are compared.
+each is checked; with `SPMD_DEBUG` containing 3 it is printed under the pass's name.
 """
 
 from __future__ import annotations
@@ -21,14 +19,12 @@ from spmd.compile.passes.inline import inline_calls
 from spmd.compile.passes.invariant import hoist_invariants
 from spmd.compile.passes.outside import products_outside
 from spmd.compile.passes.recompute import recompute
-from spmd.compile.passes.shorten import shorten
 from spmd.compile.passes.shrink import shrink_psums
 from spmd.compile.passes.simplify import simplify
 from spmd.compile.passes.substitute import Pass
 from spmd.core.check import check_jaxpr
 from spmd.core.config import config
-from spmd.core.errors import InternalError
-from spmd.core.ir import ClosedJaxpr, Names
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.record import field, record
 
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
@@ -67,37 +63,18 @@ PASSES_OVERLAPPED: tuple[Pass, ...] = tuple(
 )
 
 
-@record(frozen=False)
+@record
 class Report:
-    """How long each pass took, in seconds, and the jaxpr that it left; and what repeats itself."""
+    """How long each pass took, in seconds, and the jaxpr that it left."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     jaxprs: dict[str, ClosedJaxpr] = field(default_factory=dict)
-    repeats: str = ""
 
 
 def run_passes(
     closed: ClosedJaxpr, report: Report | None = None, passes: Sequence[Pass] = PASSES
 ) -> ClosedJaxpr:
-    """Apply all passes to a closed jaxpr; to a few layers of a deep one, if nobody looks."""
-    closed, rest = _apply(closed, report, passes[:1]), passes[1:]
-    short = shorten(closed) if passes is PASSES else None
-    if short is None:
-        return _apply(closed, report, rest)
-    if report is not None or "3" in config.debug:
-        if report is not None:
-            report.repeats = str(short)
-        return _apply(closed, report, rest)
-    found = short.lengthen(_apply(short.closed, None, rest))
-    if found is None:
-        return _apply(closed, None, rest)
-    if config.check:
-        check_jaxpr(found, after="lengthen")
-        _compare(found, _apply(closed, None, rest))
-    return found
-
-
-def _apply(closed: ClosedJaxpr, report: Report | None, passes: Sequence[Pass]) -> ClosedJaxpr:
+    """Apply all passes to a closed jaxpr."""
     for step in passes:
         started = time.perf_counter()
         closed = step(closed)
@@ -106,31 +83,6 @@ def _apply(closed: ClosedJaxpr, report: Report | None, passes: Sequence[Pass]) -
             report.seconds[step.__name__] = time.perf_counter() - started
             report.jaxprs[step.__name__] = closed
     return closed
-
-
-def _compare(found: ClosedJaxpr, whole: ClosedJaxpr) -> None:
-    """Raise an InternalError if the passes make something else of all layers than of a few."""
-    lines = [comparable(found), comparable(whole)]
-    if lines[0] != lines[1]:
-        at = next(k for k, pair in enumerate(zip(*lines, strict=False)) if pair[0] != pair[1])
-        raise InternalError(
-            f"the passes make of all layers of {whole.jaxpr.name or 'a program'}\n"
-            f"{lines[1][at]}\nand of a few that are continued\n{lines[0][at]}"
-        )
-
-
-def comparable(closed: ClosedJaxpr) -> list[str]:
-    """A line for each equation, equal for programs that are the same up to names of variables.
-
-    A kernel that several groups share has the variables of one of them, whichever came first.
-    """
-    names = Names()
-    lines = [" ".join([names.typed(v) for v in (*closed.jaxpr.constvars, *closed.jaxpr.invars)])]
-    for eqn in closed.eqns:
-        read = " ".join([names(v) for v in eqn.invars])
-        what = str(eqn.replace(invars=(), outvars=()))
-        lines.append(f"{' '.join([names.typed(v) for v in eqn.outvars])}{what} {read}")
-    return [*lines, " ".join([names(v) for v in closed.jaxpr.outvars])]
 
 
 def _look(closed: ClosedJaxpr, name: str) -> None:

@@ -50,8 +50,6 @@ class Explanation:
     lines: int
     # `psum: 62 tensors in 3 exchanges, ...`: what became of collectives between processes.
     exchanges: tuple[str, ...] = ()
-    # `4586 of 4664 equations repeat themselves: ...`; "" for programs that are not deep.
-    repeats: str = ""
 
     @property
     def kernels(self) -> tuple[StepInfo, ...]:
@@ -106,7 +104,6 @@ class Explanation:
             _cut(str(self.jaxpr), self.lines, "jaxpr"),
             "",
             _passes_text(self.passes),
-            *([f"{self.repeats}; the passes see few of them"] if self.repeats else []),
             "",
             self._heading(),
             *self.exchanges,
@@ -170,7 +167,6 @@ def explain(fun: Callable[..., Any], args: Any, kwargs: Any, lines: int) -> Expl
         compile_seconds=program.compile_seconds,
         lines=lines,
         exchanges=_exchanges(program),
-        repeats=report.repeats,
     )
 
 

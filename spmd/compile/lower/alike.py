@@ -43,17 +43,6 @@ def kinds_of(eqns: Sequence[Eqn]) -> tuple[list[int], list[Eqn]]:
     return kinds, first
 
 
-def what_it_does(eqn: Eqn) -> Hashable:
-    """Equal for equations of one primitive with the same parameters, whatever their operands.
-
-    Those with effects are like no other. A TypeError comes of parameters that cannot be compared
-    when this is hashed.
-    """
-    if eqn.effects:
-        return eqn
-    return (eqn.prim, *_exactly(eqn.params)) if eqn.params else eqn.prim
-
-
 def _exactly(params: dict[str, Any]) -> tuple[Any, ...]:
     """Parameters such that only the very same are equal; see `exactly`."""
     values = params.values()
