@@ -36,10 +36,16 @@ class Target:
 
 def attributes_text(target: Target) -> str:
     """Return the attribute group #0, which all functions of kernels have."""
-    bits = target.vector_bits
+    return f"attributes #0 = {{ {attributes_of(target.vector_bits)} }}"
+
+
+def attributes_of(vector_bits: int) -> str:
+    """Return the attributes of functions that compute with vectors of so many bits.
+
+    LLVM's tables for a processor depend on them, and take as long to make as a small module.
+    """
     return (
-        f'attributes #0 = {{ nounwind "prefer-vector-width"="{bits}" '
-        f'"min-legal-vector-width"="{bits}" }}'
+        f'nounwind "prefer-vector-width"="{vector_bits}" "min-legal-vector-width"="{vector_bits}"'
     )
 
 

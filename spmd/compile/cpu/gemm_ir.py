@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from spmd.compile.cpu.emit import attributes_of
 from spmd.compile.cpu.reduce import round_to_bfloat
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 from spmd.core.record import record
@@ -54,12 +55,8 @@ class FullVectors:
 
     @property
     def attributes(self) -> str:
-        """Attributes of functions that compute with these vectors: those of kernels.
-
-        LLVM's tables for a processor depend on them, and take as long to make as a small module.
-        """
-        bits = 8 * self.nbytes_of_vector
-        return f'nounwind "prefer-vector-width"="{bits}" "min-legal-vector-width"="{bits}"'
+        """Attributes of functions that compute with these vectors: those of kernels."""
+        return attributes_of(8 * self.nbytes_of_vector)
 
     def declarations(self, *stored: str) -> str:
         """Declarations of the masked operations on vectors of these stored types."""
