@@ -28,13 +28,6 @@ def call(address: int) -> int:
     return ctypes.CFUNCTYPE(ctypes.c_int64)(address)()
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A loader module with an object cache of its own."""
-    monkeypatch.setattr(loader_module, "object_cache", ObjectCache(lambda: tmp_path))
-    return tmp_path
-
-
 def test_compiled_functions_can_be_called(folder):
     addresses = Loader().compile_texts([constant("one", 1), constant("two", 2)])
     assert {name: call(address) for name, address in addresses.items()} == {"one": 1, "two": 2}

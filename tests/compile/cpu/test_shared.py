@@ -10,7 +10,6 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd.compile.cpu import loader as loader_module
-from spmd.compile.cpu.cache import ObjectCache
 from spmd.compile.cpu.emit import Emitter, Module
 from spmd.compile.cpu.loader import Loader
 from spmd.compile.cpu.shared import called_by_code, called_by_text, share, shared_text
@@ -41,13 +40,6 @@ def caller(name: str, symbol: str, more: int = 0) -> str:
 
 def call(address: int) -> int:
     return ctypes.CFUNCTYPE(ctypes.c_int64)(address)()
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A loader module with an object cache of its own."""
-    monkeypatch.setattr(loader_module, "object_cache", ObjectCache(lambda: tmp_path))
-    return tmp_path
 
 
 @pytest.fixture

@@ -1,0 +1,15 @@
+"""Fixtures of the tests of native code."""
+
+from __future__ import annotations
+
+import pytest
+
+from spmd.compile.cpu import loader as loader_module
+from spmd.compile.cpu.cache import ObjectCache
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A loader module with an object cache of its own."""
+    monkeypatch.setattr(loader_module, "object_cache", ObjectCache(lambda: tmp_path))
+    return tmp_path
