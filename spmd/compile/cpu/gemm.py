@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import cache
 
 from spmd.compile.cpu.emit import Target
+from spmd.compile.cpu.gemm_asm import can_assemble
 from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
 from spmd.compile.cpu.gemm_ir_loops import (
     combine_symbol,
@@ -662,8 +663,9 @@ class _Planner:
         rest = p.n % (width * v.lanes)
         narrow = -(-rest // v.lanes) or width
         steps = self.steps
-        whole = Tile(v, mr, width, False, steps)
-        last = Tile(v, mr, narrow, rest % v.lanes > 0, steps)
+        assembled = can_assemble(self.machine)
+        whole = Tile(v, mr, width, False, steps, assembled)
+        last = Tile(v, mr, narrow, rest % v.lanes > 0, steps, assembled)
         # Masks cost nothing where they are part of an instruction: then one tile can do both.
         both = narrow == width and v.nbytes_of_vector == 64
         if p.n < width * v.lanes or both:

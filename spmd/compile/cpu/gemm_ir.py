@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from spmd.compile.cpu.emit import attributes_of
+from spmd.compile.cpu.gemm_asm import Shape
 from spmd.compile.cpu.reduce import round_to_bfloat
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
 from spmd.core.record import record
@@ -181,7 +182,8 @@ class Tile:
 
     A `masked` tile takes fewer columns: its last vector is cut. Where there are fewer rows the last
     is computed again in place of those that are missing, so one text serves a whole product. Each
-    round of its loop takes `steps` elements along k, which must be a multiple of that.
+    round of its loop takes `steps` elements along k, which must be a multiple of that. An
+    `assembled` one is written as assembly.
     """
 
     vectors: Vectors
@@ -189,6 +191,7 @@ class Tile:
     width: int
     masked: bool
     steps: int = 1
+    assembled: bool = False
 
     @property
     def symbol(self) -> str:
@@ -203,6 +206,9 @@ class Tile:
 
     def written(self) -> str:
         """The module, written anew."""
+        if self.assembled:
+            v, given = self.vectors, (self.rows, self.width, self.masked, self.steps)
+            return Shape(self.symbol, v.nbytes, v.nbytes_of_vector, *given).text()
         prefetch = "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)"
         return f"{self.vectors.declarations()}\n{prefetch}\n{self._function().text()}"
 

@@ -92,6 +92,7 @@ class Loader:
 
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
         return llvm
 
     @cached_property

@@ -30,6 +30,8 @@ Source: TypeAlias = tuple[str, bool]
 # Such a text runs rarely and has no vectors, so it is translated instruction by instruction, in a
 # tenth of the time (product's walker: 1.9 ms instead of 16; products of 8 x 8 show no difference).
 CONTROL = "; control"
+# The first line of a text that is assembly already: it goes with those, as LLVM decides nothing.
+ASSEMBLY = "; assembly"
 
 # LLVM's microseconds for a line, a block of code, a character, and each register beyond the first
 # that a vector fills: fitted to the 77 texts of 13 programs of `benchmarks.compile_time`. Half of
@@ -60,18 +62,21 @@ SWITCH_SECONDS = 0.0002
 # Both begin with letters that are searched for as they are, ten times as fast as by lines.
 _FUNCTION = re.compile(r"\ndefine (?!internal |private )[^@\n]*@([\w.$]+)")
 _VARIABLE = re.compile(r"\n@([\w.$]+) = (?:global|constant) ")
+_ASSEMBLED = re.compile(r'\nmodule asm "\.globl ([\w.$]+)"')
 
 
 @lru_cache(1024)
 def symbols_of(text: str) -> tuple[str, ...]:
     """The symbols that a text defines for others."""
     lines = "\n" + text
+    if text.startswith(ASSEMBLY):
+        return tuple(_ASSEMBLED.findall(lines))
     return (*_FUNCTION.findall(lines), *_VARIABLE.findall(lines))
 
 
 def is_control(source: Source) -> bool:
-    """Whether a text only decides what others do."""
-    return source[0].startswith(CONTROL)
+    """Whether a text only decides what others do, or is assembly."""
+    return source[0].startswith((CONTROL, ASSEMBLY))
 
 
 @lru_cache(1024)
@@ -104,7 +109,9 @@ def into_units(texts: Sequence[Source], cores: int) -> list[list[Source]]:
     others = [t for t in texts if not is_control(t) and not is_shared(t[0])]
     work = sum(map(work_of, others))
     most = max(min(int(work / LEAST_UNIT), UNITS_PER_WORKER * cores), cores)
-    groups = [*_balanced(others, most), *_balanced(control, 1), *([t] for t in shared)]
+    # Control is mostly one group: a fraction of any other.
+    walks = max(min(int(sum(map(work_of, control)) / LEAST_UNIT), cores), 1)
+    groups = [*_balanced(others, most), *_balanced(control, walks), *([t] for t in shared)]
     return sorted(groups, key=lambda group: -sum(map(work_of, group)))
 
 
