@@ -13,100 +13,103 @@ import typing as _typing
 from types import ModuleType as _ModuleType
 
 from spmd.core import stacks as _stacks  # isort: skip  # first: what follows may be what hangs
-from spmd import (
-    ad_checkpoint,
-    api,
-    collectives,
-    custom_batching,
-    custom_derivatives,
-    debug,
-    distributed,
-    dtypes,
-    errors,
-    extend,
-    flatten_util,
-    lax,
-    nn,
-    numpy,
-    ops,
-    random,
-    sharding,
-    tree,
-    tree_util,
-)
-from spmd.api import (
-    ShapeDtypeStruct,
-    block_until_ready,
-    check_tracer_leaks,
-    checking_leaks,
-    clear_caches,
-    closure_convert,
-    copy_to_host_async,
-    custom_gradient,
-    debug_infs,
-    debug_key_reuse,
-    debug_nans,
-    default_matmul_precision,
-    device_get,
-    device_put,
-    device_put_replicated,
-    device_put_sharded,
-    disable_jit,
-    enable_checks,
-    enable_x64,
-    ensure_compile_time_eval,
-    eval_shape,
-    explain_cache_misses,
-    fwd_and_bwd,
-    grad,
-    hessian,
-    jacfwd,
-    jacobian,
-    jacrev,
-    jit,
-    jvp,
-    linear_transpose,
-    linearize,
-    live_arrays,
-    log_compiles,
-    make_array_from_callback,
-    make_array_from_process_local_data,
-    make_array_from_single_device_arrays,
-    make_jaxpr,
-    numpy_dtype_promotion,
-    numpy_rank_promotion,
-    print_environment_info,
-    process_indices,
-    value_and_grad,
-    vjp,
-    vmap,
-)
-from spmd.compile import dispatch as _dispatch
-from spmd.compile.cpu import platform as _cpu
-from spmd.core.aval import typeof
-from spmd.core.config import config
-from spmd.core.custom import custom_jvp
-from spmd.core.custom_vjp import custom_vjp
-from spmd.core.device import (
-    Device,
-    default_backend,
-    device_count,
-    devices,
-    local_device_count,
-    local_devices,
-    process_count,
-    process_index,
-)
-from spmd.core.dtypes import float0
-from spmd.core.remat import checkpoint, checkpoint_policies
-from spmd.core.scope import named_call, named_scope
-from spmd.lax.callback import effects_barrier, io_callback, pure_callback
-from spmd.numpy.array_type import Array
-from spmd.sharding.named import NamedSharding
-from spmd.sharding.pmap import pmap
-from spmd.sharding.shard_map import shard_map
-from spmd.sharding.spec import Mesh, make_mesh
-from spmd.sharding.spec import PartitionSpec as P
+from spmd.core.util import importing as _importing
+
+with _importing():
+    from spmd import (
+        ad_checkpoint,
+        api,
+        collectives,
+        custom_batching,
+        custom_derivatives,
+        debug,
+        distributed,
+        dtypes,
+        errors,
+        extend,
+        flatten_util,
+        lax,
+        nn,
+        numpy,
+        ops,
+        random,
+        sharding,
+        tree,
+        tree_util,
+    )
+    from spmd.api import (
+        ShapeDtypeStruct,
+        block_until_ready,
+        check_tracer_leaks,
+        checking_leaks,
+        clear_caches,
+        closure_convert,
+        copy_to_host_async,
+        custom_gradient,
+        debug_infs,
+        debug_key_reuse,
+        debug_nans,
+        default_matmul_precision,
+        device_get,
+        device_put,
+        device_put_replicated,
+        device_put_sharded,
+        disable_jit,
+        enable_checks,
+        enable_x64,
+        ensure_compile_time_eval,
+        eval_shape,
+        explain_cache_misses,
+        fwd_and_bwd,
+        grad,
+        hessian,
+        jacfwd,
+        jacobian,
+        jacrev,
+        jit,
+        jvp,
+        linear_transpose,
+        linearize,
+        live_arrays,
+        log_compiles,
+        make_array_from_callback,
+        make_array_from_process_local_data,
+        make_array_from_single_device_arrays,
+        make_jaxpr,
+        numpy_dtype_promotion,
+        numpy_rank_promotion,
+        print_environment_info,
+        process_indices,
+        value_and_grad,
+        vjp,
+        vmap,
+    )
+    from spmd.compile import dispatch as _dispatch
+    from spmd.compile.cpu import platform as _cpu
+    from spmd.core.aval import typeof
+    from spmd.core.config import config
+    from spmd.core.custom import custom_jvp
+    from spmd.core.custom_vjp import custom_vjp
+    from spmd.core.device import (
+        Device,
+        default_backend,
+        device_count,
+        devices,
+        local_device_count,
+        local_devices,
+        process_count,
+        process_index,
+    )
+    from spmd.core.dtypes import float0
+    from spmd.core.remat import checkpoint, checkpoint_policies
+    from spmd.core.scope import named_call, named_scope
+    from spmd.lax.callback import effects_barrier, io_callback, pure_callback
+    from spmd.numpy.array_type import Array
+    from spmd.sharding.named import NamedSharding
+    from spmd.sharding.pmap import pmap
+    from spmd.sharding.shard_map import shard_map
+    from spmd.sharding.spec import Mesh, make_mesh
+    from spmd.sharding.spec import PartitionSpec as P
 
 if _typing.TYPE_CHECKING:
     from spmd import checkify, checkpoints, export, jet, profiler, scipy

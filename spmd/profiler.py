@@ -42,7 +42,7 @@ def start_trace(log_dir: str | Path) -> None:
             f"start_trace: a timeline is under way in {config.trace}; stop it first"
         )
     world = bootstrap.world()
-    bootstrap.record(world)
+    bootstrap.record_rank(world)
     tracing.start(log_dir)
     bootstrap.set_clocks(world)
 

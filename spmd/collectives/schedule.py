@@ -8,7 +8,6 @@ rank raises the same error, which shows the first difference with the user's lin
 from __future__ import annotations
 
 import collections as containers
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -346,6 +345,8 @@ def _pair_findings(
         return
     # Entries that differ in a detail only are the same step of the program.
     keys = [[(e.kind, e.source, e.operand, e.within) for e in side] for side in (ours, theirs)]
+    import difflib  # schedules that differ are rare
+
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
         common = min(b - a, d - c)

@@ -22,7 +22,7 @@ from spmd.compile.cpu.image import Image, among_given, image_key, load_image, sa
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE
 from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.deferred import building, pipeline
+from spmd.compile.deferred import building, nativecall, pipeline
 from spmd.compile.identity import identity
 from spmd.compile.queued import (
     Operands,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from spmd.compile.ahead import Ahead
     from spmd.compile.lower.schedule import Schedule
     from spmd.compile.memory import Plan
+    from spmd.compile.signature import Split
+    from spmd.core.tree import TreeDef
 
 # References that an array's own block has while `take` looks at it: the array's slot, the
 # local variable and getrefcount's argument.
@@ -192,6 +194,16 @@ class Executable:
             if gone and type(leaf) is Array:
                 leaf.delete()
         return results
+
+    def specialise(
+        self, split: Split, out_tree: TreeDef, direct: bool = False
+    ) -> Callable[..., Any] | None:
+        """A closure for calls of a jitted function like this one; None if they cannot be matched.
+
+        It takes a tuple and a dict of arguments, or, if it is to be direct, the arguments one by
+        one.
+        """
+        return nativecall.specialise(split, self, out_tree, direct)
 
     def as_text(self) -> str:
         """The steps of the program."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import hashlib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from spmd.core.aval import ShapedArray
+from spmd.core.digest import blake2b
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import to_numpy
@@ -111,7 +111,8 @@ class _Writer:
     def _array(self, array: np.ndarray) -> str:
         if array.dtype.hasobject:
             raise NoIdentityError("an array of objects")
-        digest = hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        digest = blake2b(data, digest_size=32)
         return f"array {array.shape} {_dtype(array.dtype)} {digest.hexdigest()}"
 
     def _value(self, value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from spmd.collectives.transport import recovery
 from spmd.collectives.transport.flight import COMPILING, FLIGHT, TRACING
-from spmd.compile.deferred import mapcall, meshprogram
+from spmd.compile.deferred import meshprogram
 from spmd.compile.nans import check_nans
 from spmd.compile.signature import Signature, Split
 from spmd.compile.stages import Lowered, Traced
@@ -147,7 +147,7 @@ class JitFunction:
         kinds = tuple([type(x) for x in split.leaves])
         entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
         if calls == 2 and entry.executable is not None:
-            made = mapcall.specialise_jitted(split, entry.executable, entry.out_tree)
+            made = entry.executable.specialise(split, entry.out_tree)
             if made is not None:
                 self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
 
@@ -157,7 +157,7 @@ class JitFunction:
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
         executable = entry.executable or self._compile(entry)
-        return mapcall.specialise_jitted(split, executable, entry.out_tree, direct=True)
+        return executable.specialise(split, entry.out_tree, direct=True)
 
     def _compile(self, entry: Entry) -> Executable | MeshProgram:
         started = time.perf_counter()

@@ -15,7 +15,6 @@ import numpy as np
 
 from spmd.compile import nativecall
 from spmd.compile.cpu import door
-from spmd.compile.executable import Executable
 from spmd.compile.fastcall import UnmatchedError, Writer, is_number
 from spmd.compile.meshprogram import MeshProgram
 from spmd.compile.multidevice import MeshExecutable, mesh_executable
@@ -47,14 +46,12 @@ def specialise(call: MappedCall) -> Callable[..., Any] | None:
 
 
 def specialise_jitted(
-    split: Split, executable: Executable | MeshProgram, out_tree: TreeDef, direct: bool = False
+    split: Split, executable: MeshProgram, out_tree: TreeDef, direct: bool = False
 ) -> Callable[..., Any] | None:
-    """A closure for calls of a jitted function like this one, on one device or a mesh.
+    """A closure for calls of a jitted function like this one, whose program is that of a mesh.
 
     It takes a tuple and a dict of arguments, or, if it is to be direct, the arguments one by one.
     """
-    if isinstance(executable, Executable):
-        return nativecall.specialise(split, executable, out_tree, direct)
     if not executable.is_plain or split.static_kwargs:
         return None
     mesh = executable.executable

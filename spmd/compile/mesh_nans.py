@@ -8,8 +8,7 @@ notes what it sees first, and all raise the same error about the earliest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ from spmd.sharding.lockstep import Lockstep, Values
 from spmd.sharding.spec import Mesh
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class _Finding:
+class _Finding(NamedTuple):
     """The `order`-th operation made a NaN on the device at mesh position `position`."""
 
     order: int

@@ -9,16 +9,20 @@ program (see `onemap`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import multidevice, onemap, pipeline
+from spmd.compile.deferred import mapcall, multidevice, onemap, pipeline
 from spmd.compile.executable import Executable, compile_jaxpr
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
+
+if TYPE_CHECKING:
+    from spmd.compile.signature import Split
+    from spmd.core.tree import TreeDef
 
 
 def compile_program(
@@ -100,6 +104,12 @@ class MeshProgram:
             if gone and isinstance(leaf, Array):
                 leaf.delete()
         return [outs[k] for k in self._results]
+
+    def specialise(
+        self, split: Split, out_tree: TreeDef, direct: bool = False
+    ) -> Callable[..., Any] | None:
+        """As `Executable.specialise`."""
+        return mapcall.specialise_jitted(split, self, out_tree, direct)
 
     def as_text(self) -> str:
         """The steps of the program that each device runs."""

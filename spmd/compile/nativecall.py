@@ -13,8 +13,8 @@ from typing import Any
 from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import door
 from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
+from spmd.compile.cpu.door_words import is_plain
 from spmd.compile.cpu.layout import object_layout
-from spmd.compile.cpu.runtime_ir_door_tree import is_plain
 from spmd.compile.executable import Executable
 from spmd.compile.fastcall import (
     ALIGNMENT,

@@ -7,7 +7,6 @@ compiled = lowered.compile()    # callable, for these shapes only
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.record import record
 from spmd.core.tree import TreeDef, tree_flatten
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def describe(aval: ShapedArray) -> ShapeDtypeStruct:
     return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
-@dataclass(frozen=True)
+@record
 class Traced:
     """A traced call: its jaxpr and the structures of its arguments and results."""
 
@@ -89,7 +89,7 @@ class Traced:
         return Lowered(self, pipeline.run_passes(self.jaxpr, report), report)
 
 
-@dataclass(frozen=True)
+@record
 class Lowered:
     """A call after the compiler's passes, and what they did."""
 
@@ -120,7 +120,7 @@ class Lowered:
         return Compiled(self.traced, program)
 
 
-@dataclass(frozen=True)
+@record
 class Compiled:
     """A compiled call: accepts arguments of exactly the structure, shapes and dtypes given."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from spmd.collectives.transport.origin import Origin
 from spmd.core.ir import Eqn
+from spmd.core.record import field, record
 from spmd.core.util import product
 
 
-@dataclass(frozen=True)
+@record
 class Topology:
     """The mesh a program runs on: its axes, where each position lives, and which are here.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from spmd.core.errors import ArgumentError
@@ -89,7 +88,7 @@ SETTINGS = (
     Setting(
         "cache_dir",
         "SPMD_CACHE_DIR",
-        str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "spmd"),
+        os.path.join(os.path.expanduser(os.environ.get("XDG_CACHE_HOME", "~/.cache")), "spmd"),
         str,
         "folder of the compile cache; empty switches it off",
     ),

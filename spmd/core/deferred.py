@@ -6,9 +6,10 @@ import importlib
 from typing import Any
 
 from spmd.core.forks import guard
+from spmd.core.util import importing
 
 # A child would wait for ever for a module that another thread of its parent was importing.
-_importing = guard("imports")
+_lock = guard("imports")
 
 
 class Deferred:
@@ -20,7 +21,7 @@ class Deferred:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)  # what inspects objects must not import the module
-        with _importing:
+        with _lock, importing():
             module = importlib.import_module(self._name)
         value = getattr(module, attribute)
         setattr(self, attribute, value)  # found without this method from now on

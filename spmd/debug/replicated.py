@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.call import ranks_text
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.origin import Origin
+from spmd.core.digest import blake2b
 from spmd.core.errors import ArgumentError, ReplicaError
 from spmd.core.record import record
 from spmd.core.source import current_source
@@ -148,7 +148,7 @@ def _digest(value: np.ndarray) -> bytes:
     if value.dtype.kind in "fcV" and value.dtype.names is None:
         value = np.where(np.isnan(value), np.asarray(np.nan, value.dtype), value) + 0
     data = np.ascontiguousarray(value).view(np.uint8) if value.ndim else value.tobytes()
-    return hashlib.blake2b(bytes(data), digest_size=16).digest()
+    return blake2b(bytes(data), digest_size=16).digest()
 
 
 def _local_differences(leaf: _Leaf) -> Iterator[str]:

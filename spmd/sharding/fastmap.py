@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from spmd.core.aval import ShapedArray
 from spmd.core.config import config
 from spmd.core.context import busy, state
+from spmd.core.record import record
 from spmd.core.trace import EVAL
 from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
@@ -25,7 +25,7 @@ MISS = object()
 MOST_MATCHERS = 8
 
 
-@dataclass(frozen=True)
+@record
 class MappedCall:
     """A call that was evaluated: its arguments as this process sees them, and its results."""
 

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from spmd.core.util import collector_paused
+from spmd.core.util import collector_paused, importing
 
 
 def test_the_collector_runs_again_after_a_pause():
@@ -26,3 +26,29 @@ def test_a_collector_that_the_user_disabled_stays_so():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_imported_is_old_for_the_collector_and_not_frozen():
+    with importing():
+        made = [[] for _ in range(100)]
+    assert gc.isenabled()
+    young = {id(x) for x in gc.get_objects(0)} | {id(x) for x in gc.get_objects(1)}
+    assert not young.intersection(map(id, made))
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_program_froze_stays_frozen():
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with importing():
+            pass
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()
+
+
+def test_an_import_that_fails_leaves_the_collector_on():
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()

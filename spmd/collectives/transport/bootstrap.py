@@ -13,10 +13,8 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from spmd.collectives.transport import tracing
 from spmd.collectives.transport.checked import CheckedCommunicator
 from spmd.collectives.transport.environment import FAULTS, OWNER, Environment, detect, started_mpi
 from spmd.collectives.transport.exits import ExitHooks
@@ -33,19 +31,21 @@ from spmd.collectives.transport.single import SingleCommunicator
 from spmd.core.config import config
 from spmd.core.deferred import Deferred
 from spmd.core.errors import LaunchError
+from spmd.core.record import record
 from spmd.core.source import current_source
 
 # What only a job of several ranks needs.
 forks = Deferred("spmd.collectives.transport.forks")
 inject = Deferred("spmd.collectives.transport.inject")
 mpi_transport = Deferred("spmd.collectives.transport.mpi")
+tracing = Deferred("spmd.collectives.transport.tracing")
 shm_segment = Deferred("spmd.collectives.transport.shm_segment")
 
 # At the start of a job whose timeline is kept.
 CLOCK_MEETINGS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Job:
     """This process's place in its job."""
 
@@ -178,13 +178,13 @@ def _waiting_for_the_others(found: Environment) -> Iterator[None]:
 def _record(world: CheckedCommunicator) -> None:
     """Begin the flight record of this rank; one that is alone records only if asked for a file."""
     if world.size > 1 or os.environ.get(FOLDER) or config.trace:
-        record(world)
+        record_rank(world)
     if config.trace:
         tracing.start_with_the_job(config.trace)
         set_clocks(world)
 
 
-def record(world: CheckedCommunicator) -> None:
+def record_rank(world: CheckedCommunicator) -> None:
     """Record the calls of a world, if that is not done yet."""
     if world.log is None:
         FLIGHT.join(world.rank, world.size, os.environ.get(FOLDER))

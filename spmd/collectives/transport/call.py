@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import hashlib
 import struct
 import zlib
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from spmd.collectives.transport.base import ReduceOp
 from spmd.collectives.transport.origin import NOWHERE, Origin
+from spmd.core.digest import blake2b
 from spmd.core.errors import CollectiveError
 from spmd.core.record import field, record
 
@@ -102,7 +102,7 @@ def make_call(
 
 def digest_of(data: bytes) -> int:
     """64 bits that tell texts apart, the same in every process."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def _cut(text: bytes, size: int) -> bytes:

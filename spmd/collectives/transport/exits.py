@@ -18,7 +18,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -138,8 +137,9 @@ class ExitHooks:
             "line": user_line(error),
             "traceback": _traceback(error),
         }
-        with contextlib.suppress(OSError):  # the traceback is on stderr already
-            Path(path).write_text(json.dumps(report), encoding="utf-8")
+        text = json.dumps(report)
+        with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+            file.write(text)  # the traceback is on stderr already
 
     # ---- leaving -------------------------------------------------------------------------------
 

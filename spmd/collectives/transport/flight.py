@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import hashlib
 import json
 import mmap
 import os
@@ -25,10 +24,10 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from spmd.collectives.transport.call import Call
+from spmd.core.digest import blake2b
 from spmd.core.source import UNKNOWN, Source, current_source
 
 MAGIC = int.from_bytes(b"SPMDFLT1", "little")
@@ -85,7 +84,7 @@ class Flight:
         self.bytes = memoryview(self._memory)
         self.words = self.bytes.cast("q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self.path: Path | None = None
+        self.path: str | None = None
         # Called with whether the rank failed, when it ends.
         self.at_end: list[Callable[[bool], None]] = []
         self.keeps_programs = False  # whether each call of a program has a record, for a timeline
@@ -102,7 +101,7 @@ class Flight:
         """Say which rank this is; from now on in a file of `folder`, where that can be had."""
         if folder and self.path is None:
             try:
-                self._move_to(Path(folder), rank)
+                self._move_to(folder, rank)
             except OSError as error:
                 sys.stderr.write(f"spmd: {FOLDER}={folder}: {error.strerror}; not recorded there\n")
         words = self.words
@@ -115,10 +114,10 @@ class Flight:
             clock_of=_clock_of(),
         )
 
-    def _move_to(self, folder: Path, rank: int) -> None:
+    def _move_to(self, folder: str, rank: int) -> None:
         """Put a file under the memory, with what is written there already."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"rank-{rank}.flight"
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"rank-{rank}.flight")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             # Now, not at the first write: a full tmpfs must not end the rank with SIGBUS.
@@ -279,7 +278,7 @@ class GroupLog:
         """The log of a group that a split made, with `members` as this group numbers them."""
         ranks = [self.ranks[r] for r in members]
         text = f"{self.group} {split} {ranks}".encode()
-        digest = hashlib.blake2b(text, digest_size=8).digest()
+        digest = blake2b(text, digest_size=8).digest()
         return GroupLog(int.from_bytes(digest, "little") >> 2 | 1, name, ranks)
 
     # ---- calls of the communicator -------------------------------------------------------------
@@ -354,7 +353,8 @@ class GroupLog:
 def _clock_of() -> str:
     """Equal where the monotonic clocks of two processes are one: on one host since its boot."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
         return f"{boot} {os.readlink('/proc/self/ns/time')}"
     except OSError:
         return os.uname().nodename

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from spmd.compile.cpu.behind import Behind
 from spmd.core.config import config
+from spmd.core.digest import blake2b
+
+# `pathlib` is not imported for it: that takes longer than to read all entries of a program.
+Folder = str | os.PathLike[str]
 
 # Bump when the meaning of an entry changes: what is hashed, how it is stored, the native ABI.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 LIMIT_BYTES = 256 * 2**20
 # A full folder is trimmed to this share, so that trimming stays rare.
@@ -35,14 +37,14 @@ ABANDONED_AFTER_S = 3600
 # What root made, as whoever builds an image is, is as good as the programs of the system.
 ROOT_USER = 0
 
-_MAGIC = b"spmdobj1"
+_MAGIC = b"spmdobj2"
 _UNFINISHED = ".new-"
-_DIGEST_BYTES = hashlib.sha256().digest_size
+_DIGEST_BYTES = 32
 
 
 def entry_key(*parts: str) -> str:
     """The name of the entry that is determined by `parts`."""
-    digest = hashlib.sha256(str(FORMAT_VERSION).encode())
+    digest = blake2b(str(FORMAT_VERSION).encode(), digest_size=_DIGEST_BYTES)
     for part in parts:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little"))
@@ -85,19 +87,19 @@ class ObjectCache:
 
     def __init__(
         self,
-        folder: Callable[[], Path | None],
+        folder: Callable[[], Folder | None],
         limit_bytes: int = LIMIT_BYTES,
         behind: bool = False,
     ):
         self._folder = folder
         self._limit = limit_bytes
-        self._checked: dict[Path, bool] = {}
+        self._checked: dict[Folder, bool] = {}
         self._written = 0
         self._writable = True
         self._behind = Behind(self._write) if behind else None
 
     @property
-    def folder(self) -> Path | None:
+    def folder(self) -> Folder | None:
         """The folder; None if there is no cache."""
         return self._folder()
 
@@ -113,7 +115,7 @@ class ObjectCache:
         if folder is None:
             return "the compile cache is switched off"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
             handle, name = _new_file(str(folder))
             os.close(handle)
             os.unlink(name)
@@ -205,10 +207,9 @@ class ObjectCache:
 
     def _path(self, key: str) -> str | None:
         folder = self._usable_folder()
-        # As text: a first call reads a dozen entries, and `Path` would take half of that time.
         return None if folder is None else os.path.join(folder, key[:2], f"{key[2:]}.o")
 
-    def _usable_folder(self) -> Path | None:
+    def _usable_folder(self) -> Folder | None:
         folder = self._folder()
         if folder is None:
             return None
@@ -217,18 +218,18 @@ class ObjectCache:
         return folder if self._checked[folder] else None
 
 
-def _is_private(folder: Path) -> bool:
+def _is_private(folder: Folder) -> bool:
     """Make `folder` if need be, and say whether only this user, or root, can write to it."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stat = folder.stat()
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        stat = os.stat(folder)
     except OSError:
         return False
     return stat.st_uid in (os.getuid(), ROOT_USER) and not stat.st_mode & 0o022
 
 
 def _seal(payload: bytes) -> bytes:
-    return _MAGIC + hashlib.sha256(payload).digest() + payload
+    return _MAGIC + blake2b(payload, digest_size=_DIGEST_BYTES).digest() + payload
 
 
 def _unseal(data: bytes) -> bytes | None:
@@ -236,12 +237,12 @@ def _unseal(data: bytes) -> bytes | None:
     payload = data[body:]
     if data[: len(_MAGIC)] != _MAGIC or len(data) <= body:
         return None
-    if hashlib.sha256(payload).digest() != data[len(_MAGIC) : body]:
+    if blake2b(payload, digest_size=_DIGEST_BYTES).digest() != data[len(_MAGIC) : body]:
         return None
     return payload
 
 
-def _files_in(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _files_in(folder: Folder) -> Iterator[os.DirEntry[str]]:
     """The files in the folders of a cache."""
     with contextlib.suppress(OSError), os.scandir(folder) as folders:
         for inner in folders:
@@ -278,11 +279,11 @@ def _write_atomically(path: str, data: bytes) -> None:
 
 
 @functools.lru_cache(maxsize=8)
-def _objects_in(cache_dir: str) -> Path:
-    return Path(cache_dir).expanduser() / "objects"
+def _objects_in(cache_dir: str) -> str:
+    return os.path.join(os.path.expanduser(cache_dir), "objects")
 
 
-def _configured_folder() -> Path | None:
+def _configured_folder() -> str | None:
     return _objects_in(config.cache_dir) if config.cache_dir else None
 
 

@@ -8,10 +8,10 @@ each power of two. Fitted by `tests/compile/cpu/fit_vectormath.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from spmd.core.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pieces:
     """A table by its name in a module: the argument's range in which it tells pieces apart."""
 

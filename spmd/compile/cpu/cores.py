@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import os
 from functools import cache
-from pathlib import Path
 
 from spmd.collectives.transport.environment import detect
 from spmd.core.errors import LaunchError
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = "/sys/fs/cgroup"
 
 
 def available_cores() -> int:
@@ -42,16 +41,21 @@ def _ranks_here() -> int:
 
 
 @cache
-def _quota(root: Path = _CGROUP) -> int | None:
+def _quota(root: str | os.PathLike[str] = _CGROUP) -> int | None:
     """The cores' worth of time that the control group of this process may use, rounded up."""
     try:
-        if (root / "cpu.max").exists():  # version 2
-            most, period = (root / "cpu.max").read_text().split()
+        if os.path.exists(os.path.join(root, "cpu.max")):  # version 2
+            most, period = _text(root, "cpu.max").split()
         else:
-            most = (root / "cpu" / "cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu" / "cpu.cfs_period_us").read_text().strip()
+            most = _text(root, "cpu", "cpu.cfs_quota_us").strip()
+            period = _text(root, "cpu", "cpu.cfs_period_us").strip()
         if most == "max" or int(most) <= 0:
             return None
         return max(1, math.ceil(int(most) / int(period)))
     except (OSError, ValueError):
         return None
+
+
+def _text(*parts: str | os.PathLike[str]) -> str:
+    with open(os.path.join(*parts), encoding="ascii") as file:
+        return file.read()

@@ -19,10 +19,7 @@ import numpy as np
 
 from spmd.compile.cpu.allocator import Block, SizeClass, alloc_of, give_back
 from spmd.compile.cpu.builtin import keep_for_ever, make_builtin, make_method
-from spmd.compile.cpu.layout import object_layout
-from spmd.compile.cpu.loader import compile_written
-from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.cpu.runtime_ir_door import (
+from spmd.compile.cpu.door_words import (
     ADDRESS,
     ARRAY,
     BLOCK,
@@ -38,12 +35,15 @@ from spmd.compile.cpu.runtime_ir_door import (
     STATUS,
     TREE,
     UNFIT,
-    door_text,
     of_block,
     of_operand,
+    tree_words,
 )
-from spmd.compile.cpu.runtime_ir_door_tree import tree_words
+from spmd.compile.cpu.layout import object_layout
+from spmd.compile.cpu.loader import compile_written
+from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.cpu.trees import expect_walks
+from spmd.core.deferred import Deferred
 from spmd.core.tree import LEAF, TreeDef
 from spmd.sharding.array import Array
 from spmd.sharding.fastmap import MISS
@@ -64,6 +64,9 @@ __all__ = [
     "of_operand",
     "open_door",
 ]
+
+# Written once a machine.
+_texts = Deferred("spmd.compile.cpu.runtime_ir_door")
 
 # The kind of an operand that is a Python number, by the dtype of the element it becomes.
 NUMBERS = {"float32": F32, "float64": F64, "int32": I32, "int64": I64, "bool": BOOL}
@@ -111,7 +114,7 @@ def door_code() -> int:
     """The code that all doors share."""
     expect_walks()
     layout = object_layout()
-    found = compile_written(f"door {layout}", lambda: door_text(layout))
+    found = compile_written(f"door {layout}", lambda: _texts.door_text(layout))
     if layout is not None:
         words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
         setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])

@@ -8,7 +8,6 @@ process that finds its programs there never loads LLVM.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -57,9 +56,9 @@ def find_host(cache: ObjectCache, ask: Callable[[], Host]) -> Host:
         return ask()
     stored = cache.load(key)
     if stored is not None:
-        return Host(*json.loads(stored))
+        return Host(*stored.decode().split("\n"))
     host = ask()
-    cache.store(key, json.dumps([host.cpu, host.features, host.llvm_version]).encode())
+    cache.store(key, "\n".join((host.cpu, host.features, host.llvm_version)).encode())
     return host
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import sysconfig
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -55,7 +54,7 @@ class TreeLayout:
 @cache
 def object_layout() -> Layout | None:
     """The layout of this interpreter's objects; None where native code must not touch them."""
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if sys.implementation.name != "cpython" or "t" in sys.abiflags:
         return None
     names = ("aval", "ptr", "owner", "shards", "_numpy", "_sharding")
     # Floats that nothing else refers to; and a block gives its memory back to where it came from.

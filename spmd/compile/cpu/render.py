@@ -13,7 +13,6 @@ This file decides the shape (lanes, units, cost); `render_nest.py` writes the lo
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 from spmd.compile.cpu.emit import Module, Target, attributes_text
@@ -37,6 +36,7 @@ from spmd.compile.kernel.ir import (
     is_serial,
 )
 from spmd.compile.kernel.space import is_elementwise, normalise
+from spmd.core.digest import blake2b
 from spmd.core.record import record
 
 # Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
@@ -110,7 +110,7 @@ def render_function(kernel: Kernel, module: Module, name: str) -> str:
 
 def content_symbol(kind: str, text: str) -> str:
     """Return the name of a function by its text, in which it is called `SYMBOL`."""
-    return f"{kind}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return f"{kind}_{blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
 _EMPTY = "entry:\n  ret void"

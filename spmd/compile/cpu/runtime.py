@@ -12,20 +12,15 @@ import os
 from collections.abc import Callable, Mapping
 
 from spmd.compile.cpu.loader import available_cores, compile_written
-from spmd.compile.cpu.runtime_ir_control import control_texts
-from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
-from spmd.compile.cpu.runtime_ir_execute import execute_texts
-from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
-from spmd.compile.cpu.runtime_ir_place import place_texts
-from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS, pool_texts
-from spmd.compile.cpu.runtime_ir_queue import queue_texts
-from spmd.compile.cpu.runtime_ir_ranks import rank_texts
-from spmd.compile.cpu.runtime_ir_wait import wait_texts
+from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS
 from spmd.core.config import config
+from spmd.core.deferred import Deferred
 from spmd.core.errors import ArgumentError
 from spmd.core.forks import guard
 from spmd.core.record import record
 
+# Written once a machine.
+_texts = Deferred("spmd.compile.cpu.runtime_text")
 _lock = guard("runtime")
 
 
@@ -69,24 +64,8 @@ def runtime() -> Runtime:
     return _runtime[0]
 
 
-def _text() -> str:
-    """The module of the runtime."""
-    parts = (
-        wait_texts(),
-        place_texts(),
-        pool_texts(),
-        execute_texts(),
-        control_texts(),
-        parallel_texts(),
-        exchange_texts(),
-        rank_texts(),
-        queue_texts(),
-    )
-    return "\n".join(text for part in parts for text in part)
-
-
 def _load() -> Runtime:
-    symbols = compile_written("runtime", _text)
+    symbols = compile_written("runtime", lambda: _texts.runtime_text())
     address = ctypes.c_void_p
     run = (ctypes.c_int64, address, address)
     kernel = (None, address, address, address, ctypes.c_int64, ctypes.c_int64)

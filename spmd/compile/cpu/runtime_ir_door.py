@@ -14,6 +14,41 @@ operand and how to make each result. It uses only functions of the stable ABI.
 from __future__ import annotations
 
 from spmd.compile.cpu import runtime_ir_execute as execute
+from spmd.compile.cpu.door_words import (
+    ADDRESS,
+    ARRAY,
+    ARRAY_TYPE,
+    BLOCK,
+    BLOCK_TYPE,
+    BLOCKS,
+    BOOL,
+    BUFFER,
+    BUFFERS,
+    BYTES,
+    COUNT,
+    F32,
+    F64,
+    FAIL,
+    FIRST_BLOCK,
+    GIVEN,
+    HEADER,
+    I32,
+    MISS,
+    NONE,
+    OF_SLAB,
+    OFFSETS,
+    OPERANDS,
+    OUT,
+    RELEASES,
+    RESULTS,
+    RETURNS,
+    SLAB,
+    SLAB_WORD,
+    STATUS,
+    TEMPLATE,
+    UNFIT,
+    WORDS,
+)
 from spmd.compile.cpu.layout import DIGIT_BITS, Layout
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_block import BLOCK_DECLARATIONS, block_functions
@@ -22,69 +57,6 @@ from spmd.compile.cpu.runtime_ir_door_tree import (
     gather_functions,
     spread_functions,
 )
-
-# The words of a door: program header, number of operands, words of all frames, whether the run
-# releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
-# function returns (`STATUS`...), how many bytes behind the door's first word the trees of the
-# arguments (0: it takes the operands themselves) and of the results are; the number of results, the
-# size of the bytes object for them (0: none) and its word, the number of blocks that are made, the
-# object that says that nothing fits, the function that raises for a status, the type of arrays and
-# of blocks, None.
-# Then for each operand its kind, the word of the frames that gets its address, and the object it is
-# compared with; then for each offset a word, the word that it starts from, and the bytes in
-# between; then for each result the word with its address, its owner, its aval and its sharding;
-# then for each block its size class and the word that gets its address;
-# then the nodes of the trees (`runtime_ir_door_tree.py`).
-(
-    HEADER,
-    COUNT,
-    WORDS,
-    RELEASES,
-    TEMPLATE,
-    BUFFERS,
-    OFFSETS,
-    RETURNS,
-    GIVEN,
-    OUT,
-    RESULTS,
-    SLAB,
-    SLAB_WORD,
-    BLOCKS,
-    MISS,
-    FAIL,
-    ARRAY_TYPE,
-    BLOCK_TYPE,
-    NONE,
-    OPERANDS,
-) = range(20)
-
-# How an operand is given: the address itself, a bytes object that gets results, an object with the
-# buffer protocol, a Python number that is stored as an element, an array of one device with the
-# aval it is compared with, or a block of the allocator. Numbers are of the type they are compared
-# with, if there is one.
-ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(10)
-
-# What a door returns: a number, which is the address of the last operand if all went well, the
-# negative status of the run if not, or UNFIT, if an operand was not what the door expects and
-# nothing has run. Or the tree of results; then a status is raised, and MISS stands for UNFIT.
-STATUS, TREE = range(2)
-UNFIT = -64
-
-# Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
-# operand k is (`of_operand(k)`), block k is (`of_block(k)`), or the bytes object is.
-OF_SLAB = -1
-_FIRST_BLOCK = 1 << 32
-
-
-def of_operand(k: int) -> int:
-    """The owner of a result that is the array given as operand `k`."""
-    return -2 - k
-
-
-def of_block(k: int) -> int:
-    """The owner of a result whose memory is block `k` of those that the door makes."""
-    return _FIRST_BLOCK + k
-
 
 # `Py_buffer` as the stable ABI fixes it, with room to spare; its first field is the address.
 VIEW_BYTES = 128
@@ -280,10 +252,10 @@ def _make_next(layout: Layout) -> Function:
     kind, none = f.load("ptr", door, 8 * ARRAY_TYPE), f.load("ptr", door, 8 * NONE)
     source = f.load("i64", entry, 8)
     owner = f.var("ptr", f.load("ptr", state, _SLAB))
-    with f.if_(source >= _FIRST_BLOCK):
+    with f.if_(source >= FIRST_BLOCK):
         blocks = f.load("ptr", state, _MADE)
-        owner.set(f.load("ptr", blocks, (source - _FIRST_BLOCK) * 8))
-    with f.if_((source >= 0) & (source < _FIRST_BLOCK)):
+        owner.set(f.load("ptr", blocks, (source - FIRST_BLOCK) * 8))
+    with f.if_((source >= 0) & (source < FIRST_BLOCK)):
         owner.set(f.load("ptr", operands, source * 8))
     with f.if_(source < OF_SLAB):
         place = (f.value("i64", -2) - source) * 8

@@ -7,20 +7,22 @@ nothing fits, and later through new containers for the results.
 
 from __future__ import annotations
 
-from typing import Any
-
+from spmd.compile.cpu.door_words import (
+    IS_DICT,
+    IS_LEAF,
+    IS_LIST,
+    IS_NAMED,
+    IS_NONE,
+    NODE_BYTES,
+    NODE_CLASS,
+    NODE_COUNT,
+    NODE_KEYS,
+    NODE_OP,
+    NODE_TEMPLATE,
+)
 from spmd.compile.cpu.layout import Layout
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_sequence import ret_null_if, ret_sequence
-from spmd.core.tree import TreeDef, is_named_tuple
-
-# The words of a node: what it is, the number of its children, its class; of a dict the tuple of its
-# keys and a dict with these keys, which is copied faster than one grows.
-OP, COUNT, CLASS, KEYS, TEMPLATE = range(0, 40, 8)
-NODE_BYTES = 40
-LEAF, NOTHING, TUPLE, LIST, DICT, NAMED = range(6)
-
-_PLAIN = {None: LEAF, type(None): NOTHING, tuple: TUPLE, list: LIST, dict: DICT}
 
 DOOR_TREE_DECLARATIONS = """
 declare i64 @PyList_Size(ptr)
@@ -33,21 +35,6 @@ declare i32 @PyDict_SetItem(ptr, ptr, ptr)
 declare i32 @PyDict_Next(ptr, ptr, ptr, ptr)
 declare ptr @PyObject_CallObject(ptr, ptr)
 """
-
-
-def is_plain(tree: TreeDef) -> bool:
-    """Whether a door knows all containers of a tree."""
-    known = tree.kind is None or tree.kind in _PLAIN or is_named_tuple(tree.kind)
-    return known and all(map(is_plain, tree.children))
-
-
-def tree_words(tree: TreeDef, kept: list[Any]) -> list[int]:
-    """The nodes of a plain tree; what they refer to by address is added to `kept`."""
-    op = _PLAIN.get(tree.kind, NAMED)
-    objects = [tree.kind, tree.aux, dict.fromkeys(tree.aux) if op == DICT else None]
-    kept.append(objects)
-    words = [op, len(tree.children), *map(id, objects)]
-    return words + [word for child in tree.children for word in tree_words(child, kept)]
 
 
 # ---- operands ----------------------------------------------------------------------------------
@@ -77,7 +64,7 @@ def _spread_sequence() -> Function:
     """spread_sequence(nodes, operands, place, x, op, count): a tuple or a list."""
     f = Function("spread_sequence", "i64", ["ptr"] * 4 + ["i64"] * 2, internal=True)
     nodes, operands, place, x, op, count = f.params
-    is_list = op.equals(LIST)
+    is_list = op.equals(IS_LIST)
     size, item = f.var("i64"), f.var("ptr")
     with f.if_else(is_list) as it:
         size.set(f.call("PyList_Size", "i64", x))
@@ -132,20 +119,20 @@ def _spread_node(layout: Layout) -> Function:
     nodes, operands, place, x = f.params
     node = f.load("ptr", nodes)
     f.store(f.at(node, NODE_BYTES), nodes)
-    op, count = f.load("i64", node, OP), f.load("i64", node, COUNT)
-    with f.if_(op.equals(LEAF)):
+    op, count = f.load("i64", node, NODE_OP), f.load("i64", node, NODE_COUNT)
+    with f.if_(op.equals(IS_LEAF)):
         number = f.load("i64", place)
         f.call("Py_IncRef", "void", x)
         f.store(x, operands, number * 8)
         f.store(number + 1, place)
         f.ret(1)
     kind = f.load("ptr", x, layout.type)
-    with f.if_(kind.differs(f.load("ptr", node, CLASS))):
+    with f.if_(kind.differs(f.load("ptr", node, NODE_CLASS))):
         f.ret(0)
-    with f.if_(op.equals(NOTHING)):
+    with f.if_(op.equals(IS_NONE)):
         f.ret(1)
-    with f.if_(op.equals(DICT)):
-        keys = f.load("ptr", node, KEYS)
+    with f.if_(op.equals(IS_DICT)):
+        keys = f.load("ptr", node, NODE_KEYS)
         f.call("Py_IncRef", "void", x)
         fits = f.call("spread_dict", "i64", nodes, operands, place, x, keys, count)
         f.call("Py_DecRef", "void", x)
@@ -174,7 +161,7 @@ def _gather_sequence() -> Function:
     def make_item(_: Value) -> Value:
         return f.call("gather_node", "ptr", nodes, state)
 
-    ret_sequence(f, op.equals(LIST), count, make_item)
+    ret_sequence(f, op.equals(IS_LIST), count, make_item)
     return f
 
 
@@ -201,20 +188,20 @@ def _gather_node() -> Function:
     nodes, state = f.params
     node = f.load("ptr", nodes)
     f.store(f.at(node, NODE_BYTES), nodes)
-    op, count = f.load("i64", node, OP), f.load("i64", node, COUNT)
-    with f.if_(op.equals(LEAF)):
+    op, count = f.load("i64", node, NODE_OP), f.load("i64", node, NODE_COUNT)
+    with f.if_(op.equals(IS_LEAF)):
         f.ret(f.call("make_next", "ptr", state))
-    with f.if_(op.equals(NOTHING)):
-        none = f.load("ptr", node, KEYS)  # which is None for all that is no dict
+    with f.if_(op.equals(IS_NONE)):
+        none = f.load("ptr", node, NODE_KEYS)  # which is None for all that is no dict
         f.call("Py_IncRef", "void", none)
         f.ret(none)
-    with f.if_(op.equals(DICT)):
-        keys, template = f.load("ptr", node, KEYS), f.load("ptr", node, TEMPLATE)
+    with f.if_(op.equals(IS_DICT)):
+        keys, template = f.load("ptr", node, NODE_KEYS), f.load("ptr", node, NODE_TEMPLATE)
         f.ret(f.call("gather_dict", "ptr", nodes, state, keys, template, count))
     items = f.call("gather_sequence", "ptr", nodes, state, op, count)
-    with f.if_(op.differs(NAMED) | items.equals(0)):
+    with f.if_(op.differs(IS_NAMED) | items.equals(0)):
         f.ret(items)
-    out = f.call("PyObject_CallObject", "ptr", f.load("ptr", node, CLASS), items)
+    out = f.call("PyObject_CallObject", "ptr", f.load("ptr", node, NODE_CLASS), items)
     f.call("Py_DecRef", "void", items)
     f.ret(out)
     return f

@@ -9,8 +9,9 @@ others of their kind.
 
 from __future__ import annotations
 
-import hashlib
 import re
+
+from spmd.core.digest import blake2b
 
 # The first line of such a text.
 SHARED = "; shared"
@@ -27,7 +28,7 @@ def share(name: str, text: str, optimize: bool = False) -> str:
 
     `optimize` says that it has stack variables, as to `compile_texts`.
     """
-    symbol = f"{_PREFIX}{name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    symbol = f"{_PREFIX}{name}_{blake2b(text.encode(), digest_size=8).hexdigest()}"
     _texts.setdefault(symbol, f"{SHARED}\n{text.replace('@SYMBOL', f'@{symbol}')}")
     if optimize:
         _needing_passes.add(symbol)

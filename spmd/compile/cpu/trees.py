@@ -13,10 +13,13 @@ import numpy as np
 from spmd.compile.cpu.builtin import make_builtin
 from spmd.compile.cpu.layout import object_layout, tree_layout
 from spmd.compile.cpu.loader import compile_written
-from spmd.compile.cpu.runtime_ir_tree_build import tree_text
 from spmd.core import tree
+from spmd.core.deferred import Deferred
 from spmd.sharding import pending
 from spmd.sharding.array import Array
+
+# Written once a machine.
+_texts = Deferred("spmd.compile.cpu.runtime_ir_tree_build")
 
 
 @cache
@@ -25,7 +28,7 @@ def native_walks() -> dict[str, Any]:
     layout, of_tree = object_layout(), tree_layout()
     if layout is None or of_tree is None:
         return {}
-    found = compile_written(f"trees {layout} {of_tree}", lambda: tree_text(layout, of_tree))
+    found = compile_written(f"trees {layout} {of_tree}", lambda: _texts.tree_text(layout, of_tree))
     # In the order of `runtime_ir_tree`'s words.
     kept = (
         tuple,

@@ -1,0 +1,99 @@
+"""What a door is told, in words: operands, results, and the trees they come from and go into.
+
+The native code that reads these words (`runtime_ir_door.py`, `runtime_ir_door_tree.py`) is written
+once a machine; what is here is needed in every process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.core.tree import TreeDef, is_named_tuple
+
+# The words of a door: program header, number of operands, words of all frames, whether the run
+# releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
+# function returns (`STATUS`...), how many bytes behind the door's first word the trees of the
+# arguments (0: it takes the operands themselves) and of the results are; the number of results, the
+# size of the bytes object for them (0: none) and its word, the number of blocks that are made, the
+# object that says that nothing fits, the function that raises for a status, the type of arrays and
+# of blocks, None.
+# Then for each operand its kind, the word of the frames that gets its address, and the object it is
+# compared with; then for each offset a word, the word that it starts from, and the bytes in
+# between; then for each result the word with its address, its owner, its aval and its sharding;
+# then for each block its size class and the word that gets its address;
+# then the nodes of the trees (`runtime_ir_door_tree.py`).
+(
+    HEADER,
+    COUNT,
+    WORDS,
+    RELEASES,
+    TEMPLATE,
+    BUFFERS,
+    OFFSETS,
+    RETURNS,
+    GIVEN,
+    OUT,
+    RESULTS,
+    SLAB,
+    SLAB_WORD,
+    BLOCKS,
+    MISS,
+    FAIL,
+    ARRAY_TYPE,
+    BLOCK_TYPE,
+    NONE,
+    OPERANDS,
+) = range(20)
+
+# How an operand is given: the address itself, a bytes object that gets results, an object with the
+# buffer protocol, a Python number that is stored as an element, an array of one device with the
+# aval it is compared with, or a block of the allocator. Numbers are of the type they are compared
+# with, if there is one.
+ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(10)
+
+# What a door returns: a number, which is the address of the last operand if all went well, the
+# negative status of the run if not, or UNFIT, if an operand was not what the door expects and
+# nothing has run. Or the tree of results; then a status is raised, and MISS stands for UNFIT.
+STATUS, TREE = range(2)
+UNFIT = -64
+
+# Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
+# operand k is (`of_operand(k)`), block k is (`of_block(k)`), or the bytes object is.
+OF_SLAB = -1
+FIRST_BLOCK = 1 << 32
+
+
+def of_operand(k: int) -> int:
+    """The owner of a result that is the array given as operand `k`."""
+    return -2 - k
+
+
+def of_block(k: int) -> int:
+    """The owner of a result whose memory is block `k` of those that the door makes."""
+    return FIRST_BLOCK + k
+
+
+# ---- trees --------------------------------------------------------------------------------------
+
+# The words of a node: what it is, the number of its children, its class; of a dict the tuple of its
+# keys and a dict with these keys, which is copied faster than one grows.
+NODE_OP, NODE_COUNT, NODE_CLASS, NODE_KEYS, NODE_TEMPLATE = range(0, 40, 8)
+NODE_BYTES = 40
+IS_LEAF, IS_NONE, IS_TUPLE, IS_LIST, IS_DICT, IS_NAMED = range(6)
+
+_PLAIN = {None: IS_LEAF, type(None): IS_NONE, tuple: IS_TUPLE, list: IS_LIST, dict: IS_DICT}
+
+
+def is_plain(tree: TreeDef) -> bool:
+    """Whether a door knows all containers of a tree."""
+    known = tree.kind is None or tree.kind in _PLAIN or is_named_tuple(tree.kind)
+    return known and all(map(is_plain, tree.children))
+
+
+def tree_words(tree: TreeDef, kept: list[Any]) -> list[int]:
+    """The nodes of a plain tree; what they refer to by address is added to `kept`."""
+    op = _PLAIN.get(tree.kind, IS_NAMED)
+    objects = [tree.kind, tree.aux, dict.fromkeys(tree.aux) if op == IS_DICT else None]
+    kept.append(objects)
+    words = [op, len(tree.children), *map(id, objects)]
+    return words + [word for child in tree.children for word in tree_words(child, kept)]

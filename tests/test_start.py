@@ -1,0 +1,57 @@
+"""What a process imports by when: a start is mostly imports, so each module has its time.
+
+The program runs in two processes with one disk cache: what the second one needs is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import json, sys, numpy
+others = set(sys.modules)
+import spmd, spmd.numpy as snp
+seen = [sorted(set(sys.modules) - others)]
+f = spmd.jit(lambda x: snp.tanh(x) * 2 + x)
+x = snp.arange(3.0)
+for _ in range(3):
+    f(x).block_until_ready()
+    seen.append(sorted(set(sys.modules) - others))
+print(json.dumps(seen))
+"""
+
+# By how many calls of a jitted function have been made: what is not imported then.
+NOT_YET = {
+    0: ("hashlib", "difflib", "pathlib", "spmd.compile.executable", "spmd.compile.cpu.loader"),
+    1: ("spmd.compile.nativecall", "spmd.compile.cpu.runtime_text"),
+    2: (
+        "hashlib",
+        "sysconfig",
+        "spmd.compile.mapcall",
+        "spmd.compile.multidevice",
+        "spmd.compile.pipeline",
+        "spmd.compile.cpu.runtime_ir_door",
+        "spmd.compile.cpu.runtime_ir_tree_build",
+    ),
+}
+
+
+def _imported(folder: str) -> list[set[str]]:
+    environment = os.environ | {"SPMD_CACHE_DIR": folder, "SPMD_CHECK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return [set(modules) for modules in json.loads(done.stdout)]
+
+
+def test_a_start_imports_what_it_needs(tmp_path):
+    _imported(str(tmp_path))
+    seen = _imported(str(tmp_path))
+    for calls, names in NOT_YET.items():
+        early = seen[calls].intersection(names)
+        assert not early, f"after {calls} calls there is already {sorted(early)}"
+    assert seen[2] == seen[3], "the third call of a program imports nothing"
