@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.compile.cpu.allocator import Block, alloc
-from spmd.compile.cpu.encode import StepsById
+from spmd.compile.cpu.encoded import StepsById
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE

@@ -22,7 +22,7 @@ from spmd.collectives.schedule import Schedule, agree, axis_text, schedule_of
 from spmd.collectives.transport import bootstrap
 from spmd.collectives.transport.flight import COMPILING, FLIGHT
 from spmd.compile.cpu.allocator import alloc
-from spmd.compile.cpu.encode import StepsById
+from spmd.compile.cpu.encoded import StepsById
 from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE, Job

@@ -17,7 +17,6 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -204,6 +203,7 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         # The state follows the name, which is in parentheses and may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return os.path.exists(f"/proc/{pid}") or not os.path.exists("/proc/self")

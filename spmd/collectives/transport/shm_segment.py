@@ -13,7 +13,6 @@ import errno
 import mmap
 import os
 import time
-from pathlib import Path
 
 from spmd.core.errors import LaunchError
 from spmd.core.record import record
@@ -41,7 +40,8 @@ def create(nbytes: int) -> Segment:
     """Make a zeroed segment of `nbytes` in the first folder that has room for it."""
     tried = []
     for folder in _folders():
-        path = str(folder / f"{PREFIX}{os.getuid()}-{os.getpid()}-{os.urandom(6).hex()}")
+        name = f"{PREFIX}{os.getuid()}-{os.getpid()}-{os.urandom(6).hex()}"
+        path = os.path.join(folder, name)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -76,19 +76,21 @@ def sweep(now: float | None = None) -> list[str]:
     now = time.time() if now is None else now
     removed = []
     for folder in _folders():
-        for path in folder.glob(f"{PREFIX}{os.getuid()}-*"):
-            creator = path.name.split("-")[2]
+        for name in os.listdir(folder):
+            if not name.startswith(f"{PREFIX}{os.getuid()}-"):
+                continue
+            path, creator = os.path.join(folder, name), name.split("-")[2]
             with contextlib.suppress(OSError):
-                old = now - path.stat().st_mtime > STALE_SECONDS
-                if old and creator.isdigit() and not Path("/proc", creator).exists():
-                    path.unlink()
-                    removed.append(str(path))
+                old = now - os.stat(path).st_mtime > STALE_SECONDS
+                if old and creator.isdigit() and not os.path.exists(f"/proc/{creator}"):
+                    os.unlink(path)
+                    removed.append(path)
     return removed
 
 
-def _folders() -> list[Path]:
-    folders = [Path("/dev/shm"), Path(os.environ.get("TMPDIR", "/tmp"))]
-    return [folder for folder in folders if folder.is_dir()]
+def _folders() -> list[str]:
+    folders = ["/dev/shm", os.environ.get("TMPDIR", "/tmp")]
+    return [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _reserve(fd: int, nbytes: int) -> None:

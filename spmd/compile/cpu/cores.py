@@ -57,5 +57,5 @@ def _quota(root: str | os.PathLike[str] = _CGROUP) -> int | None:
 
 
 def _text(*parts: str | os.PathLike[str]) -> str:
-    with open(os.path.join(*parts), encoding="ascii") as file:
+    with open(os.path.join(*parts), encoding="utf-8") as file:
         return file.read()

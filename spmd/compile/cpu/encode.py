@@ -10,12 +10,12 @@ before unsafe code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
 from spmd.compile.cpu import encode_ranks
+from spmd.compile.cpu.encoded import Encoded
 from spmd.compile.cpu.loader import Address
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
@@ -35,8 +35,7 @@ from spmd.compile.cpu.program import (
     WhileStep,
     walk,
 )
-from spmd.compile.cpu.reduce import Reduction
-from spmd.core.record import record
+from spmd.compile.cpu.reduce import Reduction, reduce_kernels
 
 # ---- the layout, shared with the executor --------------------------------------------------------
 
@@ -83,9 +82,6 @@ CALLBACK_PS = 5_000_000
 _GRAIN_PS = 5_000_000
 # A piece of a gang's step lasts about this long, if its units are not longer.
 _PIECE_PS = 5_000_000
-# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
-# another thread could do meanwhile. A loop whose trips are not known may take any time.
-SHORT_PS = 20_000_000
 # No system maps memory below this.
 _LEAST_ADDRESS = 1 << 16
 # A run of steps shorter than this is not worth a marker of its own.
@@ -95,30 +91,6 @@ _SEGMENT_STEPS = 2
 _MEETINGS = (CollectiveStep, CallbackStep, RankStep)
 
 _INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
-
-
-StepsById: TypeAlias = Sequence[Step] | Mapping[int, Step]
-
-
-@record
-class Encoded:
-    """The words of a program and what the runner must know about it."""
-
-    words: np.ndarray
-    steps: StepsById  # of a loaded program only those that call Python
-    levels: int
-    max_args: int
-    cost_ps: int
-    bases: int
-    devices: int
-    calls_python: bool
-    is_open: bool  # whether only run time knows how long it takes
-    places: tuple[tuple[int, Address], ...] = ()  # the words that are addresses of compiled code
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the program is not worth letting other threads of Python run beside it."""
-        return self.cost_ps * self.devices < SHORT_PS and not self.is_open
 
 
 class Encoder:
@@ -458,6 +430,11 @@ def _check_collective(step: CollectiveStep, devices: int) -> int:
     if step.kind != "all_reduce" and step.input == step.output:
         raise ValueError(f"{step.name}: a {step.kind} cannot work in place")
     return size
+
+
+def encoded(program: Program) -> Encoded:
+    """A program in words; the kernels of its reductions are compiled."""
+    return Encoder(program, reduce_kernels(needed_reductions(program))).encode()
 
 
 def needed_reductions(program: Program) -> list[Reduction]:

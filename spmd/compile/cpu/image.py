@@ -19,7 +19,7 @@ import numpy as np
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
-from spmd.compile.cpu.encode import Encoded
+from spmd.compile.cpu.encoded import Encoded
 from spmd.compile.cpu.loader import loader
 from spmd.compile.cpu.program import CallbackStep, Slot, View
 from spmd.compile.hostcalls import find, keep, keep_dtype

@@ -21,7 +21,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
@@ -35,17 +35,16 @@ from spmd.compile.cpu.shared import (
     needs_passes,
     shared_text,
 )
-from spmd.compile.cpu.units import (
-    Source,
-    Stream,
-    Team,
-    into_units,
-    is_control,
-    symbols_of,
-)
 from spmd.core.config import config
+from spmd.core.deferred import Deferred
 from spmd.core.forks import guard
 from spmd.core.record import record
+
+if TYPE_CHECKING:
+    from spmd.compile.cpu.units import Source, Team
+
+# How compiling is shared between threads: not for who finds all on the disk.
+sharing = Deferred("spmd.compile.cpu.units")
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
@@ -186,7 +185,7 @@ class Loader:
             unit_key = home[source]
             assert unit_key is not None
             addresses = self._loaded[unit_key]
-            self._texts[key] = {s: addresses[s] for s in symbols_of(source[0])}
+            self._texts[key] = {s: addresses[s] for s in sharing.symbols_of(source[0])}
 
     def _stored(self, source: Source, key: str, units: dict[str, _Unit]) -> str | None:
         """The unit on the disk that a text is part of, which is noted in `units`; None if none."""
@@ -201,7 +200,7 @@ class Loader:
             payload = object_cache.load(key)
         if payload is None:
             return None
-        found = self._with_shared([_Unit(key, symbols or symbols_of(source[0]), payload)])
+        found = self._with_shared([_Unit(key, symbols or sharing.symbols_of(source[0]), payload)])
         if found is None:
             return None
         units.update((unit.key, unit) for unit in found)
@@ -234,7 +233,7 @@ class Loader:
         """Groups of texts as units, which are kept on the disk."""
         self.compiled += sum(map(len, groups))
         for sources, code in zip(groups, codes, strict=True):
-            symbols = [s for text, _ in sources for s in symbols_of(text)]
+            symbols = [s for text, _ in sources for s in sharing.symbols_of(text)]
             names = [keys[source] for source in sources]
             name = names[0] if len(names) == 1 else entry_key("unit", *names)
             object_cache.store(name, code)
@@ -271,7 +270,7 @@ class Loader:
     def emit_assembly(self, text: str, *, optimize: bool = False) -> str:
         """The assembly that a text compiles to, to be read by people."""
         with self._lock:
-            level = 0 if is_control((text, optimize)) else 2
+            level = 0 if sharing.is_control((text, optimize)) else 2
             emitter = _Emitter(self._llvm, self._target_machine(level))
             return emitter.emit([(text, optimize)], assembly=True).decode()
 
@@ -280,7 +279,7 @@ class Loader:
         if key is None:
             host = self.host
             if is_shared(text):
-                key = self._shared_key(*symbols_of(text))
+                key = self._shared_key(*sharing.symbols_of(text))
             else:
                 key = entry_key(text, str(optimize), host.cpu, host.features, host.llvm_version)
             self._entries[text, optimize] = key
@@ -304,16 +303,16 @@ class Loader:
         )
 
     def _team(self) -> Team:
-        return Team(self._emit, available_cores())
+        return sharing.Team(self._emit, available_cores())
 
     def _emit(self, sources: Sequence[Source]) -> bytes:
         """The object code of some texts, on any thread."""
-        free = self._emitters[is_control(sources[0])]
+        free = self._emitters[sharing.is_control(sources[0])]
         try:
             # The one that was used last: what LLVM makes at its first use is there.
             emitter = free.pop()
         except IndexError:
-            level = 0 if is_control(sources[0]) else 2
+            level = 0 if sharing.is_control(sources[0]) else 2
             emitter = _Emitter(self._llvm, self._target_machine(level))
         try:
             return emitter.emit(sources)
@@ -367,7 +366,7 @@ class Batch:
         self._new: dict[Source, str] = {}
         self._units: dict[str, _Unit] = {}
         self._home: dict[Source, str | None] = {}
-        self._stream = Stream()
+        self._stream = sharing.Stream()
         self._team = loader._team()
         self._streams = streams and self._team.has_helpers
         self._begun: list[Sequence[Source]] = []
@@ -382,7 +381,7 @@ class Batch:
         if key in loader._texts:
             return
         for symbol in called_by_text(text):
-            if symbol not in symbols_of(text):
+            if symbol not in sharing.symbols_of(text):
                 self.add(shared_text(symbol), needs_passes(symbol))
         self._new[source] = key
         self._home[source] = loader._stored(source, key, self._units)
@@ -402,7 +401,7 @@ class Batch:
         with loader._lock:
             # Another thread may have loaded some of them by now.
             missing = [t for t in self._stream.open if self._new[t] not in loader._texts]
-            groups = into_units(missing, available_cores())
+            groups = sharing.into_units(missing, available_cores())
             codes = self._team.finish(groups)
             for sources, unit in loader._kept([*self._begun, *groups], codes, self._new):
                 self._units[unit.key] = unit
@@ -468,7 +467,7 @@ class _Emitter:
         if config.check and lib.LLVMPY_VerifyModule(module, ctypes.byref(message)):
             module.close()
             raise RuntimeError(f"LLVM IR is not valid: {_decoded(message)}\n{text}")
-        if optimize and not is_control((text, optimize)):
+        if optimize and not sharing.is_control((text, optimize)):
             self._optimize(module)
         return module
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
+from spmd.compile.cpu.pool_words import SLEEPERS, STARTED, WORKERS
 from spmd.compile.cpu.runtime import runtime
-from spmd.compile.cpu.runtime_ir_pool import SLEEPERS, STARTED, WORKERS
 
 
 def num_threads() -> int:

@@ -10,14 +10,18 @@ so on; a slot may advance by a fixed number of bytes per iteration of any enclos
 body reads `xs[i]` and writes `ys[i]` in place.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from spmd.collectives.transport.shm_rounds import Rounds
 from spmd.core.record import field, record
+
+if TYPE_CHECKING:
+    from spmd.collectives.transport.shm_rounds import Rounds
 
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
@@ -118,7 +122,7 @@ class ForStep:
     """
 
     trips: int | Slot
-    body: tuple["Step", ...]
+    body: tuple[Step, ...]
     reverse: bool = False
     trips_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.int32))
     max_trips: int | None = None
@@ -134,7 +138,7 @@ class ParallelStep:
     """
 
     trips: tuple[int, ...]
-    body: tuple["Step", ...]
+    body: tuple[Step, ...]
     lanes: int
 
 
@@ -155,9 +159,9 @@ class WhileStep:
     Devices may leave the loop at different times; those that left wait for the others.
     """
 
-    test: tuple["Step", ...]
+    test: tuple[Step, ...]
     predicate: Slot
-    body: tuple["Step", ...]
+    body: tuple[Step, ...]
 
 
 @record
@@ -169,7 +173,7 @@ class CondStep:
     """
 
     index: Slot
-    branches: tuple[tuple["Step", ...], ...]
+    branches: tuple[tuple[Step, ...], ...]
     index_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.int32))
 
 

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from spmd.collectives.transport import flight
 from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.cpu import runtime_ir_queue as native
+from spmd.compile.cpu import queue_words as native
 from spmd.compile.cpu.allocator import Block, alloc
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.cpu.runtime import QueueCalls, runtime

@@ -13,7 +13,6 @@ be denormal, which takes a hundred times as long, it is left out (quotients that
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 from spmd.compile.cpu.emit import rounded
 from spmd.compile.cpu.floats import Floats
@@ -68,6 +67,8 @@ def inverse_of_constant(m: Floats, divisor: float) -> Inverse | None:
     mantissa = math.frexp(divisor)[0]
     if abs(mantissa) in (0.0, 0.5) or not 2.0**-exponent < abs(divisor) < 2.0**exponent:
         return None
+    from fractions import Fraction  # and decimals with it: few programs divide by constants
+
     exact = 1 / Fraction(divisor)
     high = rounded(float(exact), m.element)
     if abs(Fraction(high)) > abs(exact):

@@ -23,8 +23,8 @@ import numpy as np
 
 from spmd.collectives.transport.courier import COURIER
 from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.cpu import runtime_ir_execute as native
-from spmd.compile.cpu.encode import Encoded, Encoder, StepsById, needed_reductions
+from spmd.compile.cpu import run_words as native
+from spmd.compile.cpu.encoded import Encoded, StepsById
 from spmd.compile.cpu.pool import num_threads
 from spmd.compile.cpu.program import (
     ASSUMED_TRIPS,
@@ -41,8 +41,8 @@ from spmd.compile.cpu.program import (
     View,
     WhileStep,
 )
-from spmd.compile.cpu.reduce import reduce_kernels
 from spmd.compile.cpu.runtime import runtime
+from spmd.core.deferred import Deferred
 from spmd.core.errors import CollectiveError, SpmdError
 
 __all__ = [
@@ -63,6 +63,9 @@ __all__ = [
     "build_program",
 ]
 
+# A program from the disk is encoded already.
+_encode = Deferred("spmd.compile.cpu.encode")
+
 # A program is long if all threads together (or so many) would compute for this time at least.
 LONG_NS = 1e6
 _MOST_LONG_THREADS = 8
@@ -75,8 +78,7 @@ def build_program(program: Program) -> NativeProgram:
 
     A malformed program (a slot outside its base, overlapping groups, ...) is a ValueError.
     """
-    kernels = reduce_kernels(needed_reductions(program))
-    return NativeProgram(Encoder(program, kernels).encode(), program)
+    return NativeProgram(_encode.encoded(program), program)
 
 
 class NativeProgram:

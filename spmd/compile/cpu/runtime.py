@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from spmd.compile.cpu.loader import available_cores, compile_written
-from spmd.compile.cpu.runtime_ir_pool import MOST_WORKERS, POOL_BYTES, WORKERS
+from spmd.compile.cpu.pool_words import MOST_WORKERS, POOL_BYTES, WORKERS
 from spmd.core.config import config
 from spmd.core.deferred import Deferred
 from spmd.core.errors import ArgumentError

@@ -8,6 +8,7 @@ gives each device to a thread of its own.
 from __future__ import annotations
 
 from spmd.compile.cpu import encode as layout
+from spmd.compile.cpu.run_words import OK, TOO_MANY_TRIPS
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     ARGS,
@@ -18,11 +19,9 @@ from spmd.compile.cpu.runtime_ir_execute import (
     JOB_END,
     JOB_FAILED,
     JOB_STEP,
-    OK,
     PARALLEL_PS,
     STEP_SIGNATURE,
     THREADS,
-    TOO_MANY_TRIPS,
     all_of,
     context_alone,
     device_at,

@@ -13,7 +13,7 @@ operand and how to make each result. It uses only functions of the stable ABI.
 
 from __future__ import annotations
 
-from spmd.compile.cpu import runtime_ir_execute as execute
+from spmd.compile.cpu import run_words
 from spmd.compile.cpu.door_words import (
     ADDRESS,
     ARRAY,
@@ -322,7 +322,7 @@ def _run_door(layout: Layout | None) -> Function:
 
     count, words = word(COUNT), word(WORDS)
     header = word(HEADER, "ptr")
-    devices = f.load("i64", header, 8 * execute.DEVICES)
+    devices = f.load("i64", header, 8 * run_words.DEVICES)
     frames = f.stack_bytes((words + devices + 1) * 8)
     cells = f.stack_bytes(count * 8)
     views = f.stack_bytes(word(BUFFERS) * VIEW_BYTES)
@@ -363,7 +363,7 @@ def _run_door(layout: Layout | None) -> Function:
         origin = f.load("i64", frames, f.load("i64", entry, 8) * 8)
         f.store(origin + f.load("i64", entry, 16), frames, f.load("i64", entry) * 8)
     result = f.var("i64")
-    run = f.load("ptr", header, 8 * execute.RUN)
+    run = f.load("ptr", header, 8 * run_words.RUN)
     with f.if_else(word(RELEASES).differs(0)) as it:
         thread = f.call("PyEval_SaveThread", "ptr")
         result.set(f.call(run, "i64", header, frames))
@@ -371,8 +371,8 @@ def _run_door(layout: Layout | None) -> Function:
         it.otherwise()
         result.set(f.call(run, "i64", header, frames))
     f.call("release_views", "void", views, taken.get())
-    with f.if_(result.get().differs(execute.OK)):
-        report = f.load("ptr", header, 8 * execute.FAILURE)
+    with f.if_(result.get().differs(run_words.OK)):
+        report = f.load("ptr", header, 8 * run_words.FAILURE)
         with f.range(0, devices + 1) as i:
             f.store(f.load("i64", f.at(frames, words * 8), i * 8), report, i * 8)
         _release_made(f, layout, blocks, word(BLOCKS))

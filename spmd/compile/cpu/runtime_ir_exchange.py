@@ -9,11 +9,10 @@ whatever thread does it.
 from __future__ import annotations
 
 from spmd.compile.cpu import encode as layout
+from spmd.compile.cpu.run_words import MISMATCH, OK
 from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     DEVICE_COUNT,
-    MISMATCH,
-    OK,
     STEP_SIGNATURE,
     device_at,
     field,

@@ -14,22 +14,20 @@ from __future__ import annotations
 
 from spmd.collectives.transport import flight
 from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu import runtime_ir_pool as pool_layout
+from spmd.compile.cpu import pool_words
+from spmd.compile.cpu.run_words import (
+    CALLBACK,
+    EVERYONE,
+    FLIGHT,
+    MISMATCH,
+    NO_MEMORY,
+    OK,
+    RAISED,
+    REPORT_REACHED,
+    REPORT_STEP,
+)
 from spmd.compile.cpu.runtime_ir import Function, Value, Variable
-
-# ---- the program header and the report, as the runner writes and reads them ----------------------
-
-# i64 words of the program header.
-CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, EVERYONE, RUN, FAILURE = range(10)
-FLIGHT = 10  # the address of the process's flight record
-HEADER_WORDS = 11
-
-# Results of a run.
-OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE = range(6)
-
-# The report stands behind the frames: the id of the step that failed, then a word per device, 1
-# where the device had reached it.
-REPORT_STEP, REPORT_REACHED = 0, 1
+from spmd.compile.cpu.runtime_ir_pool import WORKER_NS
 
 # ---- the run context, on the stack of `spmd_run` (byte offsets) ----------------------------------
 
@@ -141,15 +139,15 @@ def _share() -> Function:
     with f.if_(pays):
         pool = f.symbol("spmd_pool")
         # A pool that was never started counts as asleep.
-        awake = f.load("i64", pool, pool_layout.STARTED) - f.atomic_load(
-            "i64", pool, pool_layout.SLEEPERS
+        awake = f.load("i64", pool, pool_words.STARTED) - f.atomic_load(
+            "i64", pool, pool_words.SLEEPERS
         )
         shares = f.var("i1", (awake > 0) | (total >= WAKE_PS))
         with f.if_(shares.get().equals(0) & (total >= WAKE_AGAIN_PS)):
             now = f.call("now", "i64")
-            passed = now - f.atomic_load("i64", pool, pool_layout.ALONE)
-            f.atomic_store(now, pool, pool_layout.ALONE)
-            shares.set(passed < pool_layout.WORKER_NS)
+            passed = now - f.atomic_load("i64", pool, pool_words.ALONE)
+            f.atomic_store(now, pool, pool_words.ALONE)
+            shares.set(passed < WORKER_NS)
         with f.if_(shares.get()):
             pieces = f.select(total < COARSE_PS, threads, threads * FINE_CHUNKS)
             chunk = (units + pieces - 1) // pieces
@@ -441,7 +439,7 @@ def _run_steps() -> Function:
     context = f.stack("i64", CONTEXT_BYTES // 8)
     args = f.stack_bytes(most * 8)
     counters = f.stack_bytes((levels + 1) * devices * 8)
-    workers = f.load("i64", f.symbol("spmd_pool"), pool_layout.WORKERS)
+    workers = f.load("i64", f.symbol("spmd_pool"), pool_words.WORKERS)
     for offset, value in (
         (FRAMES, frames),
         (FRAME_BYTES, bases * 8),

@@ -8,13 +8,13 @@ holds nobody up, and results depend on no order: rounds only write what is their
 from __future__ import annotations
 
 from spmd.compile.cpu import encode as layout
+from spmd.compile.cpu.run_words import OK
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     ARGS,
     COUNTER_BYTES,
     COUNTERS,
     LEVEL_COUNT,
-    OK,
     PARALLEL_PS,
     STEP_SIGNATURE,
     THREADS,

@@ -12,15 +12,13 @@ from __future__ import annotations
 import ctypes
 import sys
 
+from spmd.compile.cpu.pool_words import (
+    MASK_BYTES,
+    MOST_PLACED,
+)
 from spmd.compile.cpu.runtime_ir import Function, Value
 
-# The cores that a thread may use, as the system writes them: a bit each.
-MASK_BYTES = 128
 _CORES = 8 * MASK_BYTES
-
-# More workers are left alone: one that comes late is a small loss then, since the others do its
-# part, and a system call for each of them a large one.
-MOST_PLACED = 8
 
 _IS_LINUX = sys.platform.startswith("linux")
 _CAN_PLACE = _IS_LINUX and hasattr(ctypes.CDLL(None), "pthread_setaffinity_np")

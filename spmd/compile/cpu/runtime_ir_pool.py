@@ -24,29 +24,36 @@ from __future__ import annotations
 import mmap
 import signal
 
+from spmd.compile.cpu.pool_words import (
+    AVOIDED,
+    BACKWARDS,
+    BODY,
+    BUSY,
+    CALLER_PARKED,
+    CHUNK,
+    CHUNKS,
+    CONTEXT,
+    CORES,
+    DONE,
+    EPOCH,
+    GATE,
+    MOST_PLACED,
+    MOST_WORKERS,
+    MUTEX,
+    PARTS,
+    POOL_BYTES,
+    SIGNALS,
+    SLEEPERS,
+    STARTED,
+    STOPPING,
+    THREADS,
+    TICKET_BYTES,
+    TICKETS,
+    UNITS,
+    WORK,
+    WORKERS,
+)
 from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_place import MASK_BYTES, MOST_PLACED
-
-# Byte offsets in @spmd_pool. Words that are written while others spin have a cache line each.
-EPOCH = 0  # i64: number of the present job
-GATE = 64  # i64: OPEN + workers inside
-ALONE = 128  # i64: when a job was last done without waking anybody
-SLEEPERS = 192  # i64: workers parked or about to park
-CALLER_PARKED = 256  # i64: the caller waits for the workers inside
-BUSY = 320  # i64: somebody has a job
-STOPPING = 328  # i64
-WORKERS = 336  # i64: workers wanted
-STARTED = 344  # i64: workers running
-BODY, CONTEXT, UNITS, CHUNK, CHUNKS, PARTS, BACKWARDS = range(384, 440, 8)
-MUTEX, WORK, DONE = 448, 576, 704  # pthread_mutex_t and two pthread_cond_t
-SIGNALS = 832  # sigset_t, twice
-THREADS = 1152  # pthread_t of each worker
-MOST_WORKERS = 255
-CORES = THREADS + 8 * (MOST_WORKERS + 1)  # those that workers may use; see `runtime_ir_place`
-AVOIDED = CORES + MASK_BYTES  # of each worker that is placed
-TICKETS = AVOIDED + 8 * MOST_PLACED  # of each part: i64, chunks that are taken
-TICKET_BYTES = 64
-POOL_BYTES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)
 
 OPEN = 1 << 40
 _EPOCH_STEP = 2 * (MOST_WORKERS + 1)

@@ -15,27 +15,33 @@ import signal
 import time
 
 from spmd.collectives.transport import flight
+from spmd.compile.cpu.queue_words import (
+    AT_ONCE,
+    CANCELLED,
+    CAUSE,
+    CAUSES,
+    DONE,
+    FINISHED,
+    FRAMES,
+    HEAD,
+    HEADER,
+    MUTEX,
+    NUMBER,
+    QUEUE_BYTES,
+    RECORD,
+    RING,
+    RING_JOBS,
+    RUNNING,
+    SEQUENCE,
+    SIGNALS,
+    STARTED,
+    STATUS,
+    STOPPING,
+    TAIL,
+    THREAD,
+    WORK,
+)
 from spmd.compile.cpu.runtime_ir import Function, Value
-
-# Byte offsets in @spmd_queue. Jobs are numbered from 1: those up to HEAD have begun, those up to
-# TAIL were submitted, those up to DONE have ended.
-HEAD, TAIL, DONE, RUNNING, STARTED, STOPPING = range(0, 48, 8)
-MUTEX, WORK, FINISHED = 64, 192, 320  # pthread_mutex_t and two pthread_cond_t
-SIGNALS = 448  # sigset_t, twice
-THREAD = 704
-RING = 768
-RING_JOBS = 64
-QUEUE_BYTES = RING + 8 * RING_JOBS
-
-# i64 words of a job: its status and number (0: not submitted); header (0: it was cancelled) and
-# frames of its program; its record in the flight recorder (0: none) and the number that the record
-# must still have; whether its maker may wait for it at once; how many jobs it needs the results of,
-# and then the address of each.
-STATUS, NUMBER, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, CAUSES, CAUSE = range(9)
-
-# What a status may be beside those of a run: the job has not ended; or it never began, because it
-# was cancelled, or one that it needs failed.
-WAITING, CANCELLED = -1, 64
 
 # Woken for a job whose maker may wait for it at once, the thread lets the maker take it first: that
 # one is awake already, and what was on its core stays in the caches. (The timers of the system add

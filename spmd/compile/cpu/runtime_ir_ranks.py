@@ -16,13 +16,11 @@ from spmd.collectives.transport import flight, shm_direct, shm_pages, shm_road, 
 from spmd.collectives.transport.call import CALL_BYTES
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import encode_ranks as rounds
+from spmd.compile.cpu.run_words import MISMATCH, OK, TROUBLE
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     DEVICE_COUNT,
-    MISMATCH,
-    OK,
     STEP_SIGNATURE,
-    TROUBLE,
     device_at,
     field,
     next_slot,

@@ -1,0 +1,39 @@
+"""A program as the executor takes it: its words, and what the runner must know about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from spmd.compile.cpu.loader import Address
+from spmd.compile.cpu.program import Step
+from spmd.core.record import record
+
+# Programs estimated below this keep the GIL: releasing and taking it back costs more than what
+# another thread could do meanwhile. A loop whose trips are not known may take any time.
+SHORT_PS = 20_000_000
+
+StepsById: TypeAlias = Sequence[Step] | Mapping[int, Step]
+
+
+@record
+class Encoded:
+    """The words of a program and what the runner must know about it."""
+
+    words: np.ndarray
+    steps: StepsById  # of a loaded program only those that call Python
+    levels: int
+    max_args: int
+    cost_ps: int
+    bases: int
+    devices: int
+    calls_python: bool
+    is_open: bool  # whether only run time knows how long it takes
+    places: tuple[tuple[int, Address], ...] = ()  # the words that are addresses of compiled code
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the program is not worth letting other threads of Python run beside it."""
+        return self.cost_ps * self.devices < SHORT_PS and not self.is_open

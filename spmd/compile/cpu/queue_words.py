@@ -1,0 +1,27 @@
+"""The queue in words: what is in its memory, and what a job is.
+
+The native code that reads and writes these words (`runtime_ir_queue.py`) is written once a machine;
+what is here is needed in every process.
+"""
+
+from __future__ import annotations
+
+# Byte offsets in @spmd_queue. Jobs are numbered from 1: those up to HEAD have begun, those up to
+# TAIL were submitted, those up to DONE have ended.
+HEAD, TAIL, DONE, RUNNING, STARTED, STOPPING = range(0, 48, 8)
+MUTEX, WORK, FINISHED = 64, 192, 320  # pthread_mutex_t and two pthread_cond_t
+SIGNALS = 448  # sigset_t, twice
+THREAD = 704
+RING = 768
+RING_JOBS = 64
+QUEUE_BYTES = RING + 8 * RING_JOBS
+
+# i64 words of a job: its status and number (0: not submitted); header (0: it was cancelled) and
+# frames of its program; its record in the flight recorder (0: none) and the number that the record
+# must still have; whether its maker may wait for it at once; how many jobs it needs the results of,
+# and then the address of each.
+STATUS, NUMBER, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, CAUSES, CAUSE = range(9)
+
+# What a status may be beside those of a run: the job has not ended; or it never began, because it
+# was cancelled, or one that it needs failed.
+WAITING, CANCELLED = -1, 64

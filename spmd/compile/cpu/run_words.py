@@ -1,0 +1,19 @@
+"""What the executor is told of a program, and what it says of a run, in words.
+
+The native code that reads and writes these words (`runtime_ir_execute.py`) is written once a
+machine; what is here is needed in every process.
+"""
+
+from __future__ import annotations
+
+# i64 words of the program header.
+CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, EVERYONE, RUN, FAILURE = range(10)
+FLIGHT = 10  # the address of the process's flight record
+HEADER_WORDS = 11
+
+# Results of a run.
+OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE = range(6)
+
+# The report stands behind the frames: the id of the step that failed, then a word per device, 1
+# where the device had reached it.
+REPORT_STEP, REPORT_REACHED = 0, 1
