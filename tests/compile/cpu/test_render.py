@@ -6,7 +6,7 @@ import mmap
 import numpy as np
 import pytest
 
-from spmd.compile.cpu.emit import Target
+from spmd.compile.cpu.emit import Emitter, Module, Target
 from spmd.compile.cpu.render import render
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.dtypes import DTYPES
@@ -292,6 +292,23 @@ def test_every_unit_alone_gives_the_whole():
         run_native(case.kernel, single, splits=max(units, 1))
         for x, y in zip(whole, single, strict=True):
             assert x.tobytes() == y.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "step", "hidden"), [(2, 1, False), (20, 1, True), (2, 16, True)]
+)
+def test_llvm_does_not_know_what_counts_blocks_or_many_addresses(addresses, step, hidden):
+    e = Emitter(Module(Target()), 1)
+
+    def body(index, carried):
+        for number in range(addresses):
+            e.put(f"store i64 {index}, ptr {e.at('i64', f'%p{number}', index)}")
+        return carried
+
+    e.loop("0", "64", [], body, step)
+    counter = e.body_text().split(" = phi i64")[0].split()[-1]
+    assert (f"@llvm.expect.i64(i64 {counter}, i64 0)" in e.body_text()) == hidden
+    assert (f"i64 {counter}\n" in e.body_text()) != hidden  # what addresses are made of
 
 
 def test_equal_kernels_have_equal_text_whatever_their_value_numbers():
