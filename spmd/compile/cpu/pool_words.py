@@ -32,4 +32,9 @@ CORES = THREADS + 8 * (MOST_WORKERS + 1)  # those that workers may use; see `run
 AVOIDED = CORES + MASK_BYTES  # of each worker that is placed
 TICKETS = AVOIDED + 8 * MOST_PLACED  # of each part: i64, chunks that are taken
 TICKET_BYTES = 64
-POOL_BYTES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)
+LINES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)  # of the caller and of each worker
+# What a thread writes for others to see, in its line: whether it has work, and until when it sleeps
+# instead of waiting awake, two words (see `runtime_ir_wait`).
+LINE_BYTES = 64
+INSIDE, CROWDED = 0, 8
+POOL_BYTES = LINES + LINE_BYTES * (MOST_WORKERS + 1)

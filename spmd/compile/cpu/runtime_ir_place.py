@@ -5,6 +5,10 @@ all on virtual machines, where idle cores do not look idle; there the two take t
 the system up to tens of milliseconds to part them (seen: kernels at the speed of one thread for 150
 calls on end). So the caller of a job says where the workers may not run. That is a system call a
 worker, and only when the caller itself has moved.
+
+Then the system cannot help a worker whose core somebody else takes while it is in the middle of a
+job, so the caller does: when all that is left is to wait, it looks whether the workers inside get
+any time, brings those that do not to its own core, sleeps until they are done, and sends them back.
 """
 
 from __future__ import annotations
@@ -13,26 +17,33 @@ import ctypes
 import sys
 
 from spmd.compile.cpu.pool_words import (
+    INSIDE,
+    LINE_BYTES,
     MASK_BYTES,
     MOST_PLACED,
 )
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_wait import relax
 
 _CORES = 8 * MASK_BYTES
 
 _IS_LINUX = sys.platform.startswith("linux")
 _CAN_PLACE = _IS_LINUX and hasattr(ctypes.CDLL(None), "pthread_setaffinity_np")
 
+# A thread that has used no time while this passes has no core.
+_HELD_NS = 4000
+
 _DECLARATIONS = """
 declare i32 @sched_getcpu()
 declare i32 @sched_getaffinity(i32, i64, ptr)
 declare i32 @pthread_setaffinity_np(i64, i64, ptr)
+declare i32 @pthread_getcpuclockid(i64, ptr)
 """
 
 
 def place_texts() -> list[str]:
     """The declarations and functions."""
-    functions = (_note_cores(), _keep_off())
+    functions = (_note_cores(), _keep_off(), _used(), _bring_held())
     return [_DECLARATIONS, *(f.text() for f in functions)]
 
 
@@ -82,4 +93,56 @@ def _keep_off() -> Function:
             with f.if_(some.get().differs(0)):
                 thread, size = f.load("i64", threads, i * 8), f.value("i64", MASK_BYTES)
                 f.call("pthread_setaffinity_np", "i32", thread, size, rest)
+    return f
+
+
+def _used() -> Function:
+    """used(thread): the processor time of a thread in nanoseconds, its present turn included."""
+    f = Function("used", "i64", ["i64"], internal=True)
+    if not _CAN_PLACE:
+        f.ret(0)
+        return f
+    clock, time = f.stack("i32"), f.stack("i64", 2)
+    failed = f.call("pthread_getcpuclockid", "i32", f.params[0], clock)
+    with f.if_(failed.differs(0)):
+        f.ret(f.call("now", "i64"))
+    f.call("clock_gettime", "i32", f.load("i32", clock), time)
+    f.ret(f.load("i64", time) * 1_000_000_000 + f.load("i64", time, 8))
+    return f
+
+
+def _bring_held() -> Function:
+    """bring_held(threads, avoided, lines, count): bring here who works and gets no time.
+
+    Gives how many. `lines` are those of the threads; see `LINE_BYTES`.
+    """
+    f = Function("bring_held", "i64", ["ptr", "ptr", "ptr", "i64"], internal=True)
+    threads, avoided, lines, count = f.params
+    if not _CAN_PLACE:
+        f.ret(0)
+        return f
+    here = core(f)
+    with f.if_((count > MOST_PLACED) | (here <= 0) | (here > _CORES)):
+        f.ret(0)
+    before, brought = f.stack("i64", MOST_PLACED), f.var("i64", 0)
+    with f.range(0, count) as i:
+        f.store(f.call("used", "i64", f.load("i64", threads, i * 8)), before, i * 8)
+    end = f.call("now", "i64") + _HELD_NS
+    with f.loop():
+        f.break_if(f.call("now", "i64") >= end)
+        relax(f)
+    with f.range(0, count) as i:
+        thread = f.load("i64", threads, i * 8)
+        # Its time first: who starts to work after this was not seen to stand still.
+        still = f.call("used", "i64", thread).equals(f.load("i64", before, i * 8))
+        works = f.atomic_load("i64", f.at(lines, i * LINE_BYTES), INSIDE).differs(0)
+        with f.if_(still & works):
+            mask, size = f.stack("i64", MASK_BYTES // 8), f.value("i64", MASK_BYTES)
+            f.call("memset", "ptr", mask, f.value("i32", 0), size)
+            bit = f.value("i64", 1) << ((here - 1) % 64)
+            f.store(bit, f.at(mask, (here - 1) // 64 * 8))
+            f.call("pthread_setaffinity_np", "i32", thread, size, mask)
+            f.store(f.value("i64", 0), f.at(avoided, i * 8))
+            brought.set(brought.get() + 1)
+    f.ret(brought.get())
     return f

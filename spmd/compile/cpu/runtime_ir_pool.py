@@ -2,6 +2,7 @@
 
 The one idea: the caller can finish any job alone. Workers that arrive in time take chunks, those
 that arrive late find the gate closed, and the caller only ever waits for workers that are inside.
+Those that lost their core to a neighbour meanwhile it brings to its own (see `runtime_ir_place`).
 So a busy neighbour or a descheduled worker slows nobody down.
 
 Each thread has a part of a job's chunks, the same part in each job of that size, so that what it
@@ -34,9 +35,13 @@ from spmd.compile.cpu.pool_words import (
     CHUNKS,
     CONTEXT,
     CORES,
+    CROWDED,
     DONE,
     EPOCH,
     GATE,
+    INSIDE,
+    LINE_BYTES,
+    LINES,
     MOST_PLACED,
     MOST_WORKERS,
     MUTEX,
@@ -62,6 +67,8 @@ _EPOCH_STEP = 2 * (MOST_WORKERS + 1)
 # one before came as soon. An idle process is no load, and one that calls now and then a small one.
 CALLER_NS = 1_000_000
 WORKER_NS = 1_000_000
+# So often a caller that waits looks whether those that it waits for get on.
+LOOK_NS = 50_000
 
 # Scratch blocks from here on start on a huge page.
 HUGE_PAGE = 2 * 2**20
@@ -101,6 +108,7 @@ def pool_texts() -> list[str]:
         _leave(),
         _worker(),
         _start(),
+        _place(),
         _wait_for_workers(),
         _parallel_for(),
         _stop(),
@@ -163,11 +171,11 @@ def _worker() -> Function:
     pool = f.symbol("spmd_pool")
     begun = f.convert("ptrtoint", f.params[0], "i64")
     thread, seen = begun % _EPOCH_STEP, f.var("i64", begun // _EPOCH_STEP)
-    patience = f.var("i64", WORKER_NS)
+    patience, line = f.var("i64", WORKER_NS), f.at(f.at(pool, LINES), thread * LINE_BYTES)
     with f.loop():
         idle = f.call("now", "i64")
-        came = f.call("spin_until_differs", "i64", f.at(pool, EPOCH), seen.get(), patience.get())
-        with f.if_(came.equals(0)):
+        waited = f.at(pool, EPOCH), seen.get(), patience.get(), f.at(line, CROWDED)
+        with f.if_(f.call("spin_until_differs", "i64", *waited).equals(0)):
             _park(f, pool, seen.get())
             soon = f.call("now", "i64") - idle < WORKER_NS
             patience.set(f.select(soon, f.value("i64", WORKER_NS), 0))
@@ -176,7 +184,9 @@ def _worker() -> Function:
             f.ret(f.null())
         before = f.atomic("add", pool, GATE, _one(f))
         with f.if_((before & OPEN).differs(0)):
+            f.atomic_store(_one(f), line, INSIDE)
             f.call("take_chunks", "void", thread)
+            f.atomic_store(_one(f, 0), line, INSIDE)
         f.call("leave", "void")
     f.ret(f.null())
     return f
@@ -232,10 +242,21 @@ def _wait_for_workers() -> Function:
     f = Function("wait_for_workers", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     f.atomic("and", pool, GATE, _one(f, ~OPEN))
-    zero, patience = _one(f, 0), _one(f, CALLER_NS)
-    gone = f.call("spin_until_equals", "i64", f.at(pool, GATE), zero, patience)
-    with f.if_(gone.differs(0)):
-        f.ret()
+    zero, patience = _one(f, 0), _one(f, LOOK_NS)
+    brought = f.var("i64", 0)
+    placed = (
+        f.at(pool, THREADS),
+        f.at(pool, AVOIDED),
+        f.at(pool, LINES + LINE_BYTES),
+        f.load("i64", pool, STARTED),
+    )
+    crowded = f.at(pool, LINES + CROWDED)
+    with f.range(0, CALLER_NS // LOOK_NS):
+        waited = f.at(pool, GATE), zero, patience, crowded
+        with f.if_(f.call("spin_until_equals", "i64", *waited).differs(0)):
+            f.ret()
+        brought.set(f.call("bring_held", "i64", *placed))
+        f.break_if((brought.get() > 0) | (f.load("i64", crowded) > f.call("now", "i64")))
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
     f.atomic_store(_one(f), pool, CALLER_PARKED)
     with f.loop():
@@ -243,6 +264,17 @@ def _wait_for_workers() -> Function:
         f.call("pthread_cond_wait", "i32", f.at(pool, DONE), f.at(pool, MUTEX))
     f.atomic_store(_one(f, 0), pool, CALLER_PARKED)
     f.call("pthread_mutex_unlock", "i32", f.at(pool, MUTEX))
+    with f.if_(brought.get() > 0):
+        f.call("place", "void")
+    return f
+
+
+def _place() -> Function:
+    """Keep the workers off the core of the caller."""
+    f = Function("place", "void", [], internal=True)
+    pool = f.symbol("spmd_pool")
+    threads, avoided = f.at(pool, THREADS), f.at(pool, AVOIDED)
+    f.call("keep_off", "void", threads, avoided, f.load("i64", pool, STARTED), f.at(pool, CORES))
     return f
 
 
@@ -270,12 +302,7 @@ def _parallel_for() -> Function:
     f.store(f.atomic_load("i64", pool, EPOCH) & 1, pool, BACKWARDS)
     with f.range(0, parts) as part:
         f.store(_one(f, 0), f.at(pool, TICKETS), part * TICKET_BYTES)
-    threads, avoided, workers = (
-        f.at(pool, THREADS),
-        f.at(pool, AVOIDED),
-        f.load("i64", pool, STARTED),
-    )
-    f.call("keep_off", "void", threads, avoided, workers, f.at(pool, CORES))
+    f.call("place", "void")
     # Not a plain store: a worker that came late may just be adding and taking back its one.
     f.atomic("or", pool, GATE, _one(f, OPEN))
     f.atomic("add", pool, EPOCH, _one(f))
