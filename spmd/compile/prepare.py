@@ -32,7 +32,7 @@ from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
 from spmd.compile.cpu.sort_values import can_compress, values_text
 from spmd.compile.cpu.trees import native_walks
 from spmd.compile.cpu.units import symbols_of
-from spmd.compile.cpu.vectormath import shared_functions
+from spmd.compile.cpu.vectormath import VECTOR_ELEMENTS, shared_functions
 from spmd.compile.kernel.contraction import Contraction, Dims
 from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
 from spmd.core.errors import ArgumentError
@@ -41,7 +41,6 @@ from spmd.core.record import record
 # What elements of products are stored as.
 PRODUCTS = ("f32", "bf16", "f16", "f64")
 WINDOWS = ("f32", "f64")
-VECTOR_ELEMENTS = {"float": 4, "double": 8}
 REDUCED = ("float32", "float64", "bfloat16", "int32")
 
 

@@ -68,13 +68,20 @@ def float_literal(value: float, element: str) -> str:
 class Module:
     """The declarations that one kernel's text needs besides its own functions.
 
-    With `shares_math` vector functions are called, with `joins_waves` one function serves sines and
-    cosines.
+    With `shares_math` vector functions are called, if the kernel `is_small` where lanes fill
+    registers; with `joins_waves` one function serves sines and cosines.
     """
 
-    def __init__(self, target: Target, shares_math: bool = False, joins_waves: bool = False):
+    def __init__(
+        self,
+        target: Target,
+        shares_math: bool = False,
+        joins_waves: bool = False,
+        is_small: bool = False,
+    ):
         self.target = target
         self.shares_math = shares_math
+        self.is_small = is_small
         self.joins_waves = joins_waves
         self.declared: dict[str, str] = {}
 

@@ -46,6 +46,9 @@ UNIT_ELEMENTS = 4096
 # Above this many calls of vector functions their code is shared instead of repeated (notes: the
 # compile time of 40 calls falls by a factor of 3 to 4, the run time stays).
 INLINE_FUNCTIONS = 3
+# And so in kernels over few elements, in which reading the function's constants at each call takes
+# some hundred nanoseconds: LLVM takes 2 to 10 ms for a function that is written in place.
+SMALL_ELEMENTS = 4096
 
 # Units of work (one instruction on 16 lanes) from which wider virtual vectors pay.
 WIDE_FROM, WIDEST_FROM = 4.0, 32.0
@@ -89,8 +92,12 @@ def render(
         for instr in step.instrs
         if isinstance(instr, Op) and instr.op in VECTOR_FUNCTIONS
     ]
-    both = {"sin", "cos"} <= set(functions)
-    module = Module(target, shares_math=len(functions) > INLINE_FUNCTIONS, joins_waves=both)
+    module = Module(
+        target,
+        shares_math=len(functions) > INLINE_FUNCTIONS,
+        joins_waves={"sin", "cos"} <= set(functions),
+        is_small=math.prod(kernel.sizes) <= SMALL_ELEMENTS,
+    )
     text = _module_text(module, *_bodies(plan, module, stream_from))
     symbol = content_symbol("kernel", text)
     cost = _unit_cost(plan)

@@ -34,6 +34,8 @@ VECTOR_FUNCTIONS: dict[str, Callable[..., str]] = {
     name: getattr(module, name) for module, names in _FILES.items() for name in names.split()
 }
 HAS_BRANCHES = ("sin", "cos", "tan", "rem")
+# The elements of shared functions that are compiled beforehand (`prepare.py`), and their bytes.
+VECTOR_ELEMENTS = {"float": 4, "double": 8}
 # Quarter turns between a sine and these.
 TURNS = {"sin": 0, "cos": 1}
 
@@ -46,16 +48,23 @@ def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
     """Write a vector function in place, or a call of the one that all kernels share (`shared.py`).
 
     A module that uses much vector math calls it (`Module.shares_math`): it compiles several times
-    faster and runs as fast. Where it has sines and cosines, these are one function.
+    faster and runs as fast. A small kernel does so for as many lanes as all kernels have: they are
+    compiled already. Where it has sines and cosines, these are one function.
     """
     build, kind = VECTOR_FUNCTIONS[name], e.type(element)
     given = [(kind, operand) for operand in operands]
     if name in TURNS and e.module.joins_waves:
         turn = ("i32", str(TURNS[name]))
         return _call_shared(e, "sin_or_cos", element, vectormath_trig.sin_or_cos, [*given, turn])
-    if e.module.shares_math or name in HAS_BRANCHES or name in LONG:
+    if e.module.shares_math or name in HAS_BRANCHES or name in LONG or _is_usual(e, element):
         return _call_shared(e, name, element, build, given)
     return build(Floats(e, element), *operands)
+
+
+def _is_usual(e: Emitter, element: str) -> bool:
+    """Whether the module's kernel is small, and its lanes fill registers."""
+    bits = 8 * VECTOR_ELEMENTS[element]
+    return e.module.is_small and e.width * bits >= e.module.target.vector_bits
 
 
 def _call_shared(

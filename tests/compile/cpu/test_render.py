@@ -311,6 +311,19 @@ def test_llvm_does_not_know_what_counts_blocks_or_many_addresses(addresses, step
     assert (f"i64 {counter}\n" in e.body_text()) != hidden  # what addresses are made of
 
 
+@pytest.mark.parametrize(("count", "called"), [(7, False), (300, True), (5000, False)])
+def test_few_elements_call_a_function_that_is_there_where_many_have_it_in_place(count, called):
+    b = Builder((), (count,))
+    with b.row():
+        value = b.op("tanh", b.load(b.arg("f32", count), (1,)))
+        b.store(b.arg("f32", count, "out"), (1,), value)
+    kernel = b.build()
+    assert ("@spmd_shared_" in render(kernel, host_target()).text) == called
+    arrays = [np.linspace(-12, 12, count, dtype=np.float32), np.zeros(count, np.float32)]
+    for target in TARGETS.values():
+        assert_renders(kernel, arrays, target=target)
+
+
 def test_equal_kernels_have_equal_text_whatever_their_value_numbers():
     first = random_case(11).kernel
     second = random_case(11).kernel
