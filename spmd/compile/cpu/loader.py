@@ -254,7 +254,8 @@ class Loader:
         for key, symbols in entries.items():
             if key not in self._loaded:
                 code = object_cache.load(key)
-                if code is None:
+                # Another process may have compiled the same text since, as a part of a unit.
+                if code is None or code.startswith(_MOVED):
                     return False
                 units.append(_Unit(key, symbols, code))
         found = self._with_shared(units)

@@ -335,6 +335,20 @@ def test_texts_whose_unit_is_gone_are_compiled_again(folder, emitted):
     assert sorted(itertools.chain(*emitted)) == sorted(texts)
 
 
+def test_a_text_that_another_process_made_a_part_of_a_unit_is_not_loaded_alone(
+    folder, emitted, monkeypatch
+):
+    texts = [helped(f"both{k}", k) for k in range(20)]
+    (alone,) = Loader().compile_texts(texts[:1]).values()
+    assert Loader().load_entries({alone.entry: ("both0",)})
+    # The other was as quick, and is the later one to write.
+    with monkeypatch.context() as blind:
+        blind.setattr(ObjectCache, "load", lambda self, key: None)
+        Loader().compile_texts(texts)
+    assert not Loader().load_entries({alone.entry: ("both0",)})
+    assert call(Loader().compile_texts(texts[:1])["both0"]) == 0
+
+
 def test_texts_that_define_one_symbol_are_never_in_one_module(folder, emitted):
     both = [constant("twice", 1), constant("twice", 2)]
     with pytest.raises(ValueError, match="define the symbol 'twice'"):
