@@ -8,31 +8,20 @@ Programs are traced once, differentiated, vectorised, compiled, and run on every
 
 from __future__ import annotations
 
-import importlib as _importlib
 import typing as _typing
-from types import ModuleType as _ModuleType
 
 from spmd.core import stacks as _stacks  # isort: skip  # first: what follows may be what hangs
+from spmd.core.deferred import later as _later
 from spmd.core.util import importing as _importing
 
 with _importing():
     from spmd import (
-        ad_checkpoint,
         api,
         collectives,
-        custom_batching,
-        custom_derivatives,
-        debug,
-        distributed,
         dtypes,
         errors,
-        extend,
-        flatten_util,
         lax,
-        nn,
         numpy,
-        ops,
-        random,
         sharding,
         tree,
         tree_util,
@@ -112,16 +101,46 @@ with _importing():
     from spmd.sharding.spec import PartitionSpec as P
 
 if _typing.TYPE_CHECKING:
-    from spmd import checkify, checkpoints, export, jet, profiler, scipy
+    from spmd import (
+        ad_checkpoint,
+        checkify,
+        checkpoints,
+        custom_batching,
+        custom_derivatives,
+        debug,
+        distributed,
+        export,
+        extend,
+        flatten_util,
+        jet,
+        nn,
+        ops,
+        profiler,
+        random,
+        scipy,
+    )
 
 # Not every program needs these: they are imported when they are first asked for.
-_LATER = ("checkify", "checkpoints", "export", "jet", "profiler", "scipy")
+_LATER = (
+    "ad_checkpoint",
+    "checkify",
+    "checkpoints",
+    "custom_batching",
+    "custom_derivatives",
+    "debug",
+    "distributed",
+    "export",
+    "extend",
+    "flatten_util",
+    "jet",
+    "nn",
+    "ops",
+    "profiler",
+    "random",
+    "scipy",
+)
 
-
-def __getattr__(name: str) -> _ModuleType:
-    if name in _LATER:
-        return _importlib.import_module(f"spmd.{name}")
-    raise AttributeError(f"module 'spmd' has no attribute {name!r}")
+__getattr__ = _later(__name__, _LATER)
 
 
 def __dir__() -> list[str]:

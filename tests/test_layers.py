@@ -264,3 +264,15 @@ def test_floors_are_ordered():
     assert floor("spmd.collectives.transport.mpi") < floor("spmd.core.ir")
     assert floor("spmd.core.jvp") < floor("spmd.lax.elementwise") < floor("spmd.collectives.psum")
     assert floor("spmd.compile.cpu.loader") < floor("spmd.api") < floor("spmd")
+
+
+@pytest.mark.parametrize("package", ["spmd.numpy", "spmd.lax"])
+def test_what_is_imported_later_is_not_hidden_by_its_module(package):
+    """Importing `package.name` sets that attribute to the module, for good."""
+    listing = ROOT / package.replace(".", "/") / "more.py"
+    found = [
+        node for node in ast.parse(listing.read_text()).body if isinstance(node, ast.ImportFrom)
+    ]
+    names = {alias.asname or alias.name for node in found for alias in node.names}
+    modules = {node.module.rpartition(".")[2] for node in found if node.module != package}
+    assert modules and not names & modules

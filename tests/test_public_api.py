@@ -63,12 +63,14 @@ def exists(name: str) -> bool:
 
 def exported(module: ModuleType) -> list[str]:
     """The names a user may rely on: `__all__`, else what doesn't start with an underscore."""
-    names = getattr(module, "__all__", None)
+    names = vars(module).get("__all__")
     if names is None:
         names = [
             name
-            for name, value in vars(module).items()
-            if not name.startswith("_") and name != "annotations" and not inspect.ismodule(value)
+            for name in dir(module)  # which has what is imported when it is asked for
+            if not name.startswith("_")
+            and name != "annotations"
+            and not inspect.ismodule(getattr(module, name))
         ]
     return sorted(names)
 

@@ -68,3 +68,15 @@ def attributed_to(source: Any) -> Iterator[None]:
         yield
     finally:
         state.source = before
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Begin as a new thread does, for the length of a `with` block: no trace, no axes, no line."""
+    before = vars(state).copy()
+    state.axes, state.source, state.scope, state.operand = (), None, "", ""
+    try:
+        with current_trace(evaluation[0]):
+            yield
+    finally:
+        vars(state).update(before)

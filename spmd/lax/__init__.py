@@ -1,12 +1,15 @@
 """The operations: primitives with all their rules, under the names of `jax.lax`.
 
-This file only lists what is public, file by file.
+This file and `more.py` only list what is public, file by file.
 """
 
 # ruff: noqa: F401
 
+import typing as _typing
+
+from spmd.core.deferred import all_names as _all_names
+from spmd.core.deferred import later as _later
 from spmd.core.remat import optimization_barrier, optimization_barrier_p
-from spmd.lax import linalg
 from spmd.lax.arithmetic import (
     RoundingMethod,
     abs,
@@ -102,23 +105,13 @@ from spmd.lax.concatenate import (
 )
 from spmd.lax.control_cond import cond, cond_p, switch
 from spmd.lax.control_maps import associative_scan, map
-from spmd.lax.control_platform import platform_dependent
 from spmd.lax.control_scan import scan, scan_p
-from spmd.lax.control_solve import custom_linear_solve, custom_root, linear_solve_p
 from spmd.lax.control_while import fori_loop, while_loop, while_p
 from spmd.lax.conv import (
     conv,
     conv_general_dilated,
     conv_general_dilated_p,
     conv_with_general_padding,
-)
-from spmd.lax.conv_derived import (
-    conv_general_dilated_local,
-    conv_general_dilated_patches,
-    conv_general_shape_tuple,
-    conv_shape_tuple,
-    conv_transpose,
-    conv_transpose_shape_tuple,
 )
 from spmd.lax.conv_dims import (
     ConvDimensionNumbers,
@@ -252,12 +245,6 @@ from spmd.lax.logic import (
     shift_right_logical_p,
     xor_p,
 )
-from spmd.lax.ragged import (
-    RaggedDotDimensionNumbers,
-    ragged_dot,
-    ragged_dot_general,
-    scaled_dot,
-)
 from spmd.lax.reduce import (
     argmax,
     argmax_p,
@@ -320,40 +307,20 @@ from spmd.lax.sort import (
     top_k,
     top_k_p,
 )
-from spmd.lax.special import (
-    digamma,
-    digamma_p,
-    erf,
-    erf_inv,
-    erf_inv_p,
-    erf_p,
-    erfc,
-    erfc_p,
-    igamma,
-    igamma_grad_a,
-    igamma_grad_a_p,
-    igamma_p,
-    igammac,
-    igammac_p,
-    lgamma,
-    lgamma_p,
-    polygamma,
-    polygamma_p,
-    random_gamma_grad,
-    random_gamma_grad_p,
-    zeta,
-    zeta_p,
-)
-from spmd.lax.special_beta import (
-    bessel_i0e,
-    bessel_i0e_p,
-    bessel_i1e,
-    bessel_i1e_p,
-    betainc,
-    regularized_incomplete_beta_p,
-)
 from spmd.lax.windows import (
     GatherDimensionNumbers,
     GatherScatterMode,
     ScatterDimensionNumbers,
 )
+
+if _typing.TYPE_CHECKING:
+    from spmd.lax import linalg
+    from spmd.lax.more import *  # noqa: F403
+
+_LATER = ("linalg",)
+
+__getattr__ = _later(__name__, _LATER, "more")
+
+
+def __dir__() -> list[str]:
+    return _all_names(__name__, _LATER, "more")

@@ -1,9 +1,12 @@
 """NumPy's functions over spmd arrays, with the names and the semantics of `jax.numpy`.
 
-This file only lists what is public, file by file, and gives arrays and tracers their operators.
+This file and `more.py` only list what is public, file by file, and give arrays and tracers their
+operators.
 """
 
 # ruff: noqa: F401
+
+import typing as _typing
 
 from numpy import (
     e,
@@ -21,10 +24,10 @@ from numpy import (
 )
 from numpy.exceptions import ComplexWarning
 
+from spmd.core.deferred import all_names as _all_names
+from spmd.core.deferred import later as _later
 from spmd.core.trace import Tracer as _Tracer
-from spmd.numpy import fft, linalg
 from spmd.numpy.array_type import Array as ndarray
-from spmd.numpy.concatenators import c_, r_
 from spmd.numpy.creation import (
     array,
     asarray,
@@ -84,17 +87,6 @@ from spmd.numpy.dtype import (
 )
 from spmd.numpy.dtype import bool_ as bool
 from spmd.numpy.einsum import einsum, einsum_path
-from spmd.numpy.files import (
-    array_repr,
-    array_str,
-    frombuffer,
-    fromfile,
-    fromiter,
-    fromstring,
-    load,
-    save,
-    savez,
-)
 from spmd.numpy.floats import (
     around,
     ceil,
@@ -111,22 +103,6 @@ from spmd.numpy.floats import (
     spacing,
     trunc,
 )
-from spmd.numpy.functional import apply_along_axis, apply_over_axes, vectorize
-from spmd.numpy.grids import (
-    eye,
-    fromfunction,
-    identity,
-    indices,
-    ix_,
-    meshgrid,
-    mgrid,
-    ogrid,
-    tri,
-    tril,
-    triu,
-)
-from spmd.numpy.histograms import histogram2d, histogramdd
-from spmd.numpy.integers import gcd, lcm, packbits, unpackbits
 from spmd.numpy.joining import (
     append,
     array_split,
@@ -202,37 +178,7 @@ from spmd.numpy.manipulation import (
     swapaxes,
     transpose,
 )
-from spmd.numpy.numerical import (
-    diag_indices,
-    diag_indices_from,
-    gradient,
-    i0,
-    interp,
-    mask_indices,
-    polyval,
-    ravel_multi_index,
-    trapezoid,
-    tril_indices,
-    tril_indices_from,
-    triu_indices,
-    triu_indices_from,
-    unravel_index,
-    unwrap,
-    vander,
-)
 from spmd.numpy.operators import install as _install
-from spmd.numpy.placing import place, put
-from spmd.numpy.polynomial import (
-    poly,
-    polyadd,
-    polyder,
-    polydiv,
-    polyfit,
-    polyint,
-    polymul,
-    polysub,
-    roots,
-)
 from spmd.numpy.products import (
     cross,
     dot,
@@ -248,14 +194,6 @@ from spmd.numpy.products import (
     vecmat,
 )
 from spmd.numpy.promotion import broadcast_shapes, result_type
-from spmd.numpy.quantiles import (
-    median,
-    nanmedian,
-    nanpercentile,
-    nanquantile,
-    percentile,
-    quantile,
-)
 from spmd.numpy.ranges import arange, geomspace, linspace, logspace
 from spmd.numpy.reductions import (
     all,
@@ -297,24 +235,6 @@ from spmd.numpy.searching import (
     where,
 )
 from spmd.numpy.selection import choose, clip, nan_to_num, piecewise, select
-from spmd.numpy.sets import (
-    intersect1d,
-    setdiff1d,
-    setxor1d,
-    union1d,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-)
-from spmd.numpy.signal import (
-    bartlett,
-    blackman,
-    convolve,
-    correlate,
-    hamming,
-    hanning,
-    kaiser,
-)
 from spmd.numpy.sorting import (
     argpartition,
     argsort,
@@ -427,3 +347,15 @@ from spmd.sharding.array import Array as _Array
 
 _install(_Tracer)
 _install(_Array)
+
+if _typing.TYPE_CHECKING:
+    from spmd.numpy import fft, linalg
+    from spmd.numpy.more import *  # noqa: F403
+
+_LATER = ("fft", "linalg")
+
+__getattr__ = _later(__name__, _LATER, "more")
+
+
+def __dir__() -> list[str]:
+    return _all_names(__name__, _LATER, "more")
