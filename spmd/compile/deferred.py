@@ -13,6 +13,7 @@ from spmd.core.deferred import Deferred
 
 elementwise = Deferred("spmd.compile.lower.elementwise")
 building = Deferred("spmd.compile.building")
+expected = Deferred("spmd.compile.expected")
 executable = Deferred("spmd.compile.executable")
 flat = Deferred("spmd.compile.flat")
 mapcall = Deferred("spmd.compile.mapcall")

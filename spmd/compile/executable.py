@@ -22,7 +22,7 @@ from spmd.compile.cpu.image import Image, among_given, image_key, load_image, sa
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE
 from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.deferred import building, nativecall, pipeline
+from spmd.compile.deferred import building, expected, nativecall, pipeline
 from spmd.compile.identity import identity
 from spmd.compile.queued import (
     Operands,
@@ -106,6 +106,7 @@ class Executable:
         return building.plan_program(self.schedule, self.donated, available_cores())
 
     def _compile(self, key: str | None) -> None:
+        expected.expect_runtime()
         with building.Ahead() as ahead:
             schedule = self.schedule = self._make_schedule(ahead)
             self.takes = building.takes(schedule, self.plan, self.donated)

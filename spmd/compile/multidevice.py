@@ -27,7 +27,7 @@ from spmd.compile.cpu.image import Image, among_given, image_key, load_image, sa
 from spmd.compile.cpu.loader import available_cores
 from spmd.compile.cpu.queue import QUEUE, Job
 from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.deferred import building, pipeline
+from spmd.compile.deferred import building, expected, pipeline
 from spmd.compile.executable import constant, pointer, take
 from spmd.compile.identity import identity
 from spmd.compile.mesh_nans import check_mesh_nans
@@ -217,6 +217,7 @@ class MeshExecutable:
         return building.plan_program(self.schedule, [True] * len(self.piece_avals), threads)
 
     def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
+        expected.expect_runtime()
         count = len(self.devices)
         with building.Ahead() as ahead:
             if not self.topology.is_spread:  # else it is there

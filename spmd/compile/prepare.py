@@ -25,7 +25,8 @@ from spmd.compile.cpu.gemm import plan_packing, plan_product, prefers_packed
 from spmd.compile.cpu.gemm_ir import Vectors
 from spmd.compile.cpu.loader import host, loader
 from spmd.compile.cpu.reduce import reduce_kernels
-from spmd.compile.cpu.runtime import runtime
+from spmd.compile.cpu.run_words import PARTS
+from spmd.compile.cpu.runtime import load_parts, runtime
 from spmd.compile.cpu.shared import called_by_text, shared_text
 from spmd.compile.cpu.sort import sort_text
 from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
@@ -90,7 +91,8 @@ def _store(texts: dict[str, None]) -> int:
 
 def _load_runtime() -> int:
     loaded = [load() for load in (runtime, native_walks, door_code, flat.blocks_code)]
-    return len(loaded)
+    load_parts(PARTS)
+    return len(loaded) + len(PARTS)
 
 
 def _load_reductions() -> int:

@@ -40,7 +40,7 @@ from spmd.compile.cpu.door_words import (
     tree_words,
 )
 from spmd.compile.cpu.layout import object_layout
-from spmd.compile.cpu.loader import compile_written
+from spmd.compile.cpu.loader import Written, compile_written
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.cpu.trees import expect_walks
 from spmd.core.deferred import Deferred
@@ -109,12 +109,18 @@ class Results(NamedTuple):
     blocks: Sequence[tuple[SizeClass, int]] = ()
 
 
+def door_source() -> Written:
+    """The text of the code that all doors share."""
+    layout = object_layout()
+    return Written(f"door {layout}", lambda: _texts.door_text(layout))
+
+
 @cache
 def door_code() -> int:
     """The code that all doors share."""
     expect_walks()
     layout = object_layout()
-    found = compile_written(f"door {layout}", lambda: _texts.door_text(layout))
+    found = compile_written(door_source())
     if layout is not None:
         words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
         setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])

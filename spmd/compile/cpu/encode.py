@@ -36,6 +36,7 @@ from spmd.compile.cpu.program import (
     walk,
 )
 from spmd.compile.cpu.reduce import Reduction, reduce_kernels
+from spmd.compile.cpu.run_words import PARALLEL_PS, POOL
 
 # ---- the layout, shared with the executor --------------------------------------------------------
 
@@ -87,6 +88,20 @@ _LEAST_ADDRESS = 1 << 16
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
+# The parts of the runtime that run steps. The core runs kernels and copies; gangs are to be shared.
+_OF_STEPS = {
+    CALLBACK: "callback",
+    FOR: "for",
+    WHILE: "while",
+    COND: "cond",
+    SEGMENT: "segment",
+    PARALLEL: "parallel",
+    COLLECTIVE: "collective",
+    GANG: POOL,
+    RANKS: "ranks",
+}
+# Steps whose work threads may share, not only that of steps inside.
+_SHARED = (KERNEL, COPY, COLLECTIVE, SEGMENT, PARALLEL, GANG)
 # Steps in which devices meet each other, or Python.
 _MEETINGS = (CollectiveStep, CallbackStep, RankStep)
 
@@ -101,6 +116,8 @@ class Encoder:
         self._program = program
         self._reduce_kernels = reduce_kernels
         self._steps: list[Step] = []
+        self._opcodes: set[int] = set()
+        self._shared_ps = 0
         # Trip counts of the loops around the present step; None where only run time knows.
         self._trips: list[int | None] = []
         self._levels = 0
@@ -125,6 +142,7 @@ class Encoder:
             devices=self._program.devices,
             calls_python=has_callbacks(self._program),
             is_open=has_open_loops(self._program),
+            parts=self._parts(),
             places=_places(words, array),
         )
 
@@ -144,6 +162,7 @@ class Encoder:
             if together:
                 length = HEAD + SEGMENT_FIELDS + len(inner)
                 words += [SEGMENT, length, 0, cost]
+                self._note(SEGMENT, cost)
             words += inner
             total += cost
         return words, total
@@ -174,7 +193,21 @@ class Encoder:
                 opcode, (words, cost) = RANKS, self._ranks(step)
             case _:
                 raise TypeError(f"not a step: {step!r}")
+        is_whole = isinstance(step, KernelStep) and step.units * self._program.devices == 1
+        self._note(opcode, 0 if is_whole else cost)
         return [opcode, HEAD + len(words), number, *words], cost + STEP_PS
+
+    def _parts(self) -> tuple[str, ...]:
+        found = [_OF_STEPS[code] for code in sorted(self._opcodes) if code in _OF_STEPS]
+        # As much is shared natively, so the pool is there if it is ever asked for.
+        is_shared = self._shared_ps * self._program.devices >= PARALLEL_PS
+        return tuple(dict.fromkeys([*found, POOL] if is_shared else found))
+
+    def _note(self, opcode: int, cost: int) -> None:
+        """Note that there is such a step, and what of it could be shared."""
+        self._opcodes.add(opcode)
+        if opcode in _SHARED:
+            self._shared_ps = max(self._shared_ps, cost)
 
     # ---- steps -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Encoded:
     devices: int
     calls_python: bool
     is_open: bool  # whether only run time knows how long it takes
+    parts: tuple[str, ...]  # of the runtime, beside its core
     places: tuple[tuple[int, Address], ...] = ()  # the words that are addresses of compiled code
 
     @property

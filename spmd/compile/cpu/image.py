@@ -70,6 +70,7 @@ class Image:
     max_args: int
     cost_ps: int
     is_open: bool
+    parts: tuple[str, ...]
     # Steps that call Python: their number, what they run (see `hostcalls`), and the shape and dtype
     # of each input and each output.
     hosts: tuple[tuple[int, Any, tuple[Any, ...], tuple[Any, ...]], ...]
@@ -94,6 +95,7 @@ class Image:
             devices=self.devices,
             calls_python=bool(self.hosts),
             is_open=self.is_open,
+            parts=self.parts,
             places=places,
         )
 
@@ -176,6 +178,7 @@ def save_image(
         max_args=encoded.max_args,
         cost_ps=encoded.cost_ps,
         is_open=encoded.is_open,
+        parts=encoded.parts,
         hosts=hosts,
     )
     object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(Image)]))

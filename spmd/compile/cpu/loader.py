@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
+from spmd.compile.cpu.early import Early
 from spmd.compile.cpu.host import Host, find_host
 from spmd.compile.cpu.link import UnfamiliarError, link
 from spmd.compile.cpu.shared import (
@@ -67,6 +68,14 @@ class Address(int):
         return address
 
 
+@record
+class Written:
+    """A text that takes long to write, under a name; it depends on spmd's files and the name."""
+
+    name: str
+    write: Callable[[], str]
+
+
 class Loader:
     """Compiles and loads texts; one per process. All methods may be called from any thread."""
 
@@ -80,6 +89,7 @@ class Loader:
         self._shared: dict[str, Address] = {}
         # By whether they are for control.
         self._emitters: dict[bool, list[_Emitter]] = {False: [], True: []}
+        self._early: Early | None = None
         # How many texts this process compiled: what it did not find.
         self.compiled = 0
         # Library names are used up even by a link that fails.
@@ -154,24 +164,42 @@ class Loader:
         """A batch to add texts to."""
         return Batch(self)
 
-    def compile_written(self, name: str, write: Callable[[], str]) -> Mapping[str, int]:
+    def begin_early(self, written: Sequence[Written]) -> None:
+        """Begin with texts for `compile_written` that are not on the disk, beside Python."""
+
+        def is_new(each: Written) -> bool:
+            mark = self._mark(each.name)
+            return mark is None or object_cache.load(mark) is None
+
+        missing = [each.write for each in written if is_new(each)]
+        if missing:
+            self._early = Early(self._emit_now)
+            self._early.begin([lambda write=write: (write(), True) for write in missing])
+
+    def _mark(self, name: str) -> str | None:
+        """Under which name the disk has where a written text's code is; None without a disk."""
+        files = source_digest() if object_cache.is_on else ""
+        if not files:
+            return None
+        host = self.host
+        return entry_key(name, files, host.cpu, host.features, host.llvm_version)
+
+    def compile_written(self, written: Written) -> Mapping[str, int]:
         """Compile and load, as `optimize` does, a text that takes long to write.
 
         It must depend on nothing but spmd's own files: if these are as they were when the disk got
         its code, it is not even written.
         """
-        files = source_digest() if object_cache.is_on else ""
-        if not files:
-            return self.compile_texts([write()], optimize=True)
-        host = self.host
-        mark = entry_key(name, files, host.cpu, host.features, host.llvm_version)
+        mark = self._mark(written.name)
+        if mark is None:
+            return self.compile_texts([written.write()], optimize=True)
         with self._lock:
             stored = object_cache.load(mark) or b""
             if stored.startswith(_MOVED):
                 entry, *symbols = stored[len(_MOVED) :].decode().split()
                 if self._load_entries({entry: symbols}):
                     return self._loaded[entry]
-        addresses = self.compile_texts([write()], optimize=True)
+        addresses = self.compile_texts([written.write()], optimize=True)
         (entry,) = {address.entry for address in addresses.values()}
         object_cache.store(mark, _MOVED + " ".join([entry, *addresses]).encode())
         return addresses
@@ -308,6 +336,12 @@ class Loader:
 
     def _emit(self, sources: Sequence[Source]) -> bytes:
         """The object code of some texts, on any thread."""
+        made = None
+        if self._early is not None and len(sources) == 1:
+            made = self._early.take(sources[0])
+        return self._emit_now(sources) if made is None else made
+
+    def _emit_now(self, sources: Sequence[Source]) -> bytes:
         free = self._emitters[sharing.is_control(sources[0])]
         try:
             # The one that was used last: what LLVM makes at its first use is there.
@@ -524,6 +558,7 @@ __all__ = [
     "Batch",
     "Host",
     "Loader",
+    "Written",
     "available_cores",
     "compile_texts",
     "compile_written",

@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Sequence
 
 from spmd.compile.cpu.pool_words import SLEEPERS, STARTED, WORKERS
-from spmd.compile.cpu.runtime import runtime
+from spmd.compile.cpu.runtime import pool_calls
 
 
 def num_threads() -> int:
@@ -45,10 +45,10 @@ def parallel_for(
         return
     arg_words = (ctypes.c_int64 * max(len(args), 1))(*args)
     size_words = (ctypes.c_int64 * max(len(sizes), 1))(*sizes)
-    runtime().parallel_kernel(
+    pool_calls().parallel_kernel(
         function, ctypes.addressof(arg_words), ctypes.addressof(size_words), units, grain
     )
 
 
 def _word(offset: int) -> int:
-    return ctypes.c_int64.from_buffer(runtime().pool, offset).value
+    return ctypes.c_int64.from_buffer(pool_calls().words, offset).value

@@ -24,7 +24,7 @@ from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import queue_words as native
 from spmd.compile.cpu.allocator import Block, alloc
 from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.cpu.runtime import QueueCalls, runtime
+from spmd.compile.cpu.runtime import QueueCalls, queue_calls
 from spmd.core.config import config
 from spmd.core.context import attributed_to
 from spmd.core.errors import SpmdError
@@ -94,7 +94,7 @@ class Job:
 
     def is_done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self.number <= runtime().queue.done()
+        return self.number <= queue_calls().done()
 
     def wait(self) -> None:
         """Return when it has ended well; raise what it failed with, each time."""
@@ -158,7 +158,7 @@ class Queue:
 
     @property
     def _calls(self) -> QueueCalls:
-        return runtime().queue
+        return queue_calls()
 
     # ---- submitting ----
 

@@ -17,3 +17,28 @@ OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE = range(6)
 # The report stands behind the frames: the id of the step that failed, then a word per device, 1
 # where the device had reached it.
 REPORT_STEP, REPORT_REACHED = 0, 1
+
+# Threads share work from this much on, in picoseconds: an awake pool costs about 1 us to fork and
+# join.
+PARALLEL_PS = 3_000_000
+
+# The parts of the runtime beside its core (`runtime_ir_parts.py`): the pool, the queue, and what
+# runs a kind of steps.
+POOL, QUEUE = "pool", "queue"
+PARTS = (
+    POOL,
+    QUEUE,
+    "callback",
+    "for",
+    "while",
+    "cond",
+    "segment",
+    "parallel",
+    "collective",
+    "ranks",
+)
+
+
+def setup_symbol(part: str) -> str:
+    """The function that is given the table, once, before anything of a part runs."""
+    return f"spmd_setup_{part}"

@@ -41,7 +41,7 @@ from spmd.compile.cpu.program import (
     View,
     WhileStep,
 )
-from spmd.compile.cpu.runtime import runtime
+from spmd.compile.cpu.runtime import load_parts, runtime
 from spmd.core.deferred import Deferred
 from spmd.core.errors import CollectiveError, SpmdError
 
@@ -112,6 +112,7 @@ class NativeProgram:
         self.may_queue = not encoded.calls_python and not meets
         self._failure = np.zeros(1 + devices, dtype=np.int64)
         loaded = runtime()
+        load_parts(encoded.parts)
         self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
         self._header[:] = [
             _address(self._words),

@@ -1,18 +1,20 @@
-"""The native runtime of this process: compiled once, shared by all programs.
+"""The native runtime of this process, shared by all programs: its parts, loaded as they are needed.
 
-The one idea: pool, executor, queue and collectives are one module of IR text, so they call each
-other directly and live in one cached object. This file compiles it at first use, tells the pool how
-many threads it may have, and keeps a forked child away from its parent's threads.
+The one idea: what a process needs of the runtime follows from the steps of its programs, so a
+program says when it is built which parts it wants (`runtime_ir_parts`), and where nothing is on the
+disk yet nobody waits for LLVM to compile what nobody uses. This file loads parts, tells the pool
+how many threads it may have, and keeps a forked child away from its parent's threads.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from spmd.compile.cpu.loader import available_cores, compile_written
+from spmd.compile.cpu.loader import Written, available_cores, compile_written
 from spmd.compile.cpu.pool_words import MOST_WORKERS, POOL_BYTES, WORKERS
+from spmd.compile.cpu.run_words import POOL, QUEUE, setup_symbol
 from spmd.core.config import config
 from spmd.core.deferred import Deferred
 from spmd.core.errors import ArgumentError
@@ -26,18 +28,24 @@ _lock = guard("runtime")
 
 @record
 class Runtime:
-    """The entry points of the native runtime."""
+    """The entry points of the core."""
 
     # (program header, frames) -> status; the first keeps the GIL, the second releases it.
     run_short: Callable[[int, int], int]
     run_long: Callable[[int, int], int]
+    run_address: int
+    table: int
+
+
+@record
+class PoolCalls:
+    """The functions of `runtime_ir_pool.py` that Python calls, and the words of the pool."""
+
     # (function, args, sizes, units, chunk)
     parallel_kernel: Callable[[int, int, int, int, int], None]
-    run_address: int
     stop: Callable[[], int]
     reset: Callable[[int], None]
-    pool: ctypes.Array
-    queue: QueueCalls
+    words: ctypes.Array
 
 
 @record
@@ -52,11 +60,34 @@ class QueueCalls:
     reset: Callable[[], None]
 
 
+# ---- parts -------------------------------------------------------------------------------------
+
+
+def runtime_source() -> Written:
+    """The text of the core."""
+    return Written("runtime", lambda: _texts.core())
+
+
+def pool_source() -> Written:
+    """The text of the pool."""
+    return _source(POOL)
+
+
+def _source(part: str) -> Written:
+    return Written(f"runtime {part}", lambda: _texts.part(part))
+
+
+# ---- loading -----------------------------------------------------------------------------------
+
 _runtime: list[Runtime] = []
+# What the parts define, and what is called of them.
+_parts: dict[str, Mapping[str, int]] = {}
+_pool: list[PoolCalls] = []
+_queue: list[QueueCalls] = []
 
 
 def runtime() -> Runtime:
-    """The runtime, compiled at the first call."""
+    """The core, compiled at the first call."""
     if not _runtime:
         with _lock:
             if not _runtime:
@@ -64,29 +95,75 @@ def runtime() -> Runtime:
     return _runtime[0]
 
 
+def load_parts(names: Iterable[str]) -> None:
+    """Have these parts ready."""
+    for name in names:
+        if name == POOL:
+            pool_calls()
+        elif name not in _parts:
+            with _lock:
+                _part(name)
+
+
+def pool_calls() -> PoolCalls:
+    """The pool, compiled at the first call."""
+    if not _pool:
+        with _lock:
+            if not _pool:
+                _load_pool()
+    return _pool[0]
+
+
+def queue_calls() -> QueueCalls:
+    """The queue, compiled at the first call."""
+    if not _queue:
+        with _lock:
+            if not _queue:
+                _queue.append(_queue_calls(_part(QUEUE)))
+    return _queue[0]
+
+
+def _part(name: str) -> Mapping[str, int]:
+    """The symbols of a part, which is in the table then. The lock is held."""
+    symbols = _parts.get(name)
+    if symbols is None:
+        table = runtime().table
+        symbols = compile_written(_source(name))
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(symbols[setup_symbol(name)])(table)
+        _parts[name] = symbols
+    return symbols
+
+
 def _load() -> Runtime:
-    symbols = compile_written("runtime", lambda: _texts.runtime_text())
-    address = ctypes.c_void_p
-    run = (ctypes.c_int64, address, address)
-    kernel = (None, address, address, address, ctypes.c_int64, ctypes.c_int64)
+    _wanted_workers()  # a wrong setting is told of now, not by the first program that has threads
+    symbols = compile_written(runtime_source())
+    run = (ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
     loaded = Runtime(
         run_short=ctypes.PYFUNCTYPE(*run)(symbols["spmd_run"]),
         run_long=ctypes.CFUNCTYPE(*run)(symbols["spmd_run"]),
         run_address=symbols["spmd_run"],
-        parallel_kernel=ctypes.CFUNCTYPE(*kernel)(symbols["spmd_parallel_kernel"]),
-        stop=ctypes.CFUNCTYPE(ctypes.c_int64)(symbols["spmd_pool_stop"]),
-        reset=ctypes.CFUNCTYPE(None, ctypes.c_int64)(symbols["spmd_pool_reset"]),
-        pool=(ctypes.c_byte * POOL_BYTES).from_address(symbols["spmd_pool"]),
-        queue=_queue_calls(symbols),
+        table=symbols["spmd_table"],
     )
     error = ctypes.CFUNCTYPE(ctypes.c_int32)(symbols["spmd_initialize"])()
     if error:
         raise OSError(error, os.strerror(error))
-    loaded.reset(_wanted_workers())
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: loaded.reset(_wanted_workers()))
-    config.on_update("num_threads", lambda _: set_workers(loaded, _wanted_workers()))
+    config.on_update("num_threads", lambda _: _follow_setting())
     return loaded
+
+
+def _load_pool() -> None:
+    symbols = _part(POOL)
+    kernel = (None, *[ctypes.c_void_p] * 3, ctypes.c_int64, ctypes.c_int64)
+    calls = PoolCalls(
+        parallel_kernel=ctypes.CFUNCTYPE(*kernel)(symbols["spmd_parallel_kernel"]),
+        stop=ctypes.CFUNCTYPE(ctypes.c_int64)(symbols["spmd_pool_stop"]),
+        reset=ctypes.CFUNCTYPE(None, ctypes.c_int64)(symbols["spmd_pool_reset"]),
+        words=(ctypes.c_byte * POOL_BYTES).from_address(symbols["spmd_pool"]),
+    )
+    calls.reset(_wanted_workers())
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: calls.reset(_wanted_workers()))
+    _pool.append(calls)
 
 
 def _queue_calls(symbols: Mapping[str, int]) -> QueueCalls:
@@ -111,8 +188,15 @@ def _wanted_workers() -> int:
     return min(threads - 1, MOST_WORKERS)
 
 
-def set_workers(loaded: Runtime, workers: int) -> None:
+def _follow_setting() -> None:
+    """Have as many workers as the settings say, from the next job on."""
+    workers = _wanted_workers()
+    if _pool:
+        set_workers(_pool[0], workers)
+
+
+def set_workers(calls: PoolCalls, workers: int) -> None:
     """Change the number of workers; waits for a job that is running."""
-    while not loaded.stop():
+    while not calls.stop():
         os.sched_yield()
-    ctypes.c_int64.from_buffer(loaded.pool, WORKERS).value = workers
+    ctypes.c_int64.from_buffer(calls.words, WORKERS).value = workers

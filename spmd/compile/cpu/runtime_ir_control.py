@@ -8,7 +8,7 @@ gives each device to a thread of its own.
 from __future__ import annotations
 
 from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import OK, TOO_MANY_TRIPS
+from spmd.compile.cpu.run_words import OK, PARALLEL_PS, TOO_MANY_TRIPS
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     ARGS,
@@ -19,8 +19,6 @@ from spmd.compile.cpu.runtime_ir_execute import (
     JOB_END,
     JOB_FAILED,
     JOB_STEP,
-    PARALLEL_PS,
-    STEP_SIGNATURE,
     THREADS,
     all_of,
     context_alone,
@@ -28,14 +26,30 @@ from spmd.compile.cpu.runtime_ir_execute import (
     field,
     next_slot,
     report_step,
+    resolve,
     write_job,
 )
+from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
 
 
-def control_texts() -> list[str]:
-    """The functions of loops, branches and segments."""
-    functions = (_load_integer(), _for(), _while(), _cond(), _segment_units(), _segment())
-    return [f.text() for f in functions]
+def for_texts() -> list[str]:
+    """The functions of counted loops."""
+    return [f.text() for f in (resolve(), _load_integer(), _for())]
+
+
+def while_texts() -> list[str]:
+    """The functions of loops with a condition."""
+    return [f.text() for f in (resolve(), _while())]
+
+
+def cond_texts() -> list[str]:
+    """The functions of branches."""
+    return [f.text() for f in (resolve(), _load_integer(), _cond())]
+
+
+def segment_texts() -> list[str]:
+    """The functions of segments."""
+    return [f.text() for f in (_segment_units(), _segment())]
 
 
 def _load_integer() -> Function:

@@ -13,12 +13,13 @@ from spmd.compile.cpu.run_words import MISMATCH, OK
 from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     DEVICE_COUNT,
-    STEP_SIGNATURE,
     device_at,
     field,
     next_slot,
     report_reached,
+    resolve,
 )
+from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
 
 # A unit of work: small enough to balance, and to stay in a cache between its reads and writes.
 PIECE_ELEMENTS = 8192
@@ -33,6 +34,7 @@ _ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _PERMUTE, _ALL_GATHER, _ALL_TO_ALL = r
 def exchange_texts() -> list[str]:
     """The functions of the collectives."""
     functions = (
+        resolve(),
         _gather_groups(),
         _reduce_units(),
         _scatter_units(),

@@ -8,20 +8,19 @@ holds nobody up, and results depend on no order: rounds only write what is their
 from __future__ import annotations
 
 from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import OK
+from spmd.compile.cpu.run_words import OK, PARALLEL_PS
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     ARGS,
     COUNTER_BYTES,
     COUNTERS,
     LEVEL_COUNT,
-    PARALLEL_PS,
-    STEP_SIGNATURE,
     THREADS,
     all_of,
     context_alone,
     field,
 )
+from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
 
 # The job of a parallel loop: context, step, end of the body, the active device, failure, and the
 # ticket, which has a cache line of its own.

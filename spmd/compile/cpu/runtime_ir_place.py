@@ -33,18 +33,11 @@ _CAN_PLACE = _IS_LINUX and hasattr(ctypes.CDLL(None), "pthread_setaffinity_np")
 # A thread that has used no time while this passes has no core.
 _HELD_NS = 4000
 
-_DECLARATIONS = """
-declare i32 @sched_getcpu()
-declare i32 @sched_getaffinity(i32, i64, ptr)
-declare i32 @pthread_setaffinity_np(i64, i64, ptr)
-declare i32 @pthread_getcpuclockid(i64, ptr)
-"""
-
 
 def place_texts() -> list[str]:
-    """The declarations and functions."""
+    """The functions."""
     functions = (_note_cores(), _keep_off(), _used(), _bring_held())
-    return [_DECLARATIONS, *(f.text() for f in functions)]
+    return [f.text() for f in functions]
 
 
 def core(f: Function) -> Value:

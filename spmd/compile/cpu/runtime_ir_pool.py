@@ -22,7 +22,6 @@ describes threads that it does not have.
 
 from __future__ import annotations
 
-import mmap
 import signal
 
 from spmd.compile.cpu.pool_words import (
@@ -70,39 +69,11 @@ WORKER_NS = 1_000_000
 # So often a caller that waits looks whether those that it waits for get on.
 LOOK_NS = 50_000
 
-# Scratch blocks from here on start on a huge page.
-HUGE_PAGE = 2 * 2**20
-HUGE_FROM = 2**17
-MADV_HUGEPAGE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
-
-_DECLARATIONS = f"""
-@spmd_pool = global [{POOL_BYTES} x i8] zeroinitializer, align 64
-@scratch_key = internal global i64 0
-declare i32 @pthread_create(ptr, ptr, ptr, ptr)
-declare i32 @pthread_join(i64, ptr)
-declare i32 @pthread_mutex_init(ptr, ptr)
-declare i32 @pthread_mutex_lock(ptr)
-declare i32 @pthread_mutex_unlock(ptr)
-declare i32 @pthread_cond_init(ptr, ptr)
-declare i32 @pthread_cond_wait(ptr, ptr)
-declare i32 @pthread_cond_signal(ptr)
-declare i32 @pthread_cond_broadcast(ptr)
-declare i32 @pthread_sigmask(i32, ptr, ptr)
-declare i32 @sigfillset(ptr)
-declare i32 @pthread_key_create(ptr, ptr)
-declare ptr @pthread_getspecific(i64)
-declare i32 @pthread_setspecific(i64, ptr)
-declare i32 @posix_memalign(ptr, i64, i64)
-declare i32 @madvise(ptr, i64, i32)
-declare void @free(ptr)
-declare ptr @memcpy(ptr, ptr, i64)
-declare ptr @memmove(ptr, ptr, i64)
-declare ptr @memset(ptr, i32, i64)
-"""
+_POOL = f"@spmd_pool = global [{POOL_BYTES} x i8] zeroinitializer, align 64"
 
 
 def pool_texts() -> list[str]:
-    """The declarations and functions of the pool."""
+    """The words and functions of the pool."""
     functions = (
         _take_chunks(),
         _leave(),
@@ -113,12 +84,10 @@ def pool_texts() -> list[str]:
         _parallel_for(),
         _stop(),
         _reset(),
-        _initialize(),
-        _scratch(),
         _call_kernel(),
         _parallel_kernel(),
     )
-    return [_DECLARATIONS, *(f.text() for f in functions)]
+    return [_POOL, *(f.text() for f in functions)]
 
 
 def _one(f: Function, number: int = 1) -> Value:
@@ -347,45 +316,6 @@ def _reset() -> Function:
     pool = f.symbol("spmd_pool")
     f.call("memset", "ptr", pool, f.value("i32", 0), f.value("i64", POOL_BYTES))
     f.store(f.params[0], pool, WORKERS)
-    return f
-
-
-def _initialize() -> Function:
-    """Prepare the runtime, once per process; give 0, or the error of pthread_key_create."""
-    f = Function("spmd_initialize", "i32", [])
-    f.ret(f.call("pthread_key_create", "i32", f.symbol("scratch_key"), f.symbol("free")))
-    return f
-
-
-def _scratch() -> Function:
-    """scratch(bytes): memory of the calling thread, kept until it ends or asks for more.
-
-    The block starts with its size, in a cache line of its own. Null if there is no memory. Large
-    blocks ask for huge pages: packed operands are read all over, and with small pages the look-ups
-    of their addresses cost a product of 1024 rows up to a third of its speed.
-    """
-    f = Function("scratch", "ptr", ["i64"], internal=True)
-    needed = f.params[0]
-    key = f.load("i64", f.symbol("scratch_key"))
-    block = f.call("pthread_getspecific", "ptr", key)
-    with f.if_(block.differs(0)):
-        with f.if_(f.load("i64", block) >= needed):
-            f.ret(f.at(block, 64))
-        f.call("free", "void", block)
-        f.call("pthread_setspecific", "i32", key, f.null())
-    place, huge = f.stack("ptr"), needed >= HUGE_FROM
-    alignment = f.select(huge, f.value("i64", HUGE_PAGE), 64)
-    whole = (needed + 63 + alignment) // alignment * alignment
-    failed = f.call("posix_memalign", "i32", place, alignment, whole)
-    with f.if_(failed.differs(0)):
-        f.ret(f.null())
-    fresh = f.load("ptr", place)
-    if MADV_HUGEPAGE is not None:
-        with f.if_(huge):
-            f.call("madvise", "i32", fresh, whole, f.value("i32", MADV_HUGEPAGE))
-    f.store(needed, fresh)
-    f.call("pthread_setspecific", "i32", key, fresh)
-    f.ret(f.at(fresh, 64))
     return f
 
 

@@ -42,6 +42,7 @@ from spmd.compile.cpu.queue_words import (
     WORK,
 )
 from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir_parts import clock
 
 # Woken for a job whose maker may wait for it at once, the thread lets the maker take it first: that
 # one is awake already, and what was on its core stays in the caches. (The timers of the system add
@@ -50,16 +51,13 @@ GRACE_NS = 20_000
 
 _NANOSECONDS = 1_000_000_000
 
-_DECLARATIONS = f"""
-@spmd_queue = global [{QUEUE_BYTES} x i8] zeroinitializer, align 64
-declare i32 @pthread_cond_timedwait(ptr, ptr, ptr)
-declare i32 @nanosleep(ptr, ptr)
-"""
+_QUEUE = f"@spmd_queue = global [{QUEUE_BYTES} x i8] zeroinitializer, align 64"
 
 
 def queue_texts() -> list[str]:
-    """The declarations and functions of the queue."""
+    """The words and functions of the queue."""
     functions = (
+        clock(),
         _stamp(),
         _run_job(),
         _run_next(),
@@ -72,7 +70,7 @@ def queue_texts() -> list[str]:
         _stop(),
         _reset(),
     )
-    return [_DECLARATIONS, *(f.text() for f in functions)]
+    return [_QUEUE, *(f.text() for f in functions)]
 
 
 def _number(f: Function, offset: int) -> Value:

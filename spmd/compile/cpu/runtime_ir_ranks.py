@@ -10,8 +10,6 @@ calls Python, which looks for the reason, raises it, or lets the wait go on.
 
 from __future__ import annotations
 
-import time
-
 from spmd.collectives.transport import flight, shm_direct, shm_pages, shm_road, shm_wait
 from spmd.collectives.transport.call import CALL_BYTES
 from spmd.compile.cpu import encode as layout
@@ -20,13 +18,14 @@ from spmd.compile.cpu.run_words import MISMATCH, OK, TROUBLE
 from spmd.compile.cpu.runtime_ir import Function, Value
 from spmd.compile.cpu.runtime_ir_execute import (
     DEVICE_COUNT,
-    STEP_SIGNATURE,
     device_at,
     field,
     next_slot,
     report_reached,
     report_step,
+    resolve,
 )
+from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE, clock
 from spmd.compile.cpu.runtime_ir_place import core
 from spmd.compile.cpu.runtime_ir_wait import relax
 
@@ -34,16 +33,12 @@ _NANOSECONDS = 1_000_000_000
 _FIRST_PARK = int(shm_wait.FIRST_PARK_SECONDS * _NANOSECONDS)
 _LONGEST_PARK = int(shm_wait.LONGEST_PARK_SECONDS * _NANOSECONDS)
 
-_DECLARATIONS = """
-declare i64 @syscall(i64, ...)
-declare i32 @usleep(i32)
-declare i32 @clock_gettime(i32, ptr)
-"""
-
 
 def rank_texts() -> list[str]:
     """The functions of collectives between processes."""
     functions = (
+        resolve(),
+        clock(),
         _park(),
         _wake(),
         _first_missing(),
@@ -52,7 +47,6 @@ def rank_texts() -> list[str]:
         _agree(),
         _meet(),
         _find_slots(),
-        _now(),
         _begin_record(),
         _end_record(),
         _copy_rows(),
@@ -62,7 +56,7 @@ def rank_texts() -> list[str]:
         _run_actions(),
         _ranks(),
     )
-    return [_DECLARATIONS, *(f.text() for f in functions)]
+    return [f.text() for f in functions]
 
 
 def _word(f: Function, road: Value, index: int) -> Value:
@@ -240,15 +234,6 @@ def _meet() -> Function:
 
 
 # ---- the flight record ---------------------------------------------------------------------------
-
-
-def _now() -> Function:
-    """now(): the clock of the flight record."""
-    f = Function("now", "i64", [], internal=True)
-    found = f.stack("i64", 2)
-    f.call("clock_gettime", "i32", f.value("i32", int(time.CLOCK_MONOTONIC)), found)
-    f.ret(f.load("i64", found) * _NANOSECONDS + f.load("i64", found, 8))
-    return f
 
 
 def _begin_record() -> Function:

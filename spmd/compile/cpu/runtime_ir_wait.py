@@ -47,8 +47,6 @@ def wait_texts() -> list[str]:
     """The declarations and functions."""
     return [
         _PAUSE_DECLARATION,
-        "declare i32 @sched_yield()",
-        "declare i32 @getrusage(i32, ptr)",
         _switches().text(),
         _spin("differs").text(),
         _spin("equals").text(),

@@ -1,29 +1,58 @@
-"""The text of the native runtime: its parts as one module."""
+"""The texts of the native runtime: a module for the core and one for each part."""
 
 from __future__ import annotations
 
-from spmd.compile.cpu.runtime_ir_control import control_texts
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from types import MappingProxyType
+
+from spmd.compile.cpu.run_words import POOL, QUEUE
+from spmd.compile.cpu.runtime_ir_callback import callback_texts
+from spmd.compile.cpu.runtime_ir_control import cond_texts, for_texts, segment_texts, while_texts
 from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
 from spmd.compile.cpu.runtime_ir_execute import execute_texts
 from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
+from spmd.compile.cpu.runtime_ir_parts import clock, core_text, part_text
 from spmd.compile.cpu.runtime_ir_place import place_texts
 from spmd.compile.cpu.runtime_ir_pool import pool_texts
 from spmd.compile.cpu.runtime_ir_queue import queue_texts
 from spmd.compile.cpu.runtime_ir_ranks import rank_texts
+from spmd.compile.cpu.runtime_ir_scratch import scratch_texts
+from spmd.compile.cpu.runtime_ir_share import share_texts
 from spmd.compile.cpu.runtime_ir_wait import wait_texts
+from spmd.compile.cpu.units import CONTROL
+
+# What runs a kind of steps, `run_PART`.
+_OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
+    {
+        "callback": callback_texts,
+        "for": for_texts,
+        "while": while_texts,
+        "cond": cond_texts,
+        "segment": segment_texts,
+        "parallel": parallel_texts,
+        "collective": exchange_texts,
+        "ranks": rank_texts,
+    }
+)
 
 
-def runtime_text() -> str:
-    """The module of the runtime."""
-    parts = (
-        wait_texts(),
-        place_texts(),
-        pool_texts(),
-        execute_texts(),
-        control_texts(),
-        parallel_texts(),
-        exchange_texts(),
-        rank_texts(),
-        queue_texts(),
-    )
-    return "\n".join(text for part in parts for text in part)
+# A text may be written on one thread, to be compiled early, and asked for on another.
+@cache
+def core() -> str:
+    """The module of the core."""
+    return core_text([*scratch_texts(), *execute_texts()])
+
+
+@cache
+def part(name: str) -> str:
+    """The module of a part."""
+    if name == POOL:
+        texts = [clock().text(), *wait_texts(), *place_texts(), *pool_texts(), *share_texts()]
+        shared = {name: name for name in ("share", "share_kernel", "share_copy", "run_gang")}
+        return part_text(POOL, texts, shared | {"pool": "spmd_pool"}, needs=("scratch",))
+    if name == QUEUE:
+        # It runs for moments between programs of a millisecond.
+        return f"{CONTROL}\n{part_text(QUEUE, queue_texts(), {}, needs=('run_steps',))}"
+    step = f"run_{name}"
+    return part_text(name, _OF_STEPS[name](), {step: step}, needs=("block", "share", "scratch"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd.compile.cpu.builtin import make_builtin
 from spmd.compile.cpu.layout import object_layout, tree_layout
-from spmd.compile.cpu.loader import compile_written
+from spmd.compile.cpu.loader import Written, compile_written
 from spmd.core import tree
 from spmd.core.deferred import Deferred
 from spmd.sharding import pending
@@ -28,7 +28,8 @@ def native_walks() -> dict[str, Any]:
     layout, of_tree = object_layout(), tree_layout()
     if layout is None or of_tree is None:
         return {}
-    found = compile_written(f"trees {layout} {of_tree}", lambda: _texts.tree_text(layout, of_tree))
+    written = Written(f"trees {layout} {of_tree}", lambda: _texts.tree_text(layout, of_tree))
+    found = compile_written(written)
     # In the order of `runtime_ir_tree`'s words.
     kept = (
         tuple,

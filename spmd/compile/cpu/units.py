@@ -38,8 +38,9 @@ ASSEMBLY = "; assembly"
 # them take within 14 % of that, nine of ten within 44 %. (By characters alone: 25 % and 53 %.)
 _US_PER_LINE, _US_PER_BLOCK, _US_PER_CHARACTER, _US_PER_REGISTER = 9, 300, 0.23, 15
 _WIDE = (("<32 x ", 1), ("<64 x ", 3), ("<128 x ", 7))
-# The work of a text for control, per character.
+# The work of a text for control, per character, and how much of it is worth another unit.
 _US_OF_CONTROL = 0.15
+_CONTROL_UNIT = 5000
 # Units per thread: enough that all threads end at about the same time, whatever a text takes. They
 # are fewer where they would be less work than this: a unit itself takes 1500.
 UNITS_PER_WORKER = 3
@@ -110,7 +111,7 @@ def into_units(texts: Sequence[Source], cores: int) -> list[list[Source]]:
     work = sum(map(work_of, others))
     most = max(min(int(work / LEAST_UNIT), UNITS_PER_WORKER * cores), cores)
     # Control is mostly one group: a fraction of any other.
-    walks = max(min(int(sum(map(work_of, control)) / LEAST_UNIT), cores), 1)
+    walks = max(min(int(sum(map(work_of, control)) / _CONTROL_UNIT), cores), 1)
     groups = [*_balanced(others, most), *_balanced(control, walks), *([t] for t in shared)]
     return sorted(groups, key=lambda group: -sum(map(work_of, group)))
 

@@ -15,7 +15,7 @@ from spmd.compile.cpu import host as host_module
 from spmd.compile.cpu import loader as loader_module
 from spmd.compile.cpu import units
 from spmd.compile.cpu.cache import ObjectCache
-from spmd.compile.cpu.loader import Host, Loader, compile_texts, host
+from spmd.compile.cpu.loader import Host, Loader, Written, compile_texts, host
 from spmd.compile.cpu.runtime_ir import Function
 from spmd.compile.cpu.units import CONTROL
 
@@ -396,20 +396,23 @@ def test_a_text_is_written_once_for_the_files_that_it_depends_on(folder, monkeyp
         return helped("long", 5)
 
     for _ in range(3):
-        assert call(Loader().compile_written("test", write)["long"]) == 5
+        assert call(Loader().compile_written(Written("test", write))["long"]) == 5
     assert len(written) == 1
     assert call(Loader().compile_texts([write()], optimize=True)["long"]) == 5
     monkeypatch.setattr(loader_module, "source_digest", lambda: "other files")
-    assert call(Loader().compile_written("test", write)["long"]) == 5
+    assert call(Loader().compile_written(Written("test", write))["long"]) == 5
     monkeypatch.setattr(loader_module, "source_digest", lambda: "")  # as in an archive
-    assert [call(Loader().compile_written("test", write)["long"]) for _ in range(2)] == [5, 5]
+    assert [call(Loader().compile_written(Written("test", write))["long"]) for _ in range(2)] == [
+        5,
+        5,
+    ]
     assert len(written) == 5
 
 
 def test_a_text_whose_code_is_gone_is_written_again(folder, emitted):
-    Loader().compile_written("test", lambda: helped("lost", 6))
+    Loader().compile_written(Written("test", lambda: helped("lost", 6)))
     for path in folder.rglob("*.o"):
         if b"ELF" in path.read_bytes():
             path.unlink()
-    assert call(Loader().compile_written("test", lambda: helped("lost", 6))["lost"]) == 6
+    assert call(Loader().compile_written(Written("test", lambda: helped("lost", 6)))["lost"]) == 6
     assert len(emitted) == 2

@@ -1,0 +1,74 @@
+"""Code that is made before anybody asks for it, on a thread of its own.
+
+The one idea: while a process imports what compiles its first program, and traces and lowers that,
+Python keeps one core busy; LLVM can use another for what nearly every process needs. The thread
+makes one text after the other, and is gone when all are made. Who asks for one that it is at waits
+for it; one that it has not begun it leaves to who asks. So results never depend on it, a program
+that ends waits for one text at most, and a forked child, which has no such thread, finds no text
+half done.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from spmd.compile.cpu.units import EMISSIONS, Source
+
+
+class Early:
+    """Emits sources, each by itself; `emit` is what would be called otherwise."""
+
+    def __init__(self, emit: Callable[[Sequence[Source]], bytes]):
+        self._emit = emit
+        self._forget()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._changed = threading.Condition()
+        self._codes: dict[Source, bytes] = {}
+        self._left: set[Source] = set()  # to who asked for it
+        self._now: Source | None = None
+
+    def begin(self, writers: Sequence[Callable[[], Source]]) -> None:
+        """Make what these write, in their order."""
+        thread = threading.Thread(target=self._run, args=(writers,), name="spmd-early")
+        try:
+            thread.start()
+        except RuntimeError:
+            pass  # there are as many threads as there may be, or the program ends
+
+    def take(self, source: Source) -> bytes | None:
+        """The code of a source, if it is made or under way; else it is the caller's to make."""
+        with self._changed:
+            while self._now == source:
+                self._changed.wait()
+            self._left.add(source)
+            return self._codes.pop(source, None)
+
+    def _run(self, writers: Sequence[Callable[[], Source]]) -> None:
+        with EMISSIONS.helping():
+            for write in writers:
+                if not threading.main_thread().is_alive():
+                    return
+                with EMISSIONS.one():  # no fork until this one is made
+                    self._make(write)
+
+    def _make(self, write: Callable[[], Source]) -> None:
+        source, code = write(), None
+        with self._changed:
+            if source in self._left:
+                return
+            self._now = source
+        try:
+            code = self._emit([source])
+        except RuntimeError:
+            pass  # who asks for it makes it, and is told
+        finally:
+            with self._changed:
+                self._now = None
+                if code is not None:
+                    self._codes[source] = code
+                self._changed.notify_all()

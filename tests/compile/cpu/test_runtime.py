@@ -1,0 +1,47 @@
+"""The parts of the native runtime: which a program needs, and that no other is loaded."""
+
+import subprocess
+import sys
+
+import pytest
+
+from spmd.compile.cpu import encode
+from spmd.compile.cpu.encode import Encoder
+from spmd.compile.cpu.program import KernelStep, Program
+from spmd.compile.cpu.run_words import PARTS, POOL, QUEUE
+
+_PARTS = """
+import spmd, spmd.numpy as snp
+from spmd import lax
+from spmd.compile.cpu import runtime
+
+def loaded():
+    return set(runtime._parts)
+
+spmd.jit(lambda x: x * 2 + 1)(snp.ones(3))
+assert loaded() == set(), loaded()
+spmd.jit(lambda x: x @ x)(snp.ones((32, 32)))
+assert loaded() == set(), loaded()
+spmd.jit(lambda x: snp.tanh(x) * 2)(snp.ones(10**6))
+assert loaded() <= {"pool", "queue"} and "pool" in loaded(), loaded()
+grow = spmd.jit(lambda x: lax.while_loop(lambda y: y[0] < 900, lambda y: snp.sort(y * 2), x))
+assert grow(snp.ones(5000))[7] == 1024
+assert "while" in loaded(), loaded()
+"""
+
+
+def test_a_process_loads_the_parts_that_its_programs_use():
+    done = subprocess.run([sys.executable, "-c", _PARTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_part_is_there_for_the_steps_that_need_it():
+    everything = set(range(encode.KERNEL, encode.RANKS + 1))
+    assert set(encode._OF_STEPS) == everything - {encode.KERNEL, encode.COPY}
+    assert {*encode._OF_STEPS.values(), QUEUE} == set(PARTS)
+
+
+@pytest.mark.parametrize("units, cost_ns, parts", [(1, 1e6, ()), (2, 1e6, (POOL,)), (2, 1.0, ())])
+def test_the_pool_is_there_for_what_would_be_shared(units, cost_ns, parts):
+    step = KernelStep(2**20, (), units, cost_ns)
+    assert Encoder(Program((), (step,)), {}).encode().parts == parts
