@@ -53,11 +53,12 @@ class Early:
             for write in writers:
                 if not threading.main_thread().is_alive():
                     return
+                source = write()  # it may import, which forks wait for by themselves
                 with EMISSIONS.one():  # no fork until this one is made
-                    self._make(write)
+                    self._make(source)
 
-    def _make(self, write: Callable[[], Source]) -> None:
-        source, code = write(), None
+    def _make(self, source: Source) -> None:
+        code = None
         with self._changed:
             if source in self._left:
                 return

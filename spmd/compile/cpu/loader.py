@@ -173,6 +173,7 @@ class Loader:
 
         missing = [each.write for each in written if is_new(each)]
         if missing:
+            self._find_sharing()
             self._early = Early(self._emit_now)
             self._early.begin([lambda write=write: (write(), True) for write in missing])
 
@@ -332,7 +333,12 @@ class Loader:
         )
 
     def _team(self) -> Team:
+        self._find_sharing()
         return sharing.Team(self._emit, available_cores())
+
+    def _find_sharing(self) -> None:
+        """Import what threads that compile ask for: a fork waits for them, and would for that."""
+        assert sharing.is_control and sharing.symbols_of
 
     def _emit(self, sources: Sequence[Source]) -> bytes:
         """The object code of some texts, on any thread."""

@@ -32,7 +32,9 @@ from spmd.collectives.transport.shm_rounds import (
     Take,
 )
 from spmd.compile.cpu.program import CallbackStep, Program, RankStep, Slot, WhileStep
+from spmd.compile.cpu.run_words import PARTS
 from spmd.compile.cpu.runner import build_program
+from spmd.compile.cpu.runtime import load_parts
 from spmd.core.config import config
 from spmd.core.errors import CollectiveError, PeerError
 from tests.collectives.transport.cases import Case, all_cases, reduce_in_order
@@ -91,6 +93,12 @@ def is_native(case: Case) -> bool:
 
 
 CASES = [case for case in all_cases() if is_native(case)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    """The runtime is there before ranks are forked, so that none of them is late."""
+    load_parts(PARTS)
 
 
 @pytest.fixture
