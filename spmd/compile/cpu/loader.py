@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
 from spmd.compile.cpu.cores import available_cores
-from spmd.compile.cpu.early import Early
 from spmd.compile.cpu.host import Host, find_host
 from spmd.compile.cpu.link import UnfamiliarError, link
 from spmd.compile.cpu.shared import (
@@ -42,10 +41,12 @@ from spmd.core.forks import guard
 from spmd.core.record import record
 
 if TYPE_CHECKING:
+    from spmd.compile.cpu.early import Early
     from spmd.compile.cpu.units import Source, Team
 
 # How compiling is shared between threads: not for who finds all on the disk.
 sharing = Deferred("spmd.compile.cpu.units")
+early = Deferred("spmd.compile.cpu.early")
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
@@ -174,7 +175,7 @@ class Loader:
         missing = [each.write for each in written if is_new(each)]
         if missing:
             self._find_sharing()
-            self._early = Early(self._emit_now)
+            self._early = early.Early(self._emit_now)
             self._early.begin([lambda write=write: (write(), True) for write in missing])
 
     def _mark(self, name: str) -> str | None:
