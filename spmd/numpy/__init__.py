@@ -103,6 +103,20 @@ from spmd.numpy.floats import (
     spacing,
     trunc,
 )
+from spmd.numpy.functional import apply_along_axis, apply_over_axes, vectorize
+from spmd.numpy.grids import (
+    eye,
+    fromfunction,
+    identity,
+    indices,
+    ix_,
+    meshgrid,
+    mgrid,
+    ogrid,
+    tri,
+    tril,
+    triu,
+)
 from spmd.numpy.joining import (
     append,
     array_split,
@@ -194,6 +208,14 @@ from spmd.numpy.products import (
     vecmat,
 )
 from spmd.numpy.promotion import broadcast_shapes, result_type
+from spmd.numpy.quantiles import (
+    median,
+    nanmedian,
+    nanpercentile,
+    nanquantile,
+    percentile,
+    quantile,
+)
 from spmd.numpy.ranges import arange, geomspace, linspace, logspace
 from spmd.numpy.reductions import (
     all,

@@ -14,20 +14,6 @@ from spmd.numpy.files import (
     save,
     savez,
 )
-from spmd.numpy.functional import apply_along_axis, apply_over_axes, vectorize
-from spmd.numpy.grids import (
-    eye,
-    fromfunction,
-    identity,
-    indices,
-    ix_,
-    meshgrid,
-    mgrid,
-    ogrid,
-    tri,
-    tril,
-    triu,
-)
 from spmd.numpy.histograms import histogram2d, histogramdd
 from spmd.numpy.integers import gcd, lcm, packbits, unpackbits
 from spmd.numpy.numerical import (
@@ -59,14 +45,6 @@ from spmd.numpy.polynomial import (
     polymul,
     polysub,
     roots,
-)
-from spmd.numpy.quantiles import (
-    median,
-    nanmedian,
-    nanpercentile,
-    nanquantile,
-    percentile,
-    quantile,
 )
 from spmd.numpy.sets import (
     intersect1d,

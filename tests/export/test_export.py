@@ -11,7 +11,7 @@ import pytest
 
 import spmd
 import spmd.numpy as jnp
-from spmd import ShapeDtypeStruct, export, grad, jit, lax, nn, random, vmap
+from spmd import ShapeDtypeStruct, export, grad, jit, lax, nn, random, scipy, vmap
 from spmd.errors import ArgumentError, DtypeError, GradError, PytreeError, ShapeError
 
 RNG = np.random.default_rng(0)
@@ -129,24 +129,30 @@ def test_two_symbols():
     assert [str(a.shape) for a in exported.out_avals[1:]] == ["(4*b^2 + 1,)", "(b, 2*b)"]
 
 
-def test_another_process_needs_no_source(tmp_path):
+def _late(x):
+    """What it is made of is imported when it is first used, in part by `scipy` only."""
+    made = scipy.special.expi(x) + lax.erf(x) + jnp.linalg.inv(x.T @ x + jnp.eye(4))[0]
+    return made + random.uniform(random.key(0), (4,))
+
+
+@pytest.mark.parametrize("f", [FUNCTIONS["layer"], _late], ids=["layer", "late"])
+def test_another_process_needs_no_source(f, tmp_path):
     x = array(6, 4)
-    exported = export.export(jit(FUNCTIONS["layer"]))(symbolic("b, 4"))
-    (tmp_path / "layer.spmd").write_bytes(exported.serialize(vjp_order=1))
+    exported = export.export(jit(f))(symbolic("b, 4"))
+    (tmp_path / "f.spmd").write_bytes(exported.serialize(vjp_order=1))
     np.save(tmp_path / "x.npy", x)
     program = """
 import sys, numpy as np, spmd
 from pathlib import Path
 here = Path(sys.argv[1])
-layer = spmd.export.deserialize((here / "layer.spmd").read_bytes())
+f = spmd.export.deserialize((here / "f.spmd").read_bytes())
 x = np.load(here / "x.npy")
-np.save(here / "y.npy", layer.call(x))
-np.save(here / "g.npy", spmd.grad(lambda x: (layer.call(x) ** 2).sum())(x))
+np.save(here / "y.npy", f.call(x))
+np.save(here / "g.npy", spmd.grad(lambda x: (f.call(x) ** 2).sum())(x))
 """
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
-    layer = FUNCTIONS["layer"]
-    same(np.load(tmp_path / "y.npy"), layer(x))
-    same(np.load(tmp_path / "g.npy"), grad(lambda x: (layer(x) ** 2).sum())(x))
+    same(np.load(tmp_path / "y.npy"), f(x))
+    same(np.load(tmp_path / "g.npy"), grad(lambda x: (f(x) ** 2).sum())(x))
 
 
 # ---- transformations ---------------------------------------------------------------------------
