@@ -84,14 +84,20 @@ class Module:
         self.is_small = is_small
         self.joins_waves = joins_waves
         self.declared: dict[str, str] = {}
+        self._helpers: dict[str, str] = {}
+
+    def helper(self, text: str) -> str:
+        """The name of a function that is private to the module, in whose text it is `@NAME`."""
+        return self._helpers.setdefault(text, f"@helper{len(self._helpers)}")
 
     def declare(self, name: str, signature: str) -> None:
         """Declare an external function or intrinsic once."""
         self.declared.setdefault(name, signature)
 
     def text(self) -> str:
-        """Return the declarations."""
-        return "\n".join(self.declared.values())
+        """Return the declarations, and the private functions."""
+        helpers = [text.replace("@NAME", name) for text, name in self._helpers.items()]
+        return "\n".join((*self.declared.values(), *helpers))
 
 
 class Emitter:

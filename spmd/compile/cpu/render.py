@@ -20,7 +20,7 @@ from spmd.compile.cpu.render_access import is_near
 from spmd.compile.cpu.render_nest import Nest, Plan
 from spmd.compile.cpu.render_stream import STREAM_FROM, either_text, streamed
 from spmd.compile.cpu.render_tile import tile_dim
-from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS
+from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS, instructions_of
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import (
@@ -167,43 +167,6 @@ def make_plan(kernel: Kernel, target: Target, tiles: bool = True) -> Plan:
     return Plan(kernel, width, 0, points)
 
 
-# Instructions that an operation expands to, where it is more than one.
-INSTRUCTIONS = {
-    "div": 3.0,
-    "sqrt": 5.0,
-    "rsqrt": 7.0,
-    "exp": 12.0,
-    "exp2": 12.0,
-    "expm1": 16.0,
-    "tanh": 20.0,
-    "logistic": 20.0,
-    "log": 27.0,
-    "log1p": 35.0,
-    "sin": 32.0,
-    "cos": 32.0,
-    "tan": 36.0,
-    "erf": 32.0,
-    "erfc": 90.0,
-    "erf_inv": 120.0,
-    "pow": 150.0,
-    "sinh": 50.0,
-    "cosh": 36.0,
-    "atanh": 70.0,
-    "asinh": 60.0,
-    "acosh": 60.0,
-    "asin": 22.0,
-    "acos": 22.0,
-    "atan": 26.0,
-    "atan2": 40.0,
-    "cbrt": 40.0,
-    "rem": 16.0,
-    "nextafter": 10.0,
-    "threefry2x32": 75.0,
-    "lgamma": 250.0,
-    "digamma": 250.0,
-}
-
-
 def _work(kernel: Kernel) -> float:
     """Count instructions per element of the row, constants and indices left out."""
     total = 0.0
@@ -211,7 +174,7 @@ def _work(kernel: Kernel) -> float:
         weight = 1.0 if step.level == ROW else 0.05
         for instr in step.instrs:
             if isinstance(instr, Op):
-                total += weight * INSTRUCTIONS.get(instr.op, 1.0)
+                total += weight * instructions_of(instr.op)
             elif not isinstance(instr, Const | Iota):
                 total += weight
     return total

@@ -7,7 +7,7 @@ The loops that move the point are in `render_nest.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from spmd.compile.cpu import render_access as access
@@ -18,6 +18,13 @@ from spmd.compile.cpu.render_convert import constant_parts, element_of
 from spmd.compile.cpu.render_divide import inverse_of
 from spmd.compile.cpu.render_ops import Value, combine, render_op
 from spmd.compile.cpu.render_random import threefry2x32
+from spmd.compile.cpu.render_repeat import (
+    LEAST_RUN,
+    find_repeat,
+    readers_elsewhere,
+    runs,
+    write_repeat,
+)
 from spmd.compile.cpu.render_tile import read_step
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, itemsize, kind
 from spmd.compile.kernel.ir import (
@@ -258,6 +265,36 @@ class Body:
         self.values[instr.out] = Value(instr.dtype, tuple(parts), width)
         if instr.out in self.divisors:
             self._invert(instr.out)
+
+    def instrs(self, instrs: Sequence[Instr]) -> None:
+        """Write instructions; of those that repeat, calls of a function."""
+        for run in runs(instrs, self._may_repeat) if len(instrs) >= LEAST_RUN else (instrs,):
+            ops = [instr for instr in run if isinstance(instr, Op)]
+            repeat = None
+            if len(run) == len(ops) >= LEAST_RUN:
+                escaping = readers_elsewhere(self.kernel, run)
+                repeat = find_repeat(ops, self.defined, escaping)
+            if repeat is None:
+                for instr in run:
+                    self.instr(instr)
+                continue
+            self.instrs(ops[: repeat.first])
+            with self.e.at_width(self.width):
+                calls = write_repeat(
+                    self.e, repeat, self.defined, lambda value: self.get(value, self.width)
+                )
+                for out, value in calls:
+                    self.values[out] = value
+            self.instrs(ops[repeat.end :])
+
+    def _may_repeat(self, instr: Instr) -> bool:
+        """Say whether an instruction is an operation on whole vectors of real numbers."""
+        if not isinstance(instr, Op) or self.width == 1 or not self.varying[instr.out]:
+            return False
+        if instr.op == "threefry2x32" or self.divisors.intersection(instr.operands):
+            return False
+        dtypes = [instr.dtype, *(self.defined[value].dtype for value in instr.operands)]
+        return "c" not in map(kind, dtypes)
 
     def _iota(self, instr: Iota, width: int) -> str:
         e, element = self.e, element_of(instr.dtype)

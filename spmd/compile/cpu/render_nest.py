@@ -20,6 +20,7 @@ from spmd.compile.cpu.render_tile import is_transposed, stage, step_pointer
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import (
     ROW,
+    Const,
     Kernel,
     Load,
     Pass,
@@ -298,9 +299,10 @@ class Nest:
         for scan, carrier in sweep.scans:
             mine, running = _split(running, len(carrier.types))
             body.running[scan.out] = tuple(mine)
-        for instr in sweep.step.instrs:
-            if body.depth[instr.out] == deepest:
-                body.instr(instr)
+        instrs = sweep.step.instrs
+        body.instrs(
+            [i for i in instrs if body.depth[i.out] == deepest and not isinstance(i, Const)]
+        )
         body.stores(sweep.step)
         # Outer lanes that do not exist may accumulate anything.
         mask = body.tail.mask if body.tail is not None and body.lanes_inner else None

@@ -43,6 +43,47 @@ TURNS = {"sin": 0, "cos": 1}
 # Long enough that a call costs nothing beside them.
 LONG = ("erf_inv", "lgamma", "digamma")
 
+# Instructions that an operation expands to, where it is more than one.
+INSTRUCTIONS = {
+    "div": 3.0,
+    "sqrt": 5.0,
+    "rsqrt": 7.0,
+    "exp": 12.0,
+    "exp2": 12.0,
+    "expm1": 16.0,
+    "tanh": 20.0,
+    "logistic": 20.0,
+    "log": 27.0,
+    "log1p": 35.0,
+    "sin": 32.0,
+    "cos": 32.0,
+    "tan": 36.0,
+    "erf": 32.0,
+    "erfc": 90.0,
+    "erf_inv": 120.0,
+    "pow": 150.0,
+    "sinh": 50.0,
+    "cosh": 36.0,
+    "atanh": 70.0,
+    "asinh": 60.0,
+    "acosh": 60.0,
+    "asin": 22.0,
+    "acos": 22.0,
+    "atan": 26.0,
+    "atan2": 40.0,
+    "cbrt": 40.0,
+    "rem": 16.0,
+    "nextafter": 10.0,
+    "threefry2x32": 75.0,
+    "lgamma": 250.0,
+    "digamma": 250.0,
+}
+
+
+def instructions_of(op: str) -> float:
+    """About how many instructions an operation of kernels is on each register."""
+    return INSTRUCTIONS.get(op, 1.0)
+
 
 def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
     """Write a vector function in place, or a call of the one that all kernels share (`shared.py`).
