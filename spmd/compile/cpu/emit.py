@@ -246,25 +246,30 @@ class Emitter:
             return function(*operands)
         if self.width < lanes:
             return self._in_one_register(function, element, lanes, *operands)
-        whole, numbers = self.type(element), range(self.width)
         parts = []
         for first in range(0, self.width, lanes):
-            mask = self.lanes(numbers[first : first + lanes], "i32")
-            pieces = [
-                self.set(f"shufflevector {whole} {operand}, {whole} poison, <{lanes} x i32> {mask}")
-                for operand in operands
-            ]
+            pieces = [self.piece(element, operand, first, lanes) for operand in operands]
             with self.at_width(lanes):
                 parts.append(function(*pieces))
-        while len(parts) > 1:
-            half = self.type(element, lanes)
-            lanes *= 2
-            mask = f"<{lanes} x i32> {self.lanes(range(lanes), 'i32')}"
-            parts = [
-                self.set(f"shufflevector {half} {low}, {half} {high}, {mask}")
-                for low, high in zip(parts[::2], parts[1::2], strict=True)
-            ]
-        return parts[0]
+        return self.join(element, lanes, parts)
+
+    def piece(self, element: str, vector: str, first: int, lanes: int) -> str:
+        """Take neighbouring lanes out of a vector, from a multiple of their number on."""
+        kind, part = self.type(element), self.type(element, lanes)
+        name = f"@llvm.vector.extract.{self.suffix(element, lanes)}.{self.suffix(element)}"
+        self.module.declare(name, f"declare {part} {name}({kind}, i64)")
+        return self.set(f"call {part} {name}({kind} {vector}, i64 {first})")
+
+    def join(self, element: str, lanes: int, parts: Sequence[str]) -> str:
+        """Make one vector of parts that have so many lanes each."""
+        kind, part = self.type(element), self.type(element, lanes)
+        name = f"@llvm.vector.insert.{self.suffix(element)}.{self.suffix(element, lanes)}"
+        self.module.declare(name, f"declare {kind} {name}({kind}, {part}, i64)")
+        whole = "poison"
+        for number, given in enumerate(parts):
+            place = f"{part} {given}, i64 {number * lanes}"
+            whole = self.set(f"call {kind} {name}({kind} {whole}, {place})")
+        return whole
 
     def _in_one_register(
         self, function: Callable[..., str], element: str, lanes: int, *operands: str

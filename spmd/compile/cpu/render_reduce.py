@@ -87,15 +87,8 @@ class Accumulator:
                 e.set(f"extractelement {kind_text} {vector}, i32 0"),
                 e.set(f"extractelement {kind_text} {vector}, i32 1"),
             )
-        low, high = (
-            e.set(
-                f"shufflevector {kind_text} {vector}, {kind_text} poison, <{half} x i32> <"
-                + ", ".join(f"i32 {lane}" for lane in range(first, first + half))
-                + ">"
-            )
-            for first in (0, half)
-        )
-        return low, high
+        with e.at_width(width):
+            return e.piece(element, vector, 0, half), e.piece(element, vector, half, half)
 
     def _combine(
         self,

@@ -39,8 +39,10 @@ def _target_machine() -> llvm.TargetMachine:
 def compile_rendered(rendered: Rendered):
     """Return the compiled function of a rendered kernel."""
     module = llvm.parse_assembly(rendered.text)
-    for symbol in called_by_text(rendered.text):
+    called = called_by_text(rendered.text)
+    for symbol in called:  # grows: shared functions call others
         module.link_in(llvm.parse_assembly(shared_text(symbol)))
+        called += [s for s in called_by_text(shared_text(symbol)) if s not in called]
     module.verify()
     engine = llvm.create_mcjit_compiler(module, _target_machine())
     engine.finalize_object()
