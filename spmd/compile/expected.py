@@ -10,11 +10,11 @@ from functools import cache
 
 from spmd.compile.cpu.door import door_source
 from spmd.compile.cpu.loader import available_cores, loader
-from spmd.compile.cpu.runtime import pool_source, runtime_source
+from spmd.compile.cpu.runtime import pool_calls, pool_source, runtime_source
 
 
 @cache
 def expect_runtime() -> None:
     """Begin with the core of the runtime, the pool, and the code of doors; once a process."""
     if available_cores() > 1:
-        loader.begin_early([runtime_source(), pool_source(), door_source()])
+        loader.begin_early({runtime_source(): None, pool_source(): pool_calls, door_source(): None})

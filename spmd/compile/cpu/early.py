@@ -15,6 +15,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from spmd.compile.cpu.units import EMISSIONS, Source
+from spmd.core.record import record
+
+
+@record
+class Item:
+    """A text to be made under a name; and what puts its code where it is used, if nobody asks."""
+
+    name: str
+    write: Callable[[], Source]
+    use: Callable[[], object] | None = None
 
 
 class Early:
@@ -27,18 +37,24 @@ class Early:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
+        self._coming: set[str] = set()
         self._changed = threading.Condition()
         self._codes: dict[Source, bytes] = {}
         self._left: set[Source] = set()  # to who asked for it
         self._now: Source | None = None
 
-    def begin(self, writers: Sequence[Callable[[], Source]]) -> None:
-        """Make what these write, in their order."""
-        thread = threading.Thread(target=self._run, args=(writers,), name="spmd-early")
+    def begin(self, items: Sequence[Item]) -> None:
+        """Make these, in their order."""
+        self._coming = {item.name for item in items}
+        thread = threading.Thread(target=self._run, args=(items,), name="spmd-early")
         try:
             thread.start()
-        except RuntimeError:
-            pass  # there are as many threads as there may be, or the program ends
+        except RuntimeError:  # there are as many threads as there may be, or the program ends
+            self._coming = set()
+
+    def is_coming(self, name: str) -> bool:
+        """Whether an item is not made yet, or made and not put where it is used."""
+        return name in self._coming
 
     def take(self, source: Source) -> bytes | None:
         """The code of a source, if it is made or under way; else it is the caller's to make."""
@@ -48,20 +64,24 @@ class Early:
             self._left.add(source)
             return self._codes.pop(source, None)
 
-    def _run(self, writers: Sequence[Callable[[], Source]]) -> None:
+    def _run(self, items: Sequence[Item]) -> None:
         with EMISSIONS.helping():
-            for write in writers:
+            for item in items:
                 if not threading.main_thread().is_alive():
                     return
-                source = write()  # it may import, which forks wait for by themselves
+                source = item.write()  # it may import, which forks wait for by themselves
                 with EMISSIONS.one():  # no fork until this one is made
-                    self._make(source)
+                    is_made = self._make(source)
+                if is_made and item.use is not None:
+                    item.use()
+                self._coming.discard(item.name)
 
-    def _make(self, source: Source) -> None:
+    def _make(self, source: Source) -> bool:
+        """Whether the code of a source is there now."""
         code = None
         with self._changed:
             if source in self._left:
-                return
+                return False
             self._now = source
         try:
             code = self._emit([source])
@@ -73,3 +93,4 @@ class Early:
                 if code is not None:
                     self._codes[source] = code
                 self._changed.notify_all()
+        return code is not None

@@ -88,7 +88,7 @@ _LEAST_ADDRESS = 1 << 16
 # A run of steps shorter than this is not worth a marker of its own.
 _SEGMENT_STEPS = 2
 
-# The parts of the runtime that run steps. The core runs kernels and copies; gangs are to be shared.
+# The parts of the runtime that run steps; the core runs kernels and copies.
 _OF_STEPS = {
     CALLBACK: "callback",
     FOR: "for",
@@ -97,7 +97,7 @@ _OF_STEPS = {
     SEGMENT: "segment",
     PARALLEL: "parallel",
     COLLECTIVE: "collective",
-    GANG: POOL,
+    GANG: "gang",
     RANKS: "ranks",
 }
 # Steps whose work threads may share, not only that of steps inside.

@@ -165,18 +165,29 @@ class Loader:
         """A batch to add texts to."""
         return Batch(self)
 
-    def begin_early(self, written: Sequence[Written]) -> None:
-        """Begin with texts for `compile_written` that are not on the disk, beside Python."""
+    def begin_early(self, written: Mapping[Written, Callable[[], object] | None]) -> None:
+        """Begin with texts for `compile_written` that are not on the disk, beside Python.
+
+        Each may have what puts its code to use when it is made, whether anybody asks for it or not.
+        """
 
         def is_new(each: Written) -> bool:
             mark = self._mark(each.name)
             return mark is None or object_cache.load(mark) is None
 
-        missing = [each.write for each in written if is_new(each)]
+        missing = [
+            early.Item(each.name, lambda each=each: (each.write(), True), use)
+            for each, use in written.items()
+            if is_new(each)
+        ]
         if missing:
             self._find_sharing()
-            self._early = early.Early(self._emit_now)
-            self._early.begin([lambda write=write: (write(), True) for write in missing])
+            begun = self._early = early.Early(self._emit_now)
+            begun.begin(missing)
+
+    def is_coming(self, written: Written) -> bool:
+        """Whether a text that was begun early is not in use yet."""
+        return self._early is not None and self._early.is_coming(written.name)
 
     def _mark(self, name: str) -> str | None:
         """Under which name the disk has where a written text's code is; None without a disk."""

@@ -35,6 +35,7 @@ PARTS = (
     "segment",
     "parallel",
     "collective",
+    "gang",
     "ranks",
 )
 

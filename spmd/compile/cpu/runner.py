@@ -69,6 +69,8 @@ _encode = Deferred("spmd.compile.cpu.encode")
 # A program is long if all threads together (or so many) would compute for this time at least.
 LONG_NS = 1e6
 _MOST_LONG_THREADS = 8
+# A program that takes longer, on one thread, waits for the others where these are being compiled.
+_PATIENT_NS = 1e8
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
 
@@ -112,7 +114,7 @@ class NativeProgram:
         self.may_queue = not encoded.calls_python and not meets
         self._failure = np.zeros(1 + devices, dtype=np.int64)
         loaded = runtime()
-        load_parts(encoded.parts)
+        load_parts(encoded.parts, self.cost_ns >= _PATIENT_NS or encoded.is_open)
         self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
         self._header[:] = [
             _address(self._words),

@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from spmd.compile.cpu.loader import Written, available_cores, compile_written
+from spmd.compile.cpu.loader import Written, available_cores, compile_written, loader
 from spmd.compile.cpu.pool_words import MOST_WORKERS, POOL_BYTES, WORKERS
 from spmd.compile.cpu.run_words import POOL, QUEUE, setup_symbol
 from spmd.core.config import config
@@ -95,11 +95,15 @@ def runtime() -> Runtime:
     return _runtime[0]
 
 
-def load_parts(names: Iterable[str]) -> None:
-    """Have these parts ready."""
+def load_parts(names: Iterable[str], patient: bool = True) -> None:
+    """Have these parts ready; who is not patient does not wait for the pool.
+
+    Programs run on one thread until it is there, with the same results.
+    """
     for name in names:
         if name == POOL:
-            pool_calls()
+            if patient or not loader.is_coming(pool_source()):
+                pool_calls()
         elif name not in _parts:
             with _lock:
                 _part(name)

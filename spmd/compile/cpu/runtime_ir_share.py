@@ -47,10 +47,13 @@ def share_texts() -> list[str]:
         _share_kernel(),
         _copy_pieces(),
         _share_copy(),
-        _gang_pieces(),
-        _gang(),
     )
     return [f.text() for f in functions]
+
+
+def gang_texts() -> list[str]:
+    """The functions of gangs, a part of their own: who has some may have no threads yet."""
+    return [f.text() for f in (resolve(), _gang_pieces(), _gang())]
 
 
 def _share() -> Function:

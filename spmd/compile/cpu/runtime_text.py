@@ -18,7 +18,7 @@ from spmd.compile.cpu.runtime_ir_pool import pool_texts
 from spmd.compile.cpu.runtime_ir_queue import queue_texts
 from spmd.compile.cpu.runtime_ir_ranks import rank_texts
 from spmd.compile.cpu.runtime_ir_scratch import scratch_texts
-from spmd.compile.cpu.runtime_ir_share import share_texts
+from spmd.compile.cpu.runtime_ir_share import gang_texts, share_texts
 from spmd.compile.cpu.runtime_ir_wait import wait_texts
 from spmd.compile.cpu.units import CONTROL
 
@@ -32,6 +32,7 @@ _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
         "segment": segment_texts,
         "parallel": parallel_texts,
         "collective": exchange_texts,
+        "gang": gang_texts,
         "ranks": rank_texts,
     }
 )
@@ -49,7 +50,7 @@ def part(name: str) -> str:
     """The module of a part."""
     if name == POOL:
         texts = [clock().text(), *wait_texts(), *place_texts(), *pool_texts(), *share_texts()]
-        shared = {name: name for name in ("share", "share_kernel", "share_copy", "run_gang")}
+        shared = {name: name for name in ("share", "share_kernel", "share_copy")}
         return part_text(POOL, texts, shared | {"pool": "spmd_pool"}, needs=("scratch",))
     if name == QUEUE:
         # It runs for moments between programs of a millisecond.

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spmd.compile.cpu.early import Early
+from spmd.compile.cpu.early import Early, Item
 from spmd.compile.cpu.loader import Loader, Written
 
 PATIENCE = 60
@@ -20,7 +20,7 @@ def sources(count: int):
 
 
 def writers(*made):
-    return [lambda source=source: source for source in made]
+    return [Item(source[0], lambda source=source: source) for source in made]
 
 
 def until(condition) -> None:
@@ -78,6 +78,20 @@ def test_what_cannot_be_compiled_is_left_to_who_asks():
     assert early.take(sources(1)[0]) is None
 
 
+def test_what_is_made_is_put_to_use_if_nobody_made_it_before():
+    used, gate = [], threading.Event()
+    early = Early(lambda unit: gate.wait(PATIENCE) and b"code")
+    first, second = sources(2)
+    items = [Item(s[0], lambda s=s: s, lambda s=s: used.append(s)) for s in (first, second)]
+    early.begin(items)
+    until(lambda: early._now == first)
+    assert early.take(second) is None
+    assert early.is_coming("text 0") and early.is_coming("text 1")
+    gate.set()
+    until(lambda: not early.is_coming("text 1"))
+    assert used == [first] and not early.is_coming("text 0")
+
+
 def test_a_loader_compiles_written_texts_once(monkeypatch, tmp_path):
     loader = Loader()
     written = Written("early", lambda: EXAMPLE.format(name="early_example", value=5))
@@ -85,7 +99,7 @@ def test_a_loader_compiles_written_texts_once(monkeypatch, tmp_path):
     emit = loader._emit_now
     monkeypatch.setattr(loader, "_emit_now", lambda unit: emitted.append(unit) or emit(unit))
     monkeypatch.setattr(loader, "_mark", lambda name: None)
-    loader.begin_early([written])
+    loader.begin_early({written: None})
     until(lambda: emitted)
     assert "early_example" in loader.compile_written(written)
     assert len(emitted) == 1
