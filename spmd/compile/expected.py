@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from functools import cache
 
-from spmd.compile.cpu.door import door_source
 from spmd.compile.cpu.loader import available_cores, loader
-from spmd.compile.cpu.runtime import pool_calls, pool_source, runtime_source
+from spmd.compile.cpu.run_words import POOL
+from spmd.compile.cpu.runtime import part_source, pool_calls, runtime_source
 
 
 @cache
 def expect_runtime() -> None:
-    """Begin with the core of the runtime, the pool, and the code of doors; once a process."""
+    """Begin with the core of the runtime, the pool, and gangs, which most larger programs have.
+
+    Not with doors: the second call of a program comes when it comes, and while larger programs are
+    compiled they need the other core more.
+    """
     if available_cores() > 1:
-        loader.begin_early({runtime_source(): None, pool_source(): pool_calls, door_source(): None})
+        pool, gang = part_source(POOL), part_source("gang")
+        loader.begin_early({runtime_source(): None, pool: pool_calls, gang: None})

@@ -109,18 +109,12 @@ class Results(NamedTuple):
     blocks: Sequence[tuple[SizeClass, int]] = ()
 
 
-def door_source() -> Written:
-    """The text of the code that all doors share."""
-    layout = object_layout()
-    return Written(f"door {layout}", lambda: _texts.door_text(layout))
-
-
 @cache
 def door_code() -> int:
     """The code that all doors share."""
     expect_walks()
     layout = object_layout()
-    found = compile_written(door_source())
+    found = compile_written(Written(f"door {layout}", lambda: _texts.door_text(layout)))
     if layout is not None:
         words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
         setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])

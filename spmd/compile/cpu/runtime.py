@@ -68,12 +68,8 @@ def runtime_source() -> Written:
     return Written("runtime", lambda: _texts.core())
 
 
-def pool_source() -> Written:
-    """The text of the pool."""
-    return _source(POOL)
-
-
-def _source(part: str) -> Written:
+def part_source(part: str) -> Written:
+    """The text of a part."""
     return Written(f"runtime {part}", lambda: _texts.part(part))
 
 
@@ -102,7 +98,7 @@ def load_parts(names: Iterable[str], patient: bool = True) -> None:
     """
     for name in names:
         if name == POOL:
-            if patient or not loader.is_coming(pool_source()):
+            if patient or not loader.is_coming(part_source(POOL)):
                 pool_calls()
         elif name not in _parts:
             with _lock:
@@ -132,7 +128,7 @@ def _part(name: str) -> Mapping[str, int]:
     symbols = _parts.get(name)
     if symbols is None:
         table = runtime().table
-        symbols = compile_written(_source(name))
+        symbols = compile_written(part_source(name))
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(symbols[setup_symbol(name)])(table)
         _parts[name] = symbols
     return symbols

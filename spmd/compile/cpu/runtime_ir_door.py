@@ -13,8 +13,6 @@ operand and how to make each result. It uses only functions of the stable ABI.
 
 from __future__ import annotations
 
-from functools import cache
-
 from spmd.compile.cpu import run_words
 from spmd.compile.cpu.door_words import (
     ADDRESS,
@@ -93,7 +91,6 @@ declare ptr @memcpy(ptr, ptr, i64)
 """
 
 
-@cache
 def door_text(layout: Layout | None) -> str:
     """The module of the door; without a layout it knows no arrays and no trees."""
     functions = [_release(), *_read_functions(layout), *spread_functions(layout)]
