@@ -93,7 +93,8 @@ def test_training_gives_the_same_as_on_one_host(hosts: Hosts, tmp_path: Path, sl
 @pytest.mark.mpi
 def test_exchanges_are_hidden_behind_the_program_on_a_slow_link(hosts: Hosts):
     """The benchmark, which compares the bits of all ways with those without overlap."""
-    sizes = ["--layers", "5", "--width", "256", "--batch", "512", "--steps", "1"]
+    # Enough work for the backward pass to last a good part of the exchange.
+    sizes = ["--layers", "5", "--width", "256", "--batch", "4096", "--steps", "3"]
     with hosts.slow_link(megabits=100):
         said = spmdrun(hosts, 2, 1, "-m", "benchmarks.overlap", *sizes)
     rows = [line.split() for line in said.splitlines() if "always" in line]
