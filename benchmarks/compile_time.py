@@ -11,7 +11,8 @@ compile/  the first call, of programs that no disk cache has
 cached/   the first call in a second process, both sides with their disk caches
           (of both: `start to first result` is the whole process, import included, as a user waits
           for it)
-depth/    the gradient of a transformer by its number of layers, trace and compile apart
+depth/    the gradient of a transformer by its number of layers; unrolled loops, gradients of unrolled
+          layers, and sums of arguments by their number of equations; trace and compile apart
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ SAMPLES = 5
 QUICK_SAMPLES = 1
 # No more samples of a program than fit into this; of what takes longer there is one.
 PROGRAM_SECONDS = 8.0
+# A process that takes longer has no figure.
+MOST_SECONDS = 180
 FIRST_PRODUCT = "the first product of a machine"
 # What begins without a disk cache, although it has a product.
 NOT_PREPARED = ", not prepared"
 DEPTHS = (12, 24, 48)
 QUICK_DEPTHS = (4,)
+# Equations of the programs that Python unrolled.
+LENGTHS = (100, 1000, 9000, 60_000)
+QUICK_LENGTHS = (300,)
 
 Sample = dict[str, float]
 
@@ -149,15 +155,59 @@ def first_call(side: Side, program: str) -> Sample:
     return {"": time.perf_counter() - start}
 
 
-def depth(side: Side, layers: int) -> Sample:
-    """Seconds to trace, and then to compile and run, a transformer's gradient."""
+def _transformer(side: Side, layers: int) -> tuple[Any, tuple[Any, ...]]:
+    """The gradient of a transformer."""
     params = to_side(side, transformer_params(256, 16, 32, layers))
     tokens = side.array(integers(256, 2, 17))
-    function = side.jit(side.top.value_and_grad(partial(transformer_loss, side, heads=4)))
+    function = side.top.value_and_grad(partial(transformer_loss, side, heads=4))
+    return function, (params, tokens)
+
+
+def _steps(side: Side, equations: int) -> tuple[Any, tuple[Any, ...]]:
+    """A loop that Python unrolls, of three equations a step."""
+
+    def body(x):
+        for k in range(equations // 3):
+            x = side.np.sin(x) * 1.01 + k
+        return x
+
+    return body, (side.array(normal(8)),)
+
+
+def _layers(side: Side, equations: int) -> tuple[Any, tuple[Any, ...]]:
+    """The gradient of unrolled layers, of about ten equations each."""
+
+    def loss(ws, x):
+        for w in ws:
+            x = side.np.tanh(x @ w)
+        return side.np.sum(x)
+
+    ws = [side.array(normal(8, 8))] * (equations // 10)
+    return side.top.grad(loss), (ws, side.array(normal(4, 8)))
+
+
+def _sum(side: Side, equations: int) -> tuple[Any, tuple[Any, ...]]:
+    """The sum of one argument more than equations."""
+    return (lambda *xs: sum(xs[1:], xs[0])), (side.array(normal(8)),) * (equations + 1)
+
+
+# Programs by their size, and the sizes: the label has the size for `{}`.
+SIZED: dict[str, Callable[[Side, int], tuple[Any, tuple[Any, ...]]]] = {
+    "gradient of a transformer, {} layers": _transformer,
+    "unrolled loop, {} equations": _steps,
+    "gradient of unrolled layers, {} equations": _layers,
+    "sum of arguments, {} equations": _sum,
+}
+
+
+def depth(side: Side, label: str, size: int) -> Sample:
+    """Seconds to trace, and then to compile and run."""
+    function, operands = SIZED[label](side, size)
+    function = side.jit(function)
     start = time.perf_counter()
-    function.trace(params, tokens)
+    function.trace(*operands)
     middle = time.perf_counter()
-    side.ready(function(params, tokens))
+    side.ready(function(*operands))
     return {", trace": middle - start, ", compile": time.perf_counter() - middle}
 
 
@@ -168,8 +218,9 @@ def in_this_process(side_name: str, program: str) -> Sample:
     side.ready(loading(side.array(normal(3, 5))))
     if program != FIRST_PRODUCT:
         side.ready(side.jit(lambda a, b: a @ b)(side.array(normal(5, 7)), side.array(normal(7, 3))))
-    if program.startswith("depth "):
-        return depth(side, int(program.removeprefix("depth ")))
+    if program.startswith("depth/"):
+        _, label, size = program.split("/")
+        return depth(side, label, int(size))
     return first_call(side, program)
 
 
@@ -210,7 +261,11 @@ def _fresh(side: str, program: str, folders: Folders) -> tuple[Sample, float]:
 def _run(side: str, program: str, variables: dict[str, str]) -> tuple[Sample, float]:
     command = [sys.executable, "-m", "benchmarks.compile_time", side, program]
     start = time.perf_counter()
-    done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True)
+    given = {"env": variables, "cwd": ROOT, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(command, timeout=MOST_SECONDS, **given)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"more than {MOST_SECONDS} s") from None
     past = time.perf_counter() - start
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["it ended"])[-1])
@@ -261,8 +316,13 @@ def _programs(subject: str, quick: bool) -> Iterator[tuple[str, str]]:
         for program in CACHED:
             yield f"cached/{program.partition('/')[2] or program}", program
     else:
-        for layers in QUICK_DEPTHS if quick else DEPTHS:
-            yield f"depth/gradient of a transformer, {layers} layers", f"depth {layers}"
+        for label, make in SIZED.items():
+            if make is _transformer:
+                sizes = QUICK_DEPTHS if quick else DEPTHS
+            else:
+                sizes = QUICK_LENGTHS if quick else LENGTHS
+            for size in sizes:
+                yield f"depth/{label.format(size)}", f"depth/{label}/{size}"
 
 
 def _measure(label: str, program: str, samples: int, folders: Folders) -> list[Result | Failure]:

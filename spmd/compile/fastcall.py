@@ -34,6 +34,9 @@ SLAB_BYTES = 16 * 1024
 ALIGNMENT = 64
 # From this many leaves on a dict is read by one call, and made by one.
 WIDE = 8
+# Trees of more containers inside each other are left to the general path: what is written for them
+# would be nested as deep, and Python's parser has a limit.
+DEEPEST = 50
 # An arena up to this size stays with its closure; larger ones go back to the allocator.
 KEPT_ARENA_BYTES = 64 * 1024
 
@@ -85,6 +88,8 @@ class Writer:
     """Writes the function of one signature."""
 
     def __init__(self, split: Split, executable: Any, out_tree: TreeDef):
+        if split.tree.is_deeper_than(DEEPEST) or out_tree.is_deeper_than(DEEPEST):
+            raise UnmatchedError
         self.executable = executable
         self.out_tree = out_tree
         self.split = split

@@ -153,8 +153,10 @@ class _Writer:
         small = [k for k in launches if product(k.sizes) <= INLINE_POINTS]
         self.inline = {k: f"inner{n}" for n, k in enumerate(small[:MOST_INLINE])}
         self.module = Module(compiler.target, shares_math=True)
+        self.uses: Counter[Buffer] = Counter()
         self.index: dict[int, Value] = {}
         self.pointers: dict[Place, Value] = {}
+        self.outside: dict[Buffer, Value] = {}
         self.locals: dict[Buffer, Value] = {}
         self.calls: list[Callee] = []
         self.most_scratch = 0
@@ -164,20 +166,22 @@ class _Writer:
         """The whole function."""
         f = self.function
         refs = [access for step in walk((self.loop,)) for access in accesses(step)]
+        self.uses.update(ref.buffer for ref, _ in refs)
         places = list(dict.fromkeys(self._place(ref) for ref, _ in refs))
         args = f.params[0]
         for k, place in enumerate(places):
             self.pointers[place] = f.load("ptr", args, 8 * k)
+            self.outside.setdefault(place.buffer, self.pointers[place])
         self.scratch = f.load("ptr", args, 8 * len(places))
         written = {ref.buffer for ref, writes in refs if writes}
         self._make_locals([ref for ref, _ in refs])
         for buffer in self.locals:
             if not self._is_private(buffer):
-                self._move(self.locals[buffer], self._outside(buffer), buffer.nbytes)
+                self._move(self.locals[buffer], self.outside[buffer], buffer.nbytes)
         cost = self._step(self.loop, self.level)
         for buffer in self.locals:
             if buffer in written and not self._is_private(buffer):
-                self._move(self._outside(buffer), self.locals[buffer], buffer.nbytes)
+                self._move(self.outside[buffer], self.locals[buffer], buffer.nbytes)
         texts = [render_function(k, self.module, name) for k, name in self.inline.items()]
         text = "\n".join(
             (f.text(), *texts, self.module.text(), attributes_text(self.module.target), "")
@@ -198,13 +202,9 @@ class _Writer:
     def _place(self, ref: Ref) -> Place:
         return Place(ref.buffer, tuple(s for s in ref.strides if s[0] < self.level))
 
-    def _outside(self, buffer: Buffer) -> Value:
-        return next(v for place, v in self.pointers.items() if place.buffer is buffer)
-
     def _is_private(self, buffer: Buffer) -> bool:
         """Whether nothing outside of the loop uses a buffer."""
-        here = sum(ref.buffer is buffer for step in walk((self.loop,)) for ref, _ in accesses(step))
-        return buffer.kind == TEMP and self.compiler.uses[buffer] == here
+        return buffer.kind == TEMP and self.compiler.uses[buffer] == self.uses[buffer]
 
     def _make_locals(self, refs: Sequence[Ref]) -> None:
         """Choose the values that become variables: small, and always at the same place."""

@@ -355,16 +355,20 @@ def _overwritable_refs(
     kernel: Kernel, refs: Sequence[Ref | None], buffer: Buffer
 ) -> Iterator[Buffer]:
     """The operands of a kernel over which it may write its result `buffer`."""
+    places: dict[Buffer, set[int]] = {}
     for k, ref in enumerate(refs):
-        if ref is None or ref.buffer is not buffer or kernel.args[k].role != "out" or ref.offset:
+        if ref is not None:
+            places.setdefault(ref.buffer, set()).add(k)
+    for k in sorted(places.get(buffer, ())):
+        ref = refs[k]
+        if ref is None or kernel.args[k].role != "out" or ref.offset:
             continue
         safe = read_in_place(kernel, k)
         for other in sorted(safe):
             source = refs[other]
             if source is None:
                 continue
-            everywhere = {n for n, r in enumerate(refs) if r and r.buffer is source.buffer}
-            if source == Ref(source.buffer) and everywhere <= safe:
+            if source == Ref(source.buffer) and places[source.buffer] <= safe:
                 yield source.buffer
 
 

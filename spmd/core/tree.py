@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from spmd.core.errors import ArgumentError, PytreeError
 from spmd.core.record import record
@@ -269,71 +269,95 @@ class TreeDef:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return (
-            isinstance(other, TreeDef)
-            and self.kind is other.kind
-            and self.num_leaves == other.num_leaves
-            and self.aux == other.aux
-            and self.children == other.children
-        )
+        if not isinstance(other, TreeDef):
+            return False
+        pairs = [(self, other)]
+        for a, b in pairs:
+            if a is b:
+                continue
+            same = a.kind is b.kind and a.num_leaves == b.num_leaves and a.aux == b.aux
+            if not same or len(a.children) != len(b.children):
+                return False
+            pairs.extend(zip(a.children, b.children, strict=True))
+        return True
 
     def __hash__(self) -> int:
-        if self._hash is None:
-            self._hash = hash((self.kind, self.aux, self.children))
+        unknown = [self] if self._hash is None else []
+        while unknown:
+            node = unknown[-1]
+            inside = [child for child in node.children if child._hash is None]
+            if inside:
+                unknown += inside
+            else:  # each child tells the hash that it knows
+                node._hash = hash((node.kind, node.aux, node.children))
+                unknown.pop()
+        assert self._hash is not None
         return self._hash
+
+    def is_deeper_than(self, limit: int) -> bool:
+        """Whether a path from the root to a leaf has more than `limit` containers."""
+        level = [self]
+        for _ in range(limit):
+            level = [child for node in level for child in node.children if child.kind is not None]
+            if not level:
+                return False
+        return any(node.children for node in level)
 
     def unflatten(self, leaves: Iterable[Any]) -> Any:
         """Build a tree of this structure."""
         leaves = list(leaves)
         if len(leaves) != self.num_leaves:
             raise PytreeError(f"{self} has {self.num_leaves} leaves, but got {len(leaves)}")
-        return walks.unflatten(self, leaves)
-
-    def _build(self, leaves: Iterator[Any]) -> Any:
-        if self.kind is None:
-            return next(leaves)
-        children = [c._build(leaves) for c in self.children]
-        return _containers[self.kind].unflatten(self.aux, children)
+        return _unflatten(self, leaves)
 
     def flatten_up_to(self, tree: Any, what: str = "tree") -> list[Any]:
         """The subtrees of `tree` at this structure's leaves; a PytreeError names the difference."""
         out: list[Any] = []
-        if walks.flatten_up_to(self, tree, out):
-            return out
-        out = []
-        self._flatten_up_to(tree, out, what, ())
+        try:
+            if walks.flatten_up_to(self, tree, out):
+                return out
+        except RecursionError:
+            pass
+        return self._flatten_up_to(tree, what)
+
+    def _flatten_up_to(self, tree: Any, what: str) -> list[Any]:
+        out: list[Any] = []
+        waiting: list[tuple[TreeDef, Any, _Path]] = [(self, tree, None)]
+        while waiting:
+            spec, x, path = waiting.pop()
+            if spec.kind is None:
+                out.append(x)
+                continue
+            container = container_of(type(x))
+            if container is None or type(x) is not spec.kind:
+                raise PytreeError(
+                    f"{what}{keystr(_keys(path))} must be a {spec.kind.__name__} with "
+                    f"{len(spec.children)} children, got {type(x).__name__}: {_brief(x)}"
+                )
+            children, aux = container.flatten(x)
+            if len(children) != len(spec.children) or aux != spec.aux:
+                raise PytreeError(
+                    f"{what}{keystr(_keys(path))} must be a {spec.kind.__name__} of "
+                    f"{_describe(spec.aux, spec.children)}, got one of {_describe(aux, children)}"
+                )
+            keys = container.keys(aux, len(children))
+            found = zip(spec.children, children, keys, strict=True)
+            waiting += reversed([(s, c, (path, k)) for s, c, k in found])
         return out
 
-    def _flatten_up_to(self, tree: Any, out: list[Any], what: str, path: tuple[Any, ...]) -> None:
-        if self.kind is None:
-            out.append(tree)
-            return
-        container = container_of(type(tree))
-        here = f"{what}{keystr(path)}"
-        if container is None or type(tree) is not self.kind:
-            raise PytreeError(
-                f"{here} must be a {self.kind.__name__} with {len(self.children)} children, "
-                f"got {type(tree).__name__}: {_brief(tree)}"
-            )
-        children, aux = container.flatten(tree)
-        if len(children) != len(self.children) or aux != self.aux:
-            raise PytreeError(
-                f"{here} must be a {self.kind.__name__} of {_describe(self.aux, self.children)}, "
-                f"got one of {_describe(aux, children)}"
-            )
-        keys = container.keys(aux, len(children))
-        for key, spec, child in zip(keys, self.children, children, strict=True):
-            spec._flatten_up_to(child, out, what, (*path, key))
-
     def __str__(self) -> str:
-        return f"PyTreeDef({self._text()})"
+        texts: list[str] = []
+        for node in _children_first(self):
+            first = len(texts) - len(node.children)
+            texts[first:] = [node._text(texts[first:])]
+        return f"PyTreeDef({texts[0]})"
 
     __repr__ = __str__
 
-    def _text(self) -> str:
+    def _text(self, parts: list[str]) -> str:
+        """The text of a node, from those of its children."""
         if self.kind is None:
             return "*"
-        parts = [c._text() for c in self.children]
         if self.kind is type(None):
             return "None"
         if self.kind is tuple:
@@ -344,6 +368,31 @@ class TreeDef:
             items = zip(self.aux, parts, strict=True)
             return "{" + ", ".join(f"{k!r}: {v}" for k, v in items) + "}"
         return f"{self.kind.__name__}[{self.aux}]({', '.join(parts)})"
+
+
+def _children_first(treedef: TreeDef) -> Iterator[TreeDef]:
+    """All nodes of a structure, each after its children, the first child first."""
+    waiting = [(treedef, False)]
+    while waiting:
+        node, done = waiting.pop()
+        if done or not node.children:
+            yield node
+        else:
+            waiting.append((node, True))
+            waiting += [(child, False) for child in reversed(node.children)]
+
+
+# The path to a node while a tree is walked: that to its container, and the last step.
+_Path: TypeAlias = "tuple[_Path, Any] | None"
+
+
+def _keys(path: _Path) -> tuple[Any, ...]:
+    """A path as its steps from the root."""
+    steps = []
+    while path is not None:
+        path, step = path
+        steps.append(step)
+    return tuple(reversed(steps))
 
 
 LEAF = TreeDef(None, None, ())
@@ -357,7 +406,10 @@ def _describe(aux: Any, children: Sequence[Any]) -> str:
 
 
 def _brief(x: Any) -> str:
-    text = repr(x)
+    try:
+        text = repr(x)
+    except RecursionError:
+        text = "..."  # Python's own text of a deep tree
     return text if len(text) < 60 else text[:57] + "..."
 
 
@@ -372,18 +424,82 @@ def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None):
     """
     leaves: list[Any] = []
     if is_leaf is None:
-        return leaves, walks.flatten(tree, leaves)
-    return leaves, _flatten(tree, leaves, is_leaf)
+        try:
+            return leaves, walks.flatten(tree, leaves)
+        except RecursionError:  # native walks use the stack; Python's below do not
+            leaves.clear()
+    return leaves, flatten_in_python(tree, leaves, is_leaf)
 
 
-def flatten_in_python(tree: Any, leaves: list[Any]) -> TreeDef:
-    """Append the leaves of any tree; gives its structure."""
-    return _flatten(tree, leaves, None)
+def flatten_in_python(
+    tree: Any,
+    leaves: list[Any],
+    is_leaf: Callable[..., bool] | None = None,
+    paths: list[tuple[Any, ...]] | None = None,
+) -> TreeDef:
+    """Append the leaves of a tree of any depth; gives its structure.
+
+    With `paths` the path of each leaf is appended to that, and the call is `is_leaf(path, x)`.
+    """
+    made: list[TreeDef] = []
+    # What is to be taken apart, the path to each; containers whose children are under way: what
+    # waits behind these, and their number.
+    waiting, places = [tree], [None]
+    opened: list[tuple[int, type, Any, int]] = []
+    while True:
+        while opened and len(waiting) == opened[-1][0]:
+            _, kind, aux, count = opened.pop()
+            first = len(made) - count
+            made[first:] = [TreeDef(kind, aux, tuple(made[first:]))]
+        if not waiting:
+            return made[0]
+        x, path = waiting.pop(), None if paths is None else places.pop()
+        if is_leaf is None:
+            ends = False
+        else:
+            ends = is_leaf(x) if paths is None else is_leaf(_keys(path), x)
+        container = None if ends else container_of(type(x))
+        if container is None:
+            made.append(LEAF)
+            leaves.append(x)
+            if paths is not None:
+                paths.append(_keys(path))
+            continue
+        if x is None:
+            made.append(NONE)
+            continue
+        children, aux = container.flatten(x)
+        opened.append((len(waiting), type(x), aux, len(children)))
+        waiting += reversed(children)
+        if paths is not None:
+            keys = keys_of(x, container, aux, len(children))
+            places += [(path, key) for key in reversed(keys)]
+
+
+def flatten_container(x: Any, leaves: list[Any]) -> TreeDef:
+    """What a native walk asks of a container of another class than those that it knows."""
+    children, aux = _containers[type(x)].flatten(x)
+    return TreeDef(type(x), aux, tuple([walks.flatten(c, leaves) for c in children]))
 
 
 def unflatten_in_python(treedef: TreeDef, leaves: list[Any]) -> Any:
     """Build a tree of as many leaves as the structure has."""
-    return treedef._build(iter(leaves))
+    rest = iter(leaves)
+    made: list[Any] = []
+    for node in _children_first(treedef):
+        if node.kind is None:
+            made.append(next(rest))
+        else:
+            first = len(made) - len(node.children)
+            made[first:] = [_containers[node.kind].unflatten(node.aux, made[first:])]
+    return made[0]
+
+
+def _unflatten(treedef: TreeDef, leaves: list[Any]) -> Any:
+    try:
+        return walks.unflatten(treedef, leaves)
+    except RecursionError:
+        return unflatten_in_python(treedef, leaves)
 
 
 def build_container(kind: type, aux: Any, children: Sequence[Any]) -> Any:
@@ -421,23 +537,6 @@ class _Walks:
 walks = _Walks()
 
 
-def _flatten(x: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None) -> TreeDef:
-    if is_leaf is not None and is_leaf(x):
-        leaves.append(x)
-        return LEAF
-    if x is None:
-        return NONE
-    kind = type(x)
-    container = _containers.get(kind) or container_of(kind)
-    if container is None:
-        leaves.append(x)
-        return LEAF
-    children, aux = container.flatten(x)
-    if is_leaf is None:
-        return TreeDef(kind, aux, tuple([walks.flatten(c, leaves) for c in children]))
-    return TreeDef(kind, aux, tuple([_flatten(c, leaves, is_leaf) for c in children]))
-
-
 def tree_unflatten(treedef: TreeDef, leaves: Iterable[Any]) -> Any:
     """Put leaves back into a structure."""
     return treedef.unflatten(leaves)
@@ -465,7 +564,7 @@ def tree_map(
     columns = [leaves]
     for k, other in enumerate(rest, 1):
         columns.append(treedef.flatten_up_to(other, f"tree_map: tree number {k + 1}"))
-    return walks.unflatten(treedef, list(map(f, *columns)))
+    return _unflatten(treedef, list(map(f, *columns)))
 
 
 def tree_flatten_with_path(
@@ -475,22 +574,13 @@ def tree_flatten_with_path(
 
     With `is_leaf_takes_path` it is called as `is_leaf(path, x)`.
     """
-    pairs: list[tuple[tuple[Any, ...], Any]] = []
-
-    def walk(x: Any, path: tuple[Any, ...]) -> TreeDef:
-        container = None
-        if is_leaf is None or not (is_leaf(path, x) if is_leaf_takes_path else is_leaf(x)):
-            container = container_of(type(x))
-        if container is None:
-            pairs.append((path, x))
-            return LEAF
-        children, aux = container.flatten(x)
-        keys = keys_of(x, container, aux, len(children))
-        subtrees = [walk(c, (*path, k)) for k, c in zip(keys, children, strict=True)]
-        return TreeDef(type(x), aux, tuple(subtrees))
-
-    treedef = walk(tree, ())
-    return pairs, treedef
+    leaves: list[Any] = []
+    paths: list[tuple[Any, ...]] = []
+    ends = is_leaf
+    if is_leaf is not None and not is_leaf_takes_path:
+        ends = lambda _, x: is_leaf(x)  # noqa: E731
+    treedef = flatten_in_python(tree, leaves, ends, paths)
+    return list(zip(paths, leaves, strict=True)), treedef
 
 
 def tree_leaves_with_path(
@@ -571,33 +661,40 @@ def broadcast_prefix(
     def leaf(x: Any) -> bool:
         return x is None or (is_leaf is not None and is_leaf(x))
 
-    def walk(p: Any, t: Any, path: tuple[Any, ...]) -> None:
+    waiting: list[tuple[Any, Any, _Path]] = [(prefix, tree, None)]
+    while waiting:
+        p, t, path = waiting.pop()
         container = None if leaf(p) else container_of(type(p))
         if container is None:
             out.extend([p] * tree_structure(t).num_leaves)
-            return
-        t_container = container_of(type(t))
-        here = f"{what}{keystr(path)}"
-        there = value if value == "the value there" else f"{value}{keystr(path)}"
-        if t_container is None or not _same_kind(type(p), type(t)):
-            raise PytreeError(
-                f"{here} is a {type(p).__name__} ({_brief(p)}), but {there} is "
-                f"a {type(t).__name__}: give one entry for it, or a matching container"
-            )
-        p_children, p_aux = container.flatten(p)
-        t_children, t_aux = t_container.flatten(t)
-        if len(p_children) != len(t_children) or p_aux != t_aux:
-            raise PytreeError(
-                f"{here} has {_describe(p_aux, p_children)}, but {there} has "
-                f"{_describe(t_aux, t_children)}; they must correspond one to one"
-            )
-        for k, a, b in zip(
-            t_container.keys(t_aux, len(t_children)), p_children, t_children, strict=True
-        ):
-            walk(a, b, (*path, k))
-
-    walk(prefix, tree, ())
+            continue
+        children = _matching(p, t, path, container, (what, value))
+        waiting += reversed([(a, b, (path, key)) for key, a, b in children])
     return out
+
+
+def _matching(
+    p: Any, t: Any, path: _Path, container: Container, names: tuple[str, str]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """The steps to the children of a container in a prefix, these, and those of the tree."""
+    what, value = names
+    t_container = container_of(type(t))
+    where = keystr(_keys(path))
+    there = value if value == "the value there" else f"{value}{where}"
+    if t_container is None or not _same_kind(type(p), type(t)):
+        raise PytreeError(
+            f"{what}{where} is a {type(p).__name__} ({_brief(p)}), but {there} is "
+            f"a {type(t).__name__}: give one entry for it, or a matching container"
+        )
+    p_children, p_aux = container.flatten(p)
+    t_children, t_aux = t_container.flatten(t)
+    if len(p_children) != len(t_children) or p_aux != t_aux:
+        raise PytreeError(
+            f"{what}{where} has {_describe(p_aux, p_children)}, but {there} has "
+            f"{_describe(t_aux, t_children)}; they must correspond one to one"
+        )
+    keys = t_container.keys(t_aux, len(t_children))
+    return zip(keys, p_children, t_children, strict=True)
 
 
 def _same_kind(a: type, b: type) -> bool:

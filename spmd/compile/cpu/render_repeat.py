@@ -164,21 +164,20 @@ def _only_result(
     escaping: frozenset[int],
 ) -> int | None:
     """Where in each stretch the one value is that is read outside of it; None if there are more."""
-
-    def stretch_of(place: int) -> int:
-        inside = first <= place < first + count * length
-        return (place - first) // length if inside else -1
-
-    results = set()
-    for k, op in enumerate(ops):
-        mine = stretch_of(k)
-        if mine >= 0 and op.out in escaping:
-            results.add((k - first) % length)
-        for value in op.operands:
-            place = places.get(value)
-            if place is not None and stretch_of(place) not in (-1, mine):
-                results.add((place - first) % length)
-    return results.pop() if len(results) == 1 else None
+    end = first + count * length
+    result: int | None = None
+    for k in range(first, len(ops)):
+        mine = (k - first) // length if k < end else -1
+        read = [places.get(value, -1) for value in ops[k].operands]
+        outside = [p for p in read if first <= p < end and (p - first) // length != mine]
+        if mine >= 0 and ops[k].out in escaping:
+            outside.append(k)
+        for place in outside:
+            if result is None:
+                result = (place - first) % length
+            elif result != (place - first) % length:
+                return None
+    return result
 
 
 # ---- writing -----------------------------------------------------------------------------------

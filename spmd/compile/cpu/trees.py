@@ -41,7 +41,7 @@ def native_walks() -> dict[str, Any]:
         tree.NONE,
         tree.TreeDef,
         type,
-        tree.flatten_in_python,
+        tree.flatten_container,
         tree.build_container,
         tree.flatten_container_up_to,
         Array,

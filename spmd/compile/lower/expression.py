@@ -3,12 +3,16 @@
 `Expressions.pull(atom, index)` gives the node that computes a variable of the group's jaxpr at an
 index. Moving equations only change the index; elementwise ones become nodes; inputs become loads.
 `region` turns the nodes into the passes of a kernel.
+
+The rule of an equation is a generator: it yields what it reads, `(atom, index, guard)`, receives
+the node of that, and returns its own node. `pull` keeps the rules under way on a list, so that a
+chain of equations may be as long as a group can be, whatever the interpreter's stack allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -98,16 +102,23 @@ class LoadAt:
     filled: bool = False
 
 
+# A value that a rule reads: the variable or literal, the index, and the guard of the read.
+Wanted: TypeAlias = tuple[Atom, Index, Node | None]
+# The rule of one equation, under way.
+Rule: TypeAlias = Generator[Wanted, Node, Node]
+
+
 def _of_whole_rows(guard: Node | None) -> Node | None:
-    """What a guard says of rows: a reduction takes all of its row, whoever asks for it."""
-    if guard is None or not guard.row:
-        return guard
-    if guard.kind == "op" and guard.data == "and":
-        a, b = (_of_whole_rows(node) for node in guard.operands)
-        if a is None or b is None:
-            return b if a is None else a
-        return Node("op", guard.dtype, (a, b), "and", row=False)
-    return None
+    """What a guard says of rows: a reduction takes all of its row, under any guard of elements."""
+    found: Node | None = None
+    parts = [] if guard is None else [guard]
+    while parts:
+        part = parts.pop()
+        if not part.row:
+            found = part if found is None else Node("op", part.dtype, (found, part), "and", False)
+        elif part.kind == "op" and part.data == "and":
+            parts.extend(reversed(part.operands))
+    return found
 
 
 class Expressions:
@@ -122,16 +133,34 @@ class Expressions:
 
     def pull(self, atom: Atom, index: Index, guard: Node | None = None) -> Node:
         """The node of a variable or literal at an index; with a guard, where that holds."""
+        wanted = (atom, index, guard)
+        found = self._known(wanted)
+        if found is not None:
+            return found
+        under_way = [(wanted, self._rule(wanted))]
+        while under_way:
+            wanted, rule = under_way[-1]
+            try:
+                read = rule.send(found)  # type: ignore[arg-type]  # a rule starts with None
+            except StopIteration as end:
+                found = self._memo[wanted] = end.value
+                under_way.pop()
+                continue
+            found = self._known(read)
+            if found is None:
+                under_way.append((read, self._rule(read)))
+        assert found is not None
+        return found
+
+    def _known(self, wanted: Wanted) -> Node | None:
+        """The node of what is an input, a literal, or made already."""
+        atom, index, guard = wanted
         if isinstance(atom, Literal):
             return self.const(atom.val, need_dtype(atom.aval.dtype))
-        key = (atom, index, guard)
-        found = self._memo.get(key)
-        if found is None:
-            if atom in self._args:
-                found = self.load(atom, linear(index, atom.aval.shape), guard=guard)
-            else:
-                found = self._compute(self._makers[atom], index, guard)
-            self._memo[key] = found
+        found = self._memo.get(wanted)
+        if found is None and atom in self._args:
+            found = self.load(atom, linear(index, atom.aval.shape), guard=guard)
+            self._memo[wanted] = found
         return found
 
     # ---- simple nodes ----
@@ -183,13 +212,14 @@ class Expressions:
 
     # ---- equations ----
 
-    def _compute(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _rule(self, wanted: Wanted) -> Rule:
+        """The rule of the equation that makes a variable."""
+        atom, index, guard = wanted
+        assert isinstance(atom, Var)
+        eqn = self._makers[atom]
         name = eqn.prim.name
         if name in MOVES:
-            inside = operand_index(eqn, index, self.space)
-            if inside is None:
-                raise NoKernelError(f"{name} at an index that is not affine")
-            return self.pull(eqn.invars[0], inside, guard)
+            return self._move(eqn, index, guard)
         if name in ENTRIES:
             return self._elementwise(eqn, index, guard)
         if name in REDUCTIONS:
@@ -201,12 +231,20 @@ class Expressions:
             raise NoKernelError(f"no expression for {name}")
         return maker(eqn, index, guard)
 
-    def _elementwise(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
-        operands = [self.pull(a, index if a.aval.shape else (), guard) for a in eqn.invars]
+    def _move(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
+        inside = operand_index(eqn, index, self.space)
+        if inside is None:
+            raise NoKernelError(f"{eqn.prim.name} at an index that is not affine")
+        return (yield eqn.invars[0], inside, guard)
+
+    def _elementwise(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
+        operands = []
+        for a in eqn.invars:
+            operands.append((yield a, index if a.aval.shape else (), guard))
         out = need_dtype(eqn.outvars[0].aval.dtype)
         return Node("entry", out, operands, (eqn.prim.name, eqn.params), row=False)
 
-    def _reduction(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _reduction(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
         axes = eqn.params["axes"]
         kept = iter(index)
         along = iter(self.inner)
@@ -217,21 +255,22 @@ class Expressions:
                 inside.append(next(kept))
             else:  # dims of size 1 are not in the space
                 inside.append(ZERO if size == 1 else dim(next(along), size))
-        operand = self.pull(eqn.invars[0], tuple(inside), _of_whole_rows(guard))
+        operand = yield eqn.invars[0], tuple(inside), _of_whole_rows(guard)
         out = need_dtype(eqn.outvars[0].aval.dtype)
         return Node("reduce", out, (operand,), REDUCTIONS[eqn.prim.name], row=False)
 
-    def _scan(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
-        operand = self.pull(eqn.invars[0], index, guard)
+    def _scan(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
+        operand = yield eqn.invars[0], index, guard
         data = (SCANS[eqn.prim.name], bool(eqn.params.get("reverse", False)))
         return Node("scan", operand.dtype, (operand,), data, row=True)
 
-    def _iota(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _iota(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
+        yield from ()  # reads nothing
         return self.index_value(
             index[eqn.params["dimension"]], need_dtype(eqn.outvars[0].aval.dtype)
         )
 
-    def _concatenate(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _concatenate(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
         along = eqn.params["dimension"]
         position = self.position(index[along], eqn.outvars[0].aval.shape[along])
         result, start = None, 0
@@ -246,14 +285,14 @@ class Expressions:
                 above = self.op("ge", position, least, dtype="bool")
                 inside = self.op("and", inside, above)
             moved = (*index[:along], index[along].scale(1, -start), *index[along + 1 :])
-            value = self.pull(operand, moved, self.both(guard, inside))
+            value = yield operand, moved, self.both(guard, inside)
             result = value if result is None else self.op("select", inside, value, result)
             start += size
         if result is None:
             raise NoKernelError("an empty concatenation")
         return result
 
-    def _pad(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _pad(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
         operand, padding = eqn.invars
         inside: Node | None = None
         moved = []
@@ -271,10 +310,11 @@ class Expressions:
             if high > 0:
                 end = self.const(size, position.dtype)
                 inside = self.both(inside, self.op("lt", position, end, dtype="bool"))
-        value = self.pull(operand, tuple(moved), self.both(guard, inside))
+        value = yield operand, tuple(moved), self.both(guard, inside)
         if inside is None:
             return value
-        return self.op("select", inside, value, self.pull(padding, (), guard))
+        outside = yield padding, (), guard
+        return self.op("select", inside, value, outside)
 
     def position(self, affine: Affine, most: int) -> Node:
         """An affine index to be compared with numbers up to `most`, in few bits if they do."""
@@ -286,7 +326,10 @@ class Expressions:
 
     def start(self, atom: Atom, index: Index, guard: Node | None, most: int) -> Node:
         """An index value, to be compared with 0 and `most`, in few bits if those and it fit."""
-        value = self.pull(atom, index, guard)
+        return self.narrowed(self.pull(atom, index, guard), most)
+
+    def narrowed(self, value: Node, most: int) -> Node:
+        """`value` as an index to be compared with 0 and `most`, in few bits if those and it fit."""
         if kind(value.dtype) not in "iu" or value.dtype == "u64":
             raise NoKernelError(f"indices of {value.dtype}")
         narrow = value.dtype not in ("i64", "u32") and most < 1 << 31
@@ -297,7 +340,7 @@ class Expressions:
         above = self.op("max", value, self.const(0, value.dtype))
         return self.op("min", above, self.const(most, value.dtype))
 
-    def _dynamic_slice(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _dynamic_slice(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
         operand, *starts = eqn.invars
         shape = operand.aval.shape
         strides = strides_of(operand.aval.shape)
@@ -306,11 +349,12 @@ class Expressions:
             starts, shape, eqn.params["slice_sizes"], strides, strict=True
         ):
             if whole != size:
-                value = self.clamped(self.start(start, (), None, whole - size), whole - size)
+                value = self.narrowed((yield start, (), None), whole - size)
+                value = self.clamped(value, whole - size)
                 gathered.append((value, stride))
         return self.load(operand, linear(index, shape), gathered, guard)
 
-    def _gather(self, eqn: Eqn, index: Index, guard: Node | None) -> Node:
+    def _gather(self, eqn: Eqn, index: Index, guard: Node | None) -> Rule:
         operand, indices = eqn.invars
         numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
         place = windows_at(numbers, index, operand.aval.ndim)
@@ -321,7 +365,7 @@ class Expressions:
         for component, d in enumerate(numbers.start_index_map):
             at = (*place.batch, ZERO.scale(1, component))
             most = operand.aval.shape[d] - sizes[d]
-            start = self.start(indices, at, guard, most)
+            start = self.narrowed((yield indices, at, guard), most)
             if fill_mode:
                 fits = self.both(fits, self.within(start, most))
             else:

@@ -160,13 +160,17 @@ def _read_in_place(kernel: Kernel, out: int) -> Iterator[int]:
             kernel.args[out].size,
             kernel.args[out].dtype,
         ):
-            loads = list(_loads(kernel, k))
+            loads = _loads(kernel).get(k)
             if loads and all(n <= when and m == where and lv == level for n, lv, m in loads):
                 yield k
 
 
-def _loads(kernel: Kernel, arg: int) -> Iterator[tuple[int, str, Map]]:
+@functools.lru_cache(maxsize=256)
+def _loads(kernel: Kernel) -> dict[int, list[tuple[int, str, Map]]]:
+    """The reads of each argument: the pass, its level, and the place."""
+    found: dict[int, list[tuple[int, str, Map]]] = {}
     for number, step in enumerate(kernel.passes):
         for instr in step.instrs:
-            if isinstance(instr, Load) and instr.arg == arg:
-                yield number, step.level, instr.map
+            if isinstance(instr, Load):
+                found.setdefault(instr.arg, []).append((number, step.level, instr.map))
+    return found

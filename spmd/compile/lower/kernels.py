@@ -345,11 +345,7 @@ class _PartWriter:
 
     def value(self, node: Node) -> int:
         """The number of a node's value."""
-        found = self.done.get(node)
-        if found is None:
-            operands = [self.value(o) for o in node.operands]
-            found = self.done[node] = self.nodes.write(node, operands)
-        return found
+        return self.nodes.written(node, self.done, self.done.get)
 
     def kernel(self) -> Kernel:
         return self.builder.build()

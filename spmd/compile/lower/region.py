@@ -8,7 +8,7 @@ kept in a row buffer if it is not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spmd.compile.kernel.build import Builder
 from spmd.compile.kernel.ir import Kernel
@@ -103,6 +103,33 @@ class NodeWriter:
             case "scan":
                 return b.scan(node.data[0], operands[0], node.data[1])
         raise AssertionError(node.kind)
+
+    def written(
+        self, node: Node, values: dict[Node, int], known: Callable[[Node], int | None]
+    ) -> int:
+        """The value of a node: what it reads is written before it, the first operand first.
+
+        `values` gets what is written, `known` tells the values that there are.
+        """
+        waiting = [node]
+        found = None
+        while waiting:
+            at = waiting[-1]
+            found = known(at)
+            if found is None:
+                operands: list[int] = []
+                for operand in at.operands:
+                    value = known(operand)
+                    if value is None:
+                        waiting.append(operand)
+                        break
+                    operands.append(value)
+                else:
+                    found = values[at] = self.write(at, operands)
+            if found is not None:
+                waiting.pop()
+        assert found is not None
+        return found
 
     def write_index(self, affine: Affine, dtype: str) -> int:
         """The number that an affine index is, computed in 32 bits if `dtype` has no more."""
@@ -286,25 +313,20 @@ class _Emitter(NodeWriter):
 
     def point_value(self, node: Node) -> int:
         """The value of a node in a POINT pass."""
-        found = self.points.get(node)
-        if found is None:
-            operands = [self.point_value(o) for o in node.operands]
-            found = self.points[node] = self.write(node, operands)
-        return found
+        return self.written(node, self.points, self.points.get)
 
     def value(self, node: Node, stage: int) -> int:
         """The value of a node in the ROW pass `stage`."""
-        if self.has_rows and not node.row and node.kind != "const":
-            return self.points[node]
-        found = self.rows.get(node)
-        if found is None:
-            if node in self.buffers and node.stage < stage:
-                found = self.builder.load_row(self.buffers[node])
-            else:
-                operands = [self.value(o, stage) for o in node.operands]
-                found = self.write(node, operands)
-            self.rows[node] = found
-        return found
+
+        def known(node: Node) -> int | None:
+            if self.has_rows and not node.row and node.kind != "const":
+                return self.points[node]
+            found = self.rows.get(node)
+            if found is None and node in self.buffers and node.stage < stage:
+                found = self.rows[node] = self.builder.load_row(self.buffers[node])
+            return found
+
+        return self.written(node, self.rows, known)
 
     def store(self, k: int, value: int) -> None:
         """Store the value of output `k` at the current point."""

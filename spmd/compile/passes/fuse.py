@@ -25,7 +25,7 @@ from spmd.compile.lower.alike import kinds_of, literal_key, pattern
 from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.lower.expression import REDUCTIONS, index_of_start, storage_dtype
 from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
-from spmd.compile.passes.graph import NOBODY, graph_of
+from spmd.compile.passes.graph import NOBODY, graph_of, with_copies
 from spmd.compile.passes.group import Group
 from spmd.compile.passes.merge import merge_groups
 from spmd.compile.passes.reach import Reach
@@ -47,6 +47,10 @@ MAX_EQNS = 256
 
 # Reads of one value at different places that one kernel makes: a stencil of 3 x 3 and some more.
 MAX_INDICES = 12
+
+# Parts of a concatenation that a kernel tells apart: one of more parts is an array in memory, whose
+# parts those write that make them.
+MAX_PARTS = 64
 
 # ---- the fused equation ------------------------------------------------------------------------
 
@@ -90,7 +94,7 @@ def is_fusible(eqn: Eqn) -> bool:
     if name == "pad":
         return all(between == 0 for _, _, between in eqn.params["padding_config"])
     if name == "concatenate":
-        return True
+        return len(eqn.invars) <= MAX_PARTS
     if name in _READERS:
         return _can_read(eqn)
     return can_lower(eqn)
@@ -321,24 +325,19 @@ class _Fuser:
 
     def outside_users(self, group: Group, k: int) -> list[int]:
         """Equations that read a result and are not computed in the group only."""
-        members, copies = group.members, group.copies
-        if copies.isdisjoint(self.users[k]):
-            return [user for user in self.users[k] if user not in members]
-        found = []
-        for user in self.users[k]:
-            if user not in members:
-                found.append(user)
-            elif user in copies:
-                found += self.outside_users(group, user)
-        return found
+        members, users = group.members, self.users
+        if group.copies.isdisjoint(users[k]):
+            return [user for user in users[k] if user not in members]
+        read = with_copies(users, k, group.copies)
+        return [user for copy in read for user in users[copy] if user not in members]
 
     def is_needed_outside(self, group: Group, k: int) -> bool:
         """Whether finished groups, or the results, read a result or a copy's original."""
         if k in self.needed:
             return True
-        return not group.copies.isdisjoint(self.users[k]) and any(
-            self.is_needed_outside(group, user) for user in self.users[k] if user in group.copies
-        )
+        if group.copies.isdisjoint(self.users[k]):
+            return False
+        return not self.needed.isdisjoint(with_copies(self.users, k, group.copies))
 
     def reduction_behind(
         self, group: Group, k: int, index: Index

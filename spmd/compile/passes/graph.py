@@ -43,3 +43,11 @@ def graph_of(eqns: Sequence[Eqn]) -> Graph:
         for var in eqn.outvars:
             makers[var] = k
     return Graph(eqns, makers, sources, users)
+
+
+def with_copies(users: Sequence[list[int]], k: int, copies: set[int]) -> list[int]:
+    """An equation, and those of `copies` that read it through copies only."""
+    found = [k]
+    for read in found:
+        found += [user for user in users[read] if user in copies and user not in found]
+    return found

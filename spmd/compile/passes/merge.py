@@ -8,10 +8,11 @@ one to the other through a third.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from spmd.compile.lower.index import Index
+from spmd.compile.passes.graph import with_copies
 from spmd.core.ir import Var
 
 MAX_EQNS = 256
@@ -154,17 +155,10 @@ def _apart(fuser: Any, a: Any, b: Any) -> bool:
         outside = [
             user
             for k in sorted(start.members - start.copies)
-            for user in _outside_users(fuser, k, both, copies)
+            for read in with_copies(fuser.users, k, copies)
+            for user in fuser.users[read]
+            if user not in both
         ]
         if outside and fuser.reach.any_reaches(outside, end):
             return True
     return False
-
-
-def _outside_users(fuser: Any, k: int, both: set[int], copies: set[int]) -> Iterator[int]:
-    """Who else reads a result: of a copied equation, the readers of the original."""
-    for user in fuser.users[k]:
-        if user not in both:
-            yield user
-        elif user in copies:
-            yield from _outside_users(fuser, user, both, copies)

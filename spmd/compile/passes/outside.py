@@ -132,10 +132,14 @@ class _Scan:
 
     def _fixed(self, atom: Atom) -> Atom:
         """Such a value, outside of the loop."""
-        eqn = self.turned.get(atom) if isinstance(atom, Var) else None
-        if eqn is None:
-            return self.fixed[atom] if isinstance(atom, Var) else atom
-        return self.writer.emit(eqn.prim, [self._fixed(eqn.invars[0])], eqn.params, eqn.source)
+        turns: list[Eqn] = []
+        while isinstance(atom, Var) and atom in self.turned:
+            turns.append(self.turned[atom])
+            atom = turns[-1].invars[0]
+        value = self.fixed[atom] if isinstance(atom, Var) else atom
+        for eqn in reversed(turns):
+            value = self.writer.emit(eqn.prim, [value], eqn.params, eqn.source)
+        return value
 
     # ---- before the loop ----
 
