@@ -11,8 +11,9 @@ compile/  the first call, of programs that no disk cache has
 cached/   the first call in a second process, both sides with their disk caches
           (of both: `start to first result` is the whole process, import included, as a user waits
           for it)
-depth/    the gradient of a transformer by its number of layers; unrolled loops, gradients of unrolled
-          layers, and sums of arguments by their number of equations; trace and compile apart
+depth/    the gradient of a transformer by its number of layers; unrolled loops, gradients of
+          unrolled layers, and sums of arguments by their number of equations; trace and compile
+          apart
 """
 
 from __future__ import annotations
