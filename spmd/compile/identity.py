@@ -74,9 +74,10 @@ class _Writer:
         """A primitive and its parameters."""
         if not prim.is_own:
             raise NoIdentityError(prim.name)
-        if prim.inline is not None or prim.expand is not None:
+        inside = prim.inline or prim.expand
+        if inside is not None:
             # The compiler sees what the call stands for, and nothing of its rules.
-            params = {"jaxpr": params["jaxpr"]}
+            params = {"jaxpr": inside(params)}
         if not params:
             return f"{prim.name} "
         return f"{prim.name} " + " ".join([f"{n}={self._value(v)}" for n, v in params.items()])

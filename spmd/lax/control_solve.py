@@ -133,20 +133,20 @@ def _impl(xp: Any, *operands: Any, solve: ClosedJaxpr, counts: Any, **_: Any) ->
 def _expand(params: dict[str, Any]) -> ClosedJaxpr:
     """What is compiled: solve, of its own constants and b."""
     solve, counts = params["solve"], params["counts"]
+    others = [params[n] for n in ("matvec", "solve", "vecmat", "transpose_solve")]
+    pairs = zip(others, counts, strict=True)
+    avals = [a for jaxpr, n in pairs if n for a in jaxpr.in_avals[:n]]
+    avals += solve.in_avals[counts[1] :]
 
     def make() -> ClosedJaxpr:
-        others = [params[n] for n in ("matvec", "solve", "vecmat", "transpose_solve")]
-        pairs = zip(others, counts, strict=True)
-        avals = [a for jaxpr, n in pairs if n for a in jaxpr.in_avals[:n]]
-        avals += solve.in_avals[counts[1] :]
-
         def flat(*args: Any) -> list[Any]:
             _, consts, _, _, b = _parts(args, counts)
             return eval_closed(solve, *consts, *b)
 
         return close(flat, avals, "custom_linear_solve")
 
-    return derived(solve, ("custom_linear_solve", counts), make)
+    # One solve may stand beside maps whose constants are batched and others whose are not.
+    return derived(solve, ("custom_linear_solve", counts, *avals), make)
 
 
 def _jvp(primals: Any, tangents: Any, *, num_aux: int, **params: Any) -> Any:

@@ -24,7 +24,8 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.trace import to_numpy
 from spmd.lax.families import FLOAT, unary
-from tests.compile.programs import random_program
+from spmd.scipy.sparse.linalg import cg, gmres
+from tests.compile.programs import by_impl, random_program
 
 X = np.linspace(-2, 2, 40, dtype=np.float32).reshape(5, 8)
 
@@ -88,6 +89,45 @@ def sort_and_count(x):
     return lax.sort(x), rounds, lax.cond(rounds > 5, snp.sin, snp.cos, x)
 
 
+_MATRIX = np.eye(8, dtype=np.float32) * 9 + np.arange(64, dtype=np.float32).reshape(8, 8) / 64
+
+
+def solution(b, matrix=_MATRIX):
+    return lax.custom_linear_solve(
+        lambda x: matrix @ x,
+        b,
+        lambda _, y: snp.linalg.solve(matrix, y),
+        lambda _, y: snp.linalg.solve(matrix.T, y),
+    )
+
+
+def weighted(matrix):
+    return snp.sum(solution(X[0], matrix) * _TABLE)
+
+
+def two_solutions(x):
+    """Two maps beside one `solve`: the constants of one are batched."""
+    return spmd.vmap(spmd.grad(weighted))(snp.stack([_MATRIX, _MATRIX + snp.diag(x[0])]))
+
+
+SOLVES = {
+    "solve": lambda x: solution(x[0]),
+    "cg": lambda x: cg(lambda v: v * (1 + _TABLE), x[0])[0],
+    "gmres": lambda x: gmres(lambda v: _MATRIX @ v, x[0])[0],
+    "solve in scan": lambda x: lax.scan(lambda c, r: (solution(c + r), c), x[0], x),
+    "solve in while": lambda x: lax.while_loop(lambda c: c.sum() > 1, solution, x[0] + 9),
+    "solve in switch": lambda x: lax.switch(
+        snp.sum(x > 9).astype(int), [solution, snp.sin, cg_of_twice], x[0]
+    ),
+    "gradient of a solve": lambda x: spmd.grad(lambda b: snp.sum(solution(b) ** 2))(x[0]),
+    "solves of a batch": lambda x: (spmd.vmap(solution)(x), two_solutions(x)),
+}
+
+
+def cg_of_twice(b):
+    return cg(lambda v: v * 2, b)[0]
+
+
 PROGRAMS = {
     "constant of the trace": lambda x: x * _TABLE + 1,
     "constant of a pass": lambda x: x + snp.arange(40.0).reshape(5, 8) ** 2,
@@ -103,6 +143,7 @@ PROGRAMS = {
         lambda c, r: (spmd.jit(lax.igamma)(c * c, r * r), snp.linalg.qr(r[:4, None])[1]), x[0], x
     ),
     "host steps in a gradient": spmd.grad(lambda x: snp.sum(snp.linalg.det(x[:, :5]))),
+    **SOLVES,
 }
 
 
@@ -158,6 +199,27 @@ def test_maps_without_a_name_are_loaded(second_process):
     np.testing.assert_array_equal(first, results())
     with pytest.raises(AssertionError, match="compiled again"):
         spmd.pmap(lambda x: snp.tanh(x) * 2)(x)
+
+
+@pytest.mark.parametrize("name", SOLVES)
+def test_solves_are_compiled_as_they_are_evaluated(name, folder):
+    wanted = by_impl(make_jaxpr(SOLVES[name])(X), [X])
+    for one, other in zip(spmd.tree.leaves(spmd.jit(SOLVES[name])(X)), wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def test_maps_with_solves_are_loaded(second_process):
+    def results():
+        rows = spmd.pmap(solution)(X[:4])
+        jitted = spmd.jit(lambda x: spmd.pmap(solution)(2 * x) / 2)
+        return np.asarray(rows), np.asarray(jitted(X[:4]))
+
+    first = results()
+    wanted = np.linalg.solve(_MATRIX, X[:4].T).T
+    for one in first:
+        np.testing.assert_allclose(one, wanted, rtol=1e-5, atol=1e-6)
+    second_process()
+    np.testing.assert_array_equal(first[0], np.asarray(spmd.pmap(lambda b: solution(b))(X[:4])))
 
 
 @pytest.mark.filterwarnings("ignore::spmd.core.errors.CollectiveWarning")
