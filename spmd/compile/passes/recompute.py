@@ -189,8 +189,10 @@ class _Recomputer:
         invars = (*eqn.invars[:at], *eqn.invars[at + 1 :], *more)
         self.eqns[k] = eqn.replace(invars=invars, params=eqn.params | {"jaxpr": closed})
         for var in more:
-            if k not in self.readers[var]:
-                self.readers[var].append(k)
+            # What was only a result of the program so far had no readers.
+            readers = self.readers.setdefault(var, [])
+            if k not in readers:
+                readers.append(k)
 
     def without(self, eqn: Eqn, kept: Sequence[int]) -> Eqn:
         """A group with some of its results only."""
