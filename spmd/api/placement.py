@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.aval import typeof
-from spmd.core.device import Device, process_index
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.device import Device, default_device, process_index
 from spmd.core.dtypes import canonical
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.core.errors import ArgumentError, ShapeError, ShardingError
 from spmd.core.names import check_arrays
 from spmd.core.source import current_source
 from spmd.core.trace import Tracer, to_numpy
@@ -23,7 +23,6 @@ from spmd.core.tree import (
 )
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
-from spmd.sharding.spec import Mesh, PartitionSpec
 
 
 def device_put(
@@ -62,7 +61,7 @@ def _is_place(x: Any) -> bool:
 
 def _put(name: str, x: Any, place: Any) -> Any:
     if isinstance(x, Tracer):
-        return x
+        return _traced(name, x, place)
     if place is None:
         return x if isinstance(x, Array) else from_numpy(x)
     if isinstance(place, Device):
@@ -79,6 +78,19 @@ def _put(name: str, x: Any, place: Any) -> Any:
     raise ArgumentError(
         f"{current_source()}: device_put: device must be a Device, a Sharding or None, "
         f"got {place!r}"
+    )
+
+
+def _traced(name: str, x: Tracer, place: Any) -> Tracer:
+    """A traced value is where its program runs; that is right for the default device only."""
+    devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
+    if place is None or devices == {default_device()}:
+        return x
+    raise ShardingError(
+        f"{current_source()}: device_put: {name} is traced ({x.aval.short()}), and inside jit, "
+        f"grad, vmap or a map a value cannot be moved to {place}. Call device_put on the argument "
+        "before the transformed function, or on its result after it; split work over devices with "
+        "shard_map."
     )
 
 
@@ -164,24 +176,101 @@ def copy_to_host_async(x: Any) -> Any:
 
 
 def make_array_from_process_local_data(
-    sharding: NamedSharding, local_data: Any, global_shape: Sequence[int] | None = None
-) -> Array:
-    """A global array of which each process gives its part along the leading split dim.
+    sharding: Any, local_data: Any, global_shape: Any = None
+) -> Any:
+    """A global array of which each process gives the part that its own devices hold.
 
-    `global_shape`, if given, must be what the parts make: it is a check.
+    Each dim of the part has the size of the global dim, or of those pieces along it that this
+    process's devices hold, in their order. Without `global_shape` the parts of all processes are
+    put side by side. `local_data` may be a pytree, the others prefixes of it. Raises a `ShapeError`
+    that names the dim and the sizes that fit.
     """
-    value = np.asarray(local_data)
-    mesh = sharding.mesh
-    mine = process_index()
-    here = [d for d in mesh.flat_devices() if d.process_index == mine]
-    local = NamedSharding(Mesh(np.asarray(here, dtype=object), ("_",)), PartitionSpec("_"))
-    pieces = shard_value(value, typeof(value), local, mine).shards
-    assert pieces is not None
-    shape = list(value.shape)
-    shape[0] = shape[0] * mesh.size // len(here)
-    if global_shape is not None and tuple(global_shape) != tuple(shape):
-        raise ShapeError(
-            f"{current_source()}: make_array_from_process_local_data: parts of shape {value.shape} "
-            f"make {tuple(shape)}, not global_shape={tuple(global_shape)}"
+    pairs, tree = tree_flatten_with_path(local_data)
+    names = [f"local_data{keystr(path)}" for path, _ in pairs]
+    leaves = [leaf for _, leaf in pairs]
+    check_arrays("make_array_from_process_local_data", names, leaves)
+    what = "make_array_from_process_local_data"
+    shardings = broadcast_prefix(sharding, local_data, f"{what}: sharding", _is_place)
+    shapes = broadcast_prefix(global_shape, local_data, f"{what}: global_shape", _is_shape)
+    for place in shardings:
+        if not isinstance(place, Sharding):
+            raise ArgumentError(f"{current_source()}: {what}: {place!r} is not a sharding")
+    made = [
+        _of_parts(f"{current_source()}: {what}: {name}", to_numpy(x), typeof(x), place, shape)
+        for name, x, place, shape in zip(names, leaves, shardings, shapes, strict=True)
+    ]
+    return tree_unflatten(tree, made)
+
+
+def _is_shape(x: Any) -> bool:
+    return x is None or (isinstance(x, (tuple, list)) and all(isinstance(n, int) for n in x))
+
+
+def _of_parts(
+    what: str, part: np.ndarray, aval: ShapedArray, sharding: Sharding, given: Any
+) -> Array:
+    """The global array of which `part` is this process's."""
+    shape = _whole_shape(what, part, sharding, given)
+    places = sharding.addressable_devices_indices_map(shape)
+    sizes = sharding.shard_shape(shape)
+    # Along each dim: where this process's pieces start in the whole.
+    starts = [sorted({index[d].start or 0 for index in places.values()}) for d in range(part.ndim)]
+    for d, (size, whole) in enumerate(zip(part.shape, shape, strict=True)):
+        held = len(starts[d]) * sizes[d]
+        if size not in (whole, held):
+            raise ShapeError(
+                f"{what} has shape {part.shape}; of global_shape={shape} this process's devices "
+                f"hold {held} along dim {d}, so the part must have {held} there, or all {whole}"
+            )
+
+    def inside(d: int, index: slice) -> slice:
+        """Where a slice of the whole is in the part."""
+        if part.shape[d] == shape[d]:
+            return index
+        start = starts[d].index(index.start or 0) * sizes[d]
+        return slice(start, start + sizes[d])
+
+    pieces = [
+        from_numpy(
+            part[tuple(map(inside, range(part.ndim), index))], aval.update(shape=sizes), device
         )
-    return from_shards(typeof(value).update(shape=tuple(shape)), sharding, pieces)
+        for device, index in places.items()
+    ]
+    return from_shards(aval.update(shape=shape), sharding, pieces)
+
+
+def _whole_shape(what: str, part: np.ndarray, sharding: Sharding, given: Any) -> tuple[int, ...]:
+    """The global shape that is given, or that follows from one part."""
+    if given is None:
+        counts = [_groups(sharding, d, part.ndim) for d in range(part.ndim)]
+        if None in counts:
+            raise ShapeError(
+                f"{what} has shape {part.shape}; along dim {counts.index(None)} the processes hold "
+                f"pieces of {sharding} that overlap or differ in number, so the global shape does "
+                "not follow: pass global_shape="
+            )
+        given = [size * (count or 1) for size, count in zip(part.shape, counts, strict=True)]
+    shape = tuple(given)
+    if len(shape) != part.ndim:
+        raise ShapeError(
+            f"{what} has shape {part.shape} ({part.ndim} dims), global_shape={shape} has "
+            f"{len(shape)}; both must have as many"
+        )
+    if isinstance(sharding, NamedSharding):
+        sharding.check(shape, f"{what} is part of an array that")
+    return shape
+
+
+def _groups(sharding: Sharding, dim: int, ndim: int) -> int | None:
+    """How many parts the processes have along a dim: 1 where all hold the same pieces.
+
+    None if pieces of two processes overlap without being the same, or differ in number.
+    """
+    devices = len(sharding.device_set)
+    held: dict[int, set[int]] = {}
+    for device, index in sharding.devices_indices_map((devices,) * ndim).items():
+        held.setdefault(device.process_index, set()).add(index[dim].start or 0)
+    parts = set(map(frozenset, held.values()))
+    is_even = len(set(map(len, parts))) == 1
+    is_apart = sum(map(len, parts)) == len(set().union(*parts))
+    return len(parts) if is_even and is_apart else None

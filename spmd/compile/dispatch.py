@@ -141,7 +141,7 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     else:
         outs = _by_impl(prim, operands, avals, known.expected, params)
         if device is not None:
-            executable.place(outs, operands)
+            executable.place(outs, executable.common_home(operands))
     return outs if prim.multiple else outs[0]
 
 
@@ -219,6 +219,7 @@ def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
     first = sharded[0]
     alike = all(x.shape == first.shape and x._sharding == first._sharding for x in sharded)
     others = [x for x in operands if not (type(x) is Array and x.shards is not None)]
+    executable.common_home(operands)
     if not alike or any(typeof(x).shape for x in others):
         whole = [from_numpy(to_numpy(x), typeof(x)) for x in operands]
         return evaluate(prim, whole, params)

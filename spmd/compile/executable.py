@@ -35,6 +35,7 @@ from spmd.compile.queued import (
 from spmd.core.aval import ShapedArray
 from spmd.core.errors import DeviceError
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.source import current_source
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
@@ -138,9 +139,13 @@ class Executable:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
-        if belongs_in_queue(self.native, leaves):
-            return self.enqueue(leaves)
-        return self.run(leaves)
+        # Before anything is written over a donated argument.
+        home = common_home(leaves)
+        results = (
+            self.enqueue(leaves) if belongs_in_queue(self.native, leaves) else self.run(leaves)
+        )
+        place(results, home)
+        return results
 
     def run(self, leaves: Sequence[Any]) -> list[Any]:
         """Run now; the results are there when it returns."""
@@ -190,7 +195,6 @@ class Executable:
                 results.append(next(fresh))
             else:
                 results.append(_forwarded(leaves[result], aval))
-        place(results, leaves)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and type(leaf) is Array:
                 leaf.delete()
@@ -263,25 +267,44 @@ def _forwarded(x: Any, aval: ShapedArray) -> Array:
     return from_memory(block.address, block, aval)
 
 
-def place(results: Sequence[Any], operands: Sequence[Any]) -> None:
-    """Commit results to the device that operands are committed to; a DeviceError if they differ."""
-    homes = {
-        x._sharding.device: None
-        for x in operands
-        if type(x) is Array and type(x._sharding) is SingleDeviceSharding
-    }
-    if not homes:
-        return
-    if len(homes) > 1:
-        names = " and ".join(map(str, homes))
-        raise DeviceError(
-            f"operands are committed to different devices, {names}; move them to one with "
-            "device_put(x, device)"
-        )
-    sharding = SingleDeviceSharding(next(iter(homes)))
-    for result in results:
-        if result.shards is None:
-            result._sharding = sharding
+def common_home(operands: Sequence[Any]) -> SingleDeviceSharding | None:
+    """The one device that operands are committed to, if there is one.
+
+    Raises a `DeviceError` that names two operands if they are committed to other devices, or to the
+    same in another order.
+    """
+    home, first = None, None
+    for x in operands:
+        if type(x) is not Array or x._sharding is None:
+            continue
+        if type(x._sharding) is SingleDeviceSharding:
+            home = x._sharding
+        if first is None:
+            first = x
+        elif x._sharding is not first._sharding:
+            if x._sharding.layout[0] != first.sharding.layout[0]:
+                raise DeviceError(
+                    f"{current_source()}: operands are committed to different devices, "
+                    f"{_where(first)} and {_where(x)}; move them to the same with "
+                    "device_put(x, device) or device_put(x, y.sharding)"
+                )
+    return home
+
+
+def _where(x: Array) -> str:
+    """What an operand is and the devices it is on."""
+    numbers = list(x.sharding.layout[0])
+    devices = {d.id: d for d in x.devices()}
+    names = ", ".join(str(devices[number]) for number in numbers)
+    return f"{x.aval.short()} to {names if len(numbers) == 1 else f'[{names}]'}"
+
+
+def place(results: Sequence[Any], home: SingleDeviceSharding | None) -> None:
+    """Commit results to the device that operands are committed to."""
+    if home is not None:
+        for result in results:
+            if result.shards is None:
+                result._sharding = home
 
 
 # ---- donation ----------------------------------------------------------------------------------

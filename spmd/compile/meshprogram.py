@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.compile.deferred import mapcall, multidevice, onemap, pipeline
-from spmd.compile.executable import Executable, compile_jaxpr
+from spmd.compile.executable import Executable, common_home, compile_jaxpr
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
@@ -98,6 +98,7 @@ class MeshProgram:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
+        common_home(leaves)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
         outs = multidevice.evaluate_map(self.params, operands, self.takes, self.executable)
         for leaf, gone in zip(leaves, self.donated, strict=True):

@@ -17,7 +17,7 @@ from spmd.collectives.transport.flight import FLIGHT, TRACING
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.config import config
 from spmd.core.context import state
-from spmd.core.errors import PytreeError, ShardingError
+from spmd.core.errors import DeviceError, PytreeError, ShardingError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.names import (
     check_arrays,
@@ -67,8 +67,9 @@ def shard_map(
 
     `in_specs` and `out_specs` are pytree prefixes of `PartitionSpec`s: which mesh axes split which
     dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`. An output whose
-    spec leaves out an axis must be equal along it. Raises a `ShardingError` that names the
-    argument, the arithmetic and the fix.
+    spec leaves out an axis must be equal along it. `axis_names`, if given, must be all axes of the
+    mesh: none is left to the compiler. Raises a `ShardingError` that names the argument, the
+    arithmetic and the fix.
     """
     if f is None:
         return functools.partial(
@@ -81,6 +82,8 @@ def shard_map(
         )
 
     fast = FastCalls()
+    if mesh is not None:
+        _check_axis_names(f, mesh, axis_names)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
@@ -93,9 +96,42 @@ def shard_map(
                 f"{current_source()}: shard_map({function_name(f)}): no mesh; pass mesh= or call "
                 "it inside `with mesh:`"
             )
+        _check_axis_names(f, grid, axis_names)
         return _call(f, grid, in_specs, out_specs, check_vma, args, fast)
 
     return mapped
+
+
+def _check_axis_names(f: Any, mesh: Mesh, axis_names: Any) -> None:
+    """Raise unless the axes that are to be manual are all of the mesh's; None and {} say that."""
+    given = [] if axis_names is None else list(axis_names)
+    what = f"{current_source()}: shard_map({function_name(f)}): axis_names={axis_names!r}"
+    known = ", ".join(map(repr, mesh.axis_names))
+    unknown = [a for a in given if a not in mesh.axis_names]
+    if unknown:
+        raise ShardingError(f"{what} names {unknown[0]!r}, but the axes of the mesh are {known}")
+    left = [a for a in mesh.axis_names if a not in given]
+    if given and left:
+        raise ShardingError(
+            f"{what} leaves mesh axis {left[0]!r} to the compiler, which is not supported. Leave "
+            f"axis_names out: f then sees pieces along all axes ({known}); what no spec splits "
+            f"over {left[0]!r} is the same on each of its devices."
+        )
+
+
+def _check_devices(what: str, names: Sequence[str], flat: Sequence[Any], mesh: Mesh) -> None:
+    """Raise if an argument lies on several devices that are not the mesh's."""
+    wanted = None
+    for name, x in zip(names, flat, strict=True):
+        if type(x) is not Array or x.shards is None:
+            continue
+        wanted = wanted or tuple(d.id for d in mesh.flat_devices())
+        if x.sharding.layout[0] != wanted:
+            raise DeviceError(
+                f"{current_source()}: {what}: {name} ({x.aval.short()}) is on devices "
+                f"{list(x.sharding.layout[0])}, the mesh on devices {list(wanted)}; move it with "
+                "device_put(x, NamedSharding(mesh, spec))"
+            )
 
 
 def _call(
@@ -112,6 +148,7 @@ def _call(
     flat, in_tree = tree_flatten(args)
     names = leaf_names(f, args)
     check_arrays(what, names, flat)
+    _check_devices(what, names, flat, mesh)
     specs = _flat_in_specs(what, f, in_specs, args)
     avals = [typeof(x) for x in flat]
     for name, aval, spec in zip(names, avals, specs, strict=True):

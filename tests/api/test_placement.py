@@ -1,0 +1,215 @@
+"""Arrays are where their sharding says, or there is an error: placing, joining parts, meeting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import lax
+from spmd.core.device import Device
+from spmd.errors import DeviceError, ShapeError, ShardingError
+from spmd.sharding import Mesh, NamedSharding
+from spmd.sharding import PartitionSpec as P
+
+X = np.arange(16, dtype=np.float32).reshape(4, 4)
+
+
+def line(*numbers: int, name: str = "i") -> Mesh:
+    return Mesh(np.array([spmd.devices()[k] for k in numbers], dtype=object), (name,))
+
+
+def rows(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, P("i"))
+
+
+# ---- parts of processes ------------------------------------------------------------------------
+
+
+class OfSeveral:
+    """Devices of several processes, of which this is the first: what a rank computes with."""
+
+    def __init__(self, owners: list[list[int]]):
+        grid = np.empty(np.shape(owners), dtype=object)
+        mine = iter(spmd.devices())
+        for k, (place, owner) in enumerate(np.ndenumerate(np.array(owners))):
+            grid[place] = next(mine) if owner == 0 else Device(100 + k, "cpu", owner, k, "cpu")
+        self.mesh = Mesh(grid, ("a", "b"))
+
+    def array(self, spec: P, part: np.ndarray, shape: Any = None) -> Any:
+        return spmd.make_array_from_process_local_data(NamedSharding(self.mesh, spec), part, shape)
+
+
+SPECS = [P(), P("i"), P(None, "i"), P("i", "j"), P(("j", "i")), P(None, ("i", "j")), P("j", None)]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("shape", [None, (8, 4)])
+def test_one_process_gives_the_whole(spec: P, shape: Any):
+    whole = np.arange(32, dtype=np.float32).reshape(8, 4)
+    sharding = NamedSharding(spmd.make_mesh((2, 2), ("i", "j")), spec)
+    made = spmd.make_array_from_process_local_data(sharding, whole, shape)
+    np.testing.assert_array_equal(made, whole)
+    assert made.sharding == sharding
+    for shard in made.addressable_shards:
+        np.testing.assert_array_equal(shard.data, whole[shard.index])
+
+
+# What process 0 holds of a mesh whose devices are of these processes, and the global shape.
+CASES = [
+    ([[0, 0], [1, 1]], P("a"), (2, 3), (4, 3)),
+    ([[0, 0], [1, 1]], P(None, "a"), (3, 2), (3, 4)),
+    ([[0, 0], [1, 1]], P("b"), (4, 3), (4, 3)),
+    ([[0, 0], [1, 1]], P(("a", "b")), (2, 3), (4, 3)),
+    ([[0, 0], [1, 1]], P(), (4, 3), (4, 3)),
+    ([[0, 1], [0, 1]], P("a", "b"), (4, 2), (4, 4)),
+    ([[0, 1], [0, 1]], P(("a", "b")), (2, 3), (4, 3)),  # the first and the third quarter
+    ([[0, 1], [2, 3]], P("a", "b"), (2, 2), (4, 4)),
+    ([[0, 1], [2, 3]], P("b", None), (2, 3), (4, 3)),
+]
+
+
+@pytest.mark.parametrize("owners, spec, part, whole", CASES)
+@pytest.mark.parametrize("gives_all", [False, True])
+def test_parts_of_processes(owners: Any, spec: P, part: Any, whole: Any, gives_all: bool):
+    several = OfSeveral(owners)
+    values = np.arange(np.prod(whole), dtype=np.float32).reshape(whole)
+    places = NamedSharding(several.mesh, spec).addressable_devices_indices_map(whole)
+    held = [
+        sorted({k for i in places.values() for k in np.arange(n)[i[d]]})
+        for d, n in enumerate(whole)
+    ]
+    local = values if gives_all else values[np.ix_(*held)]
+    assert gives_all or local.shape == part
+    made = several.array(spec, local, whole if gives_all else None)
+    assert made.shape == whole and made.sharding.spec == spec
+    assert len(made.addressable_shards) == len(places)
+    for shard in made.addressable_shards:
+        np.testing.assert_array_equal(shard.data, values[places[shard.device]])
+
+
+def test_parts_that_do_not_fit():
+    halves = OfSeveral([[0, 0], [1, 1]])
+    with pytest.raises(ShapeError, match=r"hold 2 along dim 0.*must have 2 there, or all 4"):
+        halves.array(P("a"), np.ones((3, 3)), (4, 3))
+    with pytest.raises(ShapeError, match=r"\(3, 3\) \(2 dims\).*global_shape=\(6,\) has 1"):
+        halves.array(P("a"), np.ones((3, 3)), (6,))
+    with pytest.raises(ShardingError, match="not a multiple of 4"):
+        halves.array(P(("a", "b")), np.ones((3, 3)))
+    mixed = OfSeveral([[0, 1], [0, 2]])
+    with pytest.raises(ShapeError, match=r"along dim 0.*overlap or differ.*pass global_shape="):
+        mixed.array(P(("a", "b")), np.ones((2, 3)))
+
+
+def test_parts_in_a_pytree():
+    sharding = rows(line(0, 1))
+    tree = {"w": X, "b": [X[0], X[1].astype(np.int32)]}
+    made = spmd.make_array_from_process_local_data(sharding, tree)
+    for one, other in zip(spmd.tree.leaves(made), spmd.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.sharding == sharding and one.dtype == other.dtype
+
+
+# ---- placing what is traced --------------------------------------------------------------------
+
+
+def put(x: Any, place: Any) -> Any:
+    return spmd.device_put(x, place) * 2
+
+
+TRACED: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda place: spmd.jit(lambda x: put(x, place))(X),
+    "grad": lambda place: spmd.grad(lambda x: put(x, place).sum())(X),
+    "vmap": lambda place: spmd.vmap(lambda x: put(x, place))(X),
+    "pmap": lambda place: spmd.pmap(lambda x: put(x, place))(X),
+    "scan": lambda place: lax.scan(lambda c, x: (put(c, place), x), X[0], X),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_a_traced_value_is_not_moved_silently(name: str):
+    for place in (rows(line(0, 1, 2, 3)), NamedSharding(line(1), P()), spmd.devices()[2]):
+        with pytest.raises(ShardingError, match=r"x is traced.*before the transformed function"):
+            TRACED[name](place)
+    for place in (None, spmd.devices()[0], NamedSharding(line(0), P())):
+        TRACED[name](place)
+
+
+# ---- the axes of a map -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [None, set(), {"i", "j"}, frozenset(["j", "i"])])
+def test_all_axes_of_a_map_are_manual(names: Any):
+    mesh = spmd.make_mesh((2, 2), ("i", "j"))
+    specs = {"in_specs": P("i", "j"), "out_specs": P("i", "j"), "axis_names": names}
+    for f in (spmd.shard_map(lambda x: x * 2, mesh=mesh, **specs),):
+        np.testing.assert_array_equal(f(X), 2 * X)
+    with mesh:
+        np.testing.assert_array_equal(spmd.shard_map(lambda x: x * 2, **specs)(X), 2 * X)
+
+
+@pytest.mark.parametrize(
+    "names, text",
+    [
+        ({"i"}, "leaves mesh axis 'j' to the compiler"),
+        ({"i", "k"}, "'k', but the axes .* 'i', 'j'"),
+    ],
+)
+def test_other_axes_of_a_map_are_refused(names: Any, text: str):
+    mesh = spmd.make_mesh((2, 2), ("i", "j"))
+    specs = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": names}
+    with pytest.raises(ShardingError, match=text):
+        spmd.shard_map(lambda x: x, mesh=mesh, **specs)
+    with mesh, pytest.raises(ShardingError, match=text):
+        spmd.shard_map(lambda x: x, **specs)(X)
+
+
+# ---- devices that meet -------------------------------------------------------------------------
+
+MEETINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, y: x + y,
+    "product": lambda x, y: x @ y,
+    "concatenate": lambda x, y: snp.concatenate([x, y]),
+    "jit": lambda x, y: spmd.jit(lambda x, y: x - y)(x, y),
+    "jit of a map": lambda x, y: spmd.jit(lambda x, y: double(x) + y)(x, y),
+    "jit that donates": lambda x, y: spmd.jit(lambda x, y: x - y, donate_argnums=0)(x, y),
+    "grad": lambda x, y: spmd.grad(lambda x: snp.sum(x * y))(x),
+    "map": lambda x, y: spmd.shard_map(
+        lambda x, y: x + y, mesh=line(0, 1), in_specs=P("i"), out_specs=P("i")
+    )(x, y),
+}
+
+
+def double(x: Any) -> Any:
+    f = spmd.shard_map(lambda x: 2 * x, mesh=line(0, 1), in_specs=P("i"), out_specs=P("i"))
+    return f(x)
+
+
+@pytest.mark.parametrize("other", [(2, 3), (0, 1, 2, 3), (1, 0)], ids=str)
+@pytest.mark.parametrize("name", MEETINGS)
+def test_arrays_on_other_devices_do_not_meet(name: str, other: tuple[int, ...]):
+    x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, rows(line(*other)))
+    with pytest.raises(DeviceError) as caught:
+        MEETINGS[name](x, y)
+    text = str(caught.value).replace("CPU_", "")
+    assert "[0, 1]" in text and str(list(other)) in text and "device_put(x, " in text
+    np.testing.assert_array_equal(x, X)  # nothing was written over it
+
+
+@pytest.mark.parametrize("name", [n for n in MEETINGS if n != "map"])
+def test_an_array_on_one_device_does_not_meet_one_on_several(name: str):
+    x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, spmd.devices()[0])
+    for pair in ((x, y), (y, x)):
+        with pytest.raises(DeviceError, match=r"CPU_0.*device_put"):
+            MEETINGS[name](*pair)
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_arrays_on_the_same_devices_meet(name: str):
+    x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, NamedSharding(line(0, 1), P()))
+    wanted = MEETINGS[name](spmd.device_put(X, rows(line(0, 1))), X)  # X is on no device yet
+    np.testing.assert_array_equal(MEETINGS[name](x, y), wanted)
