@@ -63,7 +63,7 @@ def _merge_all(fuser: Any, units: dict[int, Any], groups: list[Any], apart: set[
         for other in kept[-MOST_NEIGHBOURS:]:
             if other.key != key:
                 continue
-            pair = id(other), len(other.members), id(group), len(group.members)
+            pair = other, len(other.members), group, len(group.members)
             if pair in apart:
                 continue
             before = other.root

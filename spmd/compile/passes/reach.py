@@ -32,7 +32,8 @@ class Reach:
         self._leads = _descendants(users) if len(users) <= MOST_BITS else None
         # Of groups with several outputs: how many members they had, their bits, what they lead to.
         self._known: dict[int, tuple[int, int, int]] = {}
-        self._views: dict[int, tuple[int, set[int], int, int]] = {}
+        # By group, which is kept: the address of one that is gone may be that of another.
+        self._views: dict[Any, tuple[int, set[int], int, int]] = {}
 
     def note_exit(self, root: int, k: int) -> None:
         """The group of `root` has an output at equation `k` too."""
@@ -111,7 +112,7 @@ class Reach:
 
     def _view(self, group: Any) -> tuple[int, set[int], int, int]:
         """A group's size, who reads it from outside, what they lead to, and its members' bits."""
-        found = self._views.get(id(group))
+        found = self._views.get(group)
         if found is None or found[0] != len(group.members):
             assert self._leads is not None
             members = group.members
@@ -123,7 +124,7 @@ class Reach:
             reached = 0
             for k in readers:
                 reached |= self._leads[k]
-            found = self._views[id(group)] = len(members), readers, reached, self._bits(members)
+            found = self._views[group] = len(members), readers, reached, self._bits(members)
         return found
 
     def _roots_between(self, first: int, last: int) -> list[int]:
