@@ -204,5 +204,6 @@ custom_jvp_call_p = call_primitive(
     "custom_jvp_call",
     jvp=_custom_jvp_jvp,
     transpose=inline_transpose,
+    custom=True,
     batch=_custom_jvp_batch,
 )

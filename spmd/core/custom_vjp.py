@@ -269,6 +269,7 @@ custom_vjp_call_p = call_primitive(
     "custom_vjp_call",
     jvp=_custom_vjp_jvp,
     transpose=inline_transpose,
+    custom=True,
     batch=_custom_vjp_batch,
 )
 

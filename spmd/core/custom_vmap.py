@@ -181,5 +181,6 @@ custom_vmap_call_p = call_primitive(
     "custom_vmap_call",
     jvp=_jvp,
     transpose=inline_transpose,
+    custom=True,
     batch=_batch,
 )

@@ -21,6 +21,7 @@ Optional slots, for structural primitives (calls, control flow, collectives): ``
 (``(trace, primals, tangents, **params) -> (outs, tangents)``, instead of jvp when linearizing),
 ``axes`` (the axis names a collective uses), ``vma`` (how it changes the varying axes; "given" when
 ``abstract`` already says so), ``effects``, ``inline`` (the closed jaxpr that a call stands for),
+``custom`` (whether that call has rules of its user's, which the jaxpr alone would not have),
 ``expand`` (the closed jaxpr that is compiled in its place; transformations don't look inside),
 ``members`` (a collective's meaning: ``(operands, **params) -> results``, one NumPy array for each
 member of a group, in order).
@@ -161,6 +162,7 @@ class Primitive:
         multiple: bool = False,
         linearize: Callable[..., Any] | None = None,
         inline: Callable[[dict[str, Any]], Any] | None = None,
+        custom: bool = False,
         expand: Callable[[dict[str, Any]], Any] | None = None,
         members: Callable[..., list[Any]] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
@@ -179,6 +181,7 @@ class Primitive:
         self.multiple = multiple
         self.linearize = linearize
         self.inline = inline
+        self.custom = custom
         self.expand = expand
         self.members = members
         self.axes = axes

@@ -27,7 +27,7 @@ from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.names import function_source
 from spmd.core.primitive import Primitive, Refused, Zero, linear
-from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls
+from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls, plain_call
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL
 from spmd.core.tree import tree_flatten, tree_unflatten
@@ -167,7 +167,7 @@ def _linearize(
     policy, prevent_cse = how["policy"], how["prevent_cse"]
     cut = linearize_jaxpr(jaxpr, nonzero(tangents))
     # What a policy names, and what need not be computed again, may be inside calls.
-    whole = inline_calls(cut.primal)
+    whole = inline_calls(cut.primal, plain_call)
     saved = _saved_vars(whole, policy)
     n = len(jaxpr.out_avals)
     kept_outs = [*whole.jaxpr.outvars[:n], *saved]

@@ -13,10 +13,15 @@ from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import Tracer
 
 
-def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any, inline: bool = False) -> list[Any]:
+def eval_jaxpr(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    *args: Any,
+    inline: Callable[[Eqn], bool] | None = None,
+) -> list[Any]:
     """Run a jaxpr by binding its equations one by one under the current trace.
 
-    What they become keeps their source lines. With `inline`, calls are run like this too.
+    What they become keeps their source lines. Calls that `inline` says yes to are run like this too.
     """
     env: dict[Var, Any] = {}
 
@@ -31,9 +36,9 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any, inline: bool = F
         for k, eqn in enumerate(jaxpr.eqns):
             state.source = before if eqn.source is UNKNOWN else eqn.source
             operands = [read(a) for a in eqn.invars]
-            if inline and eqn.prim.inline is not None:
+            if inline is not None and eqn.prim.inline is not None and inline(eqn):
                 body = eqn.prim.inline(eqn.params)
-                outs = eval_jaxpr(body.jaxpr, body.consts, *operands, inline=True)
+                outs = eval_jaxpr(body.jaxpr, body.consts, *operands, inline=inline)
             else:
                 outs = eqn.prim.bind(*operands, **eqn.params)
             env.update(zip(eqn.outvars, outs if eqn.prim.multiple else [outs], strict=True))
@@ -73,13 +78,27 @@ def close(
     return trace_to_jaxpr(f, avals, Debug(name, arg_names))
 
 
-def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program with its calls replaced by what they stand for."""
-    if all(eqn.prim.inline is None for eqn in closed.eqns):
+def any_call(eqn: Eqn) -> bool:
+    """Which calls `inline_calls` replaces where nothing differentiates or batches the result."""
+    return True
+
+
+def plain_call(eqn: Eqn) -> bool:
+    """Which calls `inline_calls` may replace in a program that is transformed further.
+
+    A function with custom rules must stay whole: its jaxpr says what it computes, and a derivative
+    of that is not the one that its user gave.
+    """
+    return not eqn.prim.custom
+
+
+def inline_calls(closed: ClosedJaxpr, which: Callable[[Eqn], bool] = any_call) -> ClosedJaxpr:
+    """The same program with its calls, those of `which`, replaced by what they stand for."""
+    if not any(eqn.prim.inline is not None and which(eqn) for eqn in closed.eqns):
         return closed
 
     def flat(*args: Any) -> list[Any]:
-        return eval_jaxpr(closed.jaxpr, closed.consts, *args, inline=True)
+        return eval_jaxpr(closed.jaxpr, closed.consts, *args, inline=which)
 
     return close(flat, closed.in_avals, closed.jaxpr.name)
 

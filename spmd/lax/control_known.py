@@ -7,16 +7,17 @@ it backwards, that part runs forwards first and leaves what the rest needs, one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from spmd.core.ir import ClosedJaxpr
-from spmd.core.rewrite import dce, dependents
+from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.rewrite import dce, dependents, inline_calls, plain_call
 from spmd.core.util import partition_list, split_list
 
 
 def known_carry(
     body: ClosedJaxpr, c_lin: Sequence[bool], i_lin: Sequence[bool], x_lin: Sequence[bool]
-) -> list[bool]:
-    """Which parts of the carry never depend on a linear input, in any iteration."""
+) -> tuple[list[bool], set[Any]]:
+    """Which parts of the carry never depend on a linear input, and the variables that do."""
     jaxpr = body.jaxpr
     known = [not lin for lin in i_lin]
     while True:
@@ -26,8 +27,29 @@ def known_carry(
         carry = jaxpr.outvars[: len(known)]
         still = [k and v not in found for k, v in zip(known, carry, strict=True)]
         if still == known:
-            return known
+            return known, found
         known = still
+
+
+def open_calls(
+    body: ClosedJaxpr, c_lin: Sequence[bool], i_lin: Sequence[bool], x_lin: Sequence[bool]
+) -> tuple[ClosedJaxpr, list[bool]]:
+    """The body without the calls that may hide a known carry, and which parts of it are known.
+
+    A function with custom rules is opened only where something linear reaches it: transposing would
+    open it there as well. The others are differentiated again with their own rules.
+    """
+    body = inline_calls(body, plain_call)
+    while True:
+        known, moved = known_carry(body, c_lin, i_lin, x_lin)
+
+        def reached(eqn: Eqn, moved: set[Any] = moved) -> bool:
+            return plain_call(eqn) or any(v in moved for v in eqn.invars)
+
+        opened = inline_calls(body, reached)
+        if opened is body:
+            return body, known
+        body = inline_calls(opened, plain_call)
 
 
 def split_known(

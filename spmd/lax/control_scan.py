@@ -21,7 +21,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.rewrite import close, dce, dependents, eval_closed, inline_calls
+from spmd.core.rewrite import close, dce, dependents, eval_closed
 from spmd.core.source import current_source
 from spmd.core.structural import add_any, move_dim, to_front, zeros_like_aval
 from spmd.core.transpose import backward_pass
@@ -40,7 +40,7 @@ from spmd.lax.control import (
     settle_carry,
     widen,
 )
-from spmd.lax.control_known import known_carry, split_known
+from spmd.lax.control_known import open_calls, split_known
 from spmd.lax.slicing import index_in_dim
 
 # ---- scan --------------------------------------------------------------------------------------
@@ -353,8 +353,7 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     consts, init, xs = split_list(operands, sizes)
     c_lin, i_lin, x_lin = ([isinstance(x, Linear) for x in p] for p in (consts, init, xs))
     if not all(i_lin):
-        jaxpr = inline_calls(jaxpr)
-        known = known_carry(jaxpr, c_lin, i_lin, x_lin)
+        jaxpr, known = open_calls(jaxpr, c_lin, i_lin, x_lin)
         if any(known):
             return _transpose_rest(known, cts, operands, params | {"jaxpr": jaxpr})
     # A given initial value of a carry that becomes linear is an instantiated zero tangent: its
