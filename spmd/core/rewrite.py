@@ -21,7 +21,7 @@ def eval_jaxpr(
 ) -> list[Any]:
     """Run a jaxpr by binding its equations one by one under the current trace.
 
-    What they become keeps their source lines. Calls that `inline` says yes to are run like this too.
+    What they become keeps their source lines. The calls that `inline` names are run like this too.
     """
     env: dict[Var, Any] = {}
 
