@@ -20,7 +20,6 @@ from spmd.core.custom_call import (
     SymbolicZero,
     check_closure,
     differentiate_now,
-    inline_transpose,
     nondiff_positions,
     positional,
     shown,
@@ -265,10 +264,17 @@ def _unbatch_ct(ct: Any, dim: int | None, batched_arg: bool, axis: BatchAxis) ->
     return reduce_sum(to_front(ct, dim, axis.size), (0,))
 
 
+# Its jaxpr could be transposed, but that would not be the derivative that its user gave.
+_TRANSPOSE = (
+    "a custom_vjp function cannot itself be transposed (by linear_transpose, or where the rule of "
+    "a custom_jvp applies it to a tangent): bwd needs what fwd computes of a value; differentiate "
+    "it with grad or vjp, or give both directions with custom_derivatives.linear_call"
+)
+
 custom_vjp_call_p = call_primitive(
     "custom_vjp_call",
     jvp=_custom_vjp_jvp,
-    transpose=inline_transpose,
+    transpose=Refused(_TRANSPOSE),
     custom=True,
     batch=_custom_vjp_batch,
 )

@@ -19,7 +19,7 @@ from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
 from spmd.core.primitive import Primitive, Zero
-from spmd.core.rewrite import eval_closed, hoist_consts, prune_consts
+from spmd.core.rewrite import eval_closed, hoist_consts, opens, prune_consts
 from spmd.core.source import current_source
 from spmd.core.stage import Debug, JaxprTrace, JaxprTracer
 from spmd.core.trace import Trace, Tracer, check_no_leak
@@ -41,9 +41,9 @@ class MixedTrace(Trace):
         # What the tangents' trace makes are its own tracers, and nothing that wraps them.
         staged = [type(x) is JaxprTracer and x._trace is tangents for x in operands]
         trace = tangents if True in staged else self.parent
-        if trace is not self.parent and prim.inline is not None and not all(staged):
+        if trace is not self.parent and opens(prim) and not all(staged):
             # A call of both primals and tangents: look inside, so that primal work stays primal.
-            return eval_closed(prim.inline(params), *operands)
+            return eval_closed(prim.inline(params), *operands)  # type: ignore[misc]
         # As `current_trace` does, which needs no look at where evaluation begins: it has ended.
         before = state.trace
         state.trace = trace

@@ -8,6 +8,7 @@ from typing import Any
 from spmd.core.aval import ShapedArray
 from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
+from spmd.core.primitive import Primitive, is_refused
 from spmd.core.source import UNKNOWN
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import Tracer
@@ -90,6 +91,11 @@ def plain_call(eqn: Eqn) -> bool:
     of that is not the one that its user gave.
     """
     return not eqn.prim.custom
+
+
+def opens(prim: Primitive) -> bool:
+    """Whether a call that is about to be transposed may be replaced by what it stands for."""
+    return prim.inline is not None and not is_refused(prim.transpose)
 
 
 def inline_calls(closed: ClosedJaxpr, which: Callable[[Eqn], bool] = any_call) -> ClosedJaxpr:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.core.ir import ClosedJaxpr, Eqn
-from spmd.core.rewrite import dce, dependents, inline_calls, plain_call
+from spmd.core.rewrite import dce, dependents, inline_calls, opens, plain_call
 from spmd.core.util import partition_list, split_list
 
 
@@ -44,7 +44,7 @@ def open_calls(
         known, moved = known_carry(body, c_lin, i_lin, x_lin)
 
         def reached(eqn: Eqn, moved: set[Any] = moved) -> bool:
-            return plain_call(eqn) or any(v in moved for v in eqn.invars)
+            return opens(eqn.prim) and any(v in moved for v in eqn.invars)
 
         opened = inline_calls(body, reached)
         if opened is body:

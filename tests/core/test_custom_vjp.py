@@ -143,6 +143,34 @@ def test_forward_mode_is_refused(around):
         around(lambda x: spmd.jvp(lambda x: product(spmd)(x, x)[0], (x,), (x,)))(2.0)
 
 
+def tripled(x):
+    """2 x, whose bwd triples instead."""
+    return with_rules(lambda x: (2 * x, None), lambda _, ct: (3 * ct,), lambda x: 2 * x)(x)
+
+
+def with_tangent(tangent):
+    """The derivative of sin by a custom_jvp rule that gives `tangent` of cos(x) and t."""
+    f = spmd.custom_jvp(snp.sin)
+    f.defjvp(lambda p, t: (f(*p), tangent(snp.cos(p[0]), t[0])))
+    return spmd.grad(f)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, spmd.jit], ids=["direct", "staged"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        lambda x: spmd.linear_transpose(tripled, x)(x),
+        with_tangent(lambda y, t: tripled(y * t)),
+        with_tangent(lambda y, t: spmd.lax.fori_loop(0, 2, lambda _, c: tripled(c), t) * y),
+    ],
+    ids=["linear_transpose", "tangent of a rule", "in its loop"],
+)
+def test_transposing_the_function_itself_is_refused(case, around):
+    """Not its body's transpose in place of what its user gave."""
+    with pytest.raises(RefusedError, match="a custom_vjp function cannot itself be transposed"):
+        around(case)(1.0)
+
+
 def test_closing_over_a_differentiated_value_is_refused():
     def outer(y):
         return with_rules(lambda x: (x * y, None), lambda r, ct: (ct,), lambda x: x * y)(2.0)
