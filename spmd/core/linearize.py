@@ -41,9 +41,29 @@ class MixedTrace(Trace):
         # What the tangents' trace makes are its own tracers, and nothing that wraps them.
         staged = [type(x) is JaxprTracer and x._trace is tangents for x in operands]
         trace = tangents if True in staged else self.parent
-        if trace is not self.parent and opens(prim) and not all(staged):
-            # A call of both primals and tangents: look inside, so that primal work stays primal.
-            return eval_closed(prim.inline(params), *operands)  # type: ignore[misc]
+        if trace is not self.parent and not all(staged):
+            # Of both primals and tangents: look inside, so that primal work stays primal.
+            if opens(prim):
+                return eval_closed(prim.inline(params), *operands)  # type: ignore[misc]
+            if prim.known is not None:
+                return self._apart(prim, operands, params, staged)
+        return self._under(trace, prim, operands, params)
+
+    def _apart(
+        self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any], staged: list[bool]
+    ) -> list[Any]:
+        """Control flow of both: those of its results that no tangent reaches are primal."""
+        given, known, smaller = prim.known(staged, params)  # type: ignore[misc]
+        outs = self._under(self.tangent_trace, prim, operands, params)
+        if not any(known):
+            return outs
+        kept = [x for x, keep in zip(operands, given, strict=True) if keep]
+        values = iter(self._under(self.parent, prim, kept, smaller))
+        return [next(values) if k else x for x, k in zip(outs, known, strict=True)]
+
+    def _under(
+        self, trace: Trace, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]
+    ) -> Any:
         # As `current_trace` does, which needs no look at where evaluation begins: it has ended.
         before = state.trace
         state.trace = trace

@@ -22,6 +22,8 @@ Optional slots, for structural primitives (calls, control flow, collectives): ``
 ``axes`` (the axis names a collective uses), ``vma`` (how it changes the varying axes; "given" when
 ``abstract`` already says so), ``effects``, ``inline`` (the closed jaxpr that a call stands for),
 ``custom`` (whether that call has rules of its user's, which the jaxpr alone would not have),
+``known`` (``(unknown, params) -> (operands, results, params)``, for control flow: which results
+depend on no operand marked unknown, and which operands and what params compute just these),
 ``expand`` (the closed jaxpr that is compiled in its place; transformations don't look inside),
 ``members`` (a collective's meaning: ``(operands, **params) -> results``, one NumPy array for each
 member of a group, in order).
@@ -163,6 +165,7 @@ class Primitive:
         linearize: Callable[..., Any] | None = None,
         inline: Callable[[dict[str, Any]], Any] | None = None,
         custom: bool = False,
+        known: Callable[..., Any] | None = None,
         expand: Callable[[dict[str, Any]], Any] | None = None,
         members: Callable[..., list[Any]] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
@@ -182,6 +185,7 @@ class Primitive:
         self.linearize = linearize
         self.inline = inline
         self.custom = custom
+        self.known = known
         self.expand = expand
         self.members = members
         self.axes = axes

@@ -118,6 +118,35 @@ def dependents(jaxpr: Jaxpr, sources: Iterable[Var]) -> set[Any]:
     return found
 
 
+def known_part(closed: ClosedJaxpr, unknown: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
+    """What of a program follows from the inputs that are not marked `unknown`.
+
+    Returns the jaxpr from those inputs to the outputs that depend on no other, and which these are.
+    """
+    closed = inline_calls(closed, plain_call)
+    jaxpr = closed.jaxpr
+    moved = {v for v, u in zip(jaxpr.invars, unknown, strict=True) if u}
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        flags = [v in moved for v in eqn.invars]
+        if not any(flags):
+            eqns.append(eqn)
+            continue
+        if eqn.prim.known is None:
+            moved.update(eqn.outvars)
+            continue
+        given, known, params = eqn.prim.known(flags, eqn.params)
+        moved.update(v for v, k in zip(eqn.outvars, known, strict=True) if not k)
+        ins = [v for v, keep in zip(eqn.invars, given, strict=True) if keep]
+        outs = [v for v, k in zip(eqn.outvars, known, strict=True) if k]
+        effects = eqn.prim.effects(params)
+        eqns.append(Eqn(eqn.prim, tuple(ins), tuple(outs), params, effects, eqn.source))
+    ins = [v for v, u in zip(jaxpr.invars, unknown, strict=True) if not u]
+    found = [v not in moved for v in jaxpr.outvars]
+    smaller, _ = dce(jaxpr.replace(invars=ins, eqns=eqns), found)
+    return ClosedJaxpr(smaller, closed.consts), found
+
+
 def hoist_consts(closed: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
     """Turn all constants into leading inputs; give them back."""
     jaxpr = closed.jaxpr

@@ -22,7 +22,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.rewrite import close, eval_closed
+from spmd.core.rewrite import close, dce, eval_closed, known_part
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_in_dim, to_front, zeros_like_aval
 from spmd.core.transpose import transpose_jaxpr
@@ -316,6 +316,20 @@ def _batched_index(
     return outs, [0] * len(outs)
 
 
+def _known(unknown: Sequence[bool], params: dict[str, Any]) -> Any:
+    """The results that depend on nothing unknown, whichever branch runs."""
+    branches = params["branches"]
+    if unknown[0]:
+        return [False] * len(unknown), [False] * len(branches[0].out_avals), params
+    parts = [known_part(branch, unknown[1:]) for branch in branches]
+    flags = [all(column) for column in zip(*(own for _, own in parts), strict=True)]
+    smaller = []
+    for part, own in parts:
+        kept, _ = dce(part.jaxpr, [f for f, k in zip(flags, own, strict=True) if k])
+        smaller.append(ClosedJaxpr(kept, part.consts))
+    return [not u for u in unknown], flags, {"branches": tuple(smaller)}
+
+
 cond_p = Primitive(
     "cond",
     abstract=_abstract,
@@ -324,6 +338,7 @@ cond_p = Primitive(
     linearize=_linearize,
     transpose=_transpose,
     batch=_batch,
+    known=_known,
     dims=Refused("the branches of a cond are partitioned one by one"),
     multiple=True,
     vma="given",

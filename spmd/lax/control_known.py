@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spmd.core.ir import ClosedJaxpr, Eqn
-from spmd.core.rewrite import dce, dependents, inline_calls, opens, plain_call
+from spmd.core.rewrite import dce, dependents, inline_calls, known_part, opens, plain_call
 from spmd.core.util import partition_list, split_list
 
 
@@ -29,6 +29,21 @@ def known_carry(
         if still == known:
             return known, found
         known = still
+
+
+def known_loop(
+    body: ClosedJaxpr, c: Sequence[bool], i: Sequence[bool], x: Sequence[bool]
+) -> tuple[ClosedJaxpr, list[bool], list[bool]]:
+    """The part of a loop's body that depends on no const, carry or x marked unknown.
+
+    Returns it, which of the body's inputs it has, and which of the body's outputs.
+    """
+    while True:
+        part, found = known_part(body, [*c, *i, *x])
+        wider = [u or not k for u, k in zip(i, found, strict=False)]
+        if wider == list(i):
+            return part, [not u for u in (*c, *i, *x)], found
+        i = wider
 
 
 def open_calls(

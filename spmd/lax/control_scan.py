@@ -40,7 +40,7 @@ from spmd.lax.control import (
     settle_carry,
     widen,
 )
-from spmd.lax.control_known import open_calls, split_known
+from spmd.lax.control_known import known_loop, open_calls, split_known
 from spmd.lax.slicing import index_in_dim
 
 # ---- scan --------------------------------------------------------------------------------------
@@ -460,6 +460,14 @@ def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
     return outs, [*(0 if f else None for f in flags), *(1 if f else None for f in y_flags)]
 
 
+def _known(unknown: Sequence[bool], params: dict[str, Any]) -> Any:
+    """A shorter scan, of the carry and the ys that depend on nothing unknown."""
+    nc, ni = params["num_consts"], params["num_carry"]
+    body, given, found = known_loop(params["jaxpr"], *split_list(unknown, [nc, ni]))
+    counts = {"num_consts": sum(given[:nc]), "num_carry": sum(given[nc : nc + ni])}
+    return given, found, params | {"jaxpr": body} | counts
+
+
 scan_p = Primitive(
     "scan",
     abstract=_abstract,
@@ -468,6 +476,7 @@ scan_p = Primitive(
     linearize=_linearize,
     transpose=_transpose,
     batch=_batch,
+    known=_known,
     dims=Refused("the body of a scan is partitioned by itself"),
     multiple=True,
     vma="given",

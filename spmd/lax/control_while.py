@@ -7,7 +7,7 @@ have to be kept. A `fori_loop` of known length is a `scan`, which can.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.core import dtypes
@@ -21,7 +21,7 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace
 from spmd.core.primitive import Primitive, Refused, Zero
-from spmd.core.rewrite import close, eval_closed
+from spmd.core.rewrite import close, dce, drop_inputs, eval_closed
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_in_dim, to_front
 from spmd.core.tree import tree_flatten, tree_unflatten
@@ -37,6 +37,7 @@ from spmd.lax.control import (
     settle_carry,
     widen,
 )
+from spmd.lax.control_known import known_loop
 from spmd.lax.control_scan import named_scan
 from spmd.lax.convert import convert_element_type
 from spmd.lax.logic import lt, select
@@ -331,6 +332,22 @@ def _stop_finished(test: ClosedJaxpr, body: ClosedJaxpr, nc: int, nb: int) -> Cl
     return close(f, [*c_avals, *b_avals, *carry_avals], body.jaxpr.name)
 
 
+def _known(unknown: Sequence[bool], params: dict[str, Any]) -> Any:
+    """A loop of the carry that depends on nothing unknown, if how often it runs does not."""
+    nc, nb = params["cond_nconsts"], params["body_nconsts"]
+    test = params["cond_jaxpr"]
+    c, b, carry = split_list(unknown, [nc, nb])
+    body, given, found = known_loop(params["body_jaxpr"], b, carry, [])
+    needed, reads = dce(test.jaxpr, [True])
+    keep = [*(not u for u in c), *given[nb:]]
+    if any(r and not k for r, k in zip(reads, keep, strict=True)):
+        return [False] * len(unknown), [False] * len(found), params
+    test = drop_inputs(ClosedJaxpr(needed, test.consts), keep)
+    changes = {"cond_jaxpr": test, "cond_nconsts": sum(keep[:nc])}
+    changes |= {"body_jaxpr": body, "body_nconsts": sum(given[:nb])}
+    return [*keep[:nc], *given], found, changes
+
+
 while_p = Primitive(
     "while",
     abstract=_abstract,
@@ -343,6 +360,7 @@ while_p = Primitive(
         "lax.scan, a fori_loop with static bounds, or forward mode (jvp, jacfwd)"
     ),
     batch=_batch,
+    known=_known,
     dims=Refused("the body of a while loop is partitioned by itself"),
     multiple=True,
     vma="given",

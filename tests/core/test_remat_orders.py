@@ -24,7 +24,7 @@ from tests.jax.compare import OURS, assert_same
 
 jax_checkpoint = pytest.importorskip("jax.ad_checkpoint")
 
-Function = Callable[[Any], Any]
+Function = Callable[..., Any]
 X = np.float32(0.6)
 
 
@@ -40,6 +40,18 @@ def custom_jvp(j: Any, f: Function) -> Function:
     def rule(primals: Any, tangents: Any) -> Any:
         y = h(*primals)
         return y, 1.5 * j.np.cos(y) * j.np.cos(primals[0]) * tangents[0]
+
+    return h
+
+
+def rule_by_jvp(j: Any, f: Function) -> Function:
+    """A rule that differentiates the function itself, whatever control flow is in it."""
+    h = j.custom_jvp(lambda x: f(x))
+
+    @h.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        y, t = j.jvp(f, primals, tangents)
+        return y, 1.5 * t * j.np.cos(y)
 
     return h
 
@@ -84,6 +96,7 @@ def linearize(j: Any, f: Function) -> Function:
 
 WRAPPERS: dict[str, Callable[[Any, Function], Function]] = {
     "custom_jvp": custom_jvp,
+    "rule_by_jvp": rule_by_jvp,
     "custom_vjp": custom_vjp,
     "scan": scan,
     "cond": lambda j, f: lambda x: j.lax.cond(x > 0.1, lambda: f(x), lambda: x - f(x)),
@@ -218,12 +231,21 @@ def test_high_orders_as_they_run(wrapper, modes, run):
     compare(run, ("custom_jvp", wrapper), ("default", PLAIN, "not n"), modes)
 
 
-# JAX's own scan loses the custom rules of what it keeps for reverse mode, and so it is not here.
+# JAX's own scan loses the custom rules of what it keeps for reverse mode, so there is none below
+# a custom_jvp here, but one above.
 @pytest.mark.parametrize(
-    ("wrapper", "modes"),
-    [("custom_jvp", "rrr"), ("cond", "rr"), ("vmap", "fr"), ("jit", "rf"), ("linearize", "rr")],
+    ("nest", "modes"),
+    [
+        (("custom_jvp", "custom_jvp"), "rrr"),
+        (("custom_jvp", "cond"), "rr"),
+        (("custom_jvp", "vmap"), "fr"),
+        (("custom_jvp", "linearize"), "rr"),
+        (("scan", "rule_by_jvp"), "rr"),
+        (("scan", "cond", "rule_by_jvp"), "r"),
+        (("while", "jit", "rule_by_jvp", "linearize"), "f"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )
-def test_same_as_jax(wrapper, modes):
-    policies = ("n", "default", "everything")
-    nest = ("custom_jvp", wrapper)
+def test_same_as_jax(nest, modes):
+    policies = ("n", "default", *["everything"] * (len(nest) - 1))
     assert_same(lambda j: derivative(j, nested(j, nest, policies), modes)(X), 3e-4, 3e-4)
