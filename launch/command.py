@@ -38,7 +38,11 @@ FAILURE_DETECTOR = [
     *("--mca", "mpi_ft_detector", "1", "--mca", "mpi_ft_detector_thread", "1"),
     *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_detector_period", "0.3"),
 ]
-_PASSED_ON = re.compile(r"(SPMD|PYTHON|OMP_|OPENBLAS_|MKL_|VIRTUAL_ENV$|LD_LIBRARY_PATH$|PATH$)")
+# With the detector's thread MPI's own end never ends (`transport/mpi.py`); mpi4py must not call it.
+NO_FINALIZE = "MPI4PY_RC_FINALIZE"
+_PASSED_ON = re.compile(
+    r"(SPMD|PYTHON|MPI4PY_|OMP_|OPENBLAS_|MKL_|VIRTUAL_ENV$|LD_LIBRARY_PATH$|PATH$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ def environment(
         environ.setdefault(name, value)
     if options.devices_per_rank is not None:
         environ["SPMD_NUM_CPU_DEVICES"] = str(options.devices_per_rank)
+    if options.hostfile and survives:
+        environ[NO_FINALIZE] = "0"
     if FLIGHTS in environ.get("SPMD_FLIGHT_DIR", ""):
         del environ["SPMD_FLIGHT_DIR"]
     if options.inject:

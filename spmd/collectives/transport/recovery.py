@@ -127,7 +127,7 @@ def _take_over(mpi: Any, before: bootstrap.Job, left: Any, world: CheckedCommuni
     if old.log is not None:
         # The recorder's files, and spmdrun, go on counting ranks as at the start.
         world.log = old.log.part(_SURVIVORS, "world", members)
-    mpi_transport.leave_without_farewell()
+    mpi_transport.leave_with(left)
     if before.hooks is not None:
         before.hooks.follow(world)
     place = mpi_transport.local_ranks(mpi, left)
