@@ -57,8 +57,11 @@ def read_hostfile(path: str) -> list[Host]:
     """Hosts of a file with lines `name`, `name slots=4` or `name:4`, and comments after #."""
     try:
         lines = Path(path).read_text().splitlines()
-    except OSError as error:
-        raise UsageError(f"--hostfile {path}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "is no text"
+        raise UsageError(
+            f"--hostfile {path}: {why}; name a file with a host on each line: `name slots=4`"
+        ) from None
     hosts = []
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].strip()
@@ -71,7 +74,7 @@ def read_hostfile(path: str) -> list[Host]:
             )
         hosts.append(Host(match[1], int(match[2] or match[3] or 1)))
     if not hosts:
-        raise UsageError(f"--hostfile {path} names no host")
+        raise UsageError(f"--hostfile {path} names no host; write one on each line: `name slots=4`")
     return hosts
 
 
@@ -95,7 +98,9 @@ def stall_timeout(options: Options) -> float:
 def device(options: Options, rank: int) -> str:
     """The devices of a rank: `cpu:1`, or `cpu:2-3`."""
     platform = os.environ.get("SPMD_PLATFORM", "cpu")
-    count = options.devices_per_rank or int(os.environ.get("SPMD_NUM_CPU_DEVICES", "1") or 1)
+    said = os.environ.get("SPMD_NUM_CPU_DEVICES", "")
+    # The ranks will say what is wrong with a number that is none.
+    count = options.devices_per_rank or (int(said) if said.isdecimal() else 1) or 1
     if platform != "cpu" or count == 1:
         return f"{platform}:{rank}"
     return f"{platform}:{rank * count}-{(rank + 1) * count - 1}"

@@ -69,6 +69,11 @@ def find_mpi(mpirun: str | None = None) -> Mpi:
     version = answer["version"].splitlines()[0]
     library = answer["libraries"][0] if answer["libraries"] else "unknown"
     vendor = vendor_of(version)
+    if mpirun is not None and shutil.which(mpirun) is None:
+        raise UsageError(
+            f"--mpirun {mpirun}: no program of that name can be run; give its path, or leave the "
+            "option out: spmdrun then finds it by itself"
+        )
     found = mpirun or _mpirun_of(vendor, library)
     if found is None:
         seen = ", ".join(f"{path} ({vendor_of_mpirun(path)})" for path in on_path()) or "none"

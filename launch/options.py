@@ -7,8 +7,8 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 
 class UsageError(Exception):
@@ -48,6 +48,41 @@ class Options:
         return any(w is not None for w in wanted) or bool(self.inject or self.max_restarts)
 
 
+# Above these a number is a slip of the pen.
+MOST = 65536
+MOST_SECONDS = 1e9
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        value = int(text) if re.fullmatch(r"[+-]?\d{1,9}", text.strip()) else -1
+        if not least <= value <= MOST:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} can't be meant; give a whole number from {least} to {MOST}"
+            )
+        return value
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} can't be meant; give a number of seconds from 0 to {MOST_SECONDS:.0f}"
+        )
+    return value
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("'' is empty; write a value, or leave the option out")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spmdrun",
@@ -55,41 +90,69 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a program on several ranks with the MPI that mpi4py uses.",
     )
     add = parser.add_argument
-    add("-n", "--ranks", type=int, metavar="N", help="number of ranks; default: one per core")
-    add("--devices-per-rank", type=int, metavar="D", help="virtual CPU devices in each rank")
-    add("--hostfile", metavar="FILE", help="hosts to run on, one a line: `name slots=4`")
-    add("--timeout", type=float, metavar="S", help="end the job after S seconds (exit code 124)")
+    add("-n", "--ranks", type=_whole(1), metavar="N", help="number of ranks; default: one per core")
+    # As mpirun has it.
+    add("-np", "--n", "--np", dest="ranks", type=_whole(1), help=argparse.SUPPRESS)
+    add("--devices-per-rank", type=_whole(1), metavar="D", help="virtual CPU devices in each rank")
+    add(
+        "--hostfile", type=_text, metavar="FILE", help="hosts to run on, one a line: `name slots=4`"
+    )
+    add("--timeout", type=_seconds, metavar="S", help="end the job after S seconds (exit code 124)")
     add(
         "--stall-timeout",
-        type=float,
+        type=_seconds,
         metavar="S",
         help="end it when it hangs for S (600; 0: never)",
     )
-    add("--grace", type=float, metavar="S", help="from asking ranks to end to killing them (1.5)")
     add(
-        "--max-restarts", type=int, metavar="N", help="start again after a failure, N times at most"
+        "--grace", type=_seconds, metavar="S", help="from asking ranks to end to killing them (1.5)"
+    )
+    add(
+        "--max-restarts",
+        type=_whole(0),
+        metavar="N",
+        help="start again after a failure, N times at most",
     )
     add(
         "--elastic",
-        type=int,
+        type=_whole(1),
         metavar="MIN",
         help="go on, or restart, without ranks that died; MIN must be left",
     )
     add(
-        "--inject", action="append", metavar="FAULT", help="make a fault: kill:rank=1,op=5 ('help')"
+        "--inject",
+        action="append",
+        type=_text,
+        metavar="FAULT",
+        help="make a fault: kill:rank=1,op=5 ('help')",
     )
-    add("--log-dir", metavar="DIR", help="also write each rank's output to DIR/rank-N.log")
+    add(
+        "--log-dir",
+        type=_text,
+        metavar="DIR",
+        help="also write each rank's output to DIR/rank-N.log",
+    )
     add(
         "--only-rank",
         dest="only_ranks",
         metavar="LIST",
         help="show only these ranks' output: 0,2-3",
     )
-    add("--stdin", type=int, metavar="RANK", help="which rank reads the standard input; default: 0")
+    add(
+        "--stdin",
+        type=_whole(0),
+        metavar="RANK",
+        help="which rank reads the standard input; default: 0",
+    )
     add("--collapse", action="store_true", help="print a line that all ranks say once: `r0-3 | `")
     add("--no-prefix", dest="prefix", action="store_false", help="print lines without `r2 | `")
     add("--no-bind", dest="bind", action="store_false", help="do not bind ranks to cores")
-    add("--mpirun", metavar="PATH", help="use this mpirun instead of the one that is found")
+    add(
+        "--mpirun",
+        type=_text,
+        metavar="PATH",
+        help="use this mpirun instead of the one that is found",
+    )
     add("-v", "--verbose", action="store_true", help="show the command and what mpirun prints")
     add("--selftest", action="store_true", help="test this machine: correctness, speed")
     add("--doctor", action="store_true", help="say what was detected, and why")
@@ -107,20 +170,18 @@ def parse(argv: list[str]) -> Options:
     standalone = standalone or "help" in (given["inject"] or ())
     if not rest and not standalone:
         parser.error("which program? spmdrun -n 4 train.py")
+    if rest and standalone:
+        option = next((f"--{o}" for o in ("selftest", "doctor", "links") if given[o]), "--inject")
+        parser.error(f"{option} runs no program; leave {rest[0]!r} out")
     if given["ranks"] is None:
         given["ranks"] = 2 if given["selftest"] else len(os.sched_getaffinity(0))
-    if given["ranks"] < 1:
-        parser.error(f"-n {given['ranks']}: a job has at least one rank")
     given = {name: value for name, value in given.items() if value is not None}
     _check(given, parser)
     return Options(command=() if standalone else _command(rest), **given)
 
 
 def _check(given: dict, parser: argparse.ArgumentParser) -> None:
-    """Refuse values that argparse cannot judge, and read lists."""
-    for name in ("timeout", "stall_timeout", "grace", "max_restarts"):
-        if given.get(name, 0) < 0:
-            parser.error(f"--{name.replace('_', '-')} {given[name]:g}: cannot be negative")
+    """Refuse values that do not fit each other, and read lists."""
     ranks, least = given["ranks"], given.get("elastic")
     if not 0 <= given.get("stdin", 0) < ranks:
         parser.error(f"--stdin {given['stdin']}: the job has ranks 0 to {ranks - 1}")
@@ -148,15 +209,15 @@ def rank_list(text: str, ranks: int, parser: argparse.ArgumentParser) -> tuple[i
 
 def _program_at(argv: list[str], parser: argparse.ArgumentParser) -> int:
     """Where the program begins: at the first word that is neither an option nor its value."""
-    takes_value = {
-        flag for action in parser._actions if action.nargs is None for flag in action.option_strings
-    }
+    actions = parser._option_string_actions
     at = 0
     while at < len(argv):
         word = argv[at]
         if word in ("-m", "-c", "--") or not word.startswith("-"):
             return at
-        at += 2 if word in takes_value else 1
+        # As argparse has it: an option, or the only ones that begin like this.
+        meant = [word] if word in actions else [o for o in actions if o.startswith(word)]
+        at += 2 if meant and all(actions[o].nargs is None for o in meant) else 1
     return len(argv)
 
 
@@ -166,12 +227,26 @@ def _command(words: list[str]) -> tuple[str, ...]:
     if not words:
         raise UsageError("nothing follows `--`; which program?")
     if words[0] in ("-m", "-c"):
+        if not words[1:]:
+            what = "module: spmdrun -m package.train" if words[0] == "-m" else "program text"
+            raise UsageError(f"{words[0]}: nothing follows it; write a {what}")
         return (sys.executable, *words)
     if words[0].endswith(".py"):
-        if not Path(words[0]).is_file():
-            raise UsageError(f"there is no file {words[0]} (looked in {os.getcwd()})")
-        return (sys.executable, *words)
+        return (sys.executable, _script(words[0]), *words[1:])
     found = shutil.which(words[0])
     if found is None:
-        raise UsageError(f"{words[0]!r} is neither a Python script (.py) nor an executable on PATH")
+        raise UsageError(
+            f"{words[0]!r} is neither a Python script (.py) nor an executable on PATH; to have "
+            f"Python run it, write: spmdrun python {words[0]}"
+        )
     return (found, *words[1:])
+
+
+def _script(name: str) -> str:
+    if os.path.isdir(name):
+        raise UsageError(f"{name} is a folder; name a script in it")
+    if not os.path.isfile(name):
+        raise UsageError(f"there is no file {name} (looked in {os.path.abspath('.')})")
+    if not os.access(name, os.R_OK):
+        raise UsageError(f"{name} can't be read: Permission denied; chmod +r {name}")
+    return name

@@ -7,6 +7,7 @@ request a line that all ranks say is printed once, and some ranks are only logge
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections import deque
@@ -15,9 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from .options import UsageError
+
 # A prompt has no line end: text of rank 0 that stays alone for so long is shown as it is.
 PROMPT_SECONDS = 0.1
 TAIL_LINES = 200
+# What was printed so many lines ago is still before the reader's eyes.
+SCREEN_LINES = 60
 # How long a line waits for the other ranks to say the same.
 COLLAPSE_SECONDS = 0.25
 _PIECE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)?")
@@ -64,11 +69,24 @@ class Printer:
         self.prefix = prefix
         self.streams = {(r, kind): Stream(r, kind) for r in range(ranks) for kind in self.sinks}
         self.tails: dict[int, list[str]] = {}
+        self.on_screen: deque[bytes] = deque(maxlen=SCREEN_LINES)  # without the ranks' marks
+        self.has_reader = True
         self.open_line: Stream | None = None  # whose text the cursor stands behind
         self.logs: dict[int, BinaryIO] = {}
         self.log_dir = Path(log_dir) if log_dir else None
         if self.log_dir:
-            self.log_dir.mkdir(parents=True, exist_ok=True)
+            self._make_log_dir(self.log_dir)
+
+    def _make_log_dir(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            why = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
+        except OSError as error:
+            why = error.strerror
+        if why:
+            raise UsageError(
+                f"--log-dir {folder}: {why}; name a folder in which files can be written"
+            )
 
     def mark(self, rank: int) -> bytes:
         """`r2 | `, with several hosts `node7:r2 | `, or nothing."""
@@ -143,6 +161,10 @@ class Printer:
         """The last lines that a rank wrote to stderr."""
         return self.tails.get(rank, [])
 
+    def shows(self, lines: Sequence[str]) -> bool:
+        """Whether all these lines of a rank were printed a moment ago."""
+        return set(line.encode() for line in lines) <= set(self.on_screen)
+
     # ---- details -------------------------------------------------------------------------------
 
     def _line(self, stream: Stream, line: bytes) -> None:
@@ -155,6 +177,7 @@ class Printer:
                 line = self._line_start(stream.kind) + self.mark(stream.rank) + line
             elif was_bar:
                 line = b""  # it stands there; otherwise this is the answer to a prompt
+            self.on_screen.append(line)
             self._write(stream.kind, line + b"\n")
             return
         if self.held is not None and stream.rank in self.held:
@@ -165,6 +188,7 @@ class Printer:
 
     def _write_line(self, mark: bytes, kind: bytes, line: bytes) -> None:
         self._end_open_line()
+        self.on_screen.append(line)
         self._write(kind, mark + line + b"\n")
 
     def _keep(self, rank: int, line: bytes) -> None:
@@ -243,8 +267,12 @@ class Printer:
 
     def _write(self, stream: bytes, data: bytes) -> None:
         sink = self.sinks[stream]
-        sink.write(data)
-        sink.flush()
+        try:
+            sink.write(data)
+            sink.flush()
+        except BrokenPipeError:  # the job is to end; what it still says goes nowhere
+            self.has_reader = False
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sink.fileno())
 
     def _log(self, rank: int, data: bytes) -> None:
         if self.log_dir is None:

@@ -172,14 +172,14 @@ class Guard:
         try:
             program = self.start()
         except OSError as error:
+            self.hello(None)
             self.send(STDERR, f"{self.command[0]}: {error.strerror}\n".encode())
             self.send(EXIT, json.dumps({"code": 127, "stopped": False}).encode())
             return 127
         self.subject.pid = program.pid
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.stop(program, signal.SIGTERM))
-        hello = {"rank": self.rank, "host": socket.gethostname(), "group": program.pid}
-        self.send(HELLO, json.dumps(hello).encode())
+        self.hello(program.pid)
         self.forward(program)
         code = program.wait()
         _kill_group(program.pid, signal.SIGKILL)  # what the program left running ends with it
@@ -193,6 +193,11 @@ class Guard:
             # mpirun ends all ranks when one ends badly, but not when one was killed.
             os.kill(os.getpid(), signal.SIGKILL)
         return code if code >= 0 else 128 - code
+
+    def hello(self, group: int | None) -> None:
+        """Tell spmdrun that this rank is here; `group`: the processes that are to end with it."""
+        said = {"rank": self.rank, "host": socket.gethostname(), "group": group}
+        self.send(HELLO, json.dumps(said).encode())
 
     def ending(self, code: int) -> dict:
         """How the program ended, with the report that spmd wrote if it raised."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,8 +118,16 @@ def first_failure(endings: Sequence[Ending]) -> Ending | None:
     return min(failed, key=lambda e: (e.blame, e.report.get("time", e.at), e.rank), default=None)
 
 
-def lines(endings: Sequence[Ending], tail: Sequence[str], mark: str) -> list[str]:
-    """The final report: the others, a line each; the first failure's traceback; the whole line."""
+def lines(
+    endings: Sequence[Ending],
+    tail: Sequence[str],
+    mark: str,
+    is_shown: Callable[[Sequence[str]], bool] = lambda _: False,
+) -> list[str]:
+    """The final report: the others, a line each; the first failure's traceback; the whole line.
+
+    The traceback is left out where `is_shown` says that it stands a few lines above.
+    """
     first = first_failure(endings)
     if first is None:
         return []
@@ -130,7 +138,7 @@ def lines(endings: Sequence[Ending], tail: Sequence[str], mark: str) -> list[str
     said = [f"spmdrun: {rank_text(ranks)}: {what}" for what, ranks in others.items()]
     trace = first.report.get("traceback")
     body = trace.splitlines() if trace else traceback_in(tail)
-    said += [f"{mark}{line}" for line in body]
+    said += [] if is_shown(body) else [f"{mark}{line}" for line in body]
     return [*said, f"spmdrun: {summary(first, endings)}"]
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from .flightfile import Flight, find, read_all
 from .page import page
+from .pipes import with_output
 from .stats import collect
 from .timeline import MERGED, TraceError, load, write_trace
 from .verdict import duration, explain, table
@@ -75,11 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         return run_prepare(rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    try:
-        return options.run(options)
-    except BrokenPipeError:  # the reader had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return with_output(lambda: options.run(options))
 
 
 def run_flight(options: argparse.Namespace) -> int:

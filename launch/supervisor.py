@@ -27,6 +27,7 @@ from . import report
 from .find_mpi import Mpi
 from .lastcall import last_call
 from .options import Options
+from .pipes import NO_READER
 from .printer import Printer
 from .rank import (
     ASK,
@@ -126,7 +127,16 @@ class Supervisor:
         flight = commands.flight_folder(folder)
         sweep_flights()
         try:
-            listener, address = self.listen(folder)
+            return self.run_in(folder, flight)
+        finally:
+            self.select.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(flight, ignore_errors=True)
+
+    def run_in(self, folder: str, flight: str) -> int:
+        """Run the job with these folders for what guards and ranks write."""
+        listener, address = self.listen(folder)
+        with listener:
             environ = commands.environment(
                 self.options,
                 address,
@@ -153,11 +163,6 @@ class Supervisor:
             if code:
                 sweep(self.began_at)
             return code
-        finally:
-            self.select.close()
-            listener.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(flight, ignore_errors=True)
 
     def listen(self, folder: str) -> tuple[socket.socket, str]:
         """Open the door for the guards: a file on one host, a port where there are several."""
@@ -220,6 +225,8 @@ class Supervisor:
             self.code = TIMED_OUT
             self.printer.note(f"spmdrun: the time limit of {limit:g} s has passed")
             self.ask_at = now
+        if not self.printer.has_reader and self.code is None:
+            self.code, self.ask_at = NO_READER, now  # as a pipe ends a single process
         if self.ask_at is not None and now >= self.ask_at and self.force_at is None:
             self.force_at = now + self.options.grace + SECONDS_TO_END
             self.ask_to_end()
@@ -492,7 +499,8 @@ class Supervisor:
         if first is None:
             return 0 if mpirun_code == 0 else abs(mpirun_code)
         mark = self.printer.mark(first.rank).decode()
-        for line in report.lines(self.endings, self.printer.tail(first.rank), mark):
+        tail = self.printer.tail(first.rank)
+        for line in report.lines(self.endings, tail, mark, self.printer.shows):
             self.note(line)
         self.keep_flights()
         return first.exit_code
@@ -500,6 +508,8 @@ class Supervisor:
     def conclude_own_end(self) -> int:
         """Say what became of a job that this process ended: on a signal, on time, or a stall."""
         ranks = [e.rank for e in self.endings if e.stopped or e.code is None]
+        if self.code == NO_READER:
+            self.note("spmdrun: nothing reads the output any more")
         self.note(f"spmdrun: ended {len(ranks)} of {self.options.ranks} ranks")
         if self.verdict is not None:
             self.keep_flights()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from launch import command as commands
+from launch.__main__ import main
 from launch.find_mpi import Mpi, vendor_of
 from launch.options import UsageError, parse
 from launch.rank import SETTINGS, by_core, place, share
 
+ROOT = str(Path(__file__).resolve().parents[2])
 OPEN_MPI = Mpi("Open MPI", "Open MPI v5.0.11", "4.1.2", "/lib/libmpi.so.40", "/bin/mpirun")
 MPICH = Mpi("MPICH", "MPICH Version: 5.0.2", "4.1.2", "/lib/libmpi.so.12", "/bin/mpirun")
 
@@ -68,7 +72,21 @@ def test_what_cannot_run_is_an_error_before_ranks_start(argv: list[str], text: s
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        (["--grace", "-1"], "--grace -1: cannot be negative"),
+        (["--grace", "-1"], "--grace: '-1' can't be meant; give a number of seconds from 0"),
+        (["--timeout", "nan"], "--timeout: 'nan' can't be meant; give a number of seconds"),
+        (["--stall-timeout", "1e300"], "--stall-timeout: '1e300' can't be meant"),
+        (["--devices-per-rank", "0"], "--devices-per-rank: '0' can't be meant; give a whole"),
+        (["--devices-per-rank", "-2"], "--devices-per-rank: '-2' can't be meant; give a whole"),
+        (["-n", "99999999999"], "-n/--ranks: '99999999999' can't be meant; give a whole number"),
+        (["-n", "two"], "-n/--ranks: 'two' can't be meant; give a whole number from 1 to"),
+        (["--max-restarts", "1.5"], "--max-restarts: '1.5' can't be meant; give a whole number"),
+        (["--stdin", "4"], "--stdin 4: the job has ranks 0 to 3"),
+        (["--hostfile", ""], "--hostfile: '' is empty; write a value, or leave the option out"),
+        (["--log-dir", " "], "--log-dir: '' is empty"),
+        (["--inject", ""], "--inject: '' is empty"),
+        (["--mpirun", ""], "--mpirun: '' is empty"),
+        (["--rank", "0"], "-n/--ranks: '0' can't be meant"),
+        (["--doctor"], "--doctor runs no program; leave 'train.py' out"),
         (["--elastic", "9", "--max-restarts", "1"], "--elastic 9: the job starts with 4 ranks"),
         (["--only-rank", "0,x"], "--only-rank 0,x: 'x' is no rank; write 0 or 0,2-3"),
         (["--only-rank", "2-4"], "--only-rank 2-4: 2-4 is not among ranks 0 to 3"),
@@ -78,6 +96,67 @@ def test_values_that_cannot_be_meant(script: str, argv: list[str], text: str, ca
     with pytest.raises(SystemExit):
         parse(["-n", "4", *argv, script])
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["-np", "3"], ["--n", "3"], ["--np=3"], ["--rank", "3"], ["-n3"]])
+def test_the_number_of_ranks_as_others_write_it(script: str, argv: list[str]):
+    options = parse([*argv, script, "--n", "9"])
+    assert options.ranks == 3 and options.command[1:] == ("train.py", "--n", "9")
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["--hostfile", "nofile"], "--hostfile nofile: No such file or directory; name a file"),
+        (["--hostfile", "folder"], "--hostfile folder: Is a directory; name a file with a host"),
+        (["--hostfile", "binary"], "--hostfile binary: is no text; name a file with a host"),
+        (["--mpirun", "nowhere"], "--mpirun nowhere: no program of that name can be run"),
+        (["--log-dir", "train.py"], "--log-dir train.py: File exists; name a folder in which"),
+        (["--log-dir", "train.py/x"], "--log-dir train.py/x: Not a directory; name a folder"),
+        (["folder.py"], "folder.py is a folder; name a script in it"),
+        (["./binary"], "'./binary' is neither a Python script (.py) nor an executable on PATH"),
+        (["-n", "1", "./junk"], "junk can't be run: Exec format error; the name of a Python"),
+        (["-m"], "-m: nothing follows it; write a module"),
+        (["-c"], "-c: nothing follows it; write a program text"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.mpi
+def test_what_cannot_be_is_one_sentence(script: str, argv: list[str], text: str, tmp_path, capsys):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "junk").write_text("junk")
+    (tmp_path / "junk").chmod(0o755)
+    words = [] if argv[0][0] in ".f" or argv[0] in ("-m", "-c", "-n") else [script]
+    assert main(["-n", "2", *argv, *words]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("spmdrun: ") and text in said[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["--help"], 0), (["--inject", "help"], 0), (["-n", "1", "--timeout", "60", "talks.py"], 141)],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_readers_that_leave(tmp_path, words: list[str], code: int):
+    (tmp_path / "talks.py").write_text(
+        "import time\nfor k in range(6000):\n    print(k, flush=True)\n    time.sleep(0.01)\n"
+    )
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "launch", *words],
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ROOT},
+    )
+    os.close(writes)
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    assert "BrokenPipe" not in done.stderr
 
 
 def test_lists_of_ranks(script: str):
@@ -95,6 +174,13 @@ def test_one_time_limit_for_stalls(script: str, monkeypatch):
     assert commands.stall_timeout(options) == 40.0
     options = parse(["-n", "2", "--stall-timeout", "0", script])
     assert commands.stall_timeout(options) == 0.0
+
+
+def test_devices_that_the_environment_gets_wrong_are_the_ranks_business(script, monkeypatch):
+    options = parse(["-n", "2", script])
+    for said, name in (("x", "cpu:1"), ("0", "cpu:1"), ("", "cpu:1"), ("2", "cpu:2-3")):
+        monkeypatch.setenv("SPMD_NUM_CPU_DEVICES", said)
+        assert commands.device(options, 1) == name
 
 
 @pytest.mark.parametrize("argv", [["-n", "0", "x.py"], ["-n", "2"], ["--nonsense", "x.py"]])

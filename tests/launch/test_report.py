@@ -62,6 +62,8 @@ def test_the_report_ends_with_the_whole_story_in_one_line():
         "spmdrun: rank 1 (node7, cpu:1) raised ValueError at train.py:7 in step 118: no; "
         "rank 2 was waiting at train.py:7",
     ]
+    shown = lines(endings, ["unused"], "r1 | ", lambda body: body[-1] == "ValueError: no")
+    assert not [line for line in shown if "r1 | " in line] and len(shown) == 4
 
 
 def test_the_last_line_names_the_collective_in_which_others_waited():
