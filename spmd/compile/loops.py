@@ -17,7 +17,8 @@ from spmd.compile.cpu import gemm
 from spmd.compile.cpu.emit import Module, Target, attributes_text
 from spmd.compile.cpu.program import ASSUMED_TRIPS, KernelStep, Slot
 from spmd.compile.cpu.render import Rendered, content_symbol, render_function
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.cpu.runtime_ir import Function, Operand, Value
+from spmd.compile.cpu.runtime_ir_interrupt import between_rounds
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.product import Product
 from spmd.compile.lower.schedule import (
@@ -48,6 +49,9 @@ MOST_INLINE = 48
 # Values of at most this many bytes are variables of the function, up to a part of the stack.
 LOCAL_BYTES = 64
 MOST_LOCAL_BYTES = 8 * 1024
+
+# After so many rounds a loop looks whether it is to end. A power of 2.
+ROUNDS_TO_LOOK = 1024
 
 Callee: TypeAlias = Kernel | Product
 
@@ -173,6 +177,7 @@ class _Writer:
             self.pointers[place] = f.load("ptr", args, 8 * k)
             self.outside.setdefault(place.buffer, self.pointers[place])
         self.scratch = f.load("ptr", args, 8 * len(places))
+        self.context = f.load("ptr", args, 8 * len(places) + 8)
         written = {ref.buffer for ref, writes in refs if writes}
         self._make_locals([ref for ref, _ in refs])
         for buffer in self.locals:
@@ -297,8 +302,18 @@ class _Writer:
         f.call(name, "void", target, source, f.value("i64", nbytes), f.value("i1", 0))
 
     def _counted(self, step: Loop, level: int) -> float:
+        if step.trips <= ROUNDS_TO_LOOK:
+            return self._rounds(step, level, 0, step.trips)
         f, cost = self.function, 0.0
-        with f.range(0, step.trips) as trip:
+        with f.range(0, -(-step.trips // ROUNDS_TO_LOOK)) as part:
+            between_rounds(f, self.context, is_kernel=True)
+            first = part * ROUNDS_TO_LOOK
+            cost = self._rounds(step, level, first, f.smaller(first + ROUNDS_TO_LOOK, step.trips))
+        return cost
+
+    def _rounds(self, step: Loop, level: int, first: Operand, last: Operand) -> float:
+        f, cost = self.function, 0.0
+        with f.range(first, last) as trip:
             self.index[level] = step.trips - 1 - trip if step.reverse else trip
             cost = self._block(step.body, level + 1)
         return step.trips * cost
@@ -307,6 +322,8 @@ class _Writer:
         f, cost = self.function, 0.0
         trip = f.var("i64", 0)
         with f.loop():
+            with f.if_((trip.get() & (ROUNDS_TO_LOOK - 1)).equals(0)):
+                between_rounds(f, self.context, is_kernel=True)
             self.index[level] = trip.get()
             cost += self._block(step.test, level + 1)
             going = f.load("i8", self._address(step.predicate))

@@ -221,8 +221,8 @@ class Encoder:
             raise ValueError(
                 f"{step.name}: {len(step.slots)} slots, but extents for {len(extents)}"
             )
-        # One place more than the slots: the scratch pointer stands behind them.
-        self._max_args = max(self._max_args, len(step.slots) + 1)
+        # Behind the slots stand the scratch pointer and the context.
+        self._max_args = max(self._max_args, len(step.slots) + 2)
         slots: list[int] = []
         for slot, extent in zip(step.slots, extents, strict=True):
             slots += self._slot(slot, extent, step.name)

@@ -11,7 +11,9 @@ Programs that call Python or meet other processes never come here; they run wher
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import sys
 import threading
 import time
 from array import array
@@ -23,6 +25,7 @@ from spmd.collectives.transport import flight
 from spmd.collectives.transport.flight import FLIGHT
 from spmd.compile.cpu import queue_words as native
 from spmd.compile.cpu.allocator import Block, alloc
+from spmd.compile.cpu.run_words import INTERRUPTED
 from spmd.compile.cpu.runner import NativeProgram
 from spmd.compile.cpu.runtime import QueueCalls, queue_calls
 from spmd.core.config import config
@@ -48,6 +51,9 @@ SLICE_NS = 50_000_000
 # the next calls of the program run at once, up to so many, before one looks again.
 AT_ONCE_NS = 300_000
 MOST_TRUST = 15
+
+# How long an interrupted process waits for the job that runs: one round of its loop.
+SECONDS_TO_STOP = 0.5
 
 # The status of a job that a parent process had when this one was forked.
 LOST = 65
@@ -79,7 +85,8 @@ class Job:
             place = FLIGHT.begin(label, 0, entered=False)
             record, sequence = FLIGHT.address + 8 * place, FLIGHT.words[place]
         state = (native.WAITING, 0)
-        head = (*state, program.header_address, 0, record, sequence, at_once, len(self.causes))
+        header, count = program.header_address, len(self.causes)
+        head = (*state, header, 0, record, sequence, at_once, 0, count)
         causes = [cause.memory.buffer_info()[0] for cause in self.causes]
         report = (0,) * (program.words_needed - program.frame_words)
         self.memory = array("q", (*head, *causes, *words, *report))
@@ -136,6 +143,11 @@ class Job:
     def _raise(self, status: int) -> NoReturn:
         if status == native.CANCELLED:
             raise SpmdError("this program was cancelled: the process ends")
+        if status == INTERRUPTED:
+            raise SpmdError(
+                "this program was interrupted (Ctrl-C) in a loop, while its result was waited for; "
+                "call it again for its result"
+            )
         if status == LOST:
             raise SpmdError(
                 "this process was forked while its parent computed the array; wait for it with "
@@ -235,6 +247,9 @@ class Queue:
             try:
                 while not calls.wait(job.number, helps, SLICE_NS):
                     pass
+            except KeyboardInterrupt:
+                self._stop_loops(job.number)
+                raise
             finally:
                 if is_rank:
                     FLIGHT.set_phase(before)
@@ -242,6 +257,12 @@ class Queue:
 
     def _cost_until(self, job: Job) -> float:
         return sum(j.program.cost_ns for j in list(self.jobs) if j.number <= job.number)
+
+    def _stop_loops(self, number: int) -> None:
+        """Have the loops of all jobs up to a number end: nobody waits for them any more."""
+        for job in list(self.jobs):
+            if job.number <= number:
+                job.memory[native.STOP] = 1
 
     def drain(self) -> None:
         """Return when no job is under way."""
@@ -284,18 +305,38 @@ class Queue:
     def close(self) -> None:
         """End all jobs, at the end of the process: what they use is about to go.
 
-        Interrupted, those that have not begun are cancelled; the one that runs is waited for.
+        Where an interrupt ends it, those that have not begun are cancelled, and the loops of the
+        one that runs end.
         """
         self.is_open = False
+        interrupted = getattr(sys, "last_type", None)
         try:
-            self.drain()
+            if interrupted is not None and issubclass(interrupted, KeyboardInterrupt):
+                self._abandon()
+            else:
+                self.drain()
         except KeyboardInterrupt:
-            self._calls.cancel()
-            self.drain()
+            self._abandon()
             raise
         finally:
             if not self.jobs:
                 self._calls.stop()
+
+    def _abandon(self) -> None:
+        """End all jobs soon, or leave the one that runs to the end of the process."""
+        self._calls.cancel()
+        if not self.jobs:
+            return
+        last = self.jobs[-1]
+        self._stop_loops(last.number)
+        deadline = time.perf_counter() + SECONDS_TO_STOP
+        while last.number > self._calls.done() and time.perf_counter() < deadline:
+            self._calls.wait(last.number, 0, SLICE_NS)
+        self.reap()
+        for job in self.jobs:
+            # In a long kernel: Python must not take away what it reads and writes.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(job))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._arenas))
 
     def _forget(self) -> None:
         """In a forked child: there are no jobs, and some results will never come."""

@@ -18,9 +18,9 @@ QUEUE_BYTES = RING + 8 * RING_JOBS
 
 # i64 words of a job: its status and number (0: not submitted); header (0: it was cancelled) and
 # frames of its program; its record in the flight recorder (0: none) and the number that the record
-# must still have; whether its maker may wait for it at once; how many jobs it needs the results of,
-# and then the address of each.
-STATUS, NUMBER, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, CAUSES, CAUSE = range(9)
+# must still have; whether its maker may wait for it at once; whether its loops are to end; how many
+# jobs it needs the results of, and then the address of each.
+STATUS, NUMBER, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, STOP, CAUSES, CAUSE = range(10)
 
 # What a status may be beside those of a run: the job has not ended; or it never began, because it
 # was cancelled, or one that it needs failed.

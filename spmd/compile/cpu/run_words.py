@@ -12,7 +12,7 @@ FLIGHT = 10  # the address of the process's flight record
 HEADER_WORDS = 11
 
 # Results of a run.
-OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE = range(6)
+OK, RAISED, MISMATCH, TOO_MANY_TRIPS, NO_MEMORY, TROUBLE, INTERRUPTED = range(7)
 
 # The report stands behind the frames: the id of the step that failed, then a word per device, 1
 # where the device had reached it.
@@ -21,6 +21,12 @@ REPORT_STEP, REPORT_REACHED = 0, 1
 # Threads share work from this much on, in picoseconds: an awake pool costs about 1 us to fork and
 # join.
 PARALLEL_PS = 3_000_000
+
+# Where the table of the core has the functions of Python by which a loop hears of signals, under
+# their names, and behind them the three words of the exception that a handler raised.
+PYTHON = 20
+PYTHON_CALLS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
+RAISED_THERE = PYTHON + len(PYTHON_CALLS)
 
 # The parts of the runtime beside its core (`runtime_ir_parts.py`): the pool, the queue, and what
 # runs a kind of steps.

@@ -41,7 +41,7 @@ from spmd.compile.cpu.program import (
     View,
     WhileStep,
 )
-from spmd.compile.cpu.runtime import load_parts, runtime
+from spmd.compile.cpu.runtime import load_parts, raise_signal, runtime
 from spmd.core.deferred import Deferred
 from spmd.core.errors import CollectiveError, SpmdError
 
@@ -173,6 +173,8 @@ class NativeProgram:
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception that belongs to the status of a run (of a door, without frames)."""
         COURIER.settle()  # what is in flight writes to the memory of this run
+        if status == native.INTERRUPTED:
+            raise_signal()
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words
         report = (ctypes.c_int64 * (1 + self.devices)).from_address(place)
         if status == native.NO_MEMORY:

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from spmd.compile.cpu.loader import Written, available_cores, compile_written, loader
 from spmd.compile.cpu.pool_words import MOST_WORKERS, POOL_BYTES, WORKERS
-from spmd.compile.cpu.run_words import POOL, QUEUE, setup_symbol
+from spmd.compile.cpu.run_words import (
+    POOL,
+    PYTHON,
+    PYTHON_CALLS,
+    QUEUE,
+    RAISED_THERE,
+    setup_symbol,
+)
 from spmd.core.config import config
 from spmd.core.deferred import Deferred
 from spmd.core.errors import ArgumentError
@@ -144,11 +151,27 @@ def _load() -> Runtime:
         run_address=symbols["spmd_run"],
         table=symbols["spmd_table"],
     )
+    words = _table_words(loaded.table)
+    for i, name in enumerate(PYTHON_CALLS):
+        words[PYTHON + i] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
     error = ctypes.CFUNCTYPE(ctypes.c_int32)(symbols["spmd_initialize"])()
     if error:
         raise OSError(error, os.strerror(error))
     config.on_update("num_threads", lambda _: _follow_setting())
     return loaded
+
+
+def _table_words(table: int) -> ctypes.Array:
+    return (ctypes.c_int64 * (RAISED_THERE + 3)).from_address(table)
+
+
+def raise_signal() -> None:
+    """Raise what the handler of a signal raised while a loop ran."""
+    words = _table_words(runtime().table)
+    raised = [words[RAISED_THERE + i] or None for i in range(3)]
+    words[RAISED_THERE:] = [0, 0, 0]
+    restore = ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * 3)(("PyErr_Restore", ctypes.pythonapi))
+    restore(*raised)
 
 
 def _load_pool() -> None:

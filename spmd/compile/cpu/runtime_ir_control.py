@@ -29,6 +29,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     resolve,
     write_job,
 )
+from spmd.compile.cpu.runtime_ir_interrupt import between_rounds
 from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
 
 
@@ -89,6 +90,7 @@ def _for() -> Function:
     body = f.at(end, words * -8)  # the body ends where the step ends
     with f.if_(fixed >= 0):
         with f.range(0, fixed) as trip:
+            between_rounds(f, context)
             index = f.select(reverse.differs(0), fixed - 1 - trip, trip)
             _set_counters(f, context, level, active, count, index)
             _run_block(f, context, body, end, active, count, args)
@@ -107,6 +109,7 @@ def _for() -> Function:
         f.ret(TOO_MANY_TRIPS)
     row = f.at(f.load("ptr", context, COUNTERS), level * f.load("i64", context, COUNTER_BYTES))
     with f.range(0, longest.get()) as trip:
+        between_rounds(f, context)
         alive = f.var("i64", 0)
         with f.range(0, count) as position:
             own = f.load("i64", trips, position * 8)
@@ -133,6 +136,7 @@ def _while() -> Function:
     f.call("memcpy", "ptr", live, active, count * 4)
     alive, trip = f.var("i64", count), f.var("i64", 0)
     with f.loop():
+        between_rounds(f, context)
         _set_counters(f, context, level, live, alive.get(), trip.get())
         _run_block(f, context, test, body, live, alive.get(), args)
         kept = f.var("i64", 0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from spmd.collectives.transport import flight
 from spmd.compile.cpu import encode as layout
 from spmd.compile.cpu import pool_words
+from spmd.compile.cpu import runtime_ir_interrupt as interrupt
 from spmd.compile.cpu.run_words import (
     CALLBACK,
     EVERYONE,
@@ -34,7 +35,8 @@ from spmd.compile.cpu.runtime_ir_parts import POOL, SHARE_COPY, SHARE_KERNEL, ST
 # lane of the parallel loop around, which slots know as level -1.
 FRAMES, FRAME_BYTES, COUNTERS, COUNTER_BYTES, REPORT, CALL, ARGS, THREADS = range(0, 64, 8)
 DEVICE_COUNT, LEVEL_COUNT = 64, 72
-CONTEXT_BYTES = 80
+assert LEVEL_COUNT < interrupt.STOP  # whose words follow
+CONTEXT_BYTES = interrupt.END
 
 # A pool that sleeps is woken for so much work, in picoseconds (waking it costs 10 to 50 us, on
 # virtual machines 100); for less where work has come shortly before: more will, and find it awake.
@@ -137,8 +139,12 @@ def fill_args(f: Function, context: Value, step: Value, device: Value, args: Val
     return cursor
 
 
-def add_scratch(f: Function, step: Value, args: Value) -> Value:
-    """Put the scratch pointer behind the args if the kernel wants one; 1 if there is no memory."""
+def add_scratch(f: Function, context: Value, step: Value, args: Value) -> Value:
+    """Put what some kernels want behind the args; 1 if there is no memory.
+
+    That is the scratch pointer, and the context, for loops.
+    """
+    f.store(context, args, (field(f, step, 3) + 1) * 8)
     wanted = field(f, step, 4)
     failed = f.var("i64", 0)
     with f.if_(wanted > 0):
@@ -169,7 +175,7 @@ def _kernel() -> Function:
     sizes = f.at(step, field(f, step, 5) * 8)
     with f.range(0, count) as position:
         fill_args(f, context, step, device_at(f, active, position), args)
-        with f.if_(add_scratch(f, step, args).differs(0)):
+        with f.if_(add_scratch(f, context, step, args).differs(0)):
             f.ret(NO_MEMORY)
         f.call(function, "void", args, sizes, f.value("i64", 0), units)
     f.ret(OK)
@@ -251,6 +257,7 @@ def _block() -> Function:
             status.set(f.call(function, "i64", *given))
         with f.if_(status.get().differs(OK)):
             f.ret(status.get())
+        interrupt.leave_if_unfinished(f, context)
         now.set(after)
     f.ret(OK)
     return f
@@ -273,9 +280,13 @@ def _enter_phase() -> Function:
 
 
 def _run_steps() -> Function:
-    """run_steps(header, frames): run a program; the frames are followed by the report."""
-    f = Function("run_steps", "i64", ["ptr", "ptr"], internal=True)
-    header, frames = f.params
+    """run_steps(header, frames, stop, serves): run a program; the report follows the frames.
+
+    Its loops end when the word `stop` is not 0; the thread `serves` asks Python now and then for
+    signals (0: none does).
+    """
+    f = Function("run_steps", "i64", ["ptr", "ptr", "ptr", "i64"], internal=True)
+    header, frames, stop, serves = f.params
     code, words, devices, bases, levels, most = (f.load("i64", header, 8 * i) for i in range(6))
     context = f.stack("i64", CONTEXT_BYTES // 8)
     args = f.stack_bytes(most * 8)
@@ -296,6 +307,7 @@ def _run_steps() -> Function:
         (THREADS, workers.get() + 1),
         (DEVICE_COUNT, devices),
         (LEVEL_COUNT, levels),
+        *interrupt.words(f, stop, serves),
     ):
         f.store(value, context, offset)
     begin = f.convert("inttoptr", code, "ptr")
@@ -313,7 +325,9 @@ def _run() -> Function:
     before = f.call("enter_phase", "i64", record, f.value("i64", flight.PROGRAM))
     programs = f.load("i64", record, 8 * flight.PROGRAMS)
     f.store(programs + 1, record, 8 * flight.PROGRAMS)
-    status = f.call("run_steps", "i64", header, frames)
+    stop = f.var("i64", 0)
+    serves = f.call("pthread_self", "i64")
+    status = f.call("run_steps", "i64", header, frames, stop.pointer, serves)
     f.call("enter_phase", "i64", record, before)
     f.ret(status)
     return f

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import setup_symbol
+from spmd.compile.cpu.run_words import PYTHON, RAISED_THERE, setup_symbol
 from spmd.compile.cpu.runtime_ir import Function
 
 # Every step function and `block` take these: context, step (or begin of a block), end of the
@@ -39,6 +39,7 @@ _OF_STEPS = {
     "run_ranks": layout.RANKS,
 }
 POOL, BLOCK, SCRATCH, RUN_STEPS, SHARE, SHARE_KERNEL, SHARE_COPY = range(12, 19)
+assert SHARE_COPY < PYTHON
 SLOTS: Mapping[str, int] = MappingProxyType(
     _OF_STEPS
     | {
@@ -50,17 +51,18 @@ SLOTS: Mapping[str, int] = MappingProxyType(
         "share_copy": SHARE_COPY,
     }
 )
-_WORDS = 19
+_WORDS = RAISED_THERE + 3
 _SIGNATURES: dict[str, tuple[str, Sequence[str]]] = {
     "block": ("i64", STEP_SIGNATURE),
     "scratch": ("ptr", ["i64"]),
-    "run_steps": ("i64", ["ptr", "ptr"]),
+    "run_steps": ("i64", ["ptr", "ptr", "ptr", "i64"]),
     "share": ("void", ["ptr", "ptr", "ptr", "i64", "i64"]),
 }
 
 _DECLARATIONS = """
 declare i32 @pthread_create(ptr, ptr, ptr, ptr)
 declare i32 @pthread_join(i64, ptr)
+declare i64 @pthread_self()
 declare i32 @pthread_mutex_init(ptr, ptr)
 declare i32 @pthread_mutex_lock(ptr)
 declare i32 @pthread_mutex_unlock(ptr)

@@ -36,6 +36,7 @@ from spmd.compile.cpu.queue_words import (
     SIGNALS,
     STARTED,
     STATUS,
+    STOP,
     STOPPING,
     TAIL,
     THREAD,
@@ -125,7 +126,8 @@ def _run_job() -> Function:
         with f.if_(f.load("i64", cause, 8 * STATUS).differs(0)):
             f.ret(CANCELLED)
     f.call("stamp", "void", job, f.value("i64", flight.ENTERED))
-    f.ret(f.call("run_steps", "i64", header, f.load("ptr", job, 8 * FRAMES)))
+    given = header, f.load("ptr", job, 8 * FRAMES), f.at(job, 8 * STOP), f.value("i64", 0)
+    f.ret(f.call("run_steps", "i64", *given))
     return f
 
 

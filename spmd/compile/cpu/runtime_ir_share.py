@@ -92,7 +92,7 @@ def _kernel_units() -> Function:
     context, step = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
     active, units = f.load("ptr", job, JOB_ACTIVE), f.load("i64", job, JOB_UNITS)
     # A body may run on any thread, so the arguments need room of its own.
-    args = f.stack_bytes((field(f, step, 3) + 1) * 8)
+    args = f.stack_bytes((field(f, step, 3) + 2) * 8)
     sizes = f.at(step, field(f, step, 5) * 8)
     function = f.load("ptr", step, 8 * layout.HEAD)
     now = f.var("i64", begin)
@@ -103,7 +103,7 @@ def _kernel_units() -> Function:
         first = unit - position * units
         last = f.smaller(first + (end - unit), units)
         fill_args(f, context, step, device_at(f, active, position), args)
-        with f.if_else(add_scratch(f, step, args).equals(0)) as it:
+        with f.if_else(add_scratch(f, context, step, args).equals(0)) as it:
             f.call(function, "void", args, sizes, first, last)
             it.otherwise()
             f.atomic_store(f.value("i64", 1), job, JOB_FAILED)
@@ -162,7 +162,7 @@ def _gang_pieces() -> Function:
         sizes = f.at(step, field(f, step, 5) * 8)
         function = f.load("ptr", step, 8 * layout.HEAD)
         fill_args(f, context, step, device_at(f, active, position), args)
-        with f.if_else(add_scratch(f, step, args).equals(0)) as it:
+        with f.if_else(add_scratch(f, context, step, args).equals(0)) as it:
             first, last = f.load("i64", piece, 8), f.load("i64", piece, 16)
             f.call(function, "void", args, sizes, first, last)
             it.otherwise()

@@ -11,6 +11,7 @@ from spmd.compile.cpu.runtime_ir_callback import callback_texts
 from spmd.compile.cpu.runtime_ir_control import cond_texts, for_texts, segment_texts, while_texts
 from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
 from spmd.compile.cpu.runtime_ir_execute import execute_texts
+from spmd.compile.cpu.runtime_ir_interrupt import interrupt_texts
 from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
 from spmd.compile.cpu.runtime_ir_parts import clock, core_text, part_text
 from spmd.compile.cpu.runtime_ir_place import place_texts
@@ -42,7 +43,7 @@ _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
 @cache
 def core() -> str:
     """The module of the core."""
-    return core_text([*scratch_texts(), *execute_texts()])
+    return core_text([*scratch_texts(), *interrupt_texts(), *execute_texts()])
 
 
 @cache
