@@ -94,6 +94,22 @@ def _same(printed: str, shown: str) -> bool:
     return re.fullmatch(pattern, printed, flags=re.S) is not None
 
 
+@pytest.mark.mpi
+def test_the_first_program_over_ranks(tmp_path: Path):
+    """What README says of its program under spmdrun, with two ranks instead of four."""
+    said = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert "`spmdrun -n 4` and it trains over sixteen devices, four in each rank" in said
+    first, shown = blocks(ROOT / "README.md")[2:4]
+    counts = "print(spmd.device_count(), spmd.local_device_count(), w.shape)\n"
+    (tmp_path / "first.py").write_text(first.text + counts)
+    command = [sys.executable, "-m", "launch", "-n", "2", str(tmp_path / "first.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    for rank in "01":
+        lines = [line[5:] for line in done.stdout.splitlines() if line.startswith(f"r{rank} | ")]
+        assert lines == [*shown.text.splitlines(), "8 4 (4, 3)"]
+
+
 def test_first_two_commands_are_one_line_each():
     commands = [b.text.strip() for b in blocks(ROOT / "README.md") if b.language == "sh"][:2]
     assert len(commands) == 2
