@@ -66,7 +66,7 @@ GIVEN_UP = """
 spmd.config.update("cpu_enable_async_dispatch", sys.argv[1] == "queued")
 for name, (program, x) in PROGRAMS.items():
     y = None
-    interrupt(0.6)
+    interrupt(1.0)
     try:
         y = program(x)
         y.block_until_ready()
