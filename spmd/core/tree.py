@@ -477,8 +477,12 @@ def flatten_in_python(
 
 
 def flatten_container(x: Any, leaves: list[Any]) -> TreeDef:
-    """What a native walk asks of a container of another class than those that it knows."""
-    children, aux = _containers[type(x)].flatten(x)
+    """What a native walk asks of anything that it does not know: the structure of `x`."""
+    container = container_of(type(x))
+    if container is None:
+        leaves.append(x)
+        return LEAF
+    children, aux = container.flatten(x)
     return TreeDef(type(x), aux, tuple([walks.flatten(c, leaves) for c in children]))
 
 

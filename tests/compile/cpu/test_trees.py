@@ -57,7 +57,7 @@ class Layer:
 def python_flatten(x):
     """Leaves and structure by the slow twin alone."""
     leaves: list[Any] = []
-    return leaves, tree._flatten(x, leaves, lambda _: False)
+    return leaves, tree.flatten_in_python(x, leaves, lambda _: False)
 
 
 def native_flatten(x):
