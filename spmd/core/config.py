@@ -1,7 +1,8 @@
 """All settings in one table: name, environment variable, default, one line of meaning.
 
-`config.name` reads, `config.update(name, value)` writes; unknown names are errors. The environment
-is read once, at import. `docs/env_vars.md` is generated from `SETTINGS`.
+`config.name` reads; `config.name = value` and `config.update(name, value)` write. JAX's names
+(`jax_enable_x64`) mean the same settings, unknown names are errors. The environment is read once,
+at import. `docs/env_vars.md` is generated from `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spmd.core.errors import ArgumentError
+from spmd.core.errors import ArgumentError, SettingError
 from spmd.core.record import record
 
 
@@ -158,12 +159,24 @@ PROGRAM_SETTINGS = (
 )
 
 
+# JAX's names that differ from ours by more than the prefix.
+JAX_NAMES = {
+    "jax_check_tracer_leaks": "check_leaks",
+    "jax_compilation_cache_dir": "cache_dir",
+    "jax_enable_checks": "check",
+    "jax_explain_cache_misses": "log_compiles",
+    "jax_platform_name": "platform",
+    "jax_platforms": "platform",
+}
+
+
 class Config:
     """The values of all settings in this process."""
 
     def __init__(self, environ: Any = os.environ):
-        self._listeners: dict[str, list[Callable[[Any], None]]] = {}
-        self._known = {s.name: s for s in SETTINGS}
+        listeners: dict[str, list[Callable[[Any], None]]] = {}
+        self.__dict__["_listeners"] = listeners
+        self.__dict__["_known"] = {s.name: s for s in SETTINGS}
         for s in SETTINGS:
             text = environ.get(s.env)
             try:
@@ -175,23 +188,55 @@ class Config:
 
     def _note_tracing(self) -> None:
         """The values that traced programs depend on: part of the key they are kept under."""
-        self.tracing = (self.enable_x64, *(getattr(self, name) for name in TRACING_SETTINGS))
+        values = (self.enable_x64, *(getattr(self, name) for name in TRACING_SETTINGS))
+        self.__dict__["tracing"] = values
+
+    def _setting(self, name: str, use: str) -> Setting:
+        """The setting of a name, ours or JAX's; an error that names the nearest if there is none.
+
+        `use` is how the user asked for it, with `{}` for the name.
+        """
+        ours = JAX_NAMES.get(name) or name.removeprefix("jax_").removeprefix("spmd_")
+        if ours in self._known:
+            return self._known[ours]
+        import difflib  # needed for a mistake only, and slow to import
+
+        prefix = "jax_" if name.startswith("jax_") else ""
+        names = [*(prefix + known for known in self._known), *(JAX_NAMES if prefix else ())]
+        near = difflib.get_close_matches(name, names, n=1)
+        advice = f"Did you mean {near[0]!r}? " if near else ""
+        raise SettingError(
+            f"{use.format(name)}: unknown setting {name!r}. {advice}Known: {', '.join(self._known)}"
+        )
 
     def update(self, name: str, value: Any) -> None:
-        """Set `name` to `value` from now on, in this process."""
-        name = name.removeprefix("jax_").removeprefix("spmd_")
-        if name not in self._known:
-            known = ", ".join(self._known)
-            raise ArgumentError(f"config.update: unknown setting {name!r}. Known: {known}")
-        if isinstance(value, str):
+        """Set `name` to `value` from now on, in this process; None sets its default."""
+        self._set(self._setting(name, "config.update"), value)
+
+    def _set(self, setting: Setting, value: Any) -> None:
+        name = setting.name
+        if value is None:
+            value = setting.default
+        elif isinstance(value, str) or isinstance(setting.default, str):
             try:
-                value = self._known[name].parse(value)
+                value = setting.parse(value)
             except ValueError as error:
                 raise ArgumentError(f"config.update({name!r}, {value!r}): {error}") from None
+        elif setting.parse is _bool:
+            value = bool(value)
         self.__dict__[name] = value
         self._note_tracing()
         for listener in self._listeners.get(name, ()):
             listener(value)
+
+    def read(self, name: str) -> Any:
+        """The value of the setting `name`."""
+        return getattr(self, self._setting(name, "config.read").name)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of all settings by their names."""
+        return {name: getattr(self, name) for name in self._known}
 
     def on_update(self, name: str, listener: Callable[[Any], None]) -> None:
         """Call `listener(value)` whenever the setting `name` is updated."""
@@ -205,15 +250,30 @@ class Config:
     @contextmanager
     def override(self, name: str, value: Any) -> Iterator[None]:
         """Set a value for the length of a `with` block."""
-        before = getattr(self, name)
-        self.update(name, value)
+        setting = self._setting(name, "config.override")
+        before = getattr(self, setting.name)
+        self._set(setting, value)
         try:
             yield
         finally:
-            self.update(name, before)
+            self._set(setting, before)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._set(self._setting(name, "config.{} = ..."), value)
+
+    def __delattr__(self, name: str) -> None:
+        setting = self._setting(name, "del config.{}")
+        raise SettingError(
+            f"del config.{name}: a setting can't be deleted; "
+            f"config.update({name!r}, None) sets its default, {setting.default!r}"
+        )
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"config has no setting {name!r}")
+        # The settings themselves are found before this is asked. Private names are those that
+        # Python looks for while it copies or pickles.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.__dict__[self._setting(name, "config.{}").name]
 
 
 config = Config()

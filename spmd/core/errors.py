@@ -53,6 +53,10 @@ class ArgumentError(SpmdError, TypeError, ValueError):
     """An argument is of the wrong kind: not an array, not hashable, out of range."""
 
 
+class SettingError(ArgumentError, AttributeError):
+    """There is no setting of this name."""
+
+
 class DimensionError(ArgumentError, IndexError):
     """An array has no such dim. Both a ValueError and an IndexError, as NumPy's `AxisError` is."""
 
