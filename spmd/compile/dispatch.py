@@ -139,7 +139,7 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
             known.executable = _one_equation(prim, avals, known.expected, params)
         outs = known.executable(operands)
     else:
-        outs = _by_impl(prim, operands, avals, known.expected, params)
+        outs = _by_impl(prim, operands, known.expected, params)
         if device is not None:
             executable.place(outs, executable.common_home(operands))
     return outs if prim.multiple else outs[0]
@@ -177,14 +177,10 @@ def run_branch(operands: Sequence[Any], branches: Sequence[ClosedJaxpr]) -> list
 def _by_impl(
     prim: Primitive,
     operands: Sequence[Any],
-    avals: Sequence[ShapedArray],
     expected: Sequence[ShapedArray],
     params: dict[str, Any],
 ) -> list[Array]:
-    values = [
-        x._value() if type(x) is Array else np.asarray(x, dtype=None if a.dtype.names else a.dtype)
-        for x, a in zip(operands, avals, strict=True)
-    ]
+    values = [x._value() if type(x) is Array else to_numpy(x) for x in operands]
     found = prim.rule("impl")(np, *values, **params)
     if not prim.multiple:
         found = [found]

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from spmd.core.config import config
-from spmd.core.errors import DtypeError
+from spmd.core.errors import DtypeError, IntegerRangeError
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 bool_ = np.dtype(np.bool_)
@@ -200,6 +200,35 @@ def to_inexact(dtype: np.dtype) -> np.dtype:
 def tangent_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype of tangents: the same for floats, `float0` for what has no derivative."""
     return dtype if is_inexact(dtype) else float0
+
+
+# ---- Python numbers ----------------------------------------------------------------------------
+
+
+def number(x: Any, dtype: np.dtype) -> np.ndarray:
+    """A Python number as a rank-0 NumPy array of a dtype, which an integer need not fit.
+
+    An integer that an array without a dtype could have wraps around, so that -1 beside uint8 is
+    255; for others an `IntegerRangeError` is raised. Floats may take any integer.
+    """
+    try:
+        return np.asarray(x, dtype)
+    except (OverflowError, TypeError):
+        pass
+    if not is_integer(dtype):
+        return np.asarray(float(x)).astype(dtype)
+    return exact_integer(x, canonical(int)).astype(dtype)
+
+
+def exact_integer(x: int, dtype: np.dtype) -> np.ndarray:
+    """A Python integer as a rank-0 NumPy array; an IntegerRangeError if the dtype has no such."""
+    limits = np.iinfo(dtype)
+    if limits.min <= x <= limits.max:
+        return np.asarray(x, dtype)
+    raise IntegerRangeError(
+        f"the integer {x} does not fit {dtype.name}, which holds {limits.min} to {limits.max}. "
+        "Give a dtype that holds it (64 bits need SPMD_ENABLE_X64=1), or make it a float"
+    )
 
 
 # ---- promotion ---------------------------------------------------------------------------------

@@ -61,6 +61,10 @@ class DimensionError(ArgumentError, IndexError):
     """An array has no such dim. Both a ValueError and an IndexError, as NumPy's `AxisError` is."""
 
 
+class IntegerRangeError(SpmdError, OverflowError, ValueError):
+    """A Python integer does not fit the dtype that it should have."""
+
+
 class IndexingError(SpmdError, IndexError, TypeError):
     """An array cannot be indexed like this."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import spmd.core.context as context
+from spmd.core import dtypes
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.config import config
@@ -24,6 +25,8 @@ from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
 PYTHON_SCALARS = (bool, int, float, complex)
+# Integers below fit, whether x64 is on or not.
+_SMALL = 2**31
 
 
 @record
@@ -77,7 +80,10 @@ class JaxprTrace(Trace):
         if isinstance(x, JaxprTracer) and x._trace is self:
             return x._var
         if isinstance(x, PYTHON_SCALARS):
-            return Literal(x, typeof(x))
+            aval = typeof(x)
+            if type(x) is int and not -_SMALL <= x < _SMALL:
+                dtypes.exact_integer(x, aval.dtype)  # raises if it does not fit
+            return Literal(x, aval)
         return self.const(x)
 
     def const(self, x: Any) -> Atom:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 import spmd.core.context as context
+from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.context import current_trace
 from spmd.core.errors import (
@@ -198,6 +199,8 @@ def _no_eager(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
 def to_numpy(x: Any) -> np.ndarray:
     """A number or array as NumPy array of its aval's dtype."""
     aval = typeof(x)
+    if type(x) is int:
+        return dtypes.exact_integer(x, aval.dtype)
     return np.asarray(x) if aval.dtype.names else np.asarray(x, dtype=aval.dtype)
 
 

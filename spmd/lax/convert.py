@@ -51,6 +51,8 @@ def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) 
         constants = (*_PYTHON_SCALARS, np.generic, np.ndarray)
         if context.state.trace is not EVAL or not isinstance(operand, constants):
             return operand
+    if type(operand) is int:
+        operand = dtypes.number(operand, new_dtype)
     if context.state.trace is not EVAL and _is_scalar_constant(operand):
         folded = _converted(np, np.asarray(operand), new_dtype)
         return folded.item() if weak_type else folded[()]
@@ -143,7 +145,7 @@ def _as_weak_operand(x: Any, aval: ShapedArray, dtype: np.dtype, weak: bool) -> 
     if aval.dtype == dtype:
         return x
     if isinstance(x, _PYTHON_SCALARS):
-        value = np.asarray(x).astype(dtype)
+        value = dtypes.number(x, dtype)
         return value.item() if weak else value[()]
     return convert_element_type(x, dtype, weak)
 

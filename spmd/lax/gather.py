@@ -96,8 +96,9 @@ def default_fill(dtype: np.dtype) -> Any:
 
 
 def _fill_array(dtype: np.dtype, fill_value: Any) -> np.ndarray:
-    value = (fill_value,) * len(dtype.names) if dtype.names else fill_value
-    return np.array(value, dtype)
+    if dtype.names:
+        return np.array((fill_value,) * len(dtype.names), dtype)
+    return dtypes.number(fill_value, dtype)
 
 
 @remembered

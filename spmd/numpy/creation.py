@@ -89,14 +89,22 @@ def _from_value(x: Any, dtype: np.dtype | None, copy: bool) -> Any:
     if dtype is None or dtype == typeof(x).dtype:
         is_python = isinstance(x, (int, float, complex)) and not isinstance(x, np.generic)
         if dtype is not None and (is_python or typeof(x).weak_type):
-            return as_array(convert(x, dtype)) if is_python else lax.convert_element_type(x, dtype)
+            return (
+                as_array(convert(exact(x, dtype), dtype))
+                if is_python
+                else lax.convert_element_type(x, dtype)
+            )
         if copy and isinstance(x, (Tracer, Array)):
             return lax.copy(x) if isinstance(x, Tracer) else alias(x)
         return as_array(x)
-    if isinstance(x, (bool, int, float, complex)) and dtype.kind in "iu" and x == x:
-        # So that 300 as uint8 is NumPy's OverflowError, not a silent 44.
-        np.asarray(x).astype(dtype) if isinstance(x, (float, complex)) else np.asarray(x, dtype)
-    return lax.convert_element_type(x, dtype)
+    return lax.convert_element_type(exact(x, dtype), dtype)
+
+
+def exact(x: Any, dtype: np.dtype) -> Any:
+    """`x`; an error if it is a Python integer that integers of `dtype` don't hold."""
+    if type(x) is int and dtypes.is_integer(dtype):
+        return dtypes.exact_integer(x, dtype)
+    return x
 
 
 def _from_foreign(x: Any) -> np.ndarray:
@@ -125,6 +133,10 @@ def _from_nested(items: Sequence[Any], dtype: np.dtype | None) -> Any:
     if all(isinstance(x, (bool, int, float, complex, np.ndarray, np.generic)) for x in leaves):
         try:
             return as_array(np.array(items, dtype=dtype))
+        except OverflowError:
+            for leaf in leaves:
+                exact(leaf, dtype)
+            raise
         except ValueError as error:
             raise ShapeError(f"array: {error}") from None
     return _stacked(items, dtype)

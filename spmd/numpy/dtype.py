@@ -77,6 +77,8 @@ class ScalarType(type):
 
     def __call__(cls, x: Any = 0) -> Any:
         dtype = dtypes.canonical(cls.dtype)
+        if type(x) is int and dtypes.is_integer(dtype):
+            x = dtypes.exact_integer(x, dtype)
         return lax.convert_element_type(x if is_arraylike(x) else np.asarray(x), dtype)
 
     def __instancecheck__(cls, instance: Any) -> bool:

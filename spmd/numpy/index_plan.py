@@ -203,8 +203,11 @@ def _index_array(planner: _Planner) -> Any:
 def _aligned(values: Any, at: int, shape: tuple[int, ...], static: bool) -> Any:
     """One column as int32 of the index array's batch shape, its own dims starting at `at`."""
     if not static:
-        if typeof(values).dtype.itemsize > 4 or typeof(values).dtype.kind == "u":
-            values = lax.min(values, typeof(values).dtype.type(INT32_MAX))
+        dtype = typeof(values).dtype
+        if dtype.itemsize > 4 and dtype.kind == "i":
+            values = lax.clamp(dtype.type(-INT32_MAX), values, dtype.type(INT32_MAX))
+        elif np.iinfo(dtype).max > INT32_MAX:
+            values = lax.min(values, dtype.type(INT32_MAX))
         values = lax.convert_element_type(values, np.int32)
         ndim = typeof(values).ndim
         return lax.broadcast_in_dim(values, shape, range(at, at + ndim))

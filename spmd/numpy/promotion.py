@@ -123,7 +123,7 @@ def convert(x: Any, dtype: np.dtype, weak: bool = False) -> Any:
     if kind in PYTHON_SCALARS:
         if weak and dtypes.canonical(_PYTHON_KIND[dtype.kind]) == dtype:
             return _PYTHON_KIND[dtype.kind](x)
-        return np.asarray(x, dtype)
+        return dtypes.number(x, dtype)
     aval = typeof(x)
     if aval.dtype == dtype and (aval.weak_type or not weak):
         return x

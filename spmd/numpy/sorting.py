@@ -149,13 +149,12 @@ def searchsorted(
         raise ShapeError(f"searchsorted: a must have one dim, got {typeof(a)}")
     if sorter is not None:
         a = take(a, sorter)
-    return _places(a, v, side)
+    return _places(a, v, side, default_int())
 
 
-@one_program("side")
-def _places(a: Any, v: Any, side: str) -> Any:
+@one_program("side", "index")
+def _places(a: Any, v: Any, side: str, index: np.dtype) -> Any:
     n = typeof(a).shape[0]
-    index = default_int()
     shape = typeof(v).shape
     flat = lax.reshape(as_array(v), (typeof(v).size,))
     place = lax.full(typeof(flat).shape, 0, index)
@@ -193,13 +192,16 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = Non
     n = typeof(bins).shape[0]
     side = "left" if right else "right"
     if n == 0:
-        return lax.full(typeof(x).shape, 0, default_int())
+        return lax.full(typeof(x).shape, 0, np.int32)
     rising = lax.ge(
         lax.index_in_dim(bins, n - 1, 0, keepdims=False), lax.index_in_dim(bins, 0, 0, False)
     )
-    forward = searchsorted(bins, x, side)
-    backward = searchsorted(lax.rev(bins, (0,)), x, "right" if right else "left")
-    backward = lax.sub(np.array(n, default_int()), backward)
+    # Numbers of bins have 32 bits under x64 too, as JAX's; the places of `searchsorted` have the
+    # default width there, which the array API standard demands.
+    bins, x = promote_dtypes(bins, x)
+    forward = _places(bins, x, side, dtypes.int32)
+    backward = _places(lax.rev(bins, (0,)), x, side, dtypes.int32)
+    backward = lax.sub(np.array(n, np.int32), backward)
     return select(lax.broadcast_in_dim(rising, typeof(x).shape, ()), forward, backward)
 
 

@@ -335,7 +335,7 @@ def from_numpy(
     """A single-device array with the values of a NumPy array or number (copied by default)."""
     if aval is None:
         aval = typeof(x)
-    value = np.asarray(x)
+    value = dtypes.exact_integer(x, aval.dtype) if type(x) is int else np.asarray(x)
     if copy or value.dtype != aval.dtype or not value.flags.c_contiguous:
         value = aligned_copy(value, aval.dtype)
     value = value.view()

@@ -11,7 +11,7 @@ import spmd.numpy as snp
 from spmd.core.config import config
 from spmd.core.errors import SpmdError
 from spmd.testing import check_grads
-from tests.numpy.oracle import assert_agrees, case, jnp, values
+from tests.numpy.oracle import assert_agrees, case, jax, jnp, values
 
 X = values(3, 4)
 CUBE = values(2, 3, 4)
@@ -326,3 +326,16 @@ def test_names_are_jax_s():
     ours_only = {"creation", "dtype", "einsum"}
     modules = {n for n in missing if hasattr(getattr(snp, n), "__file__")}
     assert set(missing) - modules - ours_only == set()
+
+
+@pytest.mark.parametrize("bins", [[1.0, 2.0, 4.0], [4.0, 2.0], [1, 2], []])
+@pytest.mark.parametrize("right", [False, True])
+def test_numbers_of_bins_have_32_bits_under_x64(bins, right):
+    x = np.array([0.5, 2, 3, 9])
+    with jax.enable_x64(True), spmd.enable_x64(True):
+        ours, theirs = (
+            snp.digitize(x, np.array(bins), right),
+            jnp.digitize(x, np.array(bins), right),
+        )
+        assert ours.dtype == theirs.dtype == np.int32
+        np.testing.assert_array_equal(ours, theirs)

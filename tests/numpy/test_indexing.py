@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -381,3 +382,25 @@ def test_take_derivatives():
     np.testing.assert_array_equal(rows, [0, 7, 9])
     picked = grad(lambda x: reduce_sum(take(x, np.array([0, 0, 3]), 1), (0, 1)))(x)
     np.testing.assert_array_equal(np.asarray(picked)[0], [2, 0, 0, 1])
+
+
+@pytest.mark.parametrize("dtype", [d.name for d in dtypes.INTEGER])
+def test_traced_indices_of_every_integer_dtype(dtype):
+    x = np.arange(5.0, dtype=np.float32)
+    uses = {
+        "read": lambda x, i: x[i],
+        "read many": lambda x, i: x[i[None]],
+        "read two": lambda x, i: x[None][i * 0, i],
+        "set": lambda x, i: x.at[i].set(9),
+        "add": lambda x, i: x.at[i[None]].add(1),
+    }
+    with jax.enable_x64(True), spmd.enable_x64(True):
+        limits = np.iinfo(dtype)
+        for value in {1, 4, min(100, limits.max), limits.max, max(-2, limits.min), limits.min}:
+            i = np.asarray(value, dtype)
+            for name, use in uses.items():
+                theirs, ours = jax.jit(use)(x, i), spmd.jit(use)(x, i)
+                if -(2**31) < value < 2**31:  # beyond, JAX's indices wrap around
+                    np.testing.assert_array_equal(ours, theirs, f"{name} at {value}")
+                else:
+                    np.testing.assert_array_equal(ours, use(spmd.numpy.asarray(x), i), name)
