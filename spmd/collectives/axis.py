@@ -11,6 +11,7 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import axis_frame, size_of, vma_hooks
 from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Primitive, Refused, linear
+from spmd.core.trace import unchanged
 from spmd.core.tree import tree_map
 from spmd.lax.arithmetic import add, mul
 from spmd.lax.array import iota
@@ -35,7 +36,7 @@ def axis_index(axis_name: Any) -> Any:
             out = here
         else:
             out = add(mul(out, np.int32(size_of(name))), here)
-    return np.int32(0) if out is None else out
+    return unchanged(np.int32(0)) if out is None else out
 
 
 def _index_batch(axis: Any, operands: Any, at: Any, *, axis_name: Any) -> Any:
@@ -83,7 +84,7 @@ def pvary(x: Any, axis_name: Any) -> Any:
     def one(leaf: Any) -> Any:
         have = typeof(leaf).vma
         typed = [a for a in axes if axis_frame(a).kind == "manual" and a not in have]
-        return pvary_p.bind(leaf, axes=tuple(typed)) if typed else leaf
+        return pvary_p.bind(leaf, axes=tuple(typed)) if typed else unchanged(leaf)
 
     return tree_map(one, x)
 

@@ -29,7 +29,7 @@ from spmd.core.errors import DtypeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.source import current_source
-from spmd.core.trace import Tracer
+from spmd.core.trace import Tracer, unchanged
 from spmd.lax.arithmetic import add, div, max, min, mul
 from spmd.lax.array import full_like
 from spmd.lax.convert import convert_element_type
@@ -62,7 +62,10 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
 
 def _constant_sum(x: Any, size: int) -> Any:
     """The sum of what is the same constant on all devices; of `1` a Python int, the axis size."""
-    return x * size if isinstance(x, (int, float, complex)) else mul(x, typeof(x).dtype.type(size))
+    # NumPy's float64 is a Python float too.
+    if isinstance(x, (int, float, complex)) and not isinstance(x, np.generic):
+        return x * size
+    return mul(x, typeof(x).dtype.type(size))
 
 
 def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
@@ -96,7 +99,7 @@ def _extreme(name: str, prim: Primitive, x: Any, axis_name: Any, index_groups: A
         if dtypes.is_complex(typeof(leaf).dtype):
             raise DtypeError(f"{current_source()}: {name}: complex numbers have no order")
         if not isinstance(leaf, Tracer):
-            return leaf
+            return unchanged(leaf)
         return prim.bind(make_varying(leaf, axes), axes=axes, groups=groups)
 
     return map_leaves(one, x)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-import spmd.core.trace  # noqa: F401  (to bind anything, there must be a current trace)
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import DtypeError, InternalError, ShapeError
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
+from spmd.core.trace import unchanged
 from spmd.core.util import inverse_permutation, product
 
 # ---- helpers that use them ---------------------------------------------------------------------
@@ -109,7 +109,7 @@ def broadcast_in_dim(
     shape = tuple(map(int, shape))
     where = tuple(map(int, broadcast_dimensions))
     if typeof(operand).shape == shape and where == tuple(range(len(shape))):
-        return operand
+        return unchanged(operand)
     return broadcast_in_dim_p.bind(operand, shape=shape, broadcast_dimensions=where)
 
 
@@ -173,7 +173,7 @@ broadcast_in_dim_p = Primitive(
 def reduce_sum(operand: Any, axes: Sequence[int]) -> Any:
     """Sum over the given dims; they disappear."""
     axes = tuple(map(int, axes))
-    return reduce_sum_p.bind(operand, axes=axes) if axes else operand
+    return reduce_sum_p.bind(operand, axes=axes) if axes else unchanged(operand)
 
 
 def reduced_shape(x: ShapedArray, axes: Sequence[int], name: str) -> tuple[int, ...]:
@@ -238,7 +238,7 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     if dimensions is not None:
         operand = permute_dims(operand, dimensions)
     if typeof(operand).shape == new_sizes:
-        return operand
+        return unchanged(operand)
     return reshape_p.bind(operand, new_sizes=new_sizes)
 
 
@@ -286,7 +286,7 @@ def permute_dims(operand: Any, permutation: Sequence[int]) -> Any:
     """Reorder dims: `out.shape[k] == operand.shape[permutation[k]]`."""
     permutation = tuple(map(int, permutation))
     if permutation == tuple(range(typeof(operand).ndim)):
-        return operand
+        return unchanged(operand)
     return permute_dims_p.bind(operand, permutation=permutation)
 
 

@@ -196,6 +196,10 @@ def _no_eager(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
     return prim.rule("impl")(np, *arrays, **params)
 
 
+# Operands that are neither arrays of ours nor tracers.
+CONSTANTS = (np.ndarray, np.generic, bool, int, float, complex)
+
+
 def to_numpy(x: Any) -> np.ndarray:
     """A number or array as NumPy array of its aval's dtype."""
     aval = typeof(x)
@@ -208,6 +212,7 @@ class EvalTrace(Trace):
     """The bottom trace: it computes. Its work is done by the hook set by compile/dispatch."""
 
     eager: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any] = staticmethod(_no_eager)
+    array_of: Callable[..., Any] = staticmethod(lambda x, aval=None: x)
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         for x in operands:
@@ -219,6 +224,24 @@ class EvalTrace(Trace):
 def set_eager(hook: Callable[[Primitive, Sequence[Any], dict[str, Any]], Any]) -> None:
     """Name the function that evaluates primitives outside any transformation."""
     EvalTrace.eager = staticmethod(hook)
+
+
+def set_array_of(hook: Callable[..., Any]) -> None:
+    """Name the function that makes an array of a number or NumPy array; it may get an aval too."""
+    EvalTrace.array_of = staticmethod(hook)
+
+
+def constant(x: Any, aval: ShapedArray) -> Any:
+    """A value that is known while a function is traced, as an array: NumPy's arithmetic isn't ours.
+
+    Staged, a constant of rank 0 is a literal.
+    """
+    return EvalTrace.array_of(x, aval)
+
+
+def unchanged(x: Any) -> Any:
+    """What an operation gives that has nothing to do: `x`, as an array if it is a constant."""
+    return EvalTrace.array_of(x) if isinstance(x, CONSTANTS) else x
 
 
 EVAL = EvalTrace()

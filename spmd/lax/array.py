@@ -25,6 +25,7 @@ from spmd.core.structural import (
     reshape_p,
     zeros_like_aval,
 )
+from spmd.core.trace import unchanged
 from spmd.core.util import canonical_dim, product
 from spmd.lax.arithmetic import add
 from spmd.lax.concatenate import concatenate, split
@@ -159,7 +160,7 @@ def full_like(
     if dtype is not None:
         return full(shape, fill_value, dtype)
     if dtypes.is_key(aval.dtype):
-        return zeros_like_aval(aval.update(shape=static_shape("full_like", shape)))
+        return unchanged(zeros_like_aval(aval.update(shape=static_shape("full_like", shape))))
     value = convert_element_type(fill_value, aval.dtype, aval.weak_type)
     return broadcast_in_dim(value, static_shape("full_like", shape), ())
 
@@ -217,7 +218,7 @@ def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
     if len(set(new)) != len(new):
         raise ArgumentError(f"expand_dims: dimensions={dimensions} names one twice")
     if not new:
-        return array
+        return unchanged(array)
     kept = [d for d in range(ndim) if d not in new]
     shape = [1] * ndim
     for d, size in zip(kept, aval.shape, strict=True):
@@ -262,7 +263,7 @@ def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
     ndim = typeof(array).ndim
     where = [canonical_dim(operator.index(d), ndim, "squeeze: dimension") for d in dimensions]
     if not where:
-        return array
+        return unchanged(array)
     return squeeze_p.bind(array, dimensions=tuple(sorted(where)))
 
 
@@ -303,7 +304,7 @@ squeeze_p = Primitive(
 def rev(operand: Any, dimensions: Sequence[int]) -> Any:
     """Reverse the order of the elements along the given dims."""
     dimensions = tuple(operator.index(d) for d in dimensions)
-    return rev_p.bind(operand, dimensions=dimensions) if dimensions else operand
+    return rev_p.bind(operand, dimensions=dimensions) if dimensions else unchanged(operand)
 
 
 @remembered

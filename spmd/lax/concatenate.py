@@ -14,6 +14,7 @@ from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.structural import move_dim, to_front
+from spmd.core.trace import unchanged
 from spmd.core.util import canonical_dim
 from spmd.lax.families import fail
 
@@ -100,7 +101,7 @@ def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
     axis = canonical_dim(axis, typeof(operand).ndim)
     sizes = tuple(s.__index__() for s in sizes)
     if sizes == (typeof(operand).shape[axis],):
-        return [operand]
+        return [unchanged(operand)]
     return list(split_p.bind(operand, sizes=sizes, axis=axis))
 
 

@@ -17,7 +17,7 @@ from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import move_dim
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, Tracer, constant, unchanged
 from spmd.core.tree import tree_map
 from spmd.lax.families import (
     ANY,
@@ -47,20 +47,18 @@ def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) 
     new_dtype = dtypes.canonical(new_dtype)
     aval = typeof(operand)
     if aval.dtype == new_dtype and aval.weak_type == weak_type:
-        # A number or NumPy array still becomes an array when nothing is traced.
-        constants = (*_PYTHON_SCALARS, np.generic, np.ndarray)
-        if context.state.trace is not EVAL or not isinstance(operand, constants):
-            return operand
+        return unchanged(operand)
     if type(operand) is int:
         operand = dtypes.number(operand, new_dtype)
-    if context.state.trace is not EVAL and _is_scalar_constant(operand):
+    if context.state.trace is not EVAL and _is_scalar_constant(operand, aval):
         folded = _converted(np, np.asarray(operand), new_dtype)
-        return folded.item() if weak_type else folded[()]
+        return constant(folded, ShapedArray((), new_dtype, bool(weak_type)))
     return convert_element_type_p.bind(operand, new_dtype=new_dtype, weak_type=bool(weak_type))
 
 
-def _is_scalar_constant(x: Any) -> bool:
-    return isinstance(x, (*_PYTHON_SCALARS, np.generic)) and not np.asarray(x).dtype.names
+def _is_scalar_constant(x: Any, aval: ShapedArray) -> bool:
+    """Whether `x` would be a literal if it were staged: a number, or a concrete array of rank 0."""
+    return not aval.shape and not isinstance(x, Tracer) and not aval.dtype.names
 
 
 @remembered
@@ -273,7 +271,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 def _stop_gradient(x: Any) -> Any:
-    return stop_gradient_p.bind(x) if dtypes.is_inexact(typeof(x).dtype) else x
+    return stop_gradient_p.bind(x) if dtypes.is_inexact(typeof(x).dtype) else unchanged(x)
 
 
 def copy(x: Any) -> Any:

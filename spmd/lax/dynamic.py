@@ -19,7 +19,7 @@ from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear, Primitive, remembered
 from spmd.core.structural import reshape, to_front, zeros_like_aval
-from spmd.core.trace import Tracer
+from spmd.core.trace import Tracer, unchanged
 from spmd.core.util import canonical_dim
 from spmd.lax.arithmetic import add
 from spmd.lax.array import expand_dims, squeeze
@@ -142,7 +142,7 @@ def dynamic_slice(
     starts = start_scalars("dynamic_slice", operand, start_indices, allow_negative_indices)
     sizes = tuple(s.__index__() for s in slice_sizes)
     if sizes == typeof(operand).shape:
-        return operand
+        return unchanged(operand)
     return dynamic_slice_p.bind(operand, *starts, slice_sizes=sizes)
 
 

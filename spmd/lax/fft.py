@@ -19,6 +19,7 @@ from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.primitive import Dims, Primitive, dims, linear
 from spmd.core.structural import move_dim
+from spmd.core.trace import unchanged
 from spmd.lax.arithmetic import conj, mul, real
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import fail
@@ -61,7 +62,7 @@ def fft(x: Any, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Any:
     kind = _kind(fft_type)
     lengths = tuple(n.__index__() for n in fft_lengths)
     if not lengths:
-        return x
+        return unchanged(x)
     dtype = typeof(x).dtype
     if kind in (FftType.FFT, FftType.IFFT, FftType.IRFFT) and dtype in _FLOATS:
         x = convert_element_type(x, dtypes.complex_of(dtype))

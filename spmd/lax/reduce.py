@@ -24,6 +24,7 @@ from spmd.core.structural import (
     reduced_shape,
     reshape,
 )
+from spmd.core.trace import unchanged
 from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.core.util import product
 from spmd.core.vmap import BatchAxis, batch_flat
@@ -83,7 +84,7 @@ def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
 
 def _bind(prim: Primitive, operand: Any, axes: Sequence[int]) -> Any:
     axes = tuple(int(d) for d in axes)
-    return prim.bind(operand, axes=axes) if axes else operand
+    return prim.bind(operand, axes=axes) if axes else unchanged(operand)
 
 
 def restored(out: Any, x: Any, axes: Sequence[int]) -> Any:

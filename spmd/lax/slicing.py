@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
@@ -21,6 +22,7 @@ from spmd.core.structural import (
     to_front,
     zeros_like_aval,
 )
+from spmd.core.trace import unchanged
 from spmd.core.util import canonical_dim
 from spmd.lax.array import squeeze
 from spmd.lax.families import fail
@@ -46,7 +48,7 @@ def slice(
         steps = None
     shape = typeof(operand).shape
     if steps is None and limits == shape and not any(starts) and len(starts) == len(shape):
-        return operand
+        return unchanged(operand)
     return slice_p.bind(operand, start_indices=starts, limit_indices=limits, strides=steps)
 
 
@@ -190,9 +192,9 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
     aval = typeof(operand)
     config = tuple(_integers(entry) for entry in padding_config)
     if len(config) == aval.ndim and not any(map(any, config)):
-        return operand
+        return unchanged(operand)
     if isinstance(padding_value, (bool, int, float, complex)):
-        padding_value = np.asarray(padding_value, aval.dtype)
+        padding_value = dtypes.number(padding_value, aval.dtype)
     return pad_p.bind(operand, padding_value, padding_config=config)
 
 

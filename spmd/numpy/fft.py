@@ -21,7 +21,7 @@ from spmd.core.util import canonical_dim
 from spmd.lax import FftType
 from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import moveaxis, roll
-from spmd.numpy.promotion import check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
 from spmd.numpy.ufuncs import conjugate, divide, multiply
 
 __all__ = [
@@ -63,7 +63,9 @@ def _transform(
         )
     chosen = _axes(name, aval.shape, s, axes)
     if not chosen:
-        return a
+        is_whole = kind in (FftType.FFT, FftType.IFFT) and dtypes.is_float(typeof(a).dtype)
+        complex_dtype = dtypes.complex_of(typeof(a).dtype)
+        return as_array(lax.convert_element_type(a, complex_dtype) if is_whole else a)
     lengths = _lengths(name, kind, aval.shape, s, chosen)
     needed = list(lengths)
     if kind is FftType.IRFFT:

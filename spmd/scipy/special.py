@@ -26,6 +26,7 @@ from spmd.nn import log_softmax as _log_softmax
 from spmd.nn import logsumexp
 from spmd.nn import softmax as _softmax
 from spmd.numpy.promotion import (
+    as_array,
     check_real,
     constant_like,
     default_float,
@@ -218,7 +219,7 @@ def multigammaln(a: Any, d: Any) -> Any:
     """The logarithm of the gamma function of dimension d (a static integer)."""
     (a,) = _real("multigammaln", a)
     d = operator.index(d)
-    total = constant_like(a, 0.25 * d * (d - 1) * math.log(math.pi))
+    total = as_array(constant_like(a, 0.25 * d * (d - 1) * math.log(math.pi)))
     for k in range(d):
         total = lax.add(total, lax.lgamma(lax.sub(a, constant_like(a, k / 2))))
     return total

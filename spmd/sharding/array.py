@@ -21,7 +21,7 @@ from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.device import Device, default_device
 from spmd.core.errors import DeletedError, MutationError, ShardingError
 from spmd.core.record import record
-from spmd.core.trace import in_place_message
+from spmd.core.trace import in_place_message, set_array_of
 from spmd.sharding.aligned import aligned_copy
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.pending import Pending
@@ -348,6 +348,9 @@ def from_numpy(
     out._numpy = value
     out._sharding = None if device is None else SingleDeviceSharding(device)
     return out
+
+
+set_array_of(from_numpy)
 
 
 def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | None = None) -> Array:
