@@ -113,6 +113,7 @@ class Writer:
     def function(self) -> Callable[..., Any]:
         """The compiled function `match(args, kwargs)`."""
         self.match_call()
+        self.match_distinct()
         matching, self.lines = self.lines, []
         self.results()
         return self.compiled(matching)
@@ -258,6 +259,18 @@ class Writer:
     def match_number(self, name: str, leaf: Any, aval: ShapedArray) -> None:
         self.put(f"if type({name}) is not {self.bind(type(leaf))}: return MISS")
         self.operand(name, door.NUMBERS[aval.dtype.name])
+
+    @property
+    def donated(self) -> Sequence[bool]:
+        """Whether each argument is donated."""
+        return self.executable.donated
+
+    def match_distinct(self) -> None:
+        """Write the check that no donated array is another argument too, which is an error."""
+        arrays = self.whole_arrays()
+        if any(self.donated) and len(arrays) > 1:
+            ids = ", ".join(f"id({x})" for x in arrays)
+            self.put(f"if len({{{ids}}}) != {len(arrays)}: return MISS")
 
     # ---- running ----
 

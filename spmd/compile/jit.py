@@ -12,6 +12,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.core.tree import TreeDef, tree_flatten
 from spmd.core.util import WeakCache, collector_paused, present_as
+from spmd.sharding.array import check_donated
 from spmd.sharding.fastmap import MISS, MOST_MATCHERS
 from spmd.sharding.named import SingleDeviceSharding
 
@@ -132,6 +134,9 @@ class JitFunction:
                 executable = self._compile(entry)
         if config.debug_key_reuse:
             use_inputs(entry.closed, split.leaves, self._signature.what)
+        if True in entry.donated:
+            names = partial(self._signature.leaf_names, args, kwargs)
+            check_donated(self._signature.what, split.leaves, entry.donated, names)
         outs = executable(split.leaves)
         if config.debug_nans or config.debug_infs:
             if not executable.finds_nans:

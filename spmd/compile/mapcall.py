@@ -7,7 +7,7 @@ whole array whose pieces are contiguous is cut by adding to its address.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,11 @@ class _MapWriter(Writer):
         self.count_devices = len(executable.devices)
         self.bases = executable.native.frame_words // self.count_devices
         self.pieces: list[list[str] | None] = []  # the names of each leaf's shards
+
+    @property
+    def donated(self) -> Sequence[bool]:
+        """Whether each argument is donated."""
+        return self.call.donated
 
     # ---- matching ----
 

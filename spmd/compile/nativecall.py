@@ -81,6 +81,7 @@ class NativeWriter(Writer):
     def function(self) -> Callable[..., Any]:
         """The function `match(args, kwargs)`, or `match(*args)` if it is to be direct."""
         self.match_call()
+        self.match_distinct()
         matching, self.lines = self.lines, []
         made = self.results_made()
         out = self.out_tree

@@ -7,6 +7,7 @@ compiled = lowered.compile()    # callable, for these shapes only
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.record import record
 from spmd.core.tree import TreeDef, tree_flatten
+from spmd.sharding.array import check_donated
 
 if TYPE_CHECKING:
     from spmd.compile.executable import Executable
@@ -164,4 +166,7 @@ class Compiled:
                 names = self.traced.signature.leaf_names(args, kwargs)
                 name = names[k] if len(names) == len(leaves) else f"number {k}"
                 raise ArgumentError(f"{what}: argument {name} is {seen}, compiled for {expected}")
+        if True in self.traced.donated:
+            names = partial(self.traced.signature.leaf_names, args, kwargs)
+            check_donated(what, leaves, self.traced.donated, names)
         return self.out_tree.unflatten(self.executable(leaves))

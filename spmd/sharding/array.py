@@ -391,6 +391,25 @@ def alias(x: Array) -> Array:
     return from_memory(x.ptr, owner, x.aval, x._sharding)
 
 
+def check_donated(what: str, leaves: Sequence[Any], donated: Sequence[bool], names: Any) -> None:
+    """Raise a DeletedError if a donated array is another operand of the same call too.
+
+    `names()` gives the operands' names.
+    """
+    numbers: dict[int, int] = {}
+    for k, x in enumerate(leaves):
+        if type(x) is not Array:
+            continue
+        first = numbers.setdefault(id(x), k)
+        if first != k and (donated[first] or donated[k]):
+            one, other = names()[first], names()[k]
+            raise DeletedError(
+                f"{what}: {one} and {other} are the same array, {x.aval}, and "
+                f"{one if donated[first] else other} is donated (donate_argnums): the call may "
+                "write over it while it is read. Don't donate it, or pass a copy, x.copy()"
+            )
+
+
 def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: int) -> Array:
     """Cut a whole NumPy value over a sharding; only the pieces of process `mine` are made."""
     if isinstance(sharding, NamedSharding):

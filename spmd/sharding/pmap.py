@@ -34,7 +34,7 @@ from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import EVAL, Tracer, to_numpy
 from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
 from spmd.core.util import function_name, present_as
-from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.sharding.array import Array, check_donated, from_numpy, from_shards
 from spmd.sharding.divergence import Given, check_divergence, is_suspect
 from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
@@ -325,6 +325,11 @@ class _PmapCall:
             "kind": "pmap",
             "name": function_name(self.fun),
         }
+        if self.donated:
+            which = self._argument_of_leaf()
+            names = [f"argument {k}" for k in which]
+            flags = [k in self.donated for k in which]
+            check_donated(f"pmap({function_name(self.fun)})", self.flat, flags, lambda: names)
         outs = shard_map_p.bind(*mapped.consts, *operands, **params)
         if self.mesh is not self.local_mesh:
             outs = [self._localize(x, s) for x, s in zip(outs, mapped.out_specs, strict=True)]

@@ -11,6 +11,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.core.tree import tree_map
 from spmd.errors import DeletedError
 from spmd.sharding import PartitionSpec as P
 
@@ -66,7 +67,7 @@ def test_a_donated_piece_that_is_read_later_stays():
 
 
 @pytest.mark.parametrize("calls", [1, 3], ids=["general", "closure"])
-def test_an_array_given_twice_is_not_overwritten(calls):
+def test_an_array_over_the_same_memory_is_not_overwritten(calls):
     @partial(spmd.jit, donate_argnums=0)
     def f(a, b):
         return a + 1, snp.cumsum(b)[::-1] + b[::-1]
@@ -74,13 +75,13 @@ def test_an_array_given_twice_is_not_overwritten(calls):
     for _ in range(calls):
         x = snp.arange(float(LARGE)) * 1e-3
         expected = np.asarray(x).copy()
-        one, two = f(x, x)
+        one, two = f(x, x.copy())
         np.testing.assert_array_equal(one, expected + 1)
         np.testing.assert_allclose(two, np.cumsum(expected)[::-1] + expected[::-1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("calls", [1, 3], ids=["general", "closure"])
-def test_only_the_array_given_twice_keeps_its_memory(calls):
+def test_only_the_array_over_the_same_memory_keeps_it(calls):
     @partial(spmd.jit, donate_argnums=0)
     def f(state, other):
         # The end of `state["a"]` is still to be read when its begin would be overwritten.
@@ -89,7 +90,7 @@ def test_only_the_array_given_twice_keeps_its_memory(calls):
     for _ in range(calls):
         a, b = snp.arange(float(LARGE)), snp.arange(float(LARGE)) + 1
         expected, place = np.asarray(a).copy(), b.ptr
-        out, other = f({"a": a, "b": b}, a)
+        out, other = f({"a": a, "b": b}, a.copy())
         np.testing.assert_array_equal(out["a"], expected * 2)
         np.testing.assert_array_equal(out["b"], (expected + 1) * 3)
         np.testing.assert_array_equal(other, expected[::-1] + expected)
@@ -166,3 +167,41 @@ def test_a_copy_over_several_devices_outlives_its_donation():
         kept = spmd.tree.map(snp.copy, {"w": state})
         step(state)
         np.testing.assert_array_equal(kept["w"], np.full((4, LARGE), 2, np.float32))
+
+
+TWICE = {
+    "first": (lambda x, y: x + y, (0,), lambda a: (a, a)),
+    "second": (lambda x, y: x + y, (1,), lambda a: (a, a)),
+    "both": (lambda x, y: x * y, (0, 1), lambda a: (a, a)),
+    "in a tree": (lambda t: t["u"] + t["v"], (0,), lambda a: ({"u": a, "v": a},)),
+}
+
+
+@pytest.mark.parametrize("mapped", [spmd.jit, spmd.pmap])
+@pytest.mark.parametrize("f, donated, twice", TWICE.values(), ids=TWICE)
+def test_a_donated_array_is_no_other_argument(mapped, f, donated, twice):
+    step = mapped(f, donate_argnums=donated)
+
+    def fresh():
+        return snp.ones((4, 3)) * 2
+
+    with pytest.raises(
+        DeletedError, match=r"are the same array, float32\[4,3\], and .* is donated"
+    ):
+        step(*twice(fresh()))
+    for _ in range(4):  # the fast path too
+        step(*tree_map(lambda _: fresh(), twice(0)))
+    given = fresh()
+    with pytest.raises(DeletedError, match="are the same array"):
+        step(*twice(given))
+    assert not given.is_deleted()
+    if mapped is spmd.jit:
+        with pytest.raises(DeletedError, match="are the same array"):
+            step.lower(*twice(given)).compile()(*twice(given))
+
+
+def test_arrays_that_share_memory_may_be_donated_beside_each_other():
+    step = spmd.jit(lambda x, y: x + y, donate_argnums=0)
+    for _ in range(3):
+        given = snp.arange(3.0)
+        np.testing.assert_array_equal(step(given, given.copy()), [0, 2, 4])
