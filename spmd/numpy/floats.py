@@ -181,6 +181,8 @@ def spacing(x: Any, /) -> Any:
     (x,) = promote_args_inexact("spacing", x)
     check_real("spacing", x)
     dtype = typeof(x).dtype
+    # A distance is a property of the dtype, so it isn't weak, whatever `x` is.
+    x = lax.convert_element_type(x, dtype)
     infinity = constant_like(x, np.inf)
     if dtype == np.float16:
         # As in NumPy: of float16 always the distance upwards.

@@ -55,7 +55,7 @@ def gcd(x1: Any, x2: Any) -> Any:
 
 @one_program()
 def _gcd(x1: Any, x2: Any) -> Any:
-    zero, one = (np.array(v, typeof(x1).dtype) for v in (0, 1))
+    zero, one = (constant_like(x1, v) for v in (0, 1))
 
     def step(state: Any) -> Any:
         a, b = state

@@ -91,3 +91,34 @@ def test_python_numbers_of_64_bits_are_refused_or_wrapped_as_in_jax():
         jax.numpy.int32(1) + 2**40
     with pytest.raises(OverflowError):
         snp.int32(1) + 2**40
+
+
+WEAK = {
+    "spacing": lambda lib: lib.numpy.spacing(2.0),
+    "spacing of 2": lambda lib: lib.numpy.spacing(2),
+    "gcd": lambda lib: lib.numpy.gcd(12, 18),
+    "lcm": lambda lib: lib.numpy.lcm(4, 6),
+    "a product": lambda lib: lib.numpy.int8(3) * 2.5,
+    "a product of bools": lambda lib: lib.numpy.ones((), bool) * 2,
+    "of one's own": lambda lib: lib.numpy.full((), 2.5) * lib.numpy.ones((), "int8"),
+    "zeros_like": lambda lib: lib.numpy.zeros_like(1.0) + lib.numpy.ones(2, "float16"),
+    "cond": lambda lib: lib.lax.cond(lib.numpy.array(True), lambda x: x, lambda x: x * 2, 1.0),
+    "cond of constants": lambda lib: lib.lax.cond(lib.numpy.array(True), lambda: 1, lambda: 2),
+    "scan": lambda lib: lib.lax.scan(lambda c, _: (c + 1, c * 2.5), 1, None, length=3),
+    "while": lambda lib: lib.lax.while_loop(lambda c: c < 3, lambda c: c + 1, 0),
+    "fori": lambda lib: lib.lax.fori_loop(0, 3, lambda i, c: c + 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("f", WEAK.values(), ids=WEAK)
+def test_results_are_as_weak_as_those_of_jax(f):
+    def kinds(lib, call):
+        return [(x.dtype.name, bool(x.weak_type)) for x in jax.tree.leaves(list_of(call(lib)))]
+
+    def list_of(out):
+        return list(out) if isinstance(out, tuple) else [out]
+
+    def under_jit(lib):
+        return lib.jit(lambda: f(lib))()
+
+    assert kinds(spmd, f) == kinds(spmd, under_jit) == kinds(jax, f) == kinds(jax, under_jit)
