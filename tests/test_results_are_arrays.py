@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -167,7 +168,8 @@ def test_operations_of_the_records_give_arrays():
         for record in RECORDS:
             operands = record.make(record.dtypes[-1] if record.dtypes else np.float32)
             out = []
-            spmd.make_jaxpr(lambda: out.append(record.function(lax, *operands)) or 0)()  # noqa: B023
+            call = partial(record.function, lax, *operands)
+            spmd.make_jaxpr(lambda out=out, call=call: out.append(call()) or 0)()
             if strangers(out):
                 wrong.append(f"{record}: {[type(x).__name__ for x in strangers(out)]}")
     assert not wrong, "\n".join(wrong)
