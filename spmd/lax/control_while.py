@@ -10,6 +10,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
@@ -24,7 +26,8 @@ from spmd.core.primitive import Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, drop_inputs, eval_closed
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_in_dim, to_front
-from spmd.core.tree import tree_flatten, tree_unflatten
+from spmd.core.trace import Tracer
+from spmd.core.tree import tree_flatten, tree_map, tree_unflatten
 from spmd.core.util import split_list
 from spmd.core.vmap import batch_jaxpr, fronts
 from spmd.lax.arithmetic import add
@@ -39,7 +42,7 @@ from spmd.lax.control import (
 )
 from spmd.lax.control_known import known_loop
 from spmd.lax.control_scan import named_scan
-from spmd.lax.convert import convert_element_type
+from spmd.lax.convert import convert_element_type, convert_element_type_p
 from spmd.lax.logic import lt, select
 from spmd.lax.reduce import reduce_or
 
@@ -66,10 +69,9 @@ def _named_while(
     """`while_loop` for a function that errors call `what`, its user's carry at `inside` of ours."""
     flat, tree = tree_flatten(init_val)
     if config.disable_jit and all(is_concrete(x) for x in flat):
-        value = init_val
-        while cond_fun(value):
-            value = body_fun(value)
-        return value
+        value, going = _python_loop(cond_fun, body_fun, init_val)
+        if is_concrete(going):
+            return value
     in_tree = tree_flatten((init_val,))[1]
     flat, body = settle_carry(
         what, tree, flat, lambda avals: _stage(body_fun, in_tree, avals), inside
@@ -87,6 +89,27 @@ def _named_while(
         body_nconsts=len(body.consts),
     )
     return tree_unflatten(tree, outs)
+
+
+def _python_loop(cond_fun: Any, body_fun: Any, init_val: Any) -> tuple[Any, Any]:
+    """The definition of a while loop, which `disable_jit` runs, and what its condition said last.
+
+    That is a tracer without a value if the examples of a batch may disagree: the loop is staged.
+    """
+    value = tree_map(_as_array, init_val)
+    going = cond_fun(value)
+    while is_concrete(going) and going:
+        value = tree_map(_as_array, body_fun(value))
+        going = cond_fun(value)
+    return value, going
+
+
+def _as_array(x: Any) -> Any:
+    """Numbers as arrays, which compute otherwise than Python does: `~True` is -2."""
+    aval = typeof(x)
+    if isinstance(x, Tracer) or not isinstance(x, (bool, int, float, complex, np.generic)):
+        return x
+    return convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=aval.weak_type)
 
 
 def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> Any:

@@ -188,3 +188,26 @@ def test_the_law_sees_wrong_operands():
     params = {"cond_jaxpr": test, "cond_nconsts": 0, "body_jaxpr": body, "body_nconsts": 0}
     with pytest.raises(InternalError, match="the body of while"):
         spmd.make_jaxpr(lambda x: while_p.bind(x, **params))(1.0)
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, ~c[1]), (0, True)),
+        lambda: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 1.5), (0, 1.0)),
+        lambda: lax.while_loop(lambda c: c < 3, lambda c: c + 1, 7),
+        lambda: spmd.vmap(
+            lambda n: lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, ~c[1]), (0, True))
+        )(np.array([1, 4, 0])),
+        lambda: spmd.vmap(
+            lambda x: lax.while_loop(lambda c: c[1] < 9, lambda c: (c[0] + 1, c[1] + x), (0, 1.0))
+        )(np.array([1.0, 4.0], np.float32)),
+    ],
+)
+def test_disable_jit_gives_the_same_types_and_values(loop):
+    wanted = spmd.tree.leaves(loop())
+    with spmd.disable_jit():
+        found = spmd.tree.leaves(loop())
+    for x, y in zip(found, wanted, strict=True):
+        assert (x.dtype, x.weak_type) == (y.dtype, y.weak_type)
+        np.testing.assert_array_equal(x, y)
