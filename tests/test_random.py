@@ -276,3 +276,29 @@ def test_errors_name_what_is_wrong(call, text):
     with pytest.raises(SpmdError) as caught:
         call()
     assert text in str(caught.value)
+
+
+SAMPLERS = {
+    **{
+        name: (lambda r, key, dtype, name=name: getattr(r, name)(key, (32,), dtype))
+        for name in "uniform normal exponential gumbel laplace logistic cauchy maxwell".split()
+    },
+    "pareto": lambda r, key, dtype: r.pareto(key, 2.0, (32,), dtype),
+    "rayleigh": lambda r, key, dtype: r.rayleigh(key, 2.0, (32,), dtype),
+    "weibull_min": lambda r, key, dtype: r.weibull_min(key, 2.0, 3.0, (32,), dtype),
+    "lognormal": lambda r, key, dtype: r.lognormal(key, 1.0, (32,), dtype),
+    "triangular": lambda r, key, dtype: r.triangular(key, 0.0, 0.5, 1.0, (32,), dtype),
+    "wald": lambda r, key, dtype: r.wald(key, 1.0, (32,), dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, dtypes.bfloat16])
+def test_eager_and_jit_draw_the_same_bits(dtype):
+    key = random.key(3)
+    compiled = spmd.jit(lambda key: {n: f(random, key, dtype) for n, f in SAMPLERS.items()})(key)
+    wrong = []
+    for name, f in SAMPLERS.items():
+        found = np.asarray(f(random, key, dtype))
+        if found.tobytes() != np.asarray(compiled[name]).tobytes():
+            wrong.append(name)
+    assert not wrong

@@ -78,11 +78,16 @@ def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     key = single(key, "normal")
     if dtype is not None and dtypes.is_complex(dtypes.canonical(dtype)):
         found = dtypes.canonical(dtype)
-        first, second = pair(key)
-        real = dtypes.real_of(found)
-        parts = lax.complex(normal_typed(first, whole, real), normal_typed(second, whole, real))
-        return lax.div(parts, np.array(np.sqrt(2), found))
+        return _complex_normal(key, whole, found)
     return normal_typed(key, whole, float_dtype(dtype, "normal"))
+
+
+@one_program("shape", "dtype")
+def _complex_normal(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    first, second = pair(key)
+    real = dtypes.real_of(dtype)
+    parts = lax.complex(normal_typed(first, shape, real), normal_typed(second, shape, real))
+    return lax.div(parts, np.array(np.sqrt(2), dtype))
 
 
 @one_program("shape", "dtype")
@@ -98,14 +103,22 @@ def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype:
     found = float_dtype(dtype, "truncated_normal")
     whole = sample_shape("truncated_normal", shape, lower, upper)
     lower, upper = (lax.convert_element_type(plain(v), found) for v in (lower, upper))
+    # Outside of the program: what is known when it is compiled would be rounded in other places.
     root = np.array(np.sqrt(2), found)
-    a, b = (lax.erf(lax.div(v, root)) for v in (lower, upper))
-    u = uniform_typed(single(key, "truncated_normal"), whole, found, a, b)
-    out = lax.mul(lax.erf_inv(u), root)
+    ends = [lax.erf(lax.div(v, root)) for v in (lower, upper)]
+    return _truncated(single(key, "truncated_normal"), lower, upper, *ends, whole, found)
+
+
+@one_program("shape", "dtype")
+def _truncated(
+    key: Any, lower: Any, upper: Any, a: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype
+) -> Any:
+    u = uniform_typed(key, shape, dtype, a, b)
+    out = lax.mul(lax.erf_inv(u), np.array(np.sqrt(2), dtype))
     # Rounding must not put a sample on or beyond a bound.
-    least = lax.nextafter(lax.stop_gradient(lower), np.array(np.inf, found))
-    most = lax.nextafter(lax.stop_gradient(upper), np.array(-np.inf, found))
-    return clip(out, least, most)
+    least = lax.nextafter(lax.stop_gradient(lower), np.array(np.inf, dtype))
+    most = lax.nextafter(lax.stop_gradient(upper), np.array(-np.inf, dtype))
+    return clip(out, _fitted(least, shape), _fitted(most, shape))
 
 
 def multivariate_normal(
@@ -218,8 +231,12 @@ def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Laplace distributed numbers: exponential with a random sign."""
     found = float_dtype(dtype, "laplace")
     whole = canonical_shape(shape, "laplace")
-    low = -1.0 + float(dtypes.finfo(found).epsneg)
-    u = uniform_typed(single(key, "laplace"), whole, found, low, 1.0)
+    return _laplace(single(key, "laplace"), whole, found)
+
+
+@one_program("shape", "dtype")
+def _laplace(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    u = uniform_typed(key, shape, dtype, -1.0 + float(dtypes.finfo(dtype).epsneg), 1.0)
     return lax.mul(lax.sign(u), lax.log1p(lax.neg(lax.abs(u))))
 
 
@@ -227,9 +244,12 @@ def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Logistic distributed numbers."""
     found = float_dtype(dtype, "logistic")
     whole = canonical_shape(shape, "logistic")
-    x = uniform_typed(
-        single(key, "logistic"), whole, found, np.array(dtypes.finfo(found).tiny, found), 1.0
-    )
+    return _logistic(single(key, "logistic"), whole, found)
+
+
+@one_program("shape", "dtype")
+def _logistic(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    x = uniform_typed(key, shape, dtype, np.array(dtypes.finfo(dtype).tiny, dtype), 1.0)
     return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
 
 
@@ -237,11 +257,14 @@ def cauchy(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Cauchy distributed numbers."""
     found = float_dtype(dtype, "cauchy")
     whole = canonical_shape(shape, "cauchy")
-    u = uniform_typed(
-        single(key, "cauchy"), whole, found, np.array(dtypes.finfo(found).eps, found), 1.0
-    )
-    centered = lax.sub(u, np.array(0.5, found))
-    return lax.tan(lax.mul(centered, np.array(np.pi, found)))
+    return _cauchy(single(key, "cauchy"), whole, found)
+
+
+@one_program("shape", "dtype")
+def _cauchy(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    u = uniform_typed(key, shape, dtype, np.array(dtypes.finfo(dtype).eps, dtype), 1.0)
+    centered = lax.sub(u, np.array(0.5, dtype))
+    return lax.tan(lax.mul(centered, np.array(np.pi, dtype)))
 
 
 def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
@@ -249,7 +272,12 @@ def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
     found = float_dtype(dtype, "pareto")
     whole = sample_shape("pareto", shape, b)
     b = _fitted(lax.convert_element_type(plain(b), found), whole)
-    return lax.exp(lax.div(exponential_typed(single(key, "pareto"), whole, found), b))
+    return _pareto(single(key, "pareto"), b, whole, found)
+
+
+@one_program("shape", "dtype")
+def _pareto(key: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    return lax.exp(lax.div(exponential_typed(key, shape, dtype), b))
 
 
 def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Any:
@@ -257,9 +285,13 @@ def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Any:
     found = float_dtype(dtype, "rayleigh")
     whole = sample_shape("rayleigh", shape, scale)
     scale = _fitted(lax.convert_element_type(plain(scale), found), whole)
-    u = uniform_typed(single(key, "rayleigh"), whole, found)
-    length = lax.sqrt(lax.mul(lax.log(u), np.array(-2, found)))
-    return lax.mul(length, scale)
+    return _rayleigh(single(key, "rayleigh"), scale, whole, found)
+
+
+@one_program("shape", "dtype")
+def _rayleigh(key: Any, scale: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    logarithm = lax.log(uniform_typed(key, shape, dtype))
+    return lax.mul(lax.sqrt(lax.mul(logarithm, np.array(-2, dtype))), scale)
 
 
 def weibull_min(
@@ -268,12 +300,26 @@ def weibull_min(
     """Weibull distributed numbers."""
     found = float_dtype(dtype, "weibull_min")
     whole = canonical_shape(shape, "weibull_min")
-    waited = exponential_typed(single(key, "weibull_min"), whole, found)
-    return multiply(power(waited, divide(1.0, plain(concentration))), scale)
+    args = plain(scale), plain(concentration)
+    return _weibull(single(key, "weibull_min"), *args, whole, found)
+
+
+@one_program("shape", "dtype")
+def _weibull(
+    key: Any, scale: Any, concentration: Any, shape: tuple[int, ...], dtype: np.dtype
+) -> Any:
+    waited = exponential_typed(key, shape, dtype)
+    return multiply(power(waited, divide(1.0, concentration)), scale)
 
 
 def maxwell(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     """Maxwell distributed numbers: lengths of normal vectors in space."""
     found = float_dtype(dtype, "maxwell")
     whole = canonical_shape(shape, "maxwell")
-    return norm(normal_typed(single(key, "maxwell"), (*whole, 3), found), axis=-1)
+    return maxwell_typed(single(key, "maxwell"), whole, found)
+
+
+@one_program("shape", "dtype")
+def maxwell_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """`maxwell` of a typed key."""
+    return norm(normal_typed(key, (*shape, 3), dtype), axis=-1)

@@ -51,8 +51,12 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) 
     found = dtypes.canonical(np.float64) if dtype is None else user_dtype(dtype, "lognormal")
     if not dtypes.is_inexact(found):
         raise DtypeError(f"lognormal: dtype must be a float or complex, got {found}")
-    drawn = normal(key, whole, found)
-    return lax.exp(lax.mul(drawn, _parameter("lognormal", sigma, whole, found)))
+    return _lognormal(key, _parameter("lognormal", sigma, whole, found), whole, found)
+
+
+@one_program("shape", "dtype")
+def _lognormal(key: Any, sigma: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    return lax.exp(lax.mul(normal(key, shape, dtype), sigma))
 
 
 def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
@@ -146,9 +150,17 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype:
     found = float_dtype(dtype, "double_sided_maxwell")
     own = sample_shape("double_sided_maxwell", None, loc, scale)
     whole = (canonical_shape(shape, "double_sided_maxwell") or own) + own
-    first, second = pair(single(key, "double_sided_maxwell"))
-    length = maxwell(first, whole, found)
-    sign = rademacher(second, whole, found)
+    args = plain(loc), plain(scale)
+    return _double_sided_maxwell(single(key, "double_sided_maxwell"), *args, whole, found)
+
+
+@one_program("shape", "dtype")
+def _double_sided_maxwell(
+    key: Any, loc: Any, scale: Any, shape: tuple[int, ...], dtype: np.dtype
+) -> Any:
+    first, second = pair(key)
+    length = maxwell(first, shape, dtype)
+    sign = rademacher(second, shape, dtype)
     return add(multiply(multiply(sign, length), scale), loc)
 
 
