@@ -48,8 +48,8 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     >>> softmax(np.zeros(2))
     Array([0.5, 0.5], dtype=float32)
     """
-    check_arraylike("softmax", x)
     check_arraylike_or_none("softmax", where)
+    (x,) = promote_args_inexact("softmax", x)
     return _softmax(x, _hashable(axis), where)
 
 
@@ -78,8 +78,8 @@ def _softmax_jvp(axis: Axis, primals: Any, tangents: Any) -> Any:
 
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """`log(softmax(x))` without underflow."""
-    check_arraylike("log_softmax", x)
     check_arraylike_or_none("log_softmax", where)
+    (x,) = promote_args_inexact("log_softmax", x)
     return _log_softmax(x, _hashable(axis), where)
 
 

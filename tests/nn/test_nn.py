@@ -195,3 +195,15 @@ def test_errors_name_what_is_wrong(call, text):
     with pytest.raises(SpmdError) as caught:
         call()
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_softmax_of_integers(name, dtype):
+    x = np.array([[3, 0, 1], [100, 100, 2]]).astype(dtype)
+    mask = np.array([True, False, True])
+    for options in ({}, {"axis": 0}, {"where": mask}):
+        found = getattr(spmd.nn, name)(x, **options)
+        wanted = getattr(jax.nn, name)(x.astype(np.float32), **options)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
