@@ -65,9 +65,19 @@ def interp(
     check_arraylike("interp", x, xp, fp)
     if typeof(plain(xp)).ndim != 1 or typeof(plain(xp)).shape != typeof(plain(fp)).shape:
         raise ShapeError("interp: xp and fp must be vectors of equal length")
+    for side, value in (("left", left), ("right", right)):
+        if isinstance(value, str) and value != "extrapolate":
+            raise ArgumentError(
+                f"interp: {side} must be a number, None or 'extrapolate', got {value!r}"
+            )
+    check_real("interp", plain(x))
     x, xp = promote_dtypes_inexact(plain(x), plain(xp))
     (fp,) = promote_dtypes_inexact(plain(fp))
     if period is not None:
+        check_arraylike("interp", period)
+        if typeof(plain(period)).shape:
+            raise ShapeError(f"interp: period must be a scalar, got shape {typeof(period).shape}")
+        period = absolute(period)
         x, xp = remainder(x, period), remainder(xp, period)
         xp, fp = lax.sort_key_val(xp, fp)
         n = typeof(xp).shape[0]

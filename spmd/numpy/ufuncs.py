@@ -202,10 +202,13 @@ def _remainder(x: Any, y: Any) -> Any:
 
 
 def _zero_with_sign_of(y: Any, rest: Any) -> Any:
-    """`rest`, where it is zero with the sign of the divisor `y`, which then is not zero itself."""
+    """`rest`, which has the sign of the divisor `y`, also where it is zero.
+
+    By sums, which leave a positive zero: a constant in its place would have no derivative.
+    """
     zero = constant_like(rest, 0.0)
-    signed = select(lax.lt(y, constant_like(y, 0.0)), constant_like(rest, -0.0), zero)
-    return select(lax.eq(rest, zero), signed, rest)
+    below = lax.neg(lax.sub(zero, rest))
+    return select(lax.lt(y, zero), below, lax.add(rest, zero))
 
 
 mod = remainder
