@@ -25,6 +25,7 @@ from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, eval_closed, known_part
 from spmd.core.source import current_source
 from spmd.core.structural import broadcast_in_dim, to_front, zeros_like_aval
+from spmd.core.trace import Tracer
 from spmd.core.transpose import transpose_jaxpr
 from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.core.util import split_list
@@ -39,7 +40,7 @@ from spmd.lax.control import (
     retype_outputs,
     same_type,
 )
-from spmd.lax.convert import convert_element_type
+from spmd.lax.convert import convert_element_type, stop_gradient
 from spmd.lax.logic import clamp, eq, select_n
 
 # Tells `operand=None`, one operand that is an empty pytree, from no `operand` at all.
@@ -302,8 +303,17 @@ def _batched_index(
 ) -> Any:
     """Run every branch and select: examples may choose differently."""
     index = to_front(index, dim, axis.size)
-    batched = [batch_jaxpr(b, axis, flags, force_out=True)[0] for b in branches]
-    rows = [eval_closed(b, *args) for b in batched]
+    pairs = list(zip(args, flags, strict=True))
+    # A value that all examples share becomes one of each: its cotangents are summed afterwards.
+    apart = [is_batched or _differentiable(x) for x, is_batched in pairs]
+    args = [
+        to_front(x, None, axis.size) if own and not is_batched else x
+        for (x, is_batched), own in zip(pairs, apart, strict=True)
+    ]
+    rows = []
+    for k, branch in enumerate(branches):
+        batched, _ = batch_jaxpr(branch, axis, apart, force_out=True)
+        rows.append(eval_closed(batched, *(_where_chosen(index, k, x) for x in args)))
     outs = []
     for column in zip(*rows, strict=True):
         shape = typeof(column[0]).shape
@@ -328,6 +338,22 @@ def _known(unknown: Sequence[bool], params: dict[str, Any]) -> Any:
         kept, _ = dce(part.jaxpr, [f for f, k in zip(flags, own, strict=True) if k])
         smaller.append(ClosedJaxpr(kept, part.consts))
     return [not u for u in unknown], flags, {"branches": tuple(smaller)}
+
+
+def _differentiable(x: Any) -> bool:
+    return isinstance(x, Tracer) and dtypes.is_inexact(typeof(x).dtype)
+
+
+def _where_chosen(index: Any, k: int, x: Any) -> Any:
+    """`x`, whose examples that do not run branch `k` are constant for differentiation.
+
+    In reverse such an example has a cotangent of zero, and where the branch has an infinite slope
+    their product is NaN, which must not be added to what the other branches give to `x`.
+    """
+    if not _differentiable(x):
+        return x
+    chosen = broadcast_in_dim(eq(index, np.int32(k)), typeof(x).shape, (0,))
+    return select_n(chosen, stop_gradient(x), x)
 
 
 cond_p = Primitive(

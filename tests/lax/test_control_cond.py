@@ -158,3 +158,21 @@ def test_the_law_sees_wrong_operands():
     branches = tuple(spmd.make_jaxpr(lambda x: x)(V) for _ in range(2))
     with pytest.raises(InternalError, match="branch 0 of cond"):
         spmd.make_jaxpr(lambda x: cond_p.bind(0, x, branches=branches))(1.0)
+
+
+def roots(j):
+    def f(x, w):
+        chosen = j.vmap(
+            lambda v: j.lax.cond(v > 0, lambda v: j.np.sqrt(v * w), lambda v: 2 * v * w, v)
+        )(x)
+        branches = [lambda v: v * w, lambda v: w / v, lambda v: j.np.log(v) * w]
+        return chosen.sum() + j.vmap(lambda v, i: j.lax.switch(i, branches, v))(
+            x, np.array([0, 0, 2])
+        ).sum()
+
+    args = np.array([-1.0, 0.0, 4.0], np.float32), np.float32(1.5)
+    return [j.grad(g, (0, 1))(*args) for g in (f, j.jit(f))], j.jvp(f, args, args)
+
+
+def test_branches_that_do_not_run_give_no_nan_under_grad_of_vmap():
+    assert_same(roots)
