@@ -15,7 +15,7 @@ import numpy as np
 from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, DtypeError
-from spmd.core.primitive import linear
+from spmd.core.primitive import Refused, linear
 from spmd.lax.convert import convert_element_type, matched
 from spmd.lax.families import (
     ANY,
@@ -325,7 +325,13 @@ round_p = unary("round", accepts=FLOAT, impl=_round)
 is_finite_p = unary(
     "is_finite", accepts=FLOAT, impl="isfinite", result=lambda x: dtypes.bool_, weak=False
 )
-nextafter_p = binary("nextafter", accepts=FLOAT, impl="nextafter", widen=False)
+nextafter_p = binary(
+    "nextafter",
+    accepts=FLOAT,
+    impl="nextafter",
+    jvp=Refused("has no derivative here; use lax.stop_gradient on its operands"),
+    widen=False,
+)
 
 # ---- max, min ----------------------------------------------------------------------------------
 

@@ -141,7 +141,7 @@ def _vector_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any
     if ord == 2:
         result = lax.sqrt(_sum(_squares(x), dims))
     elif ord == np.inf:
-        result = _max(size, dims)
+        result = _max(size, dims, initial=0)
     elif ord == -np.inf:
         result = _min(size, dims)
     elif ord == 1:

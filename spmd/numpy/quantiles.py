@@ -244,7 +244,9 @@ def _quantiles_of_rows(rows: Any, q: Any, method: str, skip_nan: bool) -> Any:
     weight = lax.sub(position, low)
     low, high = (lax.max(zero, lax.min(k, last)) for k in (low, high))
     low_value, high_value = (_pick(rows, k, len(lead)) for k in (low, high))
-    return _between(low_value, high_value, weight, method)
+    found = _between(low_value, high_value, weight, method)
+    # Of nothing but NaN the result is a constant: no element has a share in it.
+    return select(lax.lt(last, zero), nan, found) if skip_nan else found
 
 
 def _pick(rows: Any, position: Any, lead: int) -> Any:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,7 +95,8 @@ def choose(a: Any, choices: Any, out: None = None, mode: str = "raise") -> Any:
 def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Any:
     """Values of the function whose condition holds; the last one without condition is the default.
 
-    Every function sees the whole array, and `where` picks: none is protected from the others' x.
+    Every function sees the whole array, and `where` picks. For differentiation, `x` is a constant
+    to a function where its condition does not hold.
     """
     check_arraylike("piecewise", x)
     x = as_array(x)
@@ -109,14 +111,28 @@ def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: 
             f"{len(conditions) + 1} functions, got {len(functions)}"
         )
 
-    def value(f: Any) -> Any:
-        out = f(x, *args, **kw) if isinstance(f, Callable) else f  # type: ignore[arg-type]
-        return convert(plain(out), typeof(x).dtype)
+    conditions = [as_bool(asarray(condition)) for condition in conditions]
 
-    result = value(functions[-1])
-    for condition, f in zip(conditions, functions, strict=False):
-        result = choose_by_mask(as_bool(asarray(condition)), value(f), result)
+    def value(k: int, f: Any) -> Any:
+        if isinstance(f, Callable):  # type: ignore[arg-type]
+            f = f(_constant_outside(conditions, k, x), *args, **kw)
+        return convert(plain(f), typeof(x).dtype)
+
+    result = value(-1, functions[-1])
+    for k, condition in enumerate(conditions):
+        result = choose_by_mask(condition, value(k, functions[k]), result)
     return result
+
+
+def _constant_outside(conditions: Sequence[Any], k: int, x: Any) -> Any:
+    """`x`, constant where another than condition `k` decides: a slope may be infinite there."""
+    if not isinstance(x, Tracer) or not dtypes.is_inexact(typeof(x).dtype):
+        return x
+    later = functools.reduce(lax.bitwise_or, conditions[k + 1 :], np.bool_(False))
+    chosen = lax.bitwise_not(later)
+    if k >= 0:
+        chosen = lax.bitwise_and(conditions[k], chosen)
+    return choose_by_mask(chosen, x, lax.stop_gradient(x))
 
 
 def nan_to_num(

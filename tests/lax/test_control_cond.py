@@ -166,9 +166,10 @@ def roots(j):
             lambda v: j.lax.cond(v > 0, lambda v: j.np.sqrt(v * w), lambda v: 2 * v * w, v)
         )(x)
         branches = [lambda v: v * w, lambda v: w / v, lambda v: j.np.log(v) * w]
-        return chosen.sum() + j.vmap(lambda v, i: j.lax.switch(i, branches, v))(
-            x, np.array([0, 0, 2])
-        ).sum()
+        return (
+            chosen.sum()
+            + j.vmap(lambda v, i: j.lax.switch(i, branches, v))(x, np.array([0, 0, 2])).sum()
+        )
 
     args = np.array([-1.0, 0.0, 4.0], np.float32), np.float32(1.5)
     return [j.grad(g, (0, 1))(*args) for g in (f, j.jit(f))], j.jvp(f, args, args)
