@@ -54,24 +54,25 @@ def native_walks() -> dict[str, Any]:
     }
 
 
-# Walks in Python before native code is loaded, which takes some milliseconds, and the first time on
-# a machine a hundred: as long as some thousand walks.
+# Trees and leaves walked in Python before native code is loaded, which takes some milliseconds, and
+# the first time on a machine a hundred: as long as some thousand walks.
 WALKS_IN_PYTHON = 200
 
 
 class _Countdown:
-    """Walks in Python, and counts."""
+    """Walks in Python, and counts trees and leaves."""
 
     def __init__(self) -> None:
         self.left = WALKS_IN_PYTHON
 
     def flatten(self, x: Any, leaves: list[Any]) -> tree.TreeDef:
         """What `walks.flatten` is meanwhile."""
-        self.left -= 1
-        if self.left < 0:
+        if self.left <= 0:
             install_walks()
             return tree.walks.flatten(x, leaves)
-        return tree.flatten_in_python(x, leaves)
+        found = tree.flatten_in_python(x, leaves)
+        self.left -= 1 + found.num_leaves
+        return found
 
 
 def expect_walks() -> None:

@@ -125,9 +125,8 @@ def test_random_trees(x):
 def test_random_prefixes(x, y):
     structure = python_flatten(x)[1]
     for other in (x, y, structure.unflatten([y] * structure.num_leaves)):
-        expected: list[Any] = []
         try:
-            structure._flatten_up_to(other, expected, "tree", ())
+            expected = structure._flatten_up_to(other, "tree")
         except PytreeError as error:
             with pytest.raises(PytreeError) as found:
                 structure.flatten_up_to(other)
