@@ -51,9 +51,17 @@ class _State(NamedTuple):
     steps: Any
 
 
+class _Point(NamedTuple):
+    """A step along the direction, with the objective and its slope there."""
+
+    step: Any
+    f: Any
+    slope: Any
+
+
 class _Search(NamedTuple):
-    low: Any
-    high: Any
+    low: _Point
+    high: _Point
     step: Any
     f: Any
     g: Any
@@ -108,14 +116,18 @@ def _bfgs(
 
     def body(s: _State) -> _State:
         direction = -(s.inverse @ s.g)
-        found = _line_search(objective, s, direction, tries)
+        # The identity knows no scale: the first step is about as long as x is expected to move.
+        shortened = snp.minimum(1.0, 1.01 / snp.linalg.norm(s.g))
+        start = snp.where(s.steps == 0, shortened, 1.0).astype(typeof(s.f).dtype)
+        found = _line_search(objective, s, direction, start, tries)
         move, turn = found.step * direction, found.g - s.g
         x = snp.where(found.done, s.x + move, s.x)
         f, g = snp.where(found.done, found.f, s.f), snp.where(found.done, found.g, s.g)
         status = snp.where(found.done, snp.where(flat(g), _CONVERGED, -1), _LINE_SEARCH_FAILED)
         steps = s.steps + 1
         status = snp.where((status == -1) & (steps >= limit), _TOO_MANY_STEPS, status)
-        inverse = snp.where(found.done, _updated(s.inverse, move, turn), s.inverse)
+        before = snp.where(s.steps == 0, _scaled(s.inverse, move, turn), s.inverse)
+        inverse = snp.where(found.done, _updated(before, move, turn), s.inverse)
         return _State(x, f, g, inverse, status.astype(np.int32), s.calls + found.calls, steps)
 
     status = snp.where(flat(g), _CONVERGED, -1 if limit > 0 else _TOO_MANY_STEPS)
@@ -127,23 +139,55 @@ def _bfgs(
     return OptimizeResults(s.x, success, s.status, s.f, s.g, s.inverse, s.calls, s.calls, s.steps)
 
 
-def _line_search(objective: Callable[[Any], Any], s: _State, direction: Any, tries: int) -> _Search:
-    """A step that decreases enough and past which the slope is less steep."""
+def _line_search(
+    objective: Callable[[Any], Any], s: _State, direction: Any, start: Any, tries: int
+) -> _Search:
+    """A step that decreases enough and past which the slope is less steep.
+
+    `low` decreases enough but is too steep, `high` does not: what is wanted lies between.
+    """
     slope = snp.vdot(s.g, direction)
 
     def body(c: _Search) -> _Search:
         f, g = objective(s.x + c.step * direction)
+        here = _Point(c.step, f, snp.vdot(g, direction))
         enough = f <= s.f + _SUFFICIENT_DECREASE * c.step * slope
-        flatter = snp.vdot(g, direction) >= _CURVATURE * slope
-        done = enough & flatter
-        low, high = snp.where(enough, c.step, c.low), snp.where(enough, c.high, c.step)
-        middle = snp.where(snp.isinf(high), 2 * low, 0.5 * (low + high))
-        return _Search(low, high, snp.where(done, c.step, middle), f, g, done, c.calls + 1)
+        done = enough & (here.slope >= _CURVATURE * slope)
+        low = _Point(*(snp.where(enough, x, y) for x, y in zip(here, c.low, strict=True)))
+        high = _Point(*(snp.where(enough, y, x) for x, y in zip(here, c.high, strict=True)))
+        between = snp.where(snp.isinf(high.step), 2 * low.step, _between(low, high))
+        return _Search(low, high, snp.where(done, c.step, between), f, g, done, c.calls + 1)
 
-    one = snp.ones_like(s.f)
+    zero = snp.zeros_like(s.f)
+    low, high = _Point(zero, s.f, slope), _Point(zero + np.inf, zero, zero)
     calls = snp.zeros((), np.int32)
-    first = _Search(0 * one, np.inf * one, one, s.f, s.g, snp.zeros((), bool), calls)
+    first = _Search(low, high, start, s.f, s.g, snp.zeros((), bool), calls)
     return lax.while_loop(lambda c: ~c.done & (c.calls < tries), body, first)
+
+
+def _between(low: _Point, high: _Point) -> Any:
+    """The minimum of the cubic through two points, kept off both ends; else the middle.
+
+    Nocedal and Wright, Numerical Optimization, (3.59), scaled so that squares do not overflow.
+    """
+    width = high.step - low.step
+    d = low.slope + high.slope - 3 * (high.f - low.f) / width
+    scale = snp.maximum(snp.abs(d), snp.maximum(snp.abs(low.slope), snp.abs(high.slope)))
+    root = scale * snp.sqrt((d / scale) ** 2 - (low.slope / scale) * (high.slope / scale))
+    lowest = high.step - width * ((high.slope + root - d) / (high.slope - low.slope + 2 * root))
+    kept = snp.clip(lowest, low.step + 0.1 * width, high.step - 0.1 * width)
+    return snp.where(snp.isfinite(lowest), kept, low.step + 0.5 * width)
+
+
+def _scaled(inverse: Any, move: Any, turn: Any) -> Any:
+    """The first inverse Hessian in the scale that the first step has shown.
+
+    Without it an update of the identity is lost to rounding where curvatures are far from 1
+    (Nocedal and Wright, (6.20)).
+    """
+    product, square = snp.vdot(move, turn), snp.vdot(turn, turn)
+    known = (product > 0) & snp.isfinite(square) & (square > 0)
+    return inverse * snp.where(known, product / snp.where(known, square, 1.0), 1.0)
 
 
 def _updated(inverse: Any, move: Any, turn: Any) -> Any:
