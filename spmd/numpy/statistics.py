@@ -228,6 +228,12 @@ def cov(
     x = concatenate(rows, 0)
     wanted = optional_dtype(dtype, "cov")
     x = x if wanted is None else lax.convert_element_type(x, wanted)
+    if typeof(rows[0]).shape[0] == 0:
+        return lax.full((0, 0), 0, typeof(x).dtype)
+    variables, samples = typeof(x).shape
+    if samples == 0:
+        shape = () if variables == 1 else (variables, variables)
+        return lax.full(shape, np.nan, typeof(x).dtype)
     less = (0 if bias else 1) if ddof is None else ddof
     weights = _cov_weights(x, fweights, aweights)
     center, weight = average(x, 1, weights, returned=True)

@@ -116,10 +116,15 @@ def _sqrtm_impl(xp: Any, a: Any) -> Any:
         for k in range(n):
             root[..., k, k] = diagonal[..., k]
             if k:
+                sums = diagonal[..., :k] + diagonal[..., k, None]
+                # Where two eigenvalues are 0, a root has 0 of 0, and there is none of another.
+                alone = sums == 0
                 matrix = root[..., :k, :k] + diagonal[..., k, None, None] * np.eye(k)
+                matrix[..., np.arange(k), np.arange(k)] += alone
                 right = np.flip(t[..., :k, k : k + 1], -2)
                 solved = forward_substitution(np.flip(matrix, (-1, -2)), right, False)
-                root[..., :k, k : k + 1] = np.flip(solved, -2)
+                solved = np.flip(solved, -2)[..., 0]
+                root[..., :k, k] = np.where(alone & (solved != 0), np.nan, solved)
     return (z @ root @ adjoint_of(z)).astype(a.dtype)
 
 

@@ -13,9 +13,12 @@ from spmd.core.errors import ArgumentError, ShapeError
 from spmd.lax.linalg import family
 from spmd.lax.linalg.family import adjoint, lower_part, matmul, upper_part
 from spmd.numpy import factorizations, products
+from spmd.numpy.creation import asarray
 from spmd.numpy.factorizations import inexact_matrix, same_stack
+from spmd.numpy.functional import vectorize
 from spmd.numpy.grids import eye
 from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.searching import where
 
 _L = lax.linalg
 
@@ -336,11 +339,44 @@ def complex_of(x: Any) -> np.dtype:
 def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Any, Any]:
     """From a real Schur form to a complex one: T upper triangular, `Z @ T @ adjoint(Z)` as before.
 
-    The eigenvalues' phases are those of another Schur form of T.
+    Block by block from below, as SciPy does, so that the phases are SciPy's too.
     """
+    T, Z = promote_dtypes_inexact(plain(T), plain(Z))
     T, Z = (inexact_matrix("rsf2csf", x, square=True) for x in (T, Z))
-    t, q = _L.schur(lax.convert_element_type(T, complex_of(T)))
-    return t, matmul(lax.convert_element_type(Z, complex_of(Z)), q)
+    if typeof(T).shape[-1] != typeof(Z).shape[-1]:
+        raise ShapeError(
+            f"rsf2csf: T and Z must be of one size, got {typeof(T).shape} and {typeof(Z).shape}"
+        )
+    T, Z = (lax.convert_element_type(x, complex_of(x)) for x in (T, Z))
+    return vectorize(_complex_blocks, signature="(n,n),(n,n)->(n,n),(n,n)")(T, Z)
+
+
+def _complex_blocks(t: Any, z: Any) -> tuple[Any, Any]:
+    """Each block of two rows becomes triangular, the last one first."""
+    n, eps = typeof(t).shape[0], float(np.finfo(typeof(t).dtype).eps)
+    if n < 2:
+        return t, z
+
+    def step(i: Any, form: Any) -> Any:
+        t, z = form
+        m = n - 2 - i
+        block = lax.dynamic_slice(t, (m, m), (2, 2))
+        (a, b), (c, d) = block
+        half = (a - d) / 2
+        first = half + lax.sqrt(half * half + b * c)
+        length = lax.sqrt(lax.square(lax.abs(first)) + lax.square(lax.abs(c)))
+        coupled = lax.abs(c) > eps * (lax.abs(a) + lax.abs(d))
+        cos, sin = first / length, c / length
+        turn = asarray([[cos.conj(), sin], [-sin, cos]])
+        turn = where(coupled, turn, lax.convert_element_type(np.eye(2), typeof(t).dtype))
+        rows = matmul(turn, lax.dynamic_slice(t, (m, 0), (2, n)))
+        t = lax.dynamic_update_slice(t, rows, (m, 0))
+        columns = matmul(lax.dynamic_slice(t, (0, m), (n, 2)), adjoint(turn))
+        t = lax.dynamic_update_slice(t, columns, (0, m)).at[m + 1, m].set(0)
+        columns = matmul(lax.dynamic_slice(z, (0, m), (n, 2)), adjoint(turn))
+        return t, lax.dynamic_update_slice(z, columns, (0, m))
+
+    return lax.fori_loop(0, n - 1, step, (t, z))
 
 
 def hessenberg(

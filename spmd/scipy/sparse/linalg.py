@@ -13,6 +13,7 @@ from typing import Any
 
 from spmd import lax
 from spmd import numpy as snp
+from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.tree import TreeDef, tree_flatten, tree_leaves, tree_map, tree_structure
@@ -128,6 +129,8 @@ def _solve(
             method(_flat(matvec, back), flat, begin, wanted, rounds, _flat(approximate, back))
         )
 
+    # The transpose of a Hermitian A is its conjugate: another matrix, unless A is real.
+    symmetric = symmetric and not any(dtypes.is_complex(typeof(x).dtype) for x in tree_leaves(b))
     x = lax.custom_linear_solve(apply, b, solve, None if symmetric else solve, symmetric)
     return x, None
 
