@@ -7,6 +7,7 @@ doubling scan of elementwise operations: after step k each element holds the com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,7 @@ from spmd.lax.families import (
     nonlinear,
     quiet,
 )
-from spmd.lax.logic import select
+from spmd.lax.logic import ne, select
 from spmd.lax.slicing import slice_in_dim
 
 # ---- the public functions ----------------------------------------------------------------------
@@ -124,7 +125,10 @@ def _logaddexp(x: Any, y: Any) -> Any:
     finite = is_finite(larger)
     top = stop_gradient(select(finite, larger, const(x, 0)))
     total = add(*(exp(sub(select(finite, v, const(x, 0)), top)) for v in (x, y)))
-    return select(finite, add(top, log(total)), larger)
+    # The derivative of NaN is NaN. Elsewhere the factor is 1, not a NaN that a select hides:
+    # backwards 0 times NaN would come out of it.
+    factor = select(ne(larger, larger), const(x, math.nan), const(x, 1))
+    return select(finite, add(top, log(total)), mul(larger, factor))
 
 
 cumsum_p = _cumulative(

@@ -14,11 +14,11 @@ from spmd.lax.arithmetic import add, div, log, mul, neg, sign, sub
 from spmd.lax.array import full_like
 from spmd.lax.convert import matched
 from spmd.lax.elementwise import exp, log1p
-from spmd.lax.families import FLOAT, const, elementwise, unary
+from spmd.lax.families import FLOAT, binary, const, elementwise, unary
 from spmd.lax.logic import eq, select
 from spmd.lax.special import in_float64, lgamma, refused
 from spmd.lax.special_incomplete_values import betainc_values
-from spmd.lax.special_values import polynomial
+from spmd.lax.special_values import lgamma_values, polynomial
 
 # ---- modified Bessel functions -----------------------------------------------------------------
 
@@ -58,6 +58,25 @@ def _scaled_bessel(order: int) -> Any:
     return values
 
 
+def _over_power(xp: Any, n: Any, x: Any) -> Any:
+    """`I_n(x) / x**n` of whole n, not scaled: one even function for all orders of derivatives."""
+    size = xp.abs(x)
+    small = xp.minimum(size, _CUT)
+    term = xp.exp(-n * math.log(2) - lgamma_values(xp, n + 1.0))
+    near = term + 0.0 * small
+    for k in range(1, 56):
+        term = term * (small * small / (4.0 * k)) / (n + k)
+        near = near + term
+    large = xp.maximum(size, _CUT)
+    term = xp.exp(large - n * xp.log(large)) / xp.sqrt(2.0 * math.pi * large)
+    far = term
+    for k in range(1, _TERMS):
+        term = -term * (4.0 * n * n - (2 * k - 1) ** 2) / (8.0 * k * large)
+        far = far + term
+    out = xp.where(size < _CUT, near, xp.where(xp.isinf(size), size, far))
+    return xp.where(xp.isnan(x), x, out)
+
+
 def bessel_i0e(x: Any) -> Any:
     """`exp(-|x|) I0(x)`, elementwise: the modified Bessel function of order 0, scaled."""
     return bessel_i0e_p.bind(x)
@@ -81,6 +100,31 @@ def _i1e_jvp(t: Any, x: Any, out: Any) -> Any:
 
 bessel_i0e_p = unary("bessel_i0e", accepts=FLOAT, impl=in_float64(_scaled_bessel(0)), jvp=_i0e_jvp)
 bessel_i1e_p = unary("bessel_i1e", accepts=FLOAT, impl=in_float64(_scaled_bessel(1)), jvp=_i1e_jvp)
+
+# `I_n(x) / x**n` has the derivative `x I_(n+1)(x) / x**(n+1)`: nothing is divided by zero at 0.
+bessel_over_power_p = binary(
+    "bessel_over_power",
+    accepts=FLOAT,
+    impl=in_float64(_over_power),
+    jvp=(
+        refused("bessel_over_power", "n"),
+        lambda t, n, x, out: mul(t, mul(x, bessel_over_power_p.bind(add(n, const(n, 1)), x))),
+    ),
+)
+
+
+def bessel_i0(x: Any) -> Any:
+    """The modified Bessel function of order 0, elementwise, with exact derivatives of every order.
+
+    `jax.lax` has only the scaled ones, whose derivatives have a sign(x) in them.
+    """
+    return bessel_over_power_p.bind(full_like(x, 0), x)
+
+
+def bessel_i1(x: Any) -> Any:
+    """The modified Bessel function of order 1, elementwise, with exact derivatives as well."""
+    return mul(x, bessel_over_power_p.bind(full_like(x, 1), x))
+
 
 # ---- incomplete beta function ------------------------------------------------------------------
 

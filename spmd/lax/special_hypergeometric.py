@@ -20,10 +20,11 @@ import numpy as np
 from spmd.core.errors import RefusedError
 from spmd.lax.arithmetic import add, div, mul
 from spmd.lax.families import FLOAT, const, elementwise, fail, quiet
-from spmd.lax.special_values import EPS, lgamma_values
+from spmd.lax.special_values import EPS, digamma_values, lgamma_values
 
 _STEP = 1e-100
 _MOST_TERMS = 200_000
+_CUT = 700.0  # beyond it exp overflows
 
 
 def _series(xp: Any, above: Sequence[Any], below: Sequence[Any], x: Any) -> Any:
@@ -57,12 +58,37 @@ def _hyp1f1(xp: Any, a: Any, b: Any, x: Any) -> Any:
     ends, pole = _is_pole(xp, a), _is_pole(xp, b)
     turn = (x.real < 0) & ~ends
     divisor = xp.where(pole, 1.0, b)
-    safe = xp.where(xp.abs(x.real) < 800, x, xp.copysign(800.0, x.real))
+    # A series that ends is exact far out; of another one the rest is known from here on.
+    most = xp.where(ends, 1e60, _CUT)
+    safe = xp.where(xp.abs(x.real) < most, x, xp.copysign(most, x.real))
     out = _series(xp, [xp.where(turn, b - a, a)], [divisor], xp.where(turn, -safe, safe))
     out = xp.where(turn, xp.exp(safe) * out, out)
-    out = xp.where(a == b, xp.exp(x), out)
+    out = xp.where(turn & (x.real < -_CUT), _hyp1f1_far(xp, a, b, x), out)
+    out = xp.where(ends & xp.isinf(x.real), out.real * np.inf, out)
+    out = xp.where(a == b, xp.exp(x.real) * (1 + 1j * x.imag), out)
     out = xp.where(pole & (a != b), xp.where(ends & (a.real > b.real), out, np.inf), out)
-    return xp.where(a == 0, 1.0, out)
+    return xp.where(xp.isnan(a + b + x.real), np.nan, xp.where(a == 0, 1.0, out))
+
+
+def _hyp1f1_far(xp: Any, a: Any, b: Any, x: Any) -> Any:
+    """Far below zero: `gamma(b) / gamma(b - a) (-x)**-a` times a series (DLMF 13.7.2)."""
+    size = xp.clip(-x.real, _CUT, 1e300)
+    term = total = xp.ones_like(a * b)
+    for k in range(20):
+        term = term * (a + k) * (a - b + 1 + k) / ((k + 1) * size)
+        total = total + term
+    vanishes = _is_pole(xp, b - a)
+    scale = _log_gamma(xp, b) - _log_gamma(xp, xp.where(vanishes, 1.0, b - a))
+    out = xp.exp(scale - a * xp.log(size)) * total * _gamma_sign(xp, b) * _gamma_sign(xp, b - a)
+    out = xp.where(vanishes, 0.0, out)
+    endless = xp.where(xp.abs(out.real) < 1, 0.0, xp.copysign(np.inf, out.real))
+    return xp.where(xp.isinf(x.real), endless, out)
+
+
+def _log_gamma(xp: Any, x: Any) -> Any:
+    """The logarithm of |gamma|, of numbers a tiny step off the real axis."""
+    step = xp.where(x.imag == 0, 0.0, x.imag * digamma_values(xp, x.real))
+    return lgamma_values(xp, x.real) + 1j * step
 
 
 # ---- 2F1 ---------------------------------------------------------------------------------------

@@ -131,6 +131,16 @@ def betainc_values(xp: Any, a: Any, b: Any, x: Any) -> Any:
     first, second = xp.where(swap, q, p), xp.where(swap, p, q)
     tail = front * _beta_fraction(xp, first, second, xp.where(swap, 1.0 - t, t)) / first
     out = xp.where(swap, 1.0 - tail, tail)
-    proper = (a > 0.0) & (b > 0.0)
-    edge = xp.where(proper & (x == 0.0), 0.0, xp.where(proper & (x == 1.0), 1.0, np.nan))
-    return xp.where(inside, out, edge)
+    return xp.where(inside, out, _beta_edges(xp, a, b, x))
+
+
+def _beta_edges(xp: Any, a: Any, b: Any, x: Any) -> Any:
+    """The ends of x; and limits in a and b, where all probability is at 0 or at 1."""
+    at_zero = ((a == 0.0) & (b > 0.0)) | ((a > 0.0) & xp.isfinite(a) & (b == np.inf))
+    at_one = ((b == 0.0) & (a > 0.0)) | ((b > 0.0) & xp.isfinite(b) & (a == np.inf))
+    usual = (a > 0.0) & (b > 0.0) & xp.isfinite(a) & xp.isfinite(b)
+    ends = xp.where(x == 0.0, 0.0, xp.where(x == 1.0, 1.0, np.nan))
+    between = xp.where(at_zero, 1.0, xp.where(at_one, 0.0, np.nan))
+    known = usual | at_zero | at_one
+    within = (x > 0.0) & (x < 1.0)
+    return xp.where(known, xp.where(within, between, ends), np.nan)

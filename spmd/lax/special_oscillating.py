@@ -268,7 +268,8 @@ def _owens_inner(xp: Any, h: Any, a: Any) -> Any:
 def _owens_t_values(xp: Any, h: Any, a: Any) -> Any:
     """Slopes above 1 by `T(h, a) + T(ah, 1 / a)`, which is known."""
     h, a = xp.broadcast_arrays(h, a)
-    height, slope = xp.abs(h), xp.abs(a)
+    # At an infinite height nothing is above, and 0 times infinity does not arise.
+    height, slope = xp.minimum(xp.abs(h), 1e8), xp.abs(a)
     steep = slope > 1.0
     turned = xp.where(steep, xp.where(xp.isinf(slope), 0.0, slope * height), height)
     part = _owens_inner(xp, turned, xp.where(steep, 1 / xp.where(steep, slope, 1.0), slope))

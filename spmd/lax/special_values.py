@@ -296,6 +296,7 @@ def _incomplete(xp: Any, a: Any, x: Any) -> tuple[Any, Any]:
     lower = xp.where(at_zero, 0.0, xp.where(at_end, 1.0, lower))
     upper = xp.where(at_zero, 1.0, xp.where(at_end, 0.0, upper))
     outside = (a < 0.0) | (x < 0.0) | xp.isnan(a) | xp.isnan(x) | (a == 0.0) & (x == 0.0)
+    outside = outside | xp.isinf(a) & xp.isinf(x)
     return xp.where(outside, np.nan, lower), xp.where(outside, np.nan, upper)
 
 

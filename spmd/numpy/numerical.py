@@ -14,6 +14,7 @@ from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.trace import Tracer
 from spmd.core.util import product
+from spmd.lax.special_beta import bessel_i0
 from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import equal, greater, less
 from spmd.numpy.manipulation import broadcast_to, moveaxis, reshape
@@ -228,8 +229,7 @@ def i0(x: Any) -> Any:
     """
     (x,) = promote_args_inexact("i0", x)
     check_real("i0", x)
-    # The scaled function does not overflow; the product does only where the result does.
-    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i0e(x))
+    return bessel_i0(x)
 
 
 # ---- index arithmetic --------------------------------------------------------------------------

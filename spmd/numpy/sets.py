@@ -13,25 +13,17 @@ from spmd import lax
 from spmd.core.aval import typeof
 from spmd.core.errors import ConcretizationError
 from spmd.core.trace import Tracer
-from spmd.numpy.creation import asarray
+from spmd.numpy.creation import asarray, full
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import ravel
-from spmd.numpy.promotion import check_arraylike, promote_dtypes
-from spmd.numpy.reductions import argmax
+from spmd.numpy.promotion import check_arraylike, default_int, promote_dtypes, select
 from spmd.numpy.searching import compress
-from spmd.numpy.sorting import isin, unique
+from spmd.numpy.sorting import first_of_runs, isin, unique
 
 
 def _sets(name: str, *sets: Any) -> list[Any]:
     check_arraylike(name, *sets)
     return promote_dtypes(*(ravel(x) for x in sets))
-
-
-def _concrete(name: str, *sets: Any) -> None:
-    if any(isinstance(x, Tracer) for x in sets):
-        raise ConcretizationError(
-            f"{name}: the number of elements of the result depends on traced data; give size="
-        )
 
 
 def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
@@ -51,20 +43,48 @@ def intersect1d(
     """The elements that are in both of two arrays, in order.
 
     With `return_indices` also where each occurs first in the one and in the other array.
-    `assume_unique` promises that no array has an element twice; it changes nothing here.
+    `assume_unique` promises that no array has an element twice.
     """
     first, second = _sets("intersect1d", ar1, ar2)
-    found = _kept("intersect1d", first, isin(first, second), size, fill_value)
+    values, _, twice, origin = _in_order(first, second, assume_unique)
+    found = _kept("intersect1d", values, twice, size, fill_value)
     if not return_indices:
         return found
-    return found, *(_first_places(found, x) for x in (first, second))
+    after = lax.concatenate([lax.slice_in_dim(origin, 1, None), lax.slice_in_dim(origin, 0, 1)], 0)
+    return found, *(
+        _kept("intersect1d", places, twice, size, typeof(x).shape[0])
+        for places, x in ((origin, first), (after, second))
+    )
 
 
-def _first_places(values: Any, x: Any) -> Any:
-    """Where each value occurs first in a vector."""
-    table = (typeof(values).shape[0], typeof(x).shape[0])
-    hit = lax.eq(lax.broadcast_in_dim(values, table, (0,)), lax.broadcast_in_dim(x, table, (1,)))
-    return argmax(hit, 1)
+def _in_order(first: Any, second: Any, assume_unique: bool) -> tuple[Any, Any, Any, Any]:
+    """The elements of two sets side by side in order, those that count before all others.
+
+    With them: whether each counts, whether it equals the one after it, and where it was in its
+    set. An element counts once in each set (any number of times, if they are said to be unique).
+    NaN equals nothing.
+    """
+    parts = []
+    for x in (first, second):
+        n = typeof(x).shape[0]
+        if assume_unique:
+            parts.append((x, lax.full((n,), True, np.dtype(np.bool_)), lax.iota(default_int(), n)))
+        else:
+            rows, counts, order = first_of_runs(lax.reshape(x, (n, 1)), equal_nan=True)
+            parts.append((lax.reshape(rows, (n,)), counts, order))
+    values, counts, origin = (
+        lax.concatenate(list(column), 0) for column in zip(*parts, strict=True)
+    )
+    rest, values, origin = lax.sort((lax.bitwise_not(counts), values, origin), 0, num_keys=2)
+    counts = lax.bitwise_not(rest)
+    n = typeof(values).shape[0]
+    if n == 0:
+        return values, counts, counts, origin
+    after = slice(1, n)
+    equal = lax.eq(values[after], values[: n - 1])
+    last = lax.full((1,), False, np.dtype(np.bool_))
+    twice = lax.concatenate([lax.bitwise_and(equal, counts[after]), last], 0)
+    return values, counts, twice, origin
 
 
 def setdiff1d(
@@ -79,13 +99,16 @@ def setdiff1d(
 
     With `assume_unique` they are in the order of the first array.
     """
-    first, second = _sets("setdiff1d", ar1, ar2)
-    mask = isin(first, second, invert=True)
+    check_arraylike("setdiff1d", ar1, ar2)
+    first = ravel(ar1)
     fill = 0 if fill_value is None else fill_value
-    if assume_unique:
-        if size is None:
-            _concrete("setdiff1d", first, second)
-        return compress(mask, first, size=size, fill_value=fill)
+    if not assume_unique:
+        n = typeof(first).shape[0]
+        rows, counts, _ = first_of_runs(lax.reshape(first, (n, 1)), equal_nan=True)
+        first = lax.reshape(rows, (n,))
+        mask = lax.bitwise_and(counts, isin(first, ar2, invert=True))
+    else:
+        mask = isin(first, ar2, invert=True)
     return _kept("setdiff1d", first, mask, size, fill)
 
 
@@ -99,27 +122,37 @@ def setxor1d(
 ) -> Any:
     """The elements that are in exactly one of two arrays, in order.
 
-    `assume_unique` promises that no array has an element twice; it changes nothing here.
+    `assume_unique` promises that no array has an element twice.
     """
     first, second = _sets("setxor1d", ar1, ar2)
-    either = concatenate([first, second])
-    mask = concatenate([isin(first, second, invert=True), isin(second, first, invert=True)])
-    return _kept("setxor1d", either, mask, size, fill_value)
+    values, counts, twice, _ = _in_order(first, second, assume_unique)
+    n = typeof(values).shape[0]
+    before = lax.concatenate([lax.full((min(n, 1),), False, np.dtype(np.bool_)), twice[:-1]], 0)
+    once = lax.bitwise_not(lax.bitwise_or(before, twice))
+    return _kept("setxor1d", values, lax.bitwise_and(counts, once), size, fill_value)
 
 
 def _kept(name: str, x: Any, mask: Any, size: int | None, fill_value: Any) -> Any:
-    """The different elements where the mask holds."""
+    """The elements where the mask holds; missing ones are `fill_value`, or the smallest of them."""
     if size is None:
-        _concrete(name, x, mask)
-        return unique(asarray(np.asarray(x)[np.asarray(mask)]))
-    # First all that hold, then one of each: both steps keep what is missing out of the result.
-    wide = max(size, typeof(x).shape[0])
-    held = lax.reduce_sum(lax.convert_element_type(mask, np.dtype(np.int32)), (0,))
-    chosen = compress(mask, x, size=wide, fill_value=0)
-    # Places beyond those that hold repeat the first, which `unique` then drops.
-    beyond = lax.ge(lax.iota(np.dtype(np.int32), wide), held)
-    first = lax.broadcast_in_dim(lax.index_in_dim(chosen, 0, 0, keepdims=False), (wide,), ())
-    return unique(lax.select(beyond, first, chosen), size=size, fill_value=fill_value)
+        if any(isinstance(v, Tracer) for v in (x, mask)):
+            raise ConcretizationError(
+                f"{name}: the number of elements of the result depends on traced data; give size="
+            )
+        return asarray(np.asarray(x)[np.asarray(mask)])
+    fill = 0 if fill_value is None else fill_value
+    if typeof(x).shape[0] == 0:
+        return full((size,), fill, typeof(x).dtype)
+    found = compress(mask, x, size=size, fill_value=fill)
+    if fill_value is not None or size == 0:
+        return found
+    # The elements are in order: the smallest is the first, if there is one, and NaN the last.
+    count = lax.reduce_sum(lax.convert_element_type(mask, np.dtype(np.int32)), (0,))
+    largest = lax.clamp(np.int32(0), lax.sub(count, np.int32(1)), np.int32(size - 1))
+    last = lax.dynamic_index_in_dim(found, largest, 0, keepdims=False)
+    smallest = select(lax.eq(last, last), lax.index_in_dim(found, 0, 0, keepdims=False), last)
+    missing = lax.ge(lax.iota(np.dtype(np.int32), size), count)
+    return select(missing, lax.broadcast_in_dim(smallest, (size,), ()), found)
 
 
 # ---- the different elements, by the array API standard -----------------------------------------

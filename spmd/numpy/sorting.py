@@ -302,10 +302,13 @@ def unique(
     rows = reshape(ar, (-1, 1)) if axis is None else moveaxis(ar, axis, 0)
     item = typeof(rows).shape[1:]
     flat = lax.reshape(rows, (typeof(rows).shape[0], int(np.prod(item))))
-    ordered, is_first, order = _first_of_runs(flat, equal_nan)
+    ordered, is_first, order = first_of_runs(flat, equal_nan)
+    shape_is_empty = typeof(flat).shape[0] == 0
     found = _sum(is_first)
     count = concrete_size("unique", found, size)
     (starts,) = nonzero(is_first, size=count)
+    if shape_is_empty and count and fill_value is not None:
+        ordered = lax.full((1, *typeof(ordered).shape[1:]), 0, typeof(ordered).dtype)
     values = take(ordered, starts, 0, mode="clip")
     missing = lax.ge(lax.iota(default_int(), count), found)
     if fill_value is not None:
@@ -323,9 +326,14 @@ def unique(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _first_of_runs(rows: Any, equal_nan: bool) -> tuple[Any, Any, Any]:
-    """Rows in order, whether each differs from the one before, and where each came from."""
+def first_of_runs(rows: Any, equal_nan: bool) -> tuple[Any, Any, Any]:
+    """Rows in order, whether each differs from the one before, and where each came from.
+
+    A complex number with a NaN is one NaN, whatever its other part is.
+    """
     n, width = typeof(rows).shape
+    if dtypes.is_complex(typeof(rows).dtype):
+        rows = select(lax.ne(rows, rows), constant_like(rows, np.nan), rows)
     places = lax.iota(default_int(), n)
     if n == 0 or width == 0:
         return rows, lax.eq(places, np.array(0, default_int())), places

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd import lax
 from spmd import numpy as snp
 from spmd.core import dtypes
 from spmd.core.aval import typeof
@@ -25,9 +26,10 @@ def map_coordinates(
     """The values of an array at coordinates between its elements.
 
     `coordinates` has one array for each dim of `input`, all of one shape, which is the result's.
-    `order` 0 takes the nearest element, 1 interpolates linearly. Outside of the array `mode` goes
-    on: "constant" with `cval`, "nearest" with the last element, "wrap" from the other side,
-    "mirror" and "reflect" backwards (without and with the last element twice).
+    `order` 0 takes the nearest element (at halves the one farther from 0), 1 interpolates linearly.
+    Outside of the array `mode` goes on: "constant" with `cval`, "nearest" with the last element,
+    "wrap" from the other side, "mirror" and "reflect" backwards (without and with the last element
+    twice).
 
     >>> map_coordinates(np.arange(4.0), [np.array([0.5, 2.25])], order=1)
     Array([0.5 , 2.25], dtype=float32)
@@ -67,7 +69,7 @@ def _choices(c: Any, order: int) -> list[tuple[Any, Any]]:
     """The elements around a coordinate, with the share of each."""
     whole = not dtypes.is_inexact(typeof(c).dtype)
     if order == 0 or whole:
-        return [(c if whole else snp.round(c).astype(np.int32), None)]
+        return [(c if whole else lax.round(c).astype(np.int32), None)]
     low = snp.floor(c)
     upper = c - low
     at = low.astype(np.int32)
@@ -89,4 +91,4 @@ def _within(at: Any, size: int, mode: str) -> Any:
 def _as_dtype(x: Any, dtype: Any) -> Any:
     if dtypes.is_inexact(dtype) or typeof(x).dtype == dtype:
         return x.astype(dtype)
-    return snp.round(x).astype(dtype)
+    return lax.round(x).astype(dtype)

@@ -21,6 +21,7 @@ from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.errors import ArgumentError, DtypeError
+from spmd.lax.special_beta import bessel_i0, bessel_i1
 from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
 from spmd.nn import log_softmax as _log_softmax
 from spmd.nn import logsumexp
@@ -150,8 +151,13 @@ def log_ndtr(x: Any, series_order: int = 3) -> Any:
 # ---- gamma functions ---------------------------------------------------------------------------
 
 gammaln = _function("gammaln", lax.lgamma, "The logarithm of the absolute gamma function.")
-loggamma = _function("loggamma", lax.lgamma, "The logarithm of the gamma function, real x > 0.")
 digamma = _function("digamma", lax.digamma, "The derivative of `gammaln`.")
+
+
+def loggamma(x: Any) -> Any:
+    """The logarithm of the gamma function, real: NaN for negative x, where it is complex."""
+    (x,) = _real("loggamma", x)
+    return select(lax.ge(x, constant_like(x, 0.0)), lax.lgamma(x), constant_like(x, np.nan))
 
 
 def gammainc(a: Any, x: Any) -> Any:
@@ -184,7 +190,7 @@ def gammasgn(x: Any) -> Any:
     negative = select(pole, constant_like(x, np.nan), negative)
     at_zero = snp.copysign(constant_like(x, 1.0), x)
     sign = select(lax.lt(x, constant_like(x, 0.0)), negative, at_zero)
-    return select(snp.isnan(x), x, sign)
+    return select(snp.isnan(x), constant_like(x, np.nan), sign)
 
 
 def gamma(x: Any) -> Any:
@@ -210,9 +216,12 @@ def poch(z: Any, m: Any) -> Any:
     """Pochhammer's rising factorial: `gamma(z + m) / gamma(z)`."""
     z, m = _real("poch", z, m)
     top = lax.add(z, m)
-    ratio = lax.exp(lax.sub(lax.lgamma(top), lax.lgamma(z)))
+    below = lax.lgamma(z)
+    ratio = lax.exp(lax.sub(lax.lgamma(top), below))
     value = lax.mul(lax.mul(gammasgn(top), gammasgn(z)), ratio)
-    return select(lax.eq(m, constant_like(m, 0.0)), constant_like(z, 1.0), value)
+    # Elsewhere the ratio is 1 for m = 0 by itself, and has a derivative.
+    empty = snp.logical_and(lax.eq(m, constant_like(m, 0.0)), snp.isinf(below))
+    return select(empty, constant_like(z, 1.0), value)
 
 
 def multigammaln(a: Any, d: Any) -> Any:
@@ -229,14 +238,21 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Any:
     """The number of ways to choose k of N, of floats; with `repetition`, k of N + k - 1."""
     N, k = _real("comb", N, k)
     one, zero = constant_like(N, 1.0), constant_like(N, 0.0)
+    empty = snp.logical_and(lax.eq(k, zero), lax.ge(N, zero))
     if repetition:
         N = lax.sub(lax.add(N, k), one)
+    # What is outside, NaN too, is 0 with derivative 0, so the formula must not see it.
+    inside = snp.logical_and(lax.ge(k, zero), snp.logical_and(lax.ge(N, zero), lax.le(k, N)))
+    N, k = select(inside, N, zero), select(inside, k, zero)
     top, bottom = lax.lgamma(lax.add(N, one)), lax.lgamma(lax.add(lax.sub(N, k), one))
     value = lax.exp(lax.sub(lax.sub(top, bottom), lax.lgamma(lax.add(k, one))))
     whole = snp.logical_and(lax.eq(N, lax.floor(N)), lax.eq(k, lax.floor(k)))
-    value = select(whole, lax.round(value), value)
-    outside = snp.logical_or(lax.lt(k, zero), snp.logical_or(lax.lt(N, zero), lax.gt(k, N)))
-    return select(outside, zero, value)
+    whole = snp.logical_and(whole, lax.is_finite(value))
+    # A whole number, whose derivative is that of the formula.
+    rest = lax.sub(lax.round(value), value)
+    value = lax.add(value, lax.stop_gradient(select(whole, rest, constant_like(value, 0.0))))
+    value = select(inside, value, zero)
+    return select(empty, one, value) if repetition else value
 
 
 # ---- beta functions ----------------------------------------------------------------------------
@@ -327,9 +343,34 @@ def xlog1py(x: Any, y: Any) -> Any:
 
 def entr(x: Any) -> Any:
     """`-x log(x)`: the term of an entropy; minus infinity for negative x."""
-    (x,) = _real("entr", x)
+    return _entr(*_real("entr", x))
+
+
+@custom_jvp
+def _entr(x: Any) -> Any:
     negative = lax.lt(x, constant_like(x, 0.0))
     return select(negative, constant_like(x, -np.inf), lax.neg(_xlogy(x, x)))
+
+
+@_entr.defjvp
+def _entr_jvp(primals: Any, tangents: Any) -> Any:
+    (x,), (t,) = primals, tangents
+    negative = lax.lt(x, constant_like(x, 0.0))
+    slope = lax.neg(lax.add(lax.log(select(negative, _one(x), x)), _one(x)))
+    return _entr(x), lax.mul(t, select(negative, constant_like(x, 0.0), slope))
+
+
+@custom_jvp
+def _relative(p: Any, q: Any) -> Any:
+    """`p log(p / q)` of positive numbers."""
+    return lax.mul(p, lax.sub(lax.log(p), lax.log(q)))
+
+
+@_relative.defjvp
+def _relative_jvp(primals: Any, tangents: Any) -> Any:
+    (p, q), (tp, tq) = primals, tangents
+    in_p = lax.add(lax.sub(lax.log(p), lax.log(q)), _one(p))
+    return _relative(p, q), lax.sub(lax.mul(tp, in_p), lax.mul(tq, lax.div(p, q)))
 
 
 def rel_entr(p: Any, q: Any) -> Any:
@@ -339,8 +380,7 @@ def rel_entr(p: Any, q: Any) -> Any:
     both = snp.logical_and(lax.gt(p, zero), lax.gt(q, zero))
     empty = snp.logical_and(lax.eq(p, zero), lax.ge(q, zero))
     safe_p, safe_q = select(both, p, _one(p)), select(both, q, _one(q))
-    term = lax.mul(safe_p, lax.sub(lax.log(safe_p), lax.log(safe_q)))
-    return select(both, term, select(empty, zero, constant_like(p, np.inf)))
+    return select(both, _relative(safe_p, safe_q), select(empty, zero, constant_like(p, np.inf)))
 
 
 def kl_div(p: Any, q: Any) -> Any:
@@ -386,14 +426,12 @@ i1e = _function("i1e", lax.bessel_i1e, "`exp(-|x|)` times the modified Bessel fu
 
 def i0(x: Any) -> Any:
     """The modified Bessel function of order 0."""
-    (x,) = _real("i0", x)
-    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i0e(x))
+    return bessel_i0(*_real("i0", x))
 
 
 def i1(x: Any) -> Any:
     """The modified Bessel function of order 1."""
-    (x,) = _real("i1", x)
-    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i1e(x))
+    return bessel_i1(*_real("i1", x))
 
 
 # ---- integrals ---------------------------------------------------------------------------------

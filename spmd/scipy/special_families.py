@@ -207,6 +207,8 @@ def _legendre(n: Any, m: Any, theta: Any, n_max: int, dtype: np.dtype) -> Any:
     Element by element: up the diagonal until the degree is m, then with m fixed until it is n.
     """
     x, sine = snp.cos(theta), snp.sin(theta)
+    # The root of `1 - x * x`, of angles outside of [0, pi] too; at 0 it has the slope of a sine.
+    sine = snp.where(sine < 0, -sine, sine)
     order = m.astype(dtype)
     last = snp.zeros_like(x)
     value = snp.full_like(x, math.sqrt(1 / (4 * math.pi)))

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,10 @@ def _positive(*shapes: Any) -> tuple[Any, Any]:
 
 def _unit(*shapes: Any) -> tuple[Any, Any]:
     return 0.0, 1.0
+
+
+def _all_positive(*shapes: Any) -> Any:
+    return functools.reduce(operator.and_, (x > 0 for x in shapes))
 
 
 # ---- on the whole line -------------------------------------------------------------------------
@@ -48,11 +54,26 @@ cauchy = continuous(
     ppf=lambda q: snp.tan(math.pi * (q - 0.5)),
     isf=lambda q: snp.tan(math.pi * (0.5 - q)),
 )
+
+
+def _laplace_cdf(z: Any) -> Any:
+    tail = 0.5 * snp.exp(-snp.abs(z))
+    return snp.where(z > 0, 1 - tail, tail)
+
+
+def _laplace_logcdf(z: Any) -> Any:
+    """The tail below has the logarithm itself, which does not underflow."""
+    return snp.where(z > 0, snp.log1p(-0.5 * snp.exp(-snp.abs(z))), -snp.abs(z) - math.log(2))
+
+
 laplace = continuous(
     "laplace",
     "The Laplace distribution.",
     logpdf=lambda z: -snp.abs(z) - math.log(2),
-    cdf=lambda z: 0.5 - 0.5 * snp.sign(z) * snp.expm1(-snp.abs(z)),
+    cdf=_laplace_cdf,
+    sf=lambda z: _laplace_cdf(-z),
+    logcdf=_laplace_logcdf,
+    logsf=lambda z: _laplace_logcdf(-z),
 )
 logistic = continuous(
     "logistic",
@@ -74,6 +95,7 @@ gennorm = continuous(
     "gennorm",
     "The generalised normal distribution, whose density is that of `exp(-|z|**beta)`.",
     "beta",
+    valid=_all_positive,
     logpdf=lambda z, b: snp.log(0.5 * b) - special.gammaln(1 / b) - snp.abs(z) ** b,
     cdf=_gennorm_cdf,
     sf=lambda z, b: _gennorm_cdf(-z, b),
@@ -102,14 +124,17 @@ def _t_logpdf(z: Any, df: Any) -> Any:
 
 
 def _t_cdf(z: Any, df: Any) -> Any:
-    tail = 0.5 * special.betainc(0.5 * df, snp.full_like(df, 0.5), df / (df + z * z))
-    return snp.where(z > 0, 1 - tail, tail)
+    normal = snp.isinf(df)
+    safe = snp.where(normal, 1.0, df)
+    tail = 0.5 * special.betainc(0.5 * safe, snp.full_like(safe, 0.5), safe / (safe + z * z))
+    return snp.where(normal, special.ndtr(z), snp.where(z > 0, 1 - tail, tail))
 
 
 t = continuous(
     "t",
     "Student's t distribution.",
     "df",
+    valid=_all_positive,
     logpdf=_t_logpdf,
     cdf=_t_cdf,
     sf=lambda z, df: _t_cdf(-z, df),
@@ -134,6 +159,7 @@ gamma = continuous(
     "The gamma distribution.",
     "a",
     _positive,
+    valid=_all_positive,
     logpdf=lambda z, a: special.xlogy(a - 1, z) - z - special.gammaln(a),
     cdf=lambda z, a: special.gammainc(a, z),
     sf=lambda z, a: special.gammaincc(a, z),
@@ -143,6 +169,7 @@ chi2 = continuous(
     "The chi-squared distribution.",
     "df",
     _positive,
+    valid=_all_positive,
     logpdf=lambda z, df: (
         special.xlogy(0.5 * df - 1, z)
         - 0.5 * z
@@ -157,6 +184,7 @@ pareto = continuous(
     "The Pareto distribution, from 1 on.",
     "b",
     lambda b: (1.0, np.inf),
+    valid=_all_positive,
     logpdf=lambda z, b: snp.log(b) - (b + 1) * snp.log(z),
     cdf=lambda z, b: -snp.expm1(-b * snp.log(z)),
     sf=lambda z, b: z**-b,
@@ -181,6 +209,7 @@ beta = continuous(
     "The beta distribution.",
     "a b",
     _unit,
+    valid=_all_positive,
     logpdf=lambda z, a, b: (
         special.xlogy(a - 1, z) + special.xlog1py(b - 1, -z) - special.betaln(a, b)
     ),
@@ -194,9 +223,9 @@ def _log_mass(a: Any, b: Any) -> Any:
     right = a > 0
     low, high = snp.where(right, -b, a), snp.where(right, -a, b)
     top, bottom = special.log_ndtr(high), special.log_ndtr(low)
-    apart = top > bottom
-    gap = snp.where(apart, top - bottom, 1.0)
-    return snp.where(apart, top + log1mexp(gap), -np.inf)
+    empty = top <= bottom
+    gap = snp.where(empty, 1.0, top - bottom)
+    return snp.where(empty, -np.inf, top + log1mexp(gap))
 
 
 truncnorm = continuous(
@@ -204,6 +233,7 @@ truncnorm = continuous(
     "The normal distribution between a and b (in units of the scale, from the location).",
     "a b",
     lambda a, b: (a, b),
+    valid=lambda a, b: a < b,
     logpdf=lambda z, a, b: -0.5 * (z * z + _LOG_2PI) - _log_mass(a, b),
     logcdf=lambda z, a, b: _log_mass(a, z) - _log_mass(a, b),
     logsf=lambda z, a, b: _log_mass(z, b) - _log_mass(a, b),
@@ -212,6 +242,7 @@ vonmises = continuous(
     "vonmises",
     "The von Mises distribution of angles.",
     "kappa",
+    valid=lambda kappa: kappa >= 0,
     logpdf=lambda z, kappa: kappa * (snp.cos(z) - 1) - _LOG_2PI - snp.log(special.i0e(kappa)),
 )
 wrapcauchy = continuous(
@@ -219,5 +250,6 @@ wrapcauchy = continuous(
     "The Cauchy distribution wrapped around a circle.",
     "c",
     lambda c: (0.0, 2 * math.pi),
+    valid=lambda c: (c > 0) & (c < 1),
     logpdf=lambda z, c: snp.log1p(-c * c) - _LOG_2PI - snp.log1p(c * c - 2 * c * snp.cos(z)),
 )

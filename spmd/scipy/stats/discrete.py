@@ -15,6 +15,10 @@ def _log_choose(n: Any, k: Any) -> Any:
     return special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
 
 
+def _probability(p: Any) -> Any:
+    return (p >= 0) & (p <= 1)
+
+
 bernoulli = discrete(
     "bernoulli",
     "One trial that succeeds with probability p.",
@@ -25,6 +29,7 @@ bernoulli = discrete(
     ppf=lambda q, p: snp.where(
         (q >= 0) & (q <= 1) & (p >= 0) & (p <= 1), snp.where(q > 1 - p, 1.0, 0.0), np.nan
     ),
+    valid=_probability,
 )
 binom = discrete(
     "binom",
@@ -32,6 +37,7 @@ binom = discrete(
     "n p",
     lambda n, p: (0, n),
     lambda k, n, p: _log_choose(n, k) + special.xlogy(k, p) + special.xlog1py(n - k, -p),
+    valid=lambda n, p: _probability(p),
 )
 betabinom = discrete(
     "betabinom",
@@ -39,6 +45,7 @@ betabinom = discrete(
     "n a b",
     lambda n, a, b: (0, n),
     lambda k, n, a, b: _log_choose(n, k) + special.betaln(k + a, n - k + b) - special.betaln(a, b),
+    valid=lambda n, a, b: (n >= 0) & (a > 0) & (b > 0),
 )
 geom = discrete(
     "geom",
@@ -46,6 +53,7 @@ geom = discrete(
     "p",
     lambda p: (1, np.inf),
     lambda k, p: special.xlog1py(k - 1, -p) + snp.log(p),
+    valid=_probability,
 )
 nbinom = discrete(
     "nbinom",
@@ -59,6 +67,7 @@ nbinom = discrete(
         + special.xlogy(n, p)
         + special.xlog1py(k, -p)
     ),
+    valid=lambda n, p: _probability(p),
 )
 poisson = discrete(
     "poisson",

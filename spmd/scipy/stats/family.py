@@ -106,12 +106,27 @@ def _anywhere(*shapes: Any) -> tuple[Any, Any]:
     return -np.inf, np.inf
 
 
+def _always(*shapes: Any) -> Any:
+    return True
+
+
+def _proper(value: Any, valid: Any) -> Any:
+    """A value, and NaN where the shape parameters are not valid."""
+    return value if valid is True else snp.where(valid, value, constant_like(value, np.nan))
+
+
 def continuous(
-    name: str, doc: str, shapes: str = "", support: Support = _anywhere, **given: Formula
+    name: str,
+    doc: str,
+    shapes: str = "",
+    support: Support = _anywhere,
+    valid: Formula = _always,
+    **given: Formula,
 ) -> Distribution:
     """A distribution from formulas of the standard variable z and its shape parameters.
 
     `support(*shapes)` gives the ends; outside the density is zero. Formulas see z inside only.
+    All is NaN where `valid(*shapes)` does not hold.
     """
     moved = {"loc": 0, "scale": 1}
     functions: dict[str, Formula] = {}
@@ -124,7 +139,7 @@ def continuous(
         # What the formula sees outside must be harmless to its derivatives: the nearer end is not.
         middle = 0.0 if support is _anywhere else snp.minimum(low + 0.5, 0.5 * (low + high))
         value = given["logpdf"](snp.where(here, z, middle), *shape) - snp.log(scale)
-        return snp.where(here, value, constant_like(value, -np.inf))
+        return _proper(snp.where(here, value, constant_like(value, -np.inf)), valid(*shape))
 
     def of_variable(formula: Formula) -> Formula:
         def body(x: Any, *rest: Any) -> Any:
@@ -132,7 +147,7 @@ def continuous(
             z = (x - loc) / scale
             low, high = support(*shape)
             z = z if support is _anywhere else snp.clip(z, low, high)
-            return formula(z, *shape)
+            return _proper(formula(z, *shape), valid(*shape))
 
         return body
 
@@ -141,7 +156,7 @@ def continuous(
             *shape, loc, scale = rest
             proper = (q >= 0) & (q <= 1)
             value = loc + scale * formula(snp.where(proper, q, 0.5), *shape)
-            return snp.where(proper, value, constant_like(value, np.nan))
+            return _proper(value, proper if valid is _always else proper & valid(*shape))
 
         return body
 
@@ -161,9 +176,18 @@ def continuous(
 
 
 def discrete(
-    name: str, doc: str, shapes: str, support: Support, logpmf: Formula, **given: Formula
+    name: str,
+    doc: str,
+    shapes: str,
+    support: Support,
+    logpmf: Formula,
+    valid: Formula = _always,
+    **given: Formula,
 ) -> Distribution:
-    """A distribution of whole numbers from `logpmf(k, *shapes)` and maybe `cdf` and `ppf`."""
+    """A distribution of whole numbers from `logpmf(k, *shapes)` and maybe `cdf` and `ppf`.
+
+    All is NaN where `valid(*shapes)` does not hold.
+    """
     moved = {"loc": 0}
     functions: dict[str, Formula] = {}
 
@@ -171,9 +195,9 @@ def discrete(
         *shape, loc = rest
         k = k - loc
         low, high = support(*shape)
-        here = (k >= low) & (k <= high) & (k == snp.floor(k))
+        here = ((k >= low) & (k <= high) & (k == snp.floor(k))) | snp.isnan(k)
         value = logpmf(snp.where(here, k, low), *shape)
-        return snp.where(here, value, constant_like(value, -np.inf))
+        return _proper(snp.where(here, value, constant_like(value, -np.inf)), valid(*shape))
 
     functions["logpmf"] = _public(f"stats.{name}.logpmf", "k", shapes, moved, log_probability)
     functions["pmf"] = _public(
@@ -183,14 +207,19 @@ def discrete(
         first = "q" if operation == "ppf" else "k"
         body = _shifted_down if operation == "cdf" else _shifted_up
         functions[operation] = _public(
-            f"stats.{name}.{operation}", first, shapes, moved, body(formula)
+            f"stats.{name}.{operation}", first, shapes, moved, body(formula, valid)
         )
     return Distribution(name, doc, functions)
 
 
-def _shifted_down(formula: Formula) -> Formula:
-    return lambda k, *rest: formula(snp.floor(k - rest[-1]), *rest[:-1])
+def _shifted_down(formula: Formula, valid: Formula) -> Formula:
+    def body(k: Any, *rest: Any) -> Any:
+        k = snp.floor(k - rest[-1])
+        value = formula(snp.where(snp.isnan(k), 0.0, k), *rest[:-1])
+        return _proper(value, ~snp.isnan(k) & valid(*rest[:-1]))
+
+    return body
 
 
-def _shifted_up(formula: Formula) -> Formula:
-    return lambda q, *rest: formula(q, *rest[:-1]) + rest[-1]
+def _shifted_up(formula: Formula, valid: Formula) -> Formula:
+    return lambda q, *rest: _proper(formula(q, *rest[:-1]), valid(*rest[:-1])) + rest[-1]
