@@ -11,6 +11,7 @@ from spmd.lax.special_hypergeometric import (
     hyp2f1_p,
     hyp2f1_slope_p,
 )
+from spmd.lax.special_beta import bessel_over_power_p
 from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
 from spmd.lax.special_oscillating import (
     cosine_integral_p,
@@ -103,6 +104,17 @@ RECORDS = [
         dtypes=WIDE_FLOAT,
         differentiable=(1,),
         reference=_scipy("expn"),
+    ),
+    record(
+        "bessel_over_power",
+        lambda lax, n, x: bessel_over_power_p.bind(n, x),
+        Operand((), 1, 1),
+        between(0.3, 3, 2, 3),
+        dtypes=WIDE_FLOAT,
+        differentiable=(1,),
+        reference=lambda n, x: (pytest.importorskip("scipy.special").iv(n, x) / x**n).astype(
+            x.dtype
+        ),
     ),
     _integral(erfcx_p, -2, 8),
     record(

@@ -55,3 +55,15 @@ def test_nan_stays():
 def test_axis_error():
     with pytest.raises(ShapeError, match=r"cumsum: axis=1 must be in range\(1\)"):
         spmd.make_jaxpr(lambda x: lax.cumsum(x, 1))(np.ones(3, np.float32))
+
+
+def test_derivatives_of_running_logsumexps_do_not_hide_nan():
+    x = np.array([1.0, np.nan, 2.0], np.float32)
+    for reverse, first in ((False, [1, 0, 0]), (True, [0, 0, 1])):
+        jacobian = spmd.jacfwd(lambda y, r=reverse: lax.cumlogsumexp(y, reverse=r))(x)
+        row = 2 if reverse else 0
+        np.testing.assert_array_equal(jacobian[row], first)
+        assert np.isnan(np.delete(np.asarray(jacobian), row, 0)).all()
+        assert np.isnan(
+            spmd.grad(lambda y, r=reverse: lax.cumlogsumexp(y, reverse=r).sum())(x)
+        ).all()

@@ -194,3 +194,22 @@ def test_the_polar_iteration(shape, dtype):
     np.testing.assert_allclose(h, wanted_h, atol=bound * 10)
     assert bool(converged) and 1 < int(steps) <= 7
     assert not spmd.lax.linalg.qdwh(a, max_iterations=1)[3]
+
+
+@pytest.mark.parametrize(
+    "a", [np.zeros((2, 2)), np.diag([1.0, 0.0, 0.0]), np.ones((3, 3))], ids=["0", "diagonal", "1"]
+)
+def test_square_roots_of_singular_matrices(a):
+    root = np.asarray(linalg.sqrtm(a))
+    np.testing.assert_allclose(root @ root, a, atol=1e-3)
+    assert np.isnan(np.asarray(linalg.sqrtm(np.array([[0.0, 1.0], [0.0, 0.0]])))).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_complex_schur_forms_are_those_of_scipy(size):
+    scipy = pytest.importorskip("scipy.linalg")
+    a = np.random.default_rng(size).normal(size=(size, size)).astype(np.float32)
+    a[:, : size // 2] = a[:, -1:]
+    t, z = scipy.schur(a)
+    for ours, theirs in zip(linalg.rsf2csf(t, z), scipy.rsf2csf(t, z), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)

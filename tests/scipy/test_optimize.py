@@ -73,3 +73,12 @@ def test_mistakes_are_named():
         minimize(rosenbrock, np.zeros(2), method="BFGS", options={"xtol": 1.0})
     with pytest.raises(ShapeError, match="x0 must be a vector"):
         minimize(rosenbrock, np.zeros((2, 2)), method="BFGS")
+
+
+@pytest.mark.parametrize("steepness", [1e-2, 1e4])
+def test_the_scale_of_a_function_is_found(steepness):
+    x0 = np.array([1.0, 1.0], np.float32)
+    f = lambda x: snp.mean((steepness * x) ** 2)  # noqa: E731
+    result = minimize(f, x0, method="BFGS", options={"gtol": 1e-6})
+    assert bool(result.success)
+    np.testing.assert_allclose(result.x, np.zeros(2), atol=1e-2)

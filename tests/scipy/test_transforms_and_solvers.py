@@ -126,6 +126,19 @@ def test_complex_systems_and_few_rounds():
     np.testing.assert_array_equal(zero, start)
 
 
+def test_reverse_mode_of_hermitian_systems_solves_the_conjugate_one():
+    a = (_normal(4, 4) + 1j * _normal(4, 4)).astype(np.complex64)
+    b, w = (_normal(4) + 1j * _normal(4)).astype(np.complex64), _normal(4)
+
+    def loss(b, solve):
+        matrix = a @ a.conj().T + np.eye(4, dtype=np.complex64)
+        return snp.sum(snp.abs(solve(matrix, b)) ** 2 * w)
+
+    by_cg = lambda b: loss(b, lambda m, b: krylov.cg(m, b, tol=1e-7)[0])  # noqa: E731
+    directly = lambda b: loss(b, snp.linalg.solve)  # noqa: E731
+    np.testing.assert_allclose(spmd.grad(by_cg)(b), spmd.grad(directly)(b), rtol=1e-3, atol=1e-3)
+
+
 def test_solvers_say_what_does_not_fit():
     with pytest.raises(errors.ShapeError, match="square"):
         krylov.cg(np.ones((2, 3)), np.ones(3))
@@ -149,6 +162,13 @@ def test_arrays_are_read_between_their_elements(order, mode):
     expected = scipy_ndimage.map_coordinates(x, places, order=order, mode=scipy_mode)
     found = ndimage.map_coordinates(x, places, order, mode)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_halves_round_away_from_zero():
+    x, at = np.array([1.0, 4.0, 2.0, 8.0]), np.array([-0.5, 0.5, 1.5, 2.5, 3.5])
+    assert np.asarray(ndimage.map_coordinates(x, [at], 0, cval=7.0)).tolist() == [7, 4, 2, 8, 7]
+    whole = np.asarray(ndimage.map_coordinates(np.array([0, 1, 2, 5]), [at[1:]], 1, mode="nearest"))
+    assert whole.tolist() == [1, 2, 4, 5]
 
 
 def test_places_outside_are_constant_and_integers_round():
