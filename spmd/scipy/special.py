@@ -220,7 +220,7 @@ def poch(z: Any, m: Any) -> Any:
     ratio = lax.exp(lax.sub(lax.lgamma(top), below))
     value = lax.mul(lax.mul(gammasgn(top), gammasgn(z)), ratio)
     # Elsewhere the ratio is 1 for m = 0 by itself, and has a derivative.
-    empty = snp.logical_and(lax.eq(m, constant_like(m, 0.0)), snp.isinf(below))
+    empty = snp.logical_and(lax.eq(m, constant_like(m, 0.0)), ~snp.isfinite(below))
     return select(empty, constant_like(z, 1.0), value)
 
 
