@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from spmd.lax.special_beta import bessel_over_power_p
 from spmd.lax.special_hypergeometric import (
     hyp1f1_p,
     hyp1f1_slope_p,
     hyp2f1_p,
     hyp2f1_slope_p,
 )
-from spmd.lax.special_beta import bessel_over_power_p
 from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
 from spmd.lax.special_oscillating import (
     cosine_integral_p,
