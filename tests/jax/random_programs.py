@@ -1,0 +1,397 @@
+"""Random programs of both libraries: drawn from a seed, printed as source, run, compared, shrunk.
+
+    python -m tests.jax 17          # prints the program of seed 17 and what differs from JAX
+    python -m tests.jax 0 2000      # runs programs 0 to 1999, prints those that differ, shrunk
+
+A program is a few statements over special points in narrow and common dtypes. It is run as it is,
+under `jit`, and under `disable_jit`; values, shapes, dtypes and weak types must be JAX's. Some
+programs are differentiated first, once or twice. JAX is compared with itself where it and spmd
+disagree: a number that its own `jit` and its own evaluation see differently says nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.scipy.sparse.linalg
+import jax.scipy.special
+import numpy as np
+
+import spmd
+import spmd.scipy.sparse.linalg
+import spmd.scipy.special
+from tests.jax.statements import STATEMENTS, Scope, Unusable
+from tests.jax.vocabulary import DTYPES, EXTREMES, POINTS, WIDE_DTYPES
+
+SHAPES = ((), (4,), (4,), (3,), (2,), (4, 4), (4, 3), (2, 4), (4, 4, 4), (4, 2, 4), (1,), (0,))
+ORDERS = (0, 0, 0, 0, 1, 1, 2)
+MODES = ("eager", "jit", "disable_jit")
+
+HEADER = """\
+import {library} as j, {library}.numpy as np
+from {library} import lax, nn
+import {library}.scipy.special as special, {library}.scipy.sparse.linalg as sparse
+from numpy import inf, nan
+"""
+
+# What programs may call beside the library; part of what is printed.
+PRELUDE = """\
+def with_jvp(f, rule):
+    g = j.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: (g(*primals), rule(*primals, *tangents)))
+    return g
+
+def with_vjp(f, rule):
+    g = j.custom_vjp(f)
+    g.defvjp(lambda y: (g(y), y), lambda y, t: (rule(y, t),))
+    return g
+
+def gradient(f, argnums):
+    def weighted(x):
+        weights = np.cos(np.arange(x.size)).reshape(x.shape).astype(x.dtype)
+        return np.sum(weights * x, dtype=np.promote_types(x.dtype, "float32"))
+
+    def loss(*args):
+        leaves = j.tree_util.tree_leaves(f(*args))
+        return sum(weighted(x) for x in leaves if np.issubdtype(x.dtype, np.floating))
+
+    return j.grad(loss, argnums)
+"""
+
+
+# ---- programs as source ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """Arguments and statements `(name, expression)`, what is returned, how often derived."""
+
+    arguments: tuple[tuple[str, str], ...]
+    statements: tuple[tuple[str, str], ...]
+    returned: tuple[str, ...]
+    order: int = 0
+    wide: bool = False
+    donates: tuple[int, ...] = ()
+    called_with: tuple[str, ...] = ()
+
+    def source(self) -> str:
+        """The function, without its arguments."""
+        lines = [f"def program({', '.join(name for name, _ in self.arguments)}):"]
+        lines += [f"    {name} = {expression}" for name, expression in self.statements]
+        lines += [f"    return {''.join(f'{name}, ' for name in self.returned).strip()}"]
+        return "\n".join(lines)
+
+    def function(self) -> str:
+        """The function that is run, as an expression: the program, or a derivative of it."""
+        made = "program"
+        floats = tuple(k for k, (_, x) in enumerate(self.arguments) if "float" in x)
+        for _ in range(self.order):
+            made = f"gradient({made}, {floats})"
+        return made
+
+    def __str__(self) -> str:
+        arguments = "\n".join(f"{name} = {expression}" for name, expression in self.arguments)
+        called = ", ".join(self.called_with)
+        donates = f", donate_argnums={self.donates}" * bool(self.donates)
+        jitted = f"j.jit({self.function()}{donates})"
+        parts = [HEADER.format(library="spmd").strip(), PRELUDE.strip(), arguments, self.source()]
+        if self.wide:
+            parts.insert(1, "# with SPMD_ENABLE_X64=1 in the environment; JAX_ENABLE_X64=1 for JAX")
+        parts += [f"print({self.function()}({called}))\nprint({jitted}({called}))"]
+        return "\n\n".join(parts)
+
+
+def names_of(library: Any) -> dict[str, Any]:
+    """What `HEADER` and `PRELUDE` define, for one of the libraries."""
+    namespace = {
+        "j": library,
+        "np": library.numpy,
+        "lax": library.lax,
+        "nn": library.nn,
+        "special": library.scipy.special,
+        "sparse": library.scipy.sparse.linalg,
+        "inf": np.inf,
+        "nan": np.nan,
+    }
+    exec(PRELUDE, namespace)
+    return namespace
+
+
+OURS, THEIRS = names_of(spmd), names_of(jax)
+
+
+def made(program: Program, names: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The function to run and its arguments, in one of the libraries."""
+    namespace = dict(names)
+    exec(program.source(), namespace)
+    arguments = {name: eval(x, namespace) for name, x in program.arguments}
+    return eval(program.function(), namespace), [arguments[name] for name in program.called_with]
+
+
+# ---- programs from a seed ----------------------------------------------------------------------
+
+
+def argument(rng: np.random.Generator, wide: bool) -> str:
+    """An array as source: special points, ties, now and then an infinity or a NaN."""
+    shape = SHAPES[int(rng.integers(len(SHAPES)))]
+    dtypes = [*DTYPES, *["float32"] * 8, *[*WIDE_DTYPES * 3] * wide]
+    dtype = dtypes[int(rng.integers(len(dtypes)))]
+    if dtype == "bool":
+        values = rng.integers(0, 2, shape).astype(bool)
+    elif "int" in dtype:
+        low, high = (0, 5) if dtype[0] == "u" or rng.random() < 0.3 else (-4, 5)
+        values = rng.integers(low, high, shape)
+        if rng.random() < 0.2:
+            info = np.iinfo(dtype)
+            values = rng.choice(np.array([info.min, info.max, 1, 0], dtype), shape)
+    else:
+        values = np.round(rng.normal(size=shape), 3)
+        special = rng.random(shape) < rng.choice([0, 0.3, 1])
+        values = np.where(special, rng.choice(POINTS, shape), values)
+        if rng.random() < 0.12:
+            values = np.where(rng.random(shape) < 0.3, rng.choice(EXTREMES, shape), values)
+    weak = shape == () and dtype in ("float32", "int32") and rng.random() < 0.4
+    return f"np.asarray({values.tolist()})" if weak else f"np.array({values.tolist()}, '{dtype}')"
+
+
+def shapes_in_jax(program: Program) -> list[Any]:
+    """What JAX says a program gives: shapes, dtypes, weak types; raises what tracing raises."""
+    function, arguments = made(program, THEIRS)
+    return jax.tree_util.tree_leaves(jax.eval_shape(function, *arguments))
+
+
+def accepted(program: Program) -> list[Any] | None:
+    """The avals of a program's results, if JAX takes it."""
+    try:
+        return shapes_in_jax(program)
+    except Exception:
+        return None
+
+
+MOST_ELEMENTS = 600
+
+
+def draw(seed: int) -> Program:
+    """The program of a seed."""
+    rng = np.random.default_rng([seed, 5])
+    wide = bool(rng.random() < 0.1)
+    with settings(wide):
+        scope = Scope(rng, wide)
+        arguments = [(f"x{k}", argument(rng, wide)) for k in range(int(rng.integers(1, 4)))]
+        names = tuple(name for name, _ in arguments)
+        program = Program(tuple(arguments), (), names, wide=wide, called_with=names)
+        for name, aval in zip(names, shapes_in_jax(program), strict=True):
+            scope.avals[name] = aval
+        wanted = int(rng.integers(1, 5))
+        for _ in range(wanted * 6):
+            if len(program.statements) == wanted:
+                break
+            program = extended(program, scope)
+        return finished(program, scope)
+
+
+def extended(program: Program, scope: Scope) -> Program:
+    """With one statement more, if the one that is drawn makes sense to JAX."""
+    try:
+        expression = scope.pick(STATEMENTS)(scope)
+    except Unusable:
+        return program
+    name = f"v{len(program.statements)}"
+    longer = replace(
+        program, statements=(*program.statements, (name, expression)), returned=(name,)
+    )
+    avals = accepted(longer)
+    if avals is None or len(avals) != 1 or avals[0].size > MOST_ELEMENTS:
+        return program
+    if avals[0].dtype.kind not in "biuf" and avals[0].dtype.name != "bfloat16":
+        return program
+    scope.avals[name] = avals[0]
+    return longer
+
+
+def finished(program: Program, scope: Scope) -> Program:
+    """With results, an order of differentiation that JAX takes, and perhaps donated arguments."""
+    names = [name for name, _ in program.statements] or [program.arguments[0][0]]
+    returned = dict.fromkeys([names[-1], *([scope.pick(names)] if scope.chance(0.4) else [])])
+    program = without_dead(replace(program, returned=tuple(returned)))
+    for order in range(int(scope.pick(ORDERS)), 0, -1):
+        higher = replace(program, order=order)
+        if "float" in str(program.arguments) and accepted(higher):
+            return higher
+    if scope.chance(0.02):
+        called = tuple(program.arguments[0][0] for _ in program.arguments)
+        aliased = replace(program, donates=(0,), called_with=called)
+        return aliased if accepted(aliased) else program
+    return program
+
+
+def without_dead(program: Program) -> Program:
+    """Without the statements that no result depends on."""
+    alive, kept = " ".join(program.returned), []
+    for name, expression in reversed(program.statements):
+        if name in alive:
+            kept.append((name, expression))
+            alive += expression
+    return replace(program, statements=tuple(reversed(kept)))
+
+
+# ---- running -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def settings(wide: bool, evaluated: bool = False) -> Iterator[None]:
+    """The settings of a program in both libraries: 64-bit dtypes, and evaluation without jit."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(np.errstate(all="ignore"))
+        stack.enter_context(jax.enable_x64(wide))
+        stack.enter_context(spmd.config.override("enable_x64", wide))
+        if evaluated:
+            stack.enter_context(jax.disable_jit())
+            stack.enter_context(spmd.disable_jit())
+        yield
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An exception instead of results."""
+
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{type(self.error).__name__}: {str(self.error).splitlines()[0][:300]}"
+
+
+def run(program: Program, names: dict[str, Any], mode: str) -> list[Any] | Failed:
+    """The results of a program in one library and mode, or what it raises."""
+    library = names["j"]
+    try:
+        with settings(program.wide, mode == "disable_jit"):
+            function, arguments = made(program, names)
+            if mode == "jit":
+                function = library.jit(function, donate_argnums=program.donates)
+            leaves = library.tree_util.tree_leaves(function(*arguments))
+            return [library.block_until_ready(x) for x in leaves]
+    except Exception as error:
+        return Failed(error)
+
+
+# The results of functions of few bits differ by some units of their last place.
+TOLERANCES = {"float64": 1e-8, "float32": 2e-4, "bfloat16": 4e-2, "float16": 8e-3}
+
+
+def difference(found: Any, wanted: Any, order: int) -> str | None:
+    """How one result differs from JAX's, in words."""
+    if not hasattr(found, "weak_type"):
+        return f"a {type(found).__name__} instead of an Array"
+    for name in ("shape", "dtype"):
+        x, y = getattr(found, name), getattr(wanted, name)
+        if x != y:
+            return f"{name}: {x}, must be {y}"
+    if bool(found.weak_type) != bool(wanted.weak_type):
+        return f"weak_type: {found.weak_type}, must be {wanted.weak_type}"
+    if same_values(np.asarray(found), np.asarray(wanted), order):
+        return None
+    return f"values:\n{np.asarray(found)}, must be\n{np.asarray(wanted)}"
+
+
+def same_values(x: np.ndarray, y: np.ndarray, order: int) -> bool:
+    tolerance = TOLERANCES.get(y.dtype.name)
+    if tolerance is None:
+        return bool((x == y).all())
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    tolerance *= 4**order
+    finite = np.abs(y[np.isfinite(y)])
+    scale = float(finite.max(initial=0.0))
+    # A number that is tiny beside the others came from their difference.
+    return np.allclose(x, y, rtol=tolerance, atol=tolerance * min(1.0, scale), equal_nan=True)
+
+
+def compared(found: Any, wanted: Any, order: int) -> str | None:
+    """How the results of one mode differ from JAX's, in words."""
+    if isinstance(wanted, Failed):
+        return None if isinstance(found, Failed) else f"no error; JAX raises {wanted}"
+    if isinstance(found, Failed):
+        return str(found)
+    if len(found) != len(wanted):
+        return f"{len(found)} results, must be {len(wanted)}"
+    pairs = zip(found, wanted, strict=True)
+    return next(filter(None, (difference(x, y, order) for x, y in pairs)), None)
+
+
+def fault(program: Program) -> tuple[str, str] | None:
+    """The first mode whose results are not JAX's, and how they differ."""
+    evaluate = functools.cache(lambda mode: run(program, THEIRS, mode))
+    for mode in MODES:
+        found = run(program, OURS, mode)
+        # Compilation says nothing of what evaluation does with an array that is given twice.
+        references = [mode] if program.donates else ["jit", "eager", mode]
+        said = None
+        for reference in dict.fromkeys(references):
+            differs = compared(found, evaluate(reference), program.order)
+            if differs is None:
+                break
+            said = said or differs
+        else:
+            return mode, said or ""
+    return None
+
+
+# ---- shrinking and reporting -------------------------------------------------------------------
+
+
+def kind(fault: tuple[str, str]) -> tuple[str, str]:
+    """The mode and the first word of what is said: what shrinking must keep."""
+    return fault[0], fault[1].split(":")[0]
+
+
+def smaller(program: Program) -> Iterator[Program]:
+    """Programs with a result less, a lower order, a statement less, or one that is a name."""
+    for k in range(len(program.returned) * (len(program.returned) > 1)):
+        yield replace(program, returned=program.returned[:k] + program.returned[k + 1 :])
+    if program.order:
+        yield replace(program, order=program.order - 1)
+    if program.donates:
+        yield replace(program, donates=(), called_with=tuple(n for n, _ in program.arguments))
+    for k, (name, expression) in enumerate(program.statements):
+        before, after = program.statements[:k], program.statements[k + 1 :]
+        known = [n for n, _ in (*program.arguments, *before)]
+        for n in known[::-1]:
+            if expression != n:
+                yield replace(program, statements=(*before, (name, n), *after))
+    if len(program.statements) > 1:
+        yield replace(
+            program, statements=program.statements[:-1], returned=(program.statements[-2][0],)
+        )
+
+
+def shrunk(program: Program) -> Program:
+    """The smallest program that fails alike, greedily."""
+    first = fault(program)
+    assert first is not None
+    found = True
+    while found:
+        found = False
+        for candidate in map(without_dead, smaller(program)):
+            with settings(candidate.wide):
+                if candidate == program or accepted(candidate) is None:
+                    continue
+            now = fault(candidate)
+            if now is not None and kind(now) == kind(first):
+                program, found = candidate, True
+                break
+    return program
+
+
+def report(seed: int, program: Program) -> str:
+    """What a failing test shows: what differs, and the program to paste."""
+    small = shrunk(program)
+    mode, said = fault(small) or fault(program) or ("", "it does not fail again")
+    return f"seed {seed}, {mode}: {said}\n\n{small}\n"
