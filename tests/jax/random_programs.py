@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-import jax.scipy.sparse.linalg
-import jax.scipy.special
 import numpy as np
+import pytest
 
 import spmd
 import spmd.scipy.sparse.linalg
 import spmd.scipy.special
 from tests.jax.statements import STATEMENTS, Scope, Unusable
 from tests.jax.vocabulary import DTYPES, EXTREMES, POINTS, WIDE_DTYPES
+
+jax = pytest.importorskip("jax", reason="the oracle of these tests is JAX")
+pytest.importorskip("jax.scipy.sparse.linalg")
+pytest.importorskip("jax.scipy.special")
 
 SHAPES = ((), (4,), (4,), (3,), (2,), (4, 4), (4, 3), (2, 4), (4, 4, 4), (4, 2, 4), (1,), (0,))
 ORDERS = (0, 0, 0, 0, 1, 1, 2)
@@ -202,17 +205,23 @@ def extended(program: Program, scope: Scope) -> Program:
         expression = scope.pick(STATEMENTS)(scope)
     except Unusable:
         return program
+    aval = aval_of(expression, scope.avals)
+    if aval is None or aval.size > MOST_ELEMENTS:
+        return program
     name = f"v{len(program.statements)}"
-    longer = replace(
-        program, statements=(*program.statements, (name, expression)), returned=(name,)
-    )
-    avals = accepted(longer)
-    if avals is None or len(avals) != 1 or avals[0].size > MOST_ELEMENTS:
-        return program
-    if avals[0].dtype.kind not in "biuf" and avals[0].dtype.name != "bfloat16":
-        return program
-    scope.avals[name] = avals[0]
-    return longer
+    scope.avals[name] = aval
+    return replace(program, statements=(*program.statements, (name, expression)))
+
+
+def aval_of(expression: str, avals: dict[str, Any]) -> Any:
+    """The type that JAX gives an expression, if it is one real array."""
+    function = eval(f"lambda {', '.join(avals)}: {expression}", dict(THEIRS))
+    try:
+        aval = jax.eval_shape(function, *avals.values())
+    except Exception:
+        return None
+    is_real = hasattr(aval, "dtype") and aval.dtype.name in (*DTYPES, *WIDE_DTYPES)
+    return aval if is_real else None
 
 
 def finished(program: Program, scope: Scope) -> Program:
@@ -353,23 +362,28 @@ def kind(fault: tuple[str, str]) -> tuple[str, str]:
 
 
 def smaller(program: Program) -> Iterator[Program]:
-    """Programs with a result less, a lower order, a statement less, or one that is a name."""
+    """Programs with a result less, a lower order, a statement less, another value for one."""
     for k in range(len(program.returned) * (len(program.returned) > 1)):
         yield replace(program, returned=program.returned[:k] + program.returned[k + 1 :])
     if program.order:
         yield replace(program, order=program.order - 1)
     if program.donates:
         yield replace(program, donates=(), called_with=tuple(n for n, _ in program.arguments))
-    for k, (name, expression) in enumerate(program.statements):
-        before, after = program.statements[:k], program.statements[k + 1 :]
-        known = [n for n, _ in (*program.arguments, *before)]
-        for n in known[::-1]:
-            if expression != n:
-                yield replace(program, statements=(*before, (name, n), *after))
+    for k in range(len(program.statements)):
+        known = [n for n, _ in (*program.arguments, *program.statements[:k])]
+        for name in known[::-1]:
+            yield replaced(program, k, name)
     if len(program.statements) > 1:
-        yield replace(
-            program, statements=program.statements[:-1], returned=(program.statements[-2][0],)
-        )
+        last, _ = program.statements[-2]
+        yield replace(program, statements=program.statements[:-1], returned=(last,))
+
+
+def replaced(program: Program, k: int, name: str) -> Program:
+    """With a value known before instead of what a statement makes."""
+    gone = program.statements[k][0]
+    after = [(n, re.sub(rf"\b{gone}\b", name, x)) for n, x in program.statements[k + 1 :]]
+    returned = tuple(name if n == gone else n for n in program.returned)
+    return replace(program, statements=(*program.statements[:k], *after), returned=returned)
 
 
 def shrunk(program: Program) -> Program:

@@ -387,6 +387,7 @@ def derivative(s: Scope) -> str:
             f"j.grad(lambda y: np.sum({f}))({x})",
             f"j.grad(lambda y: np.sum({f}))({x})",
             f"j.grad(lambda y: np.sum(j.grad(lambda y: np.sum({f}))(y)))({x})",
+            f"j.vmap(j.grad(j.grad(j.grad(lambda y: np.sum({f})))))({x}.reshape(-1))",
             f"j.jvp(lambda y: {f}, ({x},), ({x},))[{s.pick([0, 1])}]",
             f"j.vjp(lambda y: {f}, {x})[0]",
             f"j.jacfwd(lambda y: {f})({x})",

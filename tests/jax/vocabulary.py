@@ -78,7 +78,7 @@ normal uniform laplace cauchy logistic gumbel exponential rademacher maxwell dou
 
 # JAX's own pmax over devices ignores NaNs, under vmap it does not.
 COLLECTIVES = """
-lax.psum(E,"i") lax.pmean(E,"i") lax.pmax(np.nan_to_num(E),"i") lax.pmin(np.nan_to_num(E),"i") lax.axis_index("i")
-lax.all_gather(E,"i").sum(0) lax.psum(1,"i") lax.ppermute(E,"i",[(0,1),(1,0)])
-lax.all_gather(E,"i")[1]
+lax.psum(E,"i") lax.pmean(E,"i") lax.pmax(np.nan_to_num(E),"i") lax.pmin(np.nan_to_num(E),"i")
+lax.axis_index("i") lax.all_gather(E,"i").sum(0) lax.psum(1,"i")
+lax.ppermute(E,"i",[(0,1),(1,0)]) lax.all_gather(E,"i")[1]
 """.split()

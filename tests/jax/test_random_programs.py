@@ -1,0 +1,79 @@
+"""Random programs give what JAX gives: evaluated, compiled, and op by op.
+
+pytest -m nightly tests/jax/test_random_programs.py      # 20,000 programs, hours
+python -m tests.jax 17                                   # the program of seed 17
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from tests.jax import random_programs
+from tests.jax.random_programs import Program, draw, fault, jax, report, shrunk
+
+IN_CI, ALL, TOGETHER = 100, 20_000, 20
+
+
+def assert_no_fault(seeds: range) -> None:
+    reports = []
+    for seed in seeds:
+        program = draw(seed)
+        if fault(program):
+            reports.append(report(seed, program))
+    jax.clear_caches()
+    assert not reports, "\n".join(reports)
+
+
+@pytest.mark.parametrize("first", range(0, IN_CI, TOGETHER))
+def test_programs_are_jax_s(first):
+    assert_no_fault(range(first, first + TOGETHER))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(IN_CI, ALL, 10 * TOGETHER))
+def test_many_programs_are_jax_s(first):
+    assert_no_fault(range(first, min(first + 10 * TOGETHER, ALL)))
+
+
+# ---- the tests of the test ---------------------------------------------------------------------
+
+PAIR = ("x0", "np.array([1.0, 2.0], 'float32')")
+
+
+def test_seed_says_the_program():
+    assert draw(11) == draw(11)
+    assert len({str(draw(seed)) for seed in range(10)}) == 10
+
+
+def test_printed_program_runs(capsys):
+    program = Program((PAIR,), (("v0", "x0 * x0"),), ("v0",), order=1, called_with=("x0",))
+    exec(str(program), {})
+    evaluated, compiled = capsys.readouterr().out.splitlines()
+    gradient = spmd.numpy.asarray(np.float32([2, 4]) * np.cos(np.arange(2, dtype=np.float32)))
+    assert evaluated == compiled == f"({gradient!r},)"
+
+
+class WrongSine:
+    """Our `numpy`, but for one function."""
+
+    sin = staticmethod(spmd.numpy.cos)
+
+    def __getattr__(self, name):
+        return getattr(spmd.numpy, name)
+
+
+def test_fault_is_seen_and_shrunk(monkeypatch):
+    statements = ("x0 + 1", "np.sin(v0)", "np.exp(v1)", "v2[::-1]")
+    program = Program(
+        arguments=(PAIR,),
+        statements=tuple((f"v{k}", expression) for k, expression in enumerate(statements)),
+        returned=("v3", "v0"),
+        called_with=("x0",),
+    )
+    assert fault(program) is None
+    monkeypatch.setitem(random_programs.OURS, "np", WrongSine())
+    mode, said = fault(program)
+    assert mode == "eager" and said.startswith("values")
+    assert shrunk(program).statements == (("v1", "np.sin(x0)"),)
