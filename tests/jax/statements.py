@@ -127,7 +127,8 @@ def ternary(s: Scope) -> str:
             f"np.frexp({a})[{s.pick([0, 1])}]",
             f"special.betainc({a}, {b}, {c})",
             f"special.hyp1f1({s.pick(LITERALS)}, {s.pick(LITERALS)}, {a})",
-            f"special.polygamma({s.pick([0, 1, 2])}, {a})",
+            # JAX's is NaN at its poles and at infinity.
+            f"special.polygamma({s.pick([0, 1, 2])}, np.abs(np.nan_to_num({a})) + 0.5)",
             f"lax.clamp({a}, {b}, {c})",
             f"np.select([{a} > 0, {b} > 0], [{a}, {b}], {s.pick(LITERALS)})",
             f"np.interp({s.real()}, np.array([0.0, 0.5, 1.0, 2.0]), np.array([1.0, -1.0, 3.0, 0.5])"
@@ -138,11 +139,13 @@ def ternary(s: Scope) -> str:
 
 def cast(s: Scope) -> str:
     a, dtype = s.value(), s.dtype()
+    # All bits of a float that was computed are nowhere promised.
+    exact = s.value(lambda v: not is_float(v)) if s.chance(0.5) else "x0"
     return s.pick(
         [
             f"{a}.astype('{dtype}')",
             f"lax.convert_element_type({a}, '{dtype}')",
-            f"lax.bitcast_convert_type({a}, '{dtype}')",
+            f"lax.bitcast_convert_type({exact}, '{dtype}')",
             f"lax.reduce_precision({a}, 5, 7)",
             f"np.full_like({a}, {s.pick(LITERALS)})",
             f"np.full_like({a}, {s.pick(LITERALS)}, dtype='{dtype}')",
@@ -239,7 +242,7 @@ def index(s: Scope) -> str:
             f"np.take_along_axis({a}, {s.array()}, 0)",
             f"np.searchsorted(np.sort({a}.reshape(-1)), {s.value()})",
             f"np.digitize({s.value()}, np.array([-1.0, 0.0, 0.5]))",
-            f"nn.one_hot({i}, 4)",
+            f"nn.one_hot(np.asarray({i}, int), 4)",
             f"lax.top_k({a}, 2)[{s.pick([0, 1])}]",
         ]
     )
@@ -300,7 +303,7 @@ def parallel(s: Scope) -> str:
         f"out_specs=j.P({out}){check})"
     )
     pmap = f"j.pmap(lambda y: {e}, axis_name='i')"
-    axes = s.pick(["", "", ", in_axes=1", ", out_axes=-1"])
+    axes = s.pick(["", "", ", in_axes=1", ", out_axes=1"])
     return s.pick(
         [
             f"{pmap}({x})",
