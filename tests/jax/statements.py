@@ -384,7 +384,7 @@ def derivative(s: Scope) -> str:
     x = s.real()
     f = s.pick([body(s, "y"), f"{s.pick(ELEMENTWISE)}(y)", f"y % {s.constant()}"])
     if s.chance(0.3):
-        f = f"{s.pick(RUNNING)}(np.atleast_1d(y))"
+        f = f"{s.pick([n for n in RUNNING if n != 'np.argsort'])}(np.atleast_1d(y))"
     return s.pick(
         [
             f"j.grad(lambda y: np.sum({f}))({x})",
