@@ -148,7 +148,10 @@ def take_along_axis(
     axis, (x, indices) = _aligned("take_along_axis", x, indices, axis)
     if wrap_negative_indices:
         indices = _wrapped(indices, typeof(x).shape[axis])
-    ndim = typeof(x).ndim
+    aval, ndim = typeof(x), typeof(x).ndim
+    if not aval.shape[axis]:
+        # A gather reads slices of one element, and there is none to read: all is zero, as in JAX.
+        return lax.full(typeof(indices).shape, 0, aval.dtype)
     return lax.gather(
         x,
         lax.expand_dims(indices, (ndim,)),

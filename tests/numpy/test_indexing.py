@@ -373,6 +373,16 @@ def test_along_an_axis_is_jaxs(axis):
     np.testing.assert_array_equal(put_along_axis(x, unique, values, axis, inplace=False), wanted)
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (2, 3), (0, 1)])
+@pytest.mark.parametrize("transformed", [lambda f: f, spmd.jit], ids=["eager", "jit"])
+def test_along_an_empty_axis_is_jaxs(shape, transformed):
+    x, indices = np.ones((0, 3), np.float32), np.zeros(shape, np.int32)
+    wanted = np.asarray(jnp.take_along_axis(x, indices, 0))
+    found = transformed(lambda x, i: take_along_axis(x, i, 0))(x, indices)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted, strict=True)
+
+
 def test_take_derivatives():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     check_derivatives(lambda x: sin(take(x, np.array([0, 0, 3]), 1)), (x,))
