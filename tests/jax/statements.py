@@ -356,7 +356,8 @@ def loop(s: Scope) -> str:
             f"(0, {s.pick(['True', 'False', '1'])}))[1] * {a}",
             f"lax.map(lambda c: {f}, {x})",
             f"lax.associative_scan(lambda c, u: {formula(s, ['c', 'u'])}, {x})",
-            f"lax.reduce({x}, {s.constant()}, lax.{s.pick(['add', 'max', 'mul'])}, (0,))",
+            # JAX's derivative forgets a start that is not the identity.
+            f"lax.reduce({x}, {s.pick(['0, lax.add', '1, lax.mul'])}, (0,))",
         ]
     )
 
@@ -382,6 +383,8 @@ def branch(s: Scope) -> str:
 
 def derivative(s: Scope) -> str:
     x = s.real()
+    # Third derivatives cancel more than the bits of narrow dtypes.
+    wide = s.value(lambda v: v.dtype.kind == "f" and v.dtype.itemsize >= 4)
     f = s.pick([body(s, "y"), f"{s.pick(ELEMENTWISE)}(y)", f"y % {s.constant()}"])
     if s.chance(0.3):
         f = f"{s.pick([n for n in RUNNING if n != 'np.argsort'])}(np.atleast_1d(y))"
@@ -390,7 +393,7 @@ def derivative(s: Scope) -> str:
             f"j.grad(lambda y: np.sum({f}))({x})",
             f"j.grad(lambda y: np.sum({f}))({x})",
             f"j.grad(lambda y: np.sum(j.grad(lambda y: np.sum({f}))(y)))({x})",
-            f"j.vmap(j.grad(j.grad(j.grad(lambda y: np.sum({f})))))({x}.reshape(-1))",
+            f"j.vmap(j.grad(j.grad(j.grad(lambda y: np.sum({f})))))({wide}.reshape(-1))",
             f"j.jvp(lambda y: {f}, ({x},), ({x},))[{s.pick([0, 1])}]",
             f"j.vjp(lambda y: {f}, {x})[0]",
             f"j.jacfwd(lambda y: {f})({x})",
