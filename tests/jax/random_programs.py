@@ -194,7 +194,7 @@ def draw(seed: int) -> Program:
     rng = np.random.default_rng([seed, 5])
     wide = bool(rng.random() < 0.1)
     with settings(wide):
-        scope = Scope(rng, wide)
+        scope = Scope(rng, wide, ORDERS[int(rng.integers(len(ORDERS)))])
         arguments = [(f"x{k}", argument(rng, wide)) for k in range(int(rng.integers(1, 4)))]
         names = tuple(name for name, _ in arguments)
         program = Program(tuple(arguments), (), names, wide=wide, called_with=names)
@@ -238,7 +238,7 @@ def finished(program: Program, scope: Scope) -> Program:
     names = [name for name, _ in program.statements] or [program.arguments[0][0]]
     returned = dict.fromkeys([names[-1], *([scope.pick(names)] if scope.chance(0.4) else [])])
     program = without_dead(replace(program, returned=tuple(returned)))
-    for order in range(int(scope.pick(ORDERS)), 0, -1):
+    for order in range(scope.order, 0, -1):
         higher = replace(program, order=order)
         if any(is_real(x) for _, x in program.arguments) and accepted(higher):
             return higher

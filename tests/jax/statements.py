@@ -20,6 +20,7 @@ from tests.jax.vocabulary import (
     INFIX,
     LITERALS,
     REDUCTIONS,
+    ROUGH,
     RUNNING,
     SAMPLERS,
     SMOOTH,
@@ -35,9 +36,10 @@ class Unusable(Exception):
 class Scope:
     """What a statement is drawn from: random choices, and the values that the program has."""
 
-    def __init__(self, rng: np.random.Generator, wide: bool = False):
+    def __init__(self, rng: np.random.Generator, wide: bool = False, order: int = 0):
         self.rng = rng
         self.wide = wide
+        self.order = order
         self.avals: dict[str, Any] = {}
 
     def pick(self, options: Sequence[Any]) -> Any:
@@ -95,8 +97,16 @@ def formula(s: Scope, names: Sequence[str], depth: int = 2) -> str:
 # ---- one operation -----------------------------------------------------------------------------
 
 
+def function(s: Scope, x: str, order: int) -> str:
+    """A function of a value; where it is derived, far from the points that `ROUGH` speaks of."""
+    name = s.pick(ELEMENTWISE)
+    if order and name in ROUGH:
+        x = f"np.tanh(np.nan_to_num({x})) * 0.4 + 0.5"
+    return f"{name}({x})"
+
+
 def elementwise(s: Scope) -> str:
-    return f"{s.pick(ELEMENTWISE)}({s.value()})"
+    return function(s, s.value(), s.order)
 
 
 def binary(s: Scope) -> str:
@@ -385,7 +395,7 @@ def derivative(s: Scope) -> str:
     x = s.real()
     # Third derivatives cancel more than the bits of narrow dtypes.
     wide = s.value(lambda v: v.dtype.kind == "f" and v.dtype.itemsize >= 4)
-    f = s.pick([body(s, "y"), f"{s.pick(ELEMENTWISE)}(y)", f"y % {s.constant()}"])
+    f = s.pick([body(s, "y"), function(s, "y", 1), f"y % {s.constant()}"])
     if s.chance(0.3):
         f = f"{s.pick([n for n in RUNNING if n != 'np.argsort'])}(np.atleast_1d(y))"
     return s.pick(
