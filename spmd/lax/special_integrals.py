@@ -113,7 +113,8 @@ exp1_p = unary(
     "exp1",
     accepts=FLOAT,
     impl=in_float64(_exp1_values),
-    jvp=lambda t, x, out: neg(mul(t, div(exp(neg(x)), x))),
+    # Of order 0 it is `exp(-x) / x`, but NaN where the function is.
+    jvp=lambda t, x, out: neg(mul(t, expn_p.bind(const(x, 0), x))),
 )
 expi_p = unary(
     "expi",

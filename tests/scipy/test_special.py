@@ -54,6 +54,15 @@ def test_log_ndtr_in_both_tails():
     np.testing.assert_allclose(slopes, [300.00333, np.sqrt(2 / np.pi), 0.0], rtol=1e-4, atol=1e-9)
 
 
+def test_derivatives_of_exp1_are_nan_outside_its_domain():
+    x = np.array([-2.0, np.nan, 0.0, 0.5, 2.0])
+    first = spmd.vmap(spmd.grad(special.exp1))(x)
+    np.testing.assert_allclose(first, [np.nan, np.nan, -np.inf, *-np.exp(-x[3:]) / x[3:]])
+    second = spmd.vmap(spmd.grad(spmd.grad(special.exp1)))(x)
+    wanted = np.exp(-x[3:]) * (1 / x[3:] + 1 / x[3:] ** 2)
+    np.testing.assert_allclose(second, [np.nan, np.nan, np.inf, *wanted])
+
+
 @pytest.mark.parametrize("name", ["xlogy", "xlog1py", "rel_entr", "kl_div", "betaln", "beta"])
 def test_functions_of_two_arguments(name):
     x, y = np.meshgrid([0.0, 0.3, 1.0, 2.5, 7.0], [0.2, 1.0, 1.7, 6.0])
