@@ -401,21 +401,20 @@ def replaced(program: Program, k: int, name: str) -> Program:
     return replace(program, statements=(*program.statements[:k], *after), returned=returned)
 
 
-def shrunk(program: Program) -> Program:
-    """The smallest program that fails alike, greedily."""
+def shrunk(program: Program, tries: int = 40) -> Program:
+    """A smaller program that fails alike, greedily, after at most so many runs."""
     first = fault(program)
     assert first is not None
-    found = True
-    while found:
-        found = False
-        for candidate in map(without_dead, smaller(program)):
-            with settings(candidate.wide):
-                if candidate == program or accepted(candidate) is None:
-                    continue
-            now = fault(candidate)
-            if now is not None and kind(now) == kind(first):
-                program, found = candidate, True
-                break
+    candidates = smaller(program)
+    while tries and (candidate := next(candidates, None)) is not None:
+        candidate = without_dead(candidate)
+        with settings(candidate.wide):
+            if candidate == program or accepted(candidate) is None:
+                continue
+        tries -= 1
+        now = fault(candidate)
+        if now is not None and kind(now) == kind(first):
+            program, candidates = candidate, smaller(candidate)
     return program
 
 
