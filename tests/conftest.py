@@ -124,8 +124,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gpu_reason = _gpu_missing()
     asked_for_nightly = "nightly" in config.getoption("markexpr")
     for item in items:
-        if item.get_closest_marker("nightly") and not asked_for_nightly:
-            item.add_marker(pytest.mark.skip(reason="takes minutes: run with `-m nightly`"))
+        nightly = item.get_closest_marker("nightly")
+        if nightly and not asked_for_nightly:
+            reason = nightly.kwargs.get("reason", "takes minutes")
+            item.add_marker(pytest.mark.skip(reason=f"{reason}: run with `-m nightly`"))
         if item.get_closest_marker("mpi"):
             # Two jobs of four ranks at once on two cores would measure only the scheduler.
             item.add_marker(pytest.mark.xdist_group("mpi"))

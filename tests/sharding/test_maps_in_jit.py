@@ -143,7 +143,13 @@ OPERANDS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("function, shape", [("sin", (4, 4)), ("sin", (8, 4)), ("exp", (4, 2))])
+# sin over a stack of (4, 4, 4) was reported to be wrong, on a processor that is not known. It is right
+# on one with AVX2, and no cause was found.
+NIGHTLY = pytest.mark.nightly(reason="reported as wrong on another processor, never seen since")
+REPORTED = pytest.param("sin", (4, 4), marks=NIGHTLY)
+
+
+@pytest.mark.parametrize("function, shape", [REPORTED, ("sin", (8, 4)), ("exp", (4, 2))])
 @pytest.mark.parametrize("name", OPERANDS)
 def test_a_map_over_an_operand_of_one_kind(name: str, shape: tuple[int, ...], function: str):
     x = np.random.default_rng(0).normal(size=(4, *shape)).astype(np.float32)
