@@ -77,9 +77,13 @@ def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
     whole = canonical_shape(shape, "normal")
     key = single(key, "normal")
     if dtype is not None and dtypes.is_complex(dtypes.canonical(dtype)):
-        found = dtypes.canonical(dtype)
-        return _complex_normal(key, whole, found)
-    return normal_typed(key, whole, float_dtype(dtype, "normal"))
+        return any_normal(key, whole, dtypes.canonical(dtype))
+    return any_normal(key, whole, float_dtype(dtype, "normal"))
+
+
+def any_normal(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """`normal` of a typed key and a real or complex dtype."""
+    return (_complex_normal if dtypes.is_complex(dtype) else normal_typed)(key, shape, dtype)
 
 
 @one_program("shape", "dtype")

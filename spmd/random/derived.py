@@ -25,7 +25,13 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.ufuncs import absolute, add, divide, multiply, power, reciprocal
-from spmd.random.continuous import exponential_typed, maxwell, normal, normal_typed, uniform_typed
+from spmd.random.continuous import (
+    any_normal,
+    exponential_typed,
+    maxwell,
+    normal_typed,
+    uniform_typed,
+)
 from spmd.random.discrete import rademacher
 from spmd.random.gamma import chisquare, gamma_typed
 from spmd.random.keys import canonical_shape, count_of, float_dtype, pair, sample_shape, single
@@ -51,12 +57,13 @@ def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) 
     found = dtypes.canonical(np.float64) if dtype is None else user_dtype(dtype, "lognormal")
     if not dtypes.is_inexact(found):
         raise DtypeError(f"lognormal: dtype must be a float or complex, got {found}")
-    return _lognormal(key, _parameter("lognormal", sigma, whole, found), whole, found)
+    scale = _parameter("lognormal", sigma, whole, found)
+    return _lognormal(single(key, "lognormal"), scale, whole, found)
 
 
 @one_program("shape", "dtype")
 def _lognormal(key: Any, sigma: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    return lax.exp(lax.mul(normal(key, shape, dtype), sigma))
+    return lax.exp(lax.mul(any_normal(key, shape, dtype), sigma))
 
 
 def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:

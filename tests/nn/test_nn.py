@@ -206,4 +206,5 @@ def test_softmax_of_integers(name, dtype):
         found = getattr(spmd.nn, name)(x, **options)
         wanted = getattr(jax.nn, name)(x.astype(np.float32), **options)
         assert found.dtype == np.float32
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        # JAX flushes subnormal numbers to zero.
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-37)

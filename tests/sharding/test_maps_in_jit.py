@@ -143,8 +143,8 @@ OPERANDS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-# sin over a stack of (4, 4, 4) was reported to be wrong, on a processor that is not known. It is right
-# on one with AVX2, and no cause was found.
+# sin over a stack of (4, 4, 4) was reported to be wrong, on a processor that is not known. It is
+# right on one with AVX2, and no cause was found.
 NIGHTLY = pytest.mark.nightly(reason="reported as wrong on another processor, never seen since")
 REPORTED = pytest.param("sin", (4, 4), marks=NIGHTLY)
 
