@@ -136,7 +136,8 @@ class JitFunction:
             use_inputs(entry.closed, split.leaves, self._signature.what)
         if True in entry.donated:
             names = partial(self._signature.leaf_names, args, kwargs)
-            check_donated(self._signature.what, split.leaves, entry.donated, names)
+            jaxpr = entry.closed.jaxpr
+            check_donated(self._signature.what, split.leaves, entry.donated, names, jaxpr)
         outs = executable(split.leaves)
         if config.debug_nans or config.debug_infs:
             if not executable.finds_nans:

@@ -168,5 +168,5 @@ class Compiled:
                 raise ArgumentError(f"{what}: argument {name} is {seen}, compiled for {expected}")
         if True in self.traced.donated:
             names = partial(self.traced.signature.leaf_names, args, kwargs)
-            check_donated(what, leaves, self.traced.donated, names)
+            check_donated(what, leaves, self.traced.donated, names, self.traced.jaxpr.jaxpr)
         return self.out_tree.unflatten(self.executable(leaves))

@@ -271,7 +271,7 @@ class TreeDef:
             return True
         if not isinstance(other, TreeDef):
             return False
-        pairs = [(self, other)]
+        pairs: list[tuple[TreeDef, TreeDef]] = [(self, other)]
         for a, b in pairs:
             if a is b:
                 continue
@@ -444,7 +444,8 @@ def flatten_in_python(
     made: list[TreeDef] = []
     # What is to be taken apart, the path to each; containers whose children are under way: what
     # waits behind these, and their number.
-    waiting, places = [tree], [None]
+    waiting: list[Any] = [tree]
+    places: list[_Path] = [None]
     opened: list[tuple[int, type, Any, int]] = []
     while True:
         while opened and len(waiting) == opened[-1][0]:
@@ -453,7 +454,8 @@ def flatten_in_python(
             made[first:] = [TreeDef(kind, aux, tuple(made[first:]))]
         if not waiting:
             return made[0]
-        x, path = waiting.pop(), None if paths is None else places.pop()
+        x = waiting.pop()
+        path: _Path = None if paths is None else places.pop()
         if is_leaf is None:
             ends = False
         else:

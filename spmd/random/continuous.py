@@ -109,8 +109,8 @@ def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype:
     lower, upper = (lax.convert_element_type(plain(v), found) for v in (lower, upper))
     # Outside of the program: what is known when it is compiled would be rounded in other places.
     root = np.array(np.sqrt(2), found)
-    ends = [lax.erf(lax.div(v, root)) for v in (lower, upper)]
-    return _truncated(single(key, "truncated_normal"), lower, upper, *ends, whole, found)
+    a, b = (lax.erf(lax.div(v, root)) for v in (lower, upper))
+    return _truncated(single(key, "truncated_normal"), lower, upper, a, b, whole, found)
 
 
 @one_program("shape", "dtype")

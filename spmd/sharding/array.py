@@ -11,7 +11,7 @@ that are here.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,7 +20,9 @@ from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.device import Device, default_device
 from spmd.core.errors import DeletedError, MutationError, ShardingError
+from spmd.core.ir import Jaxpr
 from spmd.core.record import record
+from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
 from spmd.sharding.aligned import aligned_copy
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
@@ -391,10 +393,16 @@ def alias(x: Array) -> Array:
     return from_memory(x.ptr, owner, x.aval, x._sharding)
 
 
-def check_donated(what: str, leaves: Sequence[Any], donated: Sequence[bool], names: Any) -> None:
+def check_donated(
+    what: str,
+    leaves: Sequence[Any],
+    donated: Sequence[bool],
+    names: Callable[[], Sequence[str]],
+    jaxpr: Jaxpr | None = None,
+) -> None:
     """Raise a DeletedError if a donated array is another operand of the same call too.
 
-    `names()` gives the operands' names.
+    `names()` gives the operands' names. An operand that `jaxpr` does not need may be any.
     """
     numbers: dict[int, int] = {}
     for k, x in enumerate(leaves):
@@ -402,6 +410,10 @@ def check_donated(what: str, leaves: Sequence[Any], donated: Sequence[bool], nam
             continue
         first = numbers.setdefault(id(x), k)
         if first != k and (donated[first] or donated[k]):
+            if jaxpr is not None:
+                _, needed = dce(jaxpr, [True] * len(jaxpr.outvars))
+                if not (needed[first] and needed[k]):
+                    continue
             one, other = names()[first], names()[k]
             raise DeletedError(
                 f"{what}: {one} and {other} are the same array, {x.aval}, and "

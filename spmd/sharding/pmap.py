@@ -416,16 +416,16 @@ class _PmapCall:
         ]
         rows = [self._rows(x, a) for x, a in zip(self.flat, self.in_axes, strict=True)]
         outer = current_lockstep()
-        found, _ = run_lockstep(flat, rows, avals, self.mesh.shape, self.mesh.flat_devices())
+        found, given = run_lockstep(flat, rows, avals, self.mesh.shape, self.mesh.flat_devices())
         if outer is not None:
             outs = [
                 _stack_inner(outer, v, a, self.size) for v, a in zip(found, out_axes, strict=True)
             ]
         else:
-            outs = [
-                from_numpy(v[0] if a is None else np.stack(v, a))
-                for v, a in zip(found, out_axes, strict=True)
-            ]
+            outs = []
+            for values, aval, axis in zip(found, given, out_axes, strict=True):
+                value = values[0] if axis is None else np.stack(values, axis)
+                outs.append(from_numpy(value, aval.update(shape=value.shape)))
         return tree_unflatten(trees[0], outs)
 
     def _rows(self, x: Any, axis: int | None) -> list[np.ndarray]:

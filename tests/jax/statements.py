@@ -250,7 +250,7 @@ def index(s: Scope) -> str:
             f"lax.dynamic_slice_in_dim({a}, {i}, 1)",
             f"lax.dynamic_update_index_in_dim({a}, {a}[0], {i}, 0)",
             f"np.take_along_axis({a}, {s.array()}, 0)",
-            f"np.searchsorted(np.sort({a}.reshape(-1)), {s.value()})",
+            f"np.searchsorted(np.sort({a}.reshape(-1)), {s.value()}).astype('int32')",
             f"np.digitize({s.value()}, np.array([-1.0, 0.0, 0.5]))",
             f"nn.one_hot(np.asarray({i}, int), 4)",
             f"lax.top_k({a}, 2)[{s.pick([0, 1])}]",
