@@ -33,7 +33,8 @@ def test_no_name_is_left_behind():
         names = sorted(Path("/dev/shm").glob(f"{shm_segment.PREFIX}*-{os.getppid()}-*"))
         return names, os.getpid()
 
-    found = raised(Ranks(2, body).run())
+    found = raised(Ranks(2, body).run(timeout=60))
+    assert [type(each) for each in found] == [tuple, tuple], found
     assert [names for names, _ in found] == [[], []]
     # Names hold the process that made them: jobs of other tests may have theirs at this moment.
     ours = {os.getpid(), *(pid for _, pid in found)}
