@@ -21,6 +21,7 @@ from spmd.numpy.promotion import (
     plain,
     promote_args,
     promote_args_inexact,
+    promote_dtypes_inexact,
     promote_dtypes_numeric,
     promote_shapes,
     select,
@@ -110,7 +111,8 @@ def signbit(x: Any, /) -> Any:
 
 def heaviside(x: Any, y: Any, /) -> Any:
     """The step function: 0 below zero, 1 above, `y` at zero."""
-    x, y = promote_args_inexact("heaviside", x, y)
+    check_arraylike("heaviside", x, y)
+    x, y = promote_dtypes_inexact(plain(x), plain(y))
     check_real("heaviside", x, y)
     zero, one = strong_constant(x, 0), strong_constant(x, 1)
     not_below = select(lax.gt(x, zero), one, select(lax.ne(x, x), x, y))

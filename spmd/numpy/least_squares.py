@@ -15,7 +15,13 @@ from spmd.lax.linalg.family import adjoint, in_columns, matmul, symmetrize
 from spmd.numpy.factorizations import inexact_matrix, inv, solve, svd, svdvals
 from spmd.numpy.logic import isnan
 from spmd.numpy.manipulation import moveaxis, reshape
-from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    plain,
+    promote_dtypes_inexact,
+    promotes_inside,
+)
 from spmd.numpy.reductions import any as _any
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.searching import where
@@ -33,6 +39,7 @@ def _eps(x: Any) -> float:
     return float(np.finfo(typeof(x).dtype).eps)
 
 
+@promotes_inside()
 def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Any:
     """How many singular values of matrices (..., m, n) exceed `rtol` times the largest one.
 
@@ -78,6 +85,7 @@ def norm_of_matrix(x: Any, ord: Any) -> Any:
     return sums.max(-1) if ord in (1, np.inf) else sums.min(-1)
 
 
+@promotes_inside()
 def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Any:
     """The Moore-Penrose pseudo-inverses (..., n, m) of matrices (..., m, n).
 

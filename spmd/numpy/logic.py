@@ -23,6 +23,7 @@ from spmd.numpy.promotion import (
     promote_args,
     promote_args_numeric,
     promote_shapes,
+    promotes_inside,
     select,
 )
 from spmd.numpy.ufuncs import named
@@ -255,6 +256,7 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
     return _all(same)
 
 
+@promotes_inside(0)
 def array_equiv(a1: Any, a2: Any) -> Any:
     """Whether the arrays are equal after broadcasting."""
     a1, a2 = map(_array_of, (a1, a2))

@@ -30,6 +30,7 @@ from spmd.numpy.promotion import (
     promote_args_inexact,
     promote_dtypes,
     promote_dtypes_inexact,
+    promotes_inside,
     result_type,
     select,
 )
@@ -108,6 +109,7 @@ def interp(
     return result
 
 
+@promotes_inside(2)
 def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     """The integral of samples by the trapezoidal rule."""
     check_arraylike("trapezoid", y)
@@ -197,6 +199,7 @@ def _derivative(a: Any, h: Any, d: int) -> Any:
     return concatenate([ends[0], middle, ends[1]], d)
 
 
+@promotes_inside(2)
 def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
     """The value of a polynomial with coefficients `p`, the highest power first."""
     check_arraylike("polyval", p, x)
@@ -208,6 +211,7 @@ def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
     return total
 
 
+@promotes_inside()
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     """The matrix whose columns are powers of `x`."""
     check_arraylike("vander", x)

@@ -27,6 +27,7 @@ from spmd.numpy.promotion import (
     plain,
     promote_dtypes,
     promote_dtypes_inexact,
+    promotes_inside,
     select,
 )
 from spmd.numpy.reductions import sum as _sum
@@ -270,6 +271,7 @@ def _roots_and_nans(p: Any) -> Any:
 # ---- fitting -----------------------------------------------------------------------------------
 
 
+@promotes_inside(2)
 def polyfit(
     x: Any,
     y: Any,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from spmd.core.stage import JaxprTracer
 from spmd.core.trace import Tracer
 from spmd.core.vmap import BatchTracer
 from spmd.sharding.array import Array, from_numpy
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 PYTHON_SCALARS = (bool, int, float, complex)
 _PYTHON_KIND: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
@@ -236,13 +238,40 @@ def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
 
 def promote_shapes(name: str, *xs: Any) -> list[Any]:
     """The operands broadcast to their common shape; scalars stay scalars."""
+    _check_ranks(name, [typeof(x).shape for x in xs])
+    return broadcast_operands(name, *xs)
+
+
+def broadcast_operands(name: str, *xs: Any) -> list[Any]:
+    """`promote_shapes` for functions that take operands of any ranks."""
     shapes = [typeof(x).shape for x in xs]
     first = next((s for s in shapes if s), ())
     if all(s == first or not s for s in shapes):
         return list(xs)
-    _check_ranks(name, shapes)
     shape = broadcast_shapes_of(name, shapes)
     return [x if not s else broadcast_to(x, shape) for x, s in zip(xs, shapes, strict=True)]
+
+
+def promotes_inside(count: int = 1) -> Callable[[F], F]:
+    """A decorator for functions that combine operands of their own with the caller's arrays.
+
+    The settings `numpy_rank_promotion` and `numpy_dtype_promotion` are there to find promotions in
+    the caller's program: they see the first `count` arguments, but nothing that is computed inside.
+    """
+
+    def decorate(f: F) -> F:
+        @functools.wraps(f)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if config.numpy_dtype_promotion != "strict" and config.numpy_rank_promotion == "allow":
+                return f(*args, **kwargs)
+            promote_dtypes(*(plain(x) for x in args[:count] if is_arraylike(x)))
+            ranks = config.override("numpy_rank_promotion", "allow")
+            with ranks, config.override("numpy_dtype_promotion", "standard"):
+                return f(*args, **kwargs)
+
+        return cast(F, call)
+
+    return decorate
 
 
 def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
@@ -346,7 +375,10 @@ def filled_like(x: Any, value: Any, dtype: Any = None) -> Any:
 
 
 def select(condition: Any, x: Any, y: Any) -> Any:
-    """`x` where the condition holds and `y` elsewhere; all three promoted and broadcast."""
+    """`x` where the condition holds and `y` elsewhere; all three promoted and broadcast.
+
+    As in JAX, operands of different ranks are not what `numpy_rank_promotion` is set to find.
+    """
     x, y = promote_dtypes(x, y)
-    condition, x, y = promote_shapes("where", condition, x, y)
+    condition, x, y = broadcast_operands("where", condition, x, y)
     return lax.select(condition, x, y)

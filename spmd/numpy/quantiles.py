@@ -82,7 +82,7 @@ def percentile(
 ) -> Any:
     """Quantiles with `q` in percent."""
     check_arraylike("percentile", a, q)
-    share = divide(q, 100)
+    share = divide(*promote_dtypes_inexact(plain(q)), 100)
     return quantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
 
 
@@ -99,7 +99,7 @@ def nanpercentile(
 ) -> Any:
     """Percentiles of the elements that are not NaN."""
     check_arraylike("nanpercentile", a, q)
-    share = divide(q, 100)
+    share = divide(*promote_dtypes_inexact(plain(q)), 100)
     return nanquantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
 
 

@@ -18,7 +18,7 @@ from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.util import canonical_dim
-from spmd.numpy.promotion import as_array, promote_dtypes_inexact
+from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
 
 __all__ = ["dct", "dctn", "idct", "idctn"]
 
@@ -80,6 +80,7 @@ def _over_dims(
     return x
 
 
+@promotes_inside(0)
 def _along(
     name: str, f: Callable[..., Any], x: Any, type: int, n: Any, axis: int, norm: Any
 ) -> Any:

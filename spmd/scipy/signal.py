@@ -19,7 +19,7 @@ from spmd.core import dtypes
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.util import canonical_dim
-from spmd.numpy.promotion import as_array, promote_dtypes_inexact
+from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
 
 __all__ = [
     "convolve",
@@ -202,6 +202,7 @@ def fftconvolve(
 # ---- detrending --------------------------------------------------------------------------------
 
 
+@promotes_inside(1)
 def detrend(
     data: Any,
     axis: int = -1,
@@ -303,6 +304,7 @@ def _frequencies(nfft: int, fs: Any, onesided: bool) -> Any:
     return function(nfft, 1 / fs)
 
 
+@promotes_inside(2)
 def csd(
     x: Any,
     y: Any,
@@ -386,6 +388,7 @@ def welch(
     return csd(x, None, *settings, scaling, axis, average)
 
 
+@promotes_inside(1)
 def stft(
     x: Any,
     fs: Any = 1.0,
@@ -426,6 +429,7 @@ def stft(
     return _frequencies(nfft, fs, onesided), as_array(times) / fs, out
 
 
+@promotes_inside(1)
 def istft(
     Zxx: Any,
     fs: Any = 1.0,

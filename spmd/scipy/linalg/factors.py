@@ -17,7 +17,13 @@ from spmd.numpy.creation import asarray
 from spmd.numpy.factorizations import inexact_matrix, same_stack
 from spmd.numpy.functional import vectorize
 from spmd.numpy.grids import eye
-from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    plain,
+    promote_dtypes_inexact,
+    promotes_inside,
+)
 from spmd.numpy.searching import where
 
 _L = lax.linalg
@@ -336,6 +342,7 @@ def complex_of(x: Any) -> np.dtype:
     return np.result_type(typeof(x).dtype, np.complex64)
 
 
+@promotes_inside(2)
 def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Any, Any]:
     """From a real Schur form to a complex one: T upper triangular, `Z @ T @ adjoint(Z)` as before.
 

@@ -22,6 +22,7 @@ from spmd.numpy.promotion import (
     plain,
     promote_dtypes,
     promote_dtypes_inexact,
+    promotes_inside,
 )
 
 # ---- made of arrays ----------------------------------------------------------------------------
@@ -117,6 +118,7 @@ def _over_shift(first: Any) -> Any:
     return concatenate([first[..., None, :], ones], -2)
 
 
+@promotes_inside()
 def fiedler_companion(a: Any) -> Any:
     """A companion matrix with five diagonals, of the polynomial with coefficients `a` (..., n).
 
@@ -161,6 +163,7 @@ def fiedler(a: Any) -> Any:
     return lax.abs(a[..., :, None] - a[..., None, :])
 
 
+@promotes_inside()
 def convolution_matrix(a: Any, n: int, mode: str = "full") -> Any:
     """The matrix M with `M @ v == convolve(a, v, mode)`, for v of length n."""
     n = operator.index(n)

@@ -9,7 +9,13 @@ from spmd import numpy as snp
 from spmd.core.aval import typeof
 from spmd.core.errors import ArgumentError
 from spmd.core.util import canonical_dim
-from spmd.numpy.promotion import as_array, check_arraylike, default_float, promote_dtypes_inexact
+from spmd.numpy.promotion import (
+    as_array,
+    check_arraylike,
+    default_float,
+    promote_dtypes_inexact,
+    promotes_inside,
+)
 
 _METHODS = ("average", "min", "max", "dense", "ordinal")
 
@@ -94,6 +100,7 @@ def _modes(x: Any) -> ModeResult:
     return ModeResult(value, snp.max(length, axis=0))
 
 
+@promotes_inside()
 def rankdata(
     a: Any, method: str = "average", *, axis: int | None = None, nan_policy: str = "propagate"
 ) -> Any:
