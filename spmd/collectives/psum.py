@@ -99,7 +99,7 @@ def _extreme(name: str, prim: Primitive, x: Any, axis_name: Any, index_groups: A
         if dtypes.is_complex(typeof(leaf).dtype):
             raise DtypeError(f"{current_source()}: {name}: complex numbers have no order")
         if not isinstance(leaf, Tracer):
-            return unchanged(leaf)
+            return convert_element_type(unchanged(leaf), typeof(leaf).dtype)
         return prim.bind(make_varying(leaf, axes), axes=axes, groups=groups)
 
     return map_leaves(one, x)
@@ -174,7 +174,7 @@ def _extreme_jvp(prim_of: Callable[[], Primitive]) -> Callable[..., Any]:
 def _reduction(name: str, batch: Any, members: Any, jvp: Any, transpose: Any) -> Primitive:
     prim = Primitive(
         name,
-        abstract=lambda x, *, axes, groups: x,
+        abstract=lambda x, *, axes, groups: x.strip_weak(),
         impl=NO_IMPL,
         jvp=jvp,
         transpose=transpose,

@@ -121,8 +121,11 @@ def _parts(operands: Sequence[Any], counts: Sequence[int]) -> list[Any]:
     return split_list(operands, list(counts))
 
 
-def _abstract(*avals: ShapedArray, solve: ClosedJaxpr, **_: Any) -> list[ShapedArray]:
-    return [a.strip_weak() for a in solve.out_avals]
+def _abstract(*avals: ShapedArray, solve: ClosedJaxpr, counts: Any, **_: Any) -> list[ShapedArray]:
+    """What solve gives; x is of a weak type where b is."""
+    outs, b = [a.strip_weak() for a in solve.out_avals], avals[sum(counts) :]
+    found, aux = outs[: len(b)], outs[len(b) :]
+    return [*(x.update(weak_type=y.weak_type) for x, y in zip(found, b, strict=True)), *aux]
 
 
 def _impl(xp: Any, *operands: Any, solve: ClosedJaxpr, counts: Any, **_: Any) -> Any:

@@ -30,6 +30,7 @@ lax.stop_gradient lax.neg
 ROUGH = """
 special.gammaln special.gamma special.digamma special.logit special.ndtri special.entr special.expi
 special.exp1 special.spence special.factorial special.erfinv lax.erf_inv lax.lgamma lax.digamma
+special.i1 special.i1e lax.bessel_i1e
 """.split()
 
 BINARY = """
@@ -42,6 +43,10 @@ special.xlogy special.xlog1py special.rel_entr special.kl_div special.betaln spe
 special.gammaincc special.poch special.zeta lax.rem lax.max lax.atan2 lax.nextafter lax.pow
 lax.shift_right_logical
 """.split()
+
+# JAX's are NaN at a first parameter of 0, and numbers at infinities and below 1; SciPy's and ours
+# are the other way round.
+INSIDE_THEIR_DOMAIN = "special.gammainc special.gammaincc special.zeta special.poch".split()
 
 INFIX = "+ - * / // % ** + - * % // < > <= == != & | ^ << >>".split()
 
