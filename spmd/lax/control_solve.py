@@ -45,7 +45,7 @@ def custom_linear_solve(
     matvec; if `symmetric`, solve serves for both. With `has_aux` both return (x, aux).
 
     >>> custom_linear_solve(lambda x: 2.0 * x, 3.0, lambda matvec, b: b / matvec(1.0))
-    Array(1.5, dtype=float32)
+    Array(1.5, dtype=float32, weak_type=True)
     """
     flat, tree = tree_flatten(b)
     avals = [typeof(x).strip_weak() for x in flat]

@@ -1,8 +1,8 @@
 """Running sums, products, extremes and logsumexps along one dim.
 
-The one idea: only a running sum is linear. The tangents of the others come from differentiating a
-doubling scan of elementwise operations: after step k each element holds the combination of the
-`2 ** k` elements that end at it.
+The one idea: only a running sum is linear. The tangents of the others come from differentiating an
+`associative_scan` of elementwise operations, as in JAX: equal elements share the derivative of a
+running extreme in the same way.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import ShapedArray
 from spmd.core.errors import ShapeError
 from spmd.core.jvp import jvp_flat
 from spmd.core.primitive import Primitive, dims, linear
 from spmd.lax.arithmetic import add, is_finite, log, max, min, mul, sub
-from spmd.lax.concatenate import concatenate
+from spmd.lax.control_maps import associative_scan
 from spmd.lax.convert import stop_gradient
 from spmd.lax.elementwise import exp
 from spmd.lax.families import (
@@ -32,7 +32,6 @@ from spmd.lax.families import (
     quiet,
 )
 from spmd.lax.logic import ne, select
-from spmd.lax.slicing import slice_in_dim
 
 # ---- the public functions ----------------------------------------------------------------------
 
@@ -65,22 +64,6 @@ def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
 # ---- the family --------------------------------------------------------------------------------
 
 
-def _doubling(combine: Callable[[Any, Any], Any], x: Any, axis: int, reverse: bool) -> Any:
-    size = typeof(x).shape[axis]
-    step = 1
-    while step < size:
-        head = slice_in_dim(x, 0, size - step, axis=axis)
-        tail = slice_in_dim(x, step, size, axis=axis)
-        if reverse:
-            rest = slice_in_dim(x, size - step, size, axis=axis)
-            x = concatenate([combine(tail, head), rest], axis)
-        else:
-            rest = slice_in_dim(x, 0, step, axis=axis)
-            x = concatenate([rest, combine(head, tail)], axis)
-        step *= 2
-    return x
-
-
 def _cumulative(
     name: str, accepts: DtypeSet, accumulate: Rule, combine: Callable[[Any, Any], Any]
 ) -> Primitive:
@@ -100,7 +83,7 @@ def _cumulative(
     def jvp(primals: Any, tangents: Any, *, axis: int, reverse: bool) -> Any:
         out = prim.bind(primals[0], axis=axis, reverse=reverse)
         _, (tangent,) = jvp_flat(
-            lambda x: [_doubling(combine, x, axis, reverse)], primals, tangents
+            lambda x: [associative_scan(combine, x, reverse, axis)], primals, tangents
         )
         return out, tangent
 

@@ -6,18 +6,25 @@ array module, and is then rounded; derivatives are written with the other functi
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import numpy as np
 
+from spmd.core.aval import typeof
 from spmd.core.errors import RefusedError
-from spmd.lax.arithmetic import add, div, log, mul, neg, square, sub
-from spmd.lax.convert import matched
+from spmd.core.jvp import instantiate, jvp_flat
+from spmd.lax.arithmetic import add, div, log, mul, neg, pow, square, sub
+from spmd.lax.array import full_like
+from spmd.lax.convert import convert_element_type, matched
 from spmd.lax.elementwise import exp
-from spmd.lax.families import FLOAT, binary, const, fail, unary
+from spmd.lax.families import FLOAT, NARROW_FLOATS, binary, const, fail, unary
+from spmd.lax.logic import gt, select
 from spmd.lax.special_incomplete_values import igamma_grad_a_values, random_gamma_grad_values
 from spmd.lax.special_values import (
+    BERNOULLI,
+    ZETA_TERMS,
     digamma_values,
     erf_inv_values,
     erf_values,
@@ -120,6 +127,30 @@ def _polygamma(xp: Any, m: Any, x: Any) -> Any:
     return xp.where(m == 0, digamma_values(xp, x), values)
 
 
+def _zeta_slope(t: Any, x: Any, q: Any) -> Any:
+    """`t` times the derivative of zeta in x: that of the formula which gives its values."""
+    narrow = typeof(x).dtype in NARROW_FLOATS
+    wide = [convert_element_type(v, np.float32) if narrow else v for v in (x, q, t)]
+    _, (slope,) = jvp_flat(lambda x: [_zeta_formula(x, wide[1])], wide[:1], wide[2:])
+    # A factor, as a select of NaN would be a slope of 0 backwards.
+    defined = select(gt(x, const(x, 1)), full_like(x, 1), full_like(x, math.nan))
+    return mul(convert_element_type(instantiate(slope), typeof(x).dtype), defined)
+
+
+def _zeta_formula(x: Any, q: Any) -> Any:
+    """`zeta_values` for x above 1 as operations that have derivatives."""
+    powers = [pow(add(q, const(q, k)), neg(x)) for k in range(ZETA_TERMS)]
+    end = add(q, const(q, ZETA_TERMS))
+    last = pow(end, neg(x))
+    rest = [div(mul(last, end), sub(x, const(x, 1))), mul(last, const(x, 0.5))]
+    rising, factor = x, div(last, end)
+    for k, bernoulli in enumerate(BERNOULLI, 1):
+        rest.append(mul(mul(rising, factor), const(x, bernoulli / math.factorial(2 * k))))
+        rising = mul(rising, mul(add(x, const(x, 2 * k - 1)), add(x, const(x, 2 * k))))
+        factor = div(factor, square(end))
+    return functools.reduce(add, [*powers, *rest])
+
+
 lgamma_p = unary(
     "lgamma",
     accepts=FLOAT,
@@ -146,7 +177,7 @@ zeta_p = binary(
     accepts=FLOAT,
     impl=in_float64(zeta_values),
     jvp=(
-        refused("zeta", "x"),
+        lambda t, x, q, out: _zeta_slope(t, x, q),
         lambda t, x, q, out: mul(t, mul(neg(x), zeta(add(x, const(x, 1)), q))),
     ),
 )

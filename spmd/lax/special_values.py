@@ -144,7 +144,7 @@ def erf_inv_values(xp: Any, x: Any) -> Any:
 
 # ---- gamma functions ---------------------------------------------------------------------------
 
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 _EULER_GAMMA = 0.57721566490153286061
 
 
@@ -162,7 +162,7 @@ _LGAMMA_AT_TWO = (
     1.0 - _EULER_GAMMA,
     *((-1.0) ** k * _zeta_minus_one(k) / k for k in range(2, 30)),
 )
-_STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(_BERNOULLI, 1))
+_STIRLING = tuple(b / (2 * k * (2 * k - 1)) for k, b in enumerate(BERNOULLI, 1))
 
 
 def _lgamma_positive(xp: Any, x: Any) -> Any:
@@ -211,25 +211,25 @@ def digamma_values(xp: Any, x: Any) -> Any:
         shift = xp.where(low, shift - 1.0 / y, shift)
         y = xp.where(low, y + 1.0, y)
     z = 1.0 / (y * y)
-    series = z * polynomial(z, tuple(b / (2 * k) for k, b in enumerate(_BERNOULLI, 1)))
+    series = z * polynomial(z, tuple(b / (2 * k) for k, b in enumerate(BERNOULLI, 1)))
     out = shift + xp.log(y) - 0.5 / y - series
     fraction = x - xp.rint(x)
     reflected = out - math.pi / xp.tan(math.pi * fraction)
     return xp.where(x <= 0.0, xp.where(fraction == 0.0, np.nan, reflected), out)
 
 
-_ZETA_TERMS = 10
+ZETA_TERMS = 10
 
 
 def zeta_values(xp: Any, s: Any, q: Any) -> Any:
     """The Hurwitz zeta function: the sum of `(q + k) ** -s`, by Euler-Maclaurin after 10 terms."""
     total = xp.zeros_like(s * q)
-    for k in range(_ZETA_TERMS):
+    for k in range(ZETA_TERMS):
         total = total + (q + k) ** -s
-    n = q + _ZETA_TERMS
+    n = q + ZETA_TERMS
     total = total + n ** (1.0 - s) / (s - 1.0) + 0.5 * n**-s
     rising, factorial = s, 2.0
-    for k, bernoulli in enumerate(_BERNOULLI, 1):
+    for k, bernoulli in enumerate(BERNOULLI, 1):
         total = total + bernoulli / factorial * rising * n ** (-s - 2 * k + 1)
         rising = rising * (s + 2 * k - 1) * (s + 2 * k)
         factorial = factorial * (2 * k + 1) * (2 * k + 2)

@@ -122,12 +122,13 @@ def test_ranks_that_differ_are_told_or_forbidden():
     for _ in range(4):
         f(x, y)  # a fast path must not hide the setting
     with spmd.numpy_rank_promotion("raise"):
-        for call in (lambda: x + y, lambda: f(x, y), lambda: snp.where(x > 0, y, 0)):
+        for call in (lambda: x + y, lambda: f(x, y), lambda: snp.maximum(x, y)):
             with pytest.raises(
                 errors.ShapeError, match=r"shapes \(2, 3\), \(3,\).* differ in rank"
             ):
                 call()
         np.testing.assert_array_equal(x + y[None] + 1.0, np.full((2, 3), 3))
+        np.testing.assert_array_equal(snp.where(x > 0, y, 0), np.ones((2, 3)))  # as in JAX
     with (
         spmd.numpy_rank_promotion("warn"),
         pytest.warns(UserWarning, match="add: operands of shapes"),

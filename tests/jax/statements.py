@@ -80,6 +80,12 @@ def is_float(aval: Any) -> bool:
     return aval.dtype.kind == "f" or aval.dtype.name == "bfloat16"
 
 
+def infix(s: Scope, a: str, b: str, operators: Sequence[str] = INFIX) -> str:
+    """Two values and an operator; a remainder of 0 has the divisor's sign, JAX's the dividend's."""
+    operator = s.pick(operators)
+    return f"({a} {operator} {b}{' + 0' * (operator == '%')})"
+
+
 def formula(s: Scope, names: Sequence[str], depth: int = 2) -> str:
     """An elementwise expression of some names."""
     if not depth or s.chance(0.15):
@@ -90,7 +96,7 @@ def formula(s: Scope, names: Sequence[str], depth: int = 2) -> str:
         return f"{s.pick(SMOOTH)}({a})"
     if choice < 0.85:
         # A quotient of equals has derivatives whose digits all cancel.
-        return f"({a} {'+' if a == b else s.pick(INFIX[:8])} {b})"
+        return infix(s, a, b, INFIX[: 1 if a == b else 8])
     if choice < 0.93:
         return f"np.where({a} > {b}, {a}, {s.pick(names)})"
     return f"{s.pick(BINARY[:16])}({a}, {b})"
@@ -102,19 +108,13 @@ def formula(s: Scope, names: Sequence[str], depth: int = 2) -> str:
 def function(s: Scope, x: str, order: int) -> str:
     """A function of a value; where it is derived, far from the points that `ROUGH` speaks of."""
     name = s.pick(ELEMENTWISE)
-    if order and name in ROUGH:
+    if (order and name in ROUGH) or name in ("special.exp1", "special.expi"):
         x = f"np.tanh(np.nan_to_num({x})) * 0.4 + 0.5"
     return f"{name}({x})"
 
 
 def elementwise(s: Scope) -> str:
     return function(s, s.value(), s.order)
-
-
-def infix(s: Scope, a: str, b: str) -> str:
-    """Two values and an operator; a remainder of 0 has the divisor's sign, JAX's the dividend's."""
-    operator = s.pick(INFIX)
-    return f"({a} % {b} + 0)" if operator == "%" else f"{a} {operator} {b}"
 
 
 def binary(s: Scope) -> str:
@@ -126,7 +126,7 @@ def binary(s: Scope) -> str:
     name = s.pick(BINARY)
     if name in INSIDE_THEIR_DOMAIN:
         a, b = (f"np.abs(np.nan_to_num({x})) % 30 + 1.25" for x in (a, b))
-    return f"{name}({a}, {b})"
+    return f"{name}({a}, {b})" + " + 0" * (name in ("np.remainder", "np.mod"))
 
 
 def constants(s: Scope) -> str:
@@ -148,7 +148,7 @@ def ternary(s: Scope) -> str:
             f"np.frexp({a})[{s.pick([0, 1])}]",
             f"special.betainc({a}, {b}, {c})",
             # JAX's is 1 for a first parameter of 0, also of NaN; and narrow floats overflow inside.
-            f"special.hyp1f1({s.pick(['1', '.25', '2.5'])}, {s.pick(LITERALS)}, np.tanh({a}) * 3)",
+            f"special.hyp1f1({s.pick(['1', '.25'])}, {s.pick(['1', '2.5'])}, np.tanh({a}) * 3)",
             # JAX's is NaN at its poles and at infinity.
             f"special.polygamma({s.pick([0, 1, 2])}, np.abs(np.nan_to_num({a})) + 0.5)",
             f"lax.clamp({a}, {b}, {c})",
@@ -163,11 +163,13 @@ def cast(s: Scope) -> str:
     a, dtype = s.value(), s.dtype()
     # All bits of a float that was computed are nowhere promised.
     exact = s.value(lambda v: not is_float(v)) if s.chance(0.5) else "x0"
+    # JAX takes floats that are too small to be normal for 0.
+    bits = s.pick([d for d in DTYPES if "float" not in d])
     return s.pick(
         [
             f"{a}.astype('{dtype}')",
             f"lax.convert_element_type({a}, '{dtype}')",
-            f"lax.bitcast_convert_type({exact}, '{dtype}')",
+            f"lax.bitcast_convert_type({exact}, '{bits}')",
             f"lax.reduce_precision({a}, 5, 7)",
             f"np.full_like({a}, {s.pick(LITERALS)})",
             f"np.full_like({a}, {s.pick(LITERALS)}, dtype='{dtype}')",
@@ -262,11 +264,12 @@ def index(s: Scope) -> str:
             f"lax.dynamic_index_in_dim({a}, {i}, 0)",
             f"lax.dynamic_slice_in_dim({a}, {i}, 1)",
             f"lax.dynamic_update_index_in_dim({a}, {a}[0], {i}, 0)",
-            f"np.take_along_axis({a}, {s.array()}, 0)",
+            # JAX cuts wide indices to 32 bits.
+            f"np.take_along_axis({a}, np.clip({s.array()}, -9, 9), 0)",
             f"np.searchsorted(np.sort({a}.reshape(-1)), {s.value()}).astype('int32')",
             f"np.digitize({s.value()}, np.array([-1.0, 0.0, 0.5]))",
             f"nn.one_hot(np.asarray({i}, int), 4)",
-            f"lax.top_k({a}, 2)[{s.pick([0, 1])}]",
+            f"lax.top_k(np.nan_to_num({a}), 2)[{s.pick([0, 1])}]",
         ]
     )
 
@@ -441,13 +444,15 @@ def own_rule(s: Scope) -> str:
         ]
     )
     twice = s.pick([f"(lambda g: lambda y: g(g(y)))({rule})", rule])
+    # The second derivative of a rule in JAX's scan is not that of the rule applied twice.
+    inside = rule if s.order < 2 else f
     wrapped = s.pick(
         [
             f"j.checkpoint({twice})",
             f"j.checkpoint({twice}, policy=j.checkpoint_policies.dots_saveable)",
             f"j.jit({twice})",
             f"j.vmap({twice})",
-            f"(lambda y: lax.scan(lambda c, u: ({rule}(c), c), y, None, length=2)[0])",
+            f"(lambda y: lax.scan(lambda c, u: ({inside}(c), c), y, None, length=2)[0])",
             f"(lambda y: lax.cond(np.any(y > 0), {rule}, lambda y: y * 2, y))",
             twice,
         ]

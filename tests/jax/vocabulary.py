@@ -30,7 +30,7 @@ lax.stop_gradient lax.neg
 ROUGH = """
 special.gammaln special.gamma special.digamma special.logit special.ndtri special.entr special.expi
 special.exp1 special.spence special.factorial special.erfinv lax.erf_inv lax.lgamma lax.digamma
-special.i1 special.i1e lax.bessel_i1e
+special.i1 special.i1e lax.bessel_i1e special.i0 special.i0e np.i0 lax.bessel_i0e
 """.split()
 
 BINARY = """
@@ -46,7 +46,9 @@ lax.shift_right_logical
 
 # JAX's are NaN at a first parameter of 0, and numbers at infinities and below 1; SciPy's and ours
 # are the other way round.
-INSIDE_THEIR_DOMAIN = "special.gammainc special.gammaincc special.zeta special.poch".split()
+INSIDE_THEIR_DOMAIN = """
+special.gammainc special.gammaincc special.zeta special.poch special.betaln
+""".split()
 
 INFIX = "+ - * / // % ** + - * % // < > <= == != & | ^ << >>".split()
 

@@ -251,7 +251,6 @@ SPECIAL = [
         between(1.5, 4, 2, 3),
         between(0.5, 5, 2, 3),
         dtypes=WIDE_FLOAT,
-        differentiable=(1,),
         tolerance=256,
     ),
     *(
