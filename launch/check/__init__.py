@@ -1,0 +1,1 @@
+"""What `spmdrun` finds out about a machine: MPI, cores, links."""

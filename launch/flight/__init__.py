@@ -1,0 +1,1 @@
+"""The flight files of a job, read: diagnosis, timeline, statistics."""

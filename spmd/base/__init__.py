@@ -1,0 +1,1 @@
+"""What every other package needs: settings, errors, dtypes, pytrees, devices, source lines."""

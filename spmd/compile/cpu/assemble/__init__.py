@@ -1,0 +1,1 @@
+"""From a schedule of steps to a program of native code."""

@@ -1,0 +1,1 @@
+"""Kernels of the kernel IR as LLVM IR text."""

@@ -1,0 +1,1 @@
+"""Matrix products and contractions over windows, as LLVM IR text and assembly."""

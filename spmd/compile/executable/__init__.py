@@ -1,0 +1,1 @@
+"""A compiled program that takes and gives arrays, on one device or over a mesh."""

@@ -1,0 +1,1 @@
+"""What an elementwise group computes: scalar operations, index maps, and its kernel."""

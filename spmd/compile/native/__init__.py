@@ -1,0 +1,1 @@
+"""What executes programs on the host, whatever computes their kernels."""

@@ -1,0 +1,1 @@
+"""The native code of entry points and pytree walks, as LLVM IR text."""

@@ -1,0 +1,1 @@
+"""From LLVM IR text to addresses: builders, modules, compiler, linker, object cache."""

@@ -1,0 +1,1 @@
+"""What runs programs: executor, allocator, thread pool, asynchronous queue."""

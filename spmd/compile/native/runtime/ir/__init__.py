@@ -1,0 +1,1 @@
+"""The native code of the runtime, as LLVM IR text."""

@@ -1,0 +1,1 @@
+"""The fusion pass and its parts."""

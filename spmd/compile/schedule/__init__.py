@@ -1,0 +1,1 @@
+"""From steps to steps: overlap, prepacking, threads, memory plan, cost model."""

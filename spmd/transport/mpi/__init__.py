@@ -1,0 +1,1 @@
+"""The communicator over MPI, and what is done when ranks are lost."""

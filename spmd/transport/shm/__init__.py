@@ -1,0 +1,1 @@
+"""The communicator of the ranks of one host, over shared memory."""
