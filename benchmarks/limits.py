@@ -23,7 +23,7 @@ from typing import Any
 import numpy
 
 from benchmarks.case import Case
-from spmd.compile.cpu.loader import compile_texts, host
+from spmd.compile.native.llvm.compiler import compile_texts, host
 
 # Long enough for the start of the threads not to count.
 ROUND_SECONDS = 4e-3

@@ -86,8 +86,8 @@ def _release(side: Side) -> None:
     """Give the system what this process keeps for later."""
     gc.collect()
     if side.name == "spmd":
-        importlib.import_module("spmd.compile.cpu.queue").QUEUE.release_arenas()
-        importlib.import_module("spmd.compile.cpu.allocator").trim()
+        importlib.import_module("spmd.compile.native.runtime.async_queue").QUEUE.release_arenas()
+        importlib.import_module("spmd.compile.native.runtime.allocator").trim()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

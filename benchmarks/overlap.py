@@ -20,10 +20,10 @@ import numpy as np
 
 import spmd
 import spmd.numpy as snp
-from launch.flightfile import parse
+from launch.flight.file import parse
 from spmd import lax
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.passes import combine
+from spmd.compile.passes import combine_psums as combine
+from spmd.transport.flight_recorder import FLIGHT
 
 BUCKETS = (256 << 10, 1 << 20, 4 << 20)
 

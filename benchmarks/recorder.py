@@ -16,9 +16,11 @@ import numpy as np
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.collectives.transport import bootstrap, flight, shm_road
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.collectives.transport.shm import ShmCommunicator
+from spmd.transport import flight_recorder as flight
+from spmd.transport import world as bootstrap
+from spmd.transport.flight_recorder import FLIGHT
+from spmd.transport.shm import native_state as shm_road
+from spmd.transport.shm.communicator import ShmCommunicator
 
 PAIRS = 40
 STEPS = 60

@@ -172,7 +172,7 @@ def _swap_last(x):
     return permute_dims_p.bind(x, perm=(*range(n - 2), n - 1, n - 2))
 
 # User functions return one array or a tuple of them: a list for us, and the way back to their form.
-# (Nested containers are core/tree.py; it is careful, long, and changes nothing in this story.)
+# (Nested containers are base/tree.py; it is careful, long, and changes nothing in this story.)
 def unpack(out) -> tuple[list, Callable]:
     return (list(out), tuple) if isinstance(out, tuple) else ([out], lambda outs: next(iter(outs)))
 
@@ -523,7 +523,7 @@ def example_jit():
 # A device here is a thread, and meeting is a barrier: put your value down, wait for all, add them
 # up, in the same order for the same bits. A second barrier keeps the quick from putting the next
 # value down while the slow still read. The first device to fail says why; the others don't wait.
-# With processes for threads and MPI for the table this is the real thing (collectives/transport/).
+# With processes for threads and MPI for the table this is the real thing (transport/).
 class Meeting:  # where the devices of an axis meet
     def __init__(self, size):
         self.table, self.barrier, self.error = [None] * size, threading.Barrier(size), None

@@ -6,13 +6,13 @@ import dataclasses
 import os
 import sys
 
-from . import faults
-from .command import read_hostfile
-from .doctor import doctor
-from .find_mpi import find_mpi
+from . import fault_options as faults
+from .check.doctor import doctor
 from .options import Options, UsageError, parse
 from .pipes import with_output
-from .restarts import run
+from .supervise.find_mpi import find_mpi
+from .supervise.mpirun_command import read_hostfile
+from .supervise.restarts import run
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,7 +35,7 @@ def _run(argv: list[str]) -> int:
         return doctor(options)
     for name in ("selftest", "links"):
         if getattr(options, name):
-            command = (sys.executable, "-m", f"{__package__}.{name}")
+            command = (sys.executable, "-m", f"{__package__}.check.{name}")
             options = dataclasses.replace(options, command=command, prefix=False)
     return launch(options)
 

@@ -1,6 +1,6 @@
 """`--inject`: reads faults before ranks start, so that a slip of the pen costs no job.
 
-What a fault means is known in one place, `spmd/collectives/transport/inject.py`, which runs in the
+What a fault means is known in one place, `spmd/transport/fault_injection.py`, which runs in the
 ranks; a child process asks it, since the launcher itself does without spmd.
 """
 
@@ -14,7 +14,7 @@ from .options import UsageError
 
 _ASK = """
 import sys
-from spmd.collectives.transport import inject
+from spmd.transport import fault_injection as inject
 if sys.argv[2:] == ["help"]:
     sys.exit(print(inject.HELP))
 try:

@@ -12,4 +12,4 @@ HERE = Path(__file__).resolve().parent
 
 if __name__ == "__main__":
     sys.path.append(str(HERE.parent))
-    sys.exit(importlib.import_module(f"{HERE.name}.rank").main())
+    sys.exit(importlib.import_module(f"{HERE.name}.supervise.rank").main())

@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .flightfile import Flight, find, read_all
-from .page import page
+from .flight.diagnosis import duration, explain, table
+from .flight.file import Flight, find, read_all
+from .flight.html_report import page
+from .flight.stats import collect
+from .flight.timeline import MERGED, TraceError, load, write_trace
 from .pipes import with_output
-from .stats import collect
-from .timeline import MERGED, TraceError, load, write_trace
-from .verdict import duration, explain, table
 
 FOLDER = "SPMD_FLIGHT_DIR"
 # Where spmdrun lets the ranks of a host write.

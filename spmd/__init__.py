@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import typing as _typing
 
-from spmd.core import stacks as _stacks  # isort: skip  # first: what follows may be what hangs
-from spmd.core.deferred import later as _later
-from spmd.core.util import importing as _importing
+from spmd.base import stack_dump as _stacks  # isort: skip  # first: what follows may be what hangs
+from spmd.base.lazy_import import later as _later
+from spmd.base.util import importing as _importing
 
 with _importing():
     from spmd import (
@@ -73,13 +73,8 @@ with _importing():
         vjp,
         vmap,
     )
-    from spmd.compile import dispatch as _dispatch
-    from spmd.compile.cpu import platform as _cpu
-    from spmd.core.aval import typeof
-    from spmd.core.config import config
-    from spmd.core.custom import custom_jvp
-    from spmd.core.custom_vjp import custom_vjp
-    from spmd.core.device import (
+    from spmd.base.config import config
+    from spmd.base.device import (
         Device,
         default_backend,
         device_count,
@@ -89,7 +84,12 @@ with _importing():
         process_count,
         process_index,
     )
-    from spmd.core.dtypes import float0
+    from spmd.base.dtypes import float0
+    from spmd.compile.cpu import platform as _cpu
+    from spmd.compile.dispatch import eager as _dispatch
+    from spmd.core.aval import typeof
+    from spmd.core.custom import custom_jvp
+    from spmd.core.custom_vjp import custom_vjp
     from spmd.core.remat import checkpoint, checkpoint_policies
     from spmd.core.scope import named_call, named_scope
     from spmd.lax.callback import effects_barrier, io_callback, pure_callback

@@ -12,11 +12,11 @@ import argparse
 import sys
 import time
 
-from spmd.compile.cpu.cache import object_cache
-from spmd.compile.cpu.loader import host
-from spmd.compile.prepare import prepare
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError
+from spmd.compile.native.llvm.compiler import host
+from spmd.compile.native.llvm.object_cache import object_cache
+from spmd.compile.precompile import prepare
 
 _ABOUT = "Put what a machine needs whatever it computes on the disk, once."
 

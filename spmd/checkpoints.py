@@ -23,10 +23,10 @@ import numpy as np
 
 from spmd import numpy as snp
 from spmd import random, tree_util
-from spmd.collectives.transport import bootstrap
-from spmd.core import dtypes
-from spmd.core.errors import ArgumentError
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError
 from spmd.numpy.array_type import Array
+from spmd.transport import world as bootstrap
 
 __all__ = ["latest_step", "restore", "save"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from spmd.base.tree import tree_flatten as _flatten
+from spmd.base.tree import tree_map as _tree_map
+from spmd.base.tree import tree_unflatten as _unflatten
 from spmd.core.custom_vmap import custom_vmap
-from spmd.core.tree import tree_flatten as _flatten
-from spmd.core.tree import tree_map as _tree_map
-from spmd.core.tree import tree_unflatten as _unflatten
 from spmd.lax.control_maps import map as _map
 
 __all__ = ["custom_vmap", "sequential_vmap"]

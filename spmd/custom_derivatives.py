@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.api.closure import closure_convert, custom_gradient
+from spmd.base.tree import tree_map as _tree_map
 from spmd.core.aval import typeof as _typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.custom_call import SymbolicZero
+from spmd.core.custom_common import SymbolicZero
 from spmd.core.custom_vjp import CustomVJPPrimal, custom_vjp
 from spmd.core.linear_call import linear_call
-from spmd.core.tree import tree_map as _tree_map
 
 __all__ = [
     "CustomVJPPrimal",

@@ -5,7 +5,8 @@ Calling `initialize` is optional: the first question about devices joins the job
 
 # ruff: noqa: F401
 
-from spmd.collectives.transport.bootstrap import (
+from spmd.transport.mpi.recovery import recover
+from spmd.transport.world import (
     initialize,
     is_initialized,
     local_rank,
@@ -13,4 +14,3 @@ from spmd.collectives.transport.bootstrap import (
     process_count,
     process_index,
 )
-from spmd.collectives.transport.recovery import recover

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as _np
 
-from spmd.core import dtypes as _dtypes
-from spmd.core.aval import typeof as _typeof
-from spmd.core.dtypes import (
+from spmd.base import dtypes as _dtypes
+from spmd.base.dtypes import (
     bfloat16,
     extended,
     finfo,
@@ -20,11 +19,12 @@ from spmd.core.dtypes import (
     prng_key,
     promote_types,
 )
-from spmd.core.dtypes import canonical as canonicalize_dtype
-from spmd.core.dtypes import is_bool as _is_bool
-from spmd.core.dtypes import is_complex as _is_complex
-from spmd.core.dtypes import is_integer as _is_integer
-from spmd.core.errors import DtypeError as TypePromotionError
+from spmd.base.dtypes import canonical as canonicalize_dtype
+from spmd.base.dtypes import is_bool as _is_bool
+from spmd.base.dtypes import is_complex as _is_complex
+from spmd.base.dtypes import is_integer as _is_integer
+from spmd.base.errors import DtypeError as TypePromotionError
+from spmd.core.aval import typeof as _typeof
 
 
 def result_type(*args: Any, return_weak_type_flag: bool = False) -> Any:

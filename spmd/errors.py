@@ -6,7 +6,7 @@ Each derives from `SpmdError` and from the built-in exception that Python progra
 
 # ruff: noqa: F401
 
-from spmd.core.errors import (
+from spmd.base.errors import (
     ArgumentError,
     AxisError,
     CollectiveError,

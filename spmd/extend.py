@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spmd.compile import deferred as _deferred
+from spmd.base.errors import ArgumentError as _ArgumentError
+from spmd.compile import lazy as _deferred
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError as _ArgumentError
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Dims, Linear, Primitive, Refused, Zero, dims, linear
 from spmd.core.rewrite import eval_jaxpr

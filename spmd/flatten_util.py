@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as _np
 
+from spmd.base.errors import DtypeError as _DtypeError
+from spmd.base.errors import ShapeError as _ShapeError
+from spmd.base.record import record
+from spmd.base.source import current_source as _current_source
+from spmd.base.tree import TreeDef as _TreeDef
+from spmd.base.tree import tree_flatten as _tree_flatten
+from spmd.base.tree import tree_unflatten as _tree_unflatten
+from spmd.base.util import product as _product
 from spmd.core.aval import typeof as _typeof
-from spmd.core.errors import DtypeError as _DtypeError
-from spmd.core.errors import ShapeError as _ShapeError
-from spmd.core.record import record
-from spmd.core.source import current_source as _current_source
 from spmd.core.structural import reshape as _reshape
-from spmd.core.tree import TreeDef as _TreeDef
-from spmd.core.tree import tree_flatten as _tree_flatten
-from spmd.core.tree import tree_unflatten as _tree_unflatten
-from spmd.core.util import product as _product
 from spmd.lax.concatenate import concatenate as _concatenate
 from spmd.lax.convert import convert_element_type as _convert
 from spmd.lax.slicing import slice_in_dim as _slice_in_dim

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as _np
 
 from spmd import lax as _lax
-from spmd.core import dtypes as _dtypes
+from spmd.base import dtypes as _dtypes
+from spmd.base.errors import ArgumentError as _ArgumentError
+from spmd.base.errors import ConcretizationError as _ConcretizationError
+from spmd.base.errors import DtypeError as _DtypeError
+from spmd.base.errors import ShapeError as _ShapeError
 from spmd.core.aval import typeof as _typeof
-from spmd.core.errors import ArgumentError as _ArgumentError
-from spmd.core.errors import ConcretizationError as _ConcretizationError
-from spmd.core.errors import DtypeError as _DtypeError
-from spmd.core.errors import ShapeError as _ShapeError
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy.promotion import as_array as _as_array
 from spmd.numpy.promotion import check_arraylike as _check_arraylike

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from spmd.collectives.transport import bootstrap, tracing
-from spmd.collectives.transport.flight import FLIGHT, source_text
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError
-from spmd.core.source import current_source
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError
+from spmd.base.source import current_source
+from spmd.transport import trace_export as tracing
+from spmd.transport import world as bootstrap
+from spmd.transport.flight_recorder import FLIGHT, source_text
 
 __all__ = [
     "StepTraceAnnotation",

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from spmd.api import jvp, vjp
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError
+from spmd.base.tree import tree_leaves, tree_map
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError
-from spmd.core.tree import tree_leaves, tree_map
 
 __all__ = ["check_grads", "check_jvp", "check_vjp"]
 

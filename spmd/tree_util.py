@@ -2,7 +2,7 @@
 
 # ruff: noqa: F401
 
-from spmd.core.tree import (
+from spmd.base.tree import (
     DictKey,
     FlattenedIndexKey,
     GetAttrKey,
@@ -28,8 +28,8 @@ from spmd.core.tree import (
     tree_unflatten,
     treedef_tuple,
 )
-from spmd.core.tree import TreeDef as PyTreeDef
-from spmd.core.tree_nodes import (
+from spmd.base.tree import TreeDef as PyTreeDef
+from spmd.base.tree_nodes import (
     KeyEntry,
     KeyPath,
     flatten_one_level,

@@ -11,8 +11,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import checkpoints, random
-from spmd.core import dtypes
-from spmd.core.errors import ArgumentError
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError
 
 
 def example():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from spmd.core.config import SETTINGS, Setting
+from spmd.base.config import SETTINGS, Setting
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "env_vars.md"
@@ -18,7 +18,7 @@ HEAD = """\
 
 Each setting has a name for `spmd.config.update(name, value)` and `with spmd.config.override(name,
 value):`, and an environment variable that is read once, when spmd is imported. This page is
-generated from `spmd/core/config.py`.
+generated from `spmd/base/config.py`.
 
 | name | variable | default | meaning |
 |---|---|---|---|
@@ -26,7 +26,7 @@ generated from `spmd/core/config.py`.
 
 # Variables that are no settings: the launcher or a scheduler sets them for each rank.
 TAIL = """
-Who a process is comes from the environment too; `spmd/collectives/transport/environment.py` reads
+Who a process is comes from the environment too; `spmd/transport/environment.py` reads
 it, and the first complete group wins:
 
 | variables | set by |

@@ -128,6 +128,7 @@ def test_error_is_ours_and_names_the_user_s_line(topic, name):
               if frame.filename in FILES}  # fmt: skip
     assert inside or helper & {line for _, line in places}, f"no line of the program in: {error}"
     assert "spmd/core/" not in str(error) and "site-packages" not in str(error)
+    assert "spmd/base/" not in str(error)
 
 
 def test_errors_are_caught_by_their_python_names():

@@ -9,8 +9,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax, random
-from spmd.core import dtypes
-from spmd.core.errors import RefusedError, SpmdError
+from spmd.base import dtypes
+from spmd.base.errors import RefusedError, SpmdError
 
 jax = pytest.importorskip("jax", reason="the oracle of these tests is JAX")
 jr = pytest.importorskip("jax.random")

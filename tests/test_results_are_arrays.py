@@ -18,9 +18,9 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.base.errors import SpmdError
+from spmd.base.tree import tree_flatten
 from spmd.core.aval import typeof
-from spmd.core.errors import SpmdError
-from spmd.core.tree import tree_flatten
 from spmd.numpy.dtype import ScalarType
 from tests.lax.records import RECORDS
 

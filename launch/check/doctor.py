@@ -13,16 +13,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from .command import FORMER_JOB, OPEN_MPI
-from .find_mpi import Mpi, find_mpi, has_ulfm, on_path, same_family, vendor_of_mpirun
-from .options import Options, UsageError
-from .rank import by_core, share
+from ..options import Options, UsageError
+from ..supervise.find_mpi import Mpi, find_mpi, has_ulfm, on_path, same_family, vendor_of_mpirun
+from ..supervise.mpirun_command import FORMER_JOB, OPEN_MPI
+from ..supervise.rank import by_core, share
 
 _OVERSUBSCRIBE = ("--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none")
 _SAY_SIZE = "from mpi4py import MPI; print(f'size={MPI.COMM_WORLD.Get_size()}', flush=True)"
 _SAY_WHO = """
 import dataclasses, json
-from spmd.collectives.transport.environment import detect
+from spmd.transport.environment import detect
 print(json.dumps(dataclasses.asdict(detect())))
 """
 _INTERESTING = re.compile(

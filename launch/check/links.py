@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.collectives.transport import Communicator, bootstrap
+from spmd.transport import Communicator
+from spmd.transport import world as bootstrap
 
 SMALL, LARGE = 8, 1 << 20
 SECONDS_A_LINK = 0.05

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spmd.collectives.transport import Communicator, ReduceOp, bootstrap
+from spmd.transport import Communicator, ReduceOp
+from spmd.transport import world as bootstrap
 
 DTYPES = ("bool", "int8", "int32", "uint64", "float16", "float32", "float64", "complex128")
 SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .flightfile import (
+from .file import (
     COLLECTIVE,
     HOST,
     LEFT,

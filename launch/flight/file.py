@@ -1,4 +1,4 @@
-"""Reads the flight file of a rank, as `spmd/collectives/transport/flight.py` writes it.
+"""Reads the flight file of a rank, as `spmd/transport/flight_recorder.py` writes it.
 
 The rank may be writing while we read, or may have been killed in the middle of a word: a record
 that is torn is left out, a label that is missing is named so. Standard library only.

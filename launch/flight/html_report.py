@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from .flightfile import Record
+from .diagnosis import duration
+from .file import Record
 from .stats import Stats, collective_rows, is_late, late_rows, rank_rows, reason_name
 from .timeline import HOST_KINDS, Meeting, Timeline
-from .verdict import duration
 
 # The picture holds so many parts at most; of more, those that took longest.
 MOST_PARTS = 12_000

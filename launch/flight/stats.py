@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .flightfile import Flight, Record, label_name, operand
+from .diagnosis import duration, ranks_text, table
+from .file import Flight, Record, label_name, operand
 from .timeline import CLOCK, MEETINGS, Meeting, Timeline, span_name
-from .verdict import duration, ranks_text, table
 
 # Below this nobody is called late: it is the skew of ranks that do the same.
 LATE_NS = 20_000.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from .flightfile import Flight, FlightFileError, Record, parse_trace
+from .file import Flight, FlightFileError, Record, parse_trace
 
 FOLDER = "SPMD_TRACE"
 MERGED = "trace.json"

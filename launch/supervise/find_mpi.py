@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .options import UsageError
+from ..options import UsageError
 
 # Loading the library without starting it takes 0.1 s; it prints what is needed to find the rest.
 _ASK = """

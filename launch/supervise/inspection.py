@@ -25,7 +25,7 @@ STACK_SIGNAL = int(signal.SIGRTMIN) + 7
 SECONDS_FOR_STACKS = 1.0
 SECONDS_FOR_PY_SPY = 10.0
 
-# The first words of a flight page (spmd/collectives/transport/flight.py).
+# The first words of a flight page (spmd/transport/flight_recorder.py).
 PAGE = struct.Struct("<13q")
 PAGE_BYTES = 4096
 PID, BEGUN, STATE, PHASE, SINCE, CALLED, STEP, LOST = 2, 5, 6, 7, 8, 9, 10, 12

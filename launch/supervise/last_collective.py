@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .flightfile import COLLECTIVE, FlightFileError, operand, read
+from ..flight.file import COLLECTIVE, FlightFileError, operand, read
 from .stall import Call
 
 

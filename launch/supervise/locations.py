@@ -14,7 +14,7 @@ from pathlib import Path
 # `[file, line, function]`, the innermost first.
 Frames = Sequence[Sequence]
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent / "spmd") + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[2] / "spmd") + os.sep
 _LIBRARY = re.compile(r"(/lib(64)?/python3|/site-packages/|/dist-packages/|^<)")
 _DATA = re.compile(
     r"data_?(load|set)|loader|prefetch|(load|read|next|get|fetch)_(batch|data|shard|sample|example)"
@@ -45,7 +45,8 @@ def loads_data(frames: Frames) -> bool:
 
 def in_program(frames: Frames) -> bool:
     """Whether the innermost frames are those of spmd's runtime, which runs a compiled program."""
-    return bool(frames) and frames[0][0].startswith(_PACKAGE + os.path.join("compile", "cpu"))
+    runtime = tuple(_PACKAGE + os.path.join("compile", part) for part in ("cpu", "native"))
+    return bool(frames) and frames[0][0].startswith(runtime)
 
 
 def short_source(source: str) -> str:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..options import Options, UsageError
+from .cleanup import FLIGHTS
 from .find_mpi import Mpi
-from .options import Options, UsageError
 from .rank import CHANNEL, SETTINGS, TOKEN
-from .sweep import FLIGHTS
 
 STALL_SECONDS = 600.0
 COLLECTIVE_TIMEOUT = "SPMD_COLLECTIVE_TIMEOUT"
-GUARD = str(Path(__file__).with_name("guard.py"))
+GUARD = str(Path(__file__).parents[1] / "guard.py")
 
 # What a former launcher told this process about *its* job must not reach the new one.
 FORMER_JOB = re.compile(
@@ -38,7 +38,8 @@ FAILURE_DETECTOR = [
     *("--mca", "mpi_ft_detector", "1", "--mca", "mpi_ft_detector_thread", "1"),
     *("--mca", "mpi_ft_detector_timeout", "1", "--mca", "mpi_ft_detector_period", "0.3"),
 ]
-# With the detector's thread MPI's own end never ends (`transport/mpi.py`); mpi4py must not call it.
+# With the detector's thread MPI's own end never ends (`transport/mpi/communicator.py`); mpi4py must
+# not call it.
 NO_FINALIZE = "MPI4PY_RC_FINALIZE"
 _PASSED_ON = re.compile(
     r"(SPMD|PYTHON|MPI4PY_|OMP_|OPENBLAS_|MKL_|VIRTUAL_ENV$|LD_LIBRARY_PATH$|PATH$)"

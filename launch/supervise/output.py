@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from .options import UsageError
+from ..options import UsageError
 
 # A prompt has no line end: text of rank 0 that stays alone for so long is shown as it is.
 PROMPT_SECONDS = 0.1

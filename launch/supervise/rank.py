@@ -1,7 +1,7 @@
 """One rank's guard: starts the program, passes its output on, and reports how it ended.
 
-mpirun starts it (`guard.py`) once a rank; it needs the standard library only. The program is its
-child in a session of its own, so that ending the rank ends all that it started. The guard and
+mpirun starts it (`launch/guard.py`) once a rank; it needs the standard library only. The program is
+its child in a session of its own, so that ending the rank ends all that it started. The guard and
 spmdrun talk over a socket in frames: one letter, the length of the payload, the payload. The guard
 passes output on, tells what changes on the rank's flight page, and looks closer when asked.
 When spmdrun is gone the socket closes, and the guard ends its program.

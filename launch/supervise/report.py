@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .places import rank_text, user_frame
+from .locations import rank_text, user_frame
 from .stall import Call, Verdict, waiting_text
 
 TAIL_SHOWN = 25

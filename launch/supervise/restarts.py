@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import command as commands
+from ..options import Options, UsageError
+from . import mpirun_command as commands
 from .find_mpi import Mpi, has_ulfm
-from .options import Options, UsageError
 from .report import Ending
 from .supervisor import Supervisor
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .places import in_program, loads_data, place_of, rank_text, short_source
+from .locations import in_program, loads_data, place_of, rank_text, short_source
 
 RUNNING, RAISED, LEFT = range(3)
 HOST, TRACING, COMPILING, PROGRAM, COLLECTIVE, DATA, BREAKPOINT = range(7)

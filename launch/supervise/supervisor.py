@@ -22,13 +22,15 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import command as commands
+from ..flight.timeline import merge_if_wanted
+from ..options import Options
+from ..pipes import NO_READER
+from . import mpirun_command as commands
 from . import report
+from .cleanup import sweep, sweep_flights
 from .find_mpi import Mpi
-from .lastcall import last_call
-from .options import Options
-from .pipes import NO_READER
-from .printer import Printer
+from .last_collective import last_call
+from .output import Printer
 from .rank import (
     ASK,
     END,
@@ -45,9 +47,7 @@ from .rank import (
     frame,
 )
 from .stall import BREAKPOINT, COLLECTIVE, Call, Verdict, View
-from .sweep import sweep, sweep_flights
-from .timeline import merge_if_wanted
-from .watch import Watch
+from .watchdog import Watch
 
 TIMED_OUT = 124
 # For ranks that saw the first failure to say so, and to clean up.

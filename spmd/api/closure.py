@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.api.flat import FlatFunction
+from spmd.base.dtypes import is_inexact
+from spmd.base.errors import GradError, PytreeError
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, register_pytree_node_class, tree_flatten, tree_unflatten
+from spmd.base.util import function_name
+from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import typeof
 from spmd.core.custom_vjp import custom_vjp
-from spmd.core.dtypes import is_inexact
-from spmd.core.errors import GradError, PytreeError
 from spmd.core.ir import Jaxpr
-from spmd.core.names import check_arrays, debug_info, leaf_names
 from spmd.core.rewrite import eval_jaxpr
-from spmd.core.source import current_source
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer
-from spmd.core.tree import TreeDef, register_pytree_node_class, tree_flatten, tree_unflatten
-from spmd.core.util import function_name
 
 # ---- closure_convert ---------------------------------------------------------------------------
 

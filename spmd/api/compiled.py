@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from spmd.compile.jit import JitFunction
+from spmd.compile.dispatch.jit import JitFunction
 
 
 def jit(

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, GradError
-from spmd.core.source import current_source
-from spmd.core.tree import (
+from spmd.base.errors import ArgumentError, GradError
+from spmd.base.source import current_source
+from spmd.base.tree import (
     TreeDef,
     tree_flatten,
     tree_unflatten,
 )
-from spmd.core.util import function_name
+from spmd.base.util import function_name
+from spmd.core.aval import ShapedArray, typeof
 from spmd.lax.convert import convert_element_type
 from spmd.sharding.array import from_numpy
 

@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.api.flat import FlatFunction, as_array
-from spmd.core import dtypes
-from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
-from spmd.core.jvp import instantiate, jvp_flat
-from spmd.core.linearize import linearize_flat
-from spmd.core.names import (
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import (
+    tree_flatten,
+)
+from spmd.base.util import function_name
+from spmd.core.argument_names import (
     check_arrays,
     leaf_names,
 )
+from spmd.core.aval import typeof
+from spmd.core.jvp import instantiate, jvp_flat
+from spmd.core.linearize import linearize_flat
 from spmd.core.primitive import Zero
 from spmd.core.rewrite import eval_closed
-from spmd.core.source import current_source
-from spmd.core.tree import (
-    tree_flatten,
-)
-from spmd.core.util import function_name
 
 
 def jvp(

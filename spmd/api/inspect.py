@@ -11,29 +11,29 @@ from typing import Any
 import numpy as np
 
 from spmd.api.flat import FlatFunction, as_array, partial_of
-from spmd.compile.stages import ShapeDtypeStruct
-from spmd.core.aval import ShapedArray, is_arraylike, typeof
-from spmd.core.axis import AxisFrame, extend_axes
-from spmd.core.config import config
-from spmd.core.dtypes import canonical
-from spmd.core.errors import PytreeError
-from spmd.core.jvp import instantiate
-from spmd.core.names import (
-    debug_info,
-)
-from spmd.core.primitive import Linear
-from spmd.core.source import current_source
-from spmd.core.stage import trace_to_jaxpr
-from spmd.core.transpose import backward_pass
-from spmd.core.tree import (
+from spmd.base.config import config
+from spmd.base.dtypes import canonical
+from spmd.base.errors import PytreeError
+from spmd.base.source import current_source
+from spmd.base.tree import (
     tree_flatten,
     tree_leaves,
     tree_map,
     tree_unflatten,
 )
-from spmd.core.util import function_name
+from spmd.base.util import function_name
+from spmd.compile.dispatch.stages import ShapeDtypeStruct
+from spmd.core.argument_names import (
+    debug_info,
+)
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.axis import AxisFrame, extend_axes
+from spmd.core.jvp import instantiate
+from spmd.core.primitive import Linear
+from spmd.core.stage import trace_to_jaxpr
+from spmd.core.transpose import backward_pass
 from spmd.sharding.array import Array
-from spmd.sharding.pending import Pending, asked
+from spmd.sharding.future import Pending, asked
 
 
 def _aval_like(x: Any) -> ShapedArray:

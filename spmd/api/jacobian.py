@@ -12,17 +12,17 @@ from spmd.api.flat import normal_argnums, partial_of
 from spmd.api.forward import jvp
 from spmd.api.reverse import check_differentiable, check_field, vjp_flat
 from spmd.api.vectorize import vmap
-from spmd.core import dtypes
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import GradError
-from spmd.core.source import current_source
-from spmd.core.tree import (
+from spmd.base import dtypes
+from spmd.base.errors import GradError
+from spmd.base.source import current_source
+from spmd.base.tree import (
     tree_flatten,
     tree_leaves,
     tree_map,
     tree_unflatten,
 )
-from spmd.core.util import function_name
+from spmd.base.util import function_name
+from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import from_numpy
 
 

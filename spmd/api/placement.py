@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.device import Device, default_device, process_index
-from spmd.core.dtypes import canonical
-from spmd.core.errors import ArgumentError, ShapeError, ShardingError
-from spmd.core.names import check_arrays
-from spmd.core.source import current_source
-from spmd.core.trace import Tracer, to_numpy
-from spmd.core.tree import (
+from spmd.base.device import Device, default_device, process_index
+from spmd.base.dtypes import canonical
+from spmd.base.errors import ArgumentError, ShapeError, ShardingError
+from spmd.base.source import current_source
+from spmd.base.tree import (
     broadcast_prefix,
     keystr,
     tree_flatten_with_path,
     tree_map,
     tree_unflatten,
 )
+from spmd.core.argument_names import check_arrays
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.trace import Tracer, to_numpy
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
 

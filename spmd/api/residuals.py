@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import function_name
+from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import Eqn, Jaxpr, Literal
 from spmd.core.linearize import linearize_jaxpr
-from spmd.core.names import check_arrays, debug_info, leaf_names
 from spmd.core.remat import checkpoint_p
 from spmd.core.stage import trace_to_jaxpr
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name
 
 
 def saved_residuals(

@@ -11,28 +11,28 @@ import numpy as np
 from spmd.api.compiled import jit
 from spmd.api.flat import FlatFunction, as_array, as_primal_type, normal_argnums, partial_of
 from spmd.api.summed import warn_of_summed_loss
-from spmd.core import dtypes
-from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
-from spmd.core.ir import ClosedJaxpr
-from spmd.core.jvp import instantiate
-from spmd.core.linearize import linearize_flat
-from spmd.core.names import (
-    check_arrays,
-    leaf_names,
-    parameter_names,
-)
-from spmd.core.primitive import Linear, Zero
-from spmd.core.source import current_source
-from spmd.core.transpose import backward_pass
-from spmd.core.tree import (
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import (
     register_pytree_node,
     tree_flatten,
     tree_leaves,
     tree_structure,
     tree_unflatten,
 )
-from spmd.core.util import function_name
+from spmd.base.util import function_name
+from spmd.core.argument_names import (
+    check_arrays,
+    leaf_names,
+    parameter_names,
+)
+from spmd.core.aval import is_arraylike, typeof
+from spmd.core.ir import ClosedJaxpr
+from spmd.core.jvp import instantiate
+from spmd.core.linearize import linearize_flat
+from spmd.core.primitive import Linear, Zero
+from spmd.core.transpose import backward_pass
 from spmd.sharding.array import from_numpy
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.jit import clear_caches
-from spmd.core.config import config
-from spmd.core.context import current_trace
-from spmd.core.device import devices, process_count
+from spmd.base.config import config
+from spmd.base.context import current_trace
+from spmd.base.device import devices, process_count
+from spmd.compile.dispatch.jit import clear_caches
 from spmd.core.trace import EVAL
 
 __all__ = [
@@ -83,7 +83,7 @@ def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
     ...     snp.ones((2, 3)) + snp.ones(3)
     Traceback (most recent call last):
     ...
-    spmd.core.errors.ShapeError: ...
+    spmd.errors.ShapeError: ...
     """
     return config.override("numpy_rank_promotion", new_val)
 

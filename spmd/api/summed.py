@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import warnings
 
+from spmd.base.context import state
+from spmd.base.errors import CollectiveWarning
+from spmd.base.util import product
 from spmd.core.axis import axis_frame
-from spmd.core.context import state
-from spmd.core.errors import CollectiveWarning
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal
-from spmd.core.util import product
 
 # What stands between a psum and the value of the loss without changing either.
 _CASTS = ("convert_element_type", "reshape", "squeeze", "pvary")

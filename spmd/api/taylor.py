@@ -11,15 +11,15 @@ import numpy as np
 import spmd.lax.taylor
 import spmd.lax.taylor_control  # noqa: F401  (both add rules)
 from spmd.api.flat import FlatFunction, as_array
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import function_name
+from spmd.core.argument_names import check_arrays, leaf_names
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jet import jet_flat
-from spmd.core.names import check_arrays, leaf_names
-from spmd.core.source import current_source
 from spmd.core.structural import zeros_like_aval
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name
 from spmd.lax.arithmetic import mul
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import const

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from spmd.api.flat import FlatFunction, as_array
-from spmd.core.aval import typeof
-from spmd.core.context import state
-from spmd.core.errors import ArgumentError
-from spmd.core.names import (
+from spmd.base.context import state
+from spmd.base.errors import ArgumentError
+from spmd.base.source import current_source
+from spmd.base.tree import (
+    broadcast_prefix,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
+from spmd.base.util import function_name
+from spmd.core.argument_names import (
     check_arrays,
     check_axis_name_free,
     leaf_names,
@@ -18,15 +25,8 @@ from spmd.core.names import (
     parameter_names,
     spread_over_arguments,
 )
-from spmd.core.source import current_source
+from spmd.core.aval import typeof
 from spmd.core.structural import broadcast_leading, move_dim
-from spmd.core.tree import (
-    broadcast_prefix,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-)
-from spmd.core.util import function_name
 from spmd.core.vmap import BatchAxis, batch_flat
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spmd.core.errors import ArgumentError, SettingError
-from spmd.core.record import record
+from spmd.base.errors import ArgumentError, SettingError
+from spmd.base.record import record
 
 
 def _bool(text: str) -> bool:

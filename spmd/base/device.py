@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spmd.core.config import config
-from spmd.core.errors import DeviceError
+from spmd.base.config import config
+from spmd.base.errors import DeviceError
 
 
 class Device:

@@ -15,8 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from spmd.core.config import config
-from spmd.core.errors import DtypeError, IntegerRangeError
+from spmd.base.config import config
+from spmd.base.errors import DtypeError, IntegerRangeError
 
 bfloat16 = np.dtype(ml_dtypes.bfloat16)
 bool_ = np.dtype(np.bool_)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from spmd.core.source import UNKNOWN, current_source
+from spmd.base.source import UNKNOWN, current_source
 
 # `file:line (function)`, as a Source prints itself, at the start of a message.
 _LOCATED = re.compile(r"[^\s:]+:\d+ \(")
@@ -174,3 +174,10 @@ class InternalError(SpmdError, AssertionError):
     """An invariant of ours does not hold; never the user's mistake."""
 
     located = False
+
+
+# Tracebacks, pickles and documents name them as users do, wherever this file lies.
+for _value in list(globals().values()):
+    if isinstance(_value, type) and _value.__module__ == __name__:
+        _value.__module__ = "spmd.errors"
+del _value

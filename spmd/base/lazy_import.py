@@ -8,9 +8,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from spmd.core.context import undisturbed
-from spmd.core.forks import guard
-from spmd.core.util import importing
+from spmd.base.context import undisturbed
+from spmd.base.fork_locks import guard
+from spmd.base.util import importing
 
 # A child would wait for ever for a module that another thread of its parent was importing.
 _lock = guard("imports")

@@ -15,8 +15,8 @@ import string
 import sys
 from typing import Any
 
-from spmd.core.context import state
-from spmd.core.record import record
+from spmd.base.context import state
+from spmd.base.record import record
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 SKIPPED_FILES = {functools.__file__, contextlib.__file__, string.__file__, "<frozen runpy>"}

@@ -13,8 +13,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from spmd.core.errors import ArgumentError, PytreeError
-from spmd.core.record import record
+from spmd.base.errors import ArgumentError, PytreeError
+from spmd.base.record import record
 
 # ---- key paths ---------------------------------------------------------------------------------
 

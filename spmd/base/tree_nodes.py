@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
-from spmd.core.errors import PytreeError
-from spmd.core.tree import (
+from spmd.base.errors import PytreeError
+from spmd.base.tree import (
     NOTHING,
     DictKey,
     FlattenedIndexKey,

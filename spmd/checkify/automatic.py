@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import spmd.numpy as snp
+from spmd.base import dtypes
+from spmd.base.tree import tree_structure
 from spmd.checkify.errors import Site
-from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import Eqn
-from spmd.core.tree import tree_structure
 from spmd.lax.windows import as_gather, window_sizes
 
 Check = tuple[Any, Site, list[Any]]

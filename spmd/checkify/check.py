@@ -6,15 +6,15 @@ import string
 from typing import Any
 
 import spmd.numpy as snp
+from spmd.base.dtypes import is_bool
+from spmd.base.errors import ArgumentError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten
 from spmd.checkify.errors import CheckError, Error, Site
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.dtypes import is_bool
-from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Primitive, Refused
-from spmd.core.source import current_source
 from spmd.core.structural import to_front
 from spmd.core.trace import Tracer
-from spmd.core.tree import tree_flatten
 from spmd.lax.convert import convert_element_type
 
 

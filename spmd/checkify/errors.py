@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import SpmdError
+from spmd.base.record import record
+from spmd.base.source import Source
+from spmd.base.tree import TreeDef, register_pytree_node_class, tree_unflatten
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import SpmdError
-from spmd.core.record import record
-from spmd.core.source import Source
-from spmd.core.tree import TreeDef, register_pytree_node_class, tree_unflatten
 
 
 class CheckError(SpmdError, ValueError):

@@ -14,19 +14,19 @@ import numpy as np
 
 import spmd.numpy as snp
 from spmd.api.flat import FlatFunction
+from spmd.base.context import state
+from spmd.base.errors import ArgumentError, RefusedError
+from spmd.base.source import UNKNOWN
+from spmd.base.tree import tree_flatten
+from spmd.base.util import function_name, split_list
 from spmd.checkify.automatic import automatic
 from spmd.checkify.errors import Error, Site
+from spmd.core.argument_names import check_arrays, debug_info, leaf_names
 from spmd.core.aval import typeof
-from spmd.core.context import state
-from spmd.core.errors import ArgumentError, RefusedError
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, subjaxprs
-from spmd.core.names import check_arrays, debug_info, leaf_names
 from spmd.core.rewrite import close
-from spmd.core.source import UNKNOWN
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.structural import zeros_like_aval
-from spmd.core.tree import tree_flatten
-from spmd.core.util import function_name, split_list
 
 user_checks = frozenset(("user",))
 nan_checks = frozenset(("nan",))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.util import canonical_dim
 from spmd.collectives.groups import (
     NO_IMPL,
     NOT_PARTITIONED,
@@ -24,7 +25,6 @@ from spmd.collectives.groups import (
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Primitive, linear
 from spmd.core.structural import broadcast_leading, move_dim, reshape
-from spmd.core.util import canonical_dim
 from spmd.lax.concatenate import concatenate
 
 

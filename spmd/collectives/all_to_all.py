@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ShapeError
+from spmd.base.source import current_source
+from spmd.base.util import canonical_dim
 from spmd.collectives.groups import (
     NO_IMPL,
     NOT_PARTITIONED,
@@ -26,11 +29,8 @@ from spmd.collectives.groups import (
     stack_rows,
 )
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ShapeError
 from spmd.core.primitive import Primitive, linear
-from spmd.core.source import current_source
 from spmd.core.structural import move_dim, permute_dims, reshape
-from spmd.core.util import canonical_dim
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import slice_in_dim
 

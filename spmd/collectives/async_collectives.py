@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from spmd.collectives.across import Across
-from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.courier import COURIER, Transfer
-from spmd.collectives.transport.flight import COLLECTIVE, FLIGHT
-from spmd.core.config import config
+from spmd.base.config import config
+from spmd.collectives.host_execution import Across
+from spmd.transport import world as bootstrap
+from spmd.transport.flight_recorder import COLLECTIVE, FLIGHT
+from spmd.transport.progress_thread import COURIER, Transfer
 
 
 def overlaps() -> bool:

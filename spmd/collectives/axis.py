@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError
+from spmd.base.tree import tree_map
 from spmd.collectives.groups import NO_IMPL, NOT_PARTITIONED, names_of
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import axis_frame, size_of, vma_hooks
-from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.trace import unchanged
-from spmd.core.tree import tree_map
 from spmd.lax.arithmetic import add, mul
 from spmd.lax.array import iota
 

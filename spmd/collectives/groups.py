@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.context import state
+from spmd.base.errors import ArgumentError
+from spmd.base.source import current_source
+from spmd.base.tree import keystr, tree_map_with_path
 from spmd.core.aval import typeof
 from spmd.core.axis import axis_frame, axis_names, size_of, vma_hooks
-from spmd.core.context import state
-from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Refused
-from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, to_front
-from spmd.core.tree import keystr, tree_map_with_path
 from spmd.lax.concatenate import concatenate
 from spmd.lax.slicing import index_in_dim
 

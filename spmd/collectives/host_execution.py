@@ -13,20 +13,21 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base import dtypes
+from spmd.base.errors import CollectiveError
+from spmd.base.source import UNKNOWN, Source
+from spmd.base.util import product
 from spmd.collectives import verify
 from spmd.collectives.groups import Groups
-from spmd.collectives.transport import bootstrap, recovery
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.courier import COURIER
-from spmd.collectives.transport.flight import FLIGHT, source_text
-from spmd.collectives.transport.origin import NOWHERE, Origin
-from spmd.core import dtypes
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import CollectiveError
 from spmd.core.primitive import Primitive
-from spmd.core.source import UNKNOWN, Source
-from spmd.core.util import product
+from spmd.transport import world as bootstrap
+from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.flight_recorder import FLIGHT, source_text
+from spmd.transport.mpi import recovery
+from spmd.transport.origin import NOWHERE, Origin
+from spmd.transport.progress_thread import COURIER
 
 OPS = {
     "psum": (ReduceOp.SUM, np.add, lambda dtype: np.zeros((), dtype)),

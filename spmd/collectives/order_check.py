@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spmd.collectives.transport.call import digest_of, ranks_text
-from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.origin import Origin
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError
+from spmd.base.record import field, record
+from spmd.base.source import Source
 from spmd.core.aval import ShapedArray
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var, subjaxprs
-from spmd.core.record import field, record
-from spmd.core.source import Source
+from spmd.transport.call_signature import digest_of, ranks_text
+from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.origin import Origin
 
 # ---- one collective ----------------------------------------------------------------------------
 

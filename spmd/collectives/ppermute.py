@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_map
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.groups import (
     NO_IMPL,
@@ -20,11 +23,8 @@ from spmd.collectives.groups import (
 )
 from spmd.core.aval import typeof
 from spmd.core.axis import size_of
-from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Primitive, linear
-from spmd.core.source import current_source
 from spmd.core.structural import zeros_like_aval
-from spmd.core.tree import tree_map
 from spmd.lax.slicing import index_in_dim
 
 # ---- public functions --------------------------------------------------------------------------

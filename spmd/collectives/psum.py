@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError
+from spmd.base.source import current_source
 from spmd.collectives.groups import (
     NO_IMPL,
     NOT_PARTITIONED,
@@ -22,13 +25,10 @@ from spmd.collectives.groups import (
     rows_of,
     stack_rows,
 )
-from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import vma_hooks
-from spmd.core.errors import DtypeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, Refused, linear
-from spmd.core.source import current_source
 from spmd.core.trace import Tracer, unchanged
 from spmd.lax.arithmetic import add, div, max, min, mul
 from spmd.lax.array import full_like

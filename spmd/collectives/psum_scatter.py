@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base import dtypes
+from spmd.base.errors import ShapeError
+from spmd.base.source import current_source
+from spmd.base.util import canonical_dim
 from spmd.collectives.all_gather import all_gather_p, transposes
 from spmd.collectives.groups import (
     NO_IMPL,
@@ -23,13 +27,9 @@ from spmd.collectives.groups import (
     rows_of,
     stack_rows,
 )
-from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ShapeError
 from spmd.core.primitive import Primitive, linear
-from spmd.core.source import current_source
 from spmd.core.structural import move_dim
-from spmd.core.util import canonical_dim
 from spmd.lax.arithmetic import add
 from spmd.lax.slicing import index_in_dim, slice_in_dim
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ShapeError
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.all_to_all import all_to_all
 from spmd.collectives.axis import axis_index
 from spmd.collectives.groups import group_size, names_of, normal_groups
 from spmd.core.aval import typeof
-from spmd.core.errors import ShapeError
 from spmd.core.structural import broadcast_in_dim, reshape
 from spmd.lax.arithmetic import add, mul, sub
 from spmd.lax.array import iota

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.collectives.across import OPS, Across
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.reduction import accumulator
-from spmd.collectives.transport.shm import ShmCommunicator
-from spmd.collectives.transport.shm_rounds import (
+from spmd.collectives.host_execution import OPS, Across
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.reduction import accumulator
+from spmd.transport.shm.communicator import ShmCommunicator
+from spmd.transport.shm.plan import (
     Member,
     Memory,
     Operand,

@@ -17,19 +17,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, CollectiveWarning
 from spmd.collectives.groups import Groups
-from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.origin import Origin
-from spmd.core import dtypes
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, CollectiveWarning
 from spmd.core.primitive import Primitive
+from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.origin import Origin
 
 Move = Callable[[Any, list[Any], list[Any]], None]
 
 
 class Across(Protocol):
-    """What is looked at of a collective over ranks: `spmd.collectives.across.Across`."""
+    """What is looked at of a collective over ranks: `spmd.collectives.host_execution.Across`."""
 
     prim: Primitive
     params: dict[str, Any]

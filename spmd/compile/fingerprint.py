@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.digest import blake2b
 from spmd.core.aval import ShapedArray
-from spmd.core.digest import blake2b
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import to_numpy

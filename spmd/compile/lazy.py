@@ -1,26 +1,26 @@
 """The back half of the compiler, imported when the first program is compiled.
 
 Lowering, kernels, the renderer and the runtime are half of what `import spmd` would load, and a
-program that only asks for its rank needs none of it. The modules of the front half (`jit`,
-`dispatch`, `stages`) reach the back half through the objects here, and in no other way. What makes
-programs is apart from what loads and runs them: `pipeline` (the passes) and `building` (the rest)
+program that only asks for its rank needs none of it. The modules of the front half
+(`dispatch/`) reach the back half through the objects here, and in no other way. What makes
+programs is apart from what loads and runs them: `pipeline` (the passes) and `build` (the rest)
 are imported by the first program that no earlier process left on the disk.
 """
 
 from __future__ import annotations
 
-from spmd.core.deferred import Deferred
+from spmd.base.lazy_import import Deferred
 
-elementwise = Deferred("spmd.compile.lower.elementwise")
-building = Deferred("spmd.compile.building")
-expected = Deferred("spmd.compile.expected")
-executable = Deferred("spmd.compile.executable")
-flat = Deferred("spmd.compile.flat")
-mapcall = Deferred("spmd.compile.mapcall")
-meshprogram = Deferred("spmd.compile.meshprogram")
-nativecall = Deferred("spmd.compile.nativecall")
-multidevice = Deferred("spmd.compile.multidevice")
-onemap = Deferred("spmd.compile.onemap")
-pipeline = Deferred("spmd.compile.pipeline")
-usage = Deferred("spmd.compile.usage")
-cost = Deferred("spmd.compile.cost")
+elementwise = Deferred("spmd.compile.expressions.scalar_ops")
+building = Deferred("spmd.compile.executable.build")
+expected = Deferred("spmd.compile.cpu.assemble.warm_up")
+executable = Deferred("spmd.compile.executable.executable")
+flat = Deferred("spmd.compile.dispatch.eager_kernels")
+mapcall = Deferred("spmd.compile.dispatch.mesh_fast_call")
+meshprogram = Deferred("spmd.compile.executable.select")
+nativecall = Deferred("spmd.compile.dispatch.fast_call")
+multidevice = Deferred("spmd.compile.executable.mesh_executable")
+onemap = Deferred("spmd.compile.passes.merge_shard_maps")
+pipeline = Deferred("spmd.compile.passes.pipeline")
+usage = Deferred("spmd.compile.executable.memory_analysis")
+cost = Deferred("spmd.compile.schedule.cost_model")

@@ -15,29 +15,29 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import product as pairs
 
-from spmd.compile import flat
-from spmd.compile.ahead import cpu_target
-from spmd.compile.cpu.cache import object_cache
-from spmd.compile.cpu.contract import plan_contraction
-from spmd.compile.cpu.door import door_code
-from spmd.compile.cpu.flat_ir import ELEMENTS
-from spmd.compile.cpu.gemm import plan_packing, plan_product, prefers_packed
-from spmd.compile.cpu.gemm_ir import Vectors
-from spmd.compile.cpu.loader import host, loader
-from spmd.compile.cpu.reduce import reduce_kernels
-from spmd.compile.cpu.run_words import PARTS
-from spmd.compile.cpu.runtime import load_parts, runtime
-from spmd.compile.cpu.shared import called_by_text, shared_text
-from spmd.compile.cpu.sort import sort_text
-from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
-from spmd.compile.cpu.sort_values import can_compress, values_text
-from spmd.compile.cpu.trees import native_walks
-from spmd.compile.cpu.units import symbols_of
-from spmd.compile.cpu.vectormath import VECTOR_ELEMENTS, shared_functions
-from spmd.compile.kernel.contraction import Contraction, Dims
-from spmd.compile.kernel.product import Operand, Product, product_dtype, store_epilogue
-from spmd.core.errors import ArgumentError
-from spmd.core.record import record
+from spmd.base.errors import ArgumentError
+from spmd.base.record import record
+from spmd.compile.cpu.assemble.compile_callees import cpu_target
+from spmd.compile.cpu.assemble.generic_kernels_ir import ELEMENTS
+from spmd.compile.cpu.math.table import VECTOR_ELEMENTS, shared_functions
+from spmd.compile.cpu.matmul.plan import plan_packing, plan_product, prefers_packed
+from spmd.compile.cpu.matmul.tile_ir import Vectors
+from spmd.compile.cpu.matmul.window_plan import plan_contraction
+from spmd.compile.cpu.sort.network import COLUMN_NETWORKS
+from spmd.compile.cpu.sort.steps import sort_text
+from spmd.compile.cpu.sort.value_steps import can_compress, values_text
+from spmd.compile.dispatch import eager_kernels as flat
+from spmd.compile.kernel.matmul import Operand, Product, product_dtype, store_epilogue
+from spmd.compile.kernel.window_contraction import Contraction, Dims
+from spmd.compile.native.cpython.entry_point import door_code
+from spmd.compile.native.cpython.tree_walks import native_walks
+from spmd.compile.native.llvm.compiler import host, loader
+from spmd.compile.native.llvm.modules import symbols_of
+from spmd.compile.native.llvm.object_cache import object_cache
+from spmd.compile.native.llvm.shared_functions import called_by_text, shared_text
+from spmd.compile.native.program.reduction_kernels import reduce_kernels
+from spmd.compile.native.program.run_layout import PARTS
+from spmd.compile.native.runtime.load import load_parts, runtime
 
 # What elements of products are stored as.
 PRODUCTS = ("f32", "bf16", "f16", "f64")

@@ -10,12 +10,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.errors import ArgumentError, AxisError, PytreeError, ShapeError
+from spmd.base.source import UNKNOWN, Source, current_source
+from spmd.base.tree import broadcast_prefix, keystr, tree_leaves_with_path
+from spmd.base.util import function_name
 from spmd.core.aval import ShapedArray, is_arraylike
-from spmd.core.errors import ArgumentError, AxisError, PytreeError, ShapeError
-from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.stage import Debug
-from spmd.core.tree import broadcast_prefix, keystr, tree_leaves_with_path
-from spmd.core.util import function_name
 
 SHOWN = 5  # how many offending leaves an error lists
 

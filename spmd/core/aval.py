@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spmd.core import dtypes
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError
-from spmd.core.util import product
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError
+from spmd.base.util import product
 
 NO_AXES: frozenset[str] = frozenset()
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from spmd.core.context import busy, state
-from spmd.core.errors import AxisError
-from spmd.core.record import record
-from spmd.core.util import product
+from spmd.base.context import busy, state
+from spmd.base.errors import AxisError
+from spmd.base.record import record
+from spmd.base.util import product
 
 
 @record

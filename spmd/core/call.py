@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.core.context import state
+from spmd.base.context import state
+from spmd.base.util import split_list
 from spmd.core.ir import ClosedJaxpr, Literal
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.transpose import transpose_jaxpr
-from spmd.core.util import split_list
 from spmd.core.vmap import batch_jaxpr, fronts
 
 # ---- derived jaxprs, kept as long as the jaxpr they come from ----------------------------------

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.errors import InternalError
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import InternalError
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, subjaxprs
 
 

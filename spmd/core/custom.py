@@ -10,11 +10,14 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.context import attributed_to, state
+from spmd.base.errors import GradError
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import function_name, present_as, split_list
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.call import call_primitive, nonzero, spread
-from spmd.core.context import attributed_to, state
-from spmd.core.custom_call import (
+from spmd.core.custom_common import (
     Call,
     SymbolicZero,
     check_closure,
@@ -25,12 +28,9 @@ from spmd.core.custom_call import (
     shown,
     signature_of,
 )
-from spmd.core.errors import GradError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name, present_as, split_list
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 

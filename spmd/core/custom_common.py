@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.context import current_trace, state
+from spmd.base.errors import ArgumentError, GradError, UnexpectedTracerError
+from spmd.base.record import record
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.util import function_name, unzip2
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import nonzero
-from spmd.core.context import current_trace, state
-from spmd.core.errors import ArgumentError, GradError, UnexpectedTracerError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTrace, instantiate
 from spmd.core.linearize import MixedTrace
 from spmd.core.primitive import Primitive, Zero
-from spmd.core.record import record
 from spmd.core.rewrite import hoist_tracers
-from spmd.core.source import current_source
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL
 from spmd.core.transpose import backward_pass
-from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import function_name, unzip2
 
 
 @record

@@ -10,12 +10,16 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.context import attributed_to, state
+from spmd.base.errors import GradError
+from spmd.base.record import record
+from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.util import function_name, present_as, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma, vma_hooks
 from spmd.core.call import call_primitive, nonzero, spread
-from spmd.core.context import attributed_to, state
-from spmd.core.custom_call import (
+from spmd.core.custom_common import (
     Call,
     SymbolicZero,
     check_closure,
@@ -25,13 +29,9 @@ from spmd.core.custom_call import (
     shown,
     signature_of,
 )
-from spmd.core.errors import GradError
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
-from spmd.core.record import record
 from spmd.core.structural import reduce_sum
 from spmd.core.trace import EVAL
-from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import function_name, present_as, split_list
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
 

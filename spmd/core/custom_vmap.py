@@ -10,18 +10,18 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.context import attributed_to, state
+from spmd.base.errors import ArgumentError, PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import function_name, present_as, split_list
 from spmd.core.aval import typeof
 from spmd.core.call import call_primitive, nonzero, spread
-from spmd.core.context import attributed_to, state
-from spmd.core.custom_call import Call, inline_transpose, positional, signature_of
-from spmd.core.errors import ArgumentError, PytreeError, ShapeError
+from spmd.core.custom_common import Call, inline_transpose, positional, signature_of
 from spmd.core.jvp import instantiate, jvp_flat, jvp_jaxpr
 from spmd.core.primitive import Zero
-from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading
 from spmd.core.trace import EVAL
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name, present_as, split_list
 from spmd.core.vmap import BatchAxis, fronts
 
 

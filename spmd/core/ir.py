@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from spmd.base.record import record
+from spmd.base.source import UNKNOWN, Source
 from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Primitive
-from spmd.core.record import record
-from spmd.core.source import UNKNOWN, Source
 
 NO_EFFECTS: frozenset[str] = frozenset()
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.config import config
+from spmd.base.context import current_trace, state
+from spmd.base.util import unzip2
 from spmd.core.aval import typeof
-from spmd.core.config import config
-from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import JVPTracer, apply_jvp, is_float0
 from spmd.core.primitive import Primitive, Zero, linear
 from spmd.core.rewrite import close, eval_closed
 from spmd.core.structural import zeros_like_aval
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
-from spmd.core.util import unzip2
 
 Terms = list[Any]  # the derivatives of orders 1, 2, ..., each an array or None
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.context import current_trace, state
+from spmd.base.source import UNKNOWN, current_source
+from spmd.base.util import unzip2
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.config import config
-from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, eval_closed
-from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import zeros_like_aval
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
-from spmd.core.util import unzip2
 
 # ---- tangents ----------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from spmd.base.context import state
+from spmd.base.dtypes import is_key
+from spmd.base.errors import KeyReuseError
+from spmd.base.source import Source, current_source
 from spmd.core.aval import typeof
-from spmd.core.context import state
-from spmd.core.dtypes import is_key
-from spmd.core.errors import KeyReuseError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.source import Source, current_source
 from spmd.core.stage import JaxprTracer
 from spmd.core.trace import Trace
 from spmd.core.vmap import BatchTracer

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.errors import PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.util import function_name, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, jaxpr_axes, nonzero
 from spmd.core.custom_vjp import match_vma
-from spmd.core.errors import PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_flat
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, eval_closed, hoist_tracers
-from spmd.core.source import current_source
 from spmd.core.structural import add_any
-from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import function_name, split_list
 from spmd.core.vmap import BatchAxis, batch_jaxpr, to_front
 
 

@@ -12,15 +12,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.config import config
+from spmd.base.context import current_trace, state
+from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
-from spmd.core.config import config
-from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import JVPTrace, JVPTracer, apply_jvp, instantiate
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.rewrite import eval_closed, hoist_consts, opens, prune_consts
-from spmd.core.source import current_source
 from spmd.core.stage import Debug, JaxprTrace, JaxprTracer
 from spmd.core.trace import Trace, Tracer, check_no_leak
 

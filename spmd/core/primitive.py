@@ -36,11 +36,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import spmd.core.context as context
+import spmd.base.context as context
+from spmd.base.errors import InternalError, RefusedError
+from spmd.base.record import record
+from spmd.base.source import is_ours
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import InternalError, RefusedError
-from spmd.core.record import record
-from spmd.core.source import is_ours
 
 # ---- what a slot can hold ----------------------------------------------------------------------
 

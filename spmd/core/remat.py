@@ -11,6 +11,10 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from spmd.base.context import state
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import function_name, split_list
+from spmd.core.argument_names import function_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import (
     batch_call,
@@ -20,18 +24,14 @@ from spmd.core.call import (
     spread,
     transpose_call,
 )
-from spmd.core.context import state
-from spmd.core.custom_call import nondiff_positions, signature_of
+from spmd.core.custom_common import nondiff_positions, signature_of
 from spmd.core.ir import ClosedJaxpr, Var
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
-from spmd.core.names import function_source
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls, plain_call
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import function_name, split_list
 
 Policy = Callable[..., bool]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from spmd.base.context import state
+from spmd.base.source import UNKNOWN
 from spmd.core.aval import ShapedArray
-from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive, is_refused
-from spmd.core.source import UNKNOWN
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import Tracer
 

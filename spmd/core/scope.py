@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spmd.core.context import state
-from spmd.core.errors import ArgumentError
-from spmd.core.util import function_name
+from spmd.base.context import state
+from spmd.base.errors import ArgumentError
+from spmd.base.util import function_name
 
 
 @contextmanager

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-import spmd.core.context as context
-from spmd.core import dtypes
+import spmd.base.context as context
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.context import current_trace, state
+from spmd.base.errors import ArgumentError
+from spmd.base.record import record
+from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
-from spmd.core.config import config
-from spmd.core.context import current_trace, state
-from spmd.core.errors import ArgumentError
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
-from spmd.core.record import record
-from spmd.core.source import UNKNOWN, Source, current_source
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
 
 PYTHON_SCALARS = (bool, int, float, complex)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, InternalError, ShapeError
+from spmd.base.util import inverse_permutation, product
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, InternalError, ShapeError
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.trace import unchanged
-from spmd.core.util import inverse_permutation, product
 
 # ---- helpers that use them ---------------------------------------------------------------------
 

@@ -14,11 +14,10 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-import spmd.core.context as context
-from spmd.core import dtypes
-from spmd.core.aval import ShapedArray, register_array_type, typeof
-from spmd.core.context import current_trace
-from spmd.core.errors import (
+import spmd.base.context as context
+from spmd.base import dtypes
+from spmd.base.context import current_trace
+from spmd.base.errors import (
     ConcretizationError,
     MutationError,
     TracerArrayConversionError,
@@ -26,8 +25,9 @@ from spmd.core.errors import (
     TracerIntegerConversionError,
     UnexpectedTracerError,
 )
+from spmd.base.source import UNKNOWN, Source, current_source
+from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.primitive import Primitive
-from spmd.core.source import UNKNOWN, Source, current_source
 
 __all__ = ["EvalTrace", "Trace", "Tracer", "current_trace", "full_lower", "set_eager"]
 

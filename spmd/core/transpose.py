@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.context import state
+from spmd.base.source import UNKNOWN, Source
 from spmd.core.aval import typeof
-from spmd.core.context import state
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Refused, Zero
 from spmd.core.rewrite import close
-from spmd.core.source import UNKNOWN, Source
 from spmd.core.structural import add_any, zeros_like_aval
 
 

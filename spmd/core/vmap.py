@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.config import config
+from spmd.base.context import current_trace, state
+from spmd.base.record import record
+from spmd.base.source import UNKNOWN, current_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
-from spmd.core.config import config
-from spmd.core.context import current_trace, state
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
-from spmd.core.record import record
 from spmd.core.rewrite import close, eval_closed
-from spmd.core.source import UNKNOWN, current_source
 from spmd.core.structural import to_front
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable, origin
 

@@ -9,8 +9,8 @@ import builtins
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from spmd.compile.deferred import Deferred
-from spmd.core.errors import ArgumentError
+from spmd.base.errors import ArgumentError
+from spmd.compile.lazy import Deferred
 from spmd.debug.debugger import debug_breakpoint as breakpoint
 from spmd.debug.picture import (
     inspect_array_sharding,
@@ -46,8 +46,8 @@ __all__ = [
     "visualize_sharding",
 ]
 
-_allocator = Deferred("spmd.compile.cpu.allocator")
-_queue = Deferred("spmd.compile.cpu.queue")
+_allocator = Deferred("spmd.compile.native.runtime.allocator")
+_queue = Deferred("spmd.compile.native.runtime.async_queue")
 _explain = Deferred("spmd.debug.explain")
 _timing = Deferred("spmd.debug.timing")
 

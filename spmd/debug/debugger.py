@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spmd.collectives.transport.checked import OPEN_GROUPS
-from spmd.collectives.transport.flight import BREAKPOINT, FLIGHT
+from spmd.base.device import process_count, process_index
+from spmd.base.errors import ArgumentError, SpmdError
+from spmd.base.record import record
+from spmd.base.source import current_source, is_ours
+from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import is_arraylike
-from spmd.core.device import process_count, process_index
-from spmd.core.errors import ArgumentError, SpmdError
-from spmd.core.record import record
-from spmd.core.source import current_source, is_ours
-from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.lax.callback import debug_callback, here
+from spmd.transport.checked import OPEN_GROUPS
+from spmd.transport.flight_recorder import BREAKPOINT, FLIGHT
 
 # Lines shown before and after the one that stopped.
 AROUND = 5

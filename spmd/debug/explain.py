@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spmd.compile.cost import Cost, cost_of
-from spmd.compile.meshprogram import MeshProgram
-from spmd.compile.multidevice import MeshExecutable
-from spmd.compile.overlap import HALVES
-from spmd.compile.pipeline import PASSES, Report, run_passes
-from spmd.compile.usage import MemoryAnalysis, memory_of
+from spmd.compile.executable.memory_analysis import MemoryAnalysis, memory_of
+from spmd.compile.executable.mesh_executable import MeshExecutable
+from spmd.compile.executable.select import MeshProgram
+from spmd.compile.passes.pipeline import PASSES, Report, run_passes
+from spmd.compile.schedule.cost_model import Cost, cost_of
+from spmd.compile.schedule.overlap_collectives import HALVES
 from spmd.core.ir import ClosedJaxpr, Jaxpr, subjaxprs
 from spmd.debug.program import Program, StepInfo, amount, columns, compile_call, duration, steps_of
 
@@ -34,7 +34,7 @@ class Explanation:
     """A compiled call as figures; `str` of it is what `show` prints.
 
     `bytes` and `flops` are counted from the program for one call (on one device of a mapped
-    function): see `spmd.compile.cost` for what counts.
+    function): see `spmd.compile.schedule.cost_model` for what counts.
     """
 
     name: str

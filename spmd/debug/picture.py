@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.core.context import state
-from spmd.core.device import default_device
-from spmd.core.errors import ArgumentError
-from spmd.core.record import record
-from spmd.core.source import current_source
+from spmd.base.context import state
+from spmd.base.device import default_device
+from spmd.base.errors import ArgumentError
+from spmd.base.record import record
+from spmd.base.source import current_source
+from spmd.base.tree import tree_leaves
 from spmd.core.trace import Tracer
-from spmd.core.tree import tree_leaves
 from spmd.lax.callback import debug_callback, here
 from spmd.sharding.array import Array
 from spmd.sharding.named import SingleDeviceSharding

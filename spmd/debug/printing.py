@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.errors import ArgumentError
-from spmd.core.record import record
-from spmd.core.source import current_source
+from spmd.base.errors import ArgumentError
+from spmd.base.record import record
+from spmd.base.source import current_source
 from spmd.lax.callback import debug_callback, here
 
 _log = logging.getLogger("spmd.debug")

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from spmd.api.compiled import jit
-from spmd.compile.cost import Cost, step_cost
-from spmd.compile.executable import Executable
-from spmd.compile.jit import JitFunction
-from spmd.compile.lower.schedule import (
+from spmd.base.source import UNKNOWN, Source
+from spmd.base.util import product
+from spmd.compile.dispatch.jit import JitFunction
+from spmd.compile.dispatch.stages import Traced
+from spmd.compile.executable.executable import Executable
+from spmd.compile.executable.mesh_executable import MeshExecutable
+from spmd.compile.executable.select import MeshProgram, compile_program
+from spmd.compile.lower.steps import (
     Branch,
     Contract,
     Copy,
@@ -28,12 +32,8 @@ from spmd.compile.lower.schedule import (
     While,
     blocks,
 )
-from spmd.compile.memory import Plan
-from spmd.compile.meshprogram import MeshProgram, compile_program
-from spmd.compile.multidevice import MeshExecutable
-from spmd.compile.stages import Traced
-from spmd.core.source import UNKNOWN, Source
-from spmd.core.util import product
+from spmd.compile.schedule.cost_model import Cost, step_cost
+from spmd.compile.schedule.memory_plan import Plan
 
 
 @dataclass(frozen=True)

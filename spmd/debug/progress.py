@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from spmd.collectives.transport.flight import DATA, FLIGHT
-from spmd.core.errors import ArgumentError
+from spmd.base.errors import ArgumentError
+from spmd.transport.flight_recorder import DATA, FLIGHT
 
 
 def step(number: int) -> None:

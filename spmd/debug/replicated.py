@@ -9,21 +9,21 @@ import numpy as np
 
 import spmd.numpy as snp
 from spmd import lax
+from spmd.base.digest import blake2b
+from spmd.base.errors import ArgumentError, ReplicaError
+from spmd.base.record import record
+from spmd.base.source import current_source
+from spmd.base.tree import keystr, tree_leaves_with_path
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
 from spmd.collectives.psum import psum
-from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.call import ranks_text
-from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.origin import Origin
-from spmd.core.digest import blake2b
-from spmd.core.errors import ArgumentError, ReplicaError
-from spmd.core.record import record
-from spmd.core.source import current_source
 from spmd.core.trace import Tracer, to_numpy
-from spmd.core.tree import keystr, tree_leaves_with_path
 from spmd.lax.callback import debug_callback
 from spmd.sharding.array import Array
+from spmd.transport import world as bootstrap
+from spmd.transport.call_signature import ranks_text
+from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.origin import Origin
 
 SHOWN = 5
 
@@ -44,7 +44,7 @@ def assert_replicated(tree: Any, axis_name: Any = None, *, stacked: bool = False
     >>> spmd.debug.assert_replicated(snp.arange(4.0), stacked=True)
     Traceback (most recent call last):
         ...
-    spmd.core.errors.ReplicaError: ...
+    spmd.errors.ReplicaError: ...
     """
     source = current_source().short
     leaves = tree_leaves_with_path(tree)

@@ -17,17 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.assemble import Builder
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import LANE, KernelStep, Slot
-from spmd.compile.cpu.program import Program as NativeProgram
-from spmd.compile.cpu.program import Step as NativeStep
-from spmd.compile.cpu.runner import build_program
-from spmd.compile.executable import Executable
-from spmd.compile.lanes import rounded
-from spmd.compile.lower.schedule import Parallel, Schedule, Step, blocks
-from spmd.compile.memory import Plan
-from spmd.compile.meshprogram import MeshProgram
+from spmd.compile.cpu.assemble.assemble import Builder
+from spmd.compile.executable.executable import Executable
+from spmd.compile.executable.select import MeshProgram
+from spmd.compile.lower.steps import Parallel, Schedule, Step, blocks
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.program.steps import LANE, KernelStep, Slot
+from spmd.compile.native.program.steps import Program as NativeProgram
+from spmd.compile.native.program.steps import Step as NativeStep
+from spmd.compile.native.runtime.run import build_program
+from spmd.compile.schedule.memory_plan import Plan
+from spmd.compile.schedule.thread_plan import rounded
 from spmd.debug.program import Program, StepInfo, amount, columns, compile_call, duration, steps_of
 
 # A record of 64-bit words: when the clock was last read, then nanoseconds and calls for each

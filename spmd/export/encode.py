@@ -23,20 +23,21 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import custom_vmap, dtypes, linear_call  # noqa: F401
+from spmd.base import dtypes
+from spmd.base.device import too_few_devices
+from spmd.base.errors import ArgumentError
+from spmd.base.tree import LEAF, NONE, TreeDef, tree_flatten
+from spmd.core import custom_vmap, linear_call  # noqa: F401
 from spmd.core.aval import ShapedArray
-from spmd.core.device import too_few_devices
-from spmd.core.errors import ArgumentError
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, letters
 from spmd.core.primitive import all_primitives
 from spmd.core.rewrite import inline_calls
-from spmd.core.tree import LEAF, NONE, TreeDef, tree_flatten
 
 # Files name primitives: all that there are must be there, those too that few programs use.
 from spmd.lax import (  # noqa: F401
+    _lazy_names,
     attention,
     linalg,
-    more,
     special_hypergeometric,
     special_integrals,
     special_oscillating,

@@ -15,16 +15,10 @@ from typing import Any
 
 from spmd.api import jit
 from spmd.api import vjp as vjp_of
-from spmd.compile.jit import JitFunction
-from spmd.compile.stages import ShapeDtypeStruct
-from spmd.core import dtypes
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.check import check_jaxpr
-from spmd.core.config import config
-from spmd.core.custom_vjp import custom_vjp
-from spmd.core.errors import ArgumentError, DtypeError, GradError, PytreeError, ShapeError
-from spmd.core.rewrite import eval_closed
-from spmd.core.tree import (
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, DtypeError, GradError, PytreeError, ShapeError
+from spmd.base.tree import (
     TreeDef,
     keystr,
     tree_flatten,
@@ -32,6 +26,12 @@ from spmd.core.tree import (
     tree_structure,
     tree_unflatten,
 )
+from spmd.compile.dispatch.jit import JitFunction
+from spmd.compile.dispatch.stages import ShapeDtypeStruct
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.check import check_jaxpr
+from spmd.core.custom_vjp import custom_vjp
+from spmd.core.rewrite import eval_closed
 from spmd.export import encode, unify
 from spmd.export.symbolic import (
     Constraint,

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.util import split_list
 from spmd.core.ir import Atom, Eqn
-from spmd.core.util import split_list
 from spmd.export.onnx_graph import Graph, rule, write_program
 from spmd.export.onnx_rules import reversed_along
 

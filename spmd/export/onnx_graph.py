@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.core import dtypes
-from spmd.core.errors import RefusedError
+from spmd.base import dtypes
+from spmd.base.errors import RefusedError
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.rewrite import inline_calls
 from spmd.export.encode import encode_number

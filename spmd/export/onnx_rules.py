@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
 from spmd.core.ir import Eqn
 from spmd.export.onnx_graph import BEFORE_START, RULES, Graph, Rule, refused, rule
 from spmd.lax.arithmetic import RoundingMethod

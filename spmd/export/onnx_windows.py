@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.util import inverse_permutation
 from spmd.core.ir import Eqn
-from spmd.core.util import inverse_permutation
 from spmd.export.onnx_graph import Graph, product, refused, rule, write_program
 from spmd.export.onnx_rules import in_wider, padded
 from spmd.lax.attention import attention_formula

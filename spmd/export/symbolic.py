@@ -13,8 +13,8 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.util import product
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import product
 
 Monomial: TypeAlias = tuple[str, ...]  # of symbols in order; the empty one is the constant
 

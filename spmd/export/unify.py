@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.core.errors import ArgumentError
-from spmd.core.util import product
+from spmd.base.errors import ArgumentError
+from spmd.base.util import product
 from spmd.export.encode import dtype_named
 from spmd.export.symbolic import Constraint, DimExpr, parse
 

@@ -1,14 +1,14 @@
 """The operations: primitives with all their rules, under the names of `jax.lax`.
 
-This file and `more.py` only list what is public, file by file.
+This file and `_lazy_names.py` only list what is public, file by file.
 """
 
 # ruff: noqa: F401
 
 import typing as _typing
 
-from spmd.core.deferred import all_names as _all_names
-from spmd.core.deferred import later as _later
+from spmd.base.lazy_import import all_names as _all_names
+from spmd.base.lazy_import import later as _later
 from spmd.core.remat import optimization_barrier, optimization_barrier_p
 from spmd.lax.arithmetic import (
     RoundingMethod,
@@ -315,12 +315,12 @@ from spmd.lax.windows import (
 
 if _typing.TYPE_CHECKING:
     from spmd.lax import linalg
-    from spmd.lax.more import *  # noqa: F403
+    from spmd.lax._lazy_names import *  # noqa: F403
 
 _LATER = ("linalg",)
 
-__getattr__ = _later(__name__, _LATER, "more")
+__getattr__ = _later(__name__, _LATER, "_lazy_names")
 
 
 def __dir__() -> list[str]:
-    return _all_names(__name__, _LATER, "more")
+    return _all_names(__name__, _LATER, "_lazy_names")

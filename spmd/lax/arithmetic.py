@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError
 from spmd.core.primitive import Refused, linear
 from spmd.lax.convert import convert_element_type, matched
 from spmd.lax.families import (

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import canonical_dim, product
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
@@ -26,7 +27,6 @@ from spmd.core.structural import (
     zeros_like_aval,
 )
 from spmd.core.trace import unchanged
-from spmd.core.util import canonical_dim, product
 from spmd.lax.arithmetic import add
 from spmd.lax.concatenate import concatenate, split
 from spmd.lax.convert import convert_element_type

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr
@@ -25,7 +26,6 @@ from spmd.core.jvp import instantiate, jvp_flat
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close
 from spmd.core.structural import broadcast_in_dim, reduce_sum, reshape, to_front
-from spmd.core.util import split_list
 from spmd.lax.arithmetic import add, div, log, mul, sub
 from spmd.lax.array import broadcasted_iota, full
 from spmd.lax.attention_blocks import Attention, attend, attend_grad, weigh, wide

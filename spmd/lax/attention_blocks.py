@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.record import record
+from spmd.base.util import merge_lists, partition_list
 from spmd.core.aval import typeof
-from spmd.core.record import record
 from spmd.core.structural import broadcast_in_dim, permute_dims, reduce_sum, reshape
-from spmd.core.util import merge_lists, partition_list
 from spmd.lax.arithmetic import add, div, log, mul, sub
 from spmd.lax.array import broadcasted_iota, full
 from spmd.lax.concatenate import concatenate

@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.context import attributed_to, current_trace
+from spmd.base.dtypes import canonical
+from spmd.base.errors import ArgumentError, DtypeError, PytreeError, ShapeError
+from spmd.base.record import record
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.util import function_name
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import manual_axes, replace_axes
-from spmd.core.context import attributed_to, current_trace
-from spmd.core.dtypes import canonical
-from spmd.core.errors import ArgumentError, DtypeError, PytreeError, ShapeError
 from spmd.core.primitive import Primitive, Refused
-from spmd.core.record import record
-from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, to_front
 from spmd.core.trace import EVAL
-from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import function_name
 
 # ---- where a callback runs ---------------------------------------------------------------------
 

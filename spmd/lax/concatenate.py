@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.structural import move_dim, to_front
 from spmd.core.trace import unchanged
-from spmd.core.util import canonical_dim
 from spmd.lax.families import fail
 
 # ---- concatenate -------------------------------------------------------------------------------

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.dtypes import promote
+from spmd.base.errors import PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from spmd.base.util import function_name
+from spmd.core.argument_names import function_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
-from spmd.core.dtypes import promote
-from spmd.core.errors import PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.names import function_source
 from spmd.core.rewrite import close, eval_closed, hoist_tracers
-from spmd.core.source import current_source
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import Tracer
-from spmd.core.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
-from spmd.core.util import function_name
 from spmd.lax.convert import convert_element_type
 
 

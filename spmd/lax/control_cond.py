@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, DtypeError, PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.check import check_operands
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError, DtypeError, PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, eval_closed, known_part
-from spmd.core.source import current_source
 from spmd.core.structural import broadcast_in_dim, to_front, zeros_like_aval
 from spmd.core.trace import Tracer
 from spmd.core.transpose import transpose_jaxpr
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import split_list
 from spmd.core.vmap import batch_jaxpr, fronts
 from spmd.lax.control import (
     Staged,

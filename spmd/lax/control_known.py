@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.util import partition_list, split_list
 from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.rewrite import dce, dependents, inline_calls, known_part, opens, plain_call
-from spmd.core.util import partition_list, split_list
 
 
 def known_carry(

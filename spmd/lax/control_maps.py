@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.source import current_source
 from spmd.core.structural import reshape, to_front
-from spmd.core.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from spmd.core.vmap import BatchAxis, batch_flat
 from spmd.lax.arithmetic import add
 from spmd.lax.array import rev

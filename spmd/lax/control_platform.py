@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spmd.core.device import default_backend
-from spmd.core.errors import ArgumentError
+from spmd.base.device import default_backend
+from spmd.base.errors import ArgumentError
 
 
 def platform_dependent(

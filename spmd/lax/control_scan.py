@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.config import config
+from spmd.base.context import current_trace
+from spmd.base.dtypes import is_inexact
+from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
+from spmd.base.util import merge_lists, partition_list, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.check import check_operands
-from spmd.core.config import config
-from spmd.core.context import current_trace
-from spmd.core.dtypes import is_inexact
-from spmd.core.errors import ArgumentError, GradError, PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, dependents, eval_closed
-from spmd.core.source import current_source
 from spmd.core.structural import add_any, move_dim, to_front, zeros_like_aval
 from spmd.core.transpose import backward_pass
-from spmd.core.tree import tree_flatten, tree_map, tree_unflatten
-from spmd.core.util import merge_lists, partition_list, split_list
 from spmd.core.vmap import batch_jaxpr
 from spmd.lax.array import expand_dims
 from spmd.lax.concatenate import concatenate

@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from spmd.base.errors import GradError, PytreeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, tree_flatten, tree_unflatten
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import derived, impl_jaxpr, nonzero
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import GradError, PytreeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_flat, jvp_jaxpr, zero_tangent
 from spmd.core.primitive import Primitive, Refused, Zero
 from spmd.core.rewrite import close, eval_closed
-from spmd.core.source import current_source
 from spmd.core.structural import is_linear, to_front
 from spmd.core.transpose import transpose_jaxpr
-from spmd.core.tree import TreeDef, tree_flatten, tree_unflatten
-from spmd.core.util import split_list
 from spmd.core.vmap import batch_jaxpr, fronts
 from spmd.lax.arithmetic import neg, sub
 from spmd.lax.control import Staged, inner_axes, inner_effects

@@ -12,23 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.context import current_trace
+from spmd.base.errors import DtypeError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.check import check_operands
-from spmd.core.config import config
-from spmd.core.context import current_trace
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace
 from spmd.core.primitive import Primitive, Refused, Zero
 from spmd.core.rewrite import close, dce, drop_inputs, eval_closed
-from spmd.core.source import current_source
 from spmd.core.structural import broadcast_in_dim, to_front
 from spmd.core.trace import Tracer
-from spmd.core.tree import tree_flatten, tree_map, tree_unflatten
-from spmd.core.util import split_list
 from spmd.core.vmap import batch_jaxpr, fronts
 from spmd.lax.arithmetic import add
 from spmd.lax.control import (

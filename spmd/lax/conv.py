@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.primitive import Dims, Primitive, Zero, dims
 from spmd.core.structural import add_any, is_linear, move_dim, reshape, zeros_like_aval
-from spmd.core.util import product
 from spmd.lax.array import full, rev
 from spmd.lax.conv_dims import (
     ConvDimensionNumbers,

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.structural import move_dim, permute_dims
-from spmd.core.util import product
 from spmd.lax.array import rev
 from spmd.lax.conv import conv_general_dilated, windows_of
 from spmd.lax.conv_dims import (

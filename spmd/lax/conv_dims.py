@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.record import record
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.record import record
 from spmd.lax.families import fail
 
 Pads: TypeAlias = tuple[tuple[int, int], ...]

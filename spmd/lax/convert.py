@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-import spmd.core.context as context
-from spmd.core import dtypes
+import spmd.base.context as context
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import move_dim
 from spmd.core.trace import EVAL, Tracer, constant, unchanged
-from spmd.core.tree import tree_map
 from spmd.lax.families import (
     ANY,
     FLOAT,

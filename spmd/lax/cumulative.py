@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import ShapeError
 from spmd.core.jvp import jvp_flat
 from spmd.core.primitive import Primitive, dims, linear
 from spmd.lax.arithmetic import add, is_finite, log, max, min, mul, sub

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.primitive import Dims, Primitive, Zero, dims, remembered
 from spmd.core.structural import add_any, is_linear, permute_dims
-from spmd.core.util import inverse_permutation
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, shifted
 

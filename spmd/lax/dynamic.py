@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear, Primitive, remembered
 from spmd.core.structural import reshape, to_front, zeros_like_aval
 from spmd.core.trace import Tracer, unchanged
-from spmd.core.util import canonical_dim
 from spmd.lax.arithmetic import add
 from spmd.lax.array import expand_dims, squeeze
 from spmd.lax.concatenate import concatenate

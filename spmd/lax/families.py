@@ -17,9 +17,10 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, ShapeError, SpmdError
+from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, ShapeError, SpmdError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import (
     Dims,
@@ -31,7 +32,6 @@ from spmd.core.primitive import (
     linear,
     remembered,
 )
-from spmd.core.source import current_source
 from spmd.core.structural import (
     add_any,
     broadcast_in_dim,

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.primitive import Dims, Primitive, dims, linear
 from spmd.core.structural import move_dim
 from spmd.core.trace import unchanged

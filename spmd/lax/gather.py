@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ShapeError
 from spmd.core.primitive import Linear, Primitive, dims, remembered
 from spmd.core.structural import move_dim, zeros_like_aval
 from spmd.lax.families import fail

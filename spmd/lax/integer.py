@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError
 from spmd.core.aval import typeof
-from spmd.core.errors import DtypeError
 from spmd.core.structural import broadcast_in_dim
 from spmd.lax.arithmetic import add, mul, sub
 from spmd.lax.convert import convert_element_type

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, Zero
 from spmd.core.structural import is_linear, unbroadcast

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.structural import broadcast_in_dim, permute_dims, reshape, zeros_like_aval
 from spmd.lax.arithmetic import mul, sub
 from spmd.lax.array import broadcasted_iota

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.util import product
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims
 from spmd.core.structural import (
@@ -25,8 +27,6 @@ from spmd.core.structural import (
     reshape,
 )
 from spmd.core.trace import unchanged
-from spmd.core.tree import tree_flatten, tree_unflatten
-from spmd.core.util import product
 from spmd.core.vmap import BatchAxis, batch_flat
 from spmd.lax.arithmetic import add, div, log, max, min, mul, sub
 from spmd.lax.convert import convert_element_type, stop_gradient

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Dims, Primitive, linear
 from spmd.core.trace import Tracer
-from spmd.core.tree import tree_flatten, tree_unflatten
 from spmd.lax.arithmetic import add, max, min
 from spmd.lax.array import broadcast_in_dim, full
 from spmd.lax.conv import padded_array, window_view

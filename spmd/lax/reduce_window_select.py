@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ShapeError
+from spmd.base.util import product
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Dims, Primitive, Zero, dims
 from spmd.core.structural import to_front
-from spmd.core.util import product
 from spmd.lax.conv import padded_array, window_view
 from spmd.lax.conv_dims import Windows
 from spmd.lax.families import FLOAT, ORDERED, check_dtype, fail

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import RefusedError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import RefusedError
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.structural import add_any, broadcast_in_dim, reshape, zeros_like_aval
 from spmd.lax.arithmetic import div, mul, neg

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Primitive, dims
 from spmd.core.structural import move_dim, to_front

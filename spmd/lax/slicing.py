@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
@@ -23,7 +24,6 @@ from spmd.core.structural import (
     zeros_like_aval,
 )
 from spmd.core.trace import unchanged
-from spmd.core.util import canonical_dim
 from spmd.lax.array import squeeze
 from spmd.lax.families import fail
 from spmd.lax.logic import select

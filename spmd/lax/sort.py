@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, Refused, Zero, dims
 from spmd.core.structural import move_dim, to_front
-from spmd.core.util import canonical_dim
 from spmd.lax.arithmetic import neg
 from spmd.lax.array import broadcasted_iota, expand_dims
 from spmd.lax.families import fail

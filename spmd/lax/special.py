@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import RefusedError
 from spmd.core.aval import typeof
-from spmd.core.errors import RefusedError
 from spmd.core.jvp import instantiate, jvp_flat
 from spmd.lax.arithmetic import add, div, log, mul, neg, pow, square, sub
 from spmd.lax.array import full_like

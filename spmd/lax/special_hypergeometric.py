@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.errors import RefusedError
+from spmd.base.errors import RefusedError
 from spmd.lax.arithmetic import add, div, mul
 from spmd.lax.families import FLOAT, const, elementwise, fail, quiet
 from spmd.lax.special_values import EPS, digamma_values, lgamma_values

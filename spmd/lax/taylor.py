@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
 from spmd.core.aval import typeof
 from spmd.core.call import jit_p
 from spmd.core.custom_vjp import custom_vjp_call_p

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jet import Terms, interleave, is_constant, jet_jaxpr, rules, separate
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import close, eval_closed
-from spmd.core.util import split_list
 from spmd.lax.control import join_avals, retype_outputs, widen
 from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p

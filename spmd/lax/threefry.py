@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.primitive import Primitive, Refused, dims
 from spmd.core.structural import move_dim
 from spmd.lax.families import align_batch, common_shape, elementwise_dims, fail

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.lax.families import fail
 
 # ---- dimension numbers -------------------------------------------------------------------------

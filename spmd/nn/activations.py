@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import ShapeError
 from spmd.numpy.creation import full_like
 from spmd.numpy.joining import split
 from spmd.numpy.programs import one_program

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.lax.attention import attention_and_residual
 from spmd.numpy.creation import asarray
 from spmd.numpy.promotion import as_array, check_arraylike, constant_like, plain

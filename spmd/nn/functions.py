@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import ArgumentError
 from spmd.numpy.creation import asarray
 from spmd.numpy.logic import isfinite, not_equal
 from spmd.numpy.programs import one_program

@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spmd import lax, random
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.util import product
 from spmd.numpy.creation import canonical_shape, full
 from spmd.numpy.creation import ones as _ones
 from spmd.numpy.creation import zeros as _zeros

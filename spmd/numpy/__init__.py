@@ -1,7 +1,7 @@
 """NumPy's functions over spmd arrays, with the names and the semantics of `jax.numpy`.
 
-This file and `more.py` only list what is public, file by file, and give arrays and tracers their
-operators.
+This file and `_lazy_names.py` only list what is public, file by file, and give arrays and tracers
+their operators.
 """
 
 # ruff: noqa: F401
@@ -24,8 +24,8 @@ from numpy import (
 )
 from numpy.exceptions import ComplexWarning
 
-from spmd.core.deferred import all_names as _all_names
-from spmd.core.deferred import later as _later
+from spmd.base.lazy_import import all_names as _all_names
+from spmd.base.lazy_import import later as _later
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy.array_type import Array as ndarray
 from spmd.numpy.creation import (
@@ -372,12 +372,12 @@ _install(_Array)
 
 if _typing.TYPE_CHECKING:
     from spmd.numpy import fft, linalg
-    from spmd.numpy.more import *  # noqa: F403
+    from spmd.numpy._lazy_names import *  # noqa: F403
 
 _LATER = ("fft", "linalg")
 
-__getattr__ = _later(__name__, _LATER, "more")
+__getattr__ = _later(__name__, _LATER, "_lazy_names")
 
 
 def __dir__() -> list[str]:
-    return _all_names(__name__, _LATER, "more")
+    return _all_names(__name__, _LATER, "_lazy_names")

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 from spmd import lax
+from spmd.base.errors import ArgumentError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError
 from spmd.numpy.creation import array
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import expand_dims

@@ -14,9 +14,9 @@ import numpy as np
 
 from spmd import lax
 from spmd.api import device_put
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
 from spmd.numpy.promotion import (
     as_array,

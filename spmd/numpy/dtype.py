@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.dtypes import finfo, iinfo, promote_types
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.dtypes import finfo, iinfo, promote_types
 
 __all__ = [
     "bfloat16",

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.source import current_source
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.lax.linalg import cholesky as _cholesky
 from spmd.lax.linalg import eig as _eig
 from spmd.lax.linalg import eigh as _eigh

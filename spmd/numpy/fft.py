@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.util import canonical_dim
 from spmd.lax import FftType
 from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import moveaxis, roll

@@ -10,8 +10,8 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from numpy import array_repr, array_str, save, savez
 
-from spmd.core import dtypes
-from spmd.core.errors import RefusedError
+from spmd.base import dtypes
+from spmd.base.errors import RefusedError
 from spmd.numpy.creation import asarray
 
 _VOID_16 = np.dtype("V2")

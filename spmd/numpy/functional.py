@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from spmd.api import vmap
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import expand_dims
 from spmd.numpy.promotion import broadcast_shapes_of, check_arraylike, plain

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ShapeError
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ShapeError
 from spmd.numpy.creation import asarray
 from spmd.numpy.joining import stack
 from spmd.numpy.numerical import ravel_multi_index

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, IndexingError, NonConcreteBooleanIndexError
+from spmd.base.record import record
+from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, IndexingError, NonConcreteBooleanIndexError
-from spmd.core.record import record
-from spmd.core.source import current_source
 from spmd.core.trace import Tracer
 from spmd.numpy.promotion import plain
 

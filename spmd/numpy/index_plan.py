@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.record import record
 from spmd.core.aval import typeof
-from spmd.core.record import record
 from spmd.numpy.index_expr import IndexExpr, NewDim, Part, Point, Span, Table
 from spmd.numpy.promotion import broadcast_shapes_of, broadcast_to
 

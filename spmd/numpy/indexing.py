@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.source import current_source
 from spmd.numpy.index_expr import IndexExpr, Point, Span, is_mask, parse_index
 from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
 from spmd.numpy.promotion import (

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError
 from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import as_bool
 from spmd.numpy.manipulation import moveaxis, ravel

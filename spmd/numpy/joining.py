@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
-from spmd.core.source import current_source
 from spmd.core.trace import Tracer
 from spmd.numpy.manipulation import atleast_1d, atleast_2d, atleast_3d, ravel, reshape
 from spmd.numpy.promotion import (

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import ShapeError
 from spmd.lax.linalg.family import adjoint, in_columns, matmul, symmetrize
 from spmd.numpy.factorizations import inexact_matrix, inv, solve, svd, svdvals
 from spmd.numpy.logic import isnan

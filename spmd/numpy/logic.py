@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
 from spmd.core.aval import is_arraylike, typeof
 from spmd.numpy.promotion import (
     as_array,

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_options
+from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.util import product
+from spmd.compile.dispatch.eager_cache import hot_options
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
-from spmd.core.source import current_source
 from spmd.core.structural import move_dim
-from spmd.core.util import product
 from spmd.numpy import promotion
 from spmd.numpy.creation import canonical_shape
 from spmd.numpy.promotion import as_array, broadcast_shapes_of, check_arraylike, plain

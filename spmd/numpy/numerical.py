@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.trace import Tracer
-from spmd.core.util import product
 from spmd.lax.special_beta import bessel_i0
 from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import equal, greater, less

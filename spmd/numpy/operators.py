@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_binary, hot_index, hot_unary
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.compile.dispatch.eager_cache import hot_binary, hot_index, hot_unary
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy import (
     creation,
     floats,

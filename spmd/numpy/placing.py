@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy import indexing
 from spmd.numpy.logic import as_bool
 from spmd.numpy.manipulation import ravel

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
 from spmd.numpy import linalg
 from spmd.numpy.joining import concatenate

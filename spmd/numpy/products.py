@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_arrays
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.source import current_source
+from spmd.compile.dispatch.eager_cache import hot_arrays
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.source import current_source
 from spmd.numpy.grids import eye
 from spmd.numpy.manipulation import moveaxis, ravel, reshape
 from spmd.numpy.promotion import (

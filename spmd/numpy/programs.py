@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import spmd.core.context as context
+import spmd.base.context as context
 from spmd.api.compiled import jit
 from spmd.core.trace import EVAL
 

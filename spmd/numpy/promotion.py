@@ -15,12 +15,12 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.jvp import JVPTracer
-from spmd.core.source import current_source
 from spmd.core.stage import JaxprTracer
 from spmd.core.trace import Tracer
 from spmd.core.vmap import BatchTracer

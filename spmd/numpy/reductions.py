@@ -13,17 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_options
-from spmd.core import dtypes
-from spmd.core.aval import typeof
-from spmd.core.errors import (
+from spmd.base import dtypes
+from spmd.base.errors import (
     ArgumentError,
     ConcretizationError,
     DimensionError,
     DtypeError,
     ShapeError,
 )
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.dispatch.eager_cache import hot_options
+from spmd.core.aval import typeof
 from spmd.numpy.logic import as_bool, isnan
 from spmd.numpy.promotion import (
     as_array,

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
-from spmd.core.util import product
 from spmd.numpy.creation import asarray
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import broadcast_to, moveaxis, ravel, reshape

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_arrays
+from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
+from spmd.base.util import product
+from spmd.compile.dispatch.eager_cache import hot_arrays
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.trace import Tracer
-from spmd.core.util import product
 from spmd.numpy.creation import full
 from spmd.numpy.joining import stack
 from spmd.numpy.logic import as_bool

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ConcretizationError, DtypeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ConcretizationError, DtypeError
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
 from spmd.numpy.logic import as_bool, isnan, isneginf, isposinf

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ConcretizationError
 from spmd.core.aval import typeof
-from spmd.core.errors import ConcretizationError
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray, full
 from spmd.numpy.joining import concatenate

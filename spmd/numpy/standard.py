@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.device import devices as all_devices
+from spmd.base.errors import ArgumentError, DtypeError
+from spmd.base.source import current_source
 from spmd.core.aval import typeof
-from spmd.core.device import devices as all_devices
-from spmd.core.errors import ArgumentError, DtypeError
-from spmd.core.source import current_source
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
 

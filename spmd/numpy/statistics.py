@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_options
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import product
+from spmd.compile.dispatch.eager_cache import hot_options
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.util import product
 from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import isnan
 from spmd.numpy.manipulation import atleast_2d, reshape, transpose

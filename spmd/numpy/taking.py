@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, IndexingError, ShapeError
+from spmd.base.source import current_source
+from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, IndexingError, ShapeError
-from spmd.core.source import current_source
-from spmd.core.util import canonical_dim
 from spmd.numpy.promotion import (
     as_array,
     broadcast_shapes_of,

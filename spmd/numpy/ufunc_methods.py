@@ -16,10 +16,10 @@ import numpy as np
 
 from spmd import lax
 from spmd.api import eval_shape
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.util import product
 from spmd.numpy import indexing, logic, reductions, ufuncs
 from spmd.numpy.functional import vectorize
 from spmd.numpy.manipulation import moveaxis, ravel, reshape

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.compile.hot import hot_binary, hot_unary
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.compile.dispatch.eager_cache import hot_binary, hot_unary
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.trace import Tracer

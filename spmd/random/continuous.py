@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.numpy import linalg
 from spmd.numpy.einsum import einsum
 from spmd.numpy.linalg import norm

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError
 from spmd.core.aval import typeof
-from spmd.core.errors import DtypeError
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     broadcast_to,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.util import product
 from spmd.numpy.manipulation import moveaxis
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (

@@ -13,11 +13,11 @@ import numpy as np
 
 from spmd import lax
 from spmd.api import vmap
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import RefusedError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import RefusedError, ShapeError
-from spmd.core.util import product
 from spmd.numpy.creation import full_like
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import broadcast_to, constant_like, default_int, plain, select, user_dtype

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import product
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.reuse import use_key
-from spmd.core.util import product
+from spmd.core.key_reuse import use_key
 from spmd.lax.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
 from spmd.numpy.creation import canonical_shape
 from spmd.numpy.programs import one_program

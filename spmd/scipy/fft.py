@@ -14,10 +14,10 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
-from spmd.core.util import canonical_dim
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
 
 __all__ = ["dct", "dctn", "idct", "idctn"]

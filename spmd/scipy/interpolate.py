@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from spmd import numpy as snp
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
 __all__ = ["RegularGridInterpolator"]

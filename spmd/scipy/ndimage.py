@@ -10,9 +10,9 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.numpy.promotion import as_array, promote_dtypes
 
 __all__ = ["map_coordinates"]

@@ -15,10 +15,10 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.util import canonical_dim
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
 
 __all__ = [

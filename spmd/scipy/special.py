@@ -17,10 +17,10 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import ArgumentError, DtypeError
 from spmd.lax.special_beta import bessel_i0, bessel_i1
 from spmd.lax.special_integrals import dawsn_p, exp1_p, expi_p, expn_p, spence_p
 from spmd.nn import log_softmax as _log_softmax

@@ -15,8 +15,8 @@ import numpy as np
 
 from spmd import lax
 from spmd import numpy as snp
+from spmd.base.errors import ArgumentError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError
 from spmd.core.trace import Tracer
 from spmd.lax.special_hypergeometric import hyp1f1_p, hyp2f1_p
 from spmd.lax.special_oscillating import (

@@ -16,17 +16,17 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.device import Device, default_device
+from spmd.base.errors import DeletedError, MutationError, ShardingError
+from spmd.base.record import record
 from spmd.core.aval import ShapedArray, register_array_type, typeof
-from spmd.core.device import Device, default_device
-from spmd.core.errors import DeletedError, MutationError, ShardingError
 from spmd.core.ir import Jaxpr
-from spmd.core.record import record
 from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
-from spmd.sharding.aligned import aligned_copy
+from spmd.sharding.aligned_copy import aligned_copy
+from spmd.sharding.future import Pending
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
-from spmd.sharding.pending import Pending
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
 BYTES_OFFSET = bytes.__basicsize__ - 1

@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.base.config import config
+from spmd.base.context import busy, state
+from spmd.base.record import record
+from spmd.base.tree import TreeDef
 from spmd.core.aval import ShapedArray
-from spmd.core.config import config
-from spmd.core.context import busy, state
-from spmd.core.record import record
 from spmd.core.trace import EVAL
-from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
 from spmd.sharding.named import NamedSharding
 

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import CollectiveError, CollectiveWarning
+from spmd.base.record import field, record
+from spmd.base.source import UNKNOWN, Source
+from spmd.base.util import split_list
 from spmd.collectives.groups import device_groups
-from spmd.collectives.schedule import collectives, entry_of
+from spmd.collectives.order_check import collectives, entry_of
 from spmd.core.aval import ShapedArray
 from spmd.core.call import impl_jaxpr
-from spmd.core.errors import CollectiveError, CollectiveWarning
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, all_eqns, subjaxprs
-from spmd.core.record import field, record
 from spmd.core.rewrite import dce
-from spmd.core.source import UNKNOWN, Source
-from spmd.core.util import split_list
-from spmd.sharding.lockstep import Lockstep, Values
+from spmd.sharding.lockstep_interpreter import Lockstep, Values
 
 # What is worked out at trace time is small: a position and arithmetic on it.
 LARGEST_VALUE = 1024

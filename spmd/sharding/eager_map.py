@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.context import current_trace, state
+from spmd.base.device import Device
+from spmd.base.errors import ConcretizationError
+from spmd.base.source import current_source
 from spmd.core.aval import NO_AXES, ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
-from spmd.core.config import config
-from spmd.core.context import current_trace, state
-from spmd.core.device import Device
-from spmd.core.errors import ConcretizationError
 from spmd.core.primitive import Primitive
-from spmd.core.source import current_source
 from spmd.core.trace import EVAL, Trace, Tracer, check_usable, to_numpy
-from spmd.sharding.lockstep import Lockstep, Values
+from spmd.sharding.lockstep_interpreter import Lockstep, Values
 
 
 class LockstepTracer(Tracer):

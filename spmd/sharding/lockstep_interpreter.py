@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.context import attributed_to
+from spmd.base.errors import CollectiveError
+from spmd.base.source import current_source
+from spmd.base.util import split_list
 from spmd.collectives.groups import device_groups
-from spmd.collectives.schedule import describe
-from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.origin import NOWHERE, Origin
+from spmd.collectives.order_check import describe
 from spmd.core.aval import typeof
-from spmd.core.context import attributed_to
-from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr, Literal, all_eqns, subjaxprs
 from spmd.core.primitive import Primitive
-from spmd.core.source import current_source
-from spmd.core.util import split_list
 from spmd.lax.callback import Place, at_place
+from spmd.transport import world as bootstrap
+from spmd.transport.origin import NOWHERE, Origin
 
 Values = list[np.ndarray]  # one for each local device
 

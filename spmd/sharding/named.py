@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.core.device import Device, process_index
-from spmd.core.errors import ShardingError
+from spmd.base.device import Device, process_index
+from spmd.base.errors import ShardingError
 from spmd.sharding.spec import Mesh, PartitionSpec
 
 Index = tuple[slice, ...]

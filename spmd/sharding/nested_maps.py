@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.context import state
+from spmd.base.device import Device, devices, too_few_devices
+from spmd.base.source import current_source
+from spmd.base.util import product
 from spmd.collectives.all_gather import all_gather_p
 from spmd.collectives.axis import axis_index_p
 from spmd.core.aval import typeof
-from spmd.core.context import state
-from spmd.core.device import Device, devices, too_few_devices
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, all_eqns, subjaxprs
 from spmd.core.rewrite import close
-from spmd.core.source import current_source
 from spmd.core.structural import reshape
-from spmd.core.util import product
 from spmd.lax.arithmetic import mul
 from spmd.lax.dynamic import dynamic_slice_in_dim
 from spmd.sharding.shard_map_rules import mesh_axes

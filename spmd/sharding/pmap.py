@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.flight import FLIGHT, TRACING
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.config import config
-from spmd.core.context import state
-from spmd.core.device import Device, devices, local_devices, too_few_devices
-from spmd.core.errors import ArgumentError, PytreeError, ShardingError
-from spmd.core.ir import ClosedJaxpr
-from spmd.core.names import (
+from spmd.base.config import config
+from spmd.base.context import state
+from spmd.base.device import Device, devices, local_devices, too_few_devices
+from spmd.base.errors import ArgumentError, PytreeError, ShardingError
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
+from spmd.base.util import function_name, present_as
+from spmd.core.argument_names import (
     check_arrays,
     check_axis_name_free,
     function_source,
@@ -27,21 +27,21 @@ from spmd.core.names import (
     parameter_names,
     spread_over_arguments,
 )
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import hoist_tracers
-from spmd.core.source import current_source
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import EVAL, Tracer, to_numpy
-from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
-from spmd.core.util import function_name, present_as
 from spmd.sharding.array import Array, check_donated, from_numpy, from_shards
-from spmd.sharding.divergence import Given, check_divergence, is_suspect
-from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
-from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
+from spmd.sharding.call_cache import MISS, FastCalls, MappedCall, is_evaluated
+from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
+from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
-from spmd.sharding.nested import flatten_maps, inner_mesh, is_inside_map
+from spmd.sharding.nested_maps import flatten_maps, inner_mesh, is_inside_map
 from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.transport.flight_recorder import FLIGHT, TRACING
 
 
 class AutoAxis:

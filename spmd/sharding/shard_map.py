@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.flight import FLIGHT, TRACING
-from spmd.core.aval import ShapedArray, typeof
-from spmd.core.config import config
-from spmd.core.context import state
-from spmd.core.errors import DeviceError, PytreeError, ShardingError
-from spmd.core.ir import ClosedJaxpr
-from spmd.core.names import (
+from spmd.base.config import config
+from spmd.base.context import state
+from spmd.base.errors import DeviceError, PytreeError, ShardingError
+from spmd.base.source import current_source
+from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
+from spmd.base.util import WeakCache, function_name
+from spmd.core.argument_names import (
     check_arrays,
     check_axis_name_free,
     debug_info,
@@ -27,18 +27,17 @@ from spmd.core.names import (
     parameter_names,
     spread_over_arguments,
 )
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import hoist_tracers
-from spmd.core.source import current_source
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer, to_numpy
-from spmd.core.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
-from spmd.core.util import WeakCache, function_name
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.divergence import Given, check_divergence, is_suspect
-from spmd.sharding.eager import current_lockstep, run_lockstep, runs_eagerly
-from spmd.sharding.fastmap import MISS, FastCalls, MappedCall, is_evaluated
+from spmd.sharding.call_cache import MISS, FastCalls, MappedCall, is_evaluated
+from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
+from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
-from spmd.sharding.nested import is_inside_map
+from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.shard_map_rules import (
     mesh_axes,
     piece_aval,
@@ -47,6 +46,7 @@ from spmd.sharding.shard_map_rules import (
     whole_aval,
 )
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
+from spmd.transport.flight_recorder import FLIGHT, TRACING
 
 # ---- the public function -----------------------------------------------------------------------
 

@@ -13,25 +13,25 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ShardingError
+from spmd.base.source import current_source
+from spmd.base.util import split_list
 from spmd.collectives.axis import pvary
 from spmd.collectives.psum import psum_p
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.call import derived, nonzero, spread
-from spmd.core.errors import ShardingError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
 from spmd.core.rewrite import close, eval_closed
-from spmd.core.source import current_source
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.transpose import transpose_jaxpr
-from spmd.core.util import split_list
 from spmd.core.vmap import BatchAxis, batch_jaxpr, fronts
 from spmd.lax.arithmetic import div
 from spmd.lax.control import inner_axes, inner_effects
-from spmd.sharding.lockstep import Lockstep
+from spmd.sharding.lockstep_interpreter import Lockstep
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 

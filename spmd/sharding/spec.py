@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.device import Device, devices, too_few_devices
-from spmd.core.errors import ShardingError
-from spmd.core.util import product
+from spmd.base.device import Device, devices, too_few_devices
+from spmd.base.errors import ShardingError
+from spmd.base.util import product
 
 
 class PartitionSpec(tuple):

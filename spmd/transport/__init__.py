@@ -1,10 +1,10 @@
 """How ranks reach each other: one interface, and one implementation for each way.
 
-`base` holds the interface, `bootstrap.world()` gives the communicator of this job.
+`communicator` holds the interface, `world.world()` gives the communicator of this job.
 """
 
-from spmd.collectives.transport.base import Communicator, ReduceOp
-from spmd.collectives.transport.local import LocalGroup
-from spmd.collectives.transport.single import SingleCommunicator
+from spmd.transport.communicator import Communicator, ReduceOp
+from spmd.transport.single import SingleCommunicator
+from spmd.transport.threads import LocalGroup
 
 __all__ = ["Communicator", "LocalGroup", "ReduceOp", "SingleCommunicator"]

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.origin import NOWHERE, Origin
-from spmd.core.digest import blake2b
-from spmd.core.errors import CollectiveError
-from spmd.core.record import field, record
+from spmd.base.digest import blake2b
+from spmd.base.errors import CollectiveError
+from spmd.base.record import field, record
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.origin import NOWHERE, Origin
 
 _LAYOUT = struct.Struct("<HHIqq24s48s160s")
 CALL_BYTES = _LAYOUT.size

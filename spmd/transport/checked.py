@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import (
+from spmd.base.errors import CollectiveError
+from spmd.transport.call_signature import (
     Call,
     Kind,
     check_buffer,
@@ -24,12 +24,12 @@ from spmd.collectives.transport.call import (
     pairs_detail,
     ranks_text,
 )
-from spmd.collectives.transport.courier import COURIER
-from spmd.collectives.transport.failure import say
-from spmd.collectives.transport.flight import GroupLog
-from spmd.collectives.transport.origin import NOWHERE, Origin
-from spmd.collectives.transport.reduction import check_op
-from spmd.core.errors import CollectiveError
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.failure_message import say
+from spmd.transport.flight_recorder import GroupLog
+from spmd.transport.origin import NOWHERE, Origin
+from spmd.transport.progress_thread import COURIER
+from spmd.transport.reduction import check_op
 
 
 class CheckedCommunicator(abc.ABC):

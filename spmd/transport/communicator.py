@@ -29,7 +29,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from spmd.collectives.transport.origin import NOWHERE, Origin
+from spmd.transport.origin import NOWHERE, Origin
 
 
 class ReduceOp(enum.Enum):

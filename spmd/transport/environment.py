@@ -20,11 +20,11 @@ import os
 import sys
 from collections.abc import Mapping
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 # Set by a rank for its child processes, which inherit the launcher's variables but are no ranks.
 OWNER = "SPMD_RANK_PROCESS"
-# Faults on order: see `inject`.
+# Faults on order: see `fault_injection`.
 FAULTS = "SPMD_INJECT"
 
 

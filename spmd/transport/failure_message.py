@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 
-from spmd.core.source import is_library, is_ours
+from spmd.base.source import is_library, is_ours
 
 # Set by spmdrun: it prefixes all lines itself, and reads the report of a failure from this file.
 REPORT_FILE = "SPMD_FAILURE_REPORT"

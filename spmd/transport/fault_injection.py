@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import Call
-from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.environment import FAULTS
-from spmd.collectives.transport.origin import NOWHERE, Origin
-from spmd.core.errors import LaunchError
-from spmd.core.record import record
+from spmd.base.errors import LaunchError
+from spmd.base.record import record
+from spmd.transport.call_signature import Call
+from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.environment import FAULTS
+from spmd.transport.origin import NOWHERE, Origin
 
 ATTEMPT = "SPMD_RESTART"  # set by spmdrun: how often the job was started again
 

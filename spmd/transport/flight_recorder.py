@@ -10,7 +10,7 @@ anonymous. Its address never changes, so native code may write to it too.
 
 All words are little-endian int64. A reader that copies the memory while it is written finds at most
 the record that is being replaced torn, the oldest one: it must drop what has a number of at most
-`word[COUNT] + 1 - RECORDS`. `launch/flightfile.py` is the reader.
+`word[COUNT] + 1 - RECORDS`. `launch/flight/file.py` is the reader.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from spmd.collectives.transport.call import Call
-from spmd.core.digest import blake2b
-from spmd.core.source import UNKNOWN, Source, current_source
+from spmd.base.digest import blake2b
+from spmd.base.source import UNKNOWN, Source, current_source
+from spmd.transport.call_signature import Call
 
 MAGIC = int.from_bytes(b"SPMDFLT1", "little")
 VERSION = 1

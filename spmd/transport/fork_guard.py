@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from typing import Any, NoReturn
 
-from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
-from spmd.collectives.transport.shm_road import Road
-from spmd.core.errors import LaunchError
+from spmd.base.errors import LaunchError
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
+from spmd.transport.shm.native_state import Road
 
 
 class ForkedCommunicator(CheckedCommunicator):

@@ -6,7 +6,7 @@ compare more than the bytes they move, and so that every report names the user's
 
 from __future__ import annotations
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 
 @record(eq=False)

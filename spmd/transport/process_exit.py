@@ -21,12 +21,12 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
-from spmd.collectives.transport.failure import REPORT_FILE, failure_text, is_supervised, user_line
-from spmd.collectives.transport.flight import FLIGHT, LEFT, RAISED
-from spmd.core.errors import PeerError
-from spmd.core.record import record
-from spmd.core.source import is_ours
+from spmd.base.errors import PeerError
+from spmd.base.record import record
+from spmd.base.source import is_ours
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
+from spmd.transport.failure_message import REPORT_FILE, failure_text, is_supervised, user_line
+from spmd.transport.flight_recorder import FLIGHT, LEFT, RAISED
 
 # For ranks in a wait to raise and report: they look every 50 ms at the latest, but where there are
 # more programs than cores it has taken them more than half a second.

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from spmd.core.errors import SpmdError
+from spmd.base.errors import SpmdError
 
 # How long a program that failed lets exchanges come to their end before it calls them off: ranks
 # that are well get theirs.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.core.errors import CollectiveError
+from spmd.base.errors import CollectiveError
+from spmd.transport.communicator import ReduceOp
 
 UFUNCS = {
     ReduceOp.SUM: np.add,

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import Call
-from spmd.collectives.transport.checked import CheckedCommunicator, zero
+from spmd.transport.call_signature import Call
+from spmd.transport.checked import CheckedCommunicator, zero
+from spmd.transport.communicator import ReduceOp
 
 
 class SingleCommunicator(CheckedCommunicator):

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
-from spmd.collectives.transport.checked import CheckedCommunicator, zero
-from spmd.collectives.transport.failure import failure_text
-from spmd.collectives.transport.reduction import combine
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, PeerError
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, PeerError
+from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
+from spmd.transport.checked import CheckedCommunicator, zero
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.failure_message import failure_text
+from spmd.transport.reduction import combine
 
 
 class _Job:

@@ -2,7 +2,7 @@
 
 A thread copies finished records from the ring to `rank-N.trace` a few dozen times a second, so
 recording costs the program nothing more, and a rank that is killed loses the last moments only.
-`launch/timeline.py` merges the files of all ranks.
+`launch/flight/timeline.py` merges the files of all ranks.
 
     | page of the rank (4096 B) | labels: 512 KiB of JSON lines | records of 64 B, as they end |
 """
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd.collectives.transport import flight
-from spmd.collectives.transport.flight import FLIGHT, RECORDS
-from spmd.core.config import config
+from spmd.base.config import config
+from spmd.transport import flight_recorder as flight
+from spmd.transport.flight_recorder import FLIGHT, RECORDS
 
 # Words of the page that only a trace has: records that were overwritten before they were copied,
 # and whether the rank has written all.
@@ -144,7 +144,7 @@ def _merger() -> list[str] | None:
     """How to merge traces: the launcher's program, installed or beside this package."""
     import importlib.util
 
-    beside = Path(__file__).resolve().parents[3] / "launch"
+    beside = Path(__file__).resolve().parents[2] / "launch"
     found = None if beside.is_dir() else importlib.util.find_spec("spmd_launch")
     if found is not None and found.origin:
         beside = Path(found.origin).parent

@@ -2,7 +2,7 @@
 
 `world()` is the communicator of all ranks of the job. A process that was started alone gets a world
 of one without mpi4py being imported; one that was started as a rank gets MPI's, with hooks that end
-the job when it fails (`exits`).
+the job when it fails (`process_exit`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from spmd.collectives.transport.checked import CheckedCommunicator
-from spmd.collectives.transport.environment import FAULTS, OWNER, Environment, detect, started_mpi
-from spmd.collectives.transport.exits import ExitHooks
-from spmd.collectives.transport.flight import (
+from spmd.base.config import config
+from spmd.base.errors import LaunchError
+from spmd.base.lazy_import import Deferred
+from spmd.base.record import record
+from spmd.base.source import current_source
+from spmd.transport.checked import CheckedCommunicator
+from spmd.transport.environment import FAULTS, OWNER, Environment, detect, started_mpi
+from spmd.transport.flight_recorder import (
     COLLECTIVE,
     FLIGHT,
     FOLDER,
@@ -27,19 +31,15 @@ from spmd.collectives.transport.flight import (
     GroupLog,
     source_text,
 )
-from spmd.collectives.transport.single import SingleCommunicator
-from spmd.core.config import config
-from spmd.core.deferred import Deferred
-from spmd.core.errors import LaunchError
-from spmd.core.record import record
-from spmd.core.source import current_source
+from spmd.transport.process_exit import ExitHooks
+from spmd.transport.single import SingleCommunicator
 
 # What only a job of several ranks needs.
-forks = Deferred("spmd.collectives.transport.forks")
-inject = Deferred("spmd.collectives.transport.inject")
-mpi_transport = Deferred("spmd.collectives.transport.mpi")
-tracing = Deferred("spmd.collectives.transport.tracing")
-shm_segment = Deferred("spmd.collectives.transport.shm_segment")
+forks = Deferred("spmd.transport.fork_guard")
+inject = Deferred("spmd.transport.fault_injection")
+mpi_transport = Deferred("spmd.transport.mpi.communicator")
+tracing = Deferred("spmd.transport.trace_export")
+shm_segment = Deferred("spmd.transport.shm.segment")
 
 # At the start of a job whose timeline is kept.
 CLOCK_MEETINGS = 16

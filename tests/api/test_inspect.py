@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import AxisError, PytreeError, RefusedError
+from spmd.base.errors import AxisError, PytreeError, RefusedError
 
 V = np.ones(3, np.float32)
 

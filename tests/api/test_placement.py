@@ -11,7 +11,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.device import Device
+from spmd.base.device import Device
 from spmd.errors import DeviceError, ShapeError, ShardingError
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P

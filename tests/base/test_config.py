@@ -7,8 +7,8 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.config import JAX_NAMES, SETTINGS, TRACING_SETTINGS, Config
-from spmd.core.errors import ArgumentError
+from spmd.base.config import JAX_NAMES, SETTINGS, TRACING_SETTINGS, Config
+from spmd.base.errors import ArgumentError
 
 
 def test_defaults():

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from spmd.core import dtypes
-from spmd.core.config import config
-from spmd.core.errors import DtypeError
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.errors import DtypeError
 
 jax = pytest.importorskip("jax", reason="the oracle of these tests is JAX")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import spmd
-from spmd.core.record import record
+from spmd.base.record import record
 
 
 def twins(**options):

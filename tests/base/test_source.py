@@ -13,8 +13,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.base.source import UNKNOWN, Source, current_source, is_ours
 from spmd.core.ir import all_eqns
-from spmd.core.source import UNKNOWN, Source, current_source, is_ours
 from spmd.core.trace import Tracer
 
 V = np.ones(3, np.float32)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd.core.errors import ArgumentError, PytreeError
-from spmd.core.tree import (
+from spmd.base.errors import ArgumentError, PytreeError
+from spmd.base.tree import (
     Partial,
     all_leaves,
     broadcast_prefix,

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from spmd.core.util import collector_paused, importing
+from spmd.base.util import collector_paused, importing
 
 
 def test_the_collector_runs_again_after_a_pause():

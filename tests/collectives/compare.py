@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.tree import tree_leaves
+from spmd.base.tree import tree_leaves
 
 TOLERANCE = {"float32": 1e-5, "complex64": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 

@@ -14,7 +14,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import CollectiveError, CollectiveWarning
+from spmd.base.errors import CollectiveError, CollectiveWarning
 from spmd.sharding import PartitionSpec as P
 from spmd.testing import check_grads
 from tests.collectives.compare import assert_close

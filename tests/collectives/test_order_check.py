@@ -11,12 +11,12 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.collectives.schedule import Schedule, agree, difference, schedule_of
-from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Kind, make_call, mismatch
-from spmd.collectives.transport.local import LocalCommunicator, LocalGroup
-from spmd.collectives.transport.origin import Origin
-from spmd.compile.pipeline import PASSES_ACROSS, Report, run_passes
-from spmd.core.errors import CollectiveError
+from spmd.base.errors import CollectiveError
+from spmd.collectives.order_check import Schedule, agree, difference, schedule_of
+from spmd.compile.passes.pipeline import PASSES_ACROSS, Report, run_passes
+from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Kind, make_call, mismatch
+from spmd.transport.origin import Origin
+from spmd.transport.threads import LocalCommunicator, LocalGroup
 
 X = np.ones((4, 3), np.float32)
 MESH = "axes 'i': 4 over devices of ranks 0, 1, 2, 3"
@@ -48,7 +48,7 @@ def test_entries_hold_what_must_agree():
     found = schedule(f, {"w": X, "b": X}).entries
     assert [e.kind for e in found] == ["psum", "psum", "pmax", "ppermute"]
     assert [e.operand for e in found] == ["['b']", "['w']", "", ""]
-    assert {e.source.split(":")[0] for e in found} == {"test_schedule.py"}
+    assert {e.source.split(":")[0] for e in found} == {"test_order_check.py"}
     assert found[2].options == "groups=0>1;2>3"
     assert found[3].options == "perm=0>1;1>0"
     assert (found[0].dtype, found[0].shape, found[0].axes) == ("f32", "[3]", "'i'")
@@ -186,7 +186,7 @@ def _without_lines(text: str) -> str:
     """The text with this file's line numbers taken out, which change with every edit."""
     import re
 
-    return re.sub(r"test_schedule\.py:\d+", "test_schedule.py:N", text) + "\n"
+    return re.sub(r"test_order_check\.py:\d+", "test_order_check.py:N", text) + "\n"
 
 
 def test_every_rank_raises_the_same():

@@ -12,10 +12,10 @@ from functools import cache
 
 import numpy as np
 
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import KernelStep, Program, Slot
-from spmd.compile.cpu.queue import QUEUE, Job
-from spmd.compile.cpu.runner import NativeProgram, build_program
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.program.steps import KernelStep, Program, Slot
+from spmd.compile.native.runtime.async_queue import QUEUE, Job
+from spmd.compile.native.runtime.run import NativeProgram, build_program
 
 # It yields the processor: what the tests do meanwhile is not to be slowed down.
 _GATE = """

@@ -11,7 +11,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.tree import tree_map
+from spmd.base.tree import tree_map
 from spmd.errors import DeletedError
 from spmd.sharding import PartitionSpec as P
 

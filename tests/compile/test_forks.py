@@ -64,8 +64,8 @@ def test_a_child_forked_while_another_thread_compiles_compiles_too():
 
 HOLDER = """
 import os, signal, threading
-from spmd.core import forks
-from spmd.core.forks import GUARDED, enter_before_forks, guard
+from spmd.base import fork_locks as forks
+from spmd.base.fork_locks import GUARDED, enter_before_forks, guard
 
 forks._entered.clear()  # those of spmd itself are free here
 locks = {what: guard(what) for what in GUARDED[1:]}

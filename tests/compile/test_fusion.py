@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from spmd.api import disable_jit, jit
-from spmd.compile import pipeline
+from spmd.base.tree import tree_flatten
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Copy, Host, Launch, blocks
-from spmd.core.tree import tree_flatten
+from spmd.compile.lower.steps import Copy, Host, Launch, blocks
+from spmd.compile.passes import pipeline
 from tests.compile.fusion_programs import PROGRAMS
 
 

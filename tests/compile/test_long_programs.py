@@ -142,7 +142,7 @@ def test_deep_trees(container, depth):
 
 @pytest.mark.parametrize("installed", [False, True])
 def test_deep_trees_that_differ_say_where(installed, monkeypatch):
-    walks = spmd.core.tree.walks
+    walks = spmd.base.tree.walks
     if not installed:
         for name, walk in vars(type(walks)).items():
             if isinstance(walk, staticmethod):

@@ -14,9 +14,9 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.compile.executable import compile_jaxpr
-from spmd.compile.passes.recompute import LEAST_BYTES
-from spmd.compile.pipeline import PASSES
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.passes.fusion.rematerialize import LEAST_BYTES
+from spmd.compile.passes.pipeline import PASSES
 from spmd.core.check import check_jaxpr
 from tests.compile.programs import by_impl
 

@@ -8,8 +8,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu.program import CallbackStep, walk
-from spmd.compile.executable import compile_jaxpr
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.native.program.steps import CallbackStep, walk
 
 CASES = [
     ((5,), [(0, 0, 1)]),

@@ -6,11 +6,11 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.lanes import choose_lanes, rounded
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Loop, Parallel
-from spmd.compile.memory import plan_memory
-from spmd.compile.pipeline import run_passes
+from spmd.compile.lower.steps import Loop, Parallel
+from spmd.compile.passes.pipeline import run_passes
+from spmd.compile.schedule.memory_plan import plan_memory
+from spmd.compile.schedule.thread_plan import choose_lanes, rounded
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from launch import spmd_command
-from spmd.compile import prepare as prepare_module
-from spmd.compile.cpu import cache, loader
-from spmd.compile.cpu.cache import ObjectCache
-from spmd.core.errors import ArgumentError
+from spmd.base.errors import ArgumentError
+from spmd.compile import precompile as prepare_module
+from spmd.compile.native.llvm import compiler as loader
+from spmd.compile.native.llvm import object_cache as cache
+from spmd.compile.native.llvm.object_cache import ObjectCache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,8 +24,8 @@ PROGRAM = """
 import numpy as np
 import spmd, spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu import loader
-from spmd.compile.cpu.units import symbols_of
+from spmd.compile.native.llvm import compiler as loader
+from spmd.compile.native.llvm.modules import symbols_of
 
 made = []
 emit = loader._Emitter.emit

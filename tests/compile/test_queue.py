@@ -17,15 +17,17 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.collectives.transport import flight
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile import queued, queuedcall
-from spmd.compile.cpu import queue, runner
-from spmd.compile.cpu.queue import QUEUE
-from spmd.compile.executable import compile_jaxpr
+from spmd.compile.dispatch import async_fast_call as queuedcall
+from spmd.compile.executable import async_operands as queued
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.native.runtime import async_queue as queue
+from spmd.compile.native.runtime import run as runner
+from spmd.compile.native.runtime.async_queue import QUEUE
 from spmd.errors import CollectiveError, DeletedError
 from spmd.sharding import PartitionSpec as P
-from spmd.sharding.pending import Pending
+from spmd.sharding.future import Pending
+from spmd.transport import flight_recorder as flight
+from spmd.transport.flight_recorder import FLIGHT
 from tests.compile.programs import by_impl, random_program
 from tests.compile.queue_gate import shut_gate
 
@@ -504,8 +506,8 @@ HEAD = """
 import atexit, os, signal, threading, time
 import numpy as np
 import spmd, spmd.numpy as snp
-from spmd.compile.cpu import runner
-from spmd.compile.cpu.queue import QUEUE
+from spmd.compile.native.runtime import run as runner
+from spmd.compile.native.runtime.async_queue import QUEUE
 runner.LONG_NS = 0.0
 from tests.compile.queue_gate import Gate
 f = spmd.jit(lambda x: x * 2)

@@ -7,12 +7,12 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.compile.cpu.program import CopyStep, KernelStep, walk
-from spmd.compile.executable import Executable, compile_jaxpr
+from spmd.base.config import config
+from spmd.compile.executable.executable import Executable, compile_jaxpr
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Launch
-from spmd.compile.pipeline import run_passes
-from spmd.core.config import config
+from spmd.compile.lower.steps import Launch
+from spmd.compile.native.program.steps import CopyStep, KernelStep, walk
+from spmd.compile.passes.pipeline import run_passes
 
 RNG = np.random.default_rng(3)
 

@@ -8,9 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
-from spmd.core.errors import ArgumentError
 
 
 def test_equal_avals_are_one_object():

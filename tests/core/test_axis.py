@@ -6,6 +6,9 @@ import threading
 
 import pytest
 
+from spmd.base.context import attributed_to, current_trace, state
+from spmd.base.errors import AxisError
+from spmd.base.source import Source, current_source
 from spmd.core.axis import (
     AxisFrame,
     axis_frame,
@@ -15,9 +18,6 @@ from spmd.core.axis import (
     replace_axes,
     size_of,
 )
-from spmd.core.context import attributed_to, current_trace, state
-from spmd.core.errors import AxisError
-from spmd.core.source import Source, current_source
 from spmd.core.trace import EVAL, Trace
 
 FRAMES = (AxisFrame("i", 2, "vmap"), AxisFrame("j", 3, "manual"), AxisFrame(("a", 1), 5, "pmap"))

@@ -8,11 +8,11 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.base.errors import InternalError, ShapeError
+from spmd.base.source import current_source
 from spmd.core.aval import ShapedArray
 from spmd.core.check import check_jaxpr
-from spmd.core.errors import InternalError, ShapeError
 from spmd.core.ir import Literal, Var
-from spmd.core.source import current_source
 
 V = np.ones(3, np.float32)
 F3 = ShapedArray((3,), np.float32)

@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import ArgumentError, GradError, PytreeError, RefusedError
+from spmd.base.errors import ArgumentError, GradError, PytreeError, RefusedError
 from tests.jax.compare import assert_same, cases
 
 V = np.array([0.5, -1.0, 2.0], np.float32)

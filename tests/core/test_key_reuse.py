@@ -69,7 +69,7 @@ MISTAKES = {
 def test_a_second_use_is_found(where: str):
     with pytest.raises(KeyReuseError) as caught:
         MISTAKES[where]()
-    assert len(re.findall(r"test_reuse.py:\d+", str(caught.value))) == 2  # both lines
+    assert len(re.findall(r"test_key_reuse.py:\d+", str(caught.value))) == 2  # both lines
 
 
 def test_what_is_no_reuse():

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import spmd
 from spmd.ad_checkpoint import checkpoint_name
+from spmd.base.errors import GradError, RefusedError
 from spmd.core.call import impl_jaxpr
-from spmd.core.errors import GradError, RefusedError
 from tests.jax.compare import OURS, assert_same
 
 jax_checkpoint = pytest.importorskip("jax.ad_checkpoint")

@@ -7,6 +7,7 @@ import numpy as np
 import spmd
 import spmd.numpy as snp
 from spmd import lax
+from spmd.base.util import partition_list
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import (
@@ -20,7 +21,6 @@ from spmd.core.rewrite import (
     last_uses,
     prune_consts,
 )
-from spmd.core.util import partition_list
 
 V = np.array([0.5, -1.0, 2.0], np.float32)
 HELD = np.array([1.0, 2.0, 3.0], np.float32)

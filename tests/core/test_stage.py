@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core import errors
+from spmd.base import errors
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import all_eqns
 from spmd.core.stage import trace_to_jaxpr

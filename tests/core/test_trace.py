@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core import errors
+from spmd.base import errors
 from spmd.core.primitive import Primitive, Refused, all_primitives
 
 V = np.ones(3, np.float32)

@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu.loader import available_cores
+from spmd.compile.native.llvm.compiler import available_cores
 from spmd.debug.program import compile_call
 from spmd.debug.timing import _twin
 from spmd.errors import ArgumentError

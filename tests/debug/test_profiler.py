@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import spmd
-from launch.flightfile import parse_trace
-from spmd.collectives.transport import flight, tracing
-from spmd.collectives.transport.flight import FLIGHT
+from launch.flight.file import parse_trace
 from spmd.errors import ArgumentError
+from spmd.transport import flight_recorder as flight
+from spmd.transport import trace_export as tracing
+from spmd.transport.flight_recorder import FLIGHT
 
 
 def kept(folder: Path) -> list[tuple[str, str]]:

@@ -9,13 +9,13 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.collectives.transport.local import LocalCommunicator, LocalGroup
-from spmd.core.errors import ArgumentError, ReplicaError
+from spmd.base.errors import ArgumentError, ReplicaError
 from spmd.debug import assert_replicated
 from spmd.debug.replicated import _copies, _Leaf, compare
 from spmd.sharding import NamedSharding
 from spmd.sharding import PartitionSpec as P
 from spmd.sharding.array import from_numpy, from_shards
+from spmd.transport.threads import LocalCommunicator, LocalGroup
 
 
 def test_equal_copies_are_fine():

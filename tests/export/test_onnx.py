@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import ShapeDtypeStruct, errors, export, jit, lax, nn
-from spmd.core import dtypes
+from spmd.base import dtypes
 from spmd.export.onnx_graph import RULES
 from tests.export.onnx_runtime import run, session
 from tests.lax import records, records_indexing, records_windows

@@ -91,7 +91,7 @@ def test_the_judge_hears_false_alarms():
     assert judge(peace, 0, lines("r1 | spmd: running as a single process: why")).is_right
     assert judge(peace, 0, lines("r1 | ERROR: ValueError at train.py:3")).is_right
     assert not judge(peace, 0, lines("spmdrun: rank 1 has not entered")).is_right
-    assert not judge(peace, 0, lines("r0 | spmd.core.errors.CollectiveError: no")).is_right
+    assert not judge(peace, 0, lines("r0 | spmd.errors.CollectiveError: no")).is_right
     assert not judge(peace, 1, lines()).is_right
 
 

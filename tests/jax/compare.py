@@ -14,7 +14,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.dtypes import float0
+from spmd.base.dtypes import float0
 
 jax = pytest.importorskip("jax", reason="the oracle of these tests is JAX")
 jnp = pytest.importorskip("jax.numpy")

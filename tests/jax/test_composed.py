@@ -20,7 +20,7 @@ def comparable(x):
 
 
 # JAX says nothing about the scale of a loss that is summed inside of grad.
-@pytest.mark.filterwarnings("ignore:.*the loss is a psum:spmd.core.errors.CollectiveWarning")
+@pytest.mark.filterwarnings("ignore:.*the loss is a psum:spmd.errors.CollectiveWarning")
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_same_results(f):
     with warnings.catch_warnings():

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.core import dtypes
-from spmd.core.errors import IntegerRangeError
+from spmd.base import dtypes
+from spmd.base.errors import IntegerRangeError
 
 jax = pytest.importorskip("jax", reason="JAX is the oracle")
 

@@ -12,7 +12,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.config import config
+from spmd.base.config import config
 
 jax = pytest.importorskip("jax", reason="the oracle of these tests is JAX")
 

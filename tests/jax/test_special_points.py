@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spmd.core.errors import SpmdError
+from spmd.base.errors import SpmdError
 from tests.jax.compare import OURS, THEIRS, jax
 
 POINTS = np.array(

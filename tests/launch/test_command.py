@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import command as commands
 from launch.__main__ import main
-from launch.find_mpi import Mpi, vendor_of
 from launch.options import UsageError, parse
-from launch.rank import SETTINGS, by_core, place, share
+from launch.supervise import mpirun_command as commands
+from launch.supervise.find_mpi import Mpi, vendor_of
+from launch.supervise.rank import SETTINGS, by_core, place, share
 
 ROOT = str(Path(__file__).resolve().parents[2])
 OPEN_MPI = Mpi("Open MPI", "Open MPI v5.0.11", "4.1.2", "/lib/libmpi.so.40", "/bin/mpirun")

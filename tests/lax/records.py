@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
 from spmd.core.structural import add_any
 
 FLOAT = dtypes.FLOATING

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
 from tests.lax.records import (
     ANY,
     INTEGER,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
 from spmd.lax.conv_dims import Windows
 from spmd.lax.reduce_window_select import select_and_gather_add, select_and_scatter_add
 from tests.lax.records import NUMERIC, ORDERED, Operand, Record, distinct, record, some

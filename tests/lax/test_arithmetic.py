@@ -7,8 +7,8 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
-from spmd.core.errors import ArgumentError, DtypeError
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError
 
 INTEGERS = [d for d in dtypes.INTEGER if d.itemsize < 8]
 SPECIAL = np.array(

@@ -7,9 +7,9 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.stage import trace_to_jaxpr
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

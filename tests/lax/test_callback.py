@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.config import config
+from spmd.base.config import config
 from spmd.errors import ArgumentError, DtypeError, PytreeError, RefusedError, ShapeError
 
 

@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import ArgumentError, DtypeError, InternalError, PytreeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, InternalError, PytreeError, ShapeError
 from spmd.core.linearize import linearize_jaxpr
 from spmd.lax.control_cond import cond_p
 from tests.jax.compare import assert_same, cases

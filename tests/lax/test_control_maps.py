@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, ShapeError
 from tests.jax.compare import assert_same, cases
 
 A = np.arange(1.0, 13.0, dtype=np.float32).reshape(4, 3) / 7

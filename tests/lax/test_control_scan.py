@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import (
+from spmd.base.errors import (
     ArgumentError,
     GradError,
     InternalError,

@@ -8,8 +8,8 @@ import pytest
 import spmd
 from spmd import lax
 from spmd import numpy as snp
-from spmd.core.config import config
-from spmd.core.errors import GradError, PytreeError, ShapeError
+from spmd.base.config import config
+from spmd.base.errors import GradError, PytreeError, ShapeError
 from spmd.testing import check_grads
 
 RNG = np.random.default_rng(5)

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core.errors import DtypeError, InternalError, PytreeError, RefusedError, ShapeError
+from spmd.base.errors import DtypeError, InternalError, PytreeError, RefusedError, ShapeError
 from spmd.lax.control_while import while_p
 from tests.jax.compare import assert_same, cases
 

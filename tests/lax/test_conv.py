@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 
 jax = pytest.importorskip("jax")
 

@@ -7,9 +7,9 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.stage import trace_to_jaxpr
 
 FLOATS = np.array([0.9, -0.9, 2.5, -2.5, 300, -300, 3e9, -3e9, 1e20, -1e20], np.float32)

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core.errors import ShapeError
+from spmd.base.errors import ShapeError
 from spmd.testing import check_grads
 
 NAMES = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"]

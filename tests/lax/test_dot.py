@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.stage import trace_to_jaxpr
 from spmd.testing import check_grads
 

@@ -7,9 +7,9 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, RefusedError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, RefusedError, ShapeError
 from spmd.core.stage import trace_to_jaxpr
 from spmd.lax.families import describe
 

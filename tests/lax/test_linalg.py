@@ -9,9 +9,9 @@ import pytest
 
 import spmd
 from spmd import lax
+from spmd.base.config import config
+from spmd.base.errors import DtypeError, RefusedError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.config import config
-from spmd.core.errors import DtypeError, RefusedError, ShapeError
 from spmd.core.stage import trace_to_jaxpr
 from spmd.testing import check_grads
 from tests.lax.checks import as_list, check_vmap

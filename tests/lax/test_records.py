@@ -11,10 +11,10 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
 from spmd.core.aval import typeof
 from spmd.core.call import impl_jaxpr
-from spmd.core.config import config
 from spmd.core.primitive import all_primitives, is_refused
 from spmd.core.stage import trace_to_jaxpr
 from spmd.testing import check_grads

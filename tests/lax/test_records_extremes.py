@@ -13,7 +13,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
 from tests.lax import records, records_fft, records_indexing, records_windows
 from tests.lax import test_records as suite
 

@@ -6,8 +6,8 @@ import importlib
 
 import pytest
 
-from spmd.core import dtypes
-from spmd.core.config import config
+from spmd.base import dtypes
+from spmd.base.config import config
 from tests.lax import records_fft, records_special
 from tests.lax import test_records as suite
 

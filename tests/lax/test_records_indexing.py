@@ -13,9 +13,9 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.config import config
 from spmd.core.call import impl_jaxpr
-from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr, Jaxpr
 from spmd.testing import check_grads
 from tests.lax.records_indexing import RECORDS

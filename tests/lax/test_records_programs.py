@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
 from tests.collectives.table import CASES
 from tests.lax import (
     records,
@@ -88,7 +88,7 @@ def test_the_record_uses_its_primitive(record):
 ELSEWHERE = {
     "check": "is for checkify's rewrite: tests/checkify",
     "fused": "is made by a pass: tests/compile/test_fusion.py",
-    "product": "is made by a pass: tests/compile/test_attach.py",
+    "product": "is made by a pass: tests/compile/passes/test_fuse_epilogues.py",
     "custom_lin": "is how linearize writes custom_vjp: tests/core/test_custom_vjp.py",
     "io_callback": "has side effects that are counted: tests/lax/test_callback.py",
     "shard_map": "is for meshes: tests/sharding/test_shard_map.py",

@@ -7,8 +7,8 @@ import importlib
 import numpy as np
 import pytest
 
-from spmd.core import dtypes
-from spmd.core.config import config
+from spmd.base import dtypes
+from spmd.base.config import config
 from tests.lax import test_records as suite
 from tests.lax.records_windows import RECORDS
 

@@ -7,8 +7,8 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.testing import check_grads
 
 jax = pytest.importorskip("jax")

@@ -8,8 +8,8 @@ import pytest
 
 from spmd import lax
 from spmd.api import grad, jvp, make_jaxpr
-from spmd.core import dtypes
-from spmd.core.errors import DtypeError, RefusedError
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, RefusedError
 from tests.lax.checks import check_abstract, check_derivatives, check_vmap
 
 ROWS = lax.ScatterDimensionNumbers((1,), (0,), (0,))

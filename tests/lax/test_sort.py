@@ -8,8 +8,8 @@ import pytest
 
 from spmd import lax
 from spmd.api import make_jaxpr
-from spmd.core import dtypes
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from tests.lax.checks import check_abstract, check_derivatives, check_vmap
 
 DTYPES = [np.bool_, np.uint8, np.int32, np.float16, dtypes.bfloat16, np.float32, np.complex64]

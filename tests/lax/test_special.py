@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core.errors import RefusedError
+from spmd.base.errors import RefusedError
 
 special = pytest.importorskip("scipy.special")
 LINE = np.concatenate([np.linspace(-6, 6, 2001), np.linspace(-27, 26, 301), [0.0, -0.0, 1e-300]])

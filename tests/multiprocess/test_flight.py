@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import flightfile
-from launch.flightfile import Flight
-from launch.stats import collect
-from launch.timeline import load
-from launch.verdict import explain
+from launch.flight import file as flightfile
+from launch.flight.diagnosis import explain
+from launch.flight.file import Flight
+from launch.flight.stats import collect
+from launch.flight.timeline import load
 from tests.conftest import MPI_ENVIRONMENT, ROOT, find_mpirun
 
 pytestmark = pytest.mark.mpi
@@ -165,7 +165,7 @@ def test_records_of_groups_and_calls(start: Start, tmp_path: Path):
     job = start(
         4,
         """
-        from spmd.collectives.transport import bootstrap
+        from spmd.transport import world as bootstrap
         world = bootstrap.world()
         part = world.split(rank // 2)
         part.all_reduce(np.ones(8))

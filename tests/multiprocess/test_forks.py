@@ -15,8 +15,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 PROGRAM = """
 import os, sys
 import numpy as np
-from spmd.collectives.transport import bootstrap
-from spmd.core.errors import LaunchError
+from spmd.transport import world as bootstrap
+from spmd.base.errors import LaunchError
 comm = bootstrap.world()
 x = np.ones(3)
 comm.all_reduce(x)

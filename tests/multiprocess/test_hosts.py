@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.find_mpi import find_mpi, has_ulfm
+from launch.supervise.find_mpi import find_mpi, has_ulfm
 from tests.faults.corpus import Program, programs
 from tests.faults.runner import run
 from tests.multiprocess.pretend_hosts import Hosts, why_not

@@ -20,7 +20,7 @@ needs_mpi = pytest.mark.mpi
 SPMD = """
 import os, signal, sys, time
 import numpy as np
-from spmd.collectives.transport import bootstrap
+from spmd.transport import world as bootstrap
 comm = bootstrap.world()
 rank, size = comm.rank, comm.size
 x = np.ones(3)

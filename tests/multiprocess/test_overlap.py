@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.stats import collect
-from launch.timeline import load
+from launch.flight.stats import collect
+from launch.flight.timeline import load
 
 pytestmark = pytest.mark.mpi
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.find_mpi import find_mpi, has_ulfm
+from launch.supervise.find_mpi import find_mpi, has_ulfm
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = str(ROOT / "examples" / "train_digits.py")
@@ -38,7 +38,7 @@ import os, sys
 import numpy as np
 import spmd
 from spmd import lax
-from spmd.collectives.transport import bootstrap
+from spmd.transport import world as bootstrap
 from spmd.errors import PeerError
 
 first = spmd.process_index()
@@ -95,7 +95,7 @@ def test_a_rank_that_raises_is_no_death(tmp_path: Path):
     path = tmp_path / "raises.py"
     path.write_text(
         "import spmd\n"
-        "from spmd.collectives.transport import bootstrap\n"
+        "from spmd.transport import world as bootstrap\n"
         "world = bootstrap.world()\n"
         "try:\n"
         "    1 / (world.rank - 1)\n"
@@ -113,7 +113,7 @@ def test_a_program_that_does_not_recover_starts_again(tmp_path: Path):
     path = tmp_path / "meets.py"
     path.write_text(
         "import os\n"
-        "from spmd.collectives.transport import bootstrap\n"
+        "from spmd.transport import world as bootstrap\n"
         "world = bootstrap.world()\n"
         "if world.rank == 1 and os.environ['SPMD_RESTART'] == '0':\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -131,7 +131,7 @@ def test_a_death_after_the_last_meeting_is_a_failure(tmp_path: Path):
     path = tmp_path / "late.py"
     path.write_text(
         "import os, time\n"
-        "from spmd.collectives.transport import bootstrap\n"
+        "from spmd.transport import world as bootstrap\n"
         "world = bootstrap.world()\n"
         "world.barrier()\n"
         "if world.rank == 1:\n"

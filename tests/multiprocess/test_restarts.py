@@ -51,7 +51,7 @@ PROGRAM = """
 import os, sys
 import numpy as np
 from spmd import checkpoints
-from spmd.collectives.transport import bootstrap
+from spmd.transport import world as bootstrap
 comm = bootstrap.world()
 found = checkpoints.restore(sys.argv[1], like={"x": np.zeros(2)})
 step, x = found if found else (0, {"x": np.zeros(2)})

@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 import numpy as np
 import spmd, spmd.numpy as snp
-from spmd.compile.cpu.loader import loader
+from spmd.compile.native.llvm.compiler import loader
 x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 print(float(spmd.jit(lambda x: snp.sum(snp.tanh(x @ x)))(x)))
 total = spmd.pmap(lambda x: spmd.lax.psum(x, "i"), axis_name="i")(x[None])

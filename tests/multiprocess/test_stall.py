@@ -18,7 +18,7 @@ PREAMBLE = """
 import os, signal, sys, time
 import numpy as np
 {before}
-from spmd.collectives.transport import bootstrap
+from spmd.transport import world as bootstrap
 comm = bootstrap.world()
 rank, size = comm.rank, comm.size
 x = np.ones(3)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collectives.transport.cases import all_cases
 from tests.conftest import leftover_segments
+from tests.transport.cases import all_cases
 
 pytestmark = pytest.mark.mpi
 
@@ -25,8 +25,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 PREAMBLE = """
 import os, signal, sys, threading, time
 import numpy as np
-from spmd.collectives.transport import ReduceOp, bootstrap
-from spmd.core.errors import CollectiveError, PeerError
+from spmd.transport import ReduceOp, world as bootstrap
+from spmd.base.errors import CollectiveError, PeerError
 comm = bootstrap.world()
 rank, size = comm.rank, comm.size
 x = np.ones(4, np.float32)
@@ -311,7 +311,7 @@ def test_a_subprocess_of_a_rank_runs_alone(job: Run):
         2,
         """
         import subprocess
-        code = "from spmd.collectives.transport import bootstrap; print(bootstrap.world().size)"
+        code = "from spmd.transport import world as bootstrap; print(bootstrap.world().size)"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert out.stdout == "1\\n", out
         assert "a rank, started this process; it runs by itself" in out.stderr
@@ -322,7 +322,7 @@ def test_a_subprocess_of_a_rank_runs_alone(job: Run):
 
 def test_two_mpis_are_an_error(run_python):
     """What a rank sees when MPICH's mpirun starts a program whose mpi4py uses Open MPI."""
-    code = "from spmd.collectives.transport import bootstrap; bootstrap.world()"
+    code = "from spmd.transport import world as bootstrap; bootstrap.world()"
     env = {"PMI_RANK": "1", "PMI_SIZE": "4", "OMPI_ALLOW_RUN_AS_ROOT": "1"}
     done = run_python(["-c", code], env=env, timeout=30)
     assert done.returncode == 1

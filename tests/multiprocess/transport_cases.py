@@ -1,9 +1,9 @@
-"""Run under mpirun: the case table over the world that `bootstrap` finds."""
+"""Run under mpirun: the case table over the world that `world` finds."""
 
 from __future__ import annotations
 
-from spmd.collectives.transport import bootstrap
-from tests.collectives.transport.cases import check_all
+from spmd.transport import world as bootstrap
+from tests.transport.cases import check_all
 
 comm = bootstrap.world()
 count = check_all(comm)

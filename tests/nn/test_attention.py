@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import nn
-from spmd.compile.executable import compile_jaxpr
+from spmd.compile.executable.executable import compile_jaxpr
 from spmd.lax.attention import _formula, attention_and_residual, attention_p
 from spmd.lax.attention_blocks import Attention
 from spmd.testing import check_grads

@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import nn, random
-from spmd.core.errors import SpmdError
+from spmd.base.errors import SpmdError
 from spmd.testing import check_grads
 from tests.numpy.oracle import Case, assert_agrees, jax, values
 

@@ -8,8 +8,8 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.config import config
-from spmd.core.errors import SpmdError
+from spmd.base.config import config
+from spmd.base.errors import SpmdError
 from spmd.testing import check_grads
 from tests.numpy.oracle import assert_agrees, case, jax, jnp, values
 

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import ArgumentError, DtypeError, ShapeError
+from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.testing import check_grads
 
 NORMS = [None, "ortho", "forward", "backward"]

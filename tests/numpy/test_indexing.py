@@ -12,8 +12,8 @@ import pytest
 
 import spmd
 from spmd.api import grad, make_jaxpr, vmap
-from spmd.core import dtypes
-from spmd.core.errors import (
+from spmd.base import dtypes
+from spmd.base.errors import (
     ArgumentError,
     IndexingError,
     NonConcreteBooleanIndexError,

@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import MutationError, SpmdError
+from spmd.base.errors import MutationError, SpmdError
 from spmd.core.trace import Tracer
 from spmd.numpy.operators import METHODS, OPERATORS, PROPERTIES
 from tests.numpy.oracle import assert_agrees, case, jnp, values

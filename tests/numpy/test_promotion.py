@@ -11,8 +11,8 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.config import config
-from spmd.core.errors import DtypeError
+from spmd.base.config import config
+from spmd.base.errors import DtypeError
 from tests.numpy.oracle import jax, jnp
 
 DTYPES = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import spmd.numpy as snp
-from spmd.core.errors import SpmdError
+from spmd.base.errors import SpmdError
 from tests.numpy.oracle import assert_agrees, case, values
 
 X = values(3, 4)

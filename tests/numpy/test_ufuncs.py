@@ -8,7 +8,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import SpmdError
+from spmd.base.errors import SpmdError
 from tests.numpy.oracle import assert_agrees, case, values
 
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 3.5, 2.5, -2.5, 1e30], np.float32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.scipy import linalg
 from spmd.testing import check_grads
 from tests.lax.checks import as_list

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.scipy.optimize import minimize
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.core.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.scipy import signal
 from spmd.testing import check_grads
 

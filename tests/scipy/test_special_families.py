@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import ArgumentError, DtypeError, RefusedError
+from spmd.base.errors import ArgumentError, DtypeError, RefusedError
 from spmd.scipy import special
 from spmd.testing import check_grads
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.core.errors import ArgumentError
+from spmd.base.errors import ArgumentError
 from spmd.scipy import stats
 from spmd.testing import check_grads
 

@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.core.errors import DeletedError, ShardingError
+from spmd.base.errors import DeletedError, ShardingError
 from spmd.sharding import NamedSharding, PmapSharding, SingleDeviceSharding
 from spmd.sharding import PartitionSpec as P
 

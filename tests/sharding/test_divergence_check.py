@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import CollectiveError, CollectiveWarning
+from spmd.base.errors import CollectiveError, CollectiveWarning
 from spmd.sharding import PartitionSpec as P
 
 X = np.arange(1.0, 5.0, dtype=np.float32)
@@ -82,7 +82,7 @@ def test_positions_that_decide_differently_are_an_error(body: Any, how: Any):
         how(body)(X)
     text = str(caught.value)
     assert "over 'i'" in text and "they would wait for each other" in text
-    assert "i=0" in text and text.count("test_divergence.py:") >= 2
+    assert "i=0" in text and text.count("test_divergence_check.py:") >= 2
     assert "snp.where" in text
 
 

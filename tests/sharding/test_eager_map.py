@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import TracerBoolConversionError
+from spmd.base.errors import TracerBoolConversionError
 from spmd.sharding import PartitionSpec as P
 
 X = np.arange(4, dtype=np.float32)
@@ -62,7 +62,7 @@ def test_a_branch_where_devices_differ_shows_who():
     with spmd.disable_jit(), pytest.raises(TracerBoolConversionError) as caught:
         spmd.pmap(lambda x: 1 if x > 0 else 2, axis_name="i")(X)
     text = str(caught.value)
-    assert "test_eager.py" in text
+    assert "test_eager_map.py" in text
     assert "the devices hold different values:\n  CPU_0 (i=0): False\n  CPU_1 (i=1): True" in text
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.core.errors import SpmdError
+from spmd.base.errors import SpmdError
 from spmd.sharding import PartitionSpec as P
 
 X = np.arange(4, dtype=np.float32)

@@ -16,7 +16,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.config import config
+from spmd.base.config import config
 from spmd.sharding import PartitionSpec as P
 
 KINDS = ("pmap", "shard_map", "untyped shard_map", "vmap of a shard_map")

@@ -14,7 +14,7 @@ from spmd import lax
 from spmd.core.call import impl_jaxpr
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P
-from spmd.sharding.lockstep import Lockstep
+from spmd.sharding.lockstep_interpreter import Lockstep
 from spmd.sharding.shard_map_rules import cut, join
 from spmd.testing import check_grads
 

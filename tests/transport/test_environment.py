@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from spmd.collectives.transport.environment import OWNER, Environment, detect
+from spmd.transport.environment import OWNER, Environment, detect
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "2",

@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.inject import (
+from spmd.base.errors import CollectiveError, LaunchError
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.fault_injection import (
     HELP,
     Fault,
     InjectedFault,
@@ -19,8 +20,7 @@ from spmd.collectives.transport.inject import (
     parse,
     wrapped,
 )
-from spmd.collectives.transport.local import LocalGroup
-from spmd.core.errors import CollectiveError, LaunchError
+from spmd.transport.threads import LocalGroup
 
 
 def test_each_fault_that_the_help_shows_can_be_read():

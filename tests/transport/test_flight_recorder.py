@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd.collectives.transport import LocalGroup, SingleCommunicator, flight
-from spmd.collectives.transport.flight import RECORDS, Flight, GroupLog
-from spmd.core.errors import CollectiveError
+from spmd.base.errors import CollectiveError
+from spmd.transport import LocalGroup, SingleCommunicator
+from spmd.transport import flight_recorder as flight
+from spmd.transport.flight_recorder import RECORDS, Flight, GroupLog
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from spmd.collectives.transport import courier as module
-from spmd.collectives.transport.courier import CalledOffError, Courier
+from spmd.transport import progress_thread as module
+from spmd.transport.progress_thread import CalledOffError, Courier
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spmd.collectives.transport import Communicator, ReduceOp, SingleCommunicator
-from spmd.core.errors import CollectiveError
-from tests.collectives.transport.cases import Case, all_cases, check_all
+from spmd.base.errors import CollectiveError
+from spmd.transport import Communicator, ReduceOp, SingleCommunicator
+from tests.transport.cases import Case, all_cases, check_all
 
 
 @pytest.mark.parametrize("kind", sorted({case.kind for case in all_cases()}))

@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 
-from spmd.collectives.transport import LocalGroup, ReduceOp
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, PeerError
-from tests.collectives.transport.cases import all_cases, check_all
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, PeerError
+from spmd.transport import LocalGroup, ReduceOp
+from tests.transport.cases import all_cases, check_all
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -42,7 +42,7 @@ def test_a_rank_that_raises_stops_the_others():
     with pytest.raises(ZeroDivisionError):
         LocalGroup(3).run(body)
     assert sorted(seen) == [0, 2]
-    assert seen[0].startswith("rank 1: ZeroDivisionError at test_local.py:")
+    assert seen[0].startswith("rank 1: ZeroDivisionError at test_threads.py:")
 
 
 def test_a_rank_that_returns_early_stops_the_others():

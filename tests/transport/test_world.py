@@ -10,7 +10,7 @@ def run(run_python, code: str, **env: str):
 
 
 SHOW = (
-    "import sys; from spmd.collectives.transport import bootstrap as b; "
+    "import sys; from spmd.transport import world as b; "
     "print(b.world(), b.process_index(), b.process_count(), b.local_rank(), b.local_size()); "
     "assert not any(name.startswith('mpi4py') for name in sys.modules)"
 )
@@ -42,9 +42,6 @@ def test_a_rank_without_mpi4py_is_told_what_to_install(run_python):
 
 @pytest.mark.parametrize("wish", ["process_count=2", "process_index=1"])
 def test_arguments_that_do_not_hold(run_python, wish: str):
-    code = (
-        "from spmd.collectives.transport import bootstrap as b; b.world(); "
-        f"b.initialize(); b.initialize({wish})"
-    )
+    code = f"from spmd.transport import world as b; b.world(); b.initialize(); b.initialize({wish})"
     done = run(run_python, code)
     assert "this process is rank 0 of 1 already (from single)" in done.stderr

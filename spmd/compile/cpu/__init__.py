@@ -1,6 +1,5 @@
-"""The CPU backend: native code made of LLVM IR text at run time, and the runtime that executes it.
+"""The CPU backend: kernels as LLVM IR text, and the assembly of programs that run them.
 
-`loader` turns IR text into addresses (`cache` remembers the object code on disk), `runner`
-executes programs of native steps over virtual devices, `pool` holds the worker threads,
-`allocator` recycles memory, `gemm` generates matrix products.
+`codegen` writes kernels, with the functions of `math`; `matmul` and `sort` have generators of their
+own; `assemble` makes a program of a schedule. What compiles and runs all of it is `native`.
 """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spmd.collectives.transport import bootstrap
-from spmd.core.config import config
-from spmd.core.device import Platform, register_platform
+from spmd.base.config import config
+from spmd.base.device import Platform, register_platform
+from spmd.transport import world as bootstrap
 
 
 def _process() -> tuple[int, int]:

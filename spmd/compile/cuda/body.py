@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from spmd.compile.cuda.render_ops import carrier, combination, convert, literal, operation
+from spmd.compile.cuda.scalar_ops import carrier, combination, convert, literal, operation
 from spmd.compile.cuda.text import Text, linear
 from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.ir import (

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 
+from spmd.compile.cuda.body import Body
 from spmd.compile.cuda.launch import Launch
-from spmd.compile.cuda.render_body import Body
 from spmd.compile.cuda.text import Text, digits, linear
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Instr, Kernel, Load
-from spmd.compile.kernel.space import is_elementwise
+from spmd.compile.kernel.iteration_space import is_elementwise
 
 THREADS = 256
 # Points of a thread once the grid has work for every multiprocessor several times over.

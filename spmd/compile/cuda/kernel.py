@@ -5,7 +5,7 @@
     # then launch each of rendered.functions as its `launch` says
 
 The shape of a kernel decides what its threads are: points (`elementwise.py`), teams of threads for
-rows (`rows.py`), blocks for tiles of a product (`product.py`), or, where the order of points
+rows (`rows.py`), blocks for tiles of a product (`matmul.py`), or, where the order of points
 counts, one thread or one for each independent lane (`serial.py`). A long reduction with few results
 becomes two launches: partial results of chunks, and one that joins them. There are no atomics, and
 every order is fixed by the shapes: the same inputs give the same bits. A symbol is a hash of the
@@ -21,17 +21,17 @@ from pathlib import Path
 
 from spmd.compile.cuda.elementwise import render_points, render_tiles, tile_dim
 from spmd.compile.cuda.launch import Function, Launch, Rendered
-from spmd.compile.cuda.product import ProductText, as_rows, is_narrow
-from spmd.compile.cuda.render_ops import carrier
+from spmd.compile.cuda.matmul import ProductText, as_rows, is_narrow
 from spmd.compile.cuda.rows import SCRATCH, RowText, plan_rows
+from spmd.compile.cuda.scalar_ops import carrier
 from spmd.compile.cuda.serial import render_serial
 from spmd.compile.cuda.text import Text
 from spmd.compile.kernel.check import check_kernel
+from spmd.compile.kernel.format import format_kernel
 from spmd.compile.kernel.ir import Arg, Kernel, is_sequential
-from spmd.compile.kernel.print import format_kernel
-from spmd.compile.kernel.product import Product, check_product
-from spmd.compile.kernel.space import is_elementwise, normalise
-from spmd.compile.kernel.split import Chunks, split_reduction
+from spmd.compile.kernel.iteration_space import is_elementwise, normalise
+from spmd.compile.kernel.matmul import Product, check_product
+from spmd.compile.kernel.split_reduction import Chunks, split_reduction
 
 # With this many rows every multiprocessor of today's largest GPUs has two of them.
 CHUNKS = Chunks(elements=4096, most=1024, enough_points=264)

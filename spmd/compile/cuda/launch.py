@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 # What every GPU from sm_80 on gives a block without asking; more needs the launcher's opt-in.
 SHARED_WITHOUT_ASKING = 48 * 1024

@@ -15,16 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from spmd.base.record import record
+from spmd.compile.cuda.body import LARGEST_INT, Body
 from spmd.compile.cuda.launch import Launch
-from spmd.compile.cuda.render_body import LARGEST_INT, Body
-from spmd.compile.cuda.render_ops import convert
+from spmd.compile.cuda.scalar_ops import convert
 from spmd.compile.cuda.text import Text, digits, linear
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.dtypes import from_bits, itemsize
 from spmd.compile.kernel.ir import Const, Kernel, Load, Map, Op, Store
-from spmd.compile.kernel.product import Operand, Product
-from spmd.core.record import record
+from spmd.compile.kernel.matmul import Operand, Product
 
 SIDE = 16  # threads along either side of a tile, and the depth of a slab
 THREADS = SIDE * SIDE

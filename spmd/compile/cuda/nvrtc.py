@@ -16,7 +16,7 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 DISTRIBUTION = "nvidia-cuda-nvrtc"
 

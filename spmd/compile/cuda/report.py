@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spmd.compile.cuda.kernel import module_text, render, render_product
 from spmd.compile.cuda.launch import Function
 from spmd.compile.cuda.nvrtc import compile_cubin
-from spmd.compile.cuda.render import module_text, render, render_product
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import Product
+from spmd.compile.kernel.matmul import Product
 
 
 def report(kernels: Iterable[Kernel | Product], arch: str = "sm_90") -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 
+from spmd.base.record import record
+from spmd.compile.cuda.body import Body
 from spmd.compile.cuda.launch import MOST_SHARED, Launch
-from spmd.compile.cuda.render_body import Body
-from spmd.compile.cuda.render_ops import (
+from spmd.compile.cuda.scalar_ops import (
     FUNCTORS,
     carrier,
     combination,
@@ -34,7 +35,6 @@ from spmd.compile.kernel.ir import (
     is_sequential,
 )
 from spmd.compile.kernel.ops import ARG_REDUCERS
-from spmd.core.record import record
 
 THREADS = 256
 MOST_TEAM = 1024

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 
+from spmd.compile.cuda.body import Body
 from spmd.compile.cuda.launch import Launch
-from spmd.compile.cuda.render_body import Body
 from spmd.compile.cuda.text import Text, digits
 from spmd.compile.kernel.ir import Kernel, Load, Store
-from spmd.compile.kernel.space import dependencies, is_elementwise
+from spmd.compile.kernel.iteration_space import dependencies, is_elementwise
 
 THREADS = 128
 

@@ -1,7 +1,7 @@
 """The fast path of calls whose program runs in the queue: they are matched, not flattened.
 
-The text of `fastcall.Writer` up to the door; behind it, what the executable does for any call in
-the queue. That is Python, a few microseconds beside a program of a millisecond.
+The text of `python_fast_call.Writer` up to the door; behind it, what the executable does for any
+call in the queue. That is Python, a few microseconds beside a program of a millisecond.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.compile.cpu.queue import QUEUE
-from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.fastcall import Writer
-from spmd.compile.queued import copied_bytes, most_copied
+from spmd.compile.dispatch.python_fast_call import Writer
+from spmd.compile.executable.async_operands import copied_bytes, most_copied
+from spmd.compile.native.runtime.async_queue import QUEUE
+from spmd.compile.native.runtime.run import NativeProgram
 
 
 def is_queued(leaves: Sequence[Any], native: NativeProgram) -> bool:

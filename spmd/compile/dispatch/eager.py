@@ -3,8 +3,8 @@
 `evaluate` is the hook of `core/trace.py`. Calls of jaxprs run compiled; everything else runs the
 primitive's `impl` over NumPy, or, where the operands are large enough for it to pay, a compiled
 program of that one equation. What is rounded by our own code (float functions, float sums,
-products) runs code that serves all sizes (`flat.py`), so that a value never depends on how often
-an operation was met; under `disable_jit`, which asks for what is obviously right, `impl`.
+products) runs code that serves all sizes (`eager_kernels.py`), so that a value never depends on how
+often an operation was met; under `disable_jit`, which asks for what is obviously right, `impl`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import (
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.compile.lazy import (
     elementwise,
     executable,
     flat,
@@ -24,20 +26,18 @@ from spmd.compile.deferred import (
     meshprogram,
     multidevice,
 )
-from spmd.core import dtypes
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.fastmap import MISS, hook
+from spmd.sharding.call_cache import MISS, hook
 from spmd.sharding.shard_map_rules import shard_map_p
 
 if TYPE_CHECKING:
-    from spmd.compile.executable import Executable
-    from spmd.sharding.fastmap import MappedCall
+    from spmd.compile.executable.executable import Executable
+    from spmd.sharding.call_cache import MappedCall
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the
 # first use costs to compile; measured on elementwise chains and sums.
@@ -47,8 +47,8 @@ COMPILE_FROM_ELEMENTS = 1 << 16
 # for what NumPy does by copying a view.
 NEVER_COMPILED = frozenset({"slice", "pure_callback"})
 
-# Float functions, sums and products of the sizes below go to `flat.py`. Operations that are rounded
-# once, or not at all, have one possible result: NumPy's.
+# Float functions, sums and products of the sizes below go to `eager_kernels.py`. Operations that
+# are rounded once, or not at all, have one possible result: NumPy's.
 FLAT = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
     "logistic rsqrt cbrt erf erfc erf_inv lgamma digamma pow integer_pow "

@@ -6,7 +6,7 @@ the same types, it is traced, and from then on a call is a look-up and the call 
 
 Nobody may see the difference. Programs whose every bit is determined, that is which move elements,
 or round at most once, are compiled like jitted functions, numbers as run-time operands. Where the
-rounding is ours, the door is that of `flat.py`, whose code ran from the first call on.
+rounding is ours, the door is that of `eager_kernels.py`, whose code ran from the first call on.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from spmd.compile.deferred import flat
-from spmd.compile.dispatch import COMPILE_FROM_ELEMENTS, FLAT
-from spmd.compile.jit import JitFunction
-from spmd.core.config import config
-from spmd.core.context import busy
+from spmd.base.config import config
+from spmd.base.context import busy
+from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, FLAT
+from spmd.compile.dispatch.jit import JitFunction
+from spmd.compile.lazy import flat
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MISS
+from spmd.sharding.call_cache import MISS
 
 # Calls of one kind before it is compiled: a program costs as much as a few hundred of them, but a
 # kind that came this often mostly comes for ever.
@@ -43,7 +43,7 @@ _ROUNDED = frozenset("add sub mul div sqrt square convert_element_type".split())
 # What has one result for integers, in whatever order.
 _EXACT_OF_INTEGERS = frozenset("reduce_sum reduce_prod reduce_max reduce_min max min".split())
 _DTYPES = frozenset("float32 float64 int32 int64 uint32 uint64 bool".split())
-# What may stand beside the operations of `flat.py`, one step each.
+# What may stand beside the operations of `eager_kernels.py`, one step each.
 _STEPS = frozenset("add sub mul div neg abs sqrt square convert_element_type select_n".split())
 _ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
@@ -139,7 +139,7 @@ def is_determined(closed: ClosedJaxpr) -> bool:
 
 
 def is_flat(closed: ClosedJaxpr) -> bool:
-    """Whether evaluation, equation by equation, gives what the steps of `flat.py` give."""
+    """Whether evaluation, equation by equation, gives what the steps of `eager_kernels.py` give."""
     for eqn in closed.eqns:
         avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         if any(a.size >= COMPILE_FROM_ELEMENTS or not a.size for a in avals):

@@ -19,30 +19,30 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from spmd.compile.assemble import cpu_target
-from spmd.compile.cpu import door
-from spmd.compile.cpu.allocator import SMALL_BYTES, alloc
-from spmd.compile.cpu.flat_ir import (
+from spmd.base.util import product
+from spmd.compile.cpu.assemble.assemble import cpu_target
+from spmd.compile.cpu.assemble.generic_kernels_ir import (
     BLOCK,
     ELEMENTS,
     blocks_text,
     columns_text,
     rows_text,
 )
-from spmd.compile.cpu.gemm import plan_product, product_step
-from spmd.compile.cpu.layout import object_layout
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import KernelStep, Program, Slot
-from spmd.compile.cpu.render import render
-from spmd.compile.cpu.runner import build_program
-from spmd.compile.executable import Executable, constant
-from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.product import store_epilogue
-from spmd.compile.lower.elementwise import ENTRIES, can_lower, storage_dtype
+from spmd.compile.cpu.codegen.kernel import render
+from spmd.compile.cpu.matmul.plan import plan_product, product_step
+from spmd.compile.executable.executable import Executable, constant
+from spmd.compile.expressions.scalar_ops import ENTRIES, can_lower, storage_dtype
+from spmd.compile.kernel.builder import Builder
+from spmd.compile.kernel.matmul import store_epilogue
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.lower.product import view_product
+from spmd.compile.lower.matmul import view_product
+from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython.object_layout import object_layout
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.program.steps import KernelStep, Program, Slot
+from spmd.compile.native.runtime.allocator import SMALL_BYTES, alloc
+from spmd.compile.native.runtime.run import build_program
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
-from spmd.core.util import product
 
 # Where the elements of each variable are.
 Place = Callable[[Atom], Slot]

@@ -1,8 +1,8 @@
 """The fast path where native code reads and makes arrays: less Python, and for most calls none.
 
-A subclass of `fastcall.Writer`, whose Python text stays the slow twin: the door compares the avals
-of operands and makes the results. If the arguments are trees of arrays and numbers, and the results
-small, nothing is left to be written: the door itself is the function.
+A subclass of `python_fast_call.Writer`, whose Python text stays the slow twin: the door compares
+the avals of operands and makes the results. If the arguments are trees of arrays and numbers, and
+the results small, nothing is left to be written: the door itself is the function.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.cpu import door
-from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
-from spmd.compile.cpu.door_words import is_plain
-from spmd.compile.cpu.layout import object_layout
-from spmd.compile.executable import Executable
-from spmd.compile.fastcall import (
+from spmd.base.tree import LEAF, TreeDef
+from spmd.compile.dispatch.async_fast_call import QueuedWriter, is_queued, now_or_later
+from spmd.compile.dispatch.python_fast_call import (
     ALIGNMENT,
     KEPT_ARENA_BYTES,
     SLAB_BYTES,
@@ -25,11 +21,15 @@ from spmd.compile.fastcall import (
     is_matchable,
     packed,
 )
-from spmd.compile.queuedcall import QueuedWriter, is_queued, now_or_later
-from spmd.compile.signature import Split
-from spmd.core.tree import LEAF, TreeDef
+from spmd.compile.dispatch.signature import Split
+from spmd.compile.executable.executable import Executable
+from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython.entry_layout import is_plain
+from spmd.compile.native.cpython.object_layout import object_layout
+from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MISS
+from spmd.sharding.call_cache import MISS
+from spmd.transport.flight_recorder import FLIGHT
 
 
 def specialise(

@@ -16,32 +16,32 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from spmd.collectives.transport import recovery
-from spmd.collectives.transport.flight import COMPILING, FLIGHT, TRACING
-from spmd.compile.deferred import meshprogram
-from spmd.compile.nans import check_nans
-from spmd.compile.signature import Signature, Split
-from spmd.compile.stages import Lowered, Traced
+from spmd.base.config import config
+from spmd.base.context import busy, state
+from spmd.base.errors import ArgumentError
+from spmd.base.record import field, record
+from spmd.base.tree import TreeDef, tree_flatten
+from spmd.base.util import WeakCache, collector_paused, present_as
+from spmd.compile.dispatch.signature import Signature, Split
+from spmd.compile.dispatch.stages import Lowered, Traced
+from spmd.compile.executable.nan_check import check_nans
+from spmd.compile.lazy import meshprogram
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
-from spmd.core.config import config
-from spmd.core.context import busy, state
-from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.record import field, record
-from spmd.core.reuse import use_inputs
+from spmd.core.key_reuse import use_inputs
 from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
-from spmd.core.tree import TreeDef, tree_flatten
-from spmd.core.util import WeakCache, collector_paused, present_as
 from spmd.sharding.array import check_donated
-from spmd.sharding.fastmap import MISS, MOST_MATCHERS
+from spmd.sharding.call_cache import MISS, MOST_MATCHERS
 from spmd.sharding.named import SingleDeviceSharding
+from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
+from spmd.transport.mpi import recovery
 
 if TYPE_CHECKING:
-    from spmd.compile.executable import Executable
-    from spmd.compile.meshprogram import MeshProgram
+    from spmd.compile.executable.executable import Executable
+    from spmd.compile.executable.select import MeshProgram
 
 
 @record(frozen=False)

@@ -1,8 +1,8 @@
 """The fast path of a pmapped or shard_mapped call: a closure written for its arguments.
 
-Like `fastcall` for jit: generated source matches the arguments leaf by leaf, fills the frames of
-all local devices with addresses and runs the program. Pieces of sharded arrays are used in place; a
-whole array whose pieces are contiguous is cut by adding to its address.
+Like `python_fast_call` for jit: generated source matches the arguments leaf by leaf, fills the
+frames of all local devices with addresses and runs the program. Pieces of sharded arrays are used
+in place; a whole array whose pieces are contiguous is cut by adding to its address.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile import nativecall
-from spmd.compile.cpu import door
-from spmd.compile.fastcall import UnmatchedError, Writer, is_number
-from spmd.compile.meshprogram import MeshProgram
-from spmd.compile.multidevice import MeshExecutable, mesh_executable
-from spmd.compile.queuedcall import is_queued, now_or_later, put_enqueued
-from spmd.compile.signature import Split
+from spmd.base.config import config
+from spmd.base.tree import TreeDef
+from spmd.compile.dispatch import fast_call as nativecall
+from spmd.compile.dispatch.async_fast_call import is_queued, now_or_later, put_enqueued
+from spmd.compile.dispatch.python_fast_call import UnmatchedError, Writer, is_number
+from spmd.compile.dispatch.signature import Split
+from spmd.compile.executable.mesh_executable import MeshExecutable, mesh_executable
+from spmd.compile.executable.select import MeshProgram
+from spmd.compile.native.cpython import entry_point as door
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.config import config
-from spmd.core.tree import TreeDef
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MappedCall
+from spmd.sharding.call_cache import MappedCall
 from spmd.sharding.named import NamedSharding
 
 

@@ -3,7 +3,7 @@
 The one idea: instead of flattening the arguments and hashing their avals, generated source
 *matches* them against the structure that was compiled for, leaf by leaf, comparing interned avals
 by identity; then it hands the raw addresses to the program's door. A mismatch returns `MISS` and
-the call is looked up the general way. `nativecall.py` leaves the leaves to native code.
+the call is looked up the general way. `fast_call.py` leaves the leaves to native code.
 
 Only what is common is matched: tuples, lists, dicts, named tuples and None, with single-device
 arrays, NumPy arrays of the exact dtype and numbers as leaves. Everything else stays on the general
@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.cpu import door
-from spmd.compile.cpu.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
-from spmd.compile.signature import Split
+from spmd.base.tree import TreeDef, is_named_tuple
+from spmd.compile.dispatch.signature import Split
+from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.core.aval import ShapedArray
-from spmd.core.tree import TreeDef, is_named_tuple
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MISS
+from spmd.sharding.call_cache import MISS
+from spmd.transport.flight_recorder import FLIGHT
 
 # Results that are small together share one block; larger ones get a block each.
 SLAB_BYTES = 16 * 1024

@@ -11,11 +11,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from spmd.core.errors import ArgumentError
-from spmd.core.record import record
-from spmd.core.source import Source
-from spmd.core.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path
-from spmd.core.util import function_name
+from spmd.base.errors import ArgumentError
+from spmd.base.record import record
+from spmd.base.source import Source
+from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path
+from spmd.base.util import function_name
 
 _ANY_KIND = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

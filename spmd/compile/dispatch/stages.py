@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import cost, meshprogram, pipeline, usage
-from spmd.compile.signature import Signature, Split
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError
+from spmd.base.record import record
+from spmd.base.tree import TreeDef, tree_flatten
+from spmd.compile.dispatch.signature import Signature, Split
+from spmd.compile.lazy import cost, meshprogram, pipeline, usage
 from spmd.core.aval import ShapedArray, register_array_type, typeof
-from spmd.core.errors import ArgumentError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.record import record
-from spmd.core.tree import TreeDef, tree_flatten
 from spmd.sharding.array import check_donated
 
 if TYPE_CHECKING:
-    from spmd.compile.executable import Executable
-    from spmd.compile.meshprogram import MeshProgram
-    from spmd.compile.pipeline import Report
-    from spmd.compile.usage import MemoryAnalysis
+    from spmd.compile.executable.executable import Executable
+    from spmd.compile.executable.memory_analysis import MemoryAnalysis
+    from spmd.compile.executable.select import MeshProgram
+    from spmd.compile.passes.pipeline import Report
 
 
 class ShapeDtypeStruct:

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.allocator import Block, alloc
-from spmd.compile.cpu.queue import QUEUE, Job
-from spmd.compile.cpu.runner import NativeProgram
+from spmd.base.errors import DeletedError
+from spmd.compile.native.runtime.allocator import Block, alloc
+from spmd.compile.native.runtime.async_queue import QUEUE, Job
+from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import DeletedError
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
-from spmd.sharding.pending import Pending
+from spmd.sharding.future import Pending
 
 # References that an object has while `take_queued` looks at it: the slot that holds it, the local
 # variable and getrefcount's argument.

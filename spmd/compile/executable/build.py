@@ -1,34 +1,34 @@
 """The way from an optimised jaxpr to a native program, for programs of which there is no image.
 
-What lowers, renders and plans is imported here, and executables come here through `deferred`: a
+What lowers, renders and plans is imported here, and executables come here through `lazy.py`: a
 process that finds all its programs on the disk never loads it. That is most of what its first call
 would take.
 """
 
 from __future__ import annotations
 
-from spmd.compile.ahead import Ahead
-from spmd.compile.assemble import assemble
-from spmd.compile.cpu.gemm import prefers_packed
+from spmd.base.config import config
+from spmd.compile.cpu.assemble.assemble import assemble
+from spmd.compile.cpu.assemble.compile_callees import Ahead
+from spmd.compile.cpu.matmul.plan import prefers_packed
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     callback,
     collective,
     control,
-    conv,
+    convolution,
     kernels,
-    keys,
-    mapped,
-    product,
+    matmul,
+    nested_shard_map,
+    prng_keys,
     reduce_window,
     sort,
 )
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Schedule
-from spmd.compile.memory import plan_program, takes
-from spmd.compile.overlap import WORTH_SECONDS, overlap_exchanges, summary
-from spmd.compile.prepack import prepack
-from spmd.compile.topology import Topology
-from spmd.core.config import config
+from spmd.compile.lower.mesh_layout import Topology
+from spmd.compile.lower.steps import Schedule
+from spmd.compile.schedule.memory_plan import plan_program, takes
+from spmd.compile.schedule.overlap_collectives import WORTH_SECONDS, overlap_exchanges, summary
+from spmd.compile.schedule.prepack_operands import prepack
 from spmd.core.ir import ClosedJaxpr
 
 __all__ = ["Ahead", "assemble", "make_schedule", "plan_program", "summary", "takes"]

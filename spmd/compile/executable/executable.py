@@ -16,15 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.cpu.allocator import Block, alloc
-from spmd.compile.cpu.encoded import StepsById
-from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
-from spmd.compile.cpu.loader import available_cores
-from spmd.compile.cpu.queue import QUEUE
-from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.deferred import building, expected, nativecall, pipeline
-from spmd.compile.identity import identity
-from spmd.compile.queued import (
+from spmd.base.errors import DeviceError
+from spmd.base.source import current_source
+from spmd.compile.executable.async_operands import (
     Operands,
     belongs_in_queue,
     deleted,
@@ -32,20 +26,26 @@ from spmd.compile.queued import (
     result_blocks,
     same_memory,
 )
+from spmd.compile.fingerprint import identity
+from spmd.compile.lazy import building, expected, nativecall, pipeline
+from spmd.compile.native.llvm.compiler import available_cores
+from spmd.compile.native.program.encoded import StepsById
+from spmd.compile.native.program.stored import Image, among_given, image_key, load_image, save_image
+from spmd.compile.native.runtime.allocator import Block, alloc
+from spmd.compile.native.runtime.async_queue import QUEUE
+from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import DeviceError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.source import current_source
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
 if TYPE_CHECKING:
-    from spmd.compile.ahead import Ahead
-    from spmd.compile.lower.schedule import Schedule
-    from spmd.compile.memory import Plan
-    from spmd.compile.signature import Split
-    from spmd.core.tree import TreeDef
+    from spmd.base.tree import TreeDef
+    from spmd.compile.cpu.assemble.compile_callees import Ahead
+    from spmd.compile.dispatch.signature import Split
+    from spmd.compile.lower.steps import Schedule
+    from spmd.compile.schedule.memory_plan import Plan
 
 # References that an array's own block has while `take` looks at it: the array's slot, the
 # local variable and getrefcount's argument.

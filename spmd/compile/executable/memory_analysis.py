@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from spmd.compile.lanes import rounded
-from spmd.compile.lower.schedule import TEMP, Buffer, Schedule
-from spmd.compile.memory import Plan
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.lower.steps import TEMP, Buffer, Schedule
+from spmd.compile.schedule.memory_plan import Plan
+from spmd.compile.schedule.thread_plan import rounded
 
 if TYPE_CHECKING:
-    from spmd.compile.executable import Executable
-    from spmd.compile.meshprogram import MeshProgram
+    from spmd.compile.executable.executable import Executable
+    from spmd.compile.executable.select import MeshProgram
 
 
 @record

@@ -17,21 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.collectives.overlapped import overlaps
-from spmd.collectives.schedule import Schedule, agree, axis_text, schedule_of
-from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.flight import COMPILING, FLIGHT
-from spmd.compile.cpu.allocator import alloc
-from spmd.compile.cpu.encoded import StepsById
-from spmd.compile.cpu.image import Image, among_given, image_key, load_image, save_image
-from spmd.compile.cpu.loader import available_cores
-from spmd.compile.cpu.queue import QUEUE, Job
-from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.deferred import building, expected, pipeline
-from spmd.compile.executable import constant, pointer, take
-from spmd.compile.identity import identity
-from spmd.compile.mesh_nans import check_mesh_nans
-from spmd.compile.queued import (
+from spmd.base.config import config
+from spmd.base.device import process_index
+from spmd.base.errors import ShardingError
+from spmd.base.source import current_source
+from spmd.collectives.async_collectives import overlaps
+from spmd.collectives.order_check import Schedule, agree, axis_text, schedule_of
+from spmd.compile.executable.async_operands import (
     Operands,
     belongs_in_queue,
     deleted,
@@ -39,24 +31,32 @@ from spmd.compile.queued import (
     result_blocks,
     same_memory,
 )
-from spmd.compile.topology import PerDevice, Topology
+from spmd.compile.executable.executable import constant, pointer, take
+from spmd.compile.executable.mesh_nan_check import check_mesh_nans
+from spmd.compile.fingerprint import identity
+from spmd.compile.lazy import building, expected, pipeline
+from spmd.compile.lower.mesh_layout import PerDevice, Topology
+from spmd.compile.native.llvm.compiler import available_cores
+from spmd.compile.native.program.encoded import StepsById
+from spmd.compile.native.program.stored import Image, among_given, image_key, load_image, save_image
+from spmd.compile.native.runtime.allocator import alloc
+from spmd.compile.native.runtime.async_queue import QUEUE, Job
+from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
-from spmd.core.config import config
-from spmd.core.device import process_index
-from spmd.core.errors import ShardingError
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.source import current_source
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.shard_map_rules import whole_aval
 from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.transport import world as bootstrap
+from spmd.transport.flight_recorder import COMPILING, FLIGHT
 
 if TYPE_CHECKING:
-    from spmd.compile.ahead import Ahead
-    from spmd.compile.lower.schedule import Schedule as Steps
-    from spmd.compile.memory import Plan
-    from spmd.compile.passes.substitute import Pass
+    from spmd.compile.cpu.assemble.compile_callees import Ahead
+    from spmd.compile.lower.steps import Schedule as Steps
+    from spmd.compile.passes.rewriter import Pass
+    from spmd.compile.schedule.memory_plan import Plan
 
 _known: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, MeshExecutable]]
 _known = weakref.WeakKeyDictionary()

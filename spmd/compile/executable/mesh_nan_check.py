@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.origin import Origin
-from spmd.compile.nans import what_is_wrong
+from spmd.base.source import current_source
+from spmd.compile.executable.nan_check import what_is_wrong
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
-from spmd.core.source import current_source
 from spmd.core.trace import to_numpy
-from spmd.sharding.lockstep import Lockstep, Values
+from spmd.sharding.lockstep_interpreter import Lockstep, Values
 from spmd.sharding.spec import Mesh
+from spmd.transport import world as bootstrap
+from spmd.transport.origin import Origin
 
 
 class _Finding(NamedTuple):

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
-from spmd.core.config import config
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.base.source import Source
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal
-from spmd.core.source import Source
 from spmd.core.trace import to_numpy
 
 

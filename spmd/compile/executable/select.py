@@ -3,7 +3,7 @@
 The common `jit(shard_map(step))` is a jaxpr of one equation. Compiled like any other it would run
 on one device, gather every argument there and cut it again; instead its call is that of the mesh's
 program, and results stay where they are. What does other work around its maps is made such a
-program (see `onemap`).
+program (see `passes/merge_shard_maps.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.compile.deferred import mapcall, multidevice, onemap, pipeline
-from spmd.compile.executable import Executable, common_home, compile_jaxpr
+from spmd.base.util import collector_paused
+from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
+from spmd.compile.lazy import mapcall, multidevice, onemap, pipeline
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
-from spmd.core.util import collector_paused
 from spmd.sharding.array import Array
 
 if TYPE_CHECKING:
-    from spmd.compile.signature import Split
-    from spmd.core.tree import TreeDef
+    from spmd.base.tree import TreeDef
+    from spmd.compile.dispatch.signature import Split
 
 
 def compile_program(

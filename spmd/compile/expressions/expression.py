@@ -2,7 +2,7 @@
 
 `Expressions.pull(atom, index)` gives the node that computes a variable of the group's jaxpr at an
 index. Moving equations only change the index; elementwise ones become nodes; inputs become loads.
-`region` turns the nodes into the passes of a kernel.
+`group_kernel` turns the nodes into the passes of a kernel.
 
 The rule of an equation is a generator: it yields what it reads, `(atom, index, guard)`, receives
 the node of that, and returns its own node. `pull` keeps the rules under way on a list, so that a
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.compile.kernel.dtypes import kind
-from spmd.compile.lower.elementwise import ENTRIES, EXPENSIVE, NoKernelError, storage_dtype
-from spmd.compile.lower.index import (
+from spmd.base import dtypes
+from spmd.base.record import record
+from spmd.compile.expressions.index_map import (
     MOVES,
     ZERO,
     Affine,
@@ -29,9 +29,9 @@ from spmd.compile.lower.index import (
     span,
     strides_of,
 )
-from spmd.core import dtypes
+from spmd.compile.expressions.scalar_ops import ENTRIES, EXPENSIVE, NoKernelError, storage_dtype
+from spmd.compile.kernel.dtypes import kind
 from spmd.core.ir import Atom, Eqn, Literal, Var
-from spmd.core.record import record
 from spmd.lax.windows import GatherScatterMode
 
 REDUCTIONS = {

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spmd.compile.kernel.build import Builder
+from spmd.base.record import record
+from spmd.compile.expressions.expression import Expressions, Node, need_dtype
+from spmd.compile.expressions.index_map import ZERO, Affine, dim, strides_of
+from spmd.compile.expressions.scalar_ops import ENTRIES, NoKernelError
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.lower.elementwise import ENTRIES, NoKernelError
-from spmd.compile.lower.expression import Expressions, Node, need_dtype
-from spmd.compile.lower.index import ZERO, Affine, dim, strides_of
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.record import record
 
 # A node may be computed again in a later pass if it costs at most this (a load costs 1, an exp 16).
 RECOMPUTE_COST = 4

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
+from spmd.base.record import record
+from spmd.base.util import product
 from spmd.core.ir import Eqn
-from spmd.core.record import record
-from spmd.core.util import product
 
 
 @record

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 
 
 def _words(b: Builder, key: int) -> tuple[int, int]:

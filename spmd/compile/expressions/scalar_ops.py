@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.kernel.build import Builder
+from spmd.base import dtypes
+from spmd.compile.expressions.random_bits import RANDOM_ENTRIES
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype, kind
 from spmd.compile.kernel.ir import Op
 from spmd.compile.kernel.ops import OPS, result_dtype, supports
-from spmd.compile.lower.random_bits import RANDOM_ENTRIES
-from spmd.core import dtypes
 from spmd.core.ir import Eqn
 
 Entry = Callable[[Builder, Sequence[int], dict[str, Any], str], int]

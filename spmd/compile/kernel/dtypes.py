@@ -10,7 +10,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 
 @record

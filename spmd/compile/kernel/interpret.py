@@ -30,7 +30,7 @@ from spmd.compile.kernel.ir import (
     Store,
     StoreRow,
 )
-from spmd.compile.kernel.scalar import identity, scalar_op
+from spmd.compile.kernel.scalar_reference import identity, scalar_op
 
 Array = np.ndarray[Any, Any]
 

@@ -20,14 +20,14 @@ Values made in a POINT pass, and results of reductions, belong to the outer poin
 every later pass.
 
 The law of the IR is `check.py`, its meaning is `interpret.py`, its operations are listed in
-`ops.py`, and `build.py` helps to write kernels without counting values.
+`ops.py`, and `builder.py` helps to write kernels without counting values.
 """
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-from spmd.core.record import field, record
+from spmd.base.record import field, record
 
 ROW = "row"
 POINT = "point"

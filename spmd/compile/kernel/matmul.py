@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.kernel.build import Builder
+from spmd.base.record import field, record
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError, affine_range, check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, kind
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import ROW, Arg, Const, Instr, Kernel, Load, Map, Op, Store
-from spmd.core.record import field, record
 
 Array = np.ndarray[Any, Any]
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spmd.base.record import record
 from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
-from spmd.core.record import record
 
 
 @record

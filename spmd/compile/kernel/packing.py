@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.record import record
 from spmd.compile.kernel.dtypes import DTYPES, itemsize
-from spmd.compile.kernel.product import Operand, view
-from spmd.core.record import record
+from spmd.compile.kernel.matmul import Operand, view
 
 Array = np.ndarray[Any, Any]
 

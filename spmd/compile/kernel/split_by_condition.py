@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
+from spmd.base.record import field, record
 from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, kind
 from spmd.compile.kernel.ir import (
@@ -31,8 +32,7 @@ from spmd.compile.kernel.ir import (
     is_sequential,
     operands_of,
 )
-from spmd.compile.kernel.space import is_elementwise
-from spmd.core.record import field, record
+from spmd.compile.kernel.iteration_space import is_elementwise
 
 # The least points of a piece: less work is not worth a kernel.
 LEAST_POINTS = 4096

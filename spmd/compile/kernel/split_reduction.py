@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from spmd.base.record import record
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, to_bits
 from spmd.compile.kernel.ir import (
@@ -29,7 +30,6 @@ from spmd.compile.kernel.ir import (
     Store,
 )
 from spmd.compile.kernel.ops import ARG_REDUCERS
-from spmd.core.record import record
 
 
 @record

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.record import record
 from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import check_epilogue
-from spmd.core.record import record
+from spmd.compile.kernel.matmul import check_epilogue
 
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 

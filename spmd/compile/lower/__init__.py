@@ -1,6 +1,5 @@
 """Lowering: what each primitive becomes in kernel IR, or in which other step of a program.
 
-`elementwise` and `indexing` are the tables (primitive to scalar expression, primitive to index
-map), `region` builds a kernel from a fused group, `schedule` is the list of steps that a program
-becomes, before memory is planned.
+`steps` is the list of steps that a program becomes, before memory is planned. The kernel of a fused
+group is built by `expressions`.
 """

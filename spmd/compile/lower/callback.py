@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from spmd.base.context import attributed_to
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import Host
-from spmd.compile.topology import Topology
-from spmd.core.context import attributed_to
+from spmd.compile.lower.mesh_layout import Topology
+from spmd.compile.lower.steps import Host
 from spmd.core.ir import Eqn
 from spmd.lax.callback import Place, at_place, here
 

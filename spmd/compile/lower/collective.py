@@ -11,21 +11,21 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.across import Across
+from spmd.base.errors import InternalError
+from spmd.base.util import product
+from spmd.collectives.async_collectives import Overlapped
 from spmd.collectives.groups import Groups, device_groups
-from spmd.collectives.overlapped import Overlapped
-from spmd.collectives.rounds import make_rounds
-from spmd.collectives.schedule import entry_of
-from spmd.collectives.transport.origin import Origin
-from spmd.collectives.transport.shm import ShmCommunicator
-from spmd.collectives.transport.shm_rounds import Operand
+from spmd.collectives.host_execution import Across
+from spmd.collectives.order_check import entry_of
+from spmd.collectives.shm_plans import make_rounds
 from spmd.compile.lower.lowering import Lowering, rule
-from spmd.compile.lower.schedule import Exchange, Host, RankExchange
-from spmd.compile.topology import PerDevice, Topology
+from spmd.compile.lower.mesh_layout import PerDevice, Topology
+from spmd.compile.lower.steps import Exchange, Host, RankExchange
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import InternalError
 from spmd.core.ir import Eqn
-from spmd.core.util import product
+from spmd.transport.origin import Origin
+from spmd.transport.shm.communicator import ShmCommunicator
+from spmd.transport.shm.plan import Operand
 
 
 def _topology(lowering: Lowering, eqn: Eqn) -> Topology:

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from spmd.compile.kernel.build import Builder
-from spmd.compile.lower.elementwise import storage_dtype
-from spmd.compile.lower.index import strides_of
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.expressions.index_map import strides_of
+from spmd.compile.expressions.scalar_ops import storage_dtype
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.lower.lowering import ALIASES, Lowering, aims, host, rule
-from spmd.compile.lower.schedule import Copy, Launch, Ref
+from spmd.compile.lower.steps import Copy, Launch, Ref
 from spmd.core.ir import Atom, Eqn, Var
-from spmd.core.record import record
-from spmd.core.util import product
 
 
 @record

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.lower.inplace import may_overwrite
+from spmd.base.util import split_list
+from spmd.compile.lower.in_place import may_overwrite
 from spmd.compile.lower.lowering import Lowering, rule
-from spmd.compile.lower.parallel import can_be_parallel, parallel
-from spmd.compile.lower.schedule import TEMP, Branch, Loop, Ref, While
+from spmd.compile.lower.parallel_loops import can_be_parallel, parallel
+from spmd.compile.lower.steps import TEMP, Branch, Loop, Ref, While
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
-from spmd.core.util import split_list
 
 
 @rule("scan")

@@ -20,11 +20,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.contraction import Contraction, Dims, dims_of, lies_in_order
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.expressions.index_map import strides_of
+from spmd.compile.expressions.scalar_ops import storage_dtype
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES, kind
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import (
+from spmd.compile.kernel.matmul import (
     NO_EPILOGUE,
     Operand,
     Product,
@@ -32,17 +35,14 @@ from spmd.compile.kernel.product import (
     argument_maps,
     store_epilogue,
 )
-from spmd.compile.lower.elementwise import storage_dtype
-from spmd.compile.lower.follow import Follower, with_epilogue
-from spmd.compile.lower.index import strides_of
-from spmd.compile.lower.inplace import read_in_place
+from spmd.compile.kernel.window_contraction import Contraction, Dims, dims_of, lies_in_order
+from spmd.compile.lower.epilogues import Follower, with_epilogue
+from spmd.compile.lower.in_place import read_in_place
 from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import Contract, Launch, Multiply, Ref
+from spmd.compile.lower.steps import Contract, Launch, Multiply, Ref
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
-from spmd.core.record import record
-from spmd.core.util import product
 from spmd.lax.conv import windows_of
 from spmd.lax.conv_dims import Windows
 

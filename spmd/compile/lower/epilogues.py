@@ -1,7 +1,7 @@
 """Rules for what an elementwise group follows: the group becomes the epilogue of its step.
 
-The pass `attach` makes one `product` equation of a `dot_general` or a convolution, the *head*, and
-the group behind it. Each kind of head says in `WITH_EPILOGUE` how both become one step.
+The pass `fuse_epilogues` makes one `product` equation of a `dot_general` or a convolution, the
+*head*, and the group behind it. Each kind of head says in `WITH_EPILOGUE` how both become one step.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import cached_property
 from typing import TypeAlias
 
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import Result, attach
-from spmd.compile.lower.inplace import group_kernel
+from spmd.compile.kernel.matmul import Result, attach
+from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.lower.kernels import fused, group_name
 from spmd.compile.lower.lowering import RULES, Lowering, rule
-from spmd.compile.lower.schedule import Ref
+from spmd.compile.lower.steps import Ref
 from spmd.core.ir import ClosedJaxpr, Eqn, Var
 
 # Writes a head and its follower as one step; False, and nothing is written, if they must be two.

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.compile.identity import eqn_text
+from spmd.compile.fingerprint import eqn_text
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, subjaxprs
 from spmd.core.primitive import Primitive
 

@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Hashable, Iterator
 from typing import TypeAlias
 
+from spmd.compile.expressions.equivalence import form
+from spmd.compile.expressions.group_kernel import Layout, Space, build_kernel
+from spmd.compile.expressions.scalar_ops import NoKernelError
 from spmd.compile.kernel.ir import Kernel, Load, Map, Store
-from spmd.compile.lower.alike import form
-from spmd.compile.lower.elementwise import NoKernelError
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.lower.region import Layout, Space, build_kernel
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 
 UPDATES = frozenset(

@@ -7,21 +7,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spmd.compile.kernel.build import Builder
+from spmd.base import dtypes
+from spmd.compile.expressions.expression import SCANS, Expressions, Node, need_dtype, windows_at
+from spmd.compile.expressions.group_kernel import Layout, NodeWriter, Space
+from spmd.compile.expressions.index_map import ZERO, Affine, dim, linear, strides_of
+from spmd.compile.expressions.scalar_ops import NoKernelError
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import supports
-from spmd.compile.kernel.pieces import Piece, cut_pieces
-from spmd.compile.kernel.split import Split, split_reduction
-from spmd.compile.lower.elementwise import NoKernelError
-from spmd.compile.lower.expression import SCANS, Expressions, Node, need_dtype, windows_at
-from spmd.compile.lower.index import ZERO, Affine, dim, linear, strides_of
-from spmd.compile.lower.inplace import group_kernel
+from spmd.compile.kernel.split_by_condition import Piece, cut_pieces
+from spmd.compile.kernel.split_reduction import Split, split_reduction
+from spmd.compile.lower.concatenate import View
+from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.lower.lowering import Lowering, aims, host, rule
-from spmd.compile.lower.parts import View
-from spmd.compile.lower.region import Layout, NodeWriter, Space
-from spmd.compile.lower.schedule import OUTPUT, TEMP, Launch, Ref
-from spmd.core import dtypes
+from spmd.compile.lower.steps import OUTPUT, TEMP, Launch, Ref
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
 

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.compile.hostcalls import HostCall
-from spmd.compile.lower.schedule import (
+from spmd.compile.lower.host_steps import HostCall
+from spmd.compile.lower.steps import (
     CONST,
     INPUT,
     OUTPUT,

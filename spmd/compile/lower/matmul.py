@@ -12,10 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from spmd.compile.kernel.build import Builder
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.expressions.expression import need_dtype, storage_dtype
+from spmd.compile.expressions.index_map import strides_of
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import kind
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import (
+from spmd.compile.kernel.matmul import (
     NO_EPILOGUE,
     Operand,
     Product,
@@ -23,16 +27,12 @@ from spmd.compile.kernel.product import (
     product_dtype,
     store_epilogue,
 )
-from spmd.compile.lower.expression import need_dtype, storage_dtype
-from spmd.compile.lower.follow import Follower, with_epilogue
-from spmd.compile.lower.index import strides_of
+from spmd.compile.lower.epilogues import Follower, with_epilogue
 from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import Launch, Multiply, Ref
+from spmd.compile.lower.steps import Launch, Multiply, Ref
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn
-from spmd.core.record import record
-from spmd.core.util import product
 from spmd.lax.dot import DimensionNumbers
 
 MAX_BATCH_DIMS = 3

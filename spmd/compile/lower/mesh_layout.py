@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.origin import Origin
+from spmd.base.record import field, record
+from spmd.base.util import product
 from spmd.core.ir import Eqn
-from spmd.core.record import field, record
-from spmd.core.util import product
+from spmd.transport.origin import Origin
 
 
 @record

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from spmd.compile.deferred import multidevice
+from spmd.compile.lazy import multidevice
 from spmd.compile.lower.lowering import Lowering, rule
-from spmd.compile.lower.schedule import Host
+from spmd.compile.lower.steps import Host
 from spmd.core.ir import Eqn
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.lower.schedule import (
+from spmd.compile.lower.steps import (
     TEMP,
     Exchange,
     Host,

@@ -14,15 +14,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from spmd.compile.kernel.build import Builder
+from spmd.base import dtypes
+from spmd.compile.expressions.index_map import strides_of
+from spmd.compile.expressions.scalar_ops import storage_dtype
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES, kind
-from spmd.compile.lower.conv import Phase, phases
-from spmd.compile.lower.elementwise import storage_dtype
-from spmd.compile.lower.index import strides_of
+from spmd.compile.lower.convolution import Phase, phases
 from spmd.compile.lower.kernels import launch
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import Launch, Ref
-from spmd.core import dtypes
+from spmd.compile.lower.steps import Launch, Ref
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
 from spmd.lax.conv_dims import Windows, pads_of_operand_gradient

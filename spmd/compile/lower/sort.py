@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeGuard
 
-from spmd.compile.kernel.build import Builder
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.expressions.index_map import strides_of
+from spmd.compile.expressions.scalar_ops import storage_dtype
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize
-from spmd.compile.lower.elementwise import storage_dtype
-from spmd.compile.lower.index import strides_of
 from spmd.compile.lower.lowering import Lowering, host, rule
-from spmd.compile.lower.schedule import (
+from spmd.compile.lower.steps import (
     MOST_KEPT,
     SHARED_ROWS,
     SORT_WORK,
@@ -29,8 +31,6 @@ from spmd.compile.lower.schedule import (
     SortRows,
 )
 from spmd.core.ir import Eqn
-from spmd.core.record import record
-from spmd.core.util import product
 
 # Writes a part of a key as a "u32", from the key's value.
 Part: TypeAlias = Callable[[Builder, int], int]

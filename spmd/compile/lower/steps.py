@@ -1,8 +1,8 @@
 """Schedules: a program as a tree of steps over named buffers, before memory is planned.
 
 A `Ref` is a contiguous value: a place in a `Buffer`. Inside loops a ref may move by a fixed number
-of bytes per iteration. The steps know nothing of addresses or of a backend; `memory` gives buffers
-their place in the arena, `executable` turns the steps into those of the runtime.
+of bytes per iteration. The steps know nothing of addresses or of a backend; `memory_plan` gives
+buffers their place in the arena, `assemble` turns the steps into those of the runtime.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from spmd.collectives.transport.shm_rounds import Rounds
-from spmd.compile.kernel.contraction import Contraction
+from spmd.base.record import field, record
+from spmd.base.source import UNKNOWN, Source
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
-from spmd.compile.kernel.product import Product
+from spmd.compile.kernel.window_contraction import Contraction
 from spmd.core.aval import ShapedArray
-from spmd.core.record import field, record
-from spmd.core.source import UNKNOWN, Source
+from spmd.transport.shm.plan import Rounds
 
 # ---- buffers -----------------------------------------------------------------------------------
 

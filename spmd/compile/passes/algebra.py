@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.passes.substitute import Writer
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.compile.passes.rewriter import Writer
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Literal
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p

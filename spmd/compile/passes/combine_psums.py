@@ -6,10 +6,10 @@ buckets is that of their first psum, so all ranks send the same things in the sa
 process an exchange costs less than the copies that combining takes: this pass is for programs whose
 mesh spans processes.
 
-Where exchanges overlap with computation (`spmd.compile.overlap`), one bucket of all gradients would
-be ready when nothing is left to compute. There psums first move to where their operands are made,
-and a bucket is closed when it is large enough: buckets are in the order in which gradients are
-ready, the last layer's first.
+Where exchanges overlap with computation (`spmd.compile.schedule.overlap_collectives`), one bucket
+of all gradients would be ready when nothing is left to compute. There psums first move to where
+their operands are made, and a bucket is closed when it is large enough: buckets are in the order in
+which gradients are ready, the last layer's first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.collectives.schedule import is_collective
-from spmd.compile.passes.substitute import Pass, map_subjaxprs
+from spmd.collectives.order_check import is_collective
+from spmd.compile.passes.rewriter import Pass, map_subjaxprs
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
 from spmd.core.structural import reshape_p

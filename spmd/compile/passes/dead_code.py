@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Any, TypeAlias
 
+from spmd.base.util import split_list
 from spmd.core.ir import ClosedJaxpr, Eqn
 from spmd.core.rewrite import dce, prune_consts
-from spmd.core.util import split_list
 
 Rule: TypeAlias = Callable[[Eqn, list[bool]], Eqn]
 

@@ -4,18 +4,19 @@ After `fuse`, a `dot_general` or a convolution whose first reader is an elementw
 which reads each element of the result where the group's own results have theirs, becomes one
 `product` equation with that group. The result itself then need not be in memory: bias, activation,
 residual and casts are applied to blocks of it while these are in a cache. Whether a group fits is
-asked of its kernel (`kernel/product.py`); nothing here knows what the operations are.
+asked of its kernel (`kernel/matmul.py`); nothing here knows what the operations are.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from spmd.compile.kernel.product import attach
-from spmd.compile.lower import conv, product
-from spmd.compile.lower.inplace import group_kernel
+from spmd.compile.kernel.matmul import attach
+from spmd.compile.lower import convolution as conv
+from spmd.compile.lower import matmul as product
+from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.passes.substitute import (
+from spmd.compile.passes.rewriter import (
     finish,
     internal_primitive,
     map_subjaxprs,

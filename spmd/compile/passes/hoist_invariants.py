@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
-from spmd.compile.lower.index import MOVES
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.base.util import split_list
+from spmd.compile.expressions.index_map import MOVES
+from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
+from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dependents
-from spmd.core.util import split_list
 
 # Cheap to do again beside other work, and often larger than what they read.
 CHEAP = frozenset(MOVES) | {"iota", "pad", "concatenate"}

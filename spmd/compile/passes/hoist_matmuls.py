@@ -17,11 +17,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.base.record import record
+from spmd.base.util import product, split_list
+from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
-from spmd.core.record import record
 from spmd.core.structural import permute_dims_p
-from spmd.core.util import product, split_list
 from spmd.lax.dot import DimensionNumbers, dot_general_p
 from spmd.lax.reduce import reduce_sum_p
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from spmd.base.util import product
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
-from spmd.compile.passes.inline import inline_calls, write_body
-from spmd.compile.passes.substitute import Writer, map_subjaxprs
+from spmd.compile.passes.inline_calls import inline_calls, write_body
+from spmd.compile.passes.rewriter import Writer, map_subjaxprs
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
-from spmd.core.util import product
 from spmd.lax.dynamic import dynamic_slice
 from spmd.sharding.shard_map_rules import mesh_axes, piece_aval, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec

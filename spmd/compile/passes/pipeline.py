@@ -10,22 +10,22 @@ import sys
 import time
 from collections.abc import Sequence
 
-from spmd.compile.passes.attach import attach_epilogues
-from spmd.compile.passes.by_rows import by_rows
-from spmd.compile.passes.combine import bucket_psums, combine_psums
-from spmd.compile.passes.early import early
-from spmd.compile.passes.fuse import fuse
-from spmd.compile.passes.inline import inline_calls
-from spmd.compile.passes.invariant import hoist_invariants
-from spmd.compile.passes.outside import products_outside
-from spmd.compile.passes.recompute import recompute
-from spmd.compile.passes.shrink import shrink_psums
+from spmd.base.config import config
+from spmd.base.record import field, record
+from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
+from spmd.compile.passes.fuse_epilogues import attach_epilogues
+from spmd.compile.passes.fusion.fuse import fuse
+from spmd.compile.passes.fusion.rematerialize import recompute
+from spmd.compile.passes.hoist_invariants import hoist_invariants
+from spmd.compile.passes.hoist_matmuls import products_outside
+from spmd.compile.passes.inline_calls import inline_calls
+from spmd.compile.passes.rewriter import Pass
+from spmd.compile.passes.schedule_updates import early
+from spmd.compile.passes.shrink_psums import shrink_psums
 from spmd.compile.passes.simplify import simplify
-from spmd.compile.passes.substitute import Pass
+from spmd.compile.passes.tile_matmul_chains import by_rows
 from spmd.core.check import check_jaxpr
-from spmd.core.config import config
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.record import field, record
 
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
 # operations, and what it adds should be fused.

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from spmd.base.source import UNKNOWN, Source
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive, Refused
-from spmd.core.source import UNKNOWN, Source
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 

@@ -1,9 +1,9 @@
 """Early: what only makes results runs as soon as it can, so that what it reads can go.
 
 A training step's update stands at its end, and takes the product that makes its gradient along
-(`attach`). Until then what that product reads would wait: a layer's input, kept since the forward
-pass, and the cotangent of its result. Right behind the equation that made the last of its operands
-these are in the caches, and free their memory afterwards.
+(`fuse_epilogues.py`). Until then what that product reads would wait: a layer's input, kept since
+the forward pass, and the cotangent of its result. Right behind the equation that made the last of
+its operands these are in the caches, and free their memory afterwards.
 
 A result may take the place of a donated argument only if nothing reads that later, so an equation
 waits for the other readers of the arguments that it reads.
@@ -12,13 +12,13 @@ waits for the other readers of the arguments that it reads.
 from __future__ import annotations
 
 from spmd.compile.lower.lowering import ALIASES
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start, with_bodies
+from spmd.compile.passes.rewriter import finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn
 
 # What frees less may stay where it is, beside others that run at the same time.
 LEAST_FREED = 1 << 14
-# The memory of a result that is not written yet is lent to other values (`memory.py`): it is given
-# up for what frees so many times as much.
+# The memory of a result that is not written yet is lent to other values
+# (`schedule/memory_plan.py`): it is given up for what frees so many times as much.
 TIMES_WRITTEN = 2
 _MAKERS = frozenset(("fused", "product", "dot_general"))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from spmd.compile.passes.substitute import map_subjaxprs
+from spmd.compile.passes.rewriter import map_subjaxprs
 from spmd.core.ir import ClosedJaxpr, Eqn, Var, all_eqns, subjaxprs
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.record import record
 from spmd.collectives.axis import pvary_p
-from spmd.compile.lower.elementwise import is_elementwise
+from spmd.compile.expressions.scalar_ops import is_elementwise
 from spmd.compile.passes.algebra import (
     PRODUCERS,
     RULES,
@@ -23,11 +24,10 @@ from spmd.compile.passes.algebra import (
     pair_rules,
     same_type,
 )
-from spmd.compile.passes.prune import prune
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start
+from spmd.compile.passes.dead_code import prune
+from spmd.compile.passes.rewriter import finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.primitive import Primitive, is_refused
-from spmd.core.record import record
 from spmd.core.structural import add_any_p, broadcast_in_dim_p
 from spmd.lax.arithmetic import add_p
 from spmd.lax.concatenate import split_p

@@ -17,12 +17,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
-from spmd.compile.passes.substitute import Writer, finish, map_subjaxprs, start, with_bodies
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
+from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.record import record
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
-from spmd.core.util import product
 from spmd.lax.array import iota_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.dot import DimensionNumbers, dot_general_p

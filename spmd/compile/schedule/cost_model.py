@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from spmd.base.record import record
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Load, Map, Op, Scan, Store
-from spmd.compile.kernel.product import Operand, Product
-from spmd.compile.lower.schedule import (
+from spmd.compile.kernel.matmul import Operand, Product
+from spmd.compile.lower.steps import (
     Branch,
     Copy,
     Exchange,
@@ -29,7 +30,6 @@ from spmd.compile.lower.schedule import (
     While,
     accesses,
 )
-from spmd.core.record import record
 
 # Operations that compute nothing: they choose, convert or rename.
 _MOVES = frozenset(("convert", "bitcast", "select", "copy", "real", "imag", "complex"))

@@ -17,10 +17,10 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterator, Sequence
 
+from spmd.base.record import field, record
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.lanes import Lanes, choose_lanes, rounded
-from spmd.compile.lower.inplace import read_in_place
-from spmd.compile.lower.schedule import (
+from spmd.compile.lower.in_place import read_in_place
+from spmd.compile.lower.steps import (
     TEMP,
     Buffer,
     Copy,
@@ -35,7 +35,7 @@ from spmd.compile.lower.schedule import (
     accesses,
     blocks,
 )
-from spmd.core.record import field, record
+from spmd.compile.schedule.thread_plan import Lanes, choose_lanes, rounded
 
 # Smaller results share blocks of coarser alignment, and smaller temporaries don't matter.
 LENT_BYTES = 8192

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from spmd.compile.cost import step_cost
-from spmd.compile.lower.schedule import (
+from spmd.base.record import record
+from spmd.compile.lower.steps import (
     Branch,
     Buffer,
     Host,
@@ -30,7 +30,7 @@ from spmd.compile.lower.schedule import (
     accesses,
     walk,
 )
-from spmd.core.record import record
+from spmd.compile.schedule.cost_model import step_cost
 
 # What a core does, and what a network between hosts does that is slow: 1 Gbit/s.
 FLOPS_A_SECOND = 50e9

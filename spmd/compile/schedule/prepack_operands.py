@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from spmd.base.record import field, record
+from spmd.base.util import product
+from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
-from spmd.compile.kernel.product import Product
-from spmd.compile.lower.schedule import (
+from spmd.compile.lower.steps import (
     TEMP,
     Branch,
     Buffer,
@@ -29,8 +31,6 @@ from spmd.compile.lower.schedule import (
     blocks,
     walk,
 )
-from spmd.core.record import field, record
-from spmd.core.util import product
 
 # A loop of which only run time knows the rounds counts as one of so many.
 _ASSUMED_ROUNDS = 8

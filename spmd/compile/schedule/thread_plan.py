@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from spmd.compile.lower.schedule import TEMP, Buffer, Parallel, Step, accesses, blocks, walk
-from spmd.core.record import field, record
-from spmd.core.util import product
+from spmd.base.record import field, record
+from spmd.base.util import product
+from spmd.compile.lower.steps import TEMP, Buffer, Parallel, Step, accesses, blocks, walk
 
 ALIGNMENT = 64
 # What the lanes of a loop may keep for themselves in all; with more it runs in order.

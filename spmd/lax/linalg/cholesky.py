@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ShapeError
 from spmd.core.primitive import Refused
 from spmd.lax.arithmetic import add, mul, sub
 from spmd.lax.families import check_dtype, fail

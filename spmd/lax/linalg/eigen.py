@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError, RefusedError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, RefusedError
 from spmd.core.structural import reduce_sum
 from spmd.lax.arithmetic import abs, complex, div, imag, mul, real, sub
 from spmd.lax.array import expand_dims, squeeze

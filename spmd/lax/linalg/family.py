@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.primitive import Dims, Primitive, Refused, dims
 from spmd.core.structural import broadcast_in_dim, permute_dims, to_front
 from spmd.lax.arithmetic import add, conj, div, mul, real

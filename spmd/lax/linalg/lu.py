@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Refused, Zero
 from spmd.core.structural import add_any, is_linear

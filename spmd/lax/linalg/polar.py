@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.structural import broadcast_in_dim, reduce_sum
 from spmd.lax.arithmetic import abs as _abs
 from spmd.lax.arithmetic import add, cbrt, div, mul, sqrt, square, sub

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, RefusedError, ShapeError
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Refused
 from spmd.core.structural import broadcast_in_dim

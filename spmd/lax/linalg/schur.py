@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import ArgumentError
 from spmd.core.primitive import Refused
 from spmd.lax.linalg.family import check_matrices, not_linear, stacked
 from spmd.lax.linalg.qr import householder_vector, reflect

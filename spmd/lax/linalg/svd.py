@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, RefusedError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, RefusedError
 from spmd.lax.arithmetic import add, mul, sub
 from spmd.lax.convert import convert_element_type
 from spmd.lax.linalg.family import (

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import DtypeError, ShapeError
 from spmd.core.aval import ShapedArray
-from spmd.core.errors import DtypeError, ShapeError
 from spmd.core.primitive import Zero
 from spmd.core.structural import add_any, is_linear
 from spmd.lax.arithmetic import neg

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ShapeError
 from spmd.core.primitive import Zero
 from spmd.core.structural import add_any, is_linear, move_dim, reshape
 from spmd.lax.arithmetic import neg

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.primitive import Zero
 from spmd.core.structural import is_linear
 from spmd.lax.arithmetic import add, mul, sub

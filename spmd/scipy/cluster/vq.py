@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from spmd import numpy as snp
+from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ShapeError
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
 __all__ = ["vq"]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.lax.linalg import family
 from spmd.lax.linalg.family import adjoint, lower_part, matmul, upper_part
 from spmd.numpy import factorizations, products

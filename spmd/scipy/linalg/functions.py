@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.core.jvp import jvp_flat
 from spmd.lax.linalg import family
 from spmd.lax.linalg.family import adjoint, diagonal, eye_like, in_columns, in_rows, matmul

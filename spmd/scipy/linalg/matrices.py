@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
 from spmd.lax.linalg import family
 from spmd.numpy.joining import concatenate
 from spmd.numpy.manipulation import atleast_1d, atleast_2d

@@ -13,10 +13,10 @@ from typing import Any
 
 from spmd import lax
 from spmd import numpy as snp
-from spmd.core import dtypes
+from spmd.base import dtypes
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.tree import TreeDef, tree_flatten, tree_leaves, tree_map, tree_structure
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.tree import TreeDef, tree_flatten, tree_leaves, tree_map, tree_structure
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
 __all__ = ["bicgstab", "cg", "gmres"]

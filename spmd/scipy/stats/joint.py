@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from spmd import numpy as snp
+from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
-from spmd.core.errors import ShapeError
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 from spmd.scipy import special
 from spmd.scipy.stats.family import Distribution

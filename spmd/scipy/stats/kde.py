@@ -12,9 +12,9 @@ from typing import Any
 
 from spmd import numpy as snp
 from spmd import random
+from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.tree import register_pytree_node
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError, ShapeError
-from spmd.core.tree import register_pytree_node
 from spmd.nn import logsumexp
 from spmd.numpy.promotion import (
     check_arraylike,

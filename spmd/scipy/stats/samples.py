@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from spmd import lax
 from spmd import numpy as snp
+from spmd.base.errors import ArgumentError
+from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError
-from spmd.core.util import canonical_dim
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,

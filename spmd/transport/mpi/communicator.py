@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport import shm
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
-from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
-from spmd.collectives.transport.courier import COURIER
-from spmd.collectives.transport.environment import started_mpi
-from spmd.collectives.transport.mpi_notices import Notices, dead_text, is_death
-from spmd.collectives.transport.reduction import combine
-from spmd.collectives.transport.single import SingleCommunicator
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, LaunchError, PeerError
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, LaunchError, PeerError
+from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.environment import started_mpi
+from spmd.transport.mpi.failure_notices import Notices, dead_text, is_death
+from spmd.transport.progress_thread import COURIER
+from spmd.transport.reduction import combine
+from spmd.transport.shm import communicator as shm
+from spmd.transport.single import SingleCommunicator
 
 # What Open MPI wants to hear before it is loaded; set only where the user has not.
 MPI_ENVIRONMENT = {

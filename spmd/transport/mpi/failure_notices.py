@@ -1,7 +1,7 @@
 """How a rank that fails or leaves reaches ranks on other hosts that wait for it.
 
 Notices are single messages on a communicator of their own, so they never meet data. Whoever waits
-looks for them now and then. Nothing here imports mpi4py; `mpi` hands its module over.
+looks for them now and then. Nothing here imports mpi4py; `communicator` hands its module over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport.call import ranks_text
+from spmd.transport.call_signature import ranks_text
 
 NOTICE_BYTES = 1024
 _FAILED, _LEFT, _HELD, _RELEASED = 1, 2, 3, 4

@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spmd.collectives.transport import bootstrap
-from spmd.collectives.transport.bootstrap import inject, mpi_transport
-from spmd.collectives.transport.call import ranks_text
-from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator
-from spmd.collectives.transport.failure import say
-from spmd.collectives.transport.flight import COLLECTIVE, FLIGHT, LOST, source_text
-from spmd.collectives.transport.mpi_notices import dead_ranks, is_death
-from spmd.core.config import config
-from spmd.core.source import current_source
+from spmd.base.config import config
+from spmd.base.source import current_source
+from spmd.transport import world as bootstrap
+from spmd.transport.call_signature import ranks_text
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
+from spmd.transport.failure_message import say
+from spmd.transport.flight_recorder import COLLECTIVE, FLIGHT, LOST, source_text
+from spmd.transport.mpi.failure_notices import dead_ranks, is_death
+from spmd.transport.world import inject, mpi_transport
 
 # How long to wait for MPI to hear of a death that a collective has noticed. Open MPI takes less
 # than 0.1 s on one host, and its detector about a second between hosts.

@@ -1,7 +1,7 @@
 """Ranks of one host: collectives through memory that the processes share.
 
 Every collective is a sequence of steps. In a step each rank copies a chunk into its slot, says so,
-waits for the others, and reads what it needs from their slots (`shm_pages` says why that is safe).
+waits for the others, and reads what it needs from their slots (`layout` says why that is safe).
 A reduction reads the slots in rank order. MPI is not used, only what `gather` at the start needs.
 """
 
@@ -15,16 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from spmd.collectives.transport import shm_direct, shm_pages, shm_segment
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import Call, mismatch, ranks_text
-from spmd.collectives.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
-from spmd.collectives.transport.courier import COURIER
-from spmd.collectives.transport.origin import NOWHERE, Origin
-from spmd.collectives.transport.reduction import accumulator, combine
-from spmd.collectives.transport.shm_direct_rounds import DirectPlanner
-from spmd.collectives.transport.shm_pages import FAILED, LEFT, RAISED, Pages
-from spmd.collectives.transport.shm_road import (
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, LaunchError, PeerError
+from spmd.transport.call_signature import Call, mismatch, ranks_text
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.origin import NOWHERE, Origin
+from spmd.transport.progress_thread import COURIER
+from spmd.transport.reduction import accumulator, combine
+from spmd.transport.shm import direct_read as shm_direct
+from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import segment as shm_segment
+from spmd.transport.shm.direct_plan import DirectPlanner
+from spmd.transport.shm.layout import FAILED, LEFT, RAISED, Pages
+from spmd.transport.shm.native_state import (
     DIFFERENT,
     SEQUENCE,
     STEP,
@@ -32,7 +36,7 @@ from spmd.collectives.transport.shm_road import (
     UNREADABLE,
     Road,
 )
-from spmd.collectives.transport.shm_rounds import (
+from spmd.transport.shm.plan import (
     Clear,
     Copy,
     Limits,
@@ -47,7 +51,7 @@ from spmd.collectives.transport.shm_rounds import (
     Rounds,
     Show,
 )
-from spmd.collectives.transport.shm_wait import (
+from spmd.transport.shm.wait import (
     FIRST_PARK_SECONDS,
     LONGEST_PARK_SECONDS,
     Patience,
@@ -56,9 +60,7 @@ from spmd.collectives.transport.shm_wait import (
     own_cores,
     park,
 )
-from spmd.collectives.transport.single import SingleCommunicator
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, LaunchError, PeerError
+from spmd.transport.single import SingleCommunicator
 
 # Below this every rank reduces the whole array for itself, in one step. From there on each reduces
 # its part and a second step shares the parts: n times less arithmetic for one more meeting.

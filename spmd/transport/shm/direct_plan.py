@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from spmd.collectives.transport import shm_pages
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import Kind, pairs_detail
-from spmd.collectives.transport.shm_direct import MOST_BYTES, MOST_ROWS
-from spmd.collectives.transport.shm_rounds import (
+from spmd.transport.call_signature import Kind, pairs_detail
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm.direct_read import MOST_BYTES, MOST_ROWS
+from spmd.transport.shm.plan import (
     Action,
     AllReduce,
     Clear,

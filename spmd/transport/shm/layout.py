@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.collectives.transport.call import CALL_BYTES, Call, call_text
-from spmd.collectives.transport.shm_wait import fence, wake
+from spmd.transport.call_signature import CALL_BYTES, Call, call_text
+from spmd.transport.shm.wait import fence, wake
 
 PAGE = 4096
 _WORD = 8

@@ -12,9 +12,9 @@ import ctypes
 import mmap
 from collections.abc import Callable, Generator
 
-from spmd.collectives.transport.flight import FLIGHT, GroupLog
-from spmd.collectives.transport.shm_pages import Pages
-from spmd.collectives.transport.shm_wait import Patience
+from spmd.transport.flight_recorder import FLIGHT, GroupLog
+from spmd.transport.shm.layout import Pages
+from spmd.transport.shm.wait import Patience
 
 # The words. STEP is the step met last, SEQUENCE the number of the last call (-1: none yet).
 PAGES, SLOTS, SLOT_BYTES, RANK, SIZE, STEP, SEQUENCE, PAUSES, YIELDS, TROUBLE = range(10)

@@ -2,9 +2,9 @@
 
 The one idea: shapes are known before a program runs, so which bytes go to which slot in which step
 is data, made once: `Rounds`. Native code walks the list without knowing any collective
-(`compile/cpu/runtime_ir_ranks`), and `shm_interpret` walks it with NumPy, as its slow twin. For
-flat buffers the bytes in the slots are those of `ShmCommunicator`'s methods, in the same steps: a
-rank may run either.
+(`compile/native/runtime/ir/rank_collectives.py`), and `shm_interpret` walks it with NumPy, as its
+slow twin. For flat buffers the bytes in the slots are those of `ShmCommunicator`'s methods, in the
+same steps: a rank may run either.
 
 A process with several devices gives and gets several buffers. They meet in the order of the
 devices: a reduction combines a process's own first, then the processes'.
@@ -17,11 +17,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.call import Call, Kind, dtype_name, make_call, pairs_detail
-from spmd.collectives.transport.origin import NOWHERE, Origin
-from spmd.collectives.transport.reduction import accumulator
-from spmd.core.record import field, record
+from spmd.base.record import field, record
+from spmd.transport.call_signature import Call, Kind, dtype_name, make_call, pairs_detail
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.origin import NOWHERE, Origin
+from spmd.transport.reduction import accumulator
 
 
 class Memory(enum.IntEnum):

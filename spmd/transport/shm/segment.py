@@ -14,8 +14,8 @@ import mmap
 import os
 import time
 
-from spmd.core.errors import LaunchError
-from spmd.core.record import record
+from spmd.base.errors import LaunchError
+from spmd.base.record import record
 
 PREFIX = "spmd-"
 # A file this old whose creator is gone was left by a crash. The age protects a creator that lives

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 # Reads of the word before the first yield, while every rank has a core: about 10 µs, which covers
 # the skew of ranks that run the same program. With more ranks than cores a spin only keeps the

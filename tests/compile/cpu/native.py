@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import llvmlite.binding as llvm
 import numpy as np
 
-from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.render import Rendered, render
-from spmd.compile.cpu.render_stream import STREAM_FROM
-from spmd.compile.cpu.shared import called_by_text, shared_text
+from spmd.compile.cpu.codegen.kernel import Rendered, render
+from spmd.compile.cpu.codegen.streaming_stores import STREAM_FROM
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.native.llvm.shared_functions import called_by_text, shared_text
+from spmd.compile.native.llvm.vector_emitter import Target
 
 SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
 # Engines own the code they compiled: functions must not outlive them.

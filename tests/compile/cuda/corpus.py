@@ -13,10 +13,10 @@ import numpy as np
 from spmd import lax
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import Product
+from spmd.compile.kernel.matmul import Product
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Launch, Multiply, Step, blocks
-from spmd.compile.pipeline import run_passes
+from spmd.compile.lower.steps import Launch, Multiply, Step, blocks
+from spmd.compile.passes.pipeline import run_passes
 from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.stage import trace_to_jaxpr

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from spmd.compile.cuda.kernel import module_text
 from spmd.compile.cuda.launch import Function, Rendered
-from spmd.compile.cuda.render import module_text
 from spmd.compile.kernel.dtypes import DTYPES
 
 HEADER = Path(__file__).with_name("emulator.h")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.ir import Kernel
 from tests.compile.kernel.op_kernels import row_sum
 

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
+from spmd.compile.cuda.kernel import module_text, render
 from spmd.compile.cuda.launch import Rendered
-from spmd.compile.cuda.render import module_text, render
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
 from tests.compile.cuda.emulator import EmulationError, Emulator

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from spmd.compile.cuda.render import render, render_product
-from spmd.compile.kernel.build import Builder
+from spmd.compile.cuda.kernel import render, render_product
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import Operand, Product, store_epilogue
+from spmd.compile.kernel.matmul import Operand, Product, store_epilogue
 from tests.compile.cuda.corpus import (
     operation_cases,
     program_kernels,

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from spmd.compile.cuda.kernel import module_text, render_product
 from spmd.compile.cuda.launch import MOST_SHARED
+from spmd.compile.cuda.matmul import as_rows, is_narrow, plan_tiles
 from spmd.compile.cuda.nvrtc import compile_cubin
-from spmd.compile.cuda.product import as_rows, is_narrow, plan_tiles
-from spmd.compile.cuda.render import module_text, render_product
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.interpret import interpret
-from spmd.compile.kernel.product import Operand, Product, interpret_product, store_epilogue
+from spmd.compile.kernel.matmul import Operand, Product, interpret_product, store_epilogue
 from tests.compile.cuda.corpus import program_products
 from tests.compile.cuda.emulator import Emulator
 from tests.compile.kernel.op_kernels import assert_close

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from spmd.compile.cuda import nvrtc
+from spmd.compile.cuda.kernel import module_text, render, render_product
 from spmd.compile.cuda.launch import Function
 from spmd.compile.cuda.nvrtc import NvrtcError, compile_cubin, parse_usage, with_lines
-from spmd.compile.cuda.render import module_text, render, render_product
 from spmd.compile.cuda.report import report
 from tests.compile.cuda.corpus import (
     operation_cases,

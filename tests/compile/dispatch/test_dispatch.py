@@ -11,12 +11,12 @@ import pytest
 import spmd
 from spmd import lax
 from spmd.api import grad, jit, make_jaxpr, vmap
-from spmd.compile import dispatch
-from spmd.compile.jit import JitFunction, clear_caches
-from spmd.core.config import config
-from spmd.core.errors import ArgumentError
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError
+from spmd.compile.dispatch import eager as dispatch
+from spmd.compile.dispatch.jit import JitFunction, clear_caches
 from spmd.sharding.array import Array, from_numpy
-from spmd.sharding.fastmap import MISS
+from spmd.sharding.call_cache import MISS
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
@@ -245,7 +245,7 @@ def test_log_compiles_says_why(capsys):
 
 
 def test_log_compiles_names_static_values_and_tells_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr("spmd.compile.cpu.units.SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr("spmd.compile.native.llvm.modules.SECONDS_BETWEEN_REPORTS", 0.0)
     scale = 1 + np.random.default_rng().random()  # a kernel that no cache has
     g = jit(
         lambda x, n, mode: lax.mul(lax.sin(x), n * scale), static_argnums=1, static_argnames="mode"

@@ -9,10 +9,10 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.compile import hot
-from spmd.compile.cpu.loader import loader
-from spmd.compile.hot import HOT_AFTER, Hot, hot_binary, is_determined
-from spmd.core.config import config
+from spmd.base.config import config
+from spmd.compile.dispatch import eager_cache as hot
+from spmd.compile.dispatch.eager_cache import HOT_AFTER, Hot, hot_binary, is_determined
+from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import Array
 
 OPERATORS = [

@@ -8,11 +8,13 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile import dispatch, flat, hot
-from spmd.compile.cpu.flat_ir import BLOCK, RUN
-from spmd.compile.cpu.loader import loader
-from spmd.compile.hot import HOT_AFTER
-from spmd.core.config import config
+from spmd.base.config import config
+from spmd.compile.cpu.assemble.generic_kernels_ir import BLOCK, RUN
+from spmd.compile.dispatch import eager as dispatch
+from spmd.compile.dispatch import eager_cache as hot
+from spmd.compile.dispatch import eager_kernels as flat
+from spmd.compile.dispatch.eager_cache import HOT_AFTER
+from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import from_numpy
 
 SIZES = (1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17)

@@ -13,18 +13,19 @@ import pytest
 
 from spmd import lax
 from spmd.api import jit
-from spmd.compile import nativecall
-from spmd.compile.cpu import allocator, door
-from spmd.compile.cpu.allocator import Block, alloc, home_of
-from spmd.compile.cpu.layout import object_layout, slot_offsets
-from spmd.compile.cpu.program import CallbackStep, CopyStep, Program, Slot
-from spmd.compile.cpu.runner import build_program
+from spmd.base.errors import ArgumentError
+from spmd.base.tree import LEAF, TreeDef
+from spmd.compile.dispatch import fast_call as nativecall
+from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython.object_layout import object_layout, slot_offsets
+from spmd.compile.native.program.steps import CallbackStep, CopyStep, Program, Slot
+from spmd.compile.native.runtime import allocator
+from spmd.compile.native.runtime.allocator import Block, alloc, home_of
+from spmd.compile.native.runtime.run import build_program
 from spmd.core.aval import typeof
-from spmd.core.errors import ArgumentError
-from spmd.core.tree import LEAF, TreeDef
 from spmd.sharding.array import Array, from_numpy
-from spmd.sharding.fastmap import MISS
-from tests.compile.cpu.programs import address
+from spmd.sharding.call_cache import MISS
+from tests.compile.native.programs import address
 
 SLOTS = ("aval", "ptr", "owner", "shards", "_numpy", "_sharding")
 

@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.core.errors import DeletedError, ShapeError
+from spmd.base.errors import DeletedError, ShapeError
 from spmd.sharding import NamedSharding
 from spmd.sharding import PartitionSpec as P
 

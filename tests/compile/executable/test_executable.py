@@ -10,11 +10,11 @@ import pytest
 import spmd
 from spmd import lax
 from spmd.api import jit, make_jaxpr
-from spmd.compile import pipeline
-from spmd.compile.executable import compile_jaxpr
-from spmd.compile.lower.schedule import Copy, Host, Launch, Loop, Multiply
-from spmd.compile.memory import plan_memory
-from spmd.core.errors import DeletedError
+from spmd.base.errors import DeletedError
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.lower.steps import Copy, Host, Launch, Loop, Multiply
+from spmd.compile.passes import pipeline
+from spmd.compile.schedule.memory_plan import plan_memory
 from spmd.sharding.array import from_numpy
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)

@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cost import Cost, cost_of
+from spmd.compile.schedule.cost_model import Cost, cost_of
 
 F = np.float32
 

@@ -28,7 +28,9 @@ def body(x: Any) -> Any:
 
 
 def test_pmap_names_device_operation_and_line():
-    told = r"pmap\(body\): sqrt made a NaN on CPU_2 \(i=2\) at .*test_mesh_nans.py:\d+ \(body\)"
+    told = (
+        r"pmap\(body\): sqrt made a NaN on CPU_2 \(i=2\) at .*test_mesh_nan_check.py:\d+ \(body\)"
+    )
     f = spmd.pmap(body, axis_name="i")
     for _ in range(3):  # also when the call has become a fast one
         np.testing.assert_allclose(f(abs(X)), snp.sqrt(abs(X)).sum() + abs(X), rtol=1e-6)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from spmd.api import jit
-from spmd.compile import pipeline
-from spmd.compile.lower.elementwise import KNOWN_POWERS
+from spmd.base.config import config
+from spmd.compile.expressions.scalar_ops import KNOWN_POWERS
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Launch
-from spmd.core.config import config
+from spmd.compile.lower.steps import Launch
+from spmd.compile.passes import pipeline
 
 CORNERS = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0, -2.5, 3e-39, 1e-45, 3.4e38, 1e-20]
 CASES = [(y, dtype) for y in sorted(KNOWN_POWERS) for dtype in (np.float32, np.float64)]

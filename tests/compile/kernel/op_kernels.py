@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES, kind
+from spmd.compile.kernel.format import format_kernel
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import OPS, result_dtype, supports
-from spmd.compile.kernel.print import format_kernel
 from tests.compile.kernel.random_kernels import Case
 
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-5, "complex64": 2e-5}

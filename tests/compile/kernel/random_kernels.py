@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES, kind
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.ops import OPS, result_dtype

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import affine_range
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.ir import Kernel, Map
-from spmd.compile.kernel.product import Operand, Product, c_strides
+from spmd.compile.kernel.matmul import Operand, Product, c_strides
 
 SIZES = (1, 1, 2, 5, 8, 9, 16, 17, 31, 40, 64, 70, 129)
 DTYPE_PAIRS = (("f32", "f32"), ("f32", "f32"), ("bf16", "f32"), ("f16", "f32"), ("f64", "f64"))

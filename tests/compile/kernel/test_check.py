@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError, check_kernel
+from spmd.compile.kernel.format import format_kernel
 from spmd.compile.kernel.ir import Kernel, Load, Map, Op, Pass, Reduce, Scan, Store, StoreRow
-from spmd.compile.kernel.print import format_kernel
 
 
 def good() -> Kernel:

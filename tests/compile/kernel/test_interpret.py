@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.scalar import scalar_op
+from spmd.compile.kernel.scalar_reference import scalar_op
 
 
 def run(kernel: Kernel, *inputs: np.ndarray) -> list[np.ndarray]:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES
 from spmd.compile.kernel.interpret import interpret
-from spmd.compile.kernel.space import can_share, normalise
-from spmd.compile.kernel.split import split_reduction
+from spmd.compile.kernel.iteration_space import can_share, normalise
+from spmd.compile.kernel.split_reduction import split_reduction
 from tests.compile.kernel.random_kernels import random_case
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from spmd.compile.kernel.build import Builder
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError
-from spmd.compile.kernel.product import (
+from spmd.compile.kernel.matmul import (
     Operand,
     Product,
     Result,

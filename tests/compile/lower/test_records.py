@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.compile.executable import compile_jaxpr
-from spmd.compile.lower.elementwise import ENTRIES
-from spmd.compile.lower.expression import REDUCTIONS, SCANS
-from spmd.compile.lower.index import MOVES
+from spmd.base import dtypes
+from spmd.base.config import config
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.expressions.expression import REDUCTIONS, SCANS
+from spmd.compile.expressions.index_map import MOVES
+from spmd.compile.expressions.scalar_ops import ENTRIES
 from spmd.compile.lower.lowering import ALIASES, RULES
-from spmd.compile.lower.schedule import Host
-from spmd.core import dtypes
+from spmd.compile.lower.steps import Host
 from spmd.core.aval import typeof
-from spmd.core.config import config
 from spmd.core.primitive import all_primitives
 from spmd.core.stage import trace_to_jaxpr
 from tests.compile.programs import by_impl

@@ -7,9 +7,9 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.compile.lower.schedule import Contract, Host, Multiply
-from spmd.core.config import config
-from tests.compile import test_lower_records as suite
+from spmd.base.config import config
+from spmd.compile.lower.steps import Contract, Host, Multiply
+from tests.compile.lower import test_records as suite
 from tests.lax.records_windows import RECORDS
 from tests.lax.test_conv import random_case
 

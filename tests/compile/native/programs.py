@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import KernelStep, Program, Slot, Step
-from spmd.compile.cpu.runner import NativeProgram, build_program
-from spmd.compile.cpu.runtime_ir import Function
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.program.steps import KernelStep, Program, Slot, Step
+from spmd.compile.native.runtime.run import NativeProgram, build_program
 
 F32 = np.dtype(np.float32)
 I32 = np.dtype(np.int32)

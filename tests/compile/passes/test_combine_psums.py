@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.compile.passes.combine import (
+from spmd.compile.passes.combine_psums import (
     BUCKET_BYTES,
     COMBINE_UP_TO_BYTES,
     bucket_psums,
@@ -17,7 +17,7 @@ from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import all_eqns
 from spmd.core.rewrite import close
-from spmd.sharding.lockstep import Lockstep
+from spmd.sharding.lockstep_interpreter import Lockstep
 
 SIZES = {"i": 2, "j": 2}
 

@@ -6,14 +6,14 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
+from spmd.base.config import config
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Launch
-from spmd.compile.memory import overwritable
-from spmd.compile.passes.attach import attach_epilogues
-from spmd.compile.passes.fuse import fuse
+from spmd.compile.lower.steps import Launch
+from spmd.compile.passes.fuse_epilogues import attach_epilogues
+from spmd.compile.passes.fusion.fuse import fuse
+from spmd.compile.passes.pipeline import run_passes
 from spmd.compile.passes.simplify import simplify
-from spmd.compile.pipeline import run_passes
-from spmd.core.config import config
+from spmd.compile.schedule.memory_plan import overwritable
 from spmd.testing import check_grads
 
 

@@ -8,9 +8,9 @@ import pytest
 import spmd.numpy as snp
 from spmd import lax
 from spmd.api import disable_jit, grad, jit, make_jaxpr
-from spmd.compile.passes.inline import inline_calls
-from spmd.compile.passes.invariant import hoist_invariants
-from spmd.compile.passes.prune import prune
+from spmd.compile.passes.dead_code import prune
+from spmd.compile.passes.hoist_invariants import hoist_invariants
+from spmd.compile.passes.inline_calls import inline_calls
 
 X = np.linspace(-1, 1, 6, dtype=np.float32)
 W = np.linspace(0.1, 1, 36, dtype=np.float32).reshape(6, 6)

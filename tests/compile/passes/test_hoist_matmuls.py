@@ -8,10 +8,10 @@ import pytest
 import spmd.numpy as snp
 from spmd import checkpoint, lax, nn
 from spmd.api import disable_jit, grad, jit, make_jaxpr, vmap
-from spmd.compile.passes.inline import inline_calls
-from spmd.compile.passes.invariant import hoist_invariants
-from spmd.compile.passes.outside import MOST_STACKED, products_outside
-from spmd.compile.passes.prune import prune
+from spmd.compile.passes.dead_code import prune
+from spmd.compile.passes.hoist_invariants import hoist_invariants
+from spmd.compile.passes.hoist_matmuls import MOST_STACKED, products_outside
+from spmd.compile.passes.inline_calls import inline_calls
 from spmd.core.check import check_jaxpr
 from spmd.tree_util import tree_leaves
 

@@ -11,8 +11,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.executable import Executable
-from spmd.compile.meshprogram import MeshProgram, compile_program
+from spmd.compile.executable.executable import Executable
+from spmd.compile.executable.select import MeshProgram, compile_program
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P
 

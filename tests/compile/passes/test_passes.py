@@ -9,16 +9,16 @@ import spmd
 import spmd.numpy as jnp
 from spmd import lax, nn
 from spmd.api import jit, make_jaxpr
-from spmd.compile.lower.alike import form
+from spmd.compile.expressions.equivalence import form
 from spmd.compile.passes.algebra import PRODUCERS, RULES, WITH_LITERAL, Producers
-from spmd.compile.passes.fuse import fuse
-from spmd.compile.passes.graph import NOBODY, graph_of
-from spmd.compile.passes.inline import inline_calls
-from spmd.compile.passes.invariant import hoist_invariants
-from spmd.compile.passes.reach import Reach
+from spmd.compile.passes.fusion.fuse import fuse
+from spmd.compile.passes.fusion.graph import NOBODY, graph_of
+from spmd.compile.passes.fusion.reachability import Reach
+from spmd.compile.passes.hoist_invariants import hoist_invariants
+from spmd.compile.passes.inline_calls import inline_calls
+from spmd.compile.passes.pipeline import run_passes
+from spmd.compile.passes.rewriter import start
 from spmd.compile.passes.simplify import simplify
-from spmd.compile.passes.substitute import start
-from spmd.compile.pipeline import run_passes
 from spmd.core.custom import custom_jvp
 from spmd.core.ir import subjaxprs
 from tests.compile.programs import random_program

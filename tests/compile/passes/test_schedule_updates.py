@@ -11,9 +11,9 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
 from spmd.compile.lower.lowering import lower
-from spmd.compile.memory import plan_memory
-from spmd.compile.passes.early import early
-from spmd.compile.pipeline import PASSES, run_passes
+from spmd.compile.passes.pipeline import PASSES, run_passes
+from spmd.compile.passes.schedule_updates import early
+from spmd.compile.schedule.memory_plan import plan_memory
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Literal
 

@@ -11,8 +11,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.passes.shrink import shrink_psums
-from spmd.compile.pipeline import run_passes
+from spmd.compile.passes.pipeline import run_passes
+from spmd.compile.passes.shrink_psums import shrink_psums
 from spmd.core.ir import all_eqns
 from spmd.sharding import PartitionSpec as P
 

@@ -13,10 +13,10 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
 from spmd.compile.lower.lowering import lower
-from spmd.compile.memory import plan_memory
-from spmd.compile.passes import by_rows as module
-from spmd.compile.passes.by_rows import by_rows
-from spmd.compile.pipeline import PASSES, run_passes
+from spmd.compile.passes import tile_matmul_chains as module
+from spmd.compile.passes.pipeline import PASSES, run_passes
+from spmd.compile.passes.tile_matmul_chains import by_rows
+from spmd.compile.schedule.memory_plan import plan_memory
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, all_eqns
 from spmd.sharding import PartitionSpec as P

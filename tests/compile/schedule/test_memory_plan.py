@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.memory import Room
+from spmd.compile.schedule.memory_plan import Room
 
 X = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) / 3
 

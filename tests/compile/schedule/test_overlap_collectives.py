@@ -17,7 +17,8 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.lower import collective
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import (
+from spmd.compile.lower.mesh_layout import Topology
+from spmd.compile.lower.steps import (
     Buffer,
     Copy,
     Host,
@@ -28,14 +29,19 @@ from spmd.compile.lower.schedule import (
     accesses,
     walk,
 )
-from spmd.compile.overlap import HALVES, WORTH_SECONDS, overlap_exchanges, overlapped, summary
-from spmd.compile.pipeline import PASSES_OVERLAPPED, run_passes
-from spmd.compile.topology import Topology
+from spmd.compile.passes.pipeline import PASSES_OVERLAPPED, run_passes
+from spmd.compile.schedule.overlap_collectives import (
+    HALVES,
+    WORTH_SECONDS,
+    overlap_exchanges,
+    overlapped,
+    summary,
+)
 from spmd.core.aval import ShapedArray
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.rewrite import close
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "overlap.txt"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "overlap.txt"
 SMALL, LARGE = 1 << 10, 64 << 20  # the second is worth milliseconds
 
 
@@ -300,7 +306,10 @@ def test_a_training_step_is_as_the_golden_text_says(request, monkeypatch):
     lowered = lower(run_passes(closed, passes=PASSES_OVERLAPPED), topology)
     found = overlap_exchanges(lowered, 0.0)
     said = f"{found}\n" + "\n".join(summary(["psum"] * 13, found.steps)) + "\n"
-    said = "\n".join(line.partition(" test_overlap.py:")[0] for line in said.splitlines()) + "\n"
+    said = (
+        "\n".join(line.partition(" test_overlap_collectives.py:")[0] for line in said.splitlines())
+        + "\n"
+    )
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(said)
     assert said == GOLDEN.read_text()

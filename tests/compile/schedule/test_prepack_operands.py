@@ -6,11 +6,11 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu import gemm
+from spmd.compile.cpu.matmul import plan as gemm
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Branch, Loop, Multiply, Pack, Parallel, While, walk
-from spmd.compile.pipeline import run_passes
-from spmd.compile.prepack import prepack
+from spmd.compile.lower.steps import Branch, Loop, Multiply, Pack, Parallel, While, walk
+from spmd.compile.passes.pipeline import run_passes
+from spmd.compile.schedule.prepack_operands import prepack
 
 
 def normal(*shape: int, scale: float = 1.0) -> np.ndarray:

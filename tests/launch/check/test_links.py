@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from launch.links import Link, measure, slow_links, table
-from spmd.collectives.transport.local import LocalGroup
+from launch.check.links import Link, measure, slow_links, table
+from spmd.transport.threads import LocalGroup
 
 
 def link(first: int, second: int, micros: float = 10.0, rate: float = 4.0, same: bool = True):

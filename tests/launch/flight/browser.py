@@ -1,6 +1,6 @@
 """Opens an HTML file in Chromium's engine and says what a person would see of it, as JSON.
 
-    python tests/launch/browser.py report.html picture.png
+    python tests/launch/flight/browser.py report.html picture.png
 
 Qt brings the engine as a wheel (PySide6_WebEngine), so that no browser has to be installed. The
 page is loaded, looked at, zoomed with the wheel, moved with the pointer, and painted to a picture.

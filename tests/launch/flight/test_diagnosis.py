@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from launch.flightfile import COLLECTIVE, COMPILING, LEFT, RAISED, Flight, parse
+from launch.flight.diagnosis import Verdict, explain
+from launch.flight.file import COLLECTIVE, COMPILING, LEFT, RAISED, Flight, parse
 from launch.spmd_command import main
-from launch.verdict import Verdict, explain
-from tests.launch.flight_files import GATHER, MS, PSUM, calls, flight_bytes, write
+from tests.launch.flight.flight_files import GATHER, MS, PSUM, calls, flight_bytes, write
 
 WAITS = {"phase": COLLECTIVE}
 NOW = 5000 * MS

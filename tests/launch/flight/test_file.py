@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launch import flightfile
-from launch.flightfile import FlightFileError, parse, read
-from launch.lastcall import last_call
-from spmd.collectives.transport import flight as writer
-from tests.launch.flight_files import GATHER, MS, PSUM, calls, flight_bytes, write
+from launch.flight import file as flightfile
+from launch.flight.file import FlightFileError, parse, read
+from launch.supervise.last_collective import last_call
+from spmd.transport import flight_recorder as writer
+from tests.launch.flight.flight_files import GATHER, MS, PSUM, calls, flight_bytes, write
 
 
 def test_reader_and_writer_know_one_layout():
@@ -100,7 +100,7 @@ def test_senseless_words_do_no_harm():
 def test_whether_the_process_runs(tmp_path: Path):
     program = (
         "import sys, time\n"
-        "from spmd.collectives.transport.flight import FLIGHT\n"
+        "from spmd.transport.flight_recorder import FLIGHT\n"
         "FLIGHT.join(0, 2, sys.argv[1]); print('ready', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen(
@@ -136,10 +136,10 @@ def test_the_newest_file_of_a_rank(tmp_path: Path):
 
 def test_the_reader_needs_the_standard_library_only():
     """Guards run isolated, without site packages."""
-    folder = Path(flightfile.__file__).parent
+    folder = Path(flightfile.__file__).parents[1]
     program = (
         f"import sys; sys.path.insert(0, {os.fspath(folder.parent)!r})\n"
-        "from launch import flightfile, verdict\n"
+        "from launch.flight import file as flightfile, diagnosis as verdict\n"
         "print(sorted(m for m in sys.modules if m.split('.')[0] in ('spmd', 'numpy')))"
     )
     done = subprocess.run(

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from launch.flightfile import TRACE_RECORDS, Flight, parse_trace
-from launch.page import page
+from launch.flight.file import TRACE_RECORDS, Flight, parse_trace
+from launch.flight.html_report import page
+from launch.flight.stats import collect
+from launch.flight.timeline import Timeline, TraceError, build, load
+from launch.flight.timeline import events as trace_events
 from launch.spmd_command import main
-from launch.stats import collect
-from launch.timeline import Timeline, TraceError, build, load
-from launch.timeline import events as trace_events
-from spmd.collectives.transport import flight as recorder
-from spmd.collectives.transport import tracing
+from spmd.transport import flight_recorder as recorder
+from spmd.transport import trace_export as tracing
 
 MS = 1_000_000
 SECOND = 1000 * MS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import sweep as sweeping
+from launch.supervise import cleanup as sweeping
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.inspection import (
+from launch.supervise.inspection import (
     PAGE,
     STACK_SIGNAL,
     Subject,
@@ -22,9 +22,9 @@ from launch.inspection import (
     out_of_memory_kills,
     qualified,
 )
-from launch.places import loads_data, place_of, rank_text
+from launch.supervise.locations import loads_data, place_of, rank_text
 
-STACKS = Path(__file__).resolve().parents[2] / "spmd" / "core" / "stacks.py"
+STACKS = Path(__file__).resolve().parents[3] / "spmd" / "base" / "stack_dump.py"
 PROGRAM = f"""
 import ctypes, os, runpy, sys, time
 runpy.run_path({str(STACKS)!r})  # what `import spmd` does first

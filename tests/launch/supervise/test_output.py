@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from launch.printer import Printer
+from launch.supervise.output import Printer
 
 
 class Screen:

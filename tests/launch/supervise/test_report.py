@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launch.report import (
+from launch.supervise.report import (
     Ending,
     first_failure,
     lines,
@@ -13,7 +13,7 @@ from launch.report import (
     summary,
     traceback_in,
 )
-from launch.stall import Call
+from launch.supervise.stall import Call
 
 
 def raised(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launch.stall import (
+from launch.supervise.stall import (
     BREAKPOINT,
     COLLECTIVE,
     COMPILING,
@@ -18,7 +18,7 @@ from launch.stall import (
     View,
     explain,
 )
-from launch.watch import Watch
+from launch.supervise.watchdog import Watch
 
 PSUM = Call("psum", "/home/me/train.py:88", 0, 41, (0, 1, 2), "float32[8] over data")
 

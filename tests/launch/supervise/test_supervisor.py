@@ -7,8 +7,8 @@ import selectors
 import socket
 
 from launch import options
-from launch.rank import EXIT, HELLO, frame
-from launch.supervisor import Link, Supervisor
+from launch.supervise.rank import EXIT, HELLO, frame
+from launch.supervise.supervisor import Link, Supervisor
 
 
 def guard(supervisor: Supervisor, rank: int) -> tuple[Link, socket.socket]:

@@ -13,7 +13,7 @@ import numpy as np
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile import multidevice
+from spmd.compile.executable import mesh_executable as multidevice
 from spmd.sharding import Mesh
 from spmd.sharding import PartitionSpec as P
 from tests.collectives.compare import assert_same

@@ -15,7 +15,7 @@ import numpy as np
 
 import spmd
 from spmd import lax
-from spmd.core.errors import CollectiveError
+from spmd.base.errors import CollectiveError
 
 RANK, HERE = spmd.process_index(), spmd.local_device_count()
 X = np.ones((HERE, 3), np.float32)

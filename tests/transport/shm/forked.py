@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from spmd.collectives.transport import shm
+from spmd.transport.shm import communicator as shm
 
 FORK = multiprocessing.get_context("fork")
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd.collectives.transport import shm_pages, shm_segment, shm_wait
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, LaunchError, PeerError
-from tests.collectives.transport.cases import all_cases, check_all
-from tests.collectives.transport.forked import Ranks, raised
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, LaunchError, PeerError
+from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import segment as shm_segment
+from spmd.transport.shm import wait as shm_wait
+from tests.transport.cases import all_cases, check_all
+from tests.transport.shm.forked import Ranks, raised
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forked ranks are only tested on Linux"

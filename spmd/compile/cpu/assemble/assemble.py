@@ -9,32 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from spmd.compile import gang
-from spmd.compile.ahead import Ahead, Callee, contracting, cpu_target, packing, planning, rendering
-from spmd.compile.cpu import contract, gemm
-from spmd.compile.cpu.program import (
-    LANE,
-    CallbackStep,
-    CollectiveStep,
-    CondStep,
-    CopyStep,
-    ForStep,
-    KernelStep,
-    ParallelStep,
-    Program,
-    RankStep,
-    Slot,
-    View,
-    WhileStep,
+from spmd.base.record import field, record
+from spmd.compile.cpu.assemble import kernel_batches as gang
+from spmd.compile.cpu.assemble.compile_callees import (
+    Ahead,
+    Callee,
+    contracting,
+    cpu_target,
+    packing,
+    planning,
+    rendering,
 )
-from spmd.compile.cpu.program import Step as NativeStep
-from spmd.compile.cpu.runner import NativeProgram, build_program
-from spmd.compile.cpu.sort import sort_step
-from spmd.compile.cpu.sort_values import shares_rows, values_steps
+from spmd.compile.cpu.assemble.compiled_loops import LoopCode, LoopCompiler
+from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul import window_plan as contract
+from spmd.compile.cpu.sort.steps import sort_step
+from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import Product
-from spmd.compile.loops import LoopCode, LoopCompiler
-from spmd.compile.lower.schedule import (
+from spmd.compile.kernel.matmul import Product
+from spmd.compile.lower.steps import (
     Branch,
     Buffer,
     Contract,
@@ -55,8 +48,24 @@ from spmd.compile.lower.schedule import (
     While,
     blocks,
 )
-from spmd.compile.memory import Plan
-from spmd.core.record import field, record
+from spmd.compile.native.program.steps import (
+    LANE,
+    CallbackStep,
+    CollectiveStep,
+    CondStep,
+    CopyStep,
+    ForStep,
+    KernelStep,
+    ParallelStep,
+    Program,
+    RankStep,
+    Slot,
+    View,
+    WhileStep,
+)
+from spmd.compile.native.program.steps import Step as NativeStep
+from spmd.compile.native.runtime.run import NativeProgram, build_program
+from spmd.compile.schedule.memory_plan import Plan
 
 
 @record

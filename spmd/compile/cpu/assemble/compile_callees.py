@@ -14,19 +14,20 @@ from functools import cache
 from types import TracebackType
 from typing import TypeAlias
 
-from spmd.compile.cpu import contract, gemm
-from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.loader import host, loader
-from spmd.compile.cpu.render import Rendered, render
-from spmd.compile.cpu.sort import sort_text
-from spmd.compile.cpu.sort_values import shares_rows, text_for
-from spmd.compile.kernel.contraction import Contraction
+from spmd.base.config import config
+from spmd.base.util import product as size_of
+from spmd.compile.cpu.assemble.compiled_loops import INLINE_POINTS
+from spmd.compile.cpu.codegen.kernel import Rendered, render
+from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul import window_plan as contract
+from spmd.compile.cpu.sort.steps import sort_text
+from spmd.compile.cpu.sort.value_steps import shares_rows, text_for
+from spmd.compile.kernel.format import format_kernel
 from spmd.compile.kernel.ir import Kernel
+from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
-from spmd.compile.kernel.print import format_kernel
-from spmd.compile.kernel.product import Product
-from spmd.compile.loops import INLINE_POINTS
-from spmd.compile.lower.schedule import (
+from spmd.compile.kernel.window_contraction import Contraction
+from spmd.compile.lower.steps import (
     Contract,
     Launch,
     Multiply,
@@ -37,9 +38,9 @@ from spmd.compile.lower.schedule import (
     blocks,
     walk,
 )
-from spmd.compile.prepack import packed_product
-from spmd.core.config import config
-from spmd.core.util import product as size_of
+from spmd.compile.native.llvm.compiler import host, loader
+from spmd.compile.native.llvm.vector_emitter import Target
+from spmd.compile.schedule.prepack_operands import packed_product
 
 Callee: TypeAlias = Kernel | Product | Packing | Contraction | Sort | SortRows
 

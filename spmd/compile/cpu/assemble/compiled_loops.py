@@ -13,15 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from spmd.compile.cpu import gemm
-from spmd.compile.cpu.emit import Module, Target, attributes_text
-from spmd.compile.cpu.program import ASSUMED_TRIPS, KernelStep, Slot
-from spmd.compile.cpu.render import Rendered, content_symbol, render_function
-from spmd.compile.cpu.runtime_ir import Function, Operand, Value
-from spmd.compile.cpu.runtime_ir_interrupt import between_rounds
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.cpu.codegen.kernel import Rendered, content_symbol, render_function
+from spmd.compile.cpu.matmul import plan as gemm
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.kernel.product import Product
-from spmd.compile.lower.schedule import (
+from spmd.compile.kernel.matmul import Product
+from spmd.compile.lower.steps import (
     TEMP,
     Branch,
     Buffer,
@@ -37,8 +35,10 @@ from spmd.compile.lower.schedule import (
     blocks,
     walk,
 )
-from spmd.core.record import record
-from spmd.core.util import product
+from spmd.compile.native.llvm.function_builder import Function, Operand, Value
+from spmd.compile.native.llvm.vector_emitter import Module, Target, attributes_text
+from spmd.compile.native.program.steps import ASSUMED_TRIPS, KernelStep, Slot
+from spmd.compile.native.runtime.ir.interrupt import between_rounds
 
 # Steps of more work than this are worth several threads, or so long that dispatch is nothing.
 LONGEST_NS = 3000.0

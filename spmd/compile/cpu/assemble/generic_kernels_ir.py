@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 # Elements of a block, and the most bytes that one of them has.
 BLOCK = 64

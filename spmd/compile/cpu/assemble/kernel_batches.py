@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from spmd.compile.cpu.program import GangStep, KernelStep, Slot
-from spmd.compile.cpu.program import Step as NativeStep
+from spmd.base.record import record
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
-from spmd.compile.lower.schedule import Launch, Step
-from spmd.core.record import record
+from spmd.compile.lower.steps import Launch, Step
+from spmd.compile.native.program.steps import GangStep, KernelStep, Slot
+from spmd.compile.native.program.steps import Step as NativeStep
 
 # A gang's members are compared pairwise.
 MOST_MEMBERS = 128

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from spmd.compile.cpu.loader import available_cores, loader
-from spmd.compile.cpu.run_words import POOL
-from spmd.compile.cpu.runtime import part_source, pool_calls, runtime_source
+from spmd.compile.native.llvm.compiler import available_cores, loader
+from spmd.compile.native.program.run_layout import POOL
+from spmd.compile.native.runtime.load import part_source, pool_calls, runtime_source
 
 
 @cache

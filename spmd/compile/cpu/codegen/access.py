@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.render_convert import element_of, from_memory, memory_element, to_memory
+from spmd.base.record import field, record
+from spmd.compile.cpu.codegen.conversions import element_of, from_memory, memory_element, to_memory
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
-from spmd.core.record import field, record
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 # Up to this distance between lanes reading what lies between them costs less than single reads.
 MOST_NEAR = 4

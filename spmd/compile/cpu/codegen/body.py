@@ -1,7 +1,7 @@
 """What happens at one point of the nest: instructions and stores, with the values known so far.
 
 `Body` holds the state of the point that is being written: indices, base addresses, tail, values.
-The loops that move the point are in `render_nest.py`.
+The loops that move the point are in `loop_nest.py`.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spmd.compile.cpu import render_access as access
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.floats import Floats
-from spmd.compile.cpu.render_access import Place, Tail
-from spmd.compile.cpu.render_convert import constant_parts, element_of
-from spmd.compile.cpu.render_divide import inverse_of
-from spmd.compile.cpu.render_ops import Value, combine, render_op
-from spmd.compile.cpu.render_random import threefry2x32
-from spmd.compile.cpu.render_repeat import (
+from spmd.compile.cpu.codegen import access
+from spmd.compile.cpu.codegen.access import Place, Tail
+from spmd.compile.cpu.codegen.conversions import constant_parts, element_of
+from spmd.compile.cpu.codegen.division import inverse_of
+from spmd.compile.cpu.codegen.outlining import (
     LEAST_RUN,
     find_repeat,
     readers_elsewhere,
     runs,
     write_repeat,
 )
-from spmd.compile.cpu.render_tile import read_step
+from spmd.compile.cpu.codegen.random_bits import threefry2x32
+from spmd.compile.cpu.codegen.scalar_ops import Value, combine, render_op
+from spmd.compile.cpu.codegen.transpose_tiles import read_step
+from spmd.compile.cpu.math.floats import Floats
 from spmd.compile.kernel.dtypes import DTYPES, from_bits, itemsize, kind
 from spmd.compile.kernel.ir import (
     ROW,
@@ -44,6 +43,7 @@ from spmd.compile.kernel.ir import (
     definitions,
     operands_of,
 )
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 # Rounds of a loop from which a divisor that they share is inverted first.
 INVERTED_FROM = 4

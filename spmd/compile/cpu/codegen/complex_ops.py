@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.floats import Floats
-from spmd.compile.cpu.vectormath import call_function
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.cpu.math.table import call_function
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 Pair = tuple[str, str]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.math.floats import Floats
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, from_bits, kind
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 _ELEMENTS = {"bool": "i1", "f16": "float", "bf16": "float", "f32": "float", "f64": "double"}
 _MEMORY = {"bool": "i8", "f16": "half", "bf16": "i16"}

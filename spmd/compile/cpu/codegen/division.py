@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import math
 
-from spmd.compile.cpu.emit import rounded
-from spmd.compile.cpu.floats import Floats
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.native.llvm.vector_emitter import rounded
 
 # By the bits of the element: exponents beyond which a divisor is scaled, by so many binary digits.
 _FAR = {32: (100, 64), 64: (900, 512)}

@@ -8,19 +8,20 @@ A unit is what may run apart from all others: a block of an elementwise kernel, 
 lanes when these run along an outer dim. Sequential kernels (scatters) are one unit. The text is a
 whole module; its symbol is a hash of the text, so equal kernels share compiled code.
 
-This file decides the shape (lanes, units, cost); `render_nest.py` writes the loops.
+This file decides the shape (lanes, units, cost); `loop_nest.py` writes the loops.
 """
 
 from __future__ import annotations
 
 import math
 
-from spmd.compile.cpu.emit import Module, Target, attributes_text
-from spmd.compile.cpu.render_access import is_near
-from spmd.compile.cpu.render_nest import Nest, Plan
-from spmd.compile.cpu.render_stream import STREAM_FROM, either_text, streamed
-from spmd.compile.cpu.render_tile import tile_dim
-from spmd.compile.cpu.vectormath import VECTOR_FUNCTIONS, instructions_of
+from spmd.base.digest import blake2b
+from spmd.base.record import record
+from spmd.compile.cpu.codegen.access import is_near
+from spmd.compile.cpu.codegen.loop_nest import Nest, Plan
+from spmd.compile.cpu.codegen.streaming_stores import STREAM_FROM, either_text, streamed
+from spmd.compile.cpu.codegen.transpose_tiles import tile_dim
+from spmd.compile.cpu.math.table import VECTOR_FUNCTIONS, instructions_of
 from spmd.compile.kernel.check import check_kernel
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import (
@@ -35,9 +36,8 @@ from spmd.compile.kernel.ir import (
     is_sequential,
     is_serial,
 )
-from spmd.compile.kernel.space import is_elementwise, normalise
-from spmd.core.digest import blake2b
-from spmd.core.record import record
+from spmd.compile.kernel.iteration_space import is_elementwise, normalise
+from spmd.compile.native.llvm.vector_emitter import Module, Target, attributes_text
 
 # Elements of one unit of an elementwise kernel: about 2 us of streaming work, small enough that two
 # threads share 10 000 elements, large enough that starting a unit costs nothing.

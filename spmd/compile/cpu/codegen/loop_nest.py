@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from spmd.compile.cpu import render_access as access
-from spmd.compile.cpu.emit import Emitter, Module
-from spmd.compile.cpu.render_access import Tail
-from spmd.compile.cpu.render_body import Body
-from spmd.compile.cpu.render_reduce import Accumulator
-from spmd.compile.cpu.render_tile import is_transposed, stage, step_pointer
+from spmd.base.record import record
+from spmd.compile.cpu.codegen import access
+from spmd.compile.cpu.codegen.access import Tail
+from spmd.compile.cpu.codegen.body import Body
+from spmd.compile.cpu.codegen.reductions import Accumulator
+from spmd.compile.cpu.codegen.transpose_tiles import is_transposed, stage, step_pointer
 from spmd.compile.kernel.dtypes import DTYPES, REAL_OF, itemsize
 from spmd.compile.kernel.ir import (
     ROW,
@@ -30,7 +30,7 @@ from spmd.compile.kernel.ir import (
     is_sequential,
     is_serial,
 )
-from spmd.core.record import record
+from spmd.compile.native.llvm.vector_emitter import Emitter, Module
 
 # Row buffers beyond this live on the heap: worker threads have small stacks.
 STACK_BYTES = 32 * 1024

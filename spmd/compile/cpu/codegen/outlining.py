@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.render_convert import constant_parts, element_of
-from spmd.compile.cpu.render_ops import Value, render_op
-from spmd.compile.cpu.vectormath import instructions_of
+from spmd.base.record import record
+from spmd.compile.cpu.codegen.conversions import constant_parts, element_of
+from spmd.compile.cpu.codegen.scalar_ops import Value, render_op
+from spmd.compile.cpu.math.table import instructions_of
 from spmd.compile.kernel.dtypes import kind
 from spmd.compile.kernel.ir import Const, Instr, Kernel, Op, Reduce, operands_of
-from spmd.core.record import record
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 # Runs of fewer operations are written as they are, and those without this many instructions on
 # each register in a stretch: a call with its constants takes about one in a hundred of them.

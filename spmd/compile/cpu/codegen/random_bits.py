@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.render_ops import Value
+from spmd.compile.cpu.codegen.scalar_ops import Value
+from spmd.compile.native.llvm.vector_emitter import Emitter
 from spmd.lax.threefry import KEY_SCHEDULE, PARITY, ROTATIONS
 
 _TABLE = "@rotations"

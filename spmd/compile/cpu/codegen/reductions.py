@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.render_convert import constant_parts, element_of
-from spmd.compile.cpu.render_ops import combine
+from spmd.compile.cpu.codegen.conversions import constant_parts, element_of
+from spmd.compile.cpu.codegen.scalar_ops import combine
 from spmd.compile.kernel.dtypes import DTYPES, kind, to_bits
 from spmd.compile.kernel.ir import Reduce
 from spmd.compile.kernel.ops import ARG_REDUCERS
-from spmd.compile.kernel.scalar import identity
+from spmd.compile.kernel.scalar_reference import identity
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 
 class Accumulator:

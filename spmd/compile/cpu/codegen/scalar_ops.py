@@ -1,6 +1,6 @@
 """Scalar operations of kernel IR as LLVM instructions on virtual vectors.
 
-One function per family (bools, integers, floats, complex pairs live in `render_complex.py`). The
+One function per family (bools, integers, floats, complex pairs live in `complex_ops.py`). The
 meaning of each operation is `kernel/ops.py`'s; what LLVM leaves undefined (division by zero, shifts
 by too much, saturating conversions) is written out here.
 """
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu import render_complex
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.floats import Floats
-from spmd.compile.cpu.render_convert import (
+from spmd.base.record import record
+from spmd.compile.cpu.codegen import complex_ops as render_complex
+from spmd.compile.cpu.codegen.conversions import (
     convert,
     element_of,
     from_memory,
     memory_element,
     to_memory,
 )
-from spmd.compile.cpu.render_divide import Inverse, divide, inverse_of_constant
-from spmd.compile.cpu.vectormath import call_function
+from spmd.compile.cpu.codegen.division import Inverse, divide, inverse_of_constant
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.cpu.math.table import call_function
 from spmd.compile.kernel.dtypes import kind
-from spmd.core.record import record
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 
 @record

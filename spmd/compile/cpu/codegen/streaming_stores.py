@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from spmd.compile.cpu.emit import Emitter, Module
-from spmd.compile.cpu.render_nest import Plan
-from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA
+from spmd.compile.cpu.codegen.loop_nest import Plan
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import ROW, Kernel, Store
+from spmd.compile.native.llvm.function_builder import STREAM_ALIGNMENT, STREAM_METADATA
+from spmd.compile.native.llvm.vector_emitter import Emitter, Module
 
 # Measured (2 cores of a Xeon, two threads, x*x): results of 8 MiB take 0.8 of the time so, of 32
 # MiB 0.58, of 48 MiB 0.43. With a sum of the result after it: 1.5, 0.78 and 0.74 of the time, and

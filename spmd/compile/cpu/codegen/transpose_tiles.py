@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.cpu.emit import Emitter
-from spmd.compile.cpu.render_access import Place, Tail
-from spmd.compile.cpu.render_convert import from_memory, memory_element
+from spmd.compile.cpu.codegen.access import Place, Tail
+from spmd.compile.cpu.codegen.conversions import from_memory, memory_element
 from spmd.compile.kernel.dtypes import itemsize, kind
 from spmd.compile.kernel.ir import Instr, Kernel, Load
-from spmd.compile.kernel.space import is_elementwise
+from spmd.compile.kernel.iteration_space import is_elementwise
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 # Below this many elements in either direction a tile is mostly edge.
 LEAST_EXTENT = 8

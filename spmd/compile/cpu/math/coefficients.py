@@ -7,7 +7,7 @@ Polynomials list the highest coefficient first.
 
 import math
 
-from spmd.compile.cpu.emit import rounded
+from spmd.compile.native.llvm.vector_emitter import rounded
 
 LN2_HIGH = {32: 0.693359375, 64: 6.93147180369123816490e-01}
 LN2_LOW = {32: -2.12194440e-4, 64: 1.90821492927058770002e-10}

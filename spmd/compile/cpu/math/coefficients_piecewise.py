@@ -3,12 +3,12 @@
 A row is a piece's centre, then the coefficients of a polynomial in the distance to it, lowest
 first. Centres are chosen near the middle, where the function is nearly a float: so the constant
 term has no error. The first row is for all that is below `least`; of the others there are four to
-each power of two. Fitted by `tests/compile/cpu/fit_vectormath.py`.
+each power of two. Fitted by `tests/compile/cpu/math/fit_coefficients.py`.
 """
 
 from __future__ import annotations
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 
 @record

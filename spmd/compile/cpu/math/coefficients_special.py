@@ -1,7 +1,8 @@
 """Coefficients and ranges of the special functions, by the bits of the element type.
 
 What is under 32 here serves f32 results that are computed in f64. ERF_INV_64 after M. Giles; the
-others are our own minimax fits (`tests/compile/cpu/fit_vectormath.py`). Highest powers first.
+others are our own minimax fits (`tests/compile/cpu/math/fit_coefficients.py`). Highest powers
+first.
 """
 
 # erf in f32 with t = |x|: t + t SMALL(t*t) below SPLIT, 1 - ROOT(t - CENTRE)**8 from there to TOP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spmd.compile.cpu.coefficients import (
+from spmd.compile.cpu.math.coefficients import (
     EXP_POLY,
     EXP_RANGE,
     EXP_TABLE,
@@ -16,9 +16,9 @@ from spmd.compile.cpu.coefficients import (
     TANH_SMALL,
     TANH_SPLIT,
 )
-from spmd.compile.cpu.coefficients_pieces import TANH_PIECES
-from spmd.compile.cpu.floats import Floats
-from spmd.compile.cpu.vectormath_tables import has_tables, in_pieces, look_up
+from spmd.compile.cpu.math.coefficients_piecewise import TANH_PIECES
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.cpu.math.register_tables import has_tables, in_pieces, look_up
 
 
 def reduce_exp(m: Floats, x: str) -> tuple[str, str]:

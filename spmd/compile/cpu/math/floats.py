@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu.emit import Emitter
+from spmd.compile.native.llvm.vector_emitter import Emitter
 
 
 class Floats:

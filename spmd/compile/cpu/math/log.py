@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spmd.compile.cpu.coefficients import (
+from spmd.compile.cpu.math.coefficients import (
     LN2_HIGH,
     LN2_LOW,
     LOG_CUBE_32,
@@ -13,8 +13,8 @@ from spmd.compile.cpu.coefficients import (
     LOG_ODD_32,
     LOG_POLY_64,
 )
-from spmd.compile.cpu.coefficients_special import LOG_WIDE_32
-from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.math.coefficients_special import LOG_WIDE_32
+from spmd.compile.cpu.math.floats import Floats
 
 
 def split_log(m: Floats, bits: str) -> tuple[str, str]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spmd.compile.cpu.coefficients_pieces import Pieces
-from spmd.compile.cpu.emit import float_literal
-from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.math.coefficients_piecewise import Pieces
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.native.llvm.vector_emitter import float_literal
 
 # Lanes of a register, which are the numbers of a short table, and the digits of a piece's number.
 LANES = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from spmd.compile.cpu.coefficients_special import (
+from spmd.compile.cpu.math.coefficients_special import (
     DIGAMMA_CENTRE,
     DIGAMMA_FROM,
     DIGAMMA_ROOT,
@@ -28,10 +28,10 @@ from spmd.compile.cpu.coefficients_special import (
     LGAMMA_AT_TWO,
     STIRLING,
 )
-from spmd.compile.cpu.floats import Floats
-from spmd.compile.cpu.vectormath_exp import expm1_reduced, reduce_exp
-from spmd.compile.cpu.vectormath_log import log, log1p
-from spmd.compile.cpu.vectormath_trig import sin_cos_of_pi
+from spmd.compile.cpu.math.exp import expm1_reduced, reduce_exp
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.cpu.math.log import log, log1p
+from spmd.compile.cpu.math.trig import sin_cos_of_pi
 
 # ---- error functions --------------------------------------------------------------------------
 

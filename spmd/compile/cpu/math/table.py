@@ -12,16 +12,14 @@ from collections.abc import Callable
 from functools import cache
 from inspect import Parameter, signature
 
-from spmd.compile.cpu import (
-    vectormath_exp,
-    vectormath_log,
-    vectormath_power,
-    vectormath_special,
-    vectormath_trig,
-)
-from spmd.compile.cpu.emit import Emitter, Module, Target, attributes_text
-from spmd.compile.cpu.floats import Floats
-from spmd.compile.cpu.shared import share
+from spmd.compile.cpu.math import exp as vectormath_exp
+from spmd.compile.cpu.math import log as vectormath_log
+from spmd.compile.cpu.math import power as vectormath_power
+from spmd.compile.cpu.math import special as vectormath_special
+from spmd.compile.cpu.math import trig as vectormath_trig
+from spmd.compile.cpu.math.floats import Floats
+from spmd.compile.native.llvm.shared_functions import share
+from spmd.compile.native.llvm.vector_emitter import Emitter, Module, Target, attributes_text
 
 _FILES = {
     vectormath_exp: "exp exp2 expm1 tanh logistic sinh cosh",
@@ -34,7 +32,7 @@ VECTOR_FUNCTIONS: dict[str, Callable[..., str]] = {
     name: getattr(module, name) for module, names in _FILES.items() for name in names.split()
 }
 HAS_BRANCHES = ("sin", "cos", "tan", "rem")
-# The elements of shared functions that are compiled beforehand (`prepare.py`), and their bytes.
+# The elements of shared functions that are compiled beforehand (`precompile.py`), and their bytes.
 VECTOR_ELEMENTS = {"float": 4, "double": 8}
 # Quarter turns between a sine and these.
 TURNS = {"sin": 0, "cos": 1}
@@ -86,7 +84,8 @@ def instructions_of(op: str) -> float:
 
 
 def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
-    """Write a vector function in place, or a call of the one that all kernels share (`shared.py`).
+    """Write a vector function in place, or a call of the one that all kernels share
+    (`native/llvm/shared_functions.py`).
 
     A module that uses much vector math calls it (`Module.shares_math`): it compiles several times
     faster and runs as fast. A small kernel does so for as many lanes as all kernels have: they are

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu.coefficients import (
+from spmd.compile.cpu.math.coefficients import (
     ASIN_POLY,
     ATAN_POLY,
     COS_POLY,
@@ -16,7 +16,7 @@ from spmd.compile.cpu.coefficients import (
     TAN_POLY,
     TRIG_LIMIT,
 )
-from spmd.compile.cpu.floats import Floats
+from spmd.compile.cpu.math.floats import Floats
 
 
 def _reduce_angle(m: Floats, x: str) -> tuple[str, str | None, str]:

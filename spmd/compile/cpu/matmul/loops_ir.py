@@ -1,7 +1,7 @@
 """The loops around the register tiles: products of blocks, and of one or few rows.
 
 The one idea: all sizes, strides, blockings and the functions to call (tiles, packing, epilogues)
-are run-time numbers (`gemm_ir_parts.SIZES`), so each of these modules is compiled once and serves
+are run-time numbers (`functions_ir.SIZES`), so each of these modules is compiled once and serves
 every product.
 Each element of C is one chain of multiply-adds over k, in blocks of `kc`, whatever tile or thread
 it falls to, so the result does not depend on how the work was split.
@@ -10,7 +10,7 @@ Three kernels: `product` for matrices; for few rows of A, which mean one sweep o
 adds multiples of the rows of B, and `dots` multiplies rows of A with contiguous columns of B.
 
 A finished block of C that is not wanted as it is lies in scratch memory, and the epilogue's kernel
-runs on its rows. What only some products need is in `gemm_ir_parts`.
+runs on its rows. What only some products need is in `functions_ir`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from spmd.compile.cpu.gemm_ir import (
+from spmd.compile.cpu.matmul.functions_ir import Sizes, as_control, called, pack
+from spmd.compile.cpu.matmul.tile_ir import (
     STORED,
     Vectors,
     lane_mask,
@@ -27,8 +28,7 @@ from spmd.compile.cpu.gemm_ir import (
     splat,
     store_vector,
 )
-from spmd.compile.cpu.gemm_ir_parts import Sizes, as_control, called, pack
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 _KERNEL_PARAMS = ["ptr", "ptr", "i64", "i64"]
 

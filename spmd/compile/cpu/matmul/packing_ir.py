@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from spmd.compile.cpu.gemm_ir import (
+from spmd.compile.cpu.matmul.tile_ir import (
     NBYTES,
     STORED,
     Vectors,
@@ -24,8 +24,8 @@ from spmd.compile.cpu.gemm_ir import (
     store_vector,
     widen,
 )
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.units import CONTROL
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.modules import CONTROL
 
 PACK_PARAMS = ["ptr", "i64", "i64", "i64", "i64", "ptr", "i64"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from spmd.compile.cpu.runtime_ir_execute import COARSE_PS
-from spmd.compile.kernel.product import Product
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.kernel.matmul import Product
+from spmd.compile.native.runtime.ir.execute import COARSE_PS
 
 # Columns of a unit that packs B for itself: its block stays in the L2 cache.
 UNIT_COLUMNS = 512

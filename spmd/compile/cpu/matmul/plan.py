@@ -2,7 +2,7 @@
 
 The one idea: a `Product` of the kernel IR says by sizes and strides what is multiplied, so
 transposes, broadcast batches and slices cost nothing; here it becomes one `KernelStep`. What the
-kernel does is in `gemm_ir_loops`; here are only the decisions, all of them taken from sizes and
+kernel does is in `loops_ir`; here are only the decisions, all of them taken from sizes and
 strides, and only the block sizes from the number of threads, so that no bit depends on it.
 
     plan = plan_product(product)                    # decisions, and the texts to compile
@@ -17,25 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
-from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.gemm_asm import can_assemble
-from spmd.compile.cpu.gemm_ir import NBYTES, Tile, Vectors
-from spmd.compile.cpu.gemm_ir_loops import (
-    combine_symbol,
-    combine_text,
-    dots_symbol,
-    dots_text,
-    product_symbol,
-    product_text,
-)
-from spmd.compile.cpu.gemm_ir_pack import (
-    PANEL_SIZES,
-    pack_symbol,
-    pack_text,
-    panels_symbol,
-    panels_text,
-)
-from spmd.compile.cpu.gemm_ir_parts import (
+from spmd.base.record import field, record
+from spmd.compile.cpu.codegen.kernel import Rendered, render
+from spmd.compile.cpu.matmul.functions_ir import (
     ALL_PANELS,
     AS_ROWS,
     BY_PANELS,
@@ -49,21 +33,37 @@ from spmd.compile.cpu.gemm_ir_parts import (
     tiles_symbol,
     tiles_text,
 )
-from spmd.compile.cpu.gemm_units import (
+from spmd.compile.cpu.matmul.loops_ir import (
+    combine_symbol,
+    combine_text,
+    dots_symbol,
+    dots_text,
+    product_symbol,
+    product_text,
+)
+from spmd.compile.cpu.matmul.packing_ir import (
+    PANEL_SIZES,
+    pack_symbol,
+    pack_text,
+    panels_symbol,
+    panels_text,
+)
+from spmd.compile.cpu.matmul.partition import (
     PACKED_BYTES_PER_NS,
     SHARED_FROM,
     Cut,
     flops_per_ns,
     packing_ns,
 )
-from spmd.compile.cpu.loader import Host, available_cores, compile_texts, host
-from spmd.compile.cpu.program import KernelStep, Slot
-from spmd.compile.cpu.render import Rendered, render
+from spmd.compile.cpu.matmul.tile_asm import can_assemble
+from spmd.compile.cpu.matmul.tile_ir import NBYTES, Tile, Vectors
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Map, Store
+from spmd.compile.kernel.matmul import Operand, Product, argument_maps, block_epilogue, plain_store
 from spmd.compile.kernel.packing import Packing
-from spmd.compile.kernel.product import Operand, Product, argument_maps, block_epilogue, plain_store
-from spmd.core.record import field, record
+from spmd.compile.native.llvm.compiler import Host, available_cores, compile_texts, host
+from spmd.compile.native.llvm.vector_emitter import Target
+from spmd.compile.native.program.steps import KernelStep, Slot
 
 MOST_BATCH_DIMS = 3
 

@@ -5,7 +5,7 @@ looks at it in a hundred passes for 7 to 14 ms, is given the instructions; its a
 a millisecond. The first product of a machine waits for that, and so does every program whose tiles
 no program before it needed.
 
-It does what `gemm_ir` says, operation for operation, so that the bits are equal; other processors
+It does what `tile_ir` says, operation for operation, so that the bits are equal; other processors
 have that one. Two loads of a B that all rows of a tile need, or of the elements of A that all its
 columns need, would be more than a step of the loop has time for: the fewer of both stay in
 registers for the step.
@@ -19,9 +19,9 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from spmd.compile.cpu.host import Host
-from spmd.compile.cpu.units import ASSEMBLY
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.native.llvm.modules import ASSEMBLY
+from spmd.compile.native.llvm.target import Host
 
 # The registers that point to rows of A; the first has the argument already. Those from the fourth
 # on belong to the caller.
@@ -49,7 +49,7 @@ def can_assemble(machine: Host) -> bool:
 
 @record
 class Shape:
-    """A register tile: so many rows and vectors of C, and k of a round; see `gemm_ir.Tile`."""
+    """A register tile: so many rows and vectors of C, and k of a round; see `tile_ir.Tile`."""
 
     symbol: str
     nbytes: int  # of an element

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from spmd.compile.cpu.emit import attributes_of
-from spmd.compile.cpu.gemm_asm import Shape
-from spmd.compile.cpu.reduce import round_to_bfloat
-from spmd.compile.cpu.runtime_ir import Function, Value, Variable
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.cpu.matmul.tile_asm import Shape
+from spmd.compile.native.llvm.function_builder import Function, Value, Variable
+from spmd.compile.native.llvm.vector_emitter import attributes_of
+from spmd.compile.native.program.reduction_kernels import round_to_bfloat
 
 # How kernel dtypes lie in memory.
 STORED = {"f16": "half", "bf16": "i16", "f32": "float", "f64": "double"}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import platform
 
-from spmd.compile.cpu.gemm_ir import (
+from spmd.compile.cpu.matmul.tile_ir import (
     Vectors,
     lane_mask,
     load_vector,
@@ -22,7 +22,7 @@ from spmd.compile.cpu.gemm_ir import (
     splat,
     store_tile,
 )
-from spmd.compile.cpu.runtime_ir import Function, Value, Variable
+from spmd.compile.native.llvm.function_builder import Function, Value, Variable
 
 # The run-time numbers, in the order in which the code finds them. `at_*` are the words at which
 # tables begin: of (a, c) bytes for each row and outer row, of (a, b) bytes for each step of the

@@ -13,7 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from spmd.compile.cpu.contract_ir import (
+from spmd.base.record import record
+from spmd.compile.cpu.codegen.kernel import Rendered, render
+from spmd.compile.cpu.matmul.tile_ir import Vectors
+from spmd.compile.cpu.matmul.window_ir import (
     ADDRESSES,
     HEADER,
     contract_symbol,
@@ -23,15 +26,12 @@ from spmd.compile.cpu.contract_ir import (
     tile_symbol,
     tile_text,
 )
-from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.gemm_ir import Vectors
-from spmd.compile.cpu.loader import Host, available_cores, host
-from spmd.compile.cpu.program import KernelStep, Slot
-from spmd.compile.cpu.render import Rendered, render
-from spmd.compile.kernel.contraction import Contraction
 from spmd.compile.kernel.dtypes import itemsize
-from spmd.compile.kernel.product import argument_maps, block_epilogue
-from spmd.core.record import record
+from spmd.compile.kernel.matmul import argument_maps, block_epilogue
+from spmd.compile.kernel.window_contraction import Contraction
+from spmd.compile.native.llvm.compiler import Host, available_cores, host
+from spmd.compile.native.llvm.vector_emitter import Target
+from spmd.compile.native.program.steps import KernelStep, Slot
 
 # A panel of B this deep (f32), two vectors wide, is 24 KiB: it stays in L1 beside what is read of
 # A. One of four is not deeper: what comes from L2 meanwhile is fetched in time.

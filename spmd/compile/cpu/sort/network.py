@@ -11,10 +11,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
-from spmd.compile.cpu.contract_ir import VECTOR_REGISTER
-from spmd.compile.cpu.gemm_ir import FullVectors, lane_mask, masked_name
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.cpu.matmul.tile_ir import FullVectors, lane_mask, masked_name
+from spmd.compile.cpu.matmul.window_ir import VECTOR_REGISTER
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 # Which registers a network compares, by their number: the smaller elements go into the first.
 COLUMN_NETWORKS: dict[int, Sequence[tuple[int, int]]] = {

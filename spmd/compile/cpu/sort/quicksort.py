@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from spmd.compile.cpu.gemm_ir import lane_mask, splat
-from spmd.compile.cpu.runtime_ir import Function, Value, Variable
-from spmd.compile.cpu.shared import share
-from spmd.compile.cpu.sort_network import COLUMN_NETWORKS, Keys, network
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.cpu.matmul.tile_ir import lane_mask, splat
+from spmd.compile.cpu.sort.network import COLUMN_NETWORKS, Keys, network
+from spmd.compile.native.llvm.function_builder import Function, Value, Variable
+from spmd.compile.native.llvm.shared_functions import share
 
 # Registers of a partition's turn.
 _TURN = 4

@@ -1,6 +1,6 @@
 """Sorting rows of numbers by themselves, as native steps: nothing has to follow them.
 
-The one idea: numbers become signed keys of the same order, keys are sorted (`sort_quick.py`), and
+The one idea: numbers become signed keys of the same order, keys are sorted (`quicksort.py`), and
 become numbers again. Of floats the other bits of negative ones are turned over. Zeros of both signs
 are equal, and so are all NaNs, which come last: if a row has any whose bits could be told apart,
 they are written in the order in which they came.
@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from spmd.compile.cpu.gemm_ir import splat
-from spmd.compile.cpu.loader import host
-from spmd.compile.cpu.program import KernelStep, Slot
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.sort_network import COLUMN_NETWORKS, Keys
-from spmd.compile.cpu.sort_quick import RARE, declarations, halving, inner, sorter
+from spmd.compile.cpu.matmul.tile_ir import splat
+from spmd.compile.cpu.sort.network import COLUMN_NETWORKS, Keys
+from spmd.compile.cpu.sort.quicksort import RARE, declarations, halving, inner, sorter
 from spmd.compile.kernel.dtypes import itemsize
+from spmd.compile.native.llvm.compiler import host
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.program.steps import KernelStep, Slot
 
 # What the bits of a number are: the last of a step's sizes.
 SIGNED, UNSIGNED, FLOAT = range(3)

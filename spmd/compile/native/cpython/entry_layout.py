@@ -1,6 +1,6 @@
 """What a door is told, in words: operands, results, and the trees they come from and go into.
 
-The native code that reads these words (`runtime_ir_door.py`, `runtime_ir_door_tree.py`) is written
+The native code that reads these words (`ir/entry_point.py`, `ir/entry_trees.py`) is written
 once a machine; what is here is needed in every process.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spmd.core.tree import TreeDef, is_named_tuple
+from spmd.base.tree import TreeDef, is_named_tuple
 
 # The words of a door: program header, number of operands, words of all frames, whether the run
 # releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
@@ -21,7 +21,7 @@ from spmd.core.tree import TreeDef, is_named_tuple
 # compared with; then for each offset a word, the word that it starts from, and the bytes in
 # between; then for each result the word with its address, its owner, its aval and its sharding;
 # then for each block its size class and the word that gets its address;
-# then the nodes of the trees (`runtime_ir_door_tree.py`).
+# then the nodes of the trees (`ir/entry_trees.py`).
 (
     HEADER,
     COUNT,

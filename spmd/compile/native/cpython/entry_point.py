@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.compile.cpu.allocator import Block, SizeClass, alloc_of, give_back
-from spmd.compile.cpu.builtin import keep_for_ever, make_builtin, make_method
-from spmd.compile.cpu.door_words import (
+from spmd.base.lazy_import import Deferred
+from spmd.base.tree import LEAF, TreeDef
+from spmd.compile.native.cpython.builtin_function import keep_for_ever, make_builtin, make_method
+from spmd.compile.native.cpython.entry_layout import (
     ADDRESS,
     ARRAY,
     BLOCK,
@@ -39,14 +40,13 @@ from spmd.compile.cpu.door_words import (
     of_operand,
     tree_words,
 )
-from spmd.compile.cpu.layout import object_layout
-from spmd.compile.cpu.loader import Written, compile_written
-from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.cpu.trees import expect_walks
-from spmd.core.deferred import Deferred
-from spmd.core.tree import LEAF, TreeDef
+from spmd.compile.native.cpython.object_layout import object_layout
+from spmd.compile.native.cpython.tree_walks import expect_walks
+from spmd.compile.native.llvm.compiler import Written, compile_written
+from spmd.compile.native.runtime.allocator import Block, SizeClass, alloc_of, give_back
+from spmd.compile.native.runtime.run import NativeProgram
 from spmd.sharding.array import Array
-from spmd.sharding.fastmap import MISS
+from spmd.sharding.call_cache import MISS
 
 __all__ = [
     "ADDRESS",
@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 # Written once a machine.
-_texts = Deferred("spmd.compile.cpu.runtime_ir_door")
+_texts = Deferred("spmd.compile.native.cpython.ir.entry_point")
 
 # The kind of an operand that is a Python number, by the dtype of the element it becomes.
 NUMBERS = {"float32": F32, "float64": F64, "int32": I32, "int64": I64, "bool": BOOL}

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from spmd.compile.cpu.allocator import ALIGNMENT, Block, SizeClass
-from spmd.core.record import record
-from spmd.core.tree import TreeDef
+from spmd.base.record import record
+from spmd.base.tree import TreeDef
+from spmd.compile.native.runtime.allocator import ALIGNMENT, Block, SizeClass
 from spmd.sharding.array import Array
 
 

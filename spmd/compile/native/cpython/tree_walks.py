@@ -1,4 +1,4 @@
-"""Walks of pytrees as built-in functions, which take the place of Python's own in `core/tree.py`.
+"""Walks of pytrees as built-in functions, which take the place of Python's own in `base/tree.py`.
 
 A process that compiles nothing, or walks few trees, does not pay for them.
 """
@@ -10,27 +10,27 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.builtin import make_builtin
-from spmd.compile.cpu.layout import object_layout, tree_layout
-from spmd.compile.cpu.loader import Written, compile_written
-from spmd.core import tree
-from spmd.core.deferred import Deferred
-from spmd.sharding import pending
+from spmd.base import tree
+from spmd.base.lazy_import import Deferred
+from spmd.compile.native.cpython.builtin_function import make_builtin
+from spmd.compile.native.cpython.object_layout import object_layout, tree_layout
+from spmd.compile.native.llvm.compiler import Written, compile_written
+from spmd.sharding import future as pending
 from spmd.sharding.array import Array
 
 # Written once a machine.
-_texts = Deferred("spmd.compile.cpu.runtime_ir_tree_build")
+_texts = Deferred("spmd.compile.native.cpython.ir.tree_unflatten")
 
 
 @cache
 def native_walks() -> dict[str, Any]:
-    """The walks that `core/tree.py` has in Python, and `settled(tree)`, by their names; or none."""
+    """The walks that `base/tree.py` has in Python, and `settled(tree)`, by their names; or none."""
     layout, of_tree = object_layout(), tree_layout()
     if layout is None or of_tree is None:
         return {}
     written = Written(f"trees {layout} {of_tree}", lambda: _texts.tree_text(layout, of_tree))
     found = compile_written(written)
-    # In the order of `runtime_ir_tree`'s words.
+    # In the order of `ir/tree_flatten.py`'s words.
     kept = (
         tuple,
         list,

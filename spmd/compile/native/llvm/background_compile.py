@@ -14,8 +14,8 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu.units import EMISSIONS, Source
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.native.llvm.modules import EMISSIONS, Source
 
 
 @record

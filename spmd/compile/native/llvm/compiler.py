@@ -5,13 +5,13 @@ once per machine; loaded code is never unloaded, so an address stays good for th
 process. No mid-level passes run unless asked for: kernel texts are written as they should be
 compiled, and the passes would cost more than they gain.
 
-Texts that are new together are compiled a few to a module: a unit (`units.py`). Under the name of a
-text the disk has its code, or says in which unit that is. A `Batch` takes texts as they are written
-and compiles the first while the last are not there yet.
+Texts that are new together are compiled a few to a module: a unit (`modules.py`). Under the name of
+a text the disk has its code, or says in which unit that is. A `Batch` takes texts as they are
+written and compiles the first while the last are not there yet.
 
 llvmlite is imported at the first compile, because its import takes longer than that of all spmd: a
-process that finds all its code on the disk links it (`link.py`) and knows its processor (`host.py`)
-without.
+process that finds all its code on the disk links it (`linker.py`) and knows its processor
+(`target.py`) without.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
-from spmd.compile.cpu.cores import available_cores
-from spmd.compile.cpu.host import Host, find_host
-from spmd.compile.cpu.link import UnfamiliarError, link
-from spmd.compile.cpu.shared import (
+from spmd.base.config import config
+from spmd.base.fork_locks import guard
+from spmd.base.lazy_import import Deferred
+from spmd.base.record import record
+from spmd.compile.native.llvm.cores import available_cores
+from spmd.compile.native.llvm.linker import UnfamiliarError, link
+from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
+from spmd.compile.native.llvm.shared_functions import (
     called_by_code,
     called_by_text,
     is_shared,
@@ -35,18 +38,15 @@ from spmd.compile.cpu.shared import (
     needs_passes,
     shared_text,
 )
-from spmd.core.config import config
-from spmd.core.deferred import Deferred
-from spmd.core.forks import guard
-from spmd.core.record import record
+from spmd.compile.native.llvm.target import Host, find_host
 
 if TYPE_CHECKING:
-    from spmd.compile.cpu.early import Early
-    from spmd.compile.cpu.units import Source, Team
+    from spmd.compile.native.llvm.background_compile import Early
+    from spmd.compile.native.llvm.modules import Source, Team
 
 # How compiling is shared between threads: not for who finds all on the disk.
-sharing = Deferred("spmd.compile.cpu.units")
-early = Deferred("spmd.compile.cpu.early")
+sharing = Deferred("spmd.compile.native.llvm.modules")
+early = Deferred("spmd.compile.native.llvm.background_compile")
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "

@@ -10,8 +10,8 @@ import math
 import os
 from functools import cache
 
-from spmd.collectives.transport.environment import detect
-from spmd.core.errors import LaunchError
+from spmd.base.errors import LaunchError
+from spmd.transport.environment import detect
 
 _CGROUP = "/sys/fs/cgroup"
 

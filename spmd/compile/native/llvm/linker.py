@@ -20,7 +20,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeAlias
 
-from spmd.core.record import field, record
+from spmd.base.record import field, record
 
 # ELF, 64 bits, little-endian, System V; and in the header: relocatable, x86-64.
 _IDENT = b"\x7fELF\x02\x01\x01\x00"

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeAlias
 
-from spmd.compile.cpu.shared import is_shared
-from spmd.core.config import config
-from spmd.core.forks import enter_before_forks
+from spmd.base.config import config
+from spmd.base.fork_locks import enter_before_forks
+from spmd.compile.native.llvm.shared_functions import is_shared
 
 # A text, and whether it needs the few passes.
 Source: TypeAlias = tuple[str, bool]

@@ -3,8 +3,8 @@
 Entries are addressed by content (a hash of everything that determines the object code), so they
 are never stale and concurrent writers can only write the same thing. A file is written beside its
 place and renamed into it; it carries a checksum, and whatever fails the check is thrown away and
-built again. Entries are written behind the program that made them (`behind.py`). The cache is an
-accelerator: no failure in here may ever reach the user.
+built again. Entries are written behind the program that made them (`cache_writer.py`). The cache is
+an accelerator: no failure in here may ever reach the user.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
-from spmd.compile.cpu.behind import Behind
-from spmd.core.config import config
-from spmd.core.digest import blake2b
+from spmd.base.config import config
+from spmd.base.digest import blake2b
+from spmd.base.source import PACKAGE_DIR
+from spmd.compile.native.llvm.cache_writer import Behind
 
 # `pathlib` is not imported for it: that takes longer than to read all entries of a program.
 Folder = str | os.PathLike[str]
@@ -37,6 +38,9 @@ ABANDONED_AFTER_S = 3600
 # What root made, as whoever builds an image is, is as good as the programs of the system.
 ROOT_USER = 0
 
+# The packages whose files say nothing about what is compiled: all of them stand above the compiler.
+UNDIGESTED = frozenset(("scipy", "nn", "numpy", "random", "debug", "export", "__pycache__"))
+
 _MAGIC = b"spmdobj2"
 _UNFINISHED = ".new-"
 _DIGEST_BYTES = 32
@@ -54,16 +58,23 @@ def entry_key(*parts: str) -> str:
 
 @functools.cache
 def source_digest() -> str:
-    """A digest of the compiler's files, or "" if there are none to look at, as in an archive.
+    """A digest of the compiler's files, or "" if there are none to look at, as in an archive."""
+    found = digested_files()
+    return entry_key(repr(found)) if found else ""
 
-    Of each file it has what Python looks at to trust byte code: size and time.
+
+def digested_files() -> list[tuple[str, int, int]]:
+    """The files of all packages but `UNDIGESTED`, sorted.
+
+    Of each file it is what Python looks at to trust byte code: path, size and time.
     """
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     found: list[tuple[str, int, int]] = []
-    for package in ("core", "lax", "collectives", "sharding", "compile"):
-        with contextlib.suppress(OSError):
-            _add_files(os.path.join(root, package), found)
-    return entry_key(repr(sorted(found))) if found else ""
+    with contextlib.suppress(OSError), os.scandir(PACKAGE_DIR) as entries:
+        for entry in entries:
+            if "." not in entry.name and entry.name not in UNDIGESTED and entry.is_dir():
+                with contextlib.suppress(OSError):
+                    _add_files(entry.path, found)
+    return sorted(found)
 
 
 def _add_files(folder: str, found: list[tuple[str, int, int]]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from spmd.core.digest import blake2b
+from spmd.base.digest import blake2b
 
 # The first line of such a text.
 SHARED = "; shared"

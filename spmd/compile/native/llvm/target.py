@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 
-from spmd.compile.cpu.cache import ObjectCache, entry_key
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 
 # What of Linux's description says which instructions there are; the rest changes from core to core
 # or by the minute. A description without all of these is none.

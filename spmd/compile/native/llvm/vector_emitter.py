@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from spmd.core.record import record
+from spmd.base.record import record
 
 # LLVM would write the addresses in a loop as pointers that grow (loop strength reduction), in a
 # tenth of its time, and in half of it where they are many. Loops over blocks of lanes run as fast

@@ -2,8 +2,8 @@
 
 The one idea: a step is a run of 64-bit words, [opcode, words, id, ...], and nested blocks follow
 their step in line, so the executor needs nothing but a pointer that moves forward. This file is
-the only place that knows the layout together with `runtime_ir_execute`, which reads the same
-constants. Everything that can be checked before running is checked here: this is the last stop
+the only place that knows the layout together with `native/runtime/ir/execute.py`, which reads the
+same constants. Everything that can be checked before running is checked here: this is the last stop
 before unsafe code.
 """
 
@@ -14,10 +14,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from spmd.compile.cpu import encode_ranks
-from spmd.compile.cpu.encoded import Encoded
-from spmd.compile.cpu.loader import Address
-from spmd.compile.cpu.program import (
+from spmd.compile.native.llvm.compiler import Address
+from spmd.compile.native.program import encode_collectives as encode_ranks
+from spmd.compile.native.program.encoded import Encoded
+from spmd.compile.native.program.reduction_kernels import Reduction, reduce_kernels
+from spmd.compile.native.program.run_layout import PARALLEL_PS, POOL
+from spmd.compile.native.program.steps import (
     ASSUMED_TRIPS,
     LANE,
     CallbackStep,
@@ -35,8 +37,6 @@ from spmd.compile.cpu.program import (
     WhileStep,
     walk,
 )
-from spmd.compile.cpu.reduce import Reduction, reduce_kernels
-from spmd.compile.cpu.run_words import PARALLEL_PS, POOL
 
 # ---- the layout, shared with the executor --------------------------------------------------------
 

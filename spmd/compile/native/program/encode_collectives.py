@@ -1,4 +1,5 @@
-"""The rounds of a collective between processes as native words; see `runtime_ir_ranks`.
+"""The rounds of a collective between processes as native words; see
+`native/runtime/ir/rank_collectives.py`.
 
 A place becomes two words: the number of a memory in the table that the runtime keeps for a step
 (inputs of all devices, their outputs, scratch, the constant, this rank's coming slot, the slots of
@@ -12,8 +13,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from spmd.collectives.transport import shm_pages, shm_road
-from spmd.collectives.transport.shm_rounds import (
+from spmd.compile.native.program.reduction_kernels import Reduction
+from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import native_state as shm_road
+from spmd.transport.shm.plan import (
     Clear,
     Copy,
     Meet,
@@ -24,7 +27,6 @@ from spmd.collectives.transport.shm_rounds import (
     Rounds,
     Show,
 )
-from spmd.compile.cpu.reduce import Reduction
 
 # [kind, words, ...]
 MEET, COPY, CLEAR, REDUCE, SHOW, READ = range(6)

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from spmd.compile.cpu.loader import Address
-from spmd.compile.cpu.program import Step
-from spmd.core.record import record
+from spmd.base.record import record
+from spmd.compile.native.llvm.compiler import Address
+from spmd.compile.native.program.steps import Step
 
 # Programs estimated below this keep the GIL: releasing and taking it back costs more than what
 # another thread could do meanwhile. A loop whose trips are not known may take any time.

@@ -12,10 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spmd.compile.cpu.loader import compile_texts, host
-from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
-from spmd.core.errors import DtypeError
-from spmd.core.record import record
+from spmd.base.errors import DtypeError
+from spmd.base.record import record
+from spmd.compile.native.llvm.compiler import compile_texts, host
+from spmd.compile.native.llvm.function_builder import (
+    STREAM_ALIGNMENT,
+    STREAM_METADATA,
+    Function,
+    Value,
+)
 
 OPERATORS = ("sum", "prod", "max", "min", "and", "or", "xor")
 

@@ -1,6 +1,6 @@
 """What the executor is told of a program, and what it says of a run, in words.
 
-The native code that reads and writes these words (`runtime_ir_execute.py`) is written once a
+The native code that reads and writes these words (`native/runtime/ir/execute.py`) is written once a
 machine; what is here is needed in every process.
 """
 
@@ -28,8 +28,8 @@ PYTHON = 20
 PYTHON_CALLS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
 RAISED_THERE = PYTHON + len(PYTHON_CALLS)
 
-# The parts of the runtime beside its core (`runtime_ir_parts.py`): the pool, the queue, and what
-# runs a kind of steps.
+# The parts of the runtime beside its core (`native/runtime/ir/module.py`): the pool, the queue, and
+# what runs a kind of steps.
 POOL, QUEUE = "pool", "queue"
 PARTS = (
     POOL,

@@ -3,7 +3,8 @@
 The one idea: a compiled function is *data*. Each virtual device owns a **frame**, an array of base
 pointers (arena, inputs, outputs, constants) in the order of `Program.bases`. A step names its
 operands by `Slot` (base, byte offset), so the same program runs for every device and every call by
-exchanging frames only. `spmd.compile.cpu.runner` turns a Program into native words and runs it.
+exchanging frames only. `spmd.compile.native.runtime.run` turns a Program into native words and runs
+it.
 
 Loops nest. Level 0 is the outermost loop (`ForStep` or `WhileStep`), level 1 the loop in it, and
 so on; a slot may advance by a fixed number of bytes per iteration of any enclosing loop, so a scan
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from spmd.core.record import field, record
+from spmd.base.record import field, record
 
 if TYPE_CHECKING:
-    from spmd.collectives.transport.shm_rounds import Rounds
+    from spmd.transport.shm.plan import Rounds
 
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"

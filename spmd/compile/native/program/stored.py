@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from spmd.compile.cpu.cache import entry_key, object_cache, source_digest
-from spmd.compile.cpu.cores import available_cores
-from spmd.compile.cpu.encoded import Encoded
-from spmd.compile.cpu.loader import loader
-from spmd.compile.cpu.program import CallbackStep, Slot, View
-from spmd.compile.hostcalls import find, keep, keep_dtype
+from spmd.base.config import SETTINGS, config
+from spmd.base.record import record
+from spmd.compile.lower.host_steps import find, keep, keep_dtype
+from spmd.compile.native.llvm.compiler import loader
+from spmd.compile.native.llvm.cores import available_cores
+from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
+from spmd.compile.native.program.encoded import Encoded
+from spmd.compile.native.program.steps import CallbackStep, Slot, View
 from spmd.core.aval import ShapedArray
-from spmd.core.config import SETTINGS, config
 from spmd.core.ir import ClosedJaxpr
-from spmd.core.record import record
 from spmd.core.trace import to_numpy
 
 # Constants that passes made are part of the image up to so many bytes; larger ones are not worth
@@ -71,8 +71,8 @@ class Image:
     cost_ps: int
     is_open: bool
     parts: tuple[str, ...]
-    # Steps that call Python: their number, what they run (see `hostcalls`), and the shape and dtype
-    # of each input and each output.
+    # Steps that call Python: their number, what they run (see `lower/host_steps.py`), and the shape
+    # and dtype of each input and each output.
     hosts: tuple[tuple[int, Any, tuple[Any, ...], tuple[Any, ...]], ...]
 
     def encoded(self, closed: ClosedJaxpr) -> Encoded:

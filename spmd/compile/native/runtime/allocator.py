@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.core.forks import guard
+from spmd.base.fork_locks import guard
 from spmd.sharding.array import BYTES_OFFSET
 
 ALIGNMENT = 64

@@ -1,7 +1,7 @@
 """The queue of this process: calls of long programs that go on while Python does something else.
 
 The one idea: a queue is a stream. Its jobs run one after the other, in the order of their
-submission, natively (`runtime_ir_queue.py`), so a job may be given the addresses of results that
+submission, natively (`ir/async_queue.py`), so a job may be given the addresses of results that
 the jobs before it have yet to write, and all jobs compute in one arena. What a job reads and writes
 is kept alive here until it has ended, whatever becomes of the arrays meanwhile.
 
@@ -21,17 +21,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from spmd.collectives.transport import flight
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.cpu import queue_words as native
-from spmd.compile.cpu.allocator import Block, alloc
-from spmd.compile.cpu.run_words import INTERRUPTED
-from spmd.compile.cpu.runner import NativeProgram
-from spmd.compile.cpu.runtime import QueueCalls, queue_calls
-from spmd.core.config import config
-from spmd.core.context import attributed_to
-from spmd.core.errors import SpmdError
-from spmd.core.source import current_source
+from spmd.base.config import config
+from spmd.base.context import attributed_to
+from spmd.base.errors import SpmdError
+from spmd.base.source import current_source
+from spmd.compile.native.program.run_layout import INTERRUPTED
+from spmd.compile.native.runtime import queue_layout as native
+from spmd.compile.native.runtime.allocator import Block, alloc
+from spmd.compile.native.runtime.load import QueueCalls, queue_calls
+from spmd.compile.native.runtime.run import NativeProgram
+from spmd.transport import flight_recorder as flight
+from spmd.transport.flight_recorder import FLIGHT
 
 # A loop that submits faster than the jobs run waits for them from here on: so many jobs, or results
 # of so many bytes (one job may always wait behind the one that runs). More would only cost memory,

@@ -1,7 +1,7 @@
 """The native runtime of this process, shared by all programs: its parts, loaded as they are needed.
 
 The one idea: what a process needs of the runtime follows from the steps of its programs, so a
-program says when it is built which parts it wants (`runtime_ir_parts`), and where nothing is on the
+program says when it is built which parts it wants (`ir/module.py`), and where nothing is on the
 disk yet nobody waits for LLVM to compile what nobody uses. This file loads parts, tells the pool
 how many threads it may have, and keeps a forked child away from its parent's threads.
 """
@@ -12,9 +12,13 @@ import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from spmd.compile.cpu.loader import Written, available_cores, compile_written, loader
-from spmd.compile.cpu.pool_words import MOST_WORKERS, POOL_BYTES, WORKERS
-from spmd.compile.cpu.run_words import (
+from spmd.base.config import config
+from spmd.base.errors import ArgumentError
+from spmd.base.fork_locks import guard
+from spmd.base.lazy_import import Deferred
+from spmd.base.record import record
+from spmd.compile.native.llvm.compiler import Written, available_cores, compile_written, loader
+from spmd.compile.native.program.run_layout import (
     POOL,
     PYTHON,
     PYTHON_CALLS,
@@ -22,14 +26,10 @@ from spmd.compile.cpu.run_words import (
     RAISED_THERE,
     setup_symbol,
 )
-from spmd.core.config import config
-from spmd.core.deferred import Deferred
-from spmd.core.errors import ArgumentError
-from spmd.core.forks import guard
-from spmd.core.record import record
+from spmd.compile.native.runtime.pool_layout import MOST_WORKERS, POOL_BYTES, WORKERS
 
 # Written once a machine.
-_texts = Deferred("spmd.compile.cpu.runtime_text")
+_texts = Deferred("spmd.compile.native.runtime.ir.modules")
 _lock = guard("runtime")
 
 
@@ -46,7 +46,7 @@ class Runtime:
 
 @record
 class PoolCalls:
-    """The functions of `runtime_ir_pool.py` that Python calls, and the words of the pool."""
+    """The functions of `ir/thread_pool.py` that Python calls, and the words of the pool."""
 
     # (function, args, sizes, units, chunk)
     parallel_kernel: Callable[[int, int, int, int, int], None]
@@ -57,7 +57,7 @@ class PoolCalls:
 
 @record
 class QueueCalls:
-    """The functions of `runtime_ir_queue.py`; `wait` and `stop` release the GIL."""
+    """The functions of `ir/async_queue.py`; `wait` and `stop` release the GIL."""
 
     submit: Callable[[int], None]
     wait: Callable[[int, int, int], int]

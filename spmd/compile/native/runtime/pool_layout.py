@@ -1,6 +1,6 @@
 """The memory of the worker pool in words.
 
-The native code that reads and writes them (`runtime_ir_pool.py`, `runtime_ir_place.py`) is written
+The native code that reads and writes them (`ir/thread_pool.py`, `ir/thread_affinity.py`) is written
 once a machine; what is here is needed in every process.
 """
 
@@ -28,13 +28,13 @@ MUTEX, WORK, DONE = 448, 576, 704  # pthread_mutex_t and two pthread_cond_t
 SIGNALS = 832  # sigset_t, twice
 THREADS = 1152  # pthread_t of each worker
 MOST_WORKERS = 255
-CORES = THREADS + 8 * (MOST_WORKERS + 1)  # those that workers may use; see `runtime_ir_place`
+CORES = THREADS + 8 * (MOST_WORKERS + 1)  # those that workers may use; see `ir/thread_affinity.py`
 AVOIDED = CORES + MASK_BYTES  # of each worker that is placed
 TICKETS = AVOIDED + 8 * MOST_PLACED  # of each part: i64, chunks that are taken
 TICKET_BYTES = 64
 LINES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)  # of the caller and of each worker
 # What a thread writes for others to see, in its line: whether it has work, and until when it sleeps
-# instead of waiting awake, two words (see `runtime_ir_wait`).
+# instead of waiting awake, two words (see `ir/wait.py`).
 LINE_BYTES = 64
 INSIDE, CROWDED = 0, 8
 POOL_BYTES = LINES + LINE_BYTES * (MOST_WORKERS + 1)

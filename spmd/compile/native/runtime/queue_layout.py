@@ -1,6 +1,6 @@
 """The queue in words: what is in its memory, and what a job is.
 
-The native code that reads and writes these words (`runtime_ir_queue.py`) is written once a machine;
+The native code that reads and writes these words (`ir/async_queue.py`) is written once a machine;
 what is here is needed in every process.
 """
 

@@ -9,7 +9,7 @@ concurrent call, so that a program may run in several threads at once.
     frames[:] = ...
     native.run(frames)
 
-Dispatchers that count nanoseconds skip the buffer: see `spmd.compile.cpu.door`.
+Dispatchers that count nanoseconds skip the buffer: see `spmd.compile.native.cpython.entry_point`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from spmd.collectives.transport.courier import COURIER
-from spmd.collectives.transport.flight import FLIGHT
-from spmd.compile.cpu import run_words as native
-from spmd.compile.cpu.encoded import Encoded, StepsById
-from spmd.compile.cpu.pool import num_threads
-from spmd.compile.cpu.program import (
+from spmd.base.errors import CollectiveError, SpmdError
+from spmd.base.lazy_import import Deferred
+from spmd.compile.native.program import run_layout as native
+from spmd.compile.native.program.encoded import Encoded, StepsById
+from spmd.compile.native.program.steps import (
     ASSUMED_TRIPS,
     CallbackStep,
     CollectiveStep,
@@ -41,9 +40,10 @@ from spmd.compile.cpu.program import (
     View,
     WhileStep,
 )
-from spmd.compile.cpu.runtime import load_parts, raise_signal, runtime
-from spmd.core.deferred import Deferred
-from spmd.core.errors import CollectiveError, SpmdError
+from spmd.compile.native.runtime.load import load_parts, raise_signal, runtime
+from spmd.compile.native.runtime.thread_pool import num_threads
+from spmd.transport.flight_recorder import FLIGHT
+from spmd.transport.progress_thread import COURIER
 
 __all__ = [
     "ASSUMED_TRIPS",
@@ -64,7 +64,7 @@ __all__ = [
 ]
 
 # A program from the disk is encoded already.
-_encode = Deferred("spmd.compile.cpu.encode")
+_encode = Deferred("spmd.compile.native.program.encode")
 
 # A program is long if all threads together (or so many) would compute for this time at least.
 LONG_NS = 1e6

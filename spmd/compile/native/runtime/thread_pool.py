@@ -1,7 +1,7 @@
 """The worker pool as Python sees it: one kernel call spread over the threads of the process.
 
 Programs reach the pool natively; this door serves single kernels and tests. The pool itself is
-native code (`runtime_ir_pool`): there is one per process, made at the first job that is worth it,
+native code (`ir/thread_pool.py`): there is one per process, made at the first job that is worth it,
 with as many threads as `config.num_threads` says, or as the process may use cores.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-from spmd.compile.cpu.pool_words import SLEEPERS, STARTED, WORKERS
-from spmd.compile.cpu.runtime import pool_calls
+from spmd.compile.native.runtime.load import pool_calls
+from spmd.compile.native.runtime.pool_layout import SLEEPERS, STARTED, WORKERS
 
 
 def num_threads() -> int:

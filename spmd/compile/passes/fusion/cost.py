@@ -19,14 +19,15 @@ over columns), a row is as wide as the lanes, so that it may be only `MAX_COLUMN
 
 **Parallelism.** Threads share the points outside of the rows. A kernel over columns needs
 `LEAST_COLUMNS` of them to make more than a few blocks of lanes, unless it is small anyway. A long
-sum with few results is cut in parts instead (`kernel.split`), and such a kernel does nothing else.
+sum with few results is cut in parts instead (`kernel.split_reduction`), and such a kernel does
+nothing else.
 """
 
 from __future__ import annotations
 
-from spmd.compile.kernel.split import CHUNK_ELEMENTS, ENOUGH_POINTS
-from spmd.compile.lower.elementwise import EXPENSIVE
-from spmd.compile.lower.expression import EXPENSIVE_COST
+from spmd.compile.expressions.expression import EXPENSIVE_COST
+from spmd.compile.expressions.scalar_ops import EXPENSIVE
+from spmd.compile.kernel.split_reduction import CHUNK_ELEMENTS, ENOUGH_POINTS
 
 ROUND_TRIP = 8
 MAX_ROW = 1 << 16

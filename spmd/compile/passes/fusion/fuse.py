@@ -1,15 +1,15 @@
 """Fuse: group equations that become one kernel.
 
 Groups grow from a root (the last equation) towards its producers. The root's result defines the
-space; every member has an index in it, found with `lower.index`, or several, if members read it at
+space; every member has an index in it, found with `index_map`, or several, if members read it at
 several places. A producer joins if computing it where it is wanted costs less than a round trip to
-memory (`worth` says what counts), and no cycle between groups arises. A reduction joins if the dims
+memory (`cost` says what counts), and no cycle between groups arises. A reduction joins if the dims
 that its result lacks are the group's inner dims, which is how a softmax (max, exp, sum, divide)
 becomes one kernel with three passes over each row.
 
 A value that others need too is written by the group that computes it, as one more output. What only
-moves elements is worth no memory: each group that reads it makes its own copy. `merge` then joins
-groups that grew side by side.
+moves elements is worth no memory: each group that reads it makes its own copy. `merge_siblings`
+then joins groups that grew side by side.
 
 Each group becomes one `fused` equation, whose jaxpr still says what it means.
 """
@@ -21,26 +21,26 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.lower.alike import kinds_of, literal_key, pattern
-from spmd.compile.lower.elementwise import EXPENSIVE, can_lower, is_elementwise
-from spmd.compile.lower.expression import REDUCTIONS, index_of_start, storage_dtype
-from spmd.compile.lower.index import MOVES, ZERO, Index, dim, dims_of, operand_index, span
-from spmd.compile.passes.graph import NOBODY, graph_of, with_copies
-from spmd.compile.passes.group import Group
-from spmd.compile.passes.merge import merge_groups
-from spmd.compile.passes.reach import Reach
-from spmd.compile.passes.repeat import Asked, Growths, remember, repeat
-from spmd.compile.passes.substitute import (
+from spmd.base.util import product
+from spmd.compile.expressions.equivalence import kinds_of, literal_key, pattern
+from spmd.compile.expressions.expression import REDUCTIONS, index_of_start, storage_dtype
+from spmd.compile.expressions.index_map import MOVES, ZERO, Index, dim, dims_of, operand_index, span
+from spmd.compile.expressions.scalar_ops import EXPENSIVE, can_lower, is_elementwise
+from spmd.compile.passes.fusion.cost import is_one_sum, repeating_pays, rows_fit
+from spmd.compile.passes.fusion.graph import NOBODY, graph_of, with_copies
+from spmd.compile.passes.fusion.group import Group
+from spmd.compile.passes.fusion.memo import Asked, Growths, remember, repeat
+from spmd.compile.passes.fusion.merge_siblings import merge_groups
+from spmd.compile.passes.fusion.reachability import Reach
+from spmd.compile.passes.rewriter import (
     finish,
     internal_primitive,
     map_subjaxprs,
     start,
     with_bodies,
 )
-from spmd.compile.passes.worth import is_one_sum, repeating_pays, rows_fit
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import NO_EFFECTS, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.util import product
 
 # A kernel's code stays of a sane size: LLVM's time grows faster than linearly.
 MAX_EQNS = 256
@@ -72,7 +72,8 @@ def fuse(closed: ClosedJaxpr) -> ClosedJaxpr:
 _FREE = frozenset(MOVES) | {"iota"}
 # Of an array in memory, these are the same array with another shape.
 ALIASES = frozenset(("reshape", "squeeze"))
-# The parts of a concatenation are written in place by those that make them; see `lower.parts`.
+# The parts of a concatenation are written in place by those that make them; see
+# `lower.concatenate`.
 _NOT_ROOTS = ALIASES | {"concatenate"}
 _READERS = frozenset(("dynamic_slice", "gather"))
 

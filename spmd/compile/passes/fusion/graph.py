@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.record import record
 from spmd.core.ir import Eqn
-from spmd.core.record import record
 
 NOBODY = -1  # makes what comes from outside: inputs, constants and literals
 

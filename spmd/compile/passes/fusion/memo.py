@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from spmd.compile.lower.index import Index
-from spmd.compile.passes.graph import NOBODY
-from spmd.compile.passes.group import Frame
+from spmd.base.record import record
+from spmd.base.util import product
+from spmd.compile.expressions.index_map import Index
+from spmd.compile.passes.fusion.graph import NOBODY
+from spmd.compile.passes.fusion.group import Frame
 from spmd.core.ir import Var
-from spmd.core.record import record
-from spmd.core.util import product
 
 # Of the roots of one kind, so many ways to grow are kept: a layer may have several like sums.
 MOST_GROWTHS = 8

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.lower.index import Index
-from spmd.compile.passes.graph import with_copies
+from spmd.compile.expressions.index_map import Index
+from spmd.compile.passes.fusion.graph import with_copies
 from spmd.core.ir import Var
 
 MAX_EQNS = 256

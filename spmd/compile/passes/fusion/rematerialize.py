@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.compile.lower.elementwise import EXPENSIVE, is_elementwise
-from spmd.compile.lower.expression import REDUCTIONS
-from spmd.compile.lower.index import MOVES
-from spmd.compile.lower.region import Space
-from spmd.compile.passes.fuse import MAX_EQNS
-from spmd.compile.passes.substitute import finish, map_subjaxprs, start, with_bodies
-from spmd.compile.passes.worth import ROUND_TRIP
+from spmd.base.record import record
+from spmd.compile.expressions.expression import REDUCTIONS
+from spmd.compile.expressions.group_kernel import Space
+from spmd.compile.expressions.index_map import MOVES
+from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
+from spmd.compile.passes.fusion.cost import ROUND_TRIP
+from spmd.compile.passes.fusion.fuse import MAX_EQNS
+from spmd.compile.passes.rewriter import finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
-from spmd.core.record import record
 
 # Smaller values are no burden.
 LEAST_BYTES = 1 << 12

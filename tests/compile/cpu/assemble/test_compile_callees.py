@@ -8,8 +8,9 @@ import pytest
 import spmd.numpy as snp
 from spmd import lax, nn
 from spmd.api import grad, jit
-from spmd.compile import assemble, executable
-from spmd.compile.ahead import Ahead
+from spmd.compile.cpu.assemble import assemble
+from spmd.compile.cpu.assemble.compile_callees import Ahead
+from spmd.compile.executable import executable
 
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
 

@@ -12,9 +12,9 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile import loops
-from spmd.compile.cpu.program import ForStep, KernelStep, WhileStep, walk
-from spmd.compile.executable import Executable, compile_jaxpr
+from spmd.compile.cpu.assemble import compiled_loops as loops
+from spmd.compile.executable.executable import Executable, compile_jaxpr
+from spmd.compile.native.program.steps import ForStep, KernelStep, WhileStep, walk
 
 F32 = np.float32
 

@@ -7,12 +7,12 @@ import pytest
 
 from spmd import lax
 from spmd.api import disable_jit, jit
-from spmd.compile import pipeline
-from spmd.compile.assemble import Builder
-from spmd.compile.cpu.program import GangStep, KernelStep, walk
-from spmd.compile.gang import MOST_MEMBERS, Touch
+from spmd.compile.cpu.assemble.assemble import Builder
+from spmd.compile.cpu.assemble.kernel_batches import MOST_MEMBERS, Touch
 from spmd.compile.lower.lowering import lower
-from spmd.compile.memory import plan_memory
+from spmd.compile.native.program.steps import GangStep, KernelStep, walk
+from spmd.compile.passes import pipeline
+from spmd.compile.schedule.memory_plan import plan_memory
 
 LEAVES = [np.random.default_rng(k).normal(size=(64, 65)).astype(np.float32) for k in range(20)]
 

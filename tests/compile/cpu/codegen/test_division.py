@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.compile.cpu.emit import Target
-from spmd.compile.cpu.render import render
-from spmd.compile.kernel.build import Builder
+from spmd.compile.cpu.codegen.kernel import render
+from spmd.compile.kernel.builder import Builder
+from spmd.compile.native.llvm.vector_emitter import Target
 
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -0.7, 1.0000001)
 TYPES = [np.float32, np.float64]

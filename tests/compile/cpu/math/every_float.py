@@ -1,7 +1,7 @@
 """The error of compiled f32 functions over the bit patterns of f32, in units of the last place.
 
 The comparison is itself a compiled program: the function in f32, the same function in f64 as the
-reference (within a few units of *its* last place, see `test_vectormath.py`), the distance, and the
+reference (within a few units of *its* last place, see `test_accuracy.py`), the distance, and the
 worst place. That is what makes all 2**32 arguments a matter of a minute.
 """
 

@@ -1,6 +1,6 @@
 """Fit the polynomials of `spmd/compile/cpu/coefficients*.py` again: minimax, in 45 digits.
 
-    python tests/compile/cpu/fit_vectormath.py [NAME ...]
+    python tests/compile/cpu/math/fit_coefficients.py [NAME ...]
 
 prints each table with its largest weighted error. Remez' exchange on a grid finds the least
 maximum; then the coefficients are rounded to the element type one by one, lowest power first, and
@@ -152,7 +152,7 @@ def piece(f: Function, low: float, high: float, centre: np.longdouble, known: li
 
 
 def pieces(f: Function, least: float, most: float) -> list[list[float]]:
-    """The rows of `coefficients_pieces.py` for a function with f(0) = 0 and f'(0) = 1."""
+    """The rows of `coefficients_piecewise.py` for a function with f(0) = 0 and f'(0) = 1."""
     zero, one = np.float32(0), np.float32(1)
     rows = [[0.0, *piece(f, 0.0, least, np.longdouble(0), [zero, one])]]
     low = least

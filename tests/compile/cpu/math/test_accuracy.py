@@ -9,9 +9,9 @@ import mpmath
 import numpy as np
 import pytest
 
-from spmd.compile.cpu.emit import Target
-from spmd.compile.kernel.build import Builder
-from spmd.compile.kernel.scalar import scalar_op
+from spmd.compile.kernel.builder import Builder
+from spmd.compile.kernel.scalar_reference import scalar_op
+from spmd.compile.native.llvm.vector_emitter import Target
 from tests.compile.cpu.native import run_native
 
 LONG = np.longdouble

@@ -1,6 +1,6 @@
 """The error of every unary f32 function: sampled here, over all 2**32 arguments at night.
 
-    pytest -m nightly tests/compile/cpu/test_every_float.py
+    pytest -m nightly tests/compile/cpu/math/test_every_float.py
 
 prints the table of docs/accuracy.md. Two minutes a function on one core; `-n 2` halves it.
 """
@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from tests.compile.cpu.every_float import PATTERNS, worst_error
+from tests.compile.cpu.math.every_float import PATTERNS, worst_error
 
 # The largest error that is allowed, in units of the last place; 0.5 is correct rounding.
 ALLOWED = {

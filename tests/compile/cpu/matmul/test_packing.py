@@ -3,18 +3,17 @@
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import gemm
-from spmd.compile.cpu.gemm import packing_step, plan_packing, plan_product, prefers_packed
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import KernelStep, Program, Slot
-from spmd.compile.cpu.runner import build_program
+from spmd.base.config import config
+from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul.plan import packing_step, plan_packing, plan_product, prefers_packed
 from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.dtypes import DTYPES as KERNEL_DTYPES
+from spmd.compile.kernel.matmul import Product, check_product, interpret_product
 from spmd.compile.kernel.packing import Packing, interpret_packing
-from spmd.compile.kernel.product import Product, check_product, interpret_product
-from spmd.core.config import config
-from tests.compile.cpu.programs import address
-from tests.compile.cpu.test_gemm import (
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.program.steps import KernelStep, Program, Slot
+from spmd.compile.native.runtime.run import build_program
+from tests.compile.cpu.matmul.test_plan import (
     BF16,
     DTYPES,
     LAYOUTS,
@@ -23,6 +22,7 @@ from tests.compile.cpu.test_gemm import (
     operand,
     product_of,
 )
+from tests.compile.native.programs import address
 
 
 def run(steps: tuple[KernelStep, ...], arrays: list[np.ndarray]) -> None:

@@ -6,16 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import gemm
-from spmd.compile.cpu.gemm import gemm_step, orient, plan_product
-from spmd.compile.cpu.gemm_asm import can_assemble
-from spmd.compile.cpu.loader import Host, loader
-from spmd.compile.cpu.program import Program, Slot
-from spmd.compile.cpu.runner import build_program
-from spmd.compile.cpu.units import CONTROL, is_control, symbols_of
-from spmd.compile.kernel.build import Builder
+from spmd.base.config import config
+from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul.plan import gemm_step, orient, plan_product
+from spmd.compile.cpu.matmul.tile_asm import can_assemble
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype
-from spmd.compile.kernel.product import (
+from spmd.compile.kernel.matmul import (
     Operand,
     Product,
     argument_maps,
@@ -24,8 +21,11 @@ from spmd.compile.kernel.product import (
     product_dtype,
     store_epilogue,
 )
-from spmd.core.config import config
-from tests.compile.cpu.programs import address
+from spmd.compile.native.llvm.compiler import Host, loader
+from spmd.compile.native.llvm.modules import CONTROL, is_control, symbols_of
+from spmd.compile.native.program.steps import Program, Slot
+from spmd.compile.native.runtime.run import build_program
+from tests.compile.native.programs import address
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = [

@@ -6,10 +6,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from spmd.compile.cpu.gemm_asm import can_assemble
-from spmd.compile.cpu.gemm_ir import Tile, Vectors
-from spmd.compile.cpu.loader import Host, Loader, loader
-from spmd.compile.cpu.units import is_control, symbols_of
+from spmd.compile.cpu.matmul.tile_asm import can_assemble
+from spmd.compile.cpu.matmul.tile_ir import Tile, Vectors
+from spmd.compile.native.llvm.compiler import Host, Loader, loader
+from spmd.compile.native.llvm.modules import is_control, symbols_of
 
 WIDE, NARROW = 64, 32
 DTYPES = {"f32": np.float32, "f64": np.float64}

@@ -7,21 +7,21 @@ import dataclasses
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import contract
-from spmd.compile.cpu.contract_ir import heights, panel_width
-from spmd.compile.cpu.gemm_ir import Vectors
-from spmd.compile.cpu.loader import Host, compile_texts, host
-from spmd.compile.cpu.program import Program, Slot
-from spmd.compile.cpu.runner import build_program
-from spmd.compile.kernel.build import Builder
+from spmd.compile.cpu.matmul import window_plan as contract
+from spmd.compile.cpu.matmul.tile_ir import Vectors
+from spmd.compile.cpu.matmul.window_ir import heights, panel_width
+from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError
-from spmd.compile.kernel.contraction import (
+from spmd.compile.kernel.window_contraction import (
     Contraction,
     Dims,
     check_contraction,
     dims_of,
     interpret_contraction,
 )
+from spmd.compile.native.llvm.compiler import Host, compile_texts, host
+from spmd.compile.native.program.steps import Program, Slot
+from spmd.compile.native.runtime.run import build_program
 
 
 def run(given, a, b, size, *rest):

@@ -11,11 +11,11 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu.program import CallbackStep, walk
-from spmd.compile.cpu.sort import MOST_INSERTED
-from spmd.compile.executable import compile_jaxpr
-from spmd.compile.lower.schedule import MOST_KEPT
-from spmd.core.config import config
+from spmd.base.config import config
+from spmd.compile.cpu.sort.steps import MOST_INSERTED
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.lower.steps import MOST_KEPT
+from spmd.compile.native.program.steps import CallbackStep, walk
 
 RNG = np.random.default_rng(11)
 DTYPES = ["float32", "int32", "uint32", "int8", "uint8", "int16", "float16", "bfloat16", "bool"]

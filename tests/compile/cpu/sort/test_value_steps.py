@@ -10,11 +10,10 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.compile.cpu import sort_quick, sort_values
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import KernelStep, walk
-from spmd.compile.cpu.sort_network import COLUMN_NETWORKS
-from spmd.compile.cpu.sort_values import (
+from spmd.compile.cpu.sort import quicksort as sort_quick
+from spmd.compile.cpu.sort import value_steps as sort_values
+from spmd.compile.cpu.sort.network import COLUMN_NETWORKS
+from spmd.compile.cpu.sort.value_steps import (
     FLOAT,
     SIGNED,
     UNSIGNED,
@@ -22,7 +21,9 @@ from spmd.compile.cpu.sort_values import (
     values_symbol,
     values_text,
 )
-from spmd.compile.executable import compile_jaxpr
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.program.steps import KernelStep, walk
 
 KINDS = {"i": SIGNED, "u": UNSIGNED, "f": FLOAT}
 DTYPES = ["float32", "int32", "uint32", "float64", "int64", "uint64"]

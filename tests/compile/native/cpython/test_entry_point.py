@@ -10,11 +10,19 @@ import weakref
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import builtin, door
-from spmd.compile.cpu.door import ADDRESS, BUFFER, BYTES, NUMBERS, UNFIT, open_door
-from spmd.compile.cpu.program import CallbackStep, CopyStep, Program, Slot
-from spmd.compile.cpu.runner import build_program
-from tests.compile.cpu.programs import F32, address, binary, compile_for
+from spmd.compile.native.cpython import builtin_function as builtin
+from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython.entry_point import (
+    ADDRESS,
+    BUFFER,
+    BYTES,
+    NUMBERS,
+    UNFIT,
+    open_door,
+)
+from spmd.compile.native.program.steps import CallbackStep, CopyStep, Program, Slot
+from spmd.compile.native.runtime.run import build_program
+from tests.compile.native.programs import F32, address, binary, compile_for
 
 ONE = np.ones(1, F32)
 

@@ -1,4 +1,4 @@
-"""Native walks of pytrees give what the Python text of `core/tree.py` gives, and raise the same."""
+"""Native walks of pytrees give what the Python text of `base/tree.py` gives, and raise the same."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import spmd
 import spmd.numpy as snp
-from spmd.compile.cpu import trees
-from spmd.core import tree
-from spmd.core.errors import PytreeError
+from spmd.base import tree
+from spmd.base.errors import PytreeError
+from spmd.compile.native.cpython import tree_walks as trees
 from spmd.sharding.array import Array, from_memory
-from spmd.sharding.pending import Pending
+from spmd.sharding.future import Pending
 
 native = trees.native_walks()
 pytestmark = pytest.mark.skipif(not native, reason="this interpreter's objects have no layout")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spmd.compile.cpu import loader as loader_module
-from spmd.compile.cpu.cache import ObjectCache
+from spmd.compile.native.llvm import compiler as loader_module
+from spmd.compile.native.llvm.object_cache import ObjectCache
 
 
 @pytest.fixture

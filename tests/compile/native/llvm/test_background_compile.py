@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from spmd.compile.cpu.early import Early, Item
-from spmd.compile.cpu.loader import Loader, Written
+from spmd.compile.native.llvm.background_compile import Early, Item
+from spmd.compile.native.llvm.compiler import Loader, Written
 
 PATIENCE = 60
 EXAMPLE = "define i64 @{name}() {{\n  ret i64 {value}\n}}\n"

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from spmd.compile.cpu import behind as behind_module
-from spmd.compile.cpu.behind import Behind
-from spmd.compile.cpu.cache import ObjectCache, entry_key
+from spmd.compile.native.llvm import cache_writer as behind_module
+from spmd.compile.native.llvm.cache_writer import Behind
+from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 KEYS = [entry_key(str(k)) for k in range(40)]
 
 
@@ -215,8 +215,8 @@ def test_what_a_killed_process_left_unfinished_goes_after_an_hour(tmp_path):
 _STORE = """
 import multiprocessing, os, sys, threading, time
 from pathlib import Path
-from spmd.compile.cpu import behind
-from spmd.compile.cpu.cache import ObjectCache, entry_key
+from spmd.compile.native.llvm import cache_writer as behind
+from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 behind.REST_SECONDS = behind.LONGEST_WAIT_SECONDS = 1000.0  # only the end of the program writes
 cache = ObjectCache(lambda: Path(sys.argv[1]), behind=True)
 def store(*_):
@@ -261,8 +261,8 @@ def test_all_of_it_is_there_when_a_process_has_ended(tmp_path, ending):
 _ENDLESS = """
 import os, sys, threading
 from pathlib import Path
-from spmd.compile.cpu import behind
-from spmd.compile.cpu.cache import ObjectCache, entry_key
+from spmd.compile.native.llvm import cache_writer as behind
+from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 behind.REST_SECONDS = 0.0
 cache = ObjectCache(lambda: Path(sys.argv[1]), behind=True)
 def store():

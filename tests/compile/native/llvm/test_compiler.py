@@ -11,13 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from spmd.compile.cpu import host as host_module
-from spmd.compile.cpu import loader as loader_module
-from spmd.compile.cpu import units
-from spmd.compile.cpu.cache import ObjectCache
-from spmd.compile.cpu.loader import Host, Loader, Written, compile_texts, host
-from spmd.compile.cpu.runtime_ir import Function
-from spmd.compile.cpu.units import CONTROL
+from spmd.compile.native.llvm import compiler as loader_module
+from spmd.compile.native.llvm import modules as units
+from spmd.compile.native.llvm import target as host_module
+from spmd.compile.native.llvm.compiler import Host, Loader, Written, compile_texts, host
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.llvm.modules import CONTROL
+from spmd.compile.native.llvm.object_cache import ObjectCache
 
 
 def constant(name: str, number: int) -> str:
@@ -223,7 +223,7 @@ def test_where_the_processor_is_not_described_llvm_is_asked(asked):
 
 def test_llvmlite_is_imported_by_the_first_compile_only(tmp_path):
     program = (
-        "import sys\nimport spmd.compile.cpu.loader as loader\n"
+        "import sys\nimport spmd.compile.native.llvm.compiler as loader\n"
         "assert 'llvmlite' not in sys.modules\n"
         "loader.compile_texts(['define void @f() nounwind { ret void }'])\n"
         "assert loader.host().vector_bytes\n"

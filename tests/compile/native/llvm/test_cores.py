@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from spmd.compile.cpu import cores
+from spmd.compile.native.llvm import cores
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.runtime_ir import Function
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.llvm.function_builder import Function
 
 I64 = ctypes.c_int64
 

@@ -13,13 +13,13 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu import link as link_module
-from spmd.compile.cpu import loader as loader_module
-from spmd.compile.cpu.cache import ObjectCache
-from spmd.compile.cpu.link import UnfamiliarError, link
-from spmd.compile.cpu.loader import Loader, _Unit
-from spmd.compile.cpu.units import symbols_of
-from spmd.core.config import config
+from spmd.base.config import config
+from spmd.compile.native.llvm import compiler as loader_module
+from spmd.compile.native.llvm import linker as link_module
+from spmd.compile.native.llvm.compiler import Loader, _Unit
+from spmd.compile.native.llvm.linker import UnfamiliarError, link
+from spmd.compile.native.llvm.modules import symbols_of
+from spmd.compile.native.llvm.object_cache import ObjectCache
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="other processors' code is linked by LLVM"

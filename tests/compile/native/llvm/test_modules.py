@@ -7,10 +7,17 @@ import time
 
 import pytest
 
-from spmd.compile.cpu import loader as loader_module
-from spmd.compile.cpu import units
-from spmd.compile.cpu.loader import Loader
-from spmd.compile.cpu.units import CONTROL, SWITCH_SECONDS, Stream, Team, into_units, symbols_of
+from spmd.compile.native.llvm import compiler as loader_module
+from spmd.compile.native.llvm import modules as units
+from spmd.compile.native.llvm.compiler import Loader
+from spmd.compile.native.llvm.modules import (
+    CONTROL,
+    SWITCH_SECONDS,
+    Stream,
+    Team,
+    into_units,
+    symbols_of,
+)
 
 
 def constant(name: str, number: int, lines: int = 0) -> str:

@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from spmd.compile.cpu import host, loader
-from spmd.compile.cpu.cache import ObjectCache, entry_key
+from spmd.compile.native.llvm import compiler as loader
+from spmd.compile.native.llvm import target as host
+from spmd.compile.native.llvm.object_cache import UNDIGESTED, ObjectCache, entry_key
 
 KEY = entry_key("text", "cpu")
 
@@ -164,9 +165,29 @@ def test_readers_never_see_half_an_entry(tmp_path):
     assert len(files(tmp_path)) == 1
 
 
+def test_the_digest_has_every_file_that_a_first_compile_imports(tmp_path):
+    """With a package that it forgets, code that another version made would run."""
+    program = (
+        "import sys, spmd\n"
+        "from spmd import lax\n"
+        "from spmd.compile.native.llvm.object_cache import digested_files\n"
+        "spmd.jit(spmd.grad(lambda x: lax.sin(x) * x))(1.0).block_until_ready()\n"
+        "spmd.pmap(lambda x: lax.psum(x, 'i'), axis_name='i')(lax.iota('float32', 2))\n"
+        "digested = {path for path, _, _ in digested_files()}\n"
+        "ours = [(n, m.__file__) for n, m in sys.modules.items() if n.startswith('spmd.')]\n"
+        "print(*(name for name, file in ours if file not in digested))\n"
+    )
+    env = {**os.environ, "SPMD_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # The public modules beside the packages only list names.
+    beside = [name for name in done.stdout.split() if name.count(".") > 1]
+    assert not [name for name in beside if name.split(".")[1] not in UNDIGESTED]
+
+
 def test_processes_that_compile_the_same_share_the_folder(tmp_path):
     program = (
-        "from spmd.compile.cpu.loader import compile_texts\n"
+        "from spmd.compile.native.llvm.compiler import compile_texts\n"
         "texts = ['define i64 @f%d() { ret i64 %d }' % (i, i) for i in range(20)]\n"
         "print(len(compile_texts(texts)))\n"
     )

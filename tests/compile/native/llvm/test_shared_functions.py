@@ -9,20 +9,25 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd.compile.cpu import loader as loader_module
-from spmd.compile.cpu.emit import Emitter, Module
-from spmd.compile.cpu.loader import Loader
-from spmd.compile.cpu.shared import called_by_code, called_by_text, share, shared_text
-from spmd.compile.cpu.units import Stream, into_units
-from spmd.compile.cpu.vectormath import (
+from spmd.compile.cpu.math.table import (
     HAS_BRANCHES,
     LONG,
     VECTOR_FUNCTIONS,
     call_function,
     shared_functions,
 )
+from spmd.compile.native.llvm import compiler as loader_module
+from spmd.compile.native.llvm.compiler import Loader
+from spmd.compile.native.llvm.modules import Stream, into_units
+from spmd.compile.native.llvm.shared_functions import (
+    called_by_code,
+    called_by_text,
+    share,
+    shared_text,
+)
+from spmd.compile.native.llvm.vector_emitter import Emitter, Module
 
-from .native import host_target
+from ...cpu.native import host_target
 
 
 def shared(number: int) -> str:
@@ -161,7 +166,7 @@ def test_vector_functions_that_are_called_are_among_those_that_are_prepared():
 
 PROGRAM = """
 import numpy as np, spmd, spmd.numpy as snp
-from spmd.compile.cpu.loader import loader
+from spmd.compile.native.llvm.compiler import loader
 x = np.linspace(-9, 9, 500, dtype=np.float32)
 y = spmd.jit(lambda x: snp.sin(x) + snp.cos(3 * x))(x)
 print(loader.compiled, np.asarray(y).tobytes().hex()[:64])

@@ -13,13 +13,16 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.api import make_jaxpr
-from spmd.compile import building, hostcalls
-from spmd.compile.cpu import cache, image, loader
-from spmd.compile.executable import compile_jaxpr
-from spmd.compile.identity import identity
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError
+from spmd.compile.executable import build as building
+from spmd.compile.executable.executable import compile_jaxpr
+from spmd.compile.fingerprint import identity
+from spmd.compile.lower import host_steps as hostcalls
+from spmd.compile.native.llvm import compiler as loader
+from spmd.compile.native.llvm import object_cache as cache
+from spmd.compile.native.program import stored as image
 from spmd.core import primitive as primitive_module
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused
 from spmd.core.trace import to_numpy
@@ -222,7 +225,7 @@ def test_maps_with_solves_are_loaded(second_process):
     np.testing.assert_array_equal(first[0], np.asarray(spmd.pmap(lambda b: solution(b))(X[:4])))
 
 
-@pytest.mark.filterwarnings("ignore::spmd.core.errors.CollectiveWarning")
+@pytest.mark.filterwarnings("ignore::spmd.errors.CollectiveWarning")
 def test_a_loaded_program_says_where_it_failed(folder, monkeypatch):
     """Its steps are made again for that: they are not in the image."""
 
@@ -287,7 +290,8 @@ def f(x):
 made = spmd.jit(f)(x), spmd.pmap(lambda x: lax.psum(x @ x, "i"), axis_name="i")(x[None])
 print([np.asarray(a).tobytes().hex() for a in spmd.tree.leaves(made)])
 if sys.argv[1:] == ["second"]:  # what makes programs was not even imported
-    wholes = "pipeline", "building", "assemble", "memory", "kernel", "lower", "passes"
+    wholes = "passes", "schedule", "kernel", "expressions", "cpu.assemble", "native.runtime.ir"
+    wholes += "executable.build", "lower.lowering", "lower.steps", "native.program.encode"
     assert not {f"spmd.compile.{name}" for name in wholes} & set(sys.modules)
     if (sys.platform, platform.machine()) == ("linux", "x86_64"):
         assert "llvmlite" not in sys.modules

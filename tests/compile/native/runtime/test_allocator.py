@@ -8,8 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import allocator
-from spmd.compile.cpu.allocator import ALIGNMENT, LARGE, Adopted, adopt, alloc, size_class, trim
+from spmd.compile.native.runtime import allocator
+from spmd.compile.native.runtime.allocator import (
+    ALIGNMENT,
+    LARGE,
+    Adopted,
+    adopt,
+    alloc,
+    size_class,
+    trim,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from spmd.compile.cpu import encode
-from spmd.compile.cpu.encode import needed_reductions
-from spmd.compile.cpu.program import CollectiveStep, CondStep, CopyStep, Program, Slot, WhileStep
-from spmd.compile.cpu.reduce import OPERATORS, supports
-from spmd.compile.cpu.runner import build_program
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, DtypeError
-from tests.compile.cpu.programs import F32, I32, binary, run
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, DtypeError
+from spmd.compile.native.program import encode
+from spmd.compile.native.program.encode import needed_reductions
+from spmd.compile.native.program.reduction_kernels import OPERATORS, supports
+from spmd.compile.native.program.steps import (
+    CollectiveStep,
+    CondStep,
+    CopyStep,
+    Program,
+    Slot,
+    WhileStep,
+)
+from spmd.compile.native.runtime.run import build_program
+from tests.compile.native.programs import F32, I32, binary, run
 
 INTEGERS = [f"{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64)]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]

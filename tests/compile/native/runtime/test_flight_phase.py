@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.collectives.transport import flight
-from spmd.collectives.transport.flight import FLIGHT
+from spmd.transport import flight_recorder as flight
+from spmd.transport.flight_recorder import FLIGHT
 
 
 @pytest.fixture

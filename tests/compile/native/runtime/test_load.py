@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from spmd.compile.cpu import encode
-from spmd.compile.cpu.encode import Encoder
-from spmd.compile.cpu.program import KernelStep, Program
-from spmd.compile.cpu.run_words import PARTS, POOL, QUEUE
+from spmd.compile.native.program import encode
+from spmd.compile.native.program.encode import Encoder
+from spmd.compile.native.program.run_layout import PARTS, POOL, QUEUE
+from spmd.compile.native.program.steps import KernelStep, Program
 
 _PARTS = """
 import spmd, spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu import runtime
+from spmd.compile.native.runtime import load as runtime
 
 def loaded():
     return set(runtime._parts)

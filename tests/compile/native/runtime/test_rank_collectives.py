@@ -15,11 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spmd.collectives.transport import shm, shm_direct, shm_direct_rounds, shm_pages
-from spmd.collectives.transport.base import ReduceOp
-from spmd.collectives.transport.shm import ShmCommunicator
-from spmd.collectives.transport.shm_direct_rounds import DirectPlanner
-from spmd.collectives.transport.shm_rounds import (
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, PeerError
+from spmd.compile.native.program.run_layout import PARTS
+from spmd.compile.native.program.steps import CallbackStep, Program, RankStep, Slot, WhileStep
+from spmd.compile.native.runtime.load import load_parts
+from spmd.compile.native.runtime.run import build_program
+from spmd.transport.communicator import ReduceOp
+from spmd.transport.shm import communicator as shm
+from spmd.transport.shm import direct_plan as shm_direct_rounds
+from spmd.transport.shm import direct_read as shm_direct
+from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm.communicator import ShmCommunicator
+from spmd.transport.shm.direct_plan import DirectPlanner
+from spmd.transport.shm.plan import (
     Limits,
     Member,
     Memory,
@@ -31,14 +40,8 @@ from spmd.collectives.transport.shm_rounds import (
     Sum,
     Take,
 )
-from spmd.compile.cpu.program import CallbackStep, Program, RankStep, Slot, WhileStep
-from spmd.compile.cpu.run_words import PARTS
-from spmd.compile.cpu.runner import build_program
-from spmd.compile.cpu.runtime import load_parts
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, PeerError
-from tests.collectives.transport.cases import Case, all_cases, reduce_in_order
-from tests.collectives.transport.forked import FORK, Ranks, raised
+from tests.transport.cases import Case, all_cases, reduce_in_order
+from tests.transport.shm.forked import FORK, Ranks, raised
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="forked ranks are only tested on Linux"

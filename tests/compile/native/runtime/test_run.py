@@ -6,8 +6,11 @@ import threading
 import numpy as np
 import pytest
 
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.program import (
+from spmd.base.config import config
+from spmd.base.errors import CollectiveError, SpmdError
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.program.steps import (
     CallbackStep,
     CondStep,
     CopyStep,
@@ -18,11 +21,8 @@ from spmd.compile.cpu.program import (
     View,
     WhileStep,
 )
-from spmd.compile.cpu.runner import build_program
-from spmd.compile.cpu.runtime_ir import Function
-from spmd.core.config import config
-from spmd.core.errors import CollectiveError, SpmdError
-from tests.compile.cpu.programs import F32, I32, address, binary, compile_for, run
+from spmd.compile.native.runtime.run import build_program
+from tests.compile.native.programs import F32, I32, address, binary, compile_for, run
 
 DEVICES = (1, 2, 4, 8)
 I32_ONE = np.ones(1, I32)

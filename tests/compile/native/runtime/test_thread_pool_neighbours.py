@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from spmd.compile.cpu.runtime_ir_place import _CAN_PLACE
+from spmd.compile.native.runtime.ir.thread_affinity import _CAN_PLACE
 
 pytestmark = pytest.mark.skipif(
     not _CAN_PLACE or len(os.sched_getaffinity(0)) < 2, reason="needs two cores that can be named"
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.skipif(
 BEGIN = """
 import os, subprocess, sys, time
 import numpy as np
-from spmd.compile.cpu.loader import compile_texts
-from spmd.compile.cpu.pool import _word, parallel_for
-from spmd.compile.cpu.runtime_ir import Function
-from spmd.compile.cpu.pool_words import CROWDED, LINE_BYTES, LINES
-from spmd.compile.cpu.runtime_ir_place import core
-from spmd.core.config import config
+from spmd.compile.native.llvm.compiler import compile_texts
+from spmd.compile.native.runtime.thread_pool import _word, parallel_for
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.runtime.pool_layout import CROWDED, LINE_BYTES, LINES
+from spmd.compile.native.runtime.ir.thread_affinity import core
+from spmd.base.config import config
 
 first, second = sorted(os.sched_getaffinity(0))[:2]
 os.sched_setaffinity(0, {first, second})

@@ -10,19 +10,19 @@ import pytest
 import spmd.numpy as snp
 from spmd import nn
 from spmd.api import jit, value_and_grad
-from spmd.compile import ahead
-from spmd.compile.executable import compile_jaxpr
+from spmd.base.tree import tree_leaves
+from spmd.compile.cpu.assemble import compile_callees as ahead
+from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.lower.lowering import lower
-from spmd.compile.lower.schedule import Launch
-from spmd.compile.passes import fuse as fusing
-from spmd.compile.passes import merge as merging
-from spmd.compile.passes import repeat as repeating
-from spmd.compile.passes.attach import attach_epilogues
-from spmd.compile.passes.inline import inline_calls
+from spmd.compile.lower.steps import Launch
+from spmd.compile.passes.fuse_epilogues import attach_epilogues
+from spmd.compile.passes.fusion import fuse as fusing
+from spmd.compile.passes.fusion import memo as repeating
+from spmd.compile.passes.fusion import merge_siblings as merging
+from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.simplify import simplify
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import Names
-from spmd.core.tree import tree_leaves
 from tests.compile.fusion_programs import PROGRAMS, normal
 from tests.compile.programs import by_impl, random_program
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spmd.compile.passes.reach import Reach
+from spmd.compile.passes.fusion.reachability import Reach
 
 
 class Members:

@@ -10,8 +10,8 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
-from spmd.compile.passes.recompute import LEAST_BYTES, recompute
-from spmd.compile.pipeline import PASSES, run_passes
+from spmd.compile.passes.fusion.rematerialize import LEAST_BYTES, recompute
+from spmd.compile.passes.pipeline import PASSES, run_passes
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, all_eqns
 from spmd.testing import check_grads

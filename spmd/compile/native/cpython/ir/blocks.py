@@ -1,14 +1,14 @@
 """Blocks of the allocator as native code: made for results, and given back with the last reference.
 
-The free lists stay those of `allocator.py`: Python lists of addresses, which only who holds the GIL
-changes. What a list cannot serve, Python does.
+The free lists stay those of `native/runtime/allocator.py`: Python lists of addresses, which only
+who holds the GIL changes. What a list cannot serve, Python does.
 """
 
 from __future__ import annotations
 
-from spmd.compile.cpu.layout import Layout
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_tree import call_python
+from spmd.compile.native.cpython.ir.tree_flatten import call_python
+from spmd.compile.native.cpython.object_layout import Layout
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 # What `spmd_block_setup` notes: the function for a block of a class whose list is empty, that for
 # memory whose list is full, the type of blocks, None.

@@ -3,8 +3,8 @@
 The one idea: a `ctypes` call converts each argument through Python-level descriptors and needs a
 buffer that was packed before; a function with CPython's own calling convention reads the operands
 off the interpreter's stack, in a quarter of the time. Where it is told how arrays lie in memory
-(`layout.py`) it also checks that the operands are the arrays that the program was made for, and
-makes the results, which in Python costs more than running a small program.
+(`native/cpython/object_layout.py`) it also checks that the operands are the arrays that the program
+was made for, and makes the results, which in Python costs more than running a small program.
 
 `spmd_door(self, args, count)` is a METH_FASTCALL function. `self` is a tuple; its first item is a
 `bytes` object with the door's words: what to call, the frames' constant words, how to read each
@@ -13,8 +13,7 @@ operand and how to make each result. It uses only functions of the stable ABI.
 
 from __future__ import annotations
 
-from spmd.compile.cpu import run_words
-from spmd.compile.cpu.door_words import (
+from spmd.compile.native.cpython.entry_layout import (
     ADDRESS,
     ARRAY,
     ARRAY_TYPE,
@@ -49,14 +48,15 @@ from spmd.compile.cpu.door_words import (
     UNFIT,
     WORDS,
 )
-from spmd.compile.cpu.layout import DIGIT_BITS, Layout
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_block import BLOCK_DECLARATIONS, block_functions
-from spmd.compile.cpu.runtime_ir_door_tree import (
+from spmd.compile.native.cpython.ir.blocks import BLOCK_DECLARATIONS, block_functions
+from spmd.compile.native.cpython.ir.entry_trees import (
     DOOR_TREE_DECLARATIONS,
     gather_functions,
     spread_functions,
 )
+from spmd.compile.native.cpython.object_layout import DIGIT_BITS, Layout
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.program import run_layout as run_words
 
 # `Py_buffer` as the stable ABI fixes it, with room to spare; its first field is the address.
 VIEW_BYTES = 128

@@ -7,7 +7,7 @@ nothing fits, and later through new containers for the results.
 
 from __future__ import annotations
 
-from spmd.compile.cpu.door_words import (
+from spmd.compile.native.cpython.entry_layout import (
     IS_DICT,
     IS_LEAF,
     IS_LIST,
@@ -20,9 +20,9 @@ from spmd.compile.cpu.door_words import (
     NODE_OP,
     NODE_TEMPLATE,
 )
-from spmd.compile.cpu.layout import Layout
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_sequence import ret_null_if, ret_sequence
+from spmd.compile.native.cpython.ir.sequences import ret_null_if, ret_sequence
+from spmd.compile.native.cpython.object_layout import Layout
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 DOOR_TREE_DECLARATIONS = """
 declare i64 @PyList_Size(ptr)

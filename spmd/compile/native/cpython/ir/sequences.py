@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 
 def ret_null_if(f: Function, condition: Value, *references: Value) -> None:

@@ -2,18 +2,18 @@
 
 The one idea: what costs in a tree of sixty leaves is Python's own look at each node. Here the plain
 containers (tuples, lists, dicts, named tuples, None) are walked by functions with CPython's calling
-convention; every other container is handed to `core/tree.py`, whose Python text is the slow twin
+convention; every other container is handed to `base/tree.py`, whose Python text is the slow twin
 and raises the user's errors.
 
-`self` of each function (`runtime_ir_tree_build.py`) is a tuple; its first item is a `bytes` object
+`self` of each function (`tree_unflatten.py`) is a tuple; its first item is a `bytes` object
 with the addresses of what the walk asks for. Only functions of the stable ABI are used.
 """
 
 from __future__ import annotations
 
-from spmd.compile.cpu.layout import Layout, TreeLayout
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_sequence import ret_null_if
+from spmd.compile.native.cpython.ir.sequences import ret_null_if
+from spmd.compile.native.cpython.object_layout import Layout, TreeLayout
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 # The words of a walk: Python's own types; `None`, the registry of containers and the named tuples
 # in it; the structures of a leaf and of None and their type; the type of types; the functions that

@@ -1,14 +1,12 @@
 """Pytrees as native code: how they are put together, and asked whether all arrays are there.
 
-Taking them apart is in `runtime_ir_tree.py`; the built-in functions are here.
+Taking them apart is in `tree_flatten.py`; the built-in functions are here.
 """
 
 from __future__ import annotations
 
-from spmd.compile.cpu.layout import Layout, TreeLayout
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_sequence import ret_null_if, ret_sequence
-from spmd.compile.cpu.runtime_ir_tree import (
+from spmd.compile.native.cpython.ir.sequences import ret_null_if, ret_sequence
+from spmd.compile.native.cpython.ir.tree_flatten import (
     ARRAY_TYPE,
     DICT,
     LIST,
@@ -29,6 +27,8 @@ from spmd.compile.cpu.runtime_ir_tree import (
     walk_functions,
     word,
 )
+from spmd.compile.native.cpython.object_layout import Layout, TreeLayout
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 
 def tree_text(layout: Layout, tree: TreeLayout) -> str:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import signal
 import time
 
-from spmd.collectives.transport import flight
-from spmd.compile.cpu.queue_words import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.runtime.ir.module import clock
+from spmd.compile.native.runtime.queue_layout import (
     AT_ONCE,
     CANCELLED,
     CAUSE,
@@ -42,8 +43,7 @@ from spmd.compile.cpu.queue_words import (
     THREAD,
     WORK,
 )
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_parts import clock
+from spmd.transport import flight_recorder as flight
 
 # Woken for a job whose maker may wait for it at once, the thread lets the maker take it first: that
 # one is awake already, and what was on its core stays in the caches. (The timers of the system add

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import MISMATCH, OK, RAISED
-from spmd.compile.cpu.runtime_ir import Function
-from spmd.compile.cpu.runtime_ir_execute import (
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import MISMATCH, OK, RAISED
+from spmd.compile.native.runtime.ir.execute import (
     CALL,
     DEVICE_COUNT,
     device_at,
@@ -15,7 +15,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     report_step,
     resolve,
 )
-from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
+from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 
 def callback_texts() -> list[str]:

@@ -7,10 +7,10 @@ gives each device to a thread of its own.
 
 from __future__ import annotations
 
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import OK, PARALLEL_PS, TOO_MANY_TRIPS
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_execute import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import OK, PARALLEL_PS, TOO_MANY_TRIPS
+from spmd.compile.native.runtime.ir.execute import (
     ARGS,
     COUNTER_BYTES,
     COUNTERS,
@@ -29,8 +29,8 @@ from spmd.compile.cpu.runtime_ir_execute import (
     resolve,
     write_job,
 )
-from spmd.compile.cpu.runtime_ir_interrupt import between_rounds
-from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
+from spmd.compile.native.runtime.ir.interrupt import between_rounds
+from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 
 def for_texts() -> list[str]:

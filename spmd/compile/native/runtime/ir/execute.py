@@ -12,11 +12,9 @@ devices as threads.
 
 from __future__ import annotations
 
-from spmd.collectives.transport import flight
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu import pool_words
-from spmd.compile.cpu import runtime_ir_interrupt as interrupt
-from spmd.compile.cpu.run_words import (
+from spmd.compile.native.llvm.function_builder import Function, Value, Variable
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import (
     CALLBACK,
     EVERYONE,
     FLIGHT,
@@ -26,8 +24,10 @@ from spmd.compile.cpu.run_words import (
     REPORT_REACHED,
     REPORT_STEP,
 )
-from spmd.compile.cpu.runtime_ir import Function, Value, Variable
-from spmd.compile.cpu.runtime_ir_parts import POOL, SHARE_COPY, SHARE_KERNEL, STEP_SIGNATURE
+from spmd.compile.native.runtime import pool_layout as pool_words
+from spmd.compile.native.runtime.ir import interrupt
+from spmd.compile.native.runtime.ir.module import POOL, SHARE_COPY, SHARE_KERNEL, STEP_SIGNATURE
+from spmd.transport import flight_recorder as flight
 
 # ---- the run context, on the stack of `spmd_run` (byte offsets) ----------------------------------
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spmd.compile.cpu.run_words import INTERRUPTED, OK, PYTHON, RAISED_THERE
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.program.run_layout import INTERRUPTED, OK, PYTHON, RAISED_THERE
 
 # Byte offsets in the context of a run: the address of its stop word; the thread that serves
 # signals; the rounds until a look at the clock, and from one look to the next; when that was last;

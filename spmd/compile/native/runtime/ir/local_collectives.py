@@ -8,10 +8,15 @@ whatever thread does it.
 
 from __future__ import annotations
 
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import MISMATCH, OK
-from spmd.compile.cpu.runtime_ir import STREAM_ALIGNMENT, STREAM_METADATA, Function, Value
-from spmd.compile.cpu.runtime_ir_execute import (
+from spmd.compile.native.llvm.function_builder import (
+    STREAM_ALIGNMENT,
+    STREAM_METADATA,
+    Function,
+    Value,
+)
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import MISMATCH, OK
+from spmd.compile.native.runtime.ir.execute import (
     DEVICE_COUNT,
     device_at,
     field,
@@ -19,7 +24,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     report_reached,
     resolve,
 )
-from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
+from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 # A unit of work: small enough to balance, and to stay in a cache between its reads and writes.
 PIECE_ELEMENTS = 8192

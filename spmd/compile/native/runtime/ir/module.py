@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import PYTHON, RAISED_THERE, setup_symbol
-from spmd.compile.cpu.runtime_ir import Function
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import PYTHON, RAISED_THERE, setup_symbol
 
 # Every step function and `block` take these: context, step (or begin of a block), end of the
 # block, list of active devices (i32), their number, room for the arguments of one call.

@@ -6,22 +6,27 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
 
-from spmd.compile.cpu.run_words import POOL, QUEUE
-from spmd.compile.cpu.runtime_ir_callback import callback_texts
-from spmd.compile.cpu.runtime_ir_control import cond_texts, for_texts, segment_texts, while_texts
-from spmd.compile.cpu.runtime_ir_exchange import exchange_texts
-from spmd.compile.cpu.runtime_ir_execute import execute_texts
-from spmd.compile.cpu.runtime_ir_interrupt import interrupt_texts
-from spmd.compile.cpu.runtime_ir_parallel import parallel_texts
-from spmd.compile.cpu.runtime_ir_parts import clock, core_text, part_text
-from spmd.compile.cpu.runtime_ir_place import place_texts
-from spmd.compile.cpu.runtime_ir_pool import pool_texts
-from spmd.compile.cpu.runtime_ir_queue import queue_texts
-from spmd.compile.cpu.runtime_ir_ranks import rank_texts
-from spmd.compile.cpu.runtime_ir_scratch import scratch_texts
-from spmd.compile.cpu.runtime_ir_share import gang_texts, share_texts
-from spmd.compile.cpu.runtime_ir_wait import wait_texts
-from spmd.compile.cpu.units import CONTROL
+from spmd.compile.native.llvm.modules import CONTROL
+from spmd.compile.native.program.run_layout import POOL, QUEUE
+from spmd.compile.native.runtime.ir.async_queue import queue_texts
+from spmd.compile.native.runtime.ir.callbacks import callback_texts
+from spmd.compile.native.runtime.ir.control_flow import (
+    cond_texts,
+    for_texts,
+    segment_texts,
+    while_texts,
+)
+from spmd.compile.native.runtime.ir.execute import execute_texts
+from spmd.compile.native.runtime.ir.interrupt import interrupt_texts
+from spmd.compile.native.runtime.ir.local_collectives import exchange_texts
+from spmd.compile.native.runtime.ir.module import clock, core_text, part_text
+from spmd.compile.native.runtime.ir.parallel_loops import parallel_texts
+from spmd.compile.native.runtime.ir.rank_collectives import rank_texts
+from spmd.compile.native.runtime.ir.scratch import scratch_texts
+from spmd.compile.native.runtime.ir.thread_affinity import place_texts
+from spmd.compile.native.runtime.ir.thread_pool import pool_texts
+from spmd.compile.native.runtime.ir.wait import wait_texts
+from spmd.compile.native.runtime.ir.work_sharing import gang_texts, share_texts
 
 # What runs a kind of steps, `run_PART`.
 _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(

@@ -7,10 +7,10 @@ holds nobody up, and results depend on no order: rounds only write what is their
 
 from __future__ import annotations
 
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu.run_words import OK, PARALLEL_PS
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_execute import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import OK, PARALLEL_PS
+from spmd.compile.native.runtime.ir.execute import (
     ARGS,
     COUNTER_BYTES,
     COUNTERS,
@@ -20,7 +20,7 @@ from spmd.compile.cpu.runtime_ir_execute import (
     context_alone,
     field,
 )
-from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
+from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 # The job of a parallel loop: context, step, end of the body, the active device, failure, and the
 # ticket, which has a cache line of its own.

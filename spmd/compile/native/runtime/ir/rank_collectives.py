@@ -1,8 +1,9 @@
 """Collectives with other processes of the host as native code, over memory that they share.
 
-The one idea: a step holds its rounds as words (`encode_ranks`): copies, reductions and meetings.
-Nothing here knows what an all_gather is. A meeting is `ShmCommunicator`'s: the same words of the
-same pages, in the same order, so a rank that runs Python and one that runs this meet each other.
+The one idea: a step holds its rounds as words (`native/program/encode_collectives.py`): copies,
+reductions and meetings. Nothing here knows what an all_gather is. A meeting is `ShmCommunicator`'s:
+the same words of the same pages, in the same order, so a rank that runs Python and one that runs
+this meet each other.
 
 Waiting goes from pauses of the processor over yields to a futex. Only a rank that slept in vain
 calls Python, which looks for the reason, raises it, or lets the wait go on.
@@ -10,13 +11,11 @@ calls Python, which looks for the reason, raises it, or lets the wait go on.
 
 from __future__ import annotations
 
-from spmd.collectives.transport import flight, shm_direct, shm_pages, shm_road, shm_wait
-from spmd.collectives.transport.call import CALL_BYTES
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu import encode_ranks as rounds
-from spmd.compile.cpu.run_words import MISMATCH, OK, TROUBLE
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_execute import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import encode_collectives as rounds
+from spmd.compile.native.program.run_layout import MISMATCH, OK, TROUBLE
+from spmd.compile.native.runtime.ir.execute import (
     DEVICE_COUNT,
     device_at,
     field,
@@ -25,9 +24,15 @@ from spmd.compile.cpu.runtime_ir_execute import (
     report_step,
     resolve,
 )
-from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE, clock
-from spmd.compile.cpu.runtime_ir_place import core
-from spmd.compile.cpu.runtime_ir_wait import relax
+from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE, clock
+from spmd.compile.native.runtime.ir.thread_affinity import core
+from spmd.compile.native.runtime.ir.wait import relax
+from spmd.transport import flight_recorder as flight
+from spmd.transport.call_signature import CALL_BYTES
+from spmd.transport.shm import direct_read as shm_direct
+from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import native_state as shm_road
+from spmd.transport.shm import wait as shm_wait
 
 _NANOSECONDS = 1_000_000_000
 _FIRST_PARK = int(shm_wait.FIRST_PARK_SECONDS * _NANOSECONDS)

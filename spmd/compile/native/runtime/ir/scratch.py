@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from spmd.compile.cpu.runtime_ir import Function
+from spmd.compile.native.llvm.function_builder import Function
 
 # Scratch blocks from here on start on a huge page.
 HUGE_PAGE = 2 * 2**20

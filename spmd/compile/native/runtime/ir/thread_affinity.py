@@ -16,14 +16,14 @@ from __future__ import annotations
 import ctypes
 import sys
 
-from spmd.compile.cpu.pool_words import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.runtime.ir.wait import relax
+from spmd.compile.native.runtime.pool_layout import (
     INSIDE,
     LINE_BYTES,
     MASK_BYTES,
     MOST_PLACED,
 )
-from spmd.compile.cpu.runtime_ir import Function, Value
-from spmd.compile.cpu.runtime_ir_wait import relax
 
 _CORES = 8 * MASK_BYTES
 

@@ -2,7 +2,7 @@
 
 The one idea: the caller can finish any job alone. Workers that arrive in time take chunks, those
 that arrive late find the gate closed, and the caller only ever waits for workers that are inside.
-Those that lost their core to a neighbour meanwhile it brings to its own (see `runtime_ir_place`).
+Those that lost their core to a neighbour meanwhile it brings to its own (see `thread_affinity`).
 So a busy neighbour or a descheduled worker slows nobody down.
 
 Each thread has a part of a job's chunks, the same part in each job of that size, so that what it
@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import signal
 
-from spmd.compile.cpu.pool_words import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.runtime.pool_layout import (
     AVOIDED,
     BACKWARDS,
     BODY,
@@ -57,7 +58,6 @@ from spmd.compile.cpu.pool_words import (
     WORK,
     WORKERS,
 )
-from spmd.compile.cpu.runtime_ir import Function, Value
 
 OPEN = 1 << 40
 _EPOCH_STEP = 2 * (MOST_WORKERS + 1)

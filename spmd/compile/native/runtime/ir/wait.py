@@ -12,7 +12,7 @@ import ctypes
 import platform
 import sys
 
-from spmd.compile.cpu.runtime_ir import Function, Value
+from spmd.compile.native.llvm.function_builder import Function, Value
 
 # Looks with a pause between them (15 to 60 ns each) before a waiting thread becomes polite.
 PAUSES = 500

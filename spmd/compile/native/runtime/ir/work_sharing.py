@@ -7,11 +7,11 @@ The core runs the same steps on one thread, and comes here when that would take 
 
 from __future__ import annotations
 
-from spmd.compile.cpu import encode as layout
-from spmd.compile.cpu import pool_words
-from spmd.compile.cpu.run_words import NO_MEMORY, OK, PARALLEL_PS
-from spmd.compile.cpu.runtime_ir import Function
-from spmd.compile.cpu.runtime_ir_execute import (
+from spmd.compile.native.llvm.function_builder import Function
+from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program.run_layout import NO_MEMORY, OK, PARALLEL_PS
+from spmd.compile.native.runtime import pool_layout as pool_words
+from spmd.compile.native.runtime.ir.execute import (
     ARGS,
     COARSE_PS,
     COPY_PIECE,
@@ -34,8 +34,8 @@ from spmd.compile.cpu.runtime_ir_execute import (
     resolve,
     write_job,
 )
-from spmd.compile.cpu.runtime_ir_parts import STEP_SIGNATURE
-from spmd.compile.cpu.runtime_ir_pool import WORKER_NS
+from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
+from spmd.compile.native.runtime.ir.thread_pool import WORKER_NS
 
 
 def share_texts() -> list[str]:
