@@ -12,6 +12,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 U = TypeVar("U")
 
+# What a specialised call gives back if it does not match its arguments.
+MISS = object()
+# A function that is called in ever new ways must not try ever more closures.
+MOST_MATCHERS = 8
+
 
 def unzip2(pairs: Iterable[tuple[T, U]]) -> tuple[list[T], list[U]]:
     """Turn a sequence of pairs into a pair of lists."""

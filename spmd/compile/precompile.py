@@ -21,7 +21,6 @@ from spmd.compile.cpu.assemble.compile_callees import cpu_target
 from spmd.compile.cpu.assemble.generic_kernels_ir import ELEMENTS
 from spmd.compile.cpu.math.table import VECTOR_ELEMENTS, shared_functions
 from spmd.compile.cpu.matmul.plan import plan_packing, plan_product, prefers_packed
-from spmd.compile.cpu.matmul.tile_ir import Vectors
 from spmd.compile.cpu.matmul.window_plan import plan_contraction
 from spmd.compile.cpu.sort.network import COLUMN_NETWORKS
 from spmd.compile.cpu.sort.steps import sort_text
@@ -35,6 +34,7 @@ from spmd.compile.native.llvm.compiler import host, loader
 from spmd.compile.native.llvm.modules import symbols_of
 from spmd.compile.native.llvm.object_cache import object_cache
 from spmd.compile.native.llvm.shared_functions import called_by_text, shared_text
+from spmd.compile.native.llvm.vectors import Vectors
 from spmd.compile.native.program.reduction_kernels import reduce_kernels
 from spmd.compile.native.program.run_layout import PARTS
 from spmd.compile.native.runtime.load import load_parts, runtime

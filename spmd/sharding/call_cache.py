@@ -15,14 +15,11 @@ from spmd.base.config import config
 from spmd.base.context import busy, state
 from spmd.base.record import record
 from spmd.base.tree import TreeDef
+from spmd.base.util import MISS, MOST_MATCHERS
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import EVAL
 from spmd.sharding.array import Array
 from spmd.sharding.named import NamedSharding
-
-MISS = object()
-# A function that is called in ever new ways must not try ever more closures.
-MOST_MATCHERS = 8
 
 
 @record

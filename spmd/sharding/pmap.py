@@ -17,7 +17,7 @@ from spmd.base.device import Device, devices, local_devices, too_few_devices
 from spmd.base.errors import ArgumentError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_leaves, tree_unflatten
-from spmd.base.util import function_name, present_as
+from spmd.base.util import MISS, function_name, present_as
 from spmd.core.argument_names import (
     check_arrays,
     check_axis_name_free,
@@ -34,7 +34,7 @@ from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.structural import broadcast_leading, reshape
 from spmd.core.trace import EVAL, Tracer, to_numpy
 from spmd.sharding.array import Array, check_donated, from_numpy, from_shards
-from spmd.sharding.call_cache import MISS, FastCalls, MappedCall, is_evaluated
+from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding

@@ -18,7 +18,7 @@ from spmd.base.context import state
 from spmd.base.errors import DeviceError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
-from spmd.base.util import WeakCache, function_name
+from spmd.base.util import MISS, WeakCache, function_name
 from spmd.core.argument_names import (
     check_arrays,
     check_axis_name_free,
@@ -33,7 +33,7 @@ from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.call_cache import MISS, FastCalls, MappedCall, is_evaluated
+from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding

@@ -223,7 +223,9 @@ def reduction(s: Scope) -> str:
 
 
 def running(s: Scope) -> str:
-    a = s.array()
+    # Which values are tied is a matter of rounding, once they are computed.
+    a = s.pick([n for n in s.avals if n[0] == "x" and s.avals[n].ndim] or [s.array()])
+    a = a if s.order else s.array()
     return f"{s.pick(RUNNING)}({a}, axis={max(0, s.dim(a))})"
 
 

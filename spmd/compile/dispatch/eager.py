@@ -18,6 +18,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.config import config
+from spmd.base.util import MISS
 from spmd.compile.lazy import (
     elementwise,
     executable,
@@ -32,7 +33,7 @@ from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
-from spmd.sharding.call_cache import MISS, hook
+from spmd.sharding.call_cache import hook
 from spmd.sharding.shard_map_rules import shard_map_p
 
 if TYPE_CHECKING:

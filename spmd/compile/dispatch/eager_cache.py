@@ -17,12 +17,12 @@ from typing import Any
 
 from spmd.base.config import config
 from spmd.base.context import busy
+from spmd.base.util import MISS
 from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, FLAT
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.lazy import flat
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array
-from spmd.sharding.call_cache import MISS
 
 # Calls of one kind before it is compiled: a program costs as much as a few hundred of them, but a
 # kind that came this often mostly comes for ever.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.tree import LEAF, TreeDef
+from spmd.base.util import MISS
 from spmd.compile.dispatch.async_fast_call import QueuedWriter, is_queued, now_or_later
 from spmd.compile.dispatch.python_fast_call import (
     ALIGNMENT,
@@ -28,7 +29,6 @@ from spmd.compile.native.cpython.entry_layout import is_plain
 from spmd.compile.native.cpython.object_layout import object_layout
 from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
 from spmd.sharding.array import Array
-from spmd.sharding.call_cache import MISS
 from spmd.transport.flight_recorder import FLIGHT
 
 

@@ -21,7 +21,7 @@ from spmd.base.context import busy, state
 from spmd.base.errors import ArgumentError
 from spmd.base.record import field, record
 from spmd.base.tree import TreeDef, tree_flatten
-from spmd.base.util import WeakCache, collector_paused, present_as
+from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced
 from spmd.compile.executable.nan_check import check_nans
@@ -34,7 +34,6 @@ from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
 from spmd.sharding.array import check_donated
-from spmd.sharding.call_cache import MISS, MOST_MATCHERS
 from spmd.sharding.named import SingleDeviceSharding
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
 from spmd.transport.mpi import recovery

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from spmd.base.tree import TreeDef, is_named_tuple
+from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.native.cpython import entry_point as door
 from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
-from spmd.sharding.call_cache import MISS
 from spmd.transport.flight_recorder import FLIGHT
 
 # Results that are small together share one block; larger ones get a block each.

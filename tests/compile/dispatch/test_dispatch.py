@@ -13,10 +13,10 @@ from spmd import lax
 from spmd.api import grad, jit, make_jaxpr, vmap
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
+from spmd.base.util import MISS
 from spmd.compile.dispatch import eager as dispatch
 from spmd.compile.dispatch.jit import JitFunction, clear_caches
 from spmd.sharding.array import Array, from_numpy
-from spmd.sharding.call_cache import MISS
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

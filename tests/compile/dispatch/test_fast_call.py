@@ -15,6 +15,7 @@ from spmd import lax
 from spmd.api import jit
 from spmd.base.errors import ArgumentError
 from spmd.base.tree import LEAF, TreeDef
+from spmd.base.util import MISS
 from spmd.compile.dispatch import fast_call as nativecall
 from spmd.compile.native.cpython import entry_point as door
 from spmd.compile.native.cpython.object_layout import object_layout, slot_offsets
@@ -24,7 +25,6 @@ from spmd.compile.native.runtime.allocator import Block, alloc, home_of
 from spmd.compile.native.runtime.run import build_program
 from spmd.core.aval import typeof
 from spmd.sharding.array import Array, from_numpy
-from spmd.sharding.call_cache import MISS
 from tests.compile.native.programs import address
 
 SLOTS = ("aval", "ptr", "owner", "shards", "_numpy", "_sharding")

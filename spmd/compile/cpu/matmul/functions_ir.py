@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from spmd.compile.cpu.matmul.tile_ir import Vectors
 from spmd.compile.native.llvm.function_builder import Function, Value
 from spmd.compile.native.llvm.modules import CONTROL
+from spmd.compile.native.llvm.vectors import Vectors
 
 # The run-time numbers of a product, in the order in which the code finds them. Strides in bytes.
 SIZES = (

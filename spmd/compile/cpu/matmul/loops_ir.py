@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from spmd.compile.cpu.matmul.functions_ir import Sizes, as_control, called, pack
-from spmd.compile.cpu.matmul.tile_ir import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.vectors import (
     STORED,
     Vectors,
     lane_mask,
@@ -28,7 +29,6 @@ from spmd.compile.cpu.matmul.tile_ir import (
     splat,
     store_vector,
 )
-from spmd.compile.native.llvm.function_builder import Function, Value
 
 _KERNEL_PARAMS = ["ptr", "ptr", "i64", "i64"]
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from spmd.compile.cpu.matmul.tile_ir import (
+from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.modules import CONTROL
+from spmd.compile.native.llvm.vectors import (
     NBYTES,
     STORED,
     Vectors,
@@ -24,8 +26,6 @@ from spmd.compile.cpu.matmul.tile_ir import (
     store_vector,
     widen,
 )
-from spmd.compile.native.llvm.function_builder import Function, Value
-from spmd.compile.native.llvm.modules import CONTROL
 
 PACK_PARAMS = ["ptr", "i64", "i64", "i64", "i64", "ptr", "i64"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from spmd.base.record import record
 from spmd.compile.kernel.matmul import Product
-from spmd.compile.native.runtime.ir.execute import COARSE_PS
+from spmd.compile.native.program.run_layout import COARSE_PS
 
 # Columns of a unit that packs B for itself: its block stays in the L2 cache.
 UNIT_COLUMNS = 512

@@ -56,13 +56,14 @@ from spmd.compile.cpu.matmul.partition import (
     packing_ns,
 )
 from spmd.compile.cpu.matmul.tile_asm import can_assemble
-from spmd.compile.cpu.matmul.tile_ir import NBYTES, Tile, Vectors
+from spmd.compile.cpu.matmul.tile_ir import Tile
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Map, Store
 from spmd.compile.kernel.matmul import Operand, Product, argument_maps, block_epilogue, plain_store
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.native.llvm.compiler import Host, available_cores, compile_texts, host
 from spmd.compile.native.llvm.vector_emitter import Target
+from spmd.compile.native.llvm.vectors import NBYTES, Vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 MOST_BATCH_DIMS = 3

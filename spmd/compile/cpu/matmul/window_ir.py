@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import platform
 
-from spmd.compile.cpu.matmul.tile_ir import (
+from spmd.compile.cpu.matmul.tile_ir import store_tile
+from spmd.compile.native.llvm.function_builder import Function, Value, Variable
+from spmd.compile.native.llvm.vectors import (
+    VECTOR_REGISTER,
     Vectors,
     lane_mask,
     load_vector,
     multiply_add,
     splat,
-    store_tile,
 )
-from spmd.compile.native.llvm.function_builder import Function, Value, Variable
 
 # The run-time numbers, in the order in which the code finds them. `at_*` are the words at which
 # tables begin: of (a, c) bytes for each row and outer row, of (a, b) bytes for each step of the
@@ -40,8 +41,6 @@ HEADER = (
 ADDRESSES = 3
 
 _WORD = 8
-# How inline assembly names "any vector register", by processor.
-VECTOR_REGISTER = {"x86_64": "v", "AMD64": "v", "aarch64": "w", "arm64": "w"}
 
 
 def panel_width(v: Vectors, columns: int) -> int:

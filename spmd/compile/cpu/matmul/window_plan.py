@@ -15,7 +15,6 @@ import numpy as np
 
 from spmd.base.record import record
 from spmd.compile.cpu.codegen.kernel import Rendered, render
-from spmd.compile.cpu.matmul.tile_ir import Vectors
 from spmd.compile.cpu.matmul.window_ir import (
     ADDRESSES,
     HEADER,
@@ -31,6 +30,7 @@ from spmd.compile.kernel.matmul import argument_maps, block_epilogue
 from spmd.compile.kernel.window_contraction import Contraction
 from spmd.compile.native.llvm.compiler import Host, available_cores, host
 from spmd.compile.native.llvm.vector_emitter import Target
+from spmd.compile.native.llvm.vectors import Vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 # A panel of B this deep (f32), two vectors wide, is 24 KiB: it stays in L1 beside what is read of

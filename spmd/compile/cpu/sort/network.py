@@ -12,9 +12,8 @@ import platform
 from collections.abc import Sequence
 
 from spmd.base.record import record
-from spmd.compile.cpu.matmul.tile_ir import FullVectors, lane_mask, masked_name
-from spmd.compile.cpu.matmul.window_ir import VECTOR_REGISTER
 from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.vectors import VECTOR_REGISTER, FullVectors, lane_mask, masked_name
 
 # Which registers a network compares, by their number: the smaller elements go into the first.
 COLUMN_NETWORKS: dict[int, Sequence[tuple[int, int]]] = {

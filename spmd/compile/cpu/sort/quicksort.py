@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from spmd.base.record import record
-from spmd.compile.cpu.matmul.tile_ir import lane_mask, splat
 from spmd.compile.cpu.sort.network import COLUMN_NETWORKS, Keys, network
 from spmd.compile.native.llvm.function_builder import Function, Value, Variable
 from spmd.compile.native.llvm.shared_functions import share
+from spmd.compile.native.llvm.vectors import lane_mask, splat
 
 # Registers of a partition's turn.
 _TURN = 4

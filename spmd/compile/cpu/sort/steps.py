@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from spmd.compile.cpu.matmul.tile_ir import Vectors
 from spmd.compile.native.llvm.compiler import host
 from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.vectors import Vectors
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 # Up to here insertion is quicker than counting.

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 
-from spmd.compile.cpu.matmul.tile_ir import splat
 from spmd.compile.cpu.sort.network import COLUMN_NETWORKS, Keys
 from spmd.compile.cpu.sort.quicksort import RARE, declarations, halving, inner, sorter
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.native.llvm.compiler import host
 from spmd.compile.native.llvm.function_builder import Function, Value
+from spmd.compile.native.llvm.vectors import splat
 from spmd.compile.native.program.steps import KernelStep, Slot
 
 # What the bits of a number are: the last of a step's sizes.

@@ -19,6 +19,7 @@ import numpy as np
 
 from spmd.base.lazy_import import Deferred
 from spmd.base.tree import LEAF, TreeDef
+from spmd.base.util import MISS
 from spmd.compile.native.cpython.builtin_function import keep_for_ever, make_builtin, make_method
 from spmd.compile.native.cpython.entry_layout import (
     ADDRESS,
@@ -46,7 +47,6 @@ from spmd.compile.native.llvm.compiler import Written, compile_written
 from spmd.compile.native.runtime.allocator import Block, SizeClass, alloc_of, give_back
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.sharding.array import Array
-from spmd.sharding.call_cache import MISS
 
 __all__ = [
     "ADDRESS",

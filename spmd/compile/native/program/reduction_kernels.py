@@ -21,6 +21,7 @@ from spmd.compile.native.llvm.function_builder import (
     Function,
     Value,
 )
+from spmd.compile.native.llvm.vectors import round_to_bfloat, vector_type
 
 OPERATORS = ("sum", "prod", "max", "min", "and", "or", "xor")
 
@@ -177,7 +178,7 @@ def _make_combiner(
     f: Function, element: _Element, op: str, lanes: int, intrinsics: dict[str, None]
 ) -> Callable[[list[Value], list[Value]], list[Value]]:
     name = _combiner(op, element.kind)
-    type = _vector(element.carried, lanes)
+    type = vector_type(element.carried, lanes)
     if name == "complex":
 
         def multiply(a: list[Value], b: list[Value]) -> list[Value]:
@@ -192,17 +193,13 @@ def _make_combiner(
     return lambda a, b: [f.emit(type, f"{name} {type} {a[0].text}, {b[0].text}")]
 
 
-def _vector(element: str, lanes: int) -> str:
-    return f"<{lanes} x {element}>" if lanes > 1 else element
-
-
 def _read(f: Function, element: _Element, lanes: int, address: Value, offset: int) -> Value:
-    stored, carried = _vector(element.stored, lanes), _vector(element.carried, lanes)
+    stored, carried = vector_type(element.stored, lanes), vector_type(element.carried, lanes)
     value = f.load(stored, address, offset, align=element.nbytes)
     if element.stored == "half":
         return f.convert("fpext", value, carried)
     if element.stored == "i16" and element.carried == "float":
-        wide = f.convert("zext", value, _vector("i32", lanes)) << 16
+        wide = f.convert("zext", value, vector_type("i32", lanes)) << 16
         return f.convert("bitcast", wide, carried)
     return value
 
@@ -217,26 +214,10 @@ def _write(
     streams: bool,
 ) -> None:
     if element.stored == "half":
-        value = f.convert("fptrunc", value, _vector("half", lanes))
+        value = f.convert("fptrunc", value, vector_type("half", lanes))
     elif element.stored == "i16" and element.carried == "float":
         value = round_to_bfloat(f, value, lanes)
     if streams:
         f.stream(value, f.at(address, offset))
     else:
         f.store(value, address, offset, align=element.nbytes)
-
-
-def round_to_bfloat(f: Function, value: Value, lanes: int) -> Value:
-    """The 16 bits of f32 lanes rounded to bfloat16, to nearest even; NaNs stay NaNs.
-
-    By integer arithmetic: LLVM's own conversion flushes denormals where the processor has an
-    instruction for it, and calls a library that may not be there where it has none.
-    """
-    words = _vector("i32", lanes)
-    bits = f.convert("bitcast", value, words)
-    high = f.emit(words, f"lshr {words} {bits.text}, {f.value(words, 16).text}")
-    rounded = bits + ((high & 1) + 0x7FFF)
-    quiet = bits | 0x00400000
-    kept = f.select(value.differs(value), quiet, rounded)
-    shifted = f.emit(words, f"lshr {words} {kept.text}, {f.value(words, 16).text}")
-    return f.convert("trunc", shifted, _vector("i16", lanes))

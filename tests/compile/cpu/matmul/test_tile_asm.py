@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from spmd.compile.cpu.matmul.tile_asm import can_assemble
-from spmd.compile.cpu.matmul.tile_ir import Tile, Vectors
+from spmd.compile.cpu.matmul.tile_ir import Tile
 from spmd.compile.native.llvm.compiler import Host, Loader, loader
 from spmd.compile.native.llvm.modules import is_control, symbols_of
+from spmd.compile.native.llvm.vectors import Vectors
 
 WIDE, NARROW = 64, 32
 DTYPES = {"f32": np.float32, "f64": np.float64}

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from spmd.compile.cpu.matmul import window_plan as contract
-from spmd.compile.cpu.matmul.tile_ir import Vectors
 from spmd.compile.cpu.matmul.window_ir import heights, panel_width
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError
@@ -20,6 +19,7 @@ from spmd.compile.kernel.window_contraction import (
     interpret_contraction,
 )
 from spmd.compile.native.llvm.compiler import Host, compile_texts, host
+from spmd.compile.native.llvm.vectors import Vectors
 from spmd.compile.native.program.steps import Program, Slot
 from spmd.compile.native.runtime.run import build_program
 

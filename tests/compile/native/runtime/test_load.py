@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from spmd.compile.native.program import encode
+from spmd.compile.native.program import byte_code, encode
 from spmd.compile.native.program.encode import Encoder
 from spmd.compile.native.program.run_layout import PARTS, POOL, QUEUE
 from spmd.compile.native.program.steps import KernelStep, Program
@@ -37,8 +37,8 @@ def test_a_process_loads_the_parts_that_its_programs_use():
 
 
 def test_each_part_is_there_for_the_steps_that_need_it():
-    everything = set(range(encode.KERNEL, encode.RANKS + 1))
-    assert set(encode._OF_STEPS) == everything - {encode.KERNEL, encode.COPY}
+    everything = set(range(byte_code.KERNEL, byte_code.RANKS + 1))
+    assert set(encode._OF_STEPS) == everything - {byte_code.KERNEL, byte_code.COPY}
     assert {*encode._OF_STEPS.values(), POOL, QUEUE} == set(PARTS)
 
 

@@ -6,7 +6,7 @@ who holds the GIL changes. What a list cannot serve, Python does.
 
 from __future__ import annotations
 
-from spmd.compile.native.cpython.ir.tree_flatten import call_python
+from spmd.compile.native.cpython.ir.calls import call_python
 from spmd.compile.native.cpython.object_layout import Layout
 from spmd.compile.native.llvm.function_builder import Function, Value
 

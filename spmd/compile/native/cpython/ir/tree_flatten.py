@@ -11,6 +11,7 @@ with the addresses of what the walk asks for. Only functions of the stable ABI a
 
 from __future__ import annotations
 
+from spmd.compile.native.cpython.ir.calls import call_python, error, held
 from spmd.compile.native.cpython.ir.sequences import ret_null_if
 from spmd.compile.native.cpython.object_layout import Layout, TreeLayout
 from spmd.compile.native.llvm.function_builder import Function, Value
@@ -93,23 +94,6 @@ declare void @PyErr_SetString(ptr, ptr)
 
 def word(f: Function, words: Value, index: int) -> Value:
     return f.load("ptr", words, 8 * index)
-
-
-def error(f: Function, name: str) -> Value:
-    """One of Python's exceptions."""
-    return f.load("ptr", f.symbol(f"PyExc_{name}"))
-
-
-def held(f: Function, value: Value) -> Value:
-    """A new reference to an object."""
-    f.call("Py_IncRef", "void", value)
-    return value
-
-
-def call_python(f: Function, target: Value, *operands: Value) -> Value:
-    """Call a Python function; gives a new reference, or null."""
-    variadic = "ptr (ptr, ...)"
-    return f.call("PyObject_CallFunctionObjArgs", "ptr", target, *operands, f.null(), type=variadic)
 
 
 # ---- taking apart ------------------------------------------------------------------------------

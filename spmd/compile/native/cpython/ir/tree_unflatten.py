@@ -5,6 +5,7 @@ Taking them apart is in `tree_flatten.py`; the built-in functions are here.
 
 from __future__ import annotations
 
+from spmd.compile.native.cpython.ir.calls import call_python, error, held
 from spmd.compile.native.cpython.ir.sequences import ret_null_if, ret_sequence
 from spmd.compile.native.cpython.ir.tree_flatten import (
     ARRAY_TYPE,
@@ -20,9 +21,6 @@ from spmd.compile.native.cpython.ir.tree_flatten import (
     TUPLE,
     TYPE,
     UNFLATTEN_OTHER,
-    call_python,
-    error,
-    held,
     is_plain,
     walk_functions,
     word,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import MISMATCH, OK, RAISED
 from spmd.compile.native.runtime.ir.execute import (
     CALL,

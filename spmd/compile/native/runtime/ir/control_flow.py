@@ -8,7 +8,7 @@ gives each device to a thread of its own.
 from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function, Value
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import OK, PARALLEL_PS, TOO_MANY_TRIPS
 from spmd.compile.native.runtime.ir.execute import (
     ARGS,

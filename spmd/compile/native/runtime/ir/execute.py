@@ -13,7 +13,7 @@ devices as threads.
 from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function, Value, Variable
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import (
     CALLBACK,
     EVERYONE,
@@ -43,10 +43,6 @@ CONTEXT_BYTES = interrupt.END
 # (70 us of work every 3 ms: 98 us alone, 133 if the pool is woken each time.)
 WAKE_AGAIN_PS = 30_000_000
 WAKE_PS = 100_000_000
-# Up to here one chunk a thread, beyond it many, so that a slow thread can be helped out, and what a
-# job that runs backwards finds in the caches is not overwritten before it is read (4 MB to 4 MB on
-# two threads: 16 chunks each take 0.9 of the time of 4).
-COARSE_PS = 50_000_000
 FINE_CHUNKS = 16
 # A copy is shared in pieces of this many bytes.
 COPY_PIECE = 64 * 1024

@@ -14,7 +14,7 @@ from spmd.compile.native.llvm.function_builder import (
     Function,
     Value,
 )
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import MISMATCH, OK
 from spmd.compile.native.runtime.ir.execute import (
     DEVICE_COUNT,

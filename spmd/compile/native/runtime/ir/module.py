@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from spmd.compile.native.llvm.function_builder import Function
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import PYTHON, RAISED_THERE, setup_symbol
 
 # Every step function and `block` take these: context, step (or begin of a block), end of the

@@ -8,7 +8,7 @@ holds nobody up, and results depend on no order: rounds only write what is their
 from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function, Value
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import OK, PARALLEL_PS
 from spmd.compile.native.runtime.ir.execute import (
     ARGS,

@@ -12,7 +12,7 @@ calls Python, which looks for the reason, raises it, or lets the wait go on.
 from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function, Value
-from spmd.compile.native.program import encode as layout
+from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program import encode_collectives as rounds
 from spmd.compile.native.program.run_layout import MISMATCH, OK, TROUBLE
 from spmd.compile.native.runtime.ir.execute import (

@@ -8,12 +8,11 @@ The core runs the same steps on one thread, and comes here when that would take 
 from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function
-from spmd.compile.native.program import encode as layout
-from spmd.compile.native.program.run_layout import NO_MEMORY, OK, PARALLEL_PS
+from spmd.compile.native.program import byte_code as layout
+from spmd.compile.native.program.run_layout import COARSE_PS, NO_MEMORY, OK, PARALLEL_PS
 from spmd.compile.native.runtime import pool_layout as pool_words
 from spmd.compile.native.runtime.ir.execute import (
     ARGS,
-    COARSE_PS,
     COPY_PIECE,
     COPY_PIECE_PS,
     FINE_CHUNKS,

@@ -1,0 +1,37 @@
+"""The byte code of programs: what `encode` writes and the native executor reads, in words.
+
+A program is a list of steps. Each begins with `HEAD` words, the first of them its opcode; then come
+the fields of its kind, its slots, and the blocks of steps inside.
+"""
+
+from __future__ import annotations
+
+# Opcodes.
+KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL, GANG, RANKS = range(1, 12)
+
+# Words at the start of every step; the fields of each kind come next, then its slots, then the
+# blocks. A slot is [base, offset, number of strides, (level, stride)...].
+HEAD = 3
+KERNEL_FIELDS = 6  # function, units, cost_ps, slots, scratch, word at which the sizes stand
+COPY_FIELDS = 1  # bytes
+CALLBACK_FIELDS = 2  # slots, together
+# level, trips (-1: in the slot), bytes of the count, most trips, reverse, body words
+FOR_FIELDS = 6
+# level, number of dims, product of their trips, lanes, trips taken at a time, cost_ps of one trip,
+# body words; then the trips of each dim
+PARALLEL_FIELDS = 7
+# pieces, cost_ps of one; then for each piece [word at which its step stands, first and last unit],
+# then the steps
+GANG_FIELDS = 2
+WHILE_FIELDS = 3  # level, test words, body words
+COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: its words
+# kind, bytes of a block, rows, group size, groups, reduce kernel, elements, root, cost_ps,
+# word at which the members stand, word at which the sources of a permute stand
+COLLECTIVE_FIELDS = 12
+SEGMENT_FIELDS = 1  # cost_ps of one device
+# address of the group's words, digest of the call, word at which the packed call stands, word at
+# which the actions stand, number of actions, word at which the constant stands, label and bytes for
+# the flight record; then the slots of input, output and scratch
+RANKS_FIELDS = 8
+
+KINDS = ("all_reduce", "reduce_scatter", "broadcast", "permute", "all_gather", "all_to_all")
