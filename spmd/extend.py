@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spmd.base.errors import ArgumentError as _ArgumentError
-from spmd.compile import lazy as _deferred
+from spmd.compile.lazy import elementwise as _elementwise
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Dims, Linear, Primitive, Refused, Zero, dims, linear
@@ -56,7 +56,7 @@ class KernelBuilder:
 
     def op(self, name: str, *values: int) -> int:
         """One operation of the kernel IR on values of equal dtype: "add", "exp", "select", ..."""
-        return _deferred.elementwise.apply(self._builder, name, *values)
+        return _elementwise.apply(self._builder, name, *values)
 
     def const(self, number: float, like: int) -> int:
         """A number of the dtype of a value."""
@@ -75,7 +75,7 @@ def register_lowering(prim: Primitive, rule: Callable[..., int]) -> None:
     operands' dtypes, a program runs the primitive's `impl` as a step of its own. Raises an
     `ArgumentError` if there is a rule already: programs may have been compiled with it.
     """
-    entries = _deferred.elementwise.ENTRIES
+    entries = _elementwise.ENTRIES
     if prim.name in entries:
         raise _ArgumentError(f"register_lowering: {prim.name} has a kernel already")
 

@@ -34,6 +34,23 @@ FLOORS = (
     "lax",
     "collectives",
     "sharding",
+    "compile.kernel compile.fingerprint",
+    "compile.expressions",
+    "compile.lower",
+    "compile.passes",
+    "compile.schedule",
+    "compile.native.llvm",
+    "compile.native.program",
+    "compile.native.runtime",
+    "compile.native.cpython",
+    "compile.native",
+    "compile.cpu.math compile.cpu.platform",
+    "compile.cpu.codegen",
+    "compile.cpu.matmul compile.cpu.sort",
+    "compile.cpu.assemble",
+    "compile.cpu compile.cuda",
+    "compile.executable",
+    "compile.dispatch",
     "compile",
     "api",
     "numpy random nn scipy",
@@ -91,7 +108,7 @@ def floor(module: str) -> int:
 
 @cache
 def imports(path: Path) -> tuple[Import, ...]:
-    """All imports of a file, also those made through importlib with a constant name."""
+    """All imports of a file, also those that happen later or have a constant name."""
     importer = module_name(path)
     package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
@@ -99,7 +116,27 @@ def imports(path: Path) -> tuple[Import, ...]:
         Import(importer, module, path, line, nested)
         for node, nested in _walk(tree, nested=False)
         for module, line in _imported(node, package)
+        if importer != LAZY
     )
+
+
+# The modules that its importers import when they use them: `from LAZY import name` imports another
+# module, later, and that counts as the importer's import.
+LAZY = "spmd.compile.lazy"
+
+
+@cache
+def _deferred() -> dict[str, str]:
+    """The modules behind the names of `LAZY`."""
+    tree = ast.parse((ROOT / f"{LAZY.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    assigned = (node for node in tree.body if isinstance(node, ast.Assign))
+    return {
+        node.targets[0].id: node.value.args[0].value
+        for node in assigned
+        if isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and isinstance(node.value.args[0], ast.Constant)
+    }
 
 
 def _walk(node: ast.AST, nested: bool) -> Iterator[tuple[ast.AST, bool]]:
@@ -107,6 +144,10 @@ def _walk(node: ast.AST, nested: bool) -> Iterator[tuple[ast.AST, bool]]:
     inside = nested or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, inside)
+
+
+# Calls that import what their first argument names.
+BY_NAME = ("import_module", "__import__", "Deferred")
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, int]]:
@@ -120,11 +161,12 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, int]]:
             base = ".".join([*above, *filter(None, [base])])
         for alias in node.names:
             whole = f"{base}.{alias.name}"
-            yield (whole if whole in MODULES else base), node.lineno
+            found = whole if whole in MODULES else base
+            yield _deferred()[alias.name] if found == LAZY else found, node.lineno
     elif isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
         first = node.args[0] if node.args else None
-        if name in ("import_module", "__import__") and isinstance(first, ast.Constant):
+        if name in BY_NAME and isinstance(first, ast.Constant):
             yield str(first.value), node.lineno
 
 
@@ -242,7 +284,13 @@ def test_reader_sees_every_way_to_import(tmp_path, monkeypatch):
         "def f():\n"
         "    from spmd.core import ir\n"
         "    importlib.import_module('spmd.nn')\n"
+        "later = Deferred('spmd.debug')\n"
+        "from spmd.compile.lazy import pipeline\n"
     )
+    lazy = tmp_path / "spmd" / "compile" / "lazy.py"
+    lazy.parent.mkdir()
+    lazy.write_text("pipeline = Deferred('spmd.compile.passes.pipeline')\n")
+    _deferred.cache_clear()
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     names = ("spmd.lax", "spmd.core.jvp", "spmd.core.ir", "spmd.compile.kernel")
     monkeypatch.setitem(globals(), "MODULES", MODULES | set(names))
@@ -255,13 +303,18 @@ def test_reader_sees_every_way_to_import(tmp_path, monkeypatch):
         ("importlib", 5, False),
         ("spmd.core.ir", 7, True),
         ("spmd.nn", 8, True),
+        ("spmd.debug", 9, False),
+        ("spmd.compile.passes.pipeline", 10, False),
     ]
+    _deferred.cache_clear()
 
 
 def test_floors_are_ordered():
     assert floor("spmd.base.config") < floor("spmd.transport.mpi.communicator")
     assert floor("spmd.transport.mpi.communicator") < floor("spmd.core.ir")
     assert floor("spmd.core.jvp") < floor("spmd.lax.elementwise") < floor("spmd.collectives.psum")
+    assert floor("spmd.compile.passes.inline_calls") < floor("spmd.compile.native.llvm.compiler")
+    assert floor("spmd.compile.executable.build") < floor("spmd.compile.dispatch.jit")
     assert floor("spmd.compile.native.llvm.compiler") < floor("spmd.api") < floor("spmd")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from spmd.base.errors import ArgumentError
-from spmd.compile.lazy import Deferred
+from spmd.base.lazy_import import Deferred
 from spmd.debug.debugger import debug_breakpoint as breakpoint
 from spmd.debug.picture import (
     inspect_array_sharding,

@@ -25,7 +25,7 @@ from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, pre
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced
 from spmd.compile.executable.nan_check import check_nans
-from spmd.compile.lazy import meshprogram
+from spmd.compile.lazy import mapcall, meshprogram, nativecall
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
@@ -139,7 +139,7 @@ class JitFunction:
             check_donated(self._signature.what, split.leaves, entry.donated, names, jaxpr)
         outs = executable(split.leaves)
         if config.debug_nans or config.debug_infs:
-            if not executable.finds_nans:
+            if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
             self._specialise(entry, split)
@@ -152,7 +152,7 @@ class JitFunction:
         kinds = tuple([type(x) for x in split.leaves])
         entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
         if calls == 2 and entry.executable is not None:
-            made = entry.executable.specialise(split, entry.out_tree)
+            made = _specialised(entry.executable, split, entry.out_tree)
             if made is not None:
                 self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
 
@@ -162,7 +162,7 @@ class JitFunction:
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
         executable = entry.executable or self._compile(entry)
-        return executable.specialise(split, entry.out_tree, direct=True)
+        return _specialised(executable, split, entry.out_tree, direct=True)
 
     def _compile(self, entry: Entry) -> Executable | MeshProgram:
         started = time.perf_counter()
@@ -354,6 +354,17 @@ class JitFunction:
 
     def __repr__(self) -> str:
         return f"<jitted function {self._signature.name} at {self._signature.source}>"
+
+
+def _specialised(
+    executable: Executable | MeshProgram, split: Split, out_tree: TreeDef, direct: bool = False
+) -> Callable[..., Any] | None:
+    """A closure for calls like this one; None if they cannot be matched.
+
+    It takes a tuple and a dict of arguments, or, if it is to be direct, the arguments one by one.
+    """
+    specialise = mapcall.specialise_jitted if executable.is_map else nativecall.specialise
+    return specialise(split, executable, out_tree, direct)
 
 
 @recovery.forgets

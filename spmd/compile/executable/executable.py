@@ -27,7 +27,7 @@ from spmd.compile.executable.async_operands import (
     same_memory,
 )
 from spmd.compile.fingerprint import identity
-from spmd.compile.lazy import building, expected, nativecall, pipeline
+from spmd.compile.lazy import building, expected, pipeline
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
 from spmd.compile.native.program.stored import Image, among_given, image_key, load_image, save_image
@@ -41,9 +41,7 @@ from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
 if TYPE_CHECKING:
-    from spmd.base.tree import TreeDef
     from spmd.compile.cpu.assemble.compile_callees import Ahead
-    from spmd.compile.dispatch.signature import Split
     from spmd.compile.lower.steps import Schedule
     from spmd.compile.schedule.memory_plan import Plan
 
@@ -60,7 +58,7 @@ class Executable:
     schedule or the plan.
     """
 
-    finds_nans = False  # `debug_nans` looks at it from outside
+    is_map = False
 
     def __init__(
         self,
@@ -199,16 +197,6 @@ class Executable:
             if gone and type(leaf) is Array:
                 leaf.delete()
         return results
-
-    def specialise(
-        self, split: Split, out_tree: TreeDef, direct: bool = False
-    ) -> Callable[..., Any] | None:
-        """A closure for calls of a jitted function like this one; None if they cannot be matched.
-
-        It takes a tuple and a dict of arguments, or, if it is to be direct, the arguments one by
-        one.
-        """
-        return nativecall.specialise(split, self, out_tree, direct)
 
     def as_text(self) -> str:
         """The steps of the program."""

@@ -9,20 +9,16 @@ program (see `passes/merge_shard_maps.py`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
-from spmd.compile.lazy import mapcall, multidevice, onemap, pipeline
+from spmd.compile.lazy import multidevice, onemap, pipeline
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.sharding.array import Array
-
-if TYPE_CHECKING:
-    from spmd.base.tree import TreeDef
-    from spmd.compile.dispatch.signature import Split
 
 
 def compile_program(
@@ -63,7 +59,7 @@ def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:
 class MeshProgram:
     """Runs one shard_map equation; call it with the flat list of arguments."""
 
-    finds_nans = True  # by itself, with all ranks
+    is_map = True
 
     def __init__(self, closed: ClosedJaxpr, eqn: Eqn, donated: Sequence[bool]):
         jaxpr = closed.jaxpr
@@ -105,12 +101,6 @@ class MeshProgram:
             if gone and isinstance(leaf, Array):
                 leaf.delete()
         return [outs[k] for k in self._results]
-
-    def specialise(
-        self, split: Split, out_tree: TreeDef, direct: bool = False
-    ) -> Callable[..., Any] | None:
-        """As `Executable.specialise`."""
-        return mapcall.specialise_jitted(split, self, out_tree, direct)
 
     def as_text(self) -> str:
         """The steps of the program that each device runs."""
