@@ -22,7 +22,7 @@ import spmd
 import spmd.numpy as snp
 from launch.flight.file import parse
 from spmd import lax
-from spmd.compile.passes import combine_psums as combine
+from spmd.compile.passes import combine_psums
 from spmd.transport.flight_recorder import FLIGHT
 
 BUCKETS = (256 << 10, 1 << 20, 4 << 20)
@@ -65,7 +65,7 @@ class Way:
         before = FLIGHT.words[5]
         with spmd.config.override("overlap", self.setting):
             if self.bucket:
-                combine.BUCKET_BYTES = self.bucket
+                combine_psums.BUCKET_BYTES = self.bucket
             began = time.perf_counter()
             value, new = spmd.block_until_ready(self.function(weights, x))
             self.seconds.append(time.perf_counter() - began)

@@ -19,7 +19,7 @@ from spmd import lax
 from spmd.transport import flight_recorder as flight
 from spmd.transport import world as bootstrap
 from spmd.transport.flight_recorder import FLIGHT
-from spmd.transport.shm import native_state as shm_road
+from spmd.transport.shm import native_state
 from spmd.transport.shm.communicator import ShmCommunicator
 
 PAIRS = 40
@@ -46,14 +46,14 @@ def main() -> None:
 def compare(world: ShmCommunicator, go: Callable[[], float]) -> tuple[float, float, float]:
     """Medians with records and without, and of the differences of neighbouring blocks."""
     words, size = world.road.words, world.size
-    address = words[shm_road.RECORD]
+    address = words[native_state.RECORD]
     times: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(PAIRS):
         for on in (True, False) if pair % 2 else (False, True):
-            words[shm_road.RECORD] = address if on else 0
+            words[native_state.RECORD] = address if on else 0
             FLIGHT.words[flight.SIZE] = size if on else 1  # programs then say nothing either
             times[on].append(go())
-    words[shm_road.RECORD], FLIGHT.words[flight.SIZE] = address, size
+    words[native_state.RECORD], FLIGHT.words[flight.SIZE] = address, size
     difference = np.median(np.subtract(times[True], times[False]))
     return float(np.median(times[True])), float(np.median(times[False])), float(difference)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
 from spmd.base.source import current_source
-from spmd.transport import trace_export as tracing
+from spmd.transport import trace_export
 from spmd.transport import world as bootstrap
 from spmd.transport.flight_recorder import FLIGHT, source_text
 
@@ -44,7 +44,7 @@ def start_trace(log_dir: str | Path) -> None:
         )
     world = bootstrap.world()
     bootstrap.record_rank(world)
-    tracing.start(log_dir)
+    trace_export.start(log_dir)
     bootstrap.set_clocks(world)
 
 
@@ -53,7 +53,7 @@ def stop_trace() -> None:
 
     Raises `ArgumentError` if there is none.
     """
-    tracer = tracing.stop()
+    tracer = trace_export.stop()
     if tracer is None:
         raise ArgumentError("stop_trace: no timeline is under way; call start_trace(log_dir) first")
     tracer.merge()

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.transport import Communicator
-from spmd.transport import world as bootstrap
+from spmd.transport import Communicator, world
 
 SMALL, LARGE = 8, 1 << 20
 SECONDS_A_LINK = 0.05
@@ -114,7 +113,7 @@ def table(links: Sequence[Link], size: int, value: Callable[[Link], float]) -> s
 
 def main() -> None:
     """Run it; rank 0 prints."""
-    comm = bootstrap.world()
+    comm = world.world()
     if comm.size == 1:
         print("one rank has no links; say how many: spmdrun -n 4 --links")
         return

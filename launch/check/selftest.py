@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spmd.transport import Communicator, ReduceOp
-from spmd.transport import world as bootstrap
+from spmd.transport import Communicator, ReduceOp, world
 
 DTYPES = ("bool", "int8", "int32", "uint64", "float16", "float32", "float64", "complex128")
 SIZES = (4, 1 << 10, 64 << 10, 1 << 20, 16 << 20)
@@ -66,7 +65,7 @@ def seconds_per_call(comm: Communicator, call: Callable[[], None]) -> float:
 
 def main() -> None:
     """Run all of it; rank 0 prints."""
-    comm = bootstrap.world()
+    comm = world.world()
 
     def say(text: str) -> None:
         if comm.rank == 0:

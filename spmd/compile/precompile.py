@@ -25,7 +25,7 @@ from spmd.compile.cpu.matmul.window_plan import plan_contraction
 from spmd.compile.cpu.sort.network import COLUMN_NETWORKS
 from spmd.compile.cpu.sort.steps import sort_text
 from spmd.compile.cpu.sort.value_steps import can_compress, values_text
-from spmd.compile.dispatch import eager_kernels as flat
+from spmd.compile.dispatch import eager_kernels
 from spmd.compile.kernel.matmul import Operand, Product, product_dtype, store_epilogue
 from spmd.compile.kernel.window_contraction import Contraction, Dims
 from spmd.compile.native.cpython.entry_point import door_code
@@ -90,7 +90,7 @@ def _store(texts: dict[str, None]) -> int:
 
 
 def _load_runtime() -> int:
-    loaded = [load() for load in (runtime, native_walks, door_code, flat.blocks_code)]
+    loaded = [load() for load in (runtime, native_walks, door_code, eager_kernels.blocks_code)]
     load_parts(PARTS)
     return len(loaded) + len(PARTS)
 
@@ -101,7 +101,7 @@ def _load_reductions() -> int:
     reduce_kernels(between)
     eager = list(pairs(("add", "max"), ELEMENTS, (True, False)))
     for op, dtype, along_rows in eager:
-        flat.reducer_code(op, dtype, along_rows)
+        eager_kernels.reducer_code(op, dtype, along_rows)
     return len(between) + len(eager)
 
 

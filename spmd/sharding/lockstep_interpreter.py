@@ -23,7 +23,7 @@ from spmd.core.aval import typeof
 from spmd.core.ir import ClosedJaxpr, Literal, all_eqns, subjaxprs
 from spmd.core.primitive import Primitive
 from spmd.lax.callback import Place, at_place
-from spmd.transport import world as bootstrap
+from spmd.transport import world
 from spmd.transport.origin import NOWHERE, Origin
 
 Values = list[np.ndarray]  # one for each local device
@@ -43,7 +43,7 @@ class Lockstep:
         shape = tuple(sizes.values())
         self.count = int(np.prod(shape, dtype=np.int64))
         self.positions = [dict(zip(sizes, index, strict=True)) for index in np.ndindex(*shape)]
-        mine = bootstrap.process_index() if processes is not None else 0
+        mine = world.process_index() if processes is not None else 0
         self.processes = [mine] * self.count if processes is None else list(processes)
         self.local = [k for k, p in enumerate(self.processes) if p == mine]
         self.is_spread = len(set(self.processes)) > 1
@@ -123,7 +123,7 @@ class Lockstep:
         if not self.is_spread:
             return mine
         out: dict[int, np.ndarray] = {}
-        for part in bootstrap.world().all_gather_object(mine, origin):
+        for part in world.world().all_gather_object(mine, origin):
             out.update(part)
         return out
 

@@ -40,7 +40,10 @@ class Tracer:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.rank, self.size = FLIGHT.words[flight.RANK], FLIGHT.words[flight.SIZE]
+        self.rank, self.size = (
+            FLIGHT.words[flight.RANK],
+            FLIGHT.words[flight.SIZE],
+        )
         self._remove_what_a_former_job_left()
         self.path = self.folder / f"rank-{self.rank}.trace"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)

@@ -12,9 +12,8 @@ import pytest
 
 from launch import spmd_command
 from spmd.base.errors import ArgumentError
-from spmd.compile import precompile as prepare_module
-from spmd.compile.native.llvm import compiler as loader
-from spmd.compile.native.llvm import object_cache as cache
+from spmd.compile import precompile
+from spmd.compile.native.llvm import compiler, object_cache
 from spmd.compile.native.llvm.object_cache import ObjectCache
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,38 +111,38 @@ def test_the_command_spmd_passes_it_on(tmp_path, capfd):
 
 
 def test_without_a_cache_there_is_nothing_to_prepare(monkeypatch):
-    monkeypatch.setattr(prepare_module, "object_cache", ObjectCache(lambda: None))
+    monkeypatch.setattr(precompile, "object_cache", ObjectCache(lambda: None))
     with pytest.raises(ArgumentError, match="the compile cache is switched off"):
-        next(prepare_module.prepare())
+        next(precompile.prepare())
 
 
 def test_a_folder_that_others_may_write_to_is_refused(monkeypatch, tmp_path):
     tmp_path.chmod(0o777)
-    monkeypatch.setattr(prepare_module, "object_cache", ObjectCache(lambda: tmp_path))
+    monkeypatch.setattr(precompile, "object_cache", ObjectCache(lambda: tmp_path))
     with pytest.raises(ArgumentError, match="others may write to it"):
-        next(prepare_module.prepare())
+        next(precompile.prepare())
 
 
 def test_what_root_made_is_read_by_others(monkeypatch, tmp_path):
     made = ObjectCache(lambda: tmp_path)
     made.store("ab" * 32, b"code")
     owner = tmp_path.stat().st_uid
-    monkeypatch.setattr(cache.os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr(object_cache.os, "getuid", lambda: owner + 1)
     for of_root, expected in ((True, b"code"), (False, None)):
-        monkeypatch.setattr(cache, "ROOT_USER", owner if of_root else owner + 2)
+        monkeypatch.setattr(object_cache, "ROOT_USER", owner if of_root else owner + 2)
         assert ObjectCache(lambda: tmp_path).load("ab" * 32) == expected
 
 
 def test_texts_are_stored_one_by_one_and_not_loaded(monkeypatch, tmp_path):
     kept = ObjectCache(lambda: tmp_path)
-    monkeypatch.setattr(loader, "object_cache", kept)
+    monkeypatch.setattr(compiler, "object_cache", kept)
     texts = [f"define i64 @stored{k}() {{\n  ret i64 {k}\n}}\n" for k in range(3)]
-    first = loader.Loader()
+    first = compiler.Loader()
     assert first.host  # whose description is kept, too
     before = len(list(tmp_path.rglob("*.o")))
     first.store_texts(texts)
     assert first.compiled == 3 and len(list(tmp_path.rglob("*.o"))) == before + 3
     first.store_texts(texts)
     assert first.compiled == 3
-    second = loader.Loader()
+    second = compiler.Loader()
     assert list(second.compile_texts([texts[1]])) == ["stored1"] and second.compiled == 0

@@ -17,11 +17,11 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.dispatch import async_fast_call as queuedcall
-from spmd.compile.executable import async_operands as queued
+from spmd.compile.dispatch import async_fast_call
+from spmd.compile.executable import async_operands
 from spmd.compile.executable.executable import compile_jaxpr
-from spmd.compile.native.runtime import async_queue as queue
-from spmd.compile.native.runtime import run as runner
+from spmd.compile.native.runtime import async_queue
+from spmd.compile.native.runtime import run as native_run
 from spmd.compile.native.runtime.async_queue import QUEUE
 from spmd.errors import CollectiveError, DeletedError
 from spmd.sharding import PartitionSpec as P
@@ -38,9 +38,9 @@ MOMENT = 0.05
 @pytest.fixture
 def all_long(monkeypatch: pytest.MonkeyPatch):
     """Every program counts as long while the test runs, and may copy what it wants."""
-    monkeypatch.setattr(runner, "LONG_NS", 0.0)
-    monkeypatch.setattr(queue, "AT_ONCE_NS", 0)
-    for module in (queued, queuedcall):
+    monkeypatch.setattr(native_run, "LONG_NS", 0.0)
+    monkeypatch.setattr(async_queue, "AT_ONCE_NS", 0)
+    for module in (async_operands, async_fast_call):
         monkeypatch.setattr(module, "most_copied", lambda program: float("inf"))
     yield
     QUEUE.drain()
@@ -210,7 +210,7 @@ def test_numpy_arguments_are_read_at_the_call():
 
 
 def test_numpy_arguments_that_are_large_for_their_program_are_not_copied(monkeypatch):
-    monkeypatch.setattr(queued, "most_copied", lambda program: X.nbytes - 1)
+    monkeypatch.setattr(async_operands, "most_copied", lambda program: X.nbytes - 1)
     assert not is_pending(spmd.jit(step)(X))
 
 
@@ -242,16 +242,16 @@ def test_a_short_program_runs_at_once_unless_it_needs_what_is_computed(monkeypat
     long, short = spmd.jit(step), spmd.jit(lambda x: x - 1)
     x = snp.asarray(X)
     short(x), short(x), short(x)
-    monkeypatch.setattr(runner, "LONG_NS", 1e6)
+    monkeypatch.setattr(native_run, "LONG_NS", 1e6)
     # Compiled while all was long, its closure goes through the queue.
     with shut_gate():
         here = spmd.jit(lambda x: x - 1)(x)
         assert not is_pending(here)
         np.testing.assert_array_equal(here, X - 1)
-    monkeypatch.setattr(runner, "LONG_NS", 0.0)
+    monkeypatch.setattr(native_run, "LONG_NS", 0.0)
     with shut_gate():
         computed = long(x)
-        monkeypatch.setattr(runner, "LONG_NS", 1e6)
+        monkeypatch.setattr(native_run, "LONG_NS", 1e6)
         behind = spmd.jit(lambda x: x - 1)(computed)
         assert is_pending(behind) and not behind.is_ready()
     np.testing.assert_array_equal(behind, np.asarray(computed) - 1)
@@ -283,7 +283,7 @@ def test_calls_that_are_waited_for_at_once_run_at_once(mapped, monkeypatch):
         seen.append("later" if is_pending(out) else "now")
         np.testing.assert_array_equal(out, np.full((4, 5), 9.0))
 
-    monkeypatch.setattr(queue, "AT_ONCE_NS", 1 << 60)
+    monkeypatch.setattr(async_queue, "AT_ONCE_NS", 1 << 60)
     x.block_until_ready()
     for _ in range(40):
         call()
@@ -293,7 +293,7 @@ def test_calls_that_are_waited_for_at_once_run_at_once(mapped, monkeypatch):
         expected += ["later", *["now"] * count]
     assert seen == expected[:40]
     seen.clear()
-    monkeypatch.setattr(queue, "AT_ONCE_NS", 0)
+    monkeypatch.setattr(async_queue, "AT_ONCE_NS", 0)
     for _ in range(40):
         call()
     assert "now" in seen and seen[20:] == ["later"] * 20
@@ -339,7 +339,7 @@ def test_the_queue_is_bounded(monkeypatch):
         gate.open()
         caller.join(30)
     assert len(made) == 3 * MOST
-    monkeypatch.setattr(queue, "MOST_BYTES", 10 * X.nbytes)
+    monkeypatch.setattr(async_queue, "MOST_BYTES", 10 * X.nbytes)
     with shut_gate() as gate:
         caller = threading.Thread(target=lambda: made.extend(f(x) for _ in range(20)))
         caller.start()
@@ -352,7 +352,7 @@ def test_the_queue_is_bounded(monkeypatch):
     assert not caller.is_alive()
 
 
-MOST = queue.MOST_JOBS
+MOST = async_queue.MOST_JOBS
 
 
 def test_memory_is_let_go():

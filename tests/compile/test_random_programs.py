@@ -9,7 +9,7 @@ from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.kernel.interpret import interpret
 from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.passes.pipeline import PASSES, run_passes
-from spmd.compile.schedule import memory_plan as memory
+from spmd.compile.schedule import memory_plan
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import Literal
 from tests.compile.programs import by_impl, random_program
@@ -76,7 +76,7 @@ def test_donated_inputs_change_nothing_but_themselves(seed):
 
 @pytest.mark.parametrize("seed", range(300, 340))
 def test_temporaries_in_results_change_nothing(seed, monkeypatch):
-    monkeypatch.setattr(memory, "LENT_BYTES", 1)
+    monkeypatch.setattr(memory_plan, "LENT_BYTES", 1)
     closed, args = random_program(seed, length=25)
     executable = compile_jaxpr(closed, [k % 3 == 0 for k in range(len(args))])
     wanted = by_impl(closed, args)
@@ -84,6 +84,6 @@ def test_temporaries_in_results_change_nothing(seed, monkeypatch):
 
 
 def test_random_programs_do_have_temporaries_in_results(monkeypatch):
-    monkeypatch.setattr(memory, "LENT_BYTES", 1)
+    monkeypatch.setattr(memory_plan, "LENT_BYTES", 1)
     plans = [compile_jaxpr(random_program(seed, length=25)[0]).plan for seed in range(300, 310)]
     assert any(plan.lent for plan in plans)

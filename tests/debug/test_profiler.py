@@ -12,7 +12,7 @@ import spmd
 from launch.flight.file import parse_trace
 from spmd.errors import ArgumentError
 from spmd.transport import flight_recorder as flight
-from spmd.transport import trace_export as tracing
+from spmd.transport import trace_export
 from spmd.transport.flight_recorder import FLIGHT
 
 
@@ -76,7 +76,7 @@ def test_more_records_than_the_ring_holds(tmp_path: Path):
     spmd.profiler.start_trace(tmp_path)
     label = FLIGHT.label("annotation", program="many")
     outer = FLIGHT.begin(FLIGHT.label("annotation", program="outer"), 0)
-    tracer = tracing._current.tracer
+    tracer = trace_export._current.tracer
     assert tracer is not None
     for _ in range(3 * flight.RECORDS // 1000):
         for _ in range(1000):

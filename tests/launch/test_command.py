@@ -12,7 +12,7 @@ import pytest
 
 from launch.__main__ import main
 from launch.options import UsageError, parse
-from launch.supervise import mpirun_command as commands
+from launch.supervise import mpirun_command
 from launch.supervise.find_mpi import Mpi, vendor_of
 from launch.supervise.rank import SETTINGS, by_core, place, share
 
@@ -167,20 +167,20 @@ def test_one_time_limit_for_stalls(script: str, monkeypatch):
     """The knob, else the ranks' own limit, else ten minutes; the ranks' own then comes later."""
     options = parse(["-n", "2", script])
     monkeypatch.delenv("SPMD_COLLECTIVE_TIMEOUT", raising=False)
-    assert commands.stall_timeout(options) == 600.0
-    environ = commands.environment(options, "unix:/x", "secret", "/tmp/job", {})
+    assert mpirun_command.stall_timeout(options) == 600.0
+    environ = mpirun_command.environment(options, "unix:/x", "secret", "/tmp/job", {})
     assert float(environ["SPMD_COLLECTIVE_TIMEOUT"]) > 600.0
     monkeypatch.setenv("SPMD_COLLECTIVE_TIMEOUT", "40")
-    assert commands.stall_timeout(options) == 40.0
+    assert mpirun_command.stall_timeout(options) == 40.0
     options = parse(["-n", "2", "--stall-timeout", "0", script])
-    assert commands.stall_timeout(options) == 0.0
+    assert mpirun_command.stall_timeout(options) == 0.0
 
 
 def test_devices_that_the_environment_gets_wrong_are_the_ranks_business(script, monkeypatch):
     options = parse(["-n", "2", script])
     for said, name in (("x", "cpu:1"), ("0", "cpu:1"), ("", "cpu:1"), ("2", "cpu:2-3")):
         monkeypatch.setenv("SPMD_NUM_CPU_DEVICES", said)
-        assert commands.device(options, 1) == name
+        assert mpirun_command.device(options, 1) == name
 
 
 @pytest.mark.parametrize("argv", [["-n", "0", "x.py"], ["-n", "2"], ["--nonsense", "x.py"]])
@@ -197,7 +197,7 @@ def test_usage(argv: list[str], capsys):
 def test_hostfiles_of_both_kinds(tmp_path):
     file = tmp_path / "hosts"
     file.write_text("# two racks\na slots=4\nb:2   # slow\n\nc\n")
-    hosts = commands.read_hostfile(str(file))
+    hosts = mpirun_command.read_hostfile(str(file))
     assert [(host.name, host.slots) for host in hosts] == [("a", 4), ("b", 2), ("c", 1)]
 
 
@@ -208,7 +208,7 @@ def test_bad_hostfiles(tmp_path, content: str, text: str):
     file = tmp_path / "hosts"
     file.write_text(content)
     with pytest.raises(UsageError, match=text):
-        commands.read_hostfile(str(file))
+        mpirun_command.read_hostfile(str(file))
 
 
 def test_each_mpi_gets_the_hostfile_it_reads(script: str, tmp_path):
@@ -216,10 +216,10 @@ def test_each_mpi_gets_the_hostfile_it_reads(script: str, tmp_path):
     options = parse(["-n", "4", "--hostfile", str(tmp_path / "hosts"), script])
     folder = tmp_path / "job"
     folder.mkdir()
-    line = commands.command(options, OPEN_MPI, {"SPMD_CHECK": "1", "HOME": "/"}, str(folder))
+    line = mpirun_command.command(options, OPEN_MPI, {"SPMD_CHECK": "1", "HOME": "/"}, str(folder))
     assert (folder / "hosts").read_text() == "a slots=4\n"
     assert line[line.index("-x") + 1] == "SPMD_CHECK" and "HOME" not in line
-    line = commands.command(options, MPICH, {}, str(folder))
+    line = mpirun_command.command(options, MPICH, {}, str(folder))
     assert (folder / "hosts").read_text() == "a:4\n"
     assert line[:5] == ["/bin/mpirun", "-n", "4", "-f", str(folder / "hosts")]
 
@@ -237,7 +237,7 @@ def test_a_former_job_does_not_leak_into_a_new_one(script: str):
         "HOME": "/root",
     }
     options = parse(["-n", "2", "--devices-per-rank", "3", script])
-    environ = commands.environment(options, "unix:/x", "secret", "/tmp/job", base)
+    environ = mpirun_command.environment(options, "unix:/x", "secret", "/tmp/job", base)
     assert not {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_FD", "SPMD_RANK_PROCESS"} & set(environ)
     assert environ["OMPI_MCA_btl"] == "self,sm"  # the user's choice stays
     assert environ["SPMD_NUM_CPU_DEVICES"] == "3"
@@ -254,7 +254,7 @@ def test_a_former_job_does_not_leak_into_a_new_one(script: str):
 
 
 def test_one_rank_needs_no_mpirun(script: str):
-    line = commands.command(parse(["-n", "1", script]), None, {}, "/tmp")
+    line = mpirun_command.command(parse(["-n", "1", script]), None, {}, "/tmp")
     assert line[0] == sys.executable and line[-2:] == [sys.executable, "train.py"]
 
 

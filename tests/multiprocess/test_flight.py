@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.flight import file as flightfile
+from launch.flight import file as flight_file
 from launch.flight.diagnosis import explain
 from launch.flight.file import Flight
 from launch.flight.stats import collect
@@ -75,7 +75,7 @@ def flights_when(folder: Path, ready: Callable[[list[Flight]], bool]) -> list[Fl
     """The flight files of a job as soon as they show what is waited for."""
     deadline = time.monotonic() + 90
     while True:
-        flights, _ = flightfile.read_all([folder])
+        flights, _ = flight_file.read_all([folder])
         if ready(flights):
             return flights
         assert time.monotonic() < deadline, explain(flights).lines()
@@ -133,7 +133,7 @@ def test_a_rank_that_was_killed(start: Start, tmp_path: Path):
     )
     job.communicate(timeout=60)
     assert job.returncode
-    flights, problems = flightfile.read_all([tmp_path / "flight"])
+    flights, problems = flight_file.read_all([tmp_path / "flight"])
     assert not problems and [f.alive for f in flights] == [False] * 3
     found = explain(flights)
     absent = [c for c in found.culprits if c.rank == 2]
@@ -155,7 +155,7 @@ def test_a_rank_that_raised(start: Start, tmp_path: Path):
     job.communicate(timeout=60)
     text = (tmp_path / "train.py").read_text()
     line = text[: text.index("# the mistake")].count("\n") + 1
-    found = explain(flightfile.read_all([tmp_path / "flight"])[0])
+    found = explain(flight_file.read_all([tmp_path / "flight"])[0])
     assert found.kind == "raised"
     assert found.headline.startswith(f"rank 1 raised KeyError at train.py:{line}: 'x' in step 118")
     assert found.headline.endswith(f"; rank 0 was waiting in psum train.py:{SUM_LINE}")
@@ -182,7 +182,7 @@ def test_records_of_groups_and_calls(start: Start, tmp_path: Path):
     )
     out, _ = job.communicate(timeout=60)
     assert job.returncode == 0, out
-    flights, _ = flightfile.read_all([tmp_path / "flight"])
+    flights, _ = flight_file.read_all([tmp_path / "flight"])
     assert explain(flights).kind == "finished"
     for flight in flights:
         assert all(0 < r.enqueued <= r.entered <= r.completed for r in flight.collectives())

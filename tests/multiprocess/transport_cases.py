@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spmd.transport import world as bootstrap
+from spmd.transport import world
 from tests.transport.cases import check_all
 
-comm = bootstrap.world()
+comm = world.world()
 count = check_all(comm)
 if comm.rank == 0:
     print(f"{count} cases on {comm.size} ranks through {type(comm).__name__}: all right")

@@ -163,7 +163,10 @@ def test_simulated_ranks_leave_no_records(recorder: Flight):
 
 
 def test_phases_of_threads_end_in_any_order(recorder: Flight):
-    first, second = recorder.phase(flight.TRACING), recorder.phase(flight.COMPILING)
+    first, second = (
+        recorder.phase(flight.TRACING),
+        recorder.phase(flight.COMPILING),
+    )
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)

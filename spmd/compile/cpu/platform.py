@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from spmd.base.config import config
 from spmd.base.device import Platform, register_platform
-from spmd.transport import world as bootstrap
+from spmd.transport import world
 
 
 def _process() -> tuple[int, int]:
-    return bootstrap.process_index(), bootstrap.process_count()
+    return world.process_index(), world.process_count()
 
 
 register_platform(Platform("cpu", lambda: config.num_cpu_devices, _process, "cpu"))

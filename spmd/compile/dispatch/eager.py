@@ -20,12 +20,12 @@ from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.util import MISS
 from spmd.compile.lazy import (
+    eager_kernels,
     elementwise,
     executable,
-    flat,
-    mapcall,
-    meshprogram,
-    multidevice,
+    mesh_executable,
+    mesh_fast_call,
+    select,
 )
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
@@ -90,7 +90,7 @@ class _Signature:
         self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
     ) -> None:
         """Make the program that serves all sizes, if there is one."""
-        made = flat.program_of(_jaxpr_of_one(prim, avals, self.expected, params))
+        made = eager_kernels.program_of(_jaxpr_of_one(prim, avals, self.expected, params))
         self.is_flat = made is not None
         if made is not None:
             self.executable, self.door = made, made.door
@@ -102,7 +102,7 @@ _signatures: dict[Any, _Signature] = {}
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply a primitive to concrete operands."""
     if prim is shard_map_p:
-        return multidevice.evaluate_map(params, operands)
+        return mesh_executable.evaluate_map(params, operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
     if prim.name in LOOP_BODIES:
@@ -150,7 +150,7 @@ def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Run a closed jaxpr compiled, remembering the executable with the jaxpr."""
     executable = _calls.get(closed)
     if executable is None:
-        executable = _calls[closed] = meshprogram.compile_program(closed)
+        executable = _calls[closed] = select.compile_program(closed)
     return executable(operands)
 
 
@@ -253,7 +253,7 @@ def _jaxpr_of_one(
 
 def specialise_map(call: MappedCall) -> Callable[..., Any] | None:
     """A closure for repeated calls of a mapped function."""
-    return mapcall.specialise(call)
+    return mesh_fast_call.specialise(call)
 
 
 set_eager(evaluate)

@@ -20,7 +20,7 @@ from spmd.base.context import busy
 from spmd.base.util import MISS
 from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, FLAT
 from spmd.compile.dispatch.jit import JitFunction
-from spmd.compile.lazy import flat
+from spmd.compile.lazy import eager_kernels
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array
 
@@ -98,7 +98,7 @@ class Hot:
         if is_determined(closed):
             return jitted.closure(args)
         if is_flat(closed) and all(type(x) is Array for x in args):
-            made = flat.program_of(closed)
+            made = eager_kernels.program_of(closed)
             return None if made is None else made.door
         return None
 

@@ -36,7 +36,7 @@ from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.matmul import store_epilogue
 from spmd.compile.lower.lowering import ALIASES
 from spmd.compile.lower.matmul import view_product
-from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython import entry_point
 from spmd.compile.native.cpython.object_layout import object_layout
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.program.steps import KernelStep, Program, Slot
@@ -203,13 +203,17 @@ class FlatExecutable(Executable):
         if object_layout() is None or aval.nbytes > SMALL_BYTES or not self.native.is_alone:
             return None
         arena = alloc(self.arena)
-        given = [door.Operand(door.ARRAY, 1 + k, a) for k, a in enumerate(self.in_avals)]
+        given = [
+            entry_point.Operand(entry_point.ARRAY, 1 + k, a) for k, a in enumerate(self.in_avals)
+        ]
         last = 1 + len(given)
-        results = door.Results(
-            [door.Result(last, door.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
+        results = entry_point.Results(
+            [entry_point.Result(last, entry_point.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
         )
         template = [arena.address, *[0] * last, *self.const_pointers]
-        return door.open_door(self.native, template, given, (), results, (arena, self._consts))
+        return entry_point.open_door(
+            self.native, template, given, (), results, (arena, self._consts)
+        )
 
 
 class _Steps:

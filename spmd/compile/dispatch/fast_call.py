@@ -24,7 +24,7 @@ from spmd.compile.dispatch.python_fast_call import (
 )
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.executable.executable import Executable
-from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython import entry_point
 from spmd.compile.native.cpython.entry_layout import is_plain
 from spmd.compile.native.cpython.object_layout import object_layout
 from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
@@ -128,7 +128,7 @@ class NativeWriter(Writer):
         if self.direct and (kwargs.children or any(c.kind is not None for c in args.children)):
             return False
         leaves, kinds = self.split.leaves, self.kinds
-        known = len(kinds) == len(leaves) and door.BUFFER not in kinds
+        known = len(kinds) == len(leaves) and entry_point.BUFFER not in kinds
         return known and is_plain(tree) and not any(self.donated_arrays)
 
     @property
@@ -148,14 +148,14 @@ class NativeWriter(Writer):
         self.arrays.append(name)
         if self.checks:
             self.put(f"if {name}.aval is not {self.bind(aval)}: return MISS")
-        self.operand(name, door.ARRAY, aval)
+        self.operand(name, entry_point.ARRAY, aval)
 
     def match_number(self, name: str, leaf: Any, aval: Any) -> None:
-        self.operand(name, door.NUMBERS[aval.dtype.name], type(leaf))
+        self.operand(name, entry_point.NUMBERS[aval.dtype.name], type(leaf))
 
     # ---- results ----
 
-    def results_made(self) -> list[door.Result]:
+    def results_made(self) -> list[entry_point.Result]:
         """What the door makes; writes the allocation of what it does not allocate itself."""
         executable = self.executable
         first = 1 + len(self.operands)
@@ -168,9 +168,9 @@ class NativeWriter(Writer):
         for result, aval in zip(executable.results, executable.out_avals, strict=True):
             if result is None:
                 word = next(words)
-                made.append(door.Result(word, owners[word - first], aval))
+                made.append(entry_point.Result(word, owners[word - first], aval))
             elif type(self.split.leaves[result]) is Array:
-                made.append(door.Result(1 + result, door.of_operand(result), aval))
+                made.append(entry_point.Result(1 + result, entry_point.of_operand(result), aval))
             else:
                 raise UnmatchedError
         return made
@@ -182,7 +182,7 @@ class NativeWriter(Writer):
         if sizes and not self.executable.takes and total <= SMALL_BYTES:
             self.slab_bytes, self.slab_word = total, first
             self.put_offsets(words, starts)
-            return [door.OF_SLAB] * len(sizes)
+            return [entry_point.OF_SLAB] * len(sizes)
         total, starts = packed(sizes, ALIGNMENT)
         if sizes and not self.executable.takes and total <= SLAB_BYTES:
             self.put_offsets(words, starts)
@@ -200,7 +200,7 @@ class NativeWriter(Writer):
     def fresh_block(self, nbytes: int, word: int) -> int:
         """Let the door make a block; gives the owner of what is in it."""
         self.fresh_blocks.append((home_of(nbytes), word))
-        return door.of_block(len(self.fresh_blocks) - 1)
+        return entry_point.of_block(len(self.fresh_blocks) - 1)
 
     def arena(self, kept: bool, name: str, word: int) -> int:
         """As `Writer.arena`, but that of one call is a block that the door makes."""
@@ -216,26 +216,26 @@ class NativeWriter(Writer):
 
     def block(self, name: str, word: int) -> int:
         """Hand a block to the door; gives the operand's number."""
-        self.operand(name, door.BLOCK)
+        self.operand(name, entry_point.BLOCK)
         self.words.append(word)
         return len(self.operands) - 1
 
     def open(
         self,
-        made: Sequence[door.Result],
+        made: Sequence[entry_point.Result],
         out: TreeDef,
         given: tuple[TreeDef, TreeDef] | None = None,
     ) -> Callable[..., Any]:
         """The door."""
         operands = [
-            door.Operand(kind, word, expected)
+            entry_point.Operand(kind, word, expected)
             for kind, word, expected in zip(self.kinds, self.words, self.expected, strict=True)
         ]
         slab = self.slab_bytes, self.slab_word
-        results = door.Results(made, out, given, *slab, self.fresh_blocks)
+        results = entry_point.Results(made, out, given, *slab, self.fresh_blocks)
         native = self.executable.native
         kept = (self.executable, *self.names.values())
-        return door.open_door(native, self.template, operands, self.offsets, results, kept)
+        return entry_point.open_door(native, self.template, operands, self.offsets, results, kept)
 
 
 __all__ = ["MISS", "NativeWriter", "specialise", "spread"]

@@ -25,7 +25,7 @@ from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, pre
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced
 from spmd.compile.executable.nan_check import check_nans
-from spmd.compile.lazy import mapcall, meshprogram, nativecall
+from spmd.compile.lazy import fast_call, mesh_fast_call, select
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
@@ -167,7 +167,7 @@ class JitFunction:
     def _compile(self, entry: Entry) -> Executable | MeshProgram:
         started = time.perf_counter()
         with FLIGHT.phase(COMPILING, "compile", self._signature.name):
-            made = entry.executable = meshprogram.compile_program(entry.closed, entry.donated)
+            made = entry.executable = select.compile_program(entry.closed, entry.donated)
         if config.log_compiles:
             print(
                 f"spmd: compiled {self._signature.name}, {len(entry.closed.eqns)} equations, in "
@@ -363,7 +363,7 @@ def _specialised(
 
     It takes a tuple and a dict of arguments, or, if it is to be direct, the arguments one by one.
     """
-    specialise = mapcall.specialise_jitted if executable.is_map else nativecall.specialise
+    specialise = mesh_fast_call.specialise_jitted if executable.is_map else fast_call.specialise
     return specialise(split, executable, out_tree, direct)
 
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from spmd.base.config import config
 from spmd.base.tree import TreeDef
-from spmd.compile.dispatch import fast_call as nativecall
+from spmd.compile.dispatch import fast_call
 from spmd.compile.dispatch.async_fast_call import is_queued, now_or_later, put_enqueued
 from spmd.compile.dispatch.python_fast_call import UnmatchedError, Writer, is_number
 from spmd.compile.dispatch.signature import Split
 from spmd.compile.executable.mesh_executable import MeshExecutable, mesh_executable
 from spmd.compile.executable.select import MeshProgram
-from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython import entry_point
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import Array
 from spmd.sharding.call_cache import MappedCall
@@ -67,7 +67,7 @@ def specialise_jitted(
             params=executable.params,
         )
     )
-    return nativecall.spread(match) if direct and match is not None else match
+    return fast_call.spread(match) if direct and match is not None else match
 
 
 class _MapWriter(Writer):
@@ -102,7 +102,7 @@ class _MapWriter(Writer):
         if type(leaf) is Array:
             self.put(f"if {name}.aval is not {self.bind(aval)} or {name}.shards is not None:")
             self.lines[-1] += " return MISS"
-            self.operand(f"{name}.ptr", door.ADDRESS)
+            self.operand(f"{name}.ptr", entry_point.ADDRESS)
         elif type(leaf) is np.ndarray and leaf.dtype == aval.dtype and leaf.flags.c_contiguous:
             self.match_ndarray(name, leaf)
         elif is_number(leaf, aval):

@@ -23,7 +23,7 @@ import numpy as np
 from spmd.base.tree import TreeDef, is_named_tuple
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
-from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython import entry_point
 from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, Block, alloc
 from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
@@ -64,7 +64,7 @@ def _has_buffer(x: Any) -> bool:
 
 def is_number(x: Any, aval: ShapedArray) -> bool:
     """Whether `x` is a number that a door can write into memory."""
-    return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in door.NUMBERS
+    return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in entry_point.NUMBERS
 
 
 def is_wide(tree: TreeDef) -> bool:
@@ -240,7 +240,7 @@ class Writer:
         # A tracer has an aval too, but no _sharding; a deleted array has ptr 0, which is unfit.
         self.put(f"if {name}.aval is not {self.bind(aval)} or {name}._sharding is not None:")
         self.lines[-1] += " return MISS"
-        self.operand(f"{name}.ptr", door.ADDRESS)
+        self.operand(f"{name}.ptr", entry_point.ADDRESS)
 
     def operand(self, text: str, kind: int, expected: Any = None) -> None:
         """Hand the value of an expression to the door, which compares it with `expected`."""
@@ -254,11 +254,11 @@ class Writer:
         self.lines[-1] += f" {name}.dtype is not {dtype} and {name}.dtype != {dtype}: return MISS"
         if not _has_buffer(leaf):
             raise UnmatchedError
-        self.operand(name, door.BUFFER)  # which is unfit if its memory is not in order
+        self.operand(name, entry_point.BUFFER)  # which is unfit if its memory is not in order
 
     def match_number(self, name: str, leaf: Any, aval: ShapedArray) -> None:
         self.put(f"if type({name}) is not {self.bind(type(leaf))}: return MISS")
-        self.operand(name, door.NUMBERS[aval.dtype.name])
+        self.operand(name, entry_point.NUMBERS[aval.dtype.name])
 
     @property
     def donated(self) -> Sequence[bool]:
@@ -304,13 +304,15 @@ class Writer:
 
     def place(self, text: str, word: int) -> None:
         """Hand an address to the door, for a word of the frames."""
-        self.operand(text, door.ADDRESS)
+        self.operand(text, entry_point.ADDRESS)
         self.words.append(word)
 
     def run(self, template: list[int]) -> None:
         """Write the call of the program."""
         operands = list(zip(self.kinds, self.words, strict=True))
-        self.names["run"] = door.open_door(self.executable.native, template, operands, self.offsets)
+        self.names["run"] = entry_point.open_door(
+            self.executable.native, template, operands, self.offsets
+        )
         if FLIGHT.keeps_programs:
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
             self.put(f"span = begin({self.executable.native.label}, 0)")
@@ -319,7 +321,7 @@ class Writer:
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
         self.put("if base < 0:")
-        self.put(f"    if base == {door.UNFIT}: return MISS")
+        self.put(f"    if base == {entry_point.UNFIT}: return MISS")
         self.put("    fail(-base)")
 
     def give_up(self) -> None:
@@ -402,7 +404,7 @@ class Writer:
             if alignment == SMALL_ALIGNMENT:
                 # A bytes object that nobody has seen yet: no call, and no finaliser.
                 self.put(f"slab = zero * {total}")
-                self.operand("slab", door.BYTES)
+                self.operand("slab", entry_point.BYTES)
                 self.words.append(words[0])
             else:
                 self.put(f"slab = alloc({total})")

@@ -17,7 +17,7 @@ from spmd.base.errors import ArgumentError
 from spmd.base.record import record
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.lazy import cost, meshprogram, pipeline, usage
+from spmd.compile.lazy import cost_model, pipeline, select, usage
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import check_donated
@@ -118,7 +118,7 @@ class Lowered:
     def compile(self) -> Compiled:
         """Make machine code."""
         traced = self.traced
-        program = meshprogram.compile_program(traced.jaxpr, traced.donated, self.optimised)
+        program = select.compile_program(traced.jaxpr, traced.donated, self.optimised)
         return Compiled(self.traced, program)
 
 
@@ -152,7 +152,7 @@ class Compiled:
     def cost_analysis(self) -> dict[str, float]:
         """What a call has to compute and to move at least: "flops" and "bytes accessed"."""
         core: Any = getattr(self.executable, "executable", self.executable)
-        found = cost.cost_of(core.schedule.steps)
+        found = cost_model.cost_of(core.schedule.steps)
         return {"flops": float(found.flops), "bytes accessed": float(found.moved)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -27,7 +27,7 @@ from spmd.compile.executable.async_operands import (
     same_memory,
 )
 from spmd.compile.fingerprint import identity
-from spmd.compile.lazy import building, expected, pipeline
+from spmd.compile.lazy import build, pipeline, warm_up
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
 from spmd.compile.native.program.stored import Image, among_given, image_key, load_image, save_image
@@ -97,19 +97,19 @@ class Executable:
     def _make_schedule(self, ahead: Ahead | None) -> Schedule:
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return building.make_schedule(self._optimise(closed), ahead=ahead)
+        return build.make_schedule(self._optimise(closed), ahead=ahead)
 
     @cached_property
     def plan(self) -> Plan:
         """Where the buffers lie."""
-        return building.plan_program(self.schedule, self.donated, available_cores())
+        return build.plan_program(self.schedule, self.donated, available_cores())
 
     def _compile(self, key: str | None) -> None:
-        expected.expect_runtime()
-        with building.Ahead() as ahead:
+        warm_up.expect_runtime()
+        with build.Ahead() as ahead:
             schedule = self.schedule = self._make_schedule(ahead)
-            self.takes = building.takes(schedule, self.plan, self.donated)
-            made = building.assemble(schedule, self.plan, takes=self.takes, ahead=ahead)
+            self.takes = build.takes(schedule, self.plan, self.donated)
+            made = build.assemble(schedule, self.plan, takes=self.takes, ahead=ahead)
         self.arena, self.native = self.plan.arena, made.native
         self._consts = [constant(value, aval) for _, (value, aval) in schedule.consts]
         # For each result: the input that it equals, or None.
@@ -133,7 +133,7 @@ class Executable:
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""
-        return building.assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
+        return build.assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""

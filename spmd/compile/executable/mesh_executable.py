@@ -34,7 +34,7 @@ from spmd.compile.executable.async_operands import (
 from spmd.compile.executable.executable import constant, pointer, take
 from spmd.compile.executable.mesh_nan_check import check_mesh_nans
 from spmd.compile.fingerprint import identity
-from spmd.compile.lazy import building, expected, pipeline
+from spmd.compile.lazy import build, pipeline, warm_up
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
@@ -49,7 +49,7 @@ from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import NamedSharding, SingleDeviceSharding
 from spmd.sharding.shard_map_rules import whole_aval
 from spmd.sharding.spec import Mesh, PartitionSpec
-from spmd.transport import world as bootstrap
+from spmd.transport import world
 from spmd.transport.flight_recorder import COMPILING, FLIGHT
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class MeshExecutable:
 
     def _summarise(self, name: str) -> None:
         """Note, and say under `log_compiles`, what became of the collectives."""
-        self.exchanges = building.summary(self._traced, self.schedule.steps)
+        self.exchanges = build.summary(self._traced, self.schedule.steps)
         if config.log_compiles or "1" in config.debug:
             for text in self.exchanges:
                 print(f"spmd: {name}: {text}", file=sys.stderr)
@@ -193,11 +193,11 @@ class MeshExecutable:
         At the first run, not at compilation: one rank may look at a program that none runs.
         """
         if self.undecided is not None:
-            agree(bootstrap.world(), self.undecided)
+            agree(world.world(), self.undecided)
             self.undecided = None
 
     def _lowered(self, closed: ClosedJaxpr, ahead: Ahead | None = None) -> Steps:
-        steps = building.make_schedule(closed, self.topology, ahead)
+        steps = build.make_schedule(closed, self.topology, ahead)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         return steps
 
@@ -214,16 +214,16 @@ class MeshExecutable:
         # Several devices are the parallel work of such a program.
         threads = available_cores() if len(self.devices) == 1 else 1
         # Which arguments will be donated is not known yet: any may be.
-        return building.plan_program(self.schedule, [True] * len(self.piece_avals), threads)
+        return build.plan_program(self.schedule, [True] * len(self.piece_avals), threads)
 
     def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
-        expected.expect_runtime()
+        warm_up.expect_runtime()
         count = len(self.devices)
-        with building.Ahead() as ahead:
+        with build.Ahead() as ahead:
             if not self.topology.is_spread:  # else it is there
                 self.schedule = self._lowered(pipeline.run_passes(closed), ahead)
             schedule = self.schedule
-            self.native = building.assemble(schedule, self.plan, count, ahead=ahead).native
+            self.native = build.assemble(schedule, self.plan, count, ahead=ahead).native
         self.arena = self.plan.arena
         self._consts = [_on_each(v, count) for _, v in schedule.consts]
         # For each result: the input that it equals, or None.
@@ -242,12 +242,12 @@ class MeshExecutable:
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""
-        native = building.assemble(self.schedule, self.plan, len(self.devices)).native
+        native = build.assemble(self.schedule, self.plan, len(self.devices)).native
         return native.encoded.steps
 
     def takes(self, donated: Sequence[bool]) -> dict[int, int]:
         """For outputs that may be written over a donated input: which one."""
-        return building.takes(self.schedule, self.plan, donated) if any(donated) else {}
+        return build.takes(self.schedule, self.plan, donated) if any(donated) else {}
 
     def const_pointers(self, device: int) -> list[int]:
         """The addresses of one local device's constants."""

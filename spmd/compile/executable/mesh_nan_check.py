@@ -19,7 +19,7 @@ from spmd.core.primitive import Primitive
 from spmd.core.trace import to_numpy
 from spmd.sharding.lockstep_interpreter import Lockstep, Values
 from spmd.sharding.spec import Mesh
-from spmd.transport import world as bootstrap
+from spmd.transport import world
 from spmd.transport.origin import Origin
 
 
@@ -107,4 +107,4 @@ def _everyone(search: _Search, what: str, mine: Any) -> list[Any]:
     """What all ranks say."""
     if not search.is_spread:
         return [mine]
-    return bootstrap.world().all_gather_object(mine, Origin(what))
+    return world.world().all_gather_object(mine, Origin(what))

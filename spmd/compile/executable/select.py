@@ -16,7 +16,7 @@ import numpy as np
 
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
-from spmd.compile.lazy import multidevice, onemap, pipeline
+from spmd.compile.lazy import merge_shard_maps, mesh_executable, pipeline
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.sharding.array import Array
 
@@ -34,7 +34,7 @@ def compile_program(
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
         if any(eqn.prim.name == "shard_map" for eqn in all_eqns(closed)):
-            joined = onemap.one_map(closed)
+            joined = merge_shard_maps.one_map(closed)
             if joined is not None:
                 return MeshProgram(joined, joined.eqns[0], donated)
         return compile_jaxpr(closed, donated, optimised)
@@ -67,7 +67,7 @@ class MeshProgram:
         self.out_avals = tuple(closed.out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.params: dict[str, Any] = eqn.params
-        self.executable = multidevice.mesh_executable(**eqn.params)
+        self.executable = mesh_executable.mesh_executable(**eqn.params)
         arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
@@ -96,7 +96,7 @@ class MeshProgram:
         """Run on arguments of exactly the avals compiled for."""
         common_home(leaves)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = multidevice.evaluate_map(self.params, operands, self.takes, self.executable)
+        outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.executable)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()

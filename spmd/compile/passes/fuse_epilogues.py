@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from spmd.compile.kernel.matmul import attach
-from spmd.compile.lower import convolution as conv
+from spmd.compile.lower import convolution
 from spmd.compile.lower import matmul as product
 from spmd.compile.lower.in_place import group_kernel
 from spmd.compile.lower.lowering import ALIASES
@@ -27,7 +27,7 @@ from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
 
 # What can have an epilogue, and what says where its result lies.
-HEADS = {"dot_general": product.result_of, "conv_general_dilated": conv.result_of}
+HEADS = {"dot_general": product.result_of, "conv_general_dilated": convolution.result_of}
 
 # ---- the equation ------------------------------------------------------------------------------
 

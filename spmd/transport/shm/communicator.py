@@ -23,8 +23,8 @@ from spmd.transport.communicator import ReduceOp
 from spmd.transport.origin import NOWHERE, Origin
 from spmd.transport.progress_thread import COURIER
 from spmd.transport.reduction import accumulator, combine
-from spmd.transport.shm import direct_read as shm_direct
-from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import direct_read
+from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import segment as shm_segment
 from spmd.transport.shm.direct_plan import DirectPlanner
 from spmd.transport.shm.layout import FAILED, LEFT, RAISED, Pages
@@ -88,24 +88,24 @@ def connect(
     segment, problem = None, ""
     if rank == 0:
         try:
-            segment = shm_segment.create(shm_pages.segment_bytes(size))
+            segment = shm_segment.create(shm_layout.segment_bytes(size))
         except LaunchError as error:
             problem = str(error)
     path, problem = gather((segment.path if segment else "", problem))[0]
     if segment is None and not problem:
         try:
-            segment = shm_segment.attach(path, shm_pages.segment_bytes(size))
+            segment = shm_segment.attach(path, shm_layout.segment_bytes(size))
         except (OSError, ValueError):
             segment = None  # a host of another name, or a container with a /dev/shm of its own
     pages = Pages(segment.memory, rank, size) if segment else None
-    trial = shm_direct.Trial()
+    trial = direct_read.Trial()
     if config.direct_reads:
-        shm_direct.let_siblings_read()
+        direct_read.let_siblings_read()
     joined = gather((segment is not None, own_cores(), trial.offer))
     if rank == 0 and segment is not None:
         segment.unlink()
     sees = pages is not None and all(is_running(pages, r) for r in range(size))
-    reads = sees and config.direct_reads and all(shm_direct.can_read(t) for *_, t in joined)
+    reads = sees and config.direct_reads and all(direct_read.can_read(t) for *_, t in joined)
     found = gather((sees, reads))
     if problem:
         raise LaunchError(problem)
@@ -237,7 +237,7 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _park(self, awaited: int, step: int, seconds: float) -> None:
         pages = self._pages
-        pages.words[pages.word(awaited, shm_pages.WAITED_FOR)] = 1
+        pages.words[pages.word(awaited, shm_layout.WAITED_FOR)] = 1
         fence()
         seen = pages.words[pages.arrived[awaited]]
         if seen < step:
@@ -364,7 +364,7 @@ class ShmCommunicator(CheckedCommunicator):
         """Read what a rank shows."""
         address = self._pages.shown(rank, shown) + offset
         try:
-            shm_direct.read(self._pages.process(rank), address, target)
+            direct_read.read(self._pages.process(rank), address, target)
         except OSError as error:
             raise self._unreadable(rank, f" ({error.strerror})") from None
 
@@ -542,4 +542,4 @@ def _operand(buf: np.ndarray) -> Operand:
 
 def is_running(pages: Pages, rank: int) -> bool:
     """Whether the process of a rank still exists."""
-    return shm_pages.is_alive(pages.process(rank))
+    return shm_layout.is_alive(pages.process(rank))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from spmd.transport.call_signature import Kind, pairs_detail
 from spmd.transport.communicator import ReduceOp
-from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm.direct_read import MOST_BYTES, MOST_ROWS
 from spmd.transport.shm.plan import (
     Action,
@@ -139,7 +139,7 @@ class DirectPlanner(Planner):
         self, x: Operand, parts: int, devices: int, takes: Sequence[Take], sums: Sequence[Sum] = ()
     ) -> Rounds:
         """See `Planner`."""
-        if not self._is_direct(x.block) or devices > shm_pages.MOST_SHOWN:
+        if not self._is_direct(x.block) or devices > shm_layout.MOST_SHOWN:
             return super().exchange(x, parts, devices, takes, sums)
         stride, whole = x.block * parts, x.whole * parts * devices
         before: list[Action] = [Show(tuple(Place(Memory.INPUT, d) for d in range(devices)))]

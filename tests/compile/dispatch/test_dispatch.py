@@ -14,7 +14,7 @@ from spmd.api import grad, jit, make_jaxpr, vmap
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
 from spmd.base.util import MISS
-from spmd.compile.dispatch import eager as dispatch
+from spmd.compile.dispatch import eager
 from spmd.compile.dispatch.jit import JitFunction, clear_caches
 from spmd.sharding.array import Array, from_numpy
 
@@ -374,7 +374,7 @@ def test_a_loop_called_again_is_not_compiled_again():
     params = {"length": 3, "reverse": False, "num_consts": 0, "num_carry": 1, "unroll": 1}
     for _ in range(3):
         lax.scan_p.bind(X[0], X, jaxpr=body, **params)
-    assert len(dispatch._loops[body]) == 1
+    assert len(eager._loops[body]) == 1
 
 
 def test_options_device_and_inline():

@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd.base.config import config
-from spmd.compile.dispatch import eager_cache as hot
+from spmd.compile.dispatch import eager_cache
 from spmd.compile.dispatch.eager_cache import HOT_AFTER, Hot, hot_binary, is_determined
 from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import Array
@@ -23,7 +23,7 @@ OPERATORS = [
 
 @pytest.fixture(autouse=True)
 def cold():
-    for each in hot._all:
+    for each in eager_cache._all:
         each.forget()
 
 
@@ -33,7 +33,7 @@ def bits(x):
 
 
 def compiled_kinds():
-    return sum(closure is not None for each in hot._all for closure in each.table.values())
+    return sum(closure is not None for each in eager_cache._all for closure in each.table.values())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.float16], ids=str)
@@ -145,9 +145,9 @@ def test_transformations_and_settings_are_respected():
 
 
 def test_memory_of_kinds_is_bounded(monkeypatch):
-    monkeypatch.setattr(hot, "MOST_KINDS", 4)
+    monkeypatch.setattr(eager_cache, "MOST_KINDS", 4)
     method = hot_binary(operator.add)
-    each: Hot = hot._all[-1]
+    each: Hot = eager_cache._all[-1]
     for n in range(10):
         for _ in range(HOT_AFTER):
             assert type(method(snp.ones(n), 1)) is Array

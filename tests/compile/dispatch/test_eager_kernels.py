@@ -10,23 +10,21 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.base.config import config
 from spmd.compile.cpu.assemble.generic_kernels_ir import BLOCK, RUN
-from spmd.compile.dispatch import eager as dispatch
-from spmd.compile.dispatch import eager_cache as hot
-from spmd.compile.dispatch import eager_kernels as flat
+from spmd.compile.dispatch import eager, eager_cache, eager_kernels
 from spmd.compile.dispatch.eager_cache import HOT_AFTER
 from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import from_numpy
 
 SIZES = (1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17)
 REDUCTIONS = {"reduce_sum", "reduce_prod", "reduce_max", "reduce_min"}
-FUNCTIONS = sorted(dispatch.FLAT - REDUCTIONS - {"dot_general", "pow", "integer_pow", "atan2"})
+FUNCTIONS = sorted(eager.FLAT - REDUCTIONS - {"dot_general", "pow", "integer_pow", "atan2"})
 RNG = np.random.default_rng(7)
 
 
 @pytest.fixture(autouse=True)
 def cold():
-    dispatch._signatures.clear()
-    for each in hot._all:
+    eager._signatures.clear()
+    for each in eager_cache._all:
         each.forget()
 
 
@@ -41,7 +39,7 @@ def bits(x):
 
 def is_flat_now():
     """Whether all that was evaluated since the test began ran flat programs."""
-    return all(known.executable is not None for known in dispatch._signatures.values())
+    return all(known.executable is not None for known in eager._signatures.values())
 
 
 # ---- float functions ---------------------------------------------------------------------------
@@ -55,7 +53,7 @@ def test_a_float_function_gives_the_bits_of_jit(name):
             x = values(size, dtype)
             x = snp.add(x, 1.0) if name == "acosh" else x
             assert bits(f(x)) == bits(spmd.jit(f)(x)), (dtype, size)
-    assert any(known.executable is not None for known in dispatch._signatures.values())
+    assert any(known.executable is not None for known in eager._signatures.values())
     x = values((3, 50), high=0.9)
     with config.override("disable_jit", True):
         by_impl = np.asarray(f(x))
@@ -102,7 +100,7 @@ def test_special_values():
     ],
 )
 def test_shapes_are_matrices(shape, axes, cut):
-    assert flat.matrices(shape, axes) == cut
+    assert eager_kernels.matrices(shape, axes) == cut
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
@@ -172,7 +170,7 @@ def test_what_has_no_such_code_is_computed_by_impl():
     np.testing.assert_allclose(lax.exp(z), np.exp(np.asarray(z)), rtol=1e-6)
     assert lax.exp(values((0, 3))).shape == (0, 3)
     assert float(lax.reduce_sum(values((0,)), (0,))) == 0.0
-    kinds = [known.executable for known in dispatch._signatures.values()]
+    kinds = [known.executable for known in eager._signatures.values()]
     assert kinds and not any(kinds)
 
 
@@ -232,7 +230,7 @@ def test_every_call_gives_the_bits_of_the_first(name):
     for _ in range(2 * HOT_AFTER):
         out = f(x)
         assert (out.aval, bits(out)) == (first.aval, bits(first))
-    made = [match for each in hot._all for match in each.table.values()]
+    made = [match for each in eager_cache._all for match in each.table.values()]
     assert made and all(match is not None for match in made)
 
 

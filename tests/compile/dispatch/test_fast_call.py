@@ -16,8 +16,8 @@ from spmd.api import jit
 from spmd.base.errors import ArgumentError
 from spmd.base.tree import LEAF, TreeDef
 from spmd.base.util import MISS
-from spmd.compile.dispatch import fast_call as nativecall
-from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.dispatch import fast_call
+from spmd.compile.native.cpython import entry_point
 from spmd.compile.native.cpython.object_layout import object_layout, slot_offsets
 from spmd.compile.native.program.steps import CallbackStep, CopyStep, Program, Slot
 from spmd.compile.native.runtime import allocator
@@ -68,9 +68,13 @@ def copier(native=None, **options):
     """A door that copies four floats; and the aval of its operand."""
     aval = typeof(X)
     native = native or build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16),)))
-    results = door.Results([door.Result(1, door.OF_SLAB, aval)], slab=16, slab_word=1)
+    results = entry_point.Results(
+        [entry_point.Result(1, entry_point.OF_SLAB, aval)], slab=16, slab_word=1
+    )
     results = results._replace(**options)
-    return door.open_door(native, [0, 0], [door.Operand(door.ARRAY, 0, aval)], (), results)
+    return entry_point.open_door(
+        native, [0, 0], [entry_point.Operand(entry_point.ARRAY, 0, aval)], (), results
+    )
 
 
 def test_a_result_is_an_array_like_any_other():
@@ -131,12 +135,15 @@ def test_a_failure_is_raised():
 def test_results_may_live_in_blocks_and_in_operands():
     aval = typeof(X)
     native = build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16),)))
-    results = door.Results(
-        [door.Result(1, 1, aval), door.Result(0, door.of_operand(0), aval)],
+    results = entry_point.Results(
+        [entry_point.Result(1, 1, aval), entry_point.Result(0, entry_point.of_operand(0), aval)],
         TreeDef(tuple, None, (LEAF, LEAF)),
     )
-    operands = [door.Operand(door.ARRAY, 0, aval), door.Operand(door.BLOCK, 1)]
-    run = door.open_door(native, [0, 0], operands, (), results)
+    operands = [
+        entry_point.Operand(entry_point.ARRAY, 0, aval),
+        entry_point.Operand(entry_point.BLOCK, 1),
+    ]
+    run = entry_point.open_door(native, [0, 0], operands, (), results)
     block = alloc(16)
     made, given = run(X, block)
     assert made.owner is block and made.ptr == block.address
@@ -149,8 +156,12 @@ def with_block(steps=(), nbytes=70_016):
     """A door that copies four floats into a block that it makes itself; and the block's class."""
     aval, home = typeof(X), home_of(nbytes)
     native = build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16), *steps)))
-    results = door.Results([door.Result(1, door.of_block(0), aval)], blocks=[(home, 1)])
-    return door.open_door(native, [0, 0], [door.Operand(door.ARRAY, 0, aval)], (), results), home
+    results = entry_point.Results(
+        [entry_point.Result(1, entry_point.of_block(0), aval)], blocks=[(home, 1)]
+    )
+    return entry_point.open_door(
+        native, [0, 0], [entry_point.Operand(entry_point.ARRAY, 0, aval)], (), results
+    ), home
 
 
 def test_a_door_makes_blocks():
@@ -212,10 +223,13 @@ def test_lists_are_bounded_for_native_code_too():
 def test_numbers_of_another_type_are_unfit():
     out = np.zeros(1, np.float32)
     native = build_program(Program((4, 4), (CopyStep(Slot(1), Slot(0), 4),)))
-    operands = [door.Operand(door.NUMBERS["float32"], 0, float), door.Operand(door.ADDRESS, 1)]
-    run = door.open_door(native, [0, 0], operands)
+    operands = [
+        entry_point.Operand(entry_point.NUMBERS["float32"], 0, float),
+        entry_point.Operand(entry_point.ADDRESS, 1),
+    ]
+    run = entry_point.open_door(native, [0, 0], operands)
     assert run(1.5, address(out)) == address(out) and out[0] == 1.5
-    assert run(2, address(out)) == run(np.float64(2), address(out)) == door.UNFIT
+    assert run(2, address(out)) == run(np.float64(2), address(out)) == entry_point.UNFIT
 
 
 # ---- calls beside their twin -------------------------------------------------------------------
@@ -274,7 +288,7 @@ def test_native_calls_do_what_python_does(name, monkeypatch):
     native, kind = results()
     plain = name not in ("numpy", "made here")
     assert kind == ("builtin_function_or_method" if plain else "function")
-    monkeypatch.setattr(nativecall, "object_layout", lambda: None)
+    monkeypatch.setattr(fast_call, "object_layout", lambda: None)
     python, kind = results()
     assert kind == "function"
     assert native == python
@@ -429,15 +443,15 @@ def test_operands_are_held_while_the_program_runs():
     native = build_program(Program((16, 16), steps))
     aval = typeof(X)
     tree = TreeDef(tuple, None, (TreeDef(list, None, (LEAF,) * 3),))
-    results = door.Results([door.Result(1, 3, aval)], LEAF, (tree, NO_NAMES))
-    operands = [door.Operand(door.ARRAY, 0, aval)] * 3
+    results = entry_point.Results([entry_point.Result(1, 3, aval)], LEAF, (tree, NO_NAMES))
+    operands = [entry_point.Operand(entry_point.ARRAY, 0, aval)] * 3
     with pytest.raises(ValueError, match="are not the leaves of"):
-        door.open_door(native, [0, 0], operands[:2], (), results)
+        entry_point.open_door(native, [0, 0], operands[:2], (), results)
     with pytest.raises(ValueError, match="1 results are no"):
-        door.open_door(native, [0, 0], operands, (), results._replace(out=tree))
-    results = results._replace(made=[door.Result(0, door.of_operand(2), aval)])
+        entry_point.open_door(native, [0, 0], operands, (), results._replace(out=tree))
+    results = results._replace(made=[entry_point.Result(0, entry_point.of_operand(2), aval)])
     native = build_program(Program((16, 16), (steps[0],)))
-    run = door.open_door(native, [0, 0], operands, (), results)
+    run = entry_point.open_door(native, [0, 0], operands, (), results)
     out = run((state,), {})
     assert seen == [[True] * 3]
     gc.collect()

@@ -6,7 +6,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Branch, Loop, Multiply, Pack, Parallel, While, walk
 from spmd.compile.passes.pipeline import run_passes
@@ -20,7 +20,7 @@ def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
 def steps_of(f, *args) -> list:
     """The steps of a program on the machine of the tests."""
     closed = run_passes(spmd.make_jaxpr(f)(*args))
-    return prepack(lower(closed), gemm.prefers_packed).steps
+    return prepack(lower(closed), matmul_plan.prefers_packed).steps
 
 
 def same_as_interpreted(f, *args) -> None:
@@ -134,8 +134,8 @@ def test_a_branch_that_may_not_run_packs_nothing_before():
 
 def test_large_products_share_what_is_packed(monkeypatch):
     """Two products with the same weights read the same panels."""
-    monkeypatch.setattr(gemm, "available_cores", lambda: 8)
-    monkeypatch.setattr(gemm, "_WORTH_PACKING", 10.0)  # on any machine
+    monkeypatch.setattr(matmul_plan, "available_cores", lambda: 8)
+    monkeypatch.setattr(matmul_plan, "_WORTH_PACKING", 10.0)  # on any machine
     w, x = normal(2048, 128), normal(256, 2048)
 
     def f(w, x, y):

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from launch.flight import file as flightfile
+from launch.flight import file as flight_file
 from launch.flight.file import FlightFileError, parse, read
 from launch.supervise.last_collective import last_call
-from spmd.transport import flight_recorder as writer
+from spmd.transport import flight_recorder as flight
 from tests.launch.flight.flight_files import GATHER, MS, PSUM, calls, flight_bytes, write
 
 
 def test_reader_and_writer_know_one_layout():
     for name in ("MAGIC", "VERSION", "PAGE", "TEXT", "RECORDS", "LABELS", "NO_GROUP"):
-        assert getattr(flightfile, name) == getattr(writer, name), name
+        assert getattr(flight_file, name) == getattr(flight, name), name
     for name in ("HOST", "TRACING", "COMPILING", "PROGRAM", "COLLECTIVE", "DATA", "BREAKPOINT"):
-        assert getattr(flightfile, name) == getattr(writer, name), name
-    assert len(flightfile.PHASES) == writer.BREAKPOINT + 1
-    assert writer.FILE_BYTES == len(flight_bytes(0, 1))
+        assert getattr(flight_file, name) == getattr(flight, name), name
+    assert len(flight_file.PHASES) == flight.BREAKPOINT + 1
+    assert flight.FILE_BYTES == len(flight_bytes(0, 1))
 
 
 def test_a_whole_file():
@@ -93,8 +93,8 @@ def test_a_record_that_is_being_written_is_left_out():
 
 def test_senseless_words_do_no_harm():
     found = parse(flight_bytes(0, 2, [(77, 0, 5, 6, 1)], state=99, phase=-3))
-    assert found.state == flightfile.RUNNING and found.phase == flightfile.HOST
-    assert found.records[0].label == flightfile.UNKNOWN
+    assert found.state == flight_file.RUNNING and found.phase == flight_file.HOST
+    assert found.records[0].label == flight_file.UNKNOWN
 
 
 def test_whether_the_process_runs(tmp_path: Path):
@@ -127,16 +127,16 @@ def test_the_newest_file_of_a_rank(tmp_path: Path):
         write(folder, 0, 1, text=text)
     data = bytearray((second / "rank-0.flight").read_bytes())
     (second / "rank-0.flight").write_bytes(data.replace(b"1700000000", b"1800000000"))
-    flights, problems = flightfile.read_all([second, first])
+    flights, problems = flight_file.read_all([second, first])
     assert [f.text for f in flights] == ["new"] and not problems
     (tmp_path / "rank-3.flight").write_text("rubbish")
-    flights, problems = flightfile.read_all([first, tmp_path])
+    flights, problems = flight_file.read_all([first, tmp_path])
     assert len(flights) == 1 and "rubbish" not in problems[0] and "7 bytes" in problems[0]
 
 
 def test_the_reader_needs_the_standard_library_only():
     """Guards run isolated, without site packages."""
-    folder = Path(flightfile.__file__).parents[1]
+    folder = Path(flight_file.__file__).parents[1]
     program = (
         f"import sys; sys.path.insert(0, {os.fspath(folder.parent)!r})\n"
         "from launch.flight import file as flightfile, diagnosis as verdict\n"
@@ -149,13 +149,13 @@ def test_the_reader_needs_the_standard_library_only():
 
 
 def test_labels_in_words():
-    assert flightfile.operand(GATHER) == "float32[4]"
-    assert flightfile.operand({"kind": "psum", "dtype": "bool", "shape": [], "op": "sum"}) == (
+    assert flight_file.operand(GATHER) == "float32[4]"
+    assert flight_file.operand({"kind": "psum", "dtype": "bool", "shape": [], "op": "sum"}) == (
         "bool[] sum"
     )
-    assert flightfile.label_name({"kind": "barrier"}) == "barrier"
+    assert flight_file.label_name({"kind": "barrier"}) == "barrier"
     label = {"kind": "psum", "dtype": "bool", "shape": [], "path": "grads['w']", "axes": ["i"]}
-    assert flightfile.operand(label) == "bool[] of grads['w'] over i"
+    assert flight_file.operand(label) == "bool[] of grads['w'] over i"
 
 
 def test_of_several_in_flight_the_first_is_the_one_that_is_open():

@@ -13,7 +13,7 @@ import numpy as np
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.executable import mesh_executable as multidevice
+from spmd.compile.executable import mesh_executable
 from spmd.sharding import Mesh
 from spmd.sharding import PartitionSpec as P
 from tests.collectives.compare import assert_same
@@ -82,7 +82,7 @@ def both(make: Callable[[], Callable[..., Any]], *args: Any, name: str) -> list[
         with spmd.config.override("overlap", mode):
             function = make()
             found.append(function(*args))
-            said.append({text for e in multidevice.known_executables() for text in e.exchanges})
+            said.append({text for e in mesh_executable.known_executables() for text in e.exchanges})
     assert_same(found[1], found[0], name)
     flew = [text for text in said[1] - said[0] if "while the program computes" in text]
     assert not any("while the program computes" in text for text in said[0] - said[1]), said

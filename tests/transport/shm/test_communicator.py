@@ -13,7 +13,7 @@ import pytest
 
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, LaunchError, PeerError
-from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import segment as shm_segment
 from spmd.transport.shm import wait as shm_wait
 from tests.transport.cases import all_cases, check_all
@@ -46,7 +46,7 @@ def test_no_name_is_left_behind():
 
 def test_large_arrays_pass_in_chunks(size=2):
     def body(comm):
-        count = 3 * shm_pages.slot_bytes(comm.size) // 4 + 5
+        count = 3 * shm_layout.slot_bytes(comm.size) // 4 + 5
         x = np.full(count, comm.rank + 1.0, np.float32)
         gathered = np.empty(2 * count, np.float32)
         comm.all_gather(x, gathered)
@@ -140,16 +140,16 @@ def test_a_late_rank_is_named_with_its_last_call():
 
 
 def test_a_wake_ends_a_park():
-    segment = shm_segment.create(shm_pages.segment_bytes(2))
+    segment = shm_segment.create(shm_layout.segment_bytes(2))
     segment.unlink()
-    waiter = shm_pages.Pages(segment.memory, 0, 2)
+    waiter = shm_layout.Pages(segment.memory, 0, 2)
     pid = os.fork()
     if pid == 0:
-        poster = shm_pages.Pages(segment.memory, 1, 2)
+        poster = shm_layout.Pages(segment.memory, 1, 2)
         time.sleep(0.2)
         poster.post(1)
         os._exit(0)
-    waiter.words[waiter.word(1, shm_pages.WAITED_FOR)] = 1
+    waiter.words[waiter.word(1, shm_layout.WAITED_FOR)] = 1
     began = time.monotonic()
     while waiter.missing(1) == [0, 1]:
         shm_wait.park(waiter.address_of(1), 0, 60.0)
@@ -183,6 +183,6 @@ def test_no_room_is_an_error_that_says_what_to_do(monkeypatch, tmp_path):
 
 def test_slots_fit_their_budget():
     for size in (2, 3, 4, 8, 24, 100):
-        assert shm_pages.slot_bytes(size) % shm_pages.PAGE == 0
-        assert shm_pages.LEAST_SLOT_BYTES <= shm_pages.slot_bytes(size) <= shm_pages.SLOT_BYTES
-    assert 2 * 24 * shm_pages.slot_bytes(24) <= shm_pages.BUDGET_BYTES
+        assert shm_layout.slot_bytes(size) % shm_layout.PAGE == 0
+        assert shm_layout.LEAST_SLOT_BYTES <= shm_layout.slot_bytes(size) <= shm_layout.SLOT_BYTES
+    assert 2 * 24 * shm_layout.slot_bytes(24) <= shm_layout.BUDGET_BYTES

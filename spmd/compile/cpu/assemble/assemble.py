@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from spmd.base.record import field, record
-from spmd.compile.cpu.assemble import kernel_batches as gang
+from spmd.compile.cpu.assemble import kernel_batches
 from spmd.compile.cpu.assemble.compile_callees import (
     Ahead,
     Callee,
@@ -21,8 +21,8 @@ from spmd.compile.cpu.assemble.compile_callees import (
     rendering,
 )
 from spmd.compile.cpu.assemble.compiled_loops import LoopCode, LoopCompiler
-from spmd.compile.cpu.matmul import plan as gemm
-from spmd.compile.cpu.matmul import window_plan as contract
+from spmd.compile.cpu.matmul import plan as matmul_plan
+from spmd.compile.cpu.matmul import window_plan
 from spmd.compile.cpu.sort.steps import sort_step
 from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
@@ -138,7 +138,9 @@ class _Code:
         """What the kernel of a product is given."""
         found = self.given.get(product)
         if found is None:
-            found = self.given[product] = gemm.product_words(planning(product), self.addresses)
+            found = self.given[product] = matmul_plan.product_words(
+                planning(product), self.addresses
+            )
         return found
 
 
@@ -205,7 +207,7 @@ class Builder:
         made = [(step, self.step(step)) for step in steps]
         if self.aliases is None:
             return [one for _, native in made for one in native]
-        return gang.join(made, self.aliases)
+        return kernel_batches.join(made, self.aliases)
 
     def step(self, step: Step) -> Sequence[NativeStep]:
         loop = self.code.loops.get(id(step))
@@ -308,15 +310,15 @@ class Builder:
         slots = [self.slot(ref) for ref in step.refs]
         plan = contracting(step.contraction)
         name = f"{step.name} {step.source}"
-        return contract.contract_step(plan, self.code.addresses, slots, name)
+        return window_plan.contract_step(plan, self.code.addresses, slots, name)
 
     def product(self, step: Multiply) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
         plan, words = planning(step.product), self.code.sizes(step.product)
-        return gemm.product_step(plan, self.code.addresses, slots, name, words)
+        return matmul_plan.product_step(plan, self.code.addresses, slots, name, words)
 
     def pack(self, step: Pack) -> NativeStep:
         slots = [self.slot(ref) for ref in step.refs]
         name = f"{step.name} {step.source}"
-        return gemm.packing_step(packing(step.packing), self.code.addresses, slots, name)
+        return matmul_plan.packing_step(packing(step.packing), self.code.addresses, slots, name)

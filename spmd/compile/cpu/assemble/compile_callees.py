@@ -18,8 +18,8 @@ from spmd.base.config import config
 from spmd.base.util import product as size_of
 from spmd.compile.cpu.assemble.compiled_loops import INLINE_POINTS
 from spmd.compile.cpu.codegen.kernel import Rendered, render
-from spmd.compile.cpu.matmul import plan as gemm
-from spmd.compile.cpu.matmul import window_plan as contract
+from spmd.compile.cpu.matmul import plan as matmul_plan
+from spmd.compile.cpu.matmul import window_plan
 from spmd.compile.cpu.sort.steps import sort_text
 from spmd.compile.cpu.sort.value_steps import shares_rows, text_for
 from spmd.compile.kernel.format import format_kernel
@@ -65,21 +65,21 @@ def rendering(kernel: Kernel) -> Rendered:
 
 
 @cache
-def planning(product: Product) -> gemm.Plan:
+def planning(product: Product) -> matmul_plan.Plan:
     """How a product is computed."""
-    return gemm.plan_product(product)
+    return matmul_plan.plan_product(product)
 
 
 @cache
-def packing(packing: Packing) -> gemm.Plan:
+def packing(packing: Packing) -> matmul_plan.Plan:
     """How an operand is packed."""
-    return gemm.plan_packing(packing)
+    return matmul_plan.plan_packing(packing)
 
 
 @cache
-def contracting(contraction: Contraction) -> contract.Plan:
+def contracting(contraction: Contraction) -> window_plan.Plan:
     """How a contraction over windows is computed."""
-    return contract.plan_contraction(contraction)
+    return window_plan.plan_contraction(contraction)
 
 
 class Ahead:
@@ -101,7 +101,7 @@ class Ahead:
                 case Launch(kernel=kernel):
                     self.callee(kernel)
                 case Multiply(product=product):
-                    found = packed_product(product, gemm.prefers_packed)
+                    found = packed_product(product, matmul_plan.prefers_packed)
                     self.callee(product if found is None else found[0])
                     if found is not None:
                         self.callee(found[1])
@@ -131,7 +131,7 @@ class Ahead:
             case SortRows(dtype=dtype, size=size, work=work):
                 self.batch.add(text_for(dtype, size, work is not None), optimize=True)
 
-    def _plan(self, plan: gemm.Plan | contract.Plan) -> None:
+    def _plan(self, plan: matmul_plan.Plan | window_plan.Plan) -> None:
         for text in plan.texts:
             self.batch.add(text, optimize=True)
         for rendered in plan.epilogues:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from spmd.base.record import record
 from spmd.base.util import product
 from spmd.compile.cpu.codegen.kernel import Rendered, content_symbol, render_function
-from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.lower.steps import (
@@ -102,7 +102,7 @@ class LoopCompiler:
         self,
         target: Target,
         rendered: Callable[[Kernel], Rendered],
-        planned: Callable[[Product], gemm.Plan],
+        planned: Callable[[Product], matmul_plan.Plan],
         slot: Callable[[Ref], Slot],
     ):
         self.target = target

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from spmd.base.record import record
-from spmd.compile.cpu.codegen import complex_ops as render_complex
+from spmd.compile.cpu.codegen import complex_ops
 from spmd.compile.cpu.codegen.conversions import (
     convert,
     element_of,
@@ -56,7 +56,7 @@ def render_op(
         element, chosen = element_of(dtype), zip(parts[1], parts[2], strict=True)
         return tuple(e.select(parts[0][0], element, x, y) for x, y in chosen)
     if "c" in (kind(dtype), kind(source)):
-        return render_complex.render(e, op, parts, element_of(source), attr)
+        return complex_ops.render(e, op, parts, element_of(source), attr)
     operands = [part[0] for part in parts]
     match kind(source):
         case "b":

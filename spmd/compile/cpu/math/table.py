@@ -12,21 +12,17 @@ from collections.abc import Callable
 from functools import cache
 from inspect import Parameter, signature
 
-from spmd.compile.cpu.math import exp as vectormath_exp
-from spmd.compile.cpu.math import log as vectormath_log
-from spmd.compile.cpu.math import power as vectormath_power
-from spmd.compile.cpu.math import special as vectormath_special
-from spmd.compile.cpu.math import trig as vectormath_trig
+from spmd.compile.cpu.math import exp, log, power, special, trig
 from spmd.compile.cpu.math.floats import Floats
 from spmd.compile.native.llvm.shared_functions import share
 from spmd.compile.native.llvm.vector_emitter import Emitter, Module, Target, attributes_text
 
 _FILES = {
-    vectormath_exp: "exp exp2 expm1 tanh logistic sinh cosh",
-    vectormath_log: "log log1p asinh acosh atanh",
-    vectormath_trig: "sin cos tan asin acos atan atan2",
-    vectormath_special: "erf erfc erf_inv lgamma digamma",
-    vectormath_power: "pow cbrt rem nextafter",
+    exp: "exp exp2 expm1 tanh logistic sinh cosh",
+    log: "log log1p asinh acosh atanh",
+    trig: "sin cos tan asin acos atan atan2",
+    special: "erf erfc erf_inv lgamma digamma",
+    power: "pow cbrt rem nextafter",
 }
 VECTOR_FUNCTIONS: dict[str, Callable[..., str]] = {
     name: getattr(module, name) for module, names in _FILES.items() for name in names.split()
@@ -95,7 +91,7 @@ def call_function(e: Emitter, name: str, element: str, *operands: str) -> str:
     given = [(kind, operand) for operand in operands]
     if name in TURNS and e.module.joins_waves:
         turn = ("i32", str(TURNS[name]))
-        return _call_shared(e, "sin_or_cos", element, vectormath_trig.sin_or_cos, [*given, turn])
+        return _call_shared(e, "sin_or_cos", element, trig.sin_or_cos, [*given, turn])
     if e.module.shares_math or name in HAS_BRANCHES or name in LONG or _is_usual(e, element):
         return _call_shared(e, name, element, build, given)
     return build(Floats(e, element), *operands)
@@ -126,7 +122,7 @@ def shared_functions(target: Target, element: str, width: int) -> list[str]:
         given = [p for p in signature(build).parameters.values() if p.default is Parameter.empty]
         count = len(given) - 1  # without the emitter's
         symbols.append(_shared(target, name, width, element, build, (kind,) * count))
-    either = vectormath_trig.sin_or_cos
+    either = trig.sin_or_cos
     symbols.append(_shared(target, "sin_or_cos", width, element, either, (kind, "i32")))
     return symbols
 

@@ -15,7 +15,7 @@ from spmd.base.lazy_import import Deferred
 from spmd.compile.native.cpython.builtin_function import make_builtin
 from spmd.compile.native.cpython.object_layout import object_layout, tree_layout
 from spmd.compile.native.llvm.compiler import Written, compile_written
-from spmd.sharding import future as pending
+from spmd.sharding import future
 from spmd.sharding.array import Array
 
 # Written once a machine.
@@ -45,7 +45,7 @@ def native_walks() -> dict[str, Any]:
         tree.build_container,
         tree.flatten_container_up_to,
         Array,
-        pending.Pending,
+        future.Pending,
     )
     words = np.array([id(x) for x in kept], np.int64).tobytes()
     return {
@@ -89,4 +89,4 @@ def install_walks() -> None:
         tree.walks.flatten = found["flatten"]
         tree.walks.flatten_up_to = found["flatten_up_to"]
         tree.walks.unflatten = found["unflatten"]
-        pending.asked.is_settled = found["settled"]
+        future.asked.is_settled = found["settled"]

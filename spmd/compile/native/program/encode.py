@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from spmd.compile.native.llvm.compiler import Address
-from spmd.compile.native.program import encode_collectives as encode_ranks
+from spmd.compile.native.program import encode_collectives
 from spmd.compile.native.program.byte_code import (
     CALLBACK,
     COLLECTIVE,
@@ -338,19 +338,19 @@ class Encoder:
         rounds, devices = step.rounds, self._program.devices
         if rounds.is_direct and step.input == step.output:
             raise ValueError(f"{step.name}: the others read the input while the output is written")
-        given, got = encode_ranks.extents(rounds, devices)
+        given, got = encode_collectives.extents(rounds, devices)
         slots = self._slot(step.input, given, step.name)
         slots += self._slot(step.output, got, step.name)
         scratch = step.input if step.scratch is None else step.scratch
         slots += self._slot(scratch, rounds.scratch, step.name)
-        call = encode_ranks.words_of(rounds.call.packed)
-        constant = encode_ranks.words_of(rounds.constant)
-        size = encode_ranks.group_size(step.road)
-        actions = encode_ranks.actions(rounds, devices, size, self._reduce_kernels)
+        call = encode_collectives.words_of(rounds.call.packed)
+        constant = encode_collectives.words_of(rounds.constant)
+        size = encode_collectives.group_size(step.road)
+        actions = encode_collectives.actions(rounds, devices, size, self._reduce_kernels)
         call_at = HEAD + RANKS_FIELDS + len(slots)
         constant_at = call_at + len(call)
         actions_at = constant_at + len(constant)
-        self._max_args = max(self._max_args, encode_ranks.most_operands(rounds))
+        self._max_args = max(self._max_args, encode_collectives.most_operands(rounds))
         fields = [step.road, rounds.call.digest, call_at, actions_at, len(rounds.actions)]
         fields += [constant_at, step.label, rounds.nbytes]
         words = [*fields, *slots, *call, *constant, *actions]
@@ -464,7 +464,7 @@ def needed_reductions(program: Program) -> list[Reduction]:
         if isinstance(step, CollectiveStep) and step.kind in ("all_reduce", "reduce_scatter"):
             found[_reduction(step)] = None
         if isinstance(step, RankStep):
-            found |= dict.fromkeys(encode_ranks.reductions(step.rounds))
+            found |= dict.fromkeys(encode_collectives.reductions(step.rounds))
     return list(found)
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from spmd.compile.native.program.reduction_kernels import Reduction
-from spmd.transport.shm import layout as shm_pages
-from spmd.transport.shm import native_state as shm_road
+from spmd.transport.shm import layout as shm_layout
+from spmd.transport.shm import native_state
 from spmd.transport.shm.plan import (
     Clear,
     Copy,
@@ -52,7 +52,7 @@ def _reduction(action: Reduce) -> Reduction:
 
 def group_size(road: int) -> int:
     """How many ranks meet on a road."""
-    return ctypes.c_int64.from_address(road + 8 * shm_road.SIZE).value
+    return ctypes.c_int64.from_address(road + 8 * native_state.SIZE).value
 
 
 def most_operands(rounds: Rounds) -> int:
@@ -104,7 +104,7 @@ def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction,
                 words += [SHOW, SHOW_WORDS + 2 * len(places), len(places)]
                 words += [word for shown in places for word in place(shown)]
             case Read():
-                if not (0 <= action.rank < size and 0 <= action.shown < shm_pages.MOST_SHOWN):
+                if not (0 <= action.rank < size and 0 <= action.shown < shm_layout.MOST_SHOWN):
                     raise ValueError(f"{rounds.call}: no {action}")
                 words += [READ, READ_WORDS, *place(action.target), action.rank, action.shown]
                 words += [action.offset, action.width, action.rows]

@@ -26,7 +26,7 @@ from spmd.base.context import attributed_to
 from spmd.base.errors import SpmdError
 from spmd.base.source import current_source
 from spmd.compile.native.program.run_layout import INTERRUPTED
-from spmd.compile.native.runtime import queue_layout as native
+from spmd.compile.native.runtime import queue_layout
 from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.compile.native.runtime.load import QueueCalls, queue_calls
 from spmd.compile.native.runtime.run import NativeProgram
@@ -38,7 +38,7 @@ from spmd.transport.flight_recorder import FLIGHT
 # and drive results out of the caches before they are read.
 MOST_JOBS = 32
 MOST_BYTES = 64 * 2**20
-assert MOST_JOBS < native.RING_JOBS
+assert MOST_JOBS < queue_layout.RING_JOBS
 
 # Who waits for jobs that nobody has begun runs them: to wake the queue's thread and be woken by it
 # takes up to 100 us. Not if they take long: a key that interrupts is only heard in between.
@@ -84,20 +84,20 @@ class Job:
             label = FLIGHT.label("program", program=program.name, queued=True)
             place = FLIGHT.begin(label, 0, entered=False)
             record, sequence = FLIGHT.address + 8 * place, FLIGHT.words[place]
-        state = (native.WAITING, 0)
+        state = (queue_layout.WAITING, 0)
         header, count = program.header_address, len(self.causes)
         head = (*state, header, 0, record, sequence, at_once, 0, count)
         causes = [cause.memory.buffer_info()[0] for cause in self.causes]
         report = (0,) * (program.words_needed - program.frame_words)
         self.memory = array("q", (*head, *causes, *words, *report))
         address = self.memory.buffer_info()[0]
-        self.memory[native.FRAMES] = address + 8 * (native.CAUSE + len(causes))
+        self.memory[queue_layout.FRAMES] = address + 8 * (queue_layout.CAUSE + len(causes))
         return address
 
     @property
     def number(self) -> int:
         """Its place in the order of all jobs, from 1; 0 when it is over."""
-        return self.memory[native.NUMBER]
+        return self.memory[queue_layout.NUMBER]
 
     def is_done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -108,7 +108,7 @@ class Job:
         if self.called:
             self._learn()
         QUEUE.wait(self)
-        if self.memory[native.STATUS]:
+        if self.memory[queue_layout.STATUS]:
             self._fail()
 
     def _learn(self) -> None:
@@ -121,13 +121,13 @@ class Job:
     def release(self) -> None:
         """Let go of what a job that has ended does not need any more."""
         self.kept = {}
-        self.memory[native.NUMBER] = 0  # numbers begin anew in a forked child
-        if not self.memory[native.STATUS]:
+        self.memory[queue_layout.NUMBER] = 0  # numbers begin anew in a forked child
+        if not self.memory[queue_layout.STATUS]:
             self.causes, self.closed = (), None
 
     def _fail(self) -> NoReturn:
-        status = self.memory[native.STATUS]
-        if status == native.CANCELLED:
+        status = self.memory[queue_layout.STATUS]
+        if status == queue_layout.CANCELLED:
             for cause in self.causes:
                 cause.wait()
         try:
@@ -141,7 +141,7 @@ class Job:
             raise
 
     def _raise(self, status: int) -> NoReturn:
-        if status == native.CANCELLED:
+        if status == queue_layout.CANCELLED:
             raise SpmdError("this program was cancelled: the process ends")
         if status == INTERRUPTED:
             raise SpmdError(
@@ -153,7 +153,7 @@ class Job:
                 "this process was forked while its parent computed the array; wait for it with "
                 "block_until_ready() before the fork"
             )
-        self.program.fail(status, self.memory[native.FRAMES])
+        self.program.fail(status, self.memory[queue_layout.FRAMES])
 
 
 class Queue:
@@ -262,7 +262,7 @@ class Queue:
         """Have the loops of all jobs up to a number end: nobody waits for them any more."""
         for job in list(self.jobs):
             if job.number <= number:
-                job.memory[native.STOP] = 1
+                job.memory[queue_layout.STOP] = 1
 
     def drain(self) -> None:
         """Return when no job is under way."""
@@ -343,8 +343,8 @@ class Queue:
         self.lock = threading.RLock()
         self._calls.reset()
         for job in self.jobs:
-            if job.memory[native.STATUS] == native.WAITING:
-                job.memory[native.STATUS] = LOST
+            if job.memory[queue_layout.STATUS] == queue_layout.WAITING:
+                job.memory[queue_layout.STATUS] = LOST
             job.release()
         self.jobs.clear()
         self._arenas.clear()

@@ -23,7 +23,7 @@ import numpy as np
 
 from spmd.base.errors import CollectiveError, SpmdError
 from spmd.base.lazy_import import Deferred
-from spmd.compile.native.program import run_layout as native
+from spmd.compile.native.program import run_layout
 from spmd.compile.native.program.encoded import Encoded, StepsById
 from spmd.compile.native.program.steps import (
     ASSUMED_TRIPS,
@@ -115,7 +115,7 @@ class NativeProgram:
         self._failure = np.zeros(1 + devices, dtype=np.int64)
         loaded = runtime()
         load_parts(encoded.parts, self.cost_ns >= _PATIENT_NS or encoded.is_open)
-        self._header = np.zeros(native.HEADER_WORDS, dtype=np.int64)
+        self._header = np.zeros(run_layout.HEADER_WORDS, dtype=np.int64)
         self._header[:] = [
             _address(self._words),
             len(self._words),
@@ -173,20 +173,20 @@ class NativeProgram:
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception that belongs to the status of a run (of a door, without frames)."""
         COURIER.settle()  # what is in flight writes to the memory of this run
-        if status == native.INTERRUPTED:
+        if status == run_layout.INTERRUPTED:
             raise_signal()
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words
         report = (ctypes.c_int64 * (1 + self.devices)).from_address(place)
-        if status == native.NO_MEMORY:
+        if status == run_layout.NO_MEMORY:
             raise MemoryError("no memory for the scratch space of a kernel")
-        if status == native.RAISED and self._callbacks:
+        if status == run_layout.RAISED and self._callbacks:
             raise self._callbacks.take()
-        step = self._step(report[native.REPORT_STEP])
-        if status == native.TROUBLE and isinstance(step, RankStep):
+        step = self._step(report[run_layout.REPORT_STEP])
+        if status == run_layout.TROUBLE and isinstance(step, RankStep):
             raise step.take()
-        if status == native.MISMATCH:
-            raise CollectiveError(_mismatch(step, report[native.REPORT_REACHED :]))
-        if status == native.TOO_MANY_TRIPS and isinstance(step, ForStep):
+        if status == run_layout.MISMATCH:
+            raise CollectiveError(_mismatch(step, report[run_layout.REPORT_REACHED :]))
+        if status == run_layout.TOO_MANY_TRIPS and isinstance(step, ForStep):
             raise SpmdError(
                 f"a loop was told at run time to make more than its {step.max_trips} trips"
             )

@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.cpu.assemble import compiled_loops as loops
+from spmd.compile.cpu.assemble import compiled_loops
 from spmd.compile.executable.executable import Executable, compile_jaxpr
 from spmd.compile.native.program.steps import ForStep, KernelStep, WhileStep, walk
 
@@ -154,8 +154,8 @@ def _run(case: Case) -> list[np.ndarray]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_native_loops_are_the_loops_of_the_executor(case, monkeypatch):
     fast = _run(case)
-    monkeypatch.setattr(loops, "LONGEST_NS", -1.0)
-    monkeypatch.setattr(loops, "LONGEST_COPY", -1)
+    monkeypatch.setattr(compiled_loops, "LONGEST_NS", -1.0)
+    monkeypatch.setattr(compiled_loops, "LONGEST_COPY", -1)
     slow = _run(case)
     for a, b in zip(fast, slow, strict=True):
         np.testing.assert_array_equal(a, b)

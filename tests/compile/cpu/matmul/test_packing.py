@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spmd.base.config import config
-from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.cpu.matmul.plan import packing_step, plan_packing, plan_product, prefers_packed
 from spmd.compile.kernel.check import KernelError
 from spmd.compile.kernel.dtypes import DTYPES as KERNEL_DTYPES
@@ -82,7 +82,7 @@ def packed_product(a: np.ndarray, b: np.ndarray, c: np.ndarray, rounds: int = 10
     left, right = (1, 0) if swapped else (0, 1)
     steps = (
         packing_step(plans[0], addresses, (Slot(right), Slot(3))),
-        gemm.product_step(plans[1], addresses, (Slot(left), Slot(3), Slot(2))),
+        matmul_plan.product_step(plans[1], addresses, (Slot(left), Slot(3), Slot(2))),
     )
     panels = np.full(packing.size, np.nan, KERNEL_DTYPES[packing.carried].numpy)
     run(steps, [a, b, c, panels])
@@ -114,7 +114,7 @@ def test_packing_changes_no_bit():
         a, b = matrix(rng, (m, k), "f4", "rows"), matrix(rng, (k, n), "f4", "columns")
         plain, packed = np.zeros((m, n), np.float32), np.zeros((m, n), np.float32)
         p = product_of(a, b, plain)
-        run((gemm.gemm_step(p, (Slot(0), Slot(1), Slot(2))),), [a, b, plain])
+        run((matmul_plan.gemm_step(p, (Slot(0), Slot(1), Slot(2))),), [a, b, plain])
         assert packed_product(a, b, packed)
         np.testing.assert_array_equal(plain, packed)
 
@@ -124,7 +124,7 @@ def test_the_bits_do_not_depend_on_threads(monkeypatch):
     a, b = matrix(rng, (300, 600), "f4", "rows"), matrix(rng, (600, 280), "f4", "rows")
     results = set()
     for threads in (1, 2, 4):
-        monkeypatch.setattr(gemm, "available_cores", lambda threads=threads: threads)
+        monkeypatch.setattr(matmul_plan, "available_cores", lambda threads=threads: threads)
         with config.override("num_threads", threads):
             c = np.zeros((300, 280), np.float32)
             assert packed_product(a, b, c)

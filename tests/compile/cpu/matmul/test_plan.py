@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from spmd.base.config import config
-from spmd.compile.cpu.matmul import plan as gemm
+from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.cpu.matmul.plan import gemm_step, orient, plan_product
 from spmd.compile.cpu.matmul.tile_asm import can_assemble
 from spmd.compile.kernel.builder import Builder
@@ -229,7 +229,7 @@ def test_the_bits_do_not_depend_on_threads(m, n, k, monkeypatch):
     a, b = rng.standard_normal((m, k)).astype("f4"), rng.standard_normal((k, n)).astype("f4")
     results = set()
     for threads in (1, 2, 4):
-        monkeypatch.setattr(gemm, "available_cores", lambda threads=threads: threads)
+        monkeypatch.setattr(matmul_plan, "available_cores", lambda threads=threads: threads)
         with config.override("num_threads", threads):
             c = np.zeros((m, n), np.float32)
             multiply(a, b, c)
@@ -244,7 +244,7 @@ def test_the_code_for_smaller_processors(features, vector_bytes, monkeypatch):
     """The tiles of other processors run here too, on wider registers than they need."""
     machine = Host("x86-64", features, loader.host.llvm_version)
     assert machine.vector_bytes == vector_bytes
-    monkeypatch.setattr(gemm, "host", lambda: machine)
+    monkeypatch.setattr(matmul_plan, "host", lambda: machine)
     rng = np.random.default_rng(9)
     for source, result in ((np.float32, np.float32), (np.float64, np.float64), (BF16, BF16)):
         for m, n, k in ((25, 40, 70), (1, 70, 20), (70, 1, 45)):
@@ -330,7 +330,7 @@ def test_long_products_of_even_depth_take_two_elements_a_round():
 @pytest.mark.parametrize("m", [3, 8, 13, 32])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_few_rows_stream_whole_rows_of_a_far_operand(m, dtype, monkeypatch):
-    monkeypatch.setattr(gemm, "available_cores", lambda: 2)
+    monkeypatch.setattr(matmul_plan, "available_cores", lambda: 2)
     rng = np.random.default_rng(m)
     for n, k, threads in ((602, 531, 2), (70_000, 9, 9)):
         a, b = matrix(rng, (m, k), dtype, "rows"), matrix(rng, (k, n), dtype, "rows")
@@ -383,8 +383,8 @@ def test_small_products_have_the_bits_of_large_ones(m, n, k, batch, monkeypatch)
     b = matrix(rng, (*batch, k, n), np.float32, "rows")
     results = []
     for long, tiny in ((2**40, 2**13), (0, 0), (2**40, 2**40)):
-        monkeypatch.setattr(gemm, "_LONG", long)
-        monkeypatch.setattr(gemm, "_TINY", tiny)
+        monkeypatch.setattr(matmul_plan, "_LONG", long)
+        monkeypatch.setattr(matmul_plan, "_TINY", tiny)
         c = np.full((*batch, m, n), np.nan, np.float32)
         multiply(a, b, c)
         assert_product(c, a, b)

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from spmd.compile.cpu.matmul import window_plan as contract
+from spmd.compile.cpu.matmul import window_plan
 from spmd.compile.cpu.matmul.window_ir import heights, panel_width
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.check import KernelError
@@ -29,13 +29,13 @@ def run(given, a, b, size, *rest):
 
     `rest` are the epilogue's arguments behind it, of which the kernel may write some.
     """
-    plan = contract.plan_contraction(given)
+    plan = window_plan.plan_contraction(given)
     addresses = dict(compile_texts(list(plan.texts), optimize=True))
     addresses |= compile_texts([rendered.text for rendered in plan.epilogues])
     out = np.full(size, np.nan, a.dtype)
     arrays = (a, b, out, *rest)
     slots = [Slot(k) for k in range(1, len(arrays) + 1)]
-    step = contract.contract_step(plan, addresses, slots)
+    step = window_plan.contract_step(plan, addresses, slots)
     program = build_program(Program((0, *(x.nbytes for x in arrays)), (step,), 1))
     frame = np.array([0, *(x.ctypes.data for x in arrays)], np.int64)
     program.run_address(frame.ctypes.data)
@@ -103,7 +103,7 @@ def test_panels_are_wide_where_columns_fill_them():
 
 
 def test_long_tables_become_loops(monkeypatch):
-    monkeypatch.setattr(contract, "_TABLE", 8)
+    monkeypatch.setattr(window_plan, "_TABLE", 8)
     given, a, b = image_case(np.random.default_rng(0), "float32", 3, 6, 5, 3, 20)
     wanted = np.empty(given.rows.count * given.columns, np.float32)
     interpret_contraction(given, a, b, wanted)
@@ -134,7 +134,7 @@ def test_result_does_not_depend_on_the_units(monkeypatch):
     given, a, b = image_case(np.random.default_rng(0), "float32", 2, 20, 16, 3, 40)
     found = []
     for tiles in (1, 3, 100):
-        monkeypatch.setattr(contract, "_GROUP_TILES", tiles)
+        monkeypatch.setattr(window_plan, "_GROUP_TILES", tiles)
         found.append(run(given, a, b, given.rows.count * given.columns).tobytes())
     assert len(set(found)) == 1
 
@@ -166,7 +166,7 @@ def with_epilogue(given):
 @pytest.mark.parametrize("sizes", [(1, 4, 1, 2, 1), (2, 9, 8, 3, 33), (3, 6, 300, 2, 70)], ids=str)
 def test_epilogue(monkeypatch, dtype, table, sizes):
     """Rows of any number of units, of tables that are loops, of a depth in several blocks."""
-    monkeypatch.setattr(contract, "_TABLE", table)
+    monkeypatch.setattr(window_plan, "_TABLE", table)
     rng = np.random.default_rng(1)
     given, a, b = image_case(rng, dtype, *sizes)
     given = with_epilogue(given)
@@ -202,7 +202,7 @@ def test_law_of_epilogues():
 @pytest.mark.parametrize("features", ["", "+avx2", "+avx512f,+avx512vl"])
 def test_plans_for_other_processors(features):
     given, _, _ = image_case(np.random.default_rng(0), "float32", 1, 30, 8, 3, 32)
-    plan = contract.plan_contraction(given, Host("generic", features, host().llvm_version))
+    plan = window_plan.plan_contraction(given, Host("generic", features, host().llvm_version))
     assert plan.units >= 1
     assert plan.symbol in plan.texts[0]
 

@@ -10,8 +10,7 @@ import pytest
 
 import spmd
 from spmd import lax
-from spmd.compile.cpu.sort import quicksort as sort_quick
-from spmd.compile.cpu.sort import value_steps as sort_values
+from spmd.compile.cpu.sort import quicksort, value_steps
 from spmd.compile.cpu.sort.network import COLUMN_NETWORKS
 from spmd.compile.cpu.sort.value_steps import (
     FLOAT,
@@ -80,7 +79,7 @@ def rows_of(dtype: str, size: int, rng: np.random.Generator) -> list[np.ndarray]
 @pytest.mark.parametrize("compresses", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_what_numpy_gives(dtype, compresses):
-    if compresses and not sort_values.can_compress():
+    if compresses and not value_steps.can_compress():
         pytest.skip("this processor cannot compress registers")
     run, rng = native(8 * np.dtype(dtype).itemsize, compresses), np.random.default_rng(5)
     for size in SIZES:
@@ -91,7 +90,7 @@ def test_rows_are_what_numpy_gives(dtype, compresses):
 @pytest.mark.parametrize("compresses", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_equal_numbers_stay_as_they_came(dtype, compresses):
-    if compresses and not sort_values.can_compress():
+    if compresses and not value_steps.can_compress():
         pytest.skip("this processor cannot compress registers")
     bits = 8 * np.dtype(dtype).itemsize
     run, rng = native(bits, compresses), np.random.default_rng(6)
@@ -120,7 +119,7 @@ def test_networks_sort_every_row_of_zeros_and_ones():
 
 def against_pivots(size: int) -> tuple[np.ndarray, int]:
     """A row in which every pivot is nearly the least key, and how many keys partitions see."""
-    samples, fewest = sort_quick._MANY_SAMPLES, sort_quick._MANY
+    samples, fewest = quicksort._MANY_SAMPLES, quicksort._MANY
     places, keys = np.arange(size), np.full(size, size, np.int32)
     following = seen = 0
     # Partitions leave what is behind the pivot in its order, so samples can be foreseen.
@@ -139,21 +138,21 @@ def against_pivots(size: int) -> tuple[np.ndarray, int]:
 
 
 def test_bad_pivots_do_not_make_it_quadratic():
-    if not sort_values.can_compress():
+    if not value_steps.can_compress():
         pytest.skip("this processor cannot compress registers")
     size = 30_000
     keys, seen = against_pivots(size)
-    assert seen > 10 * (2 * size.bit_length() + sort_quick._PATIENCE) * size
+    assert seen > 10 * (2 * size.bit_length() + quicksort._PATIENCE) * size
     np.testing.assert_array_equal(native(32, True)(keys[None])[0], np.arange(size))
 
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_what_patience_leaves_is_sorted_by_bytes(bits, monkeypatch):
-    if not sort_values.can_compress():
+    if not value_steps.can_compress():
         pytest.skip("this processor cannot compress registers")
     x = np.random.default_rng(9).integers(-(2**30), 2**30, (2, 5000)).astype(f"i{bits // 8}")
     for patience in (1, 3):
-        monkeypatch.setattr(sort_quick, "_PATIENCE", patience - 2 * (5000).bit_length())
+        monkeypatch.setattr(quicksort, "_PATIENCE", patience - 2 * (5000).bit_length())
         text = values_text.__wrapped__(bits, 0, True)
         text = text.replace(values_symbol(bits), f"impatient_{bits}_{patience}")
         np.testing.assert_array_equal(
@@ -171,7 +170,7 @@ def test_long_rows_are_cut_and_shared(rows):
     for given in (x, rng.integers(-3, 3, (rows, size)).astype(np.int32), np.ones_like(x)):
         program = compile_jaxpr(spmd.make_jaxpr(lax.sort)(given))
         steps = [s for s in walk(program.native.program.steps) if isinstance(s, KernelStep)]
-        cut = rows < 5 and sort_values.can_compress()
+        cut = rows < 5 and value_steps.can_compress()
         assert (len(steps) > 1) == cut
         (found,) = program([spmd.numpy.asarray(given)])
         expected = np.sort(given, axis=1, kind="stable")

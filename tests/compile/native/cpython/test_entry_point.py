@@ -10,8 +10,7 @@ import weakref
 import numpy as np
 import pytest
 
-from spmd.compile.native.cpython import builtin_function as builtin
-from spmd.compile.native.cpython import entry_point as door
+from spmd.compile.native.cpython import builtin_function, entry_point
 from spmd.compile.native.cpython.entry_point import (
     ADDRESS,
     BUFFER,
@@ -151,16 +150,16 @@ def test_doors_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="2 words for frames of 3"):
         open_door(adder(), [0, 0], [])
     with pytest.raises(ValueError, match="do not have all of"):
-        open_door(adder(), [0] * 3, [(door.ADDRESS, 3)])
+        open_door(adder(), [0] * 3, [(entry_point.ADDRESS, 3)])
     with pytest.raises(ValueError, match="do not have all of"):
         open_door(adder(), [0] * 3, [], [(0, -1, 8)])
 
 
 def test_definitions_outlive_what_knows_them():
     """At exit modules are emptied before the functions that they made are gone."""
-    definition, _ = builtin._definition("a name", 4096)
+    definition, _ = builtin_function._definition("a name", 4096)
     alive = weakref.ref(definition)
     del definition
-    builtin._definition.cache_clear()
+    builtin_function._definition.cache_clear()
     gc.collect()
     assert alive() is not None

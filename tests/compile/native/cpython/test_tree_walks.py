@@ -19,11 +19,11 @@ import spmd
 import spmd.numpy as snp
 from spmd.base import tree
 from spmd.base.errors import PytreeError
-from spmd.compile.native.cpython import tree_walks as trees
+from spmd.compile.native.cpython import tree_walks
 from spmd.sharding.array import Array, from_memory
 from spmd.sharding.future import Pending
 
-native = trees.native_walks()
+native = tree_walks.native_walks()
 pytestmark = pytest.mark.skipif(not native, reason="this interpreter's objects have no layout")
 
 Point = namedtuple("Point", ["x", "y"])
@@ -326,22 +326,22 @@ def test_threads_walk_one_tree():
 def test_python_walks_until_there_are_many(monkeypatch):
     for name in ("flatten", "flatten_up_to", "unflatten"):
         monkeypatch.setattr(tree.walks, name, getattr(type(tree.walks), name))
-    trees.expect_walks()
+    tree_walks.expect_walks()
     counting = tree.walks.flatten
     assert counting is not native["flatten"]
-    for _ in range(trees.WALKS_IN_PYTHON):
+    for _ in range(tree_walks.WALKS_IN_PYTHON):
         assert tree.tree_leaves([1, None]) == [1]
-        trees.expect_walks()  # the count goes on
+        tree_walks.expect_walks()  # the count goes on
     assert tree.walks.flatten is native["flatten"]
     assert tree.tree_leaves([1, None]) == [1]
     assert tree.walks.unflatten is native["unflatten"]
-    trees.expect_walks()
+    tree_walks.expect_walks()
     assert tree.walks.flatten is native["flatten"]
 
 
 def test_without_a_layout_python_goes_on(monkeypatch):
-    monkeypatch.setattr(trees, "native_walks", dict)
+    monkeypatch.setattr(tree_walks, "native_walks", dict)
     monkeypatch.setattr(tree.walks, "flatten", tree.flatten_in_python)
-    trees.install_walks()
+    tree_walks.install_walks()
     assert tree.walks.flatten is tree.flatten_in_python
     assert tree.tree_leaves({"b": 1, "a": [2]}) == [2, 1]

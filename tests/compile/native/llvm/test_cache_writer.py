@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spmd.compile.native.llvm import cache_writer as behind_module
+from spmd.compile.native.llvm import cache_writer
 from spmd.compile.native.llvm.cache_writer import Behind
 from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 
@@ -23,8 +23,8 @@ KEYS = [entry_key(str(k)) for k in range(40)]
 @pytest.fixture
 def no_rest(monkeypatch):
     """The thread writes only when it is asked to: nobody rests for so long."""
-    monkeypatch.setattr(behind_module, "REST_SECONDS", 1000.0)
-    monkeypatch.setattr(behind_module, "LONGEST_WAIT_SECONDS", 1000.0)
+    monkeypatch.setattr(cache_writer, "REST_SECONDS", 1000.0)
+    monkeypatch.setattr(cache_writer, "LONGEST_WAIT_SECONDS", 1000.0)
 
 
 def files(folder: Path) -> list[Path]:
@@ -61,8 +61,8 @@ def test_it_is_written_although_nobody_asks_and_the_thread_ends(tmp_path):
 
 
 def test_who_stores_again_and_again_is_written_for_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(behind_module, "LONGEST_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(behind_module, "REST_SECONDS", 30.0)
+    monkeypatch.setattr(cache_writer, "LONGEST_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(cache_writer, "REST_SECONDS", 30.0)
     cache = ObjectCache(lambda: tmp_path, behind=True)
     deadline = time.monotonic() + 60
     while not files(tmp_path):
@@ -73,7 +73,7 @@ def test_who_stores_again_and_again_is_written_for_too(tmp_path, monkeypatch):
 
 def test_much_is_not_kept_in_memory(no_rest, monkeypatch):
     written: list[str] = []
-    monkeypatch.setattr(behind_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr(cache_writer, "MOST_BYTES", 1000)
     behind = Behind(lambda path, payload: written.append(path))
     behind.put("a", bytes(600))
     behind.put("a", bytes(700))  # in its place: still 700

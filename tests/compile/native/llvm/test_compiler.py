@@ -11,9 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spmd.compile.native.llvm import compiler as loader_module
-from spmd.compile.native.llvm import modules as units
-from spmd.compile.native.llvm import target as host_module
+from spmd.compile.native.llvm import compiler, modules, target
 from spmd.compile.native.llvm.compiler import Host, Loader, Written, compile_texts, host
 from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.llvm.modules import CONTROL
@@ -53,7 +51,7 @@ def test_one_symbol_twice_in_a_call_is_refused(folder):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_many_texts_at_once(folder, monkeypatch, workers):
-    monkeypatch.setattr(loader_module, "available_cores", lambda: workers)
+    monkeypatch.setattr(compiler, "available_cores", lambda: workers)
     texts = [constant(f"many{workers}_{i}", i * i) for i in range(40)]
     addresses = Loader().compile_texts(texts)
     assert [call(addresses[f"many{workers}_{i}"]) for i in range(40)] == [i * i for i in range(40)]
@@ -137,7 +135,7 @@ def test_the_second_process_loads_what_the_first_compiled(folder, monkeypatch):
     def refuse(*_):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(loader_module._Emitter, "emit", refuse)
+    monkeypatch.setattr(compiler._Emitter, "emit", refuse)
     fresh = Loader()
     assert call(fresh.compile_texts(texts)["cached"]) == 9
     with pytest.raises(AssertionError, match="compiled again"):
@@ -175,20 +173,20 @@ def test_the_host_is_described():
 def asked(monkeypatch, tmp_path):
     """How often LLVM is asked for the processor, by `find()`, with files to be described by."""
     cpuinfo, library = tmp_path / "cpuinfo", tmp_path / "llvmlite" / "binding" / "libllvmlite.so"
-    lines = [f"{name}\t: {name} of it" for name in host_module._TELLING]
+    lines = [f"{name}\t: {name} of it" for name in target._TELLING]
     cpuinfo.write_text("\n".join(["processor\t: 0", *lines, "", "processor\t: 1", ""]))
     library.parent.mkdir(parents=True)
     library.write_text("code")
     origin = SimpleNamespace(origin=str(tmp_path / "llvmlite" / "__init__.py"))
-    monkeypatch.setattr(host_module, "_CPUINFO", str(cpuinfo))
-    monkeypatch.setattr(host_module.importlib.util, "find_spec", lambda name: origin)
-    monkeypatch.setattr(host_module.sys, "platform", "linux")
+    monkeypatch.setattr(target, "_CPUINFO", str(cpuinfo))
+    monkeypatch.setattr(target.importlib.util, "find_spec", lambda name: origin)
+    monkeypatch.setattr(target.sys, "platform", "linux")
     times = []
 
     def find() -> int:
         cache = ObjectCache(lambda: tmp_path / "cache")
         made = Host("one", "+avx2", "22.1.0")
-        found = host_module.find_host(cache, lambda: times.append(1) or made)
+        found = target.find_host(cache, lambda: times.append(1) or made)
         assert (found.cpu, found.features, found.llvm_version) == ("one", "+avx2", "22.1.0")
         return len(times)
 
@@ -286,15 +284,15 @@ def helped(name: str, number: int) -> str:
 def emitted(monkeypatch):
     """The texts of each module that is compiled."""
     seen = []
-    emit = loader_module._Emitter.emit
+    emit = compiler._Emitter.emit
 
     def noted(self, sources, **more):
         seen.append([text for text, _ in sources])
         return emit(self, sources, **more)
 
-    monkeypatch.setattr(loader_module._Emitter, "emit", noted)
-    monkeypatch.setattr(loader_module, "available_cores", lambda: 2)
-    monkeypatch.setattr(units, "LEAST_UNIT", 1)
+    monkeypatch.setattr(compiler._Emitter, "emit", noted)
+    monkeypatch.setattr(compiler, "available_cores", lambda: 2)
+    monkeypatch.setattr(modules, "LEAST_UNIT", 1)
     return seen
 
 
@@ -365,7 +363,7 @@ def test_control_is_compiled_apart_and_without_passes(folder, emitted, monkeypat
         lambda self, level=2: levels.append(level) or machine(self, level),
     )
     optimized = []
-    monkeypatch.setattr(loader_module._Emitter, "_optimize", lambda self, _: optimized.append(1))
+    monkeypatch.setattr(compiler._Emitter, "_optimize", lambda self, _: optimized.append(1))
     control = [f"{CONTROL}\n{constant(f'control{k}', k)}" for k in range(3)]
     others = [constant(f"other{k}", 10 + k) for k in range(4)]
     loader = Loader()
@@ -399,9 +397,9 @@ def test_a_text_is_written_once_for_the_files_that_it_depends_on(folder, monkeyp
         assert call(Loader().compile_written(Written("test", write))["long"]) == 5
     assert len(written) == 1
     assert call(Loader().compile_texts([write()], optimize=True)["long"]) == 5
-    monkeypatch.setattr(loader_module, "source_digest", lambda: "other files")
+    monkeypatch.setattr(compiler, "source_digest", lambda: "other files")
     assert call(Loader().compile_written(Written("test", write))["long"]) == 5
-    monkeypatch.setattr(loader_module, "source_digest", lambda: "")  # as in an archive
+    monkeypatch.setattr(compiler, "source_digest", lambda: "")  # as in an archive
     assert [call(Loader().compile_written(Written("test", write))["long"]) for _ in range(2)] == [
         5,
         5,

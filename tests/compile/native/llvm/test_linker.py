@@ -14,8 +14,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.base.config import config
-from spmd.compile.native.llvm import compiler as loader_module
-from spmd.compile.native.llvm import linker as link_module
+from spmd.compile.native.llvm import compiler, linker
 from spmd.compile.native.llvm.compiler import Loader, _Unit
 from spmd.compile.native.llvm.linker import UnfamiliarError, link
 from spmd.compile.native.llvm.modules import symbols_of
@@ -215,7 +214,7 @@ def test_what_is_further_away_than_distances_reach_is_refused():
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_a_link_that_fails_keeps_no_memory(monkeypatch):
     """Where memory may not be made executable, say."""
-    monkeypatch.setattr(link_module, "_mprotect", lambda *_: -1)
+    monkeypatch.setattr(linker, "_mprotect", lambda *_: -1)
     code = object_of(TEXTS["zeros"][0])
     before = len(Path("/proc/self/maps").read_text().splitlines())
     for _ in range(50):
@@ -225,7 +224,7 @@ def test_a_link_that_fails_keeps_no_memory(monkeypatch):
 
 
 def test_the_loader_leaves_to_llvm_what_is_unfamiliar(tmp_path, monkeypatch):
-    monkeypatch.setattr(loader_module, "object_cache", ObjectCache(lambda: tmp_path))
+    monkeypatch.setattr(compiler, "object_cache", ObjectCache(lambda: tmp_path))
     texts = [
         UNFAMILIAR["tables for unwinding"],
         "define i64 @g(i64 %n) nounwind {\n ret i64 7\n}\n",
@@ -245,8 +244,8 @@ def test_all_that_the_compiler_writes_is_familiar(tmp_path, monkeypatch):
 
     fresh = Loader()
     monkeypatch.setattr(Loader, "_link_by_llvm", refuse)
-    monkeypatch.setattr(loader_module.loader, "_loaded", fresh._loaded)
-    monkeypatch.setattr(loader_module.loader, "_texts", fresh._texts)
+    monkeypatch.setattr(compiler.loader, "_loaded", fresh._loaded)
+    monkeypatch.setattr(compiler.loader, "_texts", fresh._texts)
     x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(8, 8)
 
     def turn(h, row):

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from spmd.compile.native.llvm import compiler as loader_module
-from spmd.compile.native.llvm import modules as units
+from spmd.compile.native.llvm import compiler, modules
 from spmd.compile.native.llvm.compiler import Loader
 from spmd.compile.native.llvm.modules import (
     CONTROL,
@@ -53,8 +52,8 @@ def test_a_stream_closes_a_unit_when_it_is_long_enough():
             closed.append(unit)
     assert len(closed) == stream.closed > 2 and stream.open
     assert [t for unit in (*closed, stream.open) for t in unit] == texts
-    work = [sum(map(units.work_of, unit)) for unit in closed]
-    assert work == sorted(work) and work[0] >= units.FIRST_UNIT
+    work = [sum(map(modules.work_of, unit)) for unit in closed]
+    assert work == sorted(work) and work[0] >= modules.FIRST_UNIT
 
 
 def test_a_text_that_is_enough_by_itself_does_not_wait_for_others_nor_they_for_it():
@@ -66,17 +65,17 @@ def test_a_text_that_is_enough_by_itself_does_not_wait_for_others_nor_they_for_i
 
 
 def test_work_counts_blocks_and_registers():
-    def add(element: str, block: str = "") -> units.Source:
+    def add(element: str, block: str = "") -> modules.Source:
         # `block` and its filling have one length and as many lines.
         filling = block or " ;"
         return f"define void @f() {{\n{filling}\n  %x = fadd {element} %a, %b\n}}\n", False
 
-    wide = units.work_of(add("<64 x float>")) - units.work_of(add("<16 x float>"))
-    assert wide == pytest.approx(3 * units._US_PER_REGISTER)
-    block = units.work_of(add("float", "b:")) - units.work_of(add("float"))
-    assert block == pytest.approx(units._US_PER_BLOCK)
+    wide = modules.work_of(add("<64 x float>")) - modules.work_of(add("<16 x float>"))
+    assert wide == pytest.approx(3 * modules._US_PER_REGISTER)
+    block = modules.work_of(add("float", "b:")) - modules.work_of(add("float"))
+    assert block == pytest.approx(modules._US_PER_BLOCK)
     control = f"{CONTROL}\n{constant('walk', 0, lines=100)}"
-    assert units.work_of((control, True)) < units.work_of((control[1:], True))
+    assert modules.work_of((control, True)) < modules.work_of((control[1:], True))
 
 
 def test_a_stream_keeps_apart_what_defines_one_symbol_and_control():
@@ -93,7 +92,7 @@ def test_few_texts_are_few_units():
     texts = [(constant(f"f{k}", k, lines=40), False) for k in range(12)]
     assert len(into_units(texts, 2)) == 2
     long = [(constant(f"f{k}", k, lines=400), False) for k in range(12)]
-    assert len(into_units(long, 2)) == 2 * units.UNITS_PER_WORKER
+    assert len(into_units(long, 2)) == 2 * modules.UNITS_PER_WORKER
     assert len(into_units(texts[:1], 2)) == 1
 
 
@@ -200,14 +199,14 @@ def test_what_waits_at_the_end_is_taken_by_its_length():
 
 @pytest.fixture
 def no_cache(monkeypatch):
-    monkeypatch.setattr(loader_module, "available_cores", lambda: 2)
-    monkeypatch.setattr(loader_module.object_cache, "load", lambda key: None)
-    monkeypatch.setattr(loader_module.object_cache, "store", lambda key, payload: None)
+    monkeypatch.setattr(compiler, "available_cores", lambda: 2)
+    monkeypatch.setattr(compiler.object_cache, "load", lambda key: None)
+    monkeypatch.setattr(compiler.object_cache, "store", lambda key, payload: None)
 
 
 @pytest.mark.parametrize("slow", ["nobody", "helpers", "the last"])
 def test_units_of_a_batch_do_not_depend_on_time(no_cache, monkeypatch, slow):
-    main, emit, seen = threading.get_ident(), loader_module._Emitter.emit, []
+    main, emit, seen = threading.get_ident(), compiler._Emitter.emit, []
 
     def delayed(self, sources, **more):
         seen.append([text for text, _ in sources])
@@ -216,7 +215,7 @@ def test_units_of_a_batch_do_not_depend_on_time(no_cache, monkeypatch, slow):
             time.sleep(0.02)
         return emit(self, sources, **more)
 
-    monkeypatch.setattr(loader_module._Emitter, "emit", delayed)
+    monkeypatch.setattr(compiler._Emitter, "emit", delayed)
     texts = [constant(f"f{k}", k, lines=100) for k in range(30)]
     batch = Loader().batch()
     for text in texts:

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from spmd.compile.native.llvm import compiler as loader
-from spmd.compile.native.llvm import target as host
+from spmd.compile.native.llvm import compiler, target
 from spmd.compile.native.llvm.object_cache import UNDIGESTED, ObjectCache, entry_key
 
 KEY = entry_key("text", "cpu")
@@ -199,7 +198,7 @@ def test_processes_that_compile_the_same_share_the_folder(tmp_path):
     assert [process.communicate(timeout=60)[0] for process in running] == ["20\n"] * 3
     # Each text has a name, each module that they share another. A process that finds some texts of
     # another there makes modules of the rest.
-    units = min(20, loader.available_cores())
-    described = host._key() is not None  # the processor, beside all of these
+    units = min(20, compiler.available_cores())
+    described = target._key() is not None  # the processor, beside all of these
     modules = len(files(tmp_path / "objects")) - 20 - described
     assert units <= modules <= len(running) * units if units < 20 else modules == 0

@@ -16,7 +16,7 @@ from spmd.compile.cpu.math.table import (
     call_function,
     shared_functions,
 )
-from spmd.compile.native.llvm import compiler as loader_module
+from spmd.compile.native.llvm import compiler
 from spmd.compile.native.llvm.compiler import Loader
 from spmd.compile.native.llvm.modules import Stream, into_units
 from spmd.compile.native.llvm.shared_functions import (
@@ -50,13 +50,13 @@ def call(address: int) -> int:
 @pytest.fixture
 def emitted(monkeypatch):
     """The texts of each module that is compiled."""
-    seen, emit = [], loader_module._Emitter.emit
+    seen, emit = [], compiler._Emitter.emit
 
     def noted(self, sources, **more):
         seen.append([text for text, _ in sources])
         return emit(self, sources, **more)
 
-    monkeypatch.setattr(loader_module._Emitter, "emit", noted)
+    monkeypatch.setattr(compiler._Emitter, "emit", noted)
     return seen
 
 
@@ -91,7 +91,7 @@ def test_it_is_a_unit_of_its_own():
 def test_object_code_says_what_it_calls(folder):
     symbol, loader = shared(72), Loader()
     entry = loader.compile_texts([caller("f", symbol)])["f"].entry
-    assert called_by_code(loader_module.object_cache.load(entry)) == [symbol]
+    assert called_by_code(compiler.object_cache.load(entry)) == [symbol]
 
 
 @pytest.mark.parametrize("by_llvm", [False, True])
@@ -99,9 +99,9 @@ def test_entries_bring_what_they_call(folder, emitted, monkeypatch, by_llvm):
     if by_llvm:
 
         def refuse(*_):
-            raise loader_module.UnfamiliarError("refused")
+            raise compiler.UnfamiliarError("refused")
 
-        monkeypatch.setattr(loader_module, "link", refuse)
+        monkeypatch.setattr(compiler, "link", refuse)
     symbol = shared(73)
     entry = Loader().compile_texts([caller("f", symbol, 1)])["f"].entry
     emitted.clear()
@@ -125,14 +125,14 @@ def test_shared_functions_bring_others_that_they_call(folder, emitted, missing):
         symbols.append(share(f"test{76 + more}", text, optimize=True))
     first = Loader()
     entry = first.compile_texts([caller("f", symbols[-1], 1)])["f"].entry
-    loader_module.object_cache.flush()
+    compiler.object_cache.flush()
     emitted.clear()
     fresh = Loader()
     if missing is None:
         assert fresh.load_entries({entry: ("f",)}) and call(fresh.loaded(entry)["f"]) == 80
         assert emitted == []
         return
-    (folder / loader_module.object_cache._path(first._shared_key(symbols[missing]))).unlink()
+    (folder / compiler.object_cache._path(first._shared_key(symbols[missing]))).unlink()
     assert not fresh.load_entries({entry: ("f",)})
     assert call(fresh.compile_texts([caller("f", symbols[-1], 1)])["f"]) == 80
     assert [shared_text(symbols[missing])] in emitted
@@ -142,8 +142,8 @@ def test_what_calls_a_function_that_is_gone_is_compiled_again(folder, emitted):
     symbol = shared(74)
     first = Loader()
     entry = first.compile_texts([caller("f", symbol, 1)])["f"].entry
-    loader_module.object_cache.flush()
-    gone = loader_module.object_cache._path(first._shared_key(symbol))
+    compiler.object_cache.flush()
+    gone = compiler.object_cache._path(first._shared_key(symbol))
     (folder / gone).unlink()
     fresh = Loader()
     assert not fresh.load_entries({entry: ("f",)})

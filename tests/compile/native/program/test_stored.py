@@ -15,13 +15,12 @@ from spmd import lax
 from spmd.api import make_jaxpr
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError
-from spmd.compile.executable import build as building
+from spmd.compile.executable import build
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.fingerprint import identity
-from spmd.compile.lower import host_steps as hostcalls
-from spmd.compile.native.llvm import compiler as loader
-from spmd.compile.native.llvm import object_cache as cache
-from spmd.compile.native.program import stored as image
+from spmd.compile.lower import host_steps
+from spmd.compile.native.llvm import compiler, object_cache
+from spmd.compile.native.program import stored
 from spmd.core import primitive as primitive_module
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, Refused
@@ -35,16 +34,16 @@ X = np.linspace(-2, 2, 40, dtype=np.float32).reshape(5, 8)
 
 def forget(monkeypatch):
     """As in a new process: no code is loaded yet."""
-    monkeypatch.setattr(loader.loader, "_loaded", {})
-    monkeypatch.setattr(loader.loader, "_texts", {})
+    monkeypatch.setattr(compiler.loader, "_loaded", {})
+    monkeypatch.setattr(compiler.loader, "_texts", {})
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An object cache of the test's own, with images in use as they are outside of tests."""
-    own = cache.ObjectCache(lambda: tmp_path)
-    monkeypatch.setattr(loader, "object_cache", own)
-    monkeypatch.setattr(image, "object_cache", own)
+    own = object_cache.ObjectCache(lambda: tmp_path)
+    monkeypatch.setattr(compiler, "object_cache", own)
+    monkeypatch.setattr(stored, "object_cache", own)
     forget(monkeypatch)
     with config.override("check", False):
         yield tmp_path
@@ -59,8 +58,8 @@ def second_process(folder, monkeypatch):
 
     def begin():
         forget(monkeypatch)
-        monkeypatch.setattr(building, "lower", refuse)
-        monkeypatch.setattr(loader._Emitter, "emit", refuse)
+        monkeypatch.setattr(build, "lower", refuse)
+        monkeypatch.setattr(compiler._Emitter, "emit", refuse)
 
     return begin
 
@@ -254,7 +253,7 @@ def test_a_loaded_program_over_a_mesh_takes_donated_memory(folder, monkeypatch):
 
     first = run()
     forget(monkeypatch)
-    monkeypatch.setattr(loader._Emitter, "emit", None)
+    monkeypatch.setattr(compiler._Emitter, "emit", None)
     np.testing.assert_array_equal(run(), first)
     assert np.all(first == 2)
 
@@ -338,10 +337,10 @@ def test_host_steps_that_a_pass_made_are_not_kept(folder):
     closed = make_jaxpr(lax.igamma)(X, X)
     other = make_jaxpr(lambda x: lax.igamma(x, x) + 1)(X)
     step = compile_jaxpr(closed).native.encoded.steps[0]
-    assert hostcalls.keep(step.function, closed) == (0, (0, 1))
-    assert hostcalls.keep(step.function, make_jaxpr(snp.sin)(X)) is None
-    assert hostcalls.keep(lambda *_: None, closed) is None
-    assert hostcalls.find((0, (0, 0)), other).prim is step.function.prim
+    assert host_steps.keep(step.function, closed) == (0, (0, 1))
+    assert host_steps.keep(step.function, make_jaxpr(snp.sin)(X)) is None
+    assert host_steps.keep(lambda *_: None, closed) is None
+    assert host_steps.find((0, (0, 0)), other).prim is step.function.prim
 
 
 def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
@@ -349,7 +348,7 @@ def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
     made = compile_jaxpr(closed).native.encoded
     before = set(folder.rglob("*.o"))
     made.words[-1] = 2**46
-    image.save_image("ab" * 32, made, 0, (None,), {}, [], closed)
+    stored.save_image("ab" * 32, made, 0, (None,), {}, [], closed)
     assert set(folder.rglob("*.o")) == before
 
 
@@ -362,12 +361,12 @@ def test_who_looks_at_passes_sees_them(folder):
 
 def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
     def key():
-        return image.image_key(lambda: "program", ())
+        return stored.image_key(lambda: "program", ())
 
-    keys = [key(), image.image_key(lambda: "program", (True,))]
+    keys = [key(), stored.image_key(lambda: "program", (True,))]
     with config.override("num_threads", 1):
         keys.append(key())
-    monkeypatch.setattr(image, "source_digest", lambda: "other files")
+    monkeypatch.setattr(stored, "source_digest", lambda: "other files")
     keys.append(key())
     assert len(set(keys)) == 4
 

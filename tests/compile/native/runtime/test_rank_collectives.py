@@ -23,9 +23,8 @@ from spmd.compile.native.runtime.load import load_parts
 from spmd.compile.native.runtime.run import build_program
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.shm import communicator as shm
-from spmd.transport.shm import direct_plan as shm_direct_rounds
-from spmd.transport.shm import direct_read as shm_direct
-from spmd.transport.shm import layout as shm_pages
+from spmd.transport.shm import direct_plan, direct_read
+from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm.communicator import ShmCommunicator
 from spmd.transport.shm.direct_plan import DirectPlanner
 from spmd.transport.shm.plan import (
@@ -118,7 +117,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size, whole", [(2, 1 << 20), (2, 0), (3, 0)])
 def test_direct_ranks_meet_python_ranks(size: int, whole: int, monkeypatch: pytest.MonkeyPatch):
     """The same where blocks are read where they lie; a reduction as a whole, or in parts."""
-    monkeypatch.setattr(shm_direct_rounds, "WHOLE_BYTES", whole)
+    monkeypatch.setattr(direct_plan, "WHOLE_BYTES", whole)
     meet(size, [case for case in CASES if case.count > 1][size % 2 :: 8])
 
 
@@ -327,7 +326,7 @@ def test_a_rank_that_dies_while_it_is_read_from_is_named(native: bool):
             gone = FORK.Process(target=int)
             gone.start()
             gone.join()
-            pages.words[pages.word(1, shm_pages.PROCESS)] = gone.pid or 0
+            pages.words[pages.word(1, shm_layout.PROCESS)] = gone.pid or 0
         if comm.rank == 0:
             comm._sees_processes = False  # it would find that out while it waits, too
         comm.barrier()
@@ -381,23 +380,23 @@ def test_ranks_that_may_not_read_send_large_arrays_through_slots(
         return comm.reads_directly, type(comm.planner())
 
     # One rank that cannot is enough.
-    monkeypatch.setattr(shm_direct, "can_read", lambda offer: offer[0] == os.getpid())
+    monkeypatch.setattr(direct_read, "can_read", lambda offer: offer[0] == os.getpid())
     assert raised(Ranks(2, body).run()) == [(False, Planner)] * 2
 
 
 def test_long_reads_are_cut(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shm_direct_rounds, "MOST_BYTES", 100)
+    monkeypatch.setattr(direct_plan, "MOST_BYTES", 100)
     place = Place(Memory.OUTPUT)
-    rows = list(shm_direct_rounds.reads(Read(place, 1, 0, 7, 60, 2, 80, 90)))
+    rows = list(direct_plan.reads(Read(place, 1, 0, 7, 60, 2, 80, 90)))
     assert rows == [Read(place, 1, 0, 7, 60), Read(place + 80, 1, 0, 97, 60)]
-    pieces = list(shm_direct_rounds.reads(Read(place, 1, 0, 7, 250)))
+    pieces = list(direct_plan.reads(Read(place, 1, 0, 7, 250)))
     assert [(p.target.offset, p.offset, p.width) for p in pieces] == [
         (0, 7, 100),
         (100, 107, 100),
         (200, 207, 50),
     ]
     together = Read(place, 1, 0, 0, 10, 5, 20, 30)
-    assert list(shm_direct_rounds.reads(together)) == [together]
+    assert list(direct_plan.reads(together)) == [together]
 
 
 def test_a_rank_that_announces_its_failure_is_quoted():
@@ -497,7 +496,7 @@ def test_other_threads_of_python_run_while_a_rank_waits():
 
 def test_large_arrays_pass_in_chunks():
     def body(comm: ShmCommunicator) -> tuple[float, float]:
-        count = 3 * shm_pages.slot_bytes(comm.size) // 4 + 5
+        count = 3 * shm_layout.slot_bytes(comm.size) // 4 + 5
         native_sum(comm, count)
         x, out = np.full(count, comm.rank + 1, np.float32), np.empty(2 * count, np.float32)
         rounds = comm.planner().all_gather(Operand(F32, 1, count), [1, 0])

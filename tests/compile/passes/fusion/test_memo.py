@@ -11,14 +11,12 @@ import spmd.numpy as snp
 from spmd import nn
 from spmd.api import jit, value_and_grad
 from spmd.base.tree import tree_leaves
-from spmd.compile.cpu.assemble import compile_callees as ahead
+from spmd.compile.cpu.assemble import compile_callees
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Launch
 from spmd.compile.passes.fuse_epilogues import attach_epilogues
-from spmd.compile.passes.fusion import fuse as fusing
-from spmd.compile.passes.fusion import memo as repeating
-from spmd.compile.passes.fusion import merge_siblings as merging
+from spmd.compile.passes.fusion import fuse, memo, merge_siblings
 from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.simplify import simplify
 from spmd.core.check import check_jaxpr
@@ -75,12 +73,12 @@ def groups(closed):
 
 def one_by_one(closed, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(fusing, "repeat", lambda *_: None)
-        return fusing.fuse(closed)
+        patch.setattr(fuse, "repeat", lambda *_: None)
+        return fuse.fuse(closed)
 
 
 def assert_same_groups(closed, monkeypatch):
-    found = fusing.fuse(closed)
+    found = fuse.fuse(closed)
     check_jaxpr(found, after="fuse")
     assert groups(found) == groups(one_by_one(closed, monkeypatch))
     return found
@@ -112,7 +110,7 @@ def test_groups_of_fusion_programs(monkeypatch):
 def test_compiled_to_the_same_bits(told, monkeypatch):
     function, args = deep(5, 3, told)
     closed, flat = simplified(function, args), tree_leaves(args)
-    found = compile_jaxpr(closed, optimised=attach_epilogues(fusing.fuse(closed)))(flat)
+    found = compile_jaxpr(closed, optimised=attach_epilogues(fuse.fuse(closed)))(flat)
     alone = compile_jaxpr(closed, optimised=attach_epilogues(one_by_one(closed, monkeypatch)))(flat)
     for got, want in zip(found, alone, strict=True):
         np.testing.assert_array_equal(got, want)
@@ -121,8 +119,8 @@ def test_compiled_to_the_same_bits(told, monkeypatch):
 @pytest.mark.parametrize("seed", range(4))
 def test_neither_guesses_nor_remembered_pairs_change_groups(seed, monkeypatch):
     closed = simplified(*deep(5, seed, (1,)))
-    found, tried = groups(fusing.fuse(closed)), Counter()
-    follow, merge_all = repeating._follow, merging._merge_all
+    found, tried = groups(fuse.fuse(closed)), Counter()
+    follow, merge_all = memo._follow, merge_siblings._merge_all
 
     def counted(*args):
         tried[without] += 1
@@ -130,30 +128,32 @@ def test_neither_guesses_nor_remembered_pairs_change_groups(seed, monkeypatch):
 
     for without in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(repeating, "_follow", counted)
+            patch.setattr(memo, "_follow", counted)
             if without:
-                patch.setattr(repeating.Growths, "follow", lambda self, growth: None)
-                patch.setattr(merging, "_merge_all", lambda *given: merge_all(*given[:3], set()))
-            assert groups(fusing.fuse(closed)) == found
+                patch.setattr(memo.Growths, "follow", lambda self, growth: None)
+                patch.setattr(
+                    merge_siblings, "_merge_all", lambda *given: merge_all(*given[:3], set())
+                )
+            assert groups(fuse.fuse(closed)) == found
     assert tried[False] <= tried[True]
 
 
 def work(layers, monkeypatch):
     """What is done for a network: groups grown, jaxprs of groups, kernels, texts."""
     done = Counter()
-    grow = fusing._Fuser.grow
+    grow = fuse._Fuser.grow
 
     def counted(self, root):
         done["grown"] += 1
         return grow(self, root)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fusing._Fuser, "grow", counted)
-        fused = attach_epilogues(fusing.fuse(simplified(*deep(layers, 3))))
+        patch.setattr(fuse._Fuser, "grow", counted)
+        fused = attach_epilogues(fuse.fuse(simplified(*deep(layers, 3))))
     bodies = {id(e.params["jaxpr"]) for e in fused.eqns if e.prim.name in ("fused", "product")}
     kernels = {step.kernel for step in lower(fused).steps if isinstance(step, Launch)}
     done["bodies"], done["kernels"] = len(bodies), len(kernels)
-    done["texts"] = len({ahead.rendering(kernel).symbol for kernel in kernels})
+    done["texts"] = len({compile_callees.rendering(kernel).symbol for kernel in kernels})
     return done
 
 
@@ -165,5 +165,5 @@ def test_more_layers_are_no_more_work(monkeypatch):
 
 def test_equal_in_every_process(monkeypatch):
     function, args = deep(4, 5)
-    texts = {str(fusing.fuse(simplified(function, args))) for _ in range(2)}
+    texts = {str(fuse.fuse(simplified(function, args))) for _ in range(2)}
     assert len(texts) == 1

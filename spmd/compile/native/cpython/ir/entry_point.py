@@ -56,7 +56,7 @@ from spmd.compile.native.cpython.ir.entry_trees import (
 )
 from spmd.compile.native.cpython.object_layout import DIGIT_BITS, Layout
 from spmd.compile.native.llvm.function_builder import Function, Value
-from spmd.compile.native.program import run_layout as run_words
+from spmd.compile.native.program import run_layout
 
 # `Py_buffer` as the stable ABI fixes it, with room to spare; its first field is the address.
 VIEW_BYTES = 128
@@ -322,7 +322,7 @@ def _run_door(layout: Layout | None) -> Function:
 
     count, words = word(COUNT), word(WORDS)
     header = word(HEADER, "ptr")
-    devices = f.load("i64", header, 8 * run_words.DEVICES)
+    devices = f.load("i64", header, 8 * run_layout.DEVICES)
     frames = f.stack_bytes((words + devices + 1) * 8)
     cells = f.stack_bytes(count * 8)
     views = f.stack_bytes(word(BUFFERS) * VIEW_BYTES)
@@ -363,7 +363,7 @@ def _run_door(layout: Layout | None) -> Function:
         origin = f.load("i64", frames, f.load("i64", entry, 8) * 8)
         f.store(origin + f.load("i64", entry, 16), frames, f.load("i64", entry) * 8)
     result = f.var("i64")
-    run = f.load("ptr", header, 8 * run_words.RUN)
+    run = f.load("ptr", header, 8 * run_layout.RUN)
     with f.if_else(word(RELEASES).differs(0)) as it:
         thread = f.call("PyEval_SaveThread", "ptr")
         result.set(f.call(run, "i64", header, frames))
@@ -371,8 +371,8 @@ def _run_door(layout: Layout | None) -> Function:
         it.otherwise()
         result.set(f.call(run, "i64", header, frames))
     f.call("release_views", "void", views, taken.get())
-    with f.if_(result.get().differs(run_words.OK)):
-        report = f.load("ptr", header, 8 * run_words.FAILURE)
+    with f.if_(result.get().differs(run_layout.OK)):
+        report = f.load("ptr", header, 8 * run_layout.FAILURE)
         with f.range(0, devices + 1) as i:
             f.store(f.load("i64", f.at(frames, words * 8), i * 8), report, i * 8)
         _release_made(f, layout, blocks, word(BLOCKS))

@@ -24,7 +24,7 @@ from spmd.compile.native.program.run_layout import (
     REPORT_REACHED,
     REPORT_STEP,
 )
-from spmd.compile.native.runtime import pool_layout as pool_words
+from spmd.compile.native.runtime import pool_layout
 from spmd.compile.native.runtime.ir import interrupt
 from spmd.compile.native.runtime.ir.module import POOL, SHARE_COPY, SHARE_KERNEL, STEP_SIGNATURE
 from spmd.transport import flight_recorder as flight
@@ -291,7 +291,7 @@ def _run_steps() -> Function:
     pool, workers = f.atomic_load("i64", f.symbol("spmd_table"), 8 * POOL), f.var("i64", 0)
     with f.if_(pool.differs(0)):
         place = f.convert("inttoptr", pool, "ptr")
-        workers.set(f.load("i64", place, pool_words.WORKERS))
+        workers.set(f.load("i64", place, pool_layout.WORKERS))
     for offset, value in (
         (FRAMES, frames),
         (FRAME_BYTES, bases * 8),

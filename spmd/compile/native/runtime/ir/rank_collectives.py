@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from spmd.compile.native.llvm.function_builder import Function, Value
 from spmd.compile.native.program import byte_code as layout
-from spmd.compile.native.program import encode_collectives as rounds
+from spmd.compile.native.program import encode_collectives
 from spmd.compile.native.program.run_layout import MISMATCH, OK, TROUBLE
 from spmd.compile.native.runtime.ir.execute import (
     DEVICE_COUNT,
@@ -29,9 +29,8 @@ from spmd.compile.native.runtime.ir.thread_affinity import core
 from spmd.compile.native.runtime.ir.wait import relax
 from spmd.transport import flight_recorder as flight
 from spmd.transport.call_signature import CALL_BYTES
-from spmd.transport.shm import direct_read as shm_direct
-from spmd.transport.shm import layout as shm_pages
-from spmd.transport.shm import native_state as shm_road
+from spmd.transport.shm import direct_read, native_state
+from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import wait as shm_wait
 
 _NANOSECONDS = 1_000_000_000
@@ -69,7 +68,7 @@ def _word(f: Function, road: Value, index: int) -> Value:
 
 
 def _page(f: Function, road: Value, rank: Value) -> Value:
-    return f.at(f.load("ptr", road, 8 * shm_road.PAGES), (rank + 1) * shm_pages.PAGE)
+    return f.at(f.load("ptr", road, 8 * native_state.PAGES), (rank + 1) * shm_layout.PAGE)
 
 
 # ---- waiting -------------------------------------------------------------------------------------
@@ -120,8 +119,8 @@ def _first_missing() -> Function:
     """first_missing(road, step): the first rank that has not arrived in a step, or -1."""
     f = Function("first_missing", "i64", ["ptr", "i64"], internal=True)
     road, step = f.params
-    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
-        arrived = f.atomic_load("i64", _page(f, road, rank), 8 * shm_pages.ARRIVED)
+    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
+        arrived = f.atomic_load("i64", _page(f, road, rank), 8 * shm_layout.ARRIVED)
         with f.if_(arrived < step):
             f.ret(rank)
     f.ret(-1)
@@ -130,8 +129,8 @@ def _first_missing() -> Function:
 
 def _trouble(f: Function, road: Value, digest: Value, what: int) -> Value:
     """Call Python; whether it raised."""
-    f.store(digest, road, 8 * shm_road.DIGEST)
-    function = f.load("ptr", road, 8 * shm_road.TROUBLE)
+    f.store(digest, road, 8 * native_state.DIGEST)
+    function = f.load("ptr", road, 8 * native_state.TROUBLE)
     return f.call(function, "i64", f.value("i64", what)).differs(0)
 
 
@@ -143,13 +142,13 @@ def _wait() -> Function:
     """
     f = Function("wait_for", "i64", ["ptr", "i64", "i64"], internal=True)
     road, step, digest = f.params
-    yields = f.var("i64", _word(f, road, shm_road.YIELDS))
+    yields = f.var("i64", _word(f, road, native_state.YIELDS))
     # Ranks that the system put on one core, though there are enough, would yield to each other for
     # thousands of calls, 13 us each where 3 would do, and not be moved: only one that slept is
     # woken on a core that is free.
     awaited = f.larger(f.call("first_missing", "i64", road, step), 0)
-    theirs = f.load("i64", _page(f, road, awaited), 8 * shm_pages.CORE)
-    with f.if_((_word(f, road, shm_road.PAUSES) > 0) & (theirs > 0) & theirs.equals(core(f))):
+    theirs = f.load("i64", _page(f, road, awaited), 8 * shm_layout.CORE)
+    with f.if_((_word(f, road, native_state.PAUSES) > 0) & (theirs > 0) & theirs.equals(core(f))):
         yields.set(0)
     with f.range(0, yields.get()):
         with f.if_(f.call("first_missing", "i64", road, step) < 0):
@@ -161,13 +160,13 @@ def _wait() -> Function:
         with f.if_(awaited < 0):
             f.ret(0)
         page = _page(f, road, awaited)
-        f.atomic_store(f.value("i64", 1), page, 8 * shm_pages.WAITED_FOR)
-        seen = f.atomic_load("i64", page, 8 * shm_pages.ARRIVED, "seq_cst")
+        f.atomic_store(f.value("i64", 1), page, 8 * shm_layout.WAITED_FOR)
+        seen = f.atomic_load("i64", page, 8 * shm_layout.ARRIVED, "seq_cst")
         with f.if_(seen < step):
-            f.call("park_on", "void", f.at(page, 8 * shm_pages.ARRIVED), seen, nanoseconds.get())
+            f.call("park_on", "void", f.at(page, 8 * shm_layout.ARRIVED), seen, nanoseconds.get())
         # Woken by its arrival: the next one may be missing still. Else something may be wrong.
-        with f.if_(f.atomic_load("i64", page, 8 * shm_pages.ARRIVED) < step):
-            with f.if_(_trouble(f, road, digest, shm_road.WAITING)):
+        with f.if_(f.atomic_load("i64", page, 8 * shm_layout.ARRIVED) < step):
+            with f.if_(_trouble(f, road, digest, native_state.WAITING)):
                 f.ret(1)
             nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
     f.ret(0)
@@ -181,17 +180,17 @@ def _enter() -> Function:
     """enter_call(road, digest, packed): show the call that this rank enters."""
     f = Function("enter_call", "void", ["ptr", "i64", "ptr"], internal=True)
     road, digest, packed = f.params
-    sequence = _word(f, road, shm_road.SEQUENCE) + 1
-    f.store(sequence, road, 8 * shm_road.SEQUENCE)
-    page = _page(f, road, _word(f, road, shm_road.RANK))
+    sequence = _word(f, road, native_state.SEQUENCE) + 1
+    f.store(sequence, road, 8 * native_state.SEQUENCE)
+    page = _page(f, road, _word(f, road, native_state.RANK))
     odd = sequence & 1
-    shown = f.at(page, odd * 8 + 8 * shm_pages.DIGEST)
+    shown = f.at(page, odd * 8 + 8 * shm_layout.DIGEST)
     with f.if_(f.load("i64", shown).differs(digest)):
-        place = f.at(page, odd * CALL_BYTES + shm_pages.CALLS)
+        place = f.at(page, odd * CALL_BYTES + shm_layout.CALLS)
         f.call("memcpy", "ptr", place, packed, f.value("i64", CALL_BYTES))
         f.store(digest, shown)
-    f.store(sequence + 1, page, 8 * shm_pages.ENTERED)
-    f.store(core(f), page, 8 * shm_pages.CORE)
+    f.store(sequence + 1, page, 8 * shm_layout.ENTERED)
+    f.store(core(f), page, 8 * shm_layout.CORE)
     return f
 
 
@@ -199,9 +198,9 @@ def _agree() -> Function:
     """agree(road, digest): 1 if every rank shows the same call."""
     f = Function("agree", "i64", ["ptr", "i64"], internal=True)
     road, digest = f.params
-    odd = _word(f, road, shm_road.SEQUENCE) & 1
-    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
-        shown = f.at(_page(f, road, rank), odd * 8 + 8 * shm_pages.DIGEST)
+    odd = _word(f, road, native_state.SEQUENCE) & 1
+    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
+        shown = f.at(_page(f, road, rank), odd * 8 + 8 * shm_layout.DIGEST)
         with f.if_(f.load("i64", shown).differs(digest)):
             f.ret(0)
     f.ret(1)
@@ -212,19 +211,19 @@ def _meet() -> Function:
     """meet(road, digest, first): say that the slot is filled, wait for all; 1 if Python raised."""
     f = Function("meet", "i64", ["ptr", "i64", "i64"], internal=True)
     road, digest, first = f.params
-    step = _word(f, road, shm_road.STEP) + 1
-    f.store(step, road, 8 * shm_road.STEP)
-    own = _page(f, road, _word(f, road, shm_road.RANK))
-    f.atomic_store(step, own, 8 * shm_pages.ARRIVED)
-    waited_for = f.atomic_load("i64", own, 8 * shm_pages.WAITED_FOR, "seq_cst")
+    step = _word(f, road, native_state.STEP) + 1
+    f.store(step, road, 8 * native_state.STEP)
+    own = _page(f, road, _word(f, road, native_state.RANK))
+    f.atomic_store(step, own, 8 * shm_layout.ARRIVED)
+    waited_for = f.atomic_load("i64", own, 8 * shm_layout.WAITED_FOR, "seq_cst")
     with f.if_(waited_for.differs(0)):
-        f.atomic_store(f.value("i64", 0), own, 8 * shm_pages.WAITED_FOR)
-        f.call("wake_all", "void", f.at(own, 8 * shm_pages.ARRIVED))
-    pauses = f.var("i64", _word(f, road, shm_road.PAUSES))
-    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
+        f.atomic_store(f.value("i64", 0), own, 8 * shm_layout.WAITED_FOR)
+        f.call("wake_all", "void", f.at(own, 8 * shm_layout.ARRIVED))
+    pauses = f.var("i64", _word(f, road, native_state.PAUSES))
+    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
         page = _page(f, road, rank)
         with f.loop():
-            f.break_if(f.atomic_load("i64", page, 8 * shm_pages.ARRIVED) >= step)
+            f.break_if(f.atomic_load("i64", page, 8 * shm_layout.ARRIVED) >= step)
             with f.if_(pauses.get() <= 0):
                 with f.if_(f.call("wait_for", "i64", road, step, digest).differs(0)):
                     f.ret(1)
@@ -232,7 +231,7 @@ def _meet() -> Function:
             relax(f)
     with f.if_(first.differs(0)):
         with f.if_(f.call("agree", "i64", road, digest).equals(0)):
-            with f.if_(_trouble(f, road, digest, shm_road.DIFFERENT)):
+            with f.if_(_trouble(f, road, digest, native_state.DIFFERENT)):
                 f.ret(1)
     f.ret(0)
     return f
@@ -248,17 +247,20 @@ def _begin_record() -> Function:
     """
     f = Function("begin_record", "i64", ["ptr", "i64", "i64"], internal=True)
     road, label, nbytes = f.params
-    page = f.load("ptr", road, 8 * shm_road.RECORD)
+    page = f.load("ptr", road, 8 * native_state.RECORD)
     count = f.load("i64", page, 8 * flight.COUNT)
-    record = f.at(page, (count % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING)
-    calls = f.load("ptr", road, 8 * shm_road.CALLS)
+    record = f.at(
+        page,
+        (count % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING,
+    )
+    calls = f.load("ptr", road, 8 * native_state.CALLS)
     call = f.load("i64", calls) + 1
     f.store(call, calls)
     now = f.call("now", "i64")
     for word, value in (
         (flight.LABEL, label),
         (flight.BYTES, nbytes),
-        (flight.GROUP, _word(f, road, shm_road.GROUP)),
+        (flight.GROUP, _word(f, road, native_state.GROUP)),
         (flight.ENQUEUED, now),
         (flight.ENTERED, now),
         (flight.COMPLETED, f.value("i64", 0)),
@@ -282,10 +284,13 @@ def _end_record() -> Function:
     """
     f = Function("end_record", "void", ["ptr", "i64", "i64", "i64"], internal=True)
     road, place, phase, completed = f.params
-    page = f.load("ptr", road, 8 * shm_road.RECORD)
+    page = f.load("ptr", road, 8 * native_state.RECORD)
     now = f.call("now", "i64")
     with f.if_(completed.differs(0)):
-        record = f.at(page, (place % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING)
+        record = f.at(
+            page,
+            (place % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING,
+        )
         f.store(now, record, 8 * flight.COMPLETED)
     f.store(now, page, 8 * flight.SINCE)
     f.store(phase, page, 8 * flight.PHASE)
@@ -299,12 +304,17 @@ def _find_slots() -> Function:
     """find_slots(road, table): where everyone's slot of this step is, and mine of the next."""
     f = Function("find_slots", "void", ["ptr", "ptr"], internal=True)
     road, table = f.params
-    slots, width = f.load("ptr", road, 8 * shm_road.SLOTS), _word(f, road, shm_road.SLOT_BYTES)
-    odd = _word(f, road, shm_road.STEP) & 1
-    with f.range(0, _word(f, road, shm_road.SIZE)) as rank:
-        f.store(f.at(slots, (rank * 2 + odd) * width), table, (rank + rounds.FIRST_SLOT) * 8)
-    own = _word(f, road, shm_road.RANK) * 2 + (odd ^ 1)
-    f.store(f.at(slots, own * width), table, 8 * rounds.NEXT)
+    slots, width = (
+        f.load("ptr", road, 8 * native_state.SLOTS),
+        _word(f, road, native_state.SLOT_BYTES),
+    )
+    odd = _word(f, road, native_state.STEP) & 1
+    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
+        f.store(
+            f.at(slots, (rank * 2 + odd) * width), table, (rank + encode_collectives.FIRST_SLOT) * 8
+        )
+    own = _word(f, road, native_state.RANK) * 2 + (odd ^ 1)
+    f.store(f.at(slots, own * width), table, 8 * encode_collectives.NEXT)
     return f
 
 
@@ -333,7 +343,7 @@ def _reduce() -> Function:
     kernel, count = f.load("ptr", action, 16), f.load("i64", action, 24)
     sources, targets = f.load("i64", action, 32), f.load("i64", action, 40)
     with f.range(0, sources + targets) as i:
-        f.store(_place(f, table, action, i * 16 + 8 * rounds.REDUCE_WORDS), args, i * 8)
+        f.store(_place(f, table, action, i * 16 + 8 * encode_collectives.REDUCE_WORDS), args, i * 8)
     # Both numbers stand side by side, as the kernel wants them.
     f.call(kernel, "void", args, f.at(action, 32), f.value("i64", 0), count)
     return f
@@ -343,10 +353,10 @@ def _show() -> Function:
     """show_places(road, table, action): let the others read from some places."""
     f = Function("show_places", "void", ["ptr"] * 3, internal=True)
     road, table, action = f.params
-    page = _page(f, road, _word(f, road, shm_road.RANK))
+    page = _page(f, road, _word(f, road, native_state.RANK))
     with f.range(0, f.load("i64", action, 16)) as i:
-        shown = _place(f, table, action, i * 16 + 8 * rounds.SHOW_WORDS)
-        f.store(shown, f.at(page, i * 8 + 8 * shm_pages.SHOWN))
+        shown = _place(f, table, action, i * 16 + 8 * encode_collectives.SHOW_WORDS)
+        f.store(shown, f.at(page, i * 8 + 8 * shm_layout.SHOWN))
     return f
 
 
@@ -354,17 +364,17 @@ def _read_rows() -> Function:
     """read_rows(road, table, action): copy rows from a rank's memory; 1 if that failed."""
     f = Function("read_rows", "i64", ["ptr"] * 3, internal=True)
     road, table, action = f.params
-    number = shm_direct.readv_number()
+    number = direct_read.readv_number()
     if number is None:
         f.ret(1)  # never called: ranks read only where they found that they can
         return f
     target, rank = _place(f, table, action, 16), f.load("i64", action, 32)
     page = _page(f, road, rank)
-    shown = f.at(page, f.load("i64", action, 40) * 8 + 8 * shm_pages.SHOWN)
+    shown = f.at(page, f.load("i64", action, 40) * 8 + 8 * shm_layout.SHOWN)
     source = f.load("i64", shown) + f.load("i64", action, 48)
     width, rows, ahead, behind = (f.load("i64", action, at) for at in (56, 64, 72, 80))
-    process = f.load("i64", page, 8 * shm_pages.PROCESS)
-    most = shm_direct.MOST_ROWS
+    process = f.load("i64", page, 8 * shm_layout.PROCESS)
+    most = direct_read.MOST_ROWS
     ours, theirs = f.stack("i64", 2 * most), f.stack("i64", 2 * most)
     with f.range(0, rows, most) as first:
         count = f.smaller(rows - first, most)
@@ -376,7 +386,7 @@ def _read_rows() -> Function:
         operands = (f.value("i64", number), process, ours, count, theirs, count, f.value("i64", 0))
         done = f.call("syscall", "i64", *operands, type="i64 (i64, ...)")
         with f.if_(done.differs(count * width)):
-            f.store(rank, road, 8 * shm_road.UNREAD)
+            f.store(rank, road, 8 * native_state.UNREAD)
             f.ret(1)
     f.ret(0)
     return f
@@ -395,23 +405,23 @@ def _run_actions() -> Function:
     with f.range(0, field(f, step, 4)):
         now = action.get()
         kind = f.load("i64", now)
-        with f.if_(kind.equals(rounds.MEET)):
+        with f.if_(kind.equals(encode_collectives.MEET)):
             first = f.load("i64", now, 16)
             with f.if_(f.call("meet", "i64", road, digest, first).differs(0)):
                 f.ret(1)
             f.call("find_slots", "void", road, own)
-        with f.if_(kind.equals(rounds.COPY)):
+        with f.if_(kind.equals(encode_collectives.COPY)):
             f.call("copy_rows", "void", table, now)
-        with f.if_(kind.equals(rounds.CLEAR)):
+        with f.if_(kind.equals(encode_collectives.CLEAR)):
             nbytes = f.load("i64", now, 32)
             f.call("memset", "ptr", _place(f, table, now, 16), f.value("i32", 0), nbytes)
-        with f.if_(kind.equals(rounds.REDUCE)):
+        with f.if_(kind.equals(encode_collectives.REDUCE)):
             f.call("reduce_slots", "void", table, now, args)
-        with f.if_(kind.equals(rounds.SHOW)):
+        with f.if_(kind.equals(encode_collectives.SHOW)):
             f.call("show_places", "void", road, table, now)
-        with f.if_(kind.equals(rounds.READ)):
+        with f.if_(kind.equals(encode_collectives.READ)):
             with f.if_(f.call("read_rows", "i64", road, table, now).differs(0)):
-                _trouble(f, road, digest, shm_road.UNREADABLE)
+                _trouble(f, road, digest, native_state.UNREADABLE)
                 f.ret(1)
         action.set(f.at(now, f.load("i64", now, 8) * 8))
     f.ret(0)
@@ -427,7 +437,7 @@ def _ranks() -> Function:
         report_reached(f, context, step, active, count)
         f.ret(MISMATCH)
     road = f.load("ptr", step, 8 * layout.HEAD)
-    others = _word(f, road, shm_road.SIZE) + rounds.FIRST_SLOT
+    others = _word(f, road, native_state.SIZE) + encode_collectives.FIRST_SLOT
     table = f.stack_bytes((devices * 2 + others) * 8)
     cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.RANKS_FIELDS)))
     for first in (f.value("i64", 0), devices):
@@ -438,9 +448,9 @@ def _ranks() -> Function:
         next_slot(f, cursor)
     own = f.at(table, devices * 16)
     scratch = f.call("resolve", "ptr", context, cursor.get(), device_at(f, active, devices * 0))
-    f.store(scratch, own, 8 * rounds.SCRATCH)
-    f.store(f.at(step, field(f, step, 5) * 8), own, 8 * rounds.CONSTANT)
-    page = f.load("ptr", road, 8 * shm_road.RECORD)
+    f.store(scratch, own, 8 * encode_collectives.SCRATCH)
+    f.store(f.at(step, field(f, step, 5) * 8), own, 8 * encode_collectives.CONSTANT)
+    page = f.load("ptr", road, 8 * native_state.RECORD)
     place, phase = f.var("i64", 0), f.var("i64", 0)
     with f.if_(page.differs(0)):
         place.set(f.load("i64", page, 8 * flight.COUNT))

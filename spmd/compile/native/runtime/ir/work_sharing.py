@@ -10,7 +10,7 @@ from __future__ import annotations
 from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import COARSE_PS, NO_MEMORY, OK, PARALLEL_PS
-from spmd.compile.native.runtime import pool_layout as pool_words
+from spmd.compile.native.runtime import pool_layout
 from spmd.compile.native.runtime.ir.execute import (
     ARGS,
     COPY_PIECE,
@@ -65,14 +65,14 @@ def _share() -> Function:
     with f.if_(pays):
         pool = f.symbol("spmd_pool")
         # A pool that was never started counts as asleep.
-        awake = f.load("i64", pool, pool_words.STARTED) - f.atomic_load(
-            "i64", pool, pool_words.SLEEPERS
+        awake = f.load("i64", pool, pool_layout.STARTED) - f.atomic_load(
+            "i64", pool, pool_layout.SLEEPERS
         )
         shares = f.var("i1", (awake > 0) | (total >= WAKE_PS))
         with f.if_(shares.get().equals(0) & (total >= WAKE_AGAIN_PS)):
             now = f.call("now", "i64")
-            passed = now - f.atomic_load("i64", pool, pool_words.ALONE)
-            f.atomic_store(now, pool, pool_words.ALONE)
+            passed = now - f.atomic_load("i64", pool, pool_layout.ALONE)
+            f.atomic_store(now, pool, pool_layout.ALONE)
             shares.set(passed < WORKER_NS)
         with f.if_(shares.get()):
             pieces = f.select(total < COARSE_PS, threads, threads * FINE_CHUNKS)
