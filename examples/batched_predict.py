@@ -62,11 +62,11 @@ def main() -> None:
     if args.devices is not None:
         spmd.config.update("num_cpu_devices", args.devices)
 
-    param_key, image_key = random.split(random.key(0))
+    param_key, program_key = random.split(random.key(0))
     params = init(param_key)
     shape = (spmd.local_device_count(), args.batch)
-    image_key = random.fold_in(image_key, spmd.process_index())
-    images = random.normal(image_key, (*shape, SIZES[0]))
+    program_key = random.fold_in(program_key, spmd.process_index())
+    images = random.normal(program_key, (*shape, SIZES[0]))
     labels = snp.arange(shape[0] * shape[1]).reshape(shape) % SIZES[-1]
 
     one_by_one = snp.stack([predict(params, image) for image in images[0]])

@@ -33,7 +33,7 @@ from spmd.core.primitive import Linear
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.transpose import backward_pass
 from spmd.sharding.array import Array
-from spmd.sharding.future import Pending, asked
+from spmd.sharding.future import Future, asked
 
 
 def _aval_like(x: Any) -> ShapedArray:
@@ -104,7 +104,7 @@ def block_until_ready(x: Any) -> Any:
     if asked.is_settled(x):
         return x
     for leaf in tree_leaves(x):
-        if type(leaf) is Array and (leaf.shards is not None or type(leaf.owner) is Pending):
+        if type(leaf) is Array and (leaf.shards is not None or type(leaf.owner) is Future):
             leaf.block_until_ready()
     return x
 

@@ -14,7 +14,7 @@ from spmd.base.config import config
 from spmd.collectives.host_execution import Across
 from spmd.transport import world as bootstrap
 from spmd.transport.flight_recorder import COLLECTIVE, FLIGHT
-from spmd.transport.progress_thread import COURIER, Transfer
+from spmd.transport.progress_thread import PROGRESS, Request
 
 
 def overlaps() -> bool:
@@ -38,7 +38,7 @@ class Overlapped:
         name = f"wait for {across.prim.name}"
         self._waiting = FLIGHT.label("wait", program=name, of=self._label, **fields)
         # By the thread that runs the program: several may run it at once.
-        self._flying: dict[int, Transfer] = {}
+        self._flying: dict[int, Request] = {}
 
     def start(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         """Hand the exchange over."""
@@ -56,13 +56,13 @@ class Overlapped:
                 if log is not None:
                     log.landed(place, succeeded)
 
-        self._flying[threading.get_ident()] = COURIER.send(move)
+        self._flying[threading.get_ident()] = PROGRESS.send(move)
 
     def wait(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         """Return when the result is there, or raise what went wrong on the way."""
         transfer = self._flying.pop(threading.get_ident())
         if not transfer.has_ended:
             with FLIGHT.recorded(self._waiting, COLLECTIVE):
-                COURIER.await_(transfer)
+                PROGRESS.await_(transfer)
         if transfer.error is not None:
             raise transfer.error

@@ -27,7 +27,7 @@ from spmd.transport.communicator import ReduceOp
 from spmd.transport.flight_recorder import FLIGHT, source_text
 from spmd.transport.mpi import recovery
 from spmd.transport.origin import NOWHERE, Origin
-from spmd.transport.progress_thread import COURIER
+from spmd.transport.progress_thread import PROGRESS
 
 OPS = {
     "psum": (ReduceOp.SUM, np.add, lambda dtype: np.zeros((), dtype)),
@@ -131,7 +131,7 @@ class Across:
             return move
 
         def run(devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-            COURIER.drain()
+            PROGRESS.drain()
             place = log.begin(self.label, self.nbytes)
             try:
                 move(devices, inputs, outputs)

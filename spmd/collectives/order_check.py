@@ -169,7 +169,7 @@ class Schedule:
         return digest_of(self.law.encode())
 
 
-def schedule_of(
+def order_of(
     traced: ClosedJaxpr, final: ClosedJaxpr, name: str, caller: str, mesh: str
 ) -> tuple[Schedule, dict[Eqn, Origin]]:
     """The schedule of a program, and the origin of each collective that is left in the end.

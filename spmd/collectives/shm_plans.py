@@ -14,12 +14,12 @@ from spmd.transport.communicator import ReduceOp
 from spmd.transport.reduction import accumulator
 from spmd.transport.shm.communicator import ShmCommunicator
 from spmd.transport.shm.plan import (
+    ExchangePlan,
     Member,
     Memory,
     Operand,
     Place,
     Planner,
-    Rounds,
     Sum,
     Take,
 )
@@ -31,7 +31,7 @@ NATIVE_DTYPES = frozenset(
 )
 
 
-def make_rounds(across: Across, operand: Operand) -> Rounds | None:
+def make_rounds(across: Across, operand: Operand) -> ExchangePlan | None:
     """What this process does in one collective; None where it goes through messages.
 
     `operand` is the input of one device, in rows of blocks: of one for each member where members
@@ -59,7 +59,7 @@ def make_rounds(across: Across, operand: Operand) -> Rounds | None:
     return rounds
 
 
-def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -> Rounds:
+def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -> ExchangePlan:
     """With one device a process there is one group; `order` are its ranks, member by member."""
     match across.prim.name:
         case "all_gather":
@@ -74,7 +74,7 @@ def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -
 
 def _together(
     planner: Planner, across: Across, x: Operand, groups: Sequence[Sequence[Member]]
-) -> Rounds:
+) -> ExchangePlan:
     """Everyone shows the inputs of all its devices, and takes what its devices need."""
     name, takes, sums = across.prim.name, list[Take](), list[Sum]()
     width = len(groups[0])

@@ -24,7 +24,7 @@ from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array
 
 
-class NoIdentityError(Exception):
+class NoFingerprintError(Exception):
     """Something in the program cannot be written down."""
 
 
@@ -32,7 +32,7 @@ def identity(closed: ClosedJaxpr) -> str | None:
     """The text of a closed jaxpr, or None if it has none."""
     try:
         return "\n".join(_Writer().closed(closed))
-    except NoIdentityError:
+    except NoFingerprintError:
         return None
 
 
@@ -40,7 +40,7 @@ def eqn_text(prim: Primitive, params: dict[str, Any]) -> str | None:
     """The text of what an equation does, whatever its operands are; None if it has none."""
     try:
         return _Writer().head(prim, params)
-    except NoIdentityError:
+    except NoFingerprintError:
         return None
 
 
@@ -73,7 +73,7 @@ class _Writer:
     def head(self, prim: Primitive, params: dict[str, Any]) -> str:
         """A primitive and its parameters."""
         if not prim.is_own:
-            raise NoIdentityError(prim.name)
+            raise NoFingerprintError(prim.name)
         inside = prim.inline or prim.expand
         if inside is not None:
             # The compiler sees what the call stands for, and nothing of its rules.
@@ -106,12 +106,12 @@ class _Writer:
 
     def _const(self, value: Any) -> str:
         if type(value) is Array and value.shards is not None:
-            raise NoIdentityError("an array on several devices")
+            raise NoFingerprintError("an array on several devices")
         return self._array(np.asarray(to_numpy(value)))
 
     def _array(self, array: np.ndarray) -> str:
         if array.dtype.hasobject:
-            raise NoIdentityError("an array of objects")
+            raise NoFingerprintError("an array of objects")
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         digest = blake2b(data, digest_size=32)
         return f"array {array.shape} {_dtype(array.dtype)} {digest.hexdigest()}"
@@ -154,7 +154,7 @@ class _Writer:
         if is_dataclass(value) and kind.__module__.startswith("spmd."):
             parts = [f"{f.name}={self._value(getattr(value, f.name))}" for f in fields(value)]
             return f"{kind.__qualname__}({' '.join(parts)})"
-        raise NoIdentityError(f"{kind.__module__}.{kind.__qualname__}")
+        raise NoFingerprintError(f"{kind.__module__}.{kind.__qualname__}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -28,7 +28,7 @@ from spmd.compile.cpu.sort.value_steps import can_compress, values_text
 from spmd.compile.dispatch import eager_kernels
 from spmd.compile.kernel.matmul import Operand, Product, product_dtype, store_epilogue
 from spmd.compile.kernel.window_contraction import Contraction, Dims
-from spmd.compile.native.cpython.entry_point import door_code
+from spmd.compile.native.cpython.entry_point import entry_point_code
 from spmd.compile.native.cpython.tree_walks import native_walks
 from spmd.compile.native.llvm.compiler import host, loader
 from spmd.compile.native.llvm.modules import symbols_of
@@ -90,7 +90,9 @@ def _store(texts: dict[str, None]) -> int:
 
 
 def _load_runtime() -> int:
-    loaded = [load() for load in (runtime, native_walks, door_code, eager_kernels.blocks_code)]
+    loaded = [
+        load() for load in (runtime, native_walks, entry_point_code, eager_kernels.blocks_code)
+    ]
     load_parts(PARTS)
     return len(loaded) + len(PARTS)
 

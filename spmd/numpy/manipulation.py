@@ -15,7 +15,7 @@ from spmd import lax
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.util import product
-from spmd.compile.dispatch.eager_cache import hot_options
+from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
 from spmd.core.structural import move_dim
 from spmd.numpy import promotion
@@ -45,7 +45,7 @@ def size(a: Any, axis: Axis = None) -> int:
     return product(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
 
 
-@hot_options
+@cached_options
 def reshape(a: Any, shape: Any = None, order: str = "C", *, copy: bool | None = None) -> Any:
     """Give the elements another shape; one size may be -1 and is then computed.
 
@@ -86,7 +86,7 @@ def _new_shape(old: tuple[int, ...], shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-@hot_options
+@cached_options
 def ravel(a: Any, order: str = "C") -> Any:
     """All elements in one dim."""
     check_arraylike("ravel", a)
@@ -95,7 +95,7 @@ def ravel(a: Any, order: str = "C") -> Any:
     return reshape(a, (typeof(plain(a)).size,), order)
 
 
-@hot_options
+@cached_options
 def squeeze(a: Any, axis: Axis = None) -> Any:
     """Drop dims of size 1: all of them, or those given."""
     check_arraylike("squeeze", a)
@@ -114,7 +114,7 @@ def squeeze(a: Any, axis: Axis = None) -> Any:
     return as_array(lax.squeeze(a, dims))
 
 
-@hot_options
+@cached_options
 def expand_dims(a: Any, axis: Any) -> Any:
     """Insert dims of size 1, at the given positions of the result."""
     check_arraylike("expand_dims", a)
@@ -184,7 +184,7 @@ def broadcast_arrays(*args: Any) -> list[Any]:
 # ---- order of dims -----------------------------------------------------------------------------
 
 
-@hot_options
+@cached_options
 def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
     """Reverse the dims, or put them in the order `axes`."""
     check_arraylike("transpose", a)
@@ -212,7 +212,7 @@ def matrix_transpose(x: Any, /) -> Any:
     return swapaxes(x, -1, -2)
 
 
-@hot_options
+@cached_options
 def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     """Exchange two dims."""
     check_arraylike("swapaxes", a)

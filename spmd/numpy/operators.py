@@ -14,7 +14,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.compile.dispatch.eager_cache import hot_binary, hot_index, hot_unary
+from spmd.compile.dispatch.eager_cache import cached_binary, cached_index, cached_unary
 from spmd.core.aval import is_arraylike, typeof
 from spmd.numpy import (
     creation,
@@ -125,8 +125,8 @@ def _hot(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     if name in _NEVER_HOT:
         return method
     if name[2:-2] in _UNARY:
-        return hot_unary(method)
-    return hot_binary(method)
+        return cached_unary(method)
+    return cached_binary(method)
 
 
 def _getitem(self: Any, index: Any) -> Any:
@@ -231,8 +231,8 @@ def _put_at(self: Any) -> IndexUpdateHelper:
     return IndexUpdateHelper(self)
 
 
-_element = hot_binary(getitem)
-_part = hot_index(getitem)
+_element = cached_binary(getitem)
+_part = cached_index(getitem)
 
 _SPECIAL: dict[str, Callable[..., Any]] = {
     "__array_namespace__": standard.namespace_of,

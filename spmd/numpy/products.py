@@ -14,7 +14,7 @@ import numpy as np
 from spmd import lax
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.source import current_source
-from spmd.compile.dispatch.eager_cache import hot_arrays
+from spmd.compile.dispatch.eager_cache import cached_arrays
 from spmd.core.aval import typeof
 from spmd.numpy.grids import eye
 from spmd.numpy.manipulation import moveaxis, ravel, reshape
@@ -54,7 +54,7 @@ def _check_contracted(name: str, a: Any, b: Any, da: Sequence[int], db: Sequence
             )
 
 
-@hot_arrays
+@cached_arrays
 def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
     """Product over the last dim of `a` and the last but one of `b` (its only one, if a vector)."""
     a, b = _operands("dot", a, b)
@@ -68,7 +68,7 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
     return _contract(a, b, (da, db), ((), ()), precision, wanted)
 
 
-@hot_arrays
+@cached_arrays
 def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
     """Matrix product `a @ b`; dims before the last two are batch dims and broadcast."""
     a, b = _operands("matmul", a, b)

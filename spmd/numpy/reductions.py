@@ -22,7 +22,7 @@ from spmd.base.errors import (
     ShapeError,
 )
 from spmd.base.record import record
-from spmd.compile.dispatch.eager_cache import hot_options
+from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
 from spmd.numpy.logic import as_bool, isnan
 from spmd.numpy.promotion import (
@@ -196,7 +196,7 @@ def _additive(
     return _reduce(kind, a, axis, keepdims, initial, mask, compute, result)
 
 
-@hot_options
+@cached_options
 def sum(
     a: Any,
     axis: Axis = None,
@@ -212,7 +212,7 @@ def sum(
     return _additive(_SUM, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
-@hot_options
+@cached_options
 def prod(
     a: Any,
     axis: Axis = None,
@@ -228,7 +228,7 @@ def prod(
     return _additive(_PROD, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
-@hot_options
+@cached_options
 def max(
     a: Any,
     axis: Axis = None,
@@ -243,7 +243,7 @@ def max(
     return _reduce(_MAX, plain(a), axis, keepdims, initial, check_where("max", where))
 
 
-@hot_options
+@cached_options
 def min(
     a: Any,
     axis: Axis = None,
@@ -262,7 +262,7 @@ amax = max
 amin = min
 
 
-@hot_options
+@cached_options
 def all(
     a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
@@ -272,7 +272,7 @@ def all(
     return _reduce(_ALL, as_bool(plain(a)), axis, keepdims, None, check_where("all", where))
 
 
-@hot_options
+@cached_options
 def any(
     a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
 ) -> Any:
@@ -282,14 +282,14 @@ def any(
     return _reduce(_ANY, as_bool(plain(a)), axis, keepdims, None, check_where("any", where))
 
 
-@hot_options
+@cached_options
 def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """How many elements are not zero."""
     check_arraylike("count_nonzero", a)
     return sum(as_bool(plain(a)), axis, default_int(), keepdims=keepdims)
 
 
-@hot_options
+@cached_options
 def ptp(a: Any, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
     """Peak to peak: maximum minus minimum."""
     refuse_out("ptp", out)
@@ -316,14 +316,14 @@ def _arg_extreme(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdim
     return keep_dims(result, shape, dims) if keepdims else result
 
 
-@hot_options
+@cached_options
 def argmax(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
     """Where the first maximum is; in the flat array if `axis` is None."""
     refuse_out("argmax", out)
     return _arg_extreme("argmax", lax.argmax, a, axis, keepdims)
 
 
-@hot_options
+@cached_options
 def argmin(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
     """Where the first minimum is; in the flat array if `axis` is None."""
     refuse_out("argmin", out)

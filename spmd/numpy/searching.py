@@ -14,7 +14,7 @@ import numpy as np
 from spmd import lax
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.base.util import product
-from spmd.compile.dispatch.eager_cache import hot_arrays
+from spmd.compile.dispatch.eager_cache import cached_arrays
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import full
@@ -35,7 +35,7 @@ from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.taking import take
 
 
-@hot_arrays
+@cached_arrays
 def where(
     condition: Any,
     x: Any = None,

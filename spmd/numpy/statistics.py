@@ -10,7 +10,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.util import product
-from spmd.compile.dispatch.eager_cache import hot_options
+from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
 from spmd.numpy.joining import concatenate
 from spmd.numpy.logic import isnan
@@ -54,7 +54,7 @@ def _count(a: Any, axis: Axis, keepdims: bool, where: Any, dtype: np.dtype) -> A
     return sum(mask, axis, dtype, keepdims=keepdims)
 
 
-@hot_options
+@cached_options
 def mean(
     a: Any,
     axis: Axis = None,

@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd import lax
 from spmd.base import dtypes
-from spmd.compile.dispatch.eager_cache import hot_binary, hot_unary
+from spmd.compile.dispatch.eager_cache import cached_binary, cached_unary
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.core.trace import Tracer
@@ -54,7 +54,7 @@ def float_unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., An
     def f(x: Any, /) -> Any:
         return op(*promote_args_inexact(name, x))
 
-    return hot_unary(named(f, name, doc))
+    return cached_unary(named(f, name, doc))
 
 
 def unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
     def f(x: Any, /) -> Any:
         return op(*promote_args(name, x))
 
-    return hot_unary(named(f, name, doc))
+    return cached_unary(named(f, name, doc))
 
 
 def binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ def binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
     def f(x: Any, y: Any, /) -> Any:
         return op(*promote_args(name, x, y))
 
-    return hot_binary(named(f, name, doc))
+    return cached_binary(named(f, name, doc))
 
 
 def float_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
@@ -81,7 +81,7 @@ def float_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., A
     def f(x: Any, y: Any, /) -> Any:
         return op(*promote_args_inexact(name, x, y))
 
-    return hot_binary(named(f, name, doc))
+    return cached_binary(named(f, name, doc))
 
 
 def _bool_or(op: Callable[..., Any], bool_op: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +127,7 @@ maximum = binary("maximum", lax.max_p.bind, "The larger of two; NaN if one is Na
 minimum = binary("minimum", lax.min_p.bind, "The smaller of two; NaN if one is NaN.")
 
 
-@hot_unary
+@cached_unary
 def absolute(x: Any, /) -> Any:
     """Absolute value; the modulus of complex numbers."""
     check_arraylike("absolute", x)
@@ -146,13 +146,13 @@ def fabs(x: Any, /) -> Any:
     return lax.abs(x)
 
 
-@hot_unary
+@cached_unary
 def square(x: Any, /) -> Any:
     """`x * x`."""
     return lax.square(*promote_args_numeric("square", x))
 
 
-@hot_unary
+@cached_unary
 def reciprocal(x: Any, /) -> Any:
     """`1 / x`, as float."""
     (x,) = promote_args_inexact("reciprocal", x)

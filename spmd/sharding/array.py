@@ -1,7 +1,7 @@
 """`Array`: an immutable value of global shape, held in pieces by one or several devices.
 
 A single-device array is a raw pointer with the object that owns the memory; its NumPy view is made
-when somebody asks. While a program computes it, it has no address, and its owner is `Pending`;
+when somebody asks. While a program computes it, it has no address, and its owner is `Future`;
 whoever needs the values settles it first, which waits. An array over several devices holds one
 single-device array per local device.
 Nothing here communicates: `repr` of an array that other processes hold pieces of shows the pieces
@@ -25,7 +25,7 @@ from spmd.core.ir import Jaxpr
 from spmd.core.rewrite import dce
 from spmd.core.trace import in_place_message, set_array_of
 from spmd.sharding.aligned_copy import aligned_copy
-from spmd.sharding.future import Pending
+from spmd.sharding.future import Future
 from spmd.sharding.named import Index, NamedSharding, Sharding, SingleDeviceSharding
 
 # Small results are kept in `bytes` objects, where CPython has the content behind the header.
@@ -153,7 +153,7 @@ class Array:
                         f"this array ({self.aval}) was deleted or donated to a jitted function "
                         "(donate_argnums); use that function's result instead"
                     )
-                if type(self.owner) is Pending:
+                if type(self.owner) is Future:
                     self.settle()
                 self._numpy = _view(self.ptr, self.aval, self.owner)
             else:
@@ -239,7 +239,7 @@ class Array:
         Raises what the program failed with, each time.
         """
         owner = self.owner
-        if type(owner) is Pending:
+        if type(owner) is Future:
             owner.work.wait()
             if self.owner is owner:  # nobody has deleted the array meanwhile
                 self.ptr, self.owner = owner.address, owner.block
@@ -247,7 +247,7 @@ class Array:
     def block_until_ready(self) -> Array:
         """Wait until the values are there; raises what the program failed with."""
         for piece in self.shards or (self,):
-            if type(piece.owner) is Pending:
+            if type(piece.owner) is Future:
                 piece.settle()
         return self
 
@@ -257,7 +257,7 @@ class Array:
     def is_ready(self) -> bool:
         """Whether the program that computes the array has ended."""
         pieces = self.shards or (self,)
-        return all(type(p.owner) is not Pending or p.owner.work.is_done() for p in pieces)
+        return all(type(p.owner) is not Future or p.owner.work.is_done() for p in pieces)
 
     def delete(self) -> None:
         """Free the memory now; using the array afterwards is an error."""

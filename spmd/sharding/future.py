@@ -22,7 +22,7 @@ class Work(Protocol):
         ...
 
 
-class Pending:
+class Future:
     """The owner of an array that `work` makes; afterwards its memory is `block`, from `address`."""
 
     __slots__ = ("address", "block", "work")

@@ -28,7 +28,7 @@ from spmd.transport.communicator import ReduceOp
 from spmd.transport.failure_message import say
 from spmd.transport.flight_recorder import GroupLog
 from spmd.transport.origin import NOWHERE, Origin
-from spmd.transport.progress_thread import COURIER
+from spmd.transport.progress_thread import PROGRESS
 from spmd.transport.reduction import check_op
 
 
@@ -221,7 +221,7 @@ class CheckedCommunicator(abc.ABC):
         self, move: Callable[..., Any], call: Call, buf: np.ndarray | None, *operands: Any
     ) -> Any:
         """Do what a call asks for, and let the flight recorder know."""
-        COURIER.drain()
+        PROGRESS.drain()
         log = self.log
         if log is None:
             return move(call, *operands)

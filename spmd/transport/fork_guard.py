@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from spmd.base.errors import LaunchError
 from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
-from spmd.transport.shm.native_state import Road
+from spmd.transport.shm.native_state import NativeState
 
 
 class ForkedCommunicator(CheckedCommunicator):
@@ -38,5 +38,5 @@ def _disarm() -> None:
     for group in OPEN_GROUPS:
         road = getattr(group, "road", None)
         group.__class__ = ForkedCommunicator
-        if isinstance(road, Road) and isinstance(group, ForkedCommunicator):
-            road.lead_nowhere(group._refuse)
+        if isinstance(road, NativeState) and isinstance(group, ForkedCommunicator):
+            road.detach(group._refuse)

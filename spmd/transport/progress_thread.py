@@ -25,7 +25,7 @@ GRACE_SECONDS = 2.0
 PAUSE_SECONDS = 1e-4
 
 
-class Transfer:
+class Request:
     """One exchange in flight."""
 
     __slots__ = ("_ended", "error", "move")
@@ -54,7 +54,7 @@ class CalledOffError(SpmdError):
     """What a transfer ends with whose program has failed meanwhile."""
 
 
-class Courier:
+class ProgressThread:
     """The thread that makes exchanges, started with the first of them."""
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class Courier:
 
     def forget(self) -> None:
         """Begin anew: in a forked child there is no such thread."""
-        self._queue: queue.SimpleQueue[Transfer] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ident = 0
-        self._newest: Transfer | None = None
+        self._newest: Request | None = None
         self._error: BaseException | None = None
         self._called_off = False
         self._awaited = 0
@@ -76,9 +76,9 @@ class Courier:
         """Whether it is the courier who asks."""
         return threading.get_ident() == self._ident
 
-    def send(self, move: Callable[[], None]) -> Transfer:
+    def send(self, move: Callable[[], None]) -> Request:
         """Let the thread call `move` when it has made what was sent before."""
-        transfer = Transfer(move)
+        transfer = Request(move)
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="spmd courier", daemon=True)
@@ -100,7 +100,7 @@ class Courier:
                     error = self._error = raised
             transfer.end(error)
 
-    def await_(self, transfer: Transfer, seconds: float | None = None) -> bool:
+    def await_(self, transfer: Request, seconds: float | None = None) -> bool:
         """Wait for a transfer, which may take the core of who waits; False if it takes longer."""
         with self._lock:
             self._awaited += 1
@@ -140,6 +140,6 @@ class Courier:
             raise CalledOffError("an exchange in flight was called off: its program has failed")
 
 
-COURIER = Courier()
+PROGRESS = ProgressThread()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=COURIER.forget)
+    os.register_at_fork(after_in_child=PROGRESS.forget)

@@ -12,7 +12,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.base.errors import CollectiveError
-from spmd.collectives.order_check import Schedule, agree, difference, schedule_of
+from spmd.collectives.order_check import Schedule, agree, difference, order_of
 from spmd.compile.passes.pipeline import PASSES_ACROSS, Report, run_passes
 from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Kind, make_call, mismatch
 from spmd.transport.origin import Origin
@@ -29,7 +29,7 @@ def schedule(f: Callable[..., Any], *args: Any, name: str = "step") -> Schedule:
     final = run_passes(closed, report, PASSES_ACROSS)
     simple = report.jaxprs["simplify"]
     named = type(simple)(simple.jaxpr.replace(arg_names=closed.jaxpr.arg_names), simple.consts)
-    return schedule_of(named, final, name, "train.py:30", MESH)[0]
+    return order_of(named, final, name, "train.py:30", MESH)[0]
 
 
 def whole_psum(x: Any) -> Any:

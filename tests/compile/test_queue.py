@@ -25,7 +25,7 @@ from spmd.compile.native.runtime import run as native_run
 from spmd.compile.native.runtime.async_queue import QUEUE
 from spmd.errors import CollectiveError, DeletedError
 from spmd.sharding import PartitionSpec as P
-from spmd.sharding.future import Pending
+from spmd.sharding.future import Future
 from spmd.transport import flight_recorder as flight
 from spmd.transport.flight_recorder import FLIGHT
 from tests.compile.programs import by_impl, random_program
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("all_long")
 
 
 def is_pending(x) -> bool:
-    return any(type(piece.owner) is Pending for piece in x.shards or (x,))
+    return any(type(piece.owner) is Future for piece in x.shards or (x,))
 
 
 def step(x):

@@ -94,7 +94,8 @@ def test_memory_stats_count_blocks():
     now = spmd.debug.memory_stats()
     assert now["bytes_in_use"] - before["bytes_in_use"] >= x.nbytes
     assert now["bytes_reserved"] == now["bytes_in_use"] + now["bytes_waiting"]
-    assert now["peak_bytes_reserved"] >= now["bytes_reserved"] >= now["largest_alloc_size"]
+    # The largest block may be one that an earlier test had, and has been given back since.
+    assert now["peak_bytes_reserved"] >= max(now["bytes_reserved"], now["largest_alloc_size"])
     del x
     after = spmd.debug.memory_stats()
     assert after["bytes_in_use"] == before["bytes_in_use"]

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from spmd.transport import progress_thread as module
-from spmd.transport.progress_thread import CalledOffError, Courier
+from spmd.transport.progress_thread import CalledOffError, ProgressThread
 
 
 @pytest.fixture
-def courier() -> Iterator[Courier]:
-    made = Courier()
+def courier() -> Iterator[ProgressThread]:
+    made = ProgressThread()
     yield made
     made.settle()
 
 
-def test_transfers_are_made_in_the_order_they_were_sent(courier: Courier):
+def test_transfers_are_made_in_the_order_they_were_sent(courier: ProgressThread):
     made: list[int] = []
     first = courier.send(lambda: (time.sleep(0.02), made.append(0)) and None)
     last = [courier.send(lambda k=k: made.append(k)) for k in range(1, 20)][-1]
@@ -27,7 +27,7 @@ def test_transfers_are_made_in_the_order_they_were_sent(courier: Courier):
     assert made == list(range(20)) and first.has_ended
 
 
-def test_drain_waits_for_all_and_not_for_itself(courier: Courier):
+def test_drain_waits_for_all_and_not_for_itself(courier: ProgressThread):
     made: list[bool] = []
 
     def move() -> None:
@@ -40,7 +40,7 @@ def test_drain_waits_for_all_and_not_for_itself(courier: Courier):
     assert made == [True, True] and not courier.is_here
 
 
-def test_what_is_sent_behind_an_error_is_not_begun(courier: Courier):
+def test_what_is_sent_behind_an_error_is_not_begun(courier: ProgressThread):
     made: list[int] = []
     error = ValueError("the peer is gone")
 
@@ -55,7 +55,7 @@ def test_what_is_sent_behind_an_error_is_not_begun(courier: Courier):
     assert courier.await_(again) and again.error is None and made == [2]
 
 
-def test_a_failed_program_calls_off_what_waits_for_others(courier: Courier, monkeypatch):
+def test_a_failed_program_calls_off_what_waits_for_others(courier: ProgressThread, monkeypatch):
     monkeypatch.setattr(module, "GRACE_SECONDS", 0.05)
 
     def wait_for_ever() -> None:
@@ -70,13 +70,13 @@ def test_a_failed_program_calls_off_what_waits_for_others(courier: Courier, monk
     assert courier.await_(after) and after.error is None
 
 
-def test_another_thread_is_never_called_off(courier: Courier):
+def test_another_thread_is_never_called_off(courier: ProgressThread):
     courier._called_off = True
     courier.check()
     courier._called_off = False
 
 
-def test_waiting_can_end_before_the_transfer(courier: Courier):
+def test_waiting_can_end_before_the_transfer(courier: ProgressThread):
     go_on = threading.Event()
     transfer = courier.send(lambda: go_on.wait() and None)
     assert not courier.await_(transfer, 0.01)

@@ -50,7 +50,7 @@ NEVER_COMPILED = frozenset({"slice", "pure_callback"})
 
 # Float functions, sums and products of the sizes below go to `eager_kernels.py`. Operations that
 # are rounded once, or not at all, have one possible result: NumPy's.
-FLAT = frozenset(
+SIZE_GENERIC = frozenset(
     "exp exp2 expm1 log log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
     "logistic rsqrt cbrt erf erfc erf_inv lgamma digamma pow integer_pow "
     "reduce_sum reduce_prod reduce_max reduce_min dot_general".split()
@@ -70,7 +70,7 @@ _loops = weakref.WeakKeyDictionary()
 class _Signature:
     """What is known of a primitive at given avals and parameters."""
 
-    __slots__ = ("door", "executable", "expected", "is_flat", "is_large")
+    __slots__ = ("door", "executable", "expected", "is_large", "is_size_generic")
 
     def __init__(self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]):
         found = prim.rule("abstract")(*avals, **params)
@@ -78,20 +78,20 @@ class _Signature:
         large = any(a.size >= COMPILE_FROM_ELEMENTS for a in (*avals, *self.expected))
         refused = prim.name in NEVER_COMPILED or bool(prim.effects(params))
         self.is_large = large and not refused
-        self.is_flat = (
-            prim.name in FLAT
+        self.is_size_generic = (
+            prim.name in SIZE_GENERIC
             and not large
             and all(dtypes.is_float(a.dtype) and a.size for a in (*avals, *self.expected))
         )
         self.executable: Executable | None = None
         self.door: Callable[..., Any] | None = None
 
-    def prepare_flat(
+    def prepare_size_generic(
         self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
     ) -> None:
         """Make the program that serves all sizes, if there is one."""
         made = eager_kernels.program_of(_jaxpr_of_one(prim, avals, self.expected, params))
-        self.is_flat = made is not None
+        self.is_size_generic = made is not None
         if made is not None:
             self.executable, self.door = made, made.door
 
@@ -126,9 +126,9 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         known = _Signature(prim, avals, params)
         if prim.name not in NEVER_KEPT:
             _signatures[key] = known
-    if known.is_flat and not config.disable_jit:
+    if known.is_size_generic and not config.disable_jit:
         if known.executable is None:
-            known.prepare_flat(prim, avals, params)
+            known.prepare_size_generic(prim, avals, params)
         if known.door is not None:
             out = known.door(*operands)
             if out is not MISS:

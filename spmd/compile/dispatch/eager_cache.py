@@ -18,7 +18,7 @@ from typing import Any
 from spmd.base.config import config
 from spmd.base.context import busy
 from spmd.base.util import MISS
-from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, FLAT
+from spmd.compile.dispatch.eager import COMPILE_FROM_ELEMENTS, SIZE_GENERIC
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.lazy import eager_kernels
 from spmd.core.ir import ClosedJaxpr
@@ -26,7 +26,7 @@ from spmd.sharding.array import Array
 
 # Calls of one kind before it is compiled: a program costs as much as a few hundred of them, but a
 # kind that came this often mostly comes for ever.
-HOT_AFTER = 24
+COMPILE_AFTER = 24
 # Kinds of one operation that are remembered; those that come later stay with the general path.
 MOST_KINDS = 1024
 # Results from this many elements on are not dominated by dispatch.
@@ -50,7 +50,7 @@ _ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 _NUMBERS = (int, float, bool)
 
 
-class Hot:
+class EagerCache:
     """The closures of one operation, by the types of its operands."""
 
     __slots__ = ("_counts", "_function", "_jitted", "table")
@@ -77,7 +77,7 @@ class Hot:
         if key not in self.table and not config.disable_jit:
             calls = self._counts.get(key, 0) + 1
             self._counts[key] = calls
-            if calls >= HOT_AFTER and len(self.table) < MOST_KINDS:
+            if calls >= COMPILE_AFTER and len(self.table) < MOST_KINDS:
                 del self._counts[key]
                 self.table[key] = self._closure(args, options, named or {})
             elif len(self._counts) > MOST_KINDS:
@@ -97,7 +97,7 @@ class Hot:
         closed = jitted.trace(*args).jaxpr
         if is_determined(closed):
             return jitted.closure(args)
-        if is_flat(closed) and all(type(x) is Array for x in args):
+        if is_size_generic(closed) and all(type(x) is Array for x in args):
             made = eager_kernels.program_of(closed)
             return None if made is None else made.door
         return None
@@ -110,7 +110,7 @@ class Hot:
         self.table.clear()
 
 
-_all: list[Hot] = []
+_all: list[EagerCache] = []
 
 
 def is_determined(closed: ClosedJaxpr) -> bool:
@@ -138,7 +138,7 @@ def is_determined(closed: ClosedJaxpr) -> bool:
     return rounded <= 1
 
 
-def is_flat(closed: ClosedJaxpr) -> bool:
+def is_size_generic(closed: ClosedJaxpr) -> bool:
     """Whether evaluation, equation by equation, gives what the steps of `eager_kernels.py` give."""
     for eqn in closed.eqns:
         avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
@@ -146,7 +146,7 @@ def is_flat(closed: ClosedJaxpr) -> bool:
             return False
         if any(a.dtype.name not in ("float32", "float64", "bool") for a in avals):
             return False
-        if eqn.prim.name not in FLAT | _STEPS | _ALIASES:
+        if eqn.prim.name not in SIZE_GENERIC | _STEPS | _ALIASES:
             return False
     return True
 
@@ -154,9 +154,9 @@ def is_flat(closed: ClosedJaxpr) -> bool:
 # ---- functions that become hot -----------------------------------------------------------------
 
 
-def hot_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def cached_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function of one array, or a method of arrays."""
-    hot = Hot(f)
+    hot = EagerCache(f)
     table = hot.table
 
     @functools.wraps(f)
@@ -173,12 +173,12 @@ def hot_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return method
 
 
-def hot_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def cached_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """A function of an array and another one or a number, or a method of arrays.
 
     Operands of any other type go straight to `f`.
     """
-    hot = Hot(f)
+    hot = EagerCache(f)
     table = hot.table
 
     @functools.wraps(f)
@@ -202,9 +202,9 @@ def hot_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return method
 
 
-def hot_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
+def cached_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of several arrays; with further arguments, or anything else, it is as it was."""
-    hot = Hot(f)
+    hot = EagerCache(f)
     table = hot.table
 
     @functools.wraps(f)
@@ -225,9 +225,9 @@ def hot_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def hot_options(f: Callable[..., Any]) -> Callable[..., Any]:
+def cached_options(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function of one array and options, which are part of its kind if they are plain."""
-    hot = Hot(f)
+    hot = EagerCache(f)
     table = hot.table
 
     @functools.wraps(f)
@@ -250,7 +250,7 @@ def hot_options(f: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def hot_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def cached_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """`x[index]` of an array, where the index is a slice, None, `...`, or a tuple of such.
 
     Each index is a kind of its own. Numbers are not: who counts through an array would make one of
@@ -260,7 +260,7 @@ def hot_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def apply(x: Any, *parts: Any) -> Any:
         return f(x, _index_of(parts))
 
-    hot = Hot(apply)
+    hot = EagerCache(apply)
     table = hot.table
 
     @functools.wraps(f)

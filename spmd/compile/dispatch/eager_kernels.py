@@ -179,7 +179,7 @@ def _product(eqn: Eqn, place: Place) -> KernelStep | None:
 # ---- programs ----------------------------------------------------------------------------------
 
 
-class FlatExecutable(Executable):
+class SizeGenericExecutable(Executable):
     """A program of such steps; `door` is the function that runs it, where there is one.
 
     `door(*arrays)` gives the result, a tuple of results, or `MISS` for other arguments.
@@ -211,7 +211,7 @@ class FlatExecutable(Executable):
             [entry_point.Result(last, entry_point.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
         )
         template = [arena.address, *[0] * last, *self.const_pointers]
-        return entry_point.open_door(
+        return entry_point.make_entry_point(
             self.native, template, given, (), results, (arena, self._consts)
         )
 
@@ -251,7 +251,7 @@ class _Steps:
         return Program((self.arena, *sizes), tuple(self.steps))
 
 
-def program_of(closed: ClosedJaxpr) -> FlatExecutable | None:
+def program_of(closed: ClosedJaxpr) -> SizeGenericExecutable | None:
     """The program of a jaxpr with one result, if all its equations have such code."""
     jaxpr = closed.jaxpr
     steps = _Steps(closed)
@@ -277,7 +277,7 @@ def program_of(closed: ClosedJaxpr) -> FlatExecutable | None:
         if step is None:
             return None
         steps.steps.append(step)
-    return FlatExecutable(closed, steps)
+    return SizeGenericExecutable(closed, steps)
 
 
 def _is_alias(eqn: Eqn) -> bool:

@@ -235,7 +235,9 @@ class NativeWriter(Writer):
         results = entry_point.Results(made, out, given, *slab, self.fresh_blocks)
         native = self.executable.native
         kept = (self.executable, *self.names.values())
-        return entry_point.open_door(native, self.template, operands, self.offsets, results, kept)
+        return entry_point.make_entry_point(
+            native, self.template, operands, self.offsets, results, kept
+        )
 
 
 __all__ = ["MISS", "NativeWriter", "specialise", "spread"]

@@ -310,7 +310,7 @@ class Writer:
     def run(self, template: list[int]) -> None:
         """Write the call of the program."""
         operands = list(zip(self.kinds, self.words, strict=True))
-        self.names["run"] = entry_point.open_door(
+        self.names["run"] = entry_point.make_entry_point(
             self.executable.native, template, operands, self.offsets
         )
         if FLIGHT.keeps_programs:

@@ -17,7 +17,7 @@ from spmd.base.errors import ArgumentError
 from spmd.base.record import record
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.lazy import cost_model, pipeline, select, usage
+from spmd.compile.lazy import cost_model, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import check_donated
@@ -147,7 +147,7 @@ class Compiled:
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The bytes that a call needs: arguments, results, temporaries; see its fields."""
-        return usage.memory_of(self.executable)
+        return memory_analysis.memory_of(self.executable)
 
     def cost_analysis(self) -> dict[str, float]:
         """What a call has to compute and to move at least: "flops" and "bytes accessed"."""

@@ -20,7 +20,7 @@ from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory
-from spmd.sharding.future import Pending
+from spmd.sharding.future import Future
 
 # References that an object has while `take_queued` looks at it: the slot that holds it, the local
 # variable and getrefcount's argument.
@@ -62,7 +62,7 @@ def _is_pending(x: Any) -> bool:
     if type(x) is not Array:
         return False
     pieces = x.shards or (x,)
-    return any(type(p.owner) is Pending and not p.owner.work.is_done() for p in pieces)
+    return any(type(p.owner) is Future and not p.owner.work.is_done() for p in pieces)
 
 
 class Operands:
@@ -84,7 +84,7 @@ class Operands:
             return value.__array_interface__["data"][0]
         # The owner first: a thread that settles the array sets it last.
         owner = x.owner
-        if type(owner) is Pending:
+        if type(owner) is Future:
             if not owner.work.is_done():
                 assert isinstance(owner.work, Job)
                 self.causes.append(owner.work)
@@ -100,7 +100,7 @@ class Operands:
 
 def pending(work: Job, block: Any, aval: ShapedArray, sharding: Any = None) -> Array:
     """An array that a job writes into a block."""
-    return from_memory(0, Pending(work, block, block.address), aval, sharding)
+    return from_memory(0, Future(work, block, block.address), aval, sharding)
 
 
 def same_memory(x: Array, aval: ShapedArray, sharding: Any) -> Array:
@@ -119,7 +119,7 @@ def take_queued(number: int, operands: Sequence[Any]) -> Block | None:
     if type(x) is not Array:
         return None
     start, block = x.ptr, x.owner
-    if type(block) is Pending:
+    if type(block) is Future:
         if sys.getrefcount(block) != _OWN_REFERENCES:
             return None
         start, block = block.address, block.block
@@ -148,4 +148,4 @@ def result_blocks(
 
 def memory_of(x: Array) -> Any:
     """What an array's elements lie in."""
-    return x.owner.block if type(x.owner) is Pending else x.owner
+    return x.owner.block if type(x.owner) is Future else x.owner

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from spmd.base.config import config
 from spmd.compile.cpu.assemble.assemble import assemble
-from spmd.compile.cpu.assemble.compile_callees import Ahead
+from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
 from spmd.compile.cpu.matmul.plan import prefers_packed
 from spmd.compile.lower import (  # noqa: F401  (they declare rules)
     callback,
@@ -31,11 +31,11 @@ from spmd.compile.schedule.overlap_collectives import WORTH_SECONDS, overlap_exc
 from spmd.compile.schedule.prepack_operands import prepack
 from spmd.core.ir import ClosedJaxpr
 
-__all__ = ["Ahead", "assemble", "make_schedule", "plan_program", "summary", "takes"]
+__all__ = ["CalleeCompiler", "assemble", "make_schedule", "plan_program", "summary", "takes"]
 
 
 def make_schedule(
-    closed: ClosedJaxpr, topology: Topology | None = None, ahead: Ahead | None = None
+    closed: ClosedJaxpr, topology: Topology | None = None, ahead: CalleeCompiler | None = None
 ) -> Schedule:
     """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one.
 

@@ -30,7 +30,13 @@ from spmd.compile.fingerprint import identity
 from spmd.compile.lazy import build, pipeline, warm_up
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
-from spmd.compile.native.program.stored import Image, among_given, image_key, load_image, save_image
+from spmd.compile.native.program.stored import (
+    StoredProgram,
+    among_given,
+    load_program,
+    program_key,
+    save_program,
+)
 from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.compile.native.runtime.async_queue import QUEUE
 from spmd.compile.native.runtime.run import NativeProgram
@@ -41,7 +47,7 @@ from spmd.sharding.array import Array, from_memory, from_shards
 from spmd.sharding.named import SingleDeviceSharding
 
 if TYPE_CHECKING:
-    from spmd.compile.cpu.assemble.compile_callees import Ahead
+    from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
     from spmd.compile.lower.steps import Schedule
     from spmd.compile.schedule.memory_plan import Plan
 
@@ -72,8 +78,8 @@ class Executable:
         self._optimise = optimise
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
         self._closed = weakref.ref(closed)
-        key = image_key(partial(identity, closed), self.donated)
-        image = load_image(key) if key else None
+        key = program_key(partial(identity, closed), self.donated)
+        image = load_program(key) if key else None
         if image is None:
             self._compile(key)
         else:
@@ -94,7 +100,7 @@ class Executable:
         """The steps of the program over buffers."""
         return self._make_schedule(None)
 
-    def _make_schedule(self, ahead: Ahead | None) -> Schedule:
+    def _make_schedule(self, ahead: CalleeCompiler | None) -> Schedule:
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
         return build.make_schedule(self._optimise(closed), ahead=ahead)
@@ -105,8 +111,8 @@ class Executable:
         return build.plan_program(self.schedule, self.donated, available_cores())
 
     def _compile(self, key: str | None) -> None:
-        warm_up.expect_runtime()
-        with build.Ahead() as ahead:
+        warm_up.warm_up_runtime()
+        with build.CalleeCompiler() as ahead:
             schedule = self.schedule = self._make_schedule(ahead)
             self.takes = build.takes(schedule, self.plan, self.donated)
             made = build.assemble(schedule, self.plan, takes=self.takes, ahead=ahead)
@@ -121,9 +127,9 @@ class Executable:
         closed = self._closed()
         assert closed is not None
         consts = among_given(closed, [const for _, const in self.schedule.consts], self._consts)
-        save_image(key, self.native.encoded, self.arena, self.results, self.takes, consts, closed)
+        save_program(key, self.native.encoded, self.arena, self.results, self.takes, consts, closed)
 
-    def _load(self, image: Image, closed: ClosedJaxpr) -> None:
+    def _load(self, image: StoredProgram, closed: ClosedJaxpr) -> None:
         self.arena = image.arena
         self.takes = image.takes
         self.results = image.results

@@ -22,7 +22,7 @@ from spmd.base.device import process_index
 from spmd.base.errors import ShardingError
 from spmd.base.source import current_source
 from spmd.collectives.async_collectives import overlaps
-from spmd.collectives.order_check import Schedule, agree, axis_text, schedule_of
+from spmd.collectives.order_check import Schedule, agree, axis_text, order_of
 from spmd.compile.executable.async_operands import (
     Operands,
     belongs_in_queue,
@@ -38,7 +38,13 @@ from spmd.compile.lazy import build, pipeline, warm_up
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
-from spmd.compile.native.program.stored import Image, among_given, image_key, load_image, save_image
+from spmd.compile.native.program.stored import (
+    StoredProgram,
+    among_given,
+    load_program,
+    program_key,
+    save_program,
+)
 from spmd.compile.native.runtime.allocator import alloc
 from spmd.compile.native.runtime.async_queue import QUEUE, Job
 from spmd.compile.native.runtime.run import NativeProgram
@@ -53,7 +59,7 @@ from spmd.transport import world
 from spmd.transport.flight_recorder import COMPILING, FLIGHT
 
 if TYPE_CHECKING:
-    from spmd.compile.cpu.assemble.compile_callees import Ahead
+    from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
     from spmd.compile.lower.steps import Schedule as Steps
     from spmd.compile.passes.rewriter import Pass
     from spmd.compile.schedule.memory_plan import Plan
@@ -137,7 +143,7 @@ class MeshExecutable:
             self._compile(closed, None)
         else:
             key = self._image_key(closed)
-            image = load_image(key) if key else None
+            image = load_program(key) if key else None
             if image is None:
                 self._compile(closed, key)
             else:
@@ -159,7 +165,7 @@ class MeshExecutable:
         """The name of the program's image. An axis without a name is only told from others."""
         axes = enumerate(self.topology.sizes.items())
         sizes = tuple((axis if type(axis) is str else k, size) for k, (axis, size) in axes)
-        return image_key(partial(identity, closed), (), (sizes, self.topology.local))
+        return program_key(partial(identity, closed), (), (sizes, self.topology.local))
 
     def _passes_across(self, closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
         """The optimised jaxpr; its schedule and origins are noted."""
@@ -173,7 +179,7 @@ class MeshExecutable:
         mesh = f"axes {extent} over devices of ranks {ranks}"
         if self.topology.overlaps:
             mesh += ", with exchanges in flight (SPMD_OVERLAP)"
-        schedule, origins = schedule_of(traced, final, name, current_source().short, mesh)
+        schedule, origins = order_of(traced, final, name, current_source().short, mesh)
         if schedule.exchanges:
             self.undecided = schedule
         self._traced = [entry.kind for entry in schedule.entries]
@@ -196,7 +202,7 @@ class MeshExecutable:
             agree(world.world(), self.undecided)
             self.undecided = None
 
-    def _lowered(self, closed: ClosedJaxpr, ahead: Ahead | None = None) -> Steps:
+    def _lowered(self, closed: ClosedJaxpr, ahead: CalleeCompiler | None = None) -> Steps:
         steps = build.make_schedule(closed, self.topology, ahead)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         return steps
@@ -217,9 +223,9 @@ class MeshExecutable:
         return build.plan_program(self.schedule, [True] * len(self.piece_avals), threads)
 
     def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
-        warm_up.expect_runtime()
+        warm_up.warm_up_runtime()
         count = len(self.devices)
-        with build.Ahead() as ahead:
+        with build.CalleeCompiler() as ahead:
             if not self.topology.is_spread:  # else it is there
                 self.schedule = self._lowered(pipeline.run_passes(closed), ahead)
             schedule = self.schedule
@@ -231,9 +237,9 @@ class MeshExecutable:
         if key:
             consts = [const for _, const in schedule.consts]
             kept = among_given(closed, consts, self._consts)
-            save_image(key, self.native.encoded, self.arena, self.results, {}, kept, closed)
+            save_program(key, self.native.encoded, self.arena, self.results, {}, kept, closed)
 
-    def _load(self, image: Image, closed: ClosedJaxpr) -> None:
+    def _load(self, image: StoredProgram, closed: ClosedJaxpr) -> None:
         self.arena, self.results = image.arena, image.results
         self.native = NativeProgram(image.encoded(closed), steps_again=self._steps_again)
         pairs = zip(closed.consts, closed.jaxpr.constvars, strict=True)

@@ -34,7 +34,7 @@ def compile_program(
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
         if any(eqn.prim.name == "shard_map" for eqn in all_eqns(closed)):
-            joined = merge_shard_maps.one_map(closed)
+            joined = merge_shard_maps.merge_shard_maps(closed)
             if joined is not None:
                 return MeshProgram(joined, joined.eqns[0], donated)
         return compile_jaxpr(closed, donated, optimised)

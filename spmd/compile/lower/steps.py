@@ -19,7 +19,7 @@ from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.window_contraction import Contraction
 from spmd.core.aval import ShapedArray
-from spmd.transport.shm.plan import Rounds
+from spmd.transport.shm.plan import ExchangePlan
 
 # ---- buffers -----------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class RankExchange:
     what the flight record calls it.
     """
 
-    rounds: Rounds
+    rounds: ExchangePlan
     road: int
     take: Callable[[], BaseException]
     input: Ref

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.compile.passes.rewriter import Writer
+from spmd.compile.passes.rewriter import JaxprBuilder
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, Eqn, Literal
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
@@ -38,7 +38,7 @@ PRODUCERS = frozenset(
 # Kinds of numbers within which a product may change the dtype.
 _REAL_KINDS = (dtypes.is_float, dtypes.is_integer)
 
-Rule = Callable[[Writer, Eqn, Sequence[Atom]], Atom | None]
+Rule = Callable[[JaxprBuilder, Eqn, Sequence[Atom]], Atom | None]
 
 
 def same_type(a: ShapedArray, b: ShapedArray) -> bool:
@@ -58,7 +58,7 @@ def is_literal(atom: Atom, value: float) -> bool:
     return bool(found == value and same_sign)
 
 
-class Producers(Writer):
+class Producers(JaxprBuilder):
     """A writer that knows which equation made a variable: rules about pairs of equations ask it."""
 
     def __init__(self) -> None:
@@ -88,14 +88,14 @@ def _full(operand: Atom, eqn: Eqn) -> Atom | None:
     return operand if same_type(operand.aval, eqn.outvars[0].aval) else None
 
 
-def _mul(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _mul(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     for k in (0, 1):
         if is_literal(ins[k], 1):
             return _full(ins[1 - k], eqn)
     return None
 
 
-def _add(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _add(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     neutral = -0.0 if dtypes.is_inexact(eqn.outvars[0].aval.dtype) else 0
     for k in (0, 1):
         if is_literal(ins[k], neutral):
@@ -104,21 +104,21 @@ def _add(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
 
 
 def _right(neutral: float) -> Rule:
-    def rule(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def rule(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         return _full(ins[0], eqn) if is_literal(ins[1], neutral) else None
 
     return rule
 
 
-def _integer_pow(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _integer_pow(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     return _full(ins[0], eqn) if eqn.params["y"] == 1 else None
 
 
-def _same_operands(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _same_operands(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     return _full(ins[0], eqn) if ins[0] is ins[1] else None
 
 
-def _select(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _select(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     which, *cases = ins
     if all(case is cases[0] for case in cases):
         return _full(cases[0], eqn)
@@ -127,11 +127,11 @@ def _select(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     return None
 
 
-def _identity(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _identity(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     return _full(ins[0], eqn)
 
 
-def _reduction(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+def _reduction(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
     """A reduction over dims of size 1 only drops them."""
     aval, axes = ins[0].aval, eqn.params["axes"]
     if any(aval.shape[d] != 1 for d in axes):
@@ -142,7 +142,7 @@ def _reduction(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
 # ---- pairs -------------------------------------------------------------------------------------
 
 
-def reshaped(writer: Writer, operand: Atom, shape: Any, eqn: Eqn) -> Atom:
+def reshaped(writer: JaxprBuilder, operand: Atom, shape: Any, eqn: Eqn) -> Atom:
     """`operand` with another shape, writing an equation only if it has another one now."""
     if operand.aval.shape == shape:
         return operand
@@ -153,7 +153,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
     """Rules that look at the equation that made an operand."""
 
     def involution(name: str) -> Rule:
-        def rule(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+        def rule(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
             inner = producers.of(ins[0], name)
             return inner.invars[0] if inner is not None else None
 
@@ -168,7 +168,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         floats = dtypes.is_float(narrow) and dtypes.is_float(wide)
         return inner.invars[0] if floats and _is_widening(narrow, wide) else operand
 
-    def dot(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def dot(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         """Read operands where and as they lie: a product takes any strides, and narrower floats."""
         operands, moved = list(ins), eqn.params["dimension_numbers"]
         for side in range(2):
@@ -185,7 +185,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         params = eqn.params | {"dimension_numbers": moved}
         return writer.emit(eqn.prim, operands, params, eqn.source)
 
-    def permute(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def permute(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         perm = eqn.params["permutation"]
         product = producers.of(ins[0], "dot_general")
         if product is not None:
@@ -205,7 +205,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
             return None
         return writer.emit(permute_dims_p, [operand], {"permutation": perm}, eqn.source)
 
-    def reshape(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def reshape(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         inner = producers.of(ins[0], "reshape")
         operand = ins[0] if inner is None else inner.invars[0]
         shape = eqn.outvars[0].aval.shape
@@ -213,7 +213,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
             return None
         return reshaped(writer, operand, shape, eqn)
 
-    def broadcast(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def broadcast(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         operand, shape = ins[0], eqn.params["shape"]
         where = eqn.params["broadcast_dimensions"]
         inner = producers.of(operand, "broadcast_in_dim")
@@ -227,7 +227,7 @@ def pair_rules(producers: Producers) -> dict[str, Rule]:
         params = {"shape": shape, "broadcast_dimensions": through}
         return writer.emit(broadcast_in_dim_p, [inner.invars[0]], params, eqn.source)
 
-    def convert(writer: Writer, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
+    def convert(writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom]) -> Atom | None:
         operand, out = ins[0], eqn.outvars[0].aval
         if operand.aval.dtype == out.dtype:
             return operand
@@ -261,7 +261,7 @@ def _unpermuted(permute: Eqn, numbers: DimensionNumbers, side: int) -> Dimension
 
 
 def _outer_product(
-    writer: Writer, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
+    writer: JaxprBuilder, eqn: Eqn, ins: Sequence[Atom], numbers: DimensionNumbers
 ) -> Atom | None:
     """A product whose contracted dims have size 1 sums nothing: it is elementwise, and fuses."""
     out = eqn.outvars[0].aval
@@ -290,7 +290,7 @@ def _outer_product(
     return writer.emit(mul_p, factors, {}, eqn.source)
 
 
-def _swapped_product(writer: Writer, product: Eqn, perm: tuple[int, ...]) -> Atom | None:
+def _swapped_product(writer: JaxprBuilder, product: Eqn, perm: tuple[int, ...]) -> Atom | None:
     """The transpose of a matrix product: the product of the operands in the other order."""
     lhs, rhs = product.invars
     numbers = product.params["dimension_numbers"]

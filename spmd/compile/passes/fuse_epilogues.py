@@ -58,7 +58,7 @@ product_p = internal_primitive(
 # ---- the pass ----------------------------------------------------------------------------------
 
 
-def attach_epilogues(closed: ClosedJaxpr) -> ClosedJaxpr:
+def fuse_epilogues(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Join products with the groups that follow them, in control flow bodies too."""
     return _Attacher(closed).run()
 
@@ -117,7 +117,7 @@ class _Attacher:
                 for rename in self.renames[product] if kept else ():
                     writer.keep(self.eqns[rename])
             elif k not in moved:
-                params = map_subjaxprs(eqn, attach_epilogues) if eqn in outer else None
+                params = map_subjaxprs(eqn, fuse_epilogues) if eqn in outer else None
                 writer.keep(eqn, params)
         return finish(writer, self.closed)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from spmd.base.util import split_list
 from spmd.compile.expressions.index_map import MOVES
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
-from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dependents
 
@@ -107,7 +107,7 @@ class _Body:
             return False
         return not is_cheap or var.aval.nbytes <= reads
 
-    def move(self, writer: Writer, given: dict[Var, Atom]) -> tuple[ClosedJaxpr, list[Atom]]:
+    def move(self, writer: JaxprBuilder, given: dict[Var, Atom]) -> tuple[ClosedJaxpr, list[Atom]]:
         """Write what leaves with the loop's operands `given`; the rest, and its new operands.
 
         The rest has inputs for the results of what left, in front of its others.
@@ -154,7 +154,7 @@ def _needed(jaxpr: Jaxpr, given: set[Var]) -> set[Var]:
 # ---- the loops ---------------------------------------------------------------------------------
 
 
-def _forward_stacks(writer: Writer, eqn: Eqn) -> None:
+def _forward_stacks(writer: JaxprBuilder, eqn: Eqn) -> None:
     """Let stacked results stand for the stack that each round hands on, or for an equal one.
 
     Linearization leaves such: what the backward loop reads of an input, the forward one stacks.
@@ -170,7 +170,7 @@ def _forward_stacks(writer: Writer, eqn: Eqn) -> None:
                 writer.define(out, writer.read(found))
 
 
-def _scan(writer: Writer, eqn: Eqn) -> Changed | None:
+def _scan(writer: JaxprBuilder, eqn: Eqn) -> Changed | None:
     p = eqn.params
     closed: ClosedJaxpr = p["jaxpr"]
     consts, carry, xs = split_list(closed.jaxpr.invars, [p["num_consts"], p["num_carry"]])
@@ -185,7 +185,7 @@ def _scan(writer: Writer, eqn: Eqn) -> Changed | None:
     return [*extra, *operands], p | changes
 
 
-def _while(writer: Writer, eqn: Eqn) -> Changed | None:
+def _while(writer: JaxprBuilder, eqn: Eqn) -> Changed | None:
     p = eqn.params
     test, closed = p["cond_jaxpr"], p["body_jaxpr"]
     counts = [p["cond_nconsts"], p["body_nconsts"]]
@@ -210,4 +210,4 @@ def _while(writer: Writer, eqn: Eqn) -> Changed | None:
     return [*for_test, *of_test, *for_body, *of_body, *first], params
 
 
-_LOOPS: dict[str, Callable[[Writer, Eqn], Changed | None]] = {"scan": _scan, "while": _while}
+_LOOPS: dict[str, Callable[[JaxprBuilder, Eqn], Changed | None]] = {"scan": _scan, "while": _while}

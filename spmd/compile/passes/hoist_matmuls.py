@@ -19,7 +19,7 @@ from typing import Any
 
 from spmd.base.record import record
 from spmd.base.util import product, split_list
-from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.structural import permute_dims_p
 from spmd.lax.dot import DimensionNumbers, dot_general_p
@@ -37,14 +37,14 @@ LEAST_DEPTH = 8
 MOST_WRITTEN = 2
 
 
-def products_outside(closed: ClosedJaxpr) -> ClosedJaxpr:
+def hoist_matmuls(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr whose scans leave to single products what these can do for all rounds."""
     nested = closed.jaxpr.nested
     if not nested:
         return closed
     writer = start(closed)
     for eqn in closed.eqns:
-        params = map_subjaxprs(eqn, products_outside) if eqn in nested else eqn.params
+        params = map_subjaxprs(eqn, hoist_matmuls) if eqn in nested else eqn.params
         if eqn.prim.name == "scan" and params["num_carry"] and params["length"] > 1:
             _Scan(writer, eqn.replace(params=params)).write()
         else:
@@ -79,7 +79,7 @@ class _Sum:
 class _Scan:
     """Rewrites one scan."""
 
-    def __init__(self, writer: Writer, eqn: Eqn):
+    def __init__(self, writer: JaxprBuilder, eqn: Eqn):
         self.writer = writer
         self.eqn = eqn
         p = eqn.params

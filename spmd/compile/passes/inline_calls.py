@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start
+from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr
 
 
@@ -33,7 +33,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
     return finish(writer, closed)
 
 
-def write_body(writer: Writer, body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom]:
+def write_body(writer: JaxprBuilder, body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom]:
     """Write what a call stands for, under new names: the same body may be called again.
 
     `operands` are atoms of the new jaxpr, as are the results that it gives.

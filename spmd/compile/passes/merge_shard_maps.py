@@ -19,7 +19,7 @@ from spmd.base.util import product
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
 from spmd.compile.passes.inline_calls import inline_calls, write_body
-from spmd.compile.passes.rewriter import Writer, map_subjaxprs
+from spmd.compile.passes.rewriter import JaxprBuilder, map_subjaxprs
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
 from spmd.lax.dynamic import dynamic_slice
@@ -29,7 +29,7 @@ from spmd.sharding.spec import Mesh, PartitionSpec
 WHOLE = PartitionSpec()
 
 
-def one_map(closed: ClosedJaxpr) -> ClosedJaxpr | None:
+def merge_shard_maps(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     """A program with maps as one `shard_map`, its only equation, if it can be that.
 
     None if they are over several meshes or of `pmap`, and where the work around them has effects:
@@ -148,7 +148,7 @@ class _Body:
 
     def __init__(self, mesh: Mesh, jaxpr: Jaxpr, inputs: Sequence[Var], kept: Sequence[int] = ()):
         self.mesh, self.jaxpr = mesh, jaxpr
-        self.writer = Writer()
+        self.writer = JaxprBuilder()
         self.forms: dict[Var, dict[PartitionSpec, Atom]] = {}
         wanted = _demands(jaxpr)
         self.in_specs = [WHOLE if k in kept else wanted.get(v, WHOLE) for k, v in enumerate(inputs)]

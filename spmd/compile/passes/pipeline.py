@@ -13,17 +13,17 @@ from collections.abc import Sequence
 from spmd.base.config import config
 from spmd.base.record import field, record
 from spmd.compile.passes.combine_psums import bucket_psums, combine_psums
-from spmd.compile.passes.fuse_epilogues import attach_epilogues
+from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion.fuse import fuse
-from spmd.compile.passes.fusion.rematerialize import recompute
+from spmd.compile.passes.fusion.rematerialize import rematerialize
 from spmd.compile.passes.hoist_invariants import hoist_invariants
-from spmd.compile.passes.hoist_matmuls import products_outside
+from spmd.compile.passes.hoist_matmuls import hoist_matmuls
 from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.rewriter import Pass
-from spmd.compile.passes.schedule_updates import early
+from spmd.compile.passes.schedule_updates import schedule_updates
 from spmd.compile.passes.shrink_psums import shrink_psums
 from spmd.compile.passes.simplify import simplify
-from spmd.compile.passes.tile_matmul_chains import by_rows
+from spmd.compile.passes.tile_matmul_chains import tile_matmul_chains
 from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
 
@@ -32,34 +32,36 @@ from spmd.core.ir import ClosedJaxpr
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
     hoist_invariants,  # what every round of a loop computes again, once before it
-    products_outside,  # products of all rounds of a loop as one, before or after it
+    hoist_matmuls,  # products of all rounds of a loop as one, before or after it
     simplify,  # constants, identities, equal equations, dead code
-    by_rows,  # what lies between two products, in blocks that stay in the caches
+    tile_matmul_chains,  # what lies between two products, in blocks that stay in the caches
     shrink_psums,  # sums over what a device has, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
-    recompute,  # kernels make what is cheap again, so that it need not be kept
-    attach_epilogues,  # what follows a product is done to its blocks
-    early,  # what only makes results, as soon as it can, so that what it reads can go
+    rematerialize,  # kernels make what is cheap again, so that it need not be kept
+    fuse_epilogues,  # what follows a product is done to its blocks
+    schedule_updates,  # what only makes results, as soon as it can, so that what it reads can go
 )
 
 # For programs over a mesh that spans processes.
 PASSES_ACROSS: tuple[Pass, ...] = (
     inline_calls,
     hoist_invariants,
-    products_outside,
+    hoist_matmuls,
     simplify,
-    by_rows,
+    tile_matmul_chains,
     shrink_psums,
     combine_psums,  # small sums share one exchange between processes
     fuse,
-    recompute,
-    attach_epilogues,
-    early,
+    rematerialize,
+    fuse_epilogues,
+    schedule_updates,
 )
 
 # The same where exchanges run while the program computes: what waits for them stays at the end.
 PASSES_OVERLAPPED: tuple[Pass, ...] = tuple(
-    bucket_psums if step is combine_psums else step for step in PASSES_ACROSS if step is not early
+    bucket_psums if step is combine_psums else step
+    for step in PASSES_ACROSS
+    if step is not schedule_updates
 )
 
 

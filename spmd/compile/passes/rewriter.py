@@ -1,8 +1,8 @@
 """What passes share: a jaxpr under construction, and a walk into nested jaxprs.
 
 A pass reads the old equations in order and writes new ones; old variables that changed stand for
-new atoms through an environment, all others for themselves. `Writer` holds both. What a pass leaves
-as it is costs it next to nothing: the new jaxpr has the very equation that the old one had.
+new atoms through an environment, all others for themselves. `JaxprBuilder` holds both. What a pass
+leaves as it is costs it next to nothing: the new jaxpr has the very equation that the old one had.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def internal_primitive(
     )
 
 
-class Writer:
+class JaxprBuilder:
     """Collects the equations and constants of a new jaxpr, and what old variables became."""
 
     def __init__(self) -> None:
@@ -118,10 +118,10 @@ class Writer:
         return ClosedJaxpr(jaxpr, [value for value, _ in pairs])
 
 
-W = TypeVar("W", bound=Writer)
+W = TypeVar("W", bound=JaxprBuilder)
 
 
-def start(closed: ClosedJaxpr, kind: type[W] = Writer) -> W:
+def start(closed: ClosedJaxpr, kind: type[W] = JaxprBuilder) -> W:
     """A writer for the rewriting of `closed`, with the same inputs and constants."""
     writer = kind()
     for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
@@ -131,7 +131,7 @@ def start(closed: ClosedJaxpr, kind: type[W] = Writer) -> W:
     return writer
 
 
-def finish(writer: Writer, closed: ClosedJaxpr) -> ClosedJaxpr:
+def finish(writer: JaxprBuilder, closed: ClosedJaxpr) -> ClosedJaxpr:
     """The rewritten form of `closed`, once its equations are written."""
     jaxpr = closed.jaxpr
     return writer.close(jaxpr.invars, writer.read_all(jaxpr.outvars), jaxpr.name)

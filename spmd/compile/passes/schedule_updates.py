@@ -23,7 +23,7 @@ TIMES_WRITTEN = 2
 _MAKERS = frozenset(("fused", "product", "dot_general"))
 
 
-def early(closed: ClosedJaxpr) -> ClosedJaxpr:
+def schedule_updates(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr in which equations that only make results have moved forward."""
     eqns = closed.eqns
     outer = with_bodies(closed)
@@ -33,7 +33,7 @@ def early(closed: ClosedJaxpr) -> ClosedJaxpr:
     writer = start(closed)
     for k in sorted(range(len(eqns)), key=lambda k: (moved.get(k, k), k in moved, k)):
         eqn = eqns[k]
-        writer.keep(eqn, map_subjaxprs(eqn, early) if eqn in outer else None)
+        writer.keep(eqn, map_subjaxprs(eqn, schedule_updates) if eqn in outer else None)
     return finish(writer, closed)
 
 

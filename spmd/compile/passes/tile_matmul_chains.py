@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from spmd.base.record import record
 from spmd.base.util import product
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
-from spmd.compile.passes.rewriter import Writer, finish, map_subjaxprs, start, with_bodies
+from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
 from spmd.lax.array import iota_p
@@ -43,7 +43,7 @@ _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 Along = tuple[int | None, ...]
 
 
-def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
+def tile_matmul_chains(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr in which rows between two products are loops over blocks of them."""
     found, outer = _Finder(closed).find(), with_bodies(closed)
     if not found and not outer:
@@ -54,7 +54,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
         if k in found:
             _write(writer, found[k])
         elif k not in gone:
-            writer.keep(eqn, map_subjaxprs(eqn, by_rows) if eqn in outer else None)
+            writer.keep(eqn, map_subjaxprs(eqn, tile_matmul_chains) if eqn in outer else None)
     return finish(writer, closed)
 
 
@@ -273,7 +273,7 @@ def _of_operands(eqn: Eqn, out: Along) -> list[Along]:
 # ---- writing loops -----------------------------------------------------------------------------
 
 
-def _write(writer: Writer, chain: _Chain) -> None:
+def _write(writer: JaxprBuilder, chain: _Chain) -> None:
     """Write a chain as loops around its equations."""
     body = _Body(chain)
     out = body.run()
@@ -310,7 +310,7 @@ def _write(writer: Writer, chain: _Chain) -> None:
     _reshape(writer, out, chain.out)
 
 
-def _arranged(writer: Writer, chain: _Chain, old: Var, var: Var) -> Atom:
+def _arranged(writer: JaxprBuilder, chain: _Chain, old: Var, var: Var) -> Atom:
     """An operand in the shape that the loops read."""
     atom, order = writer.read(old), chain.order(old)
     long = [d for d in order if old.aval.shape[d] != 1]
@@ -322,7 +322,7 @@ def _arranged(writer: Writer, chain: _Chain, old: Var, var: Var) -> Atom:
     return _reshape(writer, atom, made)
 
 
-def _reshape(writer: Writer, atom: Atom, to: Var) -> Var:
+def _reshape(writer: JaxprBuilder, atom: Atom, to: Var) -> Var:
     """Write `to` as a reshape."""
     params = {"new_sizes": to.aval.shape}
     writer.eqns.append(Eqn(reshape_p, (atom,), (to,), params))
@@ -334,7 +334,7 @@ class _Body:
 
     def __init__(self, chain: _Chain):
         self.chain = chain
-        self.writer = Writer()
+        self.writer = JaxprBuilder()
         self.before: list[Eqn] = []  # to be written before the loops
         self.read: list[Var] = []
         self.variables: list[Var] = []

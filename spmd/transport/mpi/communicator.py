@@ -26,7 +26,7 @@ from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.environment import started_mpi
 from spmd.transport.mpi.failure_notices import Notices, dead_text, is_death
-from spmd.transport.progress_thread import COURIER
+from spmd.transport.progress_thread import PROGRESS
 from spmd.transport.reduction import combine
 from spmd.transport.shm import communicator as shm
 from spmd.transport.single import SingleCommunicator
@@ -247,13 +247,13 @@ class MpiCommunicator(CheckedCommunicator):
         while not self._mpi.Request.Testall(requests):
             polls += 1
             if polls < _POLLS_BEFORE_SLEEP:
-                if COURIER.is_here:
-                    COURIER.pause()
+                if PROGRESS.is_here:
+                    PROGRESS.pause()
                 else:
                     os.sched_yield()
                 continue
             time.sleep(0.0005)
-            COURIER.check()
+            PROGRESS.check()
             self._links.notices.look()
             waited = time.monotonic() - began
             notices = self._links.notices
@@ -308,7 +308,7 @@ class MpiCommunicator(CheckedCommunicator):
     def _gather_rows(self, chunk: np.ndarray) -> np.ndarray:
         rows = np.empty((self.size, chunk.size), chunk.dtype)
         given, got = self._bytes(chunk), self._bytes(rows.reshape(-1))
-        if COURIER.is_here:
+        if PROGRESS.is_here:
             self._finish(self._comm.Iallgather(given, got))
         else:
             self._comm.Allgather(given, got)
@@ -317,7 +317,7 @@ class MpiCommunicator(CheckedCommunicator):
     def _exchange_rows(self, rows: np.ndarray) -> np.ndarray:
         arrived = np.empty_like(rows)
         given, got = self._bytes(rows.reshape(-1)), self._bytes(arrived.reshape(-1))
-        if COURIER.is_here:
+        if PROGRESS.is_here:
             self._finish(self._comm.Ialltoall(given, got))
         else:
             self._comm.Alltoall(given, got)
@@ -326,7 +326,7 @@ class MpiCommunicator(CheckedCommunicator):
     def _finish(self, *requests: Any) -> None:
         """Wait in the courier for data: by looking now and then, since MPI itself would spin."""
         while not self._mpi.Request.Testall(list(requests)):
-            COURIER.pause()
+            PROGRESS.pause()
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
         self._agree(call)
@@ -379,7 +379,7 @@ class MpiCommunicator(CheckedCommunicator):
                 np.copyto(out, buf)
             else:
                 requests.append(self._comm.Isend(self._bytes(buf), target, _DATA_TAG))
-        if COURIER.is_here:
+        if PROGRESS.is_here:
             self._finish(*requests)
         else:
             self._mpi.Request.Waitall(requests)

@@ -21,35 +21,35 @@ from spmd.transport.call_signature import Call, mismatch, ranks_text
 from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.origin import NOWHERE, Origin
-from spmd.transport.progress_thread import COURIER
+from spmd.transport.progress_thread import PROGRESS
 from spmd.transport.reduction import accumulator, combine
 from spmd.transport.shm import direct_read
 from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import segment as shm_segment
 from spmd.transport.shm.direct_plan import DirectPlanner
-from spmd.transport.shm.layout import FAILED, LEFT, RAISED, Pages
+from spmd.transport.shm.layout import FAILED, LEFT, RAISED, ControlBlocks
 from spmd.transport.shm.native_state import (
     DIFFERENT,
     SEQUENCE,
     STEP,
     UNREAD,
     UNREADABLE,
-    Road,
+    NativeState,
 )
 from spmd.transport.shm.plan import (
+    Barrier,
     Clear,
     Copy,
+    ExchangePlan,
     Limits,
-    Meet,
     Member,
     Memory,
     Operand,
     Place,
     Planner,
+    Publish,
     Read,
     Reduce,
-    Rounds,
-    Show,
 )
 from spmd.transport.shm.wait import (
     FIRST_PARK_SECONDS,
@@ -97,7 +97,7 @@ def connect(
             segment = shm_segment.attach(path, shm_layout.segment_bytes(size))
         except (OSError, ValueError):
             segment = None  # a host of another name, or a container with a /dev/shm of its own
-    pages = Pages(segment.memory, rank, size) if segment else None
+    pages = ControlBlocks(segment.memory, rank, size) if segment else None
     trial = direct_read.Trial()
     if config.direct_reads:
         direct_read.let_siblings_read()
@@ -127,7 +127,7 @@ class ShmCommunicator(CheckedCommunicator):
 
     def __init__(
         self,
-        pages: Pages,
+        pages: ControlBlocks,
         patience: Patience,
         sees_processes: bool,
         reads_directly: bool,
@@ -149,7 +149,7 @@ class ShmCommunicator(CheckedCommunicator):
         self._direct_sum_from = DIRECT_SUM_FROM_BYTES if own_core else DIRECT_SUM_FROM_BYTES_SHARED
         self._reduce_bytes = min(REDUCE_CHUNK_BYTES, pages.slot_bytes)
         self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
-        self.road = Road(pages, patience, self._trouble)
+        self.road = NativeState(pages, patience, self._trouble)
         self._counters = self.road.words
         self._calls: dict[int, Call] = {}
         self._waits = (-1, 0.0)
@@ -245,7 +245,7 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _look_for_failure(self, call: Call, step: int, missing: list[int], began: float) -> float:
         """Raise if there is a reason to; returns since when this rank has been waiting in vain."""
-        COURIER.check()
+        PROGRESS.check()
         pages = self._pages
         waiting = f"while rank {self.rank} waited for it in {call}"
         failed = pages.words[FAILED]
@@ -280,7 +280,7 @@ class ShmCommunicator(CheckedCommunicator):
     # ---- rounds --------------------------------------------------------------------------------
 
     def run_rounds(
-        self, rounds: Rounds, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
+        self, rounds: ExchangePlan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
     ) -> None:
         """Do what native code does with these rounds, over the buffers of the devices as bytes."""
         self._enter(rounds.call)
@@ -303,9 +303,9 @@ class ShmCommunicator(CheckedCommunicator):
 
         for action in rounds.actions:
             match action:
-                case Meet():
+                case Barrier():
                     self._meet(rounds.call, action.first)
-                case Show():
+                case Publish():
                     self._pages.show([at(place, 0).ctypes.data for place in action.places])
                 case Read():
                     for row in range(action.rows):
@@ -386,7 +386,7 @@ class ShmCommunicator(CheckedCommunicator):
         )
 
     def _run_flat(
-        self, call: Call, plan: Callable[[Planner], Rounds], buf: np.ndarray, out: np.ndarray
+        self, call: Call, plan: Callable[[Planner], ExchangePlan], buf: np.ndarray, out: np.ndarray
     ) -> None:
         """Run rounds that are planned here and now, over flat arrays."""
         self.run_rounds(replace(plan(self.planner()), call=call), [buf], [out])
@@ -540,6 +540,6 @@ def _operand(buf: np.ndarray) -> Operand:
     return Operand(buf.dtype, 1, buf.size)
 
 
-def is_running(pages: Pages, rank: int) -> bool:
+def is_running(pages: ControlBlocks, rank: int) -> bool:
     """Whether the process of a rank still exists."""
     return shm_layout.is_alive(pages.process(rank))

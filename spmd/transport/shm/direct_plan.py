@@ -19,18 +19,18 @@ from spmd.transport.shm.direct_read import MOST_BYTES, MOST_ROWS
 from spmd.transport.shm.plan import (
     Action,
     AllReduce,
+    Barrier,
     Clear,
     Copy,
+    ExchangePlan,
     Groups,
-    Meet,
     Memory,
     Operand,
     Place,
     Planner,
+    Publish,
     Read,
     Reduce,
-    Rounds,
-    Show,
     Sum,
     Take,
     chunks,
@@ -55,29 +55,29 @@ class DirectPlanner(Planner):
         """The other ranks, the next one first: not all read from the same one at once."""
         return [(self.rank + k) % self.size for k in range(1, self.size)]
 
-    def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> Rounds:
+    def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> ExchangePlan:
         """See `Planner`."""
         made = _DirectAllReduce(self, op, x, groups, identity)
         if made.nbytes >= self.limits.direct_sum_from:
             return made.rounds()
         return super().all_reduce(op, x, groups, identity)
 
-    def all_gather(self, x: Operand, order: Sequence[int]) -> Rounds:
+    def all_gather(self, x: Operand, order: Sequence[int]) -> ExchangePlan:
         """See `Planner`."""
         if not self._is_direct(x.block):
             return super().all_gather(x, order)
         source, stride = Place(Memory.INPUT), x.block * self.size
-        actions: list[Action] = [Show((source,))]
+        actions: list[Action] = [Publish((source,))]
         goals = {rank: Place(Memory.OUTPUT, 0, j * x.block) for j, rank in enumerate(order)}
         actions.append(Copy(goals[self.rank], source, x.block, x.rows, stride, x.block))
-        actions.append(Meet(True))
+        actions.append(Barrier(True))
         for rank in self.others:
             actions += reads(Read(goals[rank], rank, 0, 0, x.block, x.rows, stride, x.block))
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
         call = self.call(Kind.ALL_GATHER, None, x.dtype, x.rows * x.count)
-        return Rounds(call, tuple(actions), nbytes=x.whole)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole)
 
-    def all_to_all(self, x: Operand, order: Sequence[int]) -> Rounds:
+    def all_to_all(self, x: Operand, order: Sequence[int]) -> ExchangePlan:
         """See `Planner`."""
         if not self._is_direct(x.block):
             return super().all_to_all(x, order)
@@ -85,23 +85,23 @@ class DirectPlanner(Planner):
         source, stride = Place(Memory.INPUT), x.block * self.size
         mine = place[self.rank] * x.block
         own = Place(Memory.OUTPUT, 0, mine)
-        actions: list[Action] = [Show((source,))]
+        actions: list[Action] = [Publish((source,))]
         actions.append(Copy(own, source + mine, x.block, x.rows, stride, stride))
-        actions.append(Meet(True))
+        actions.append(Barrier(True))
         for rank in self.others:
             goal = Place(Memory.OUTPUT, 0, place[rank] * x.block)
             actions += reads(Read(goal, rank, 0, mine, x.block, x.rows, stride, stride))
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
         call = self.call(Kind.ALL_TO_ALL, None, x.dtype, x.rows * x.count * self.size)
-        return Rounds(call, tuple(actions), nbytes=x.whole * self.size)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole * self.size)
 
-    def reduce_scatter(self, op: ReduceOp, x: Operand, order: Sequence[int]) -> Rounds:
+    def reduce_scatter(self, op: ReduceOp, x: Operand, order: Sequence[int]) -> ExchangePlan:
         """See `Planner`."""
         if not self._is_direct(x.block):
             return super().reduce_scatter(op, x, order)
         mine = list(order).index(self.rank) * x.block
         piece = self.limits.direct_piece
-        actions: list[Action] = [Show((Place(Memory.INPUT),)), Meet(True)]
+        actions: list[Action] = [Publish((Place(Memory.INPUT),)), Barrier(True)]
         for row in range(x.rows):
             start = row * x.block * self.size + mine
             for low, high in chunks(x.block, x.dtype.itemsize, piece):
@@ -111,38 +111,38 @@ class DirectPlanner(Planner):
                 goal = (Place(Memory.OUTPUT, 0, row * x.block + low),)
                 count = (high - low) // x.dtype.itemsize
                 actions.append(Reduce(op, x.dtype, x.dtype, sources.places, goal, count))
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
         call = self.call(Kind.REDUCE_SCATTER, op, x.dtype, x.rows * x.count * self.size)
         scratch = (self.size - 1) * min(piece, x.block)
-        return Rounds(call, tuple(actions), scratch, nbytes=x.whole * self.size)
+        return ExchangePlan(call, tuple(actions), scratch, nbytes=x.whole * self.size)
 
-    def permute(self, x: Operand, pairs: Sequence[tuple[int, int]]) -> Rounds:
+    def permute(self, x: Operand, pairs: Sequence[tuple[int, int]]) -> ExchangePlan:
         """See `Planner`."""
         if not self._is_direct(x.whole):
             return super().permute(x, pairs)
         source = {target: source for source, target in pairs}.get(self.rank)
         given, goal = Place(Memory.INPUT), Place(Memory.OUTPUT)
-        actions: list[Action] = [Show((given,))]
+        actions: list[Action] = [Publish((given,))]
         if source is None:
             actions.append(Clear(goal, x.whole))
         elif source == self.rank:
             actions.append(Copy(goal, given, x.whole))
-        actions.append(Meet(True))
+        actions.append(Barrier(True))
         if source is not None and source != self.rank:
             actions += reads(Read(goal, source, 0, 0, x.whole))
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
         detail = pairs_detail(pairs, self.size)
         call = self.call(Kind.PERMUTE, None, x.dtype, x.rows * x.count, detail)
-        return Rounds(call, tuple(actions), nbytes=x.whole)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole)
 
     def exchange(
         self, x: Operand, parts: int, devices: int, takes: Sequence[Take], sums: Sequence[Sum] = ()
-    ) -> Rounds:
+    ) -> ExchangePlan:
         """See `Planner`."""
         if not self._is_direct(x.block) or devices > shm_layout.MOST_SHOWN:
             return super().exchange(x, parts, devices, takes, sums)
         stride, whole = x.block * parts, x.whole * parts * devices
-        before: list[Action] = [Show(tuple(Place(Memory.INPUT, d) for d in range(devices)))]
+        before: list[Action] = [Publish(tuple(Place(Memory.INPUT, d) for d in range(devices)))]
         before += [Clear(Place(Memory.OUTPUT, d), x.whole) for d in idle(devices, takes, sums)]
         after: list[Action] = []
         for take in takes:
@@ -155,13 +155,13 @@ class DirectPlanner(Planner):
                 one = Read(take.target, take.source.rank, device, start, x.block, x.rows, *strides)
                 after += reads(one)
         # Sums only read what was taken: the others need not wait for them.
-        actions = [*before, Meet(True), *after, Meet(False)]
+        actions = [*before, Barrier(True), *after, Barrier(False)]
         for one in sums:
             goal = (Place(Memory.OUTPUT, one.device),)
             actions.append(Reduce(one.op, x.dtype, x.dtype, one.sources, goal, x.rows * x.count))
         call = self.call(Kind.ALL_GATHER, None, x.dtype, whole // x.dtype.itemsize)
         scratch = sum(len(one.sources) for one in sums) * x.whole
-        return Rounds(call, tuple(actions), scratch, nbytes=whole)
+        return ExchangePlan(call, tuple(actions), scratch, nbytes=whole)
 
     def gathered(self, own: Place, offset: int, nbytes: int, room: Place) -> Gathered:
         """Read the same bytes of what every other rank showed first, into `room`, side by side."""
@@ -187,7 +187,7 @@ class _DirectAllReduce(AllReduce):
 
     planner: DirectPlanner
 
-    def rounds(self) -> Rounds:
+    def rounds(self) -> ExchangePlan:
         """The same result as that of `AllReduce`, bit by bit."""
         planner, size = self.planner, self.wide.itemsize
         piece = planner.limits.direct_piece
@@ -204,18 +204,18 @@ class _DirectAllReduce(AllReduce):
                 self._all(low // size, high // size, Place(Memory.SCRATCH, 0, room))
             scratch += room
         call = planner.call(Kind.ALL_REDUCE, self.op, self.wide, self.nbytes // size)
-        return Rounds(call, tuple(self.actions), scratch, self.identity, nbytes=self.nbytes)
+        return ExchangePlan(call, tuple(self.actions), scratch, self.identity, nbytes=self.nbytes)
 
     def _all(self, low: int, high: int, room: Place) -> None:
         """Reduce elements [low, high) of everyone's buffer, which begin where it shows them."""
         size, actions = self.wide.itemsize, self.actions
         own = Place(Memory.INPUT) if self.is_plain else Place(Memory.SCRATCH)
-        actions += [Show((own,)), Meet(low == 0)]
+        actions += [Publish((own,)), Barrier(low == 0)]
         for begin, end in chunks((high - low) * size, size, self.planner.limits.direct_piece):
             found = self.planner.gathered(own + begin, begin, end - begin, room)
             actions += found.reads
             self._finish(found.places, low + begin // size, low + end // size)
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
 
     def _part(self) -> None:
         """Reduce one part into the output, and read the other parts from the others' outputs."""
@@ -223,18 +223,18 @@ class _DirectAllReduce(AllReduce):
         given, made = Place(Memory.INPUT), Place(Memory.OUTPUT)
         bounds = [self.count * r // planner.size * size for r in range(planner.size + 1)]
         start = bounds[planner.rank]
-        actions += [Show((given, made)), Meet(True)]
+        actions += [Publish((given, made)), Barrier(True)]
         whole = bounds[planner.rank + 1] - start
         for low, high in chunks(whole, size, planner.limits.direct_piece):
             at = start + low
             found = planner.gathered(given + at, at, high - low, Place(Memory.SCRATCH))
             actions += found.reads
             self._finish(found.places, at // size, (start + high) // size)
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
         for rank in planner.others:
             width = bounds[rank + 1] - bounds[rank]
             actions += reads(Read(made + bounds[rank], rank, 1, bounds[rank], width))
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
 
 
 def reads(whole: Read) -> Iterator[Read]:

@@ -65,7 +65,7 @@ def segment_bytes(size: int) -> int:
     return PAGE * (1 + size) + 2 * size * slot_bytes(size)
 
 
-class Pages:
+class ControlBlocks:
     """One process's view of the pages and slots of its group."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int):

@@ -13,7 +13,7 @@ import mmap
 from collections.abc import Callable, Generator
 
 from spmd.transport.flight_recorder import FLIGHT, GroupLog
-from spmd.transport.shm.layout import Pages
+from spmd.transport.shm.layout import ControlBlocks
 from spmd.transport.shm.wait import Patience
 
 # The words. STEP is the step met last, SEQUENCE the number of the last call (-1: none yet).
@@ -30,10 +30,12 @@ WAITING, DIFFERENT, UNREADABLE = range(3)
 _TROUBLE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
-class Road:
+class NativeState:
     """The words of one group, and the way back from native code into Python."""
 
-    def __init__(self, pages: Pages, patience: Patience, trouble: Callable[[int, int], None]):
+    def __init__(
+        self, pages: ControlBlocks, patience: Patience, trouble: Callable[[int, int], None]
+    ):
         memory = bytearray(8 * WORDS)
         self.words = memoryview(memory).cast("q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -58,7 +60,7 @@ class Road:
             self.words[GROUP], self.words[CALLS] = log.group, log.calls_address
             self.words[RECORD] = FLIGHT.address
 
-    def lead_nowhere(self, trouble: Callable[[int, int], None]) -> None:
+    def detach(self, trouble: Callable[[int, int], None]) -> None:
         """Let native code meet nobody, on pages of its own, and ask `trouble` about it."""
         words = self.words
         start = words[SLOTS] - words[PAGES]

@@ -1,7 +1,7 @@
 """A collective over shared memory as a fixed list of copies, reductions and meetings.
 
 The one idea: shapes are known before a program runs, so which bytes go to which slot in which step
-is data, made once: `Rounds`. Native code walks the list without knowing any collective
+is data, made once: `ExchangePlan`. Native code walks the list without knowing any collective
 (`compile/native/runtime/ir/rank_collectives.py`), and `shm_interpret` walks it with NumPy, as its
 slow twin. For flat buffers the bytes in the slots are those of `ShmCommunicator`'s methods, in the
 same steps: a rank may run either.
@@ -83,14 +83,14 @@ class Reduce:
 
 
 @record
-class Meet:
+class Barrier:
     """Say that the slot is filled and wait for everyone; in the `first` step, compare calls."""
 
     first: bool
 
 
 @record
-class Show:
+class Publish:
     """Let the others read from these places, from the next meeting on to the one after it."""
 
     places: tuple[Place, ...]
@@ -110,11 +110,11 @@ class Read:
     source_stride: int = 0
 
 
-Action = Copy | Clear | Reduce | Meet | Show | Read
+Action = Copy | Clear | Reduce | Barrier | Publish | Read
 
 
 @record
-class Rounds:
+class ExchangePlan:
     """What one rank does in one collective."""
 
     call: Call
@@ -126,7 +126,7 @@ class Rounds:
     @property
     def is_direct(self) -> bool:
         """Whether ranks read from each other's buffers: outputs must then not overlap inputs."""
-        return any(isinstance(action, Show) for action in self.actions)
+        return any(isinstance(action, Publish) for action in self.actions)
 
 
 @record
@@ -211,7 +211,7 @@ class Planner:
 
     # ---- reductions ----------------------------------------------------------------------------
 
-    def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> Rounds:
+    def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> ExchangePlan:
         """Reduce over each group; `identity` is what a process without members adds."""
         return AllReduce(self, op, x, groups, identity).rounds()
 
@@ -219,7 +219,7 @@ class Planner:
 
     def exchange(
         self, x: Operand, parts: int, devices: int, takes: Sequence[Take], sums: Sequence[Sum] = ()
-    ) -> Rounds:
+    ) -> ExchangePlan:
         """Show the inputs of all devices, `parts` blocks a row, and take what each device needs.
 
         What is taken to scratch memory is then reduced. A device that takes nothing gets zeros.
@@ -234,7 +234,7 @@ class Planner:
                 for run in clip(1, given, given, start, low, high):
                     target = Place(Memory.NEXT, 0, start + run.begin - low)
                     actions.append(Copy(target, Place(Memory.INPUT, device, run.begin), run.width))
-            actions.append(Meet(low == 0))
+            actions.append(Barrier(low == 0))
             for take in takes:
                 actions += self._taken(take, x, parts, low, high)
         for one in sums:
@@ -243,7 +243,7 @@ class Planner:
         count = whole // x.dtype.itemsize
         call = self.call(Kind.ALL_GATHER, None, x.dtype, count)
         scratch = sum(len(one.sources) for one in sums) * x.whole
-        return Rounds(call, tuple(actions), scratch, nbytes=whole)
+        return ExchangePlan(call, tuple(actions), scratch, nbytes=whole)
 
     def _taken(self, take: Take, x: Operand, parts: int, low: int, high: int) -> Iterator[Action]:
         """What of a take is in the slots when bytes [low, high) of all inputs are."""
@@ -261,14 +261,14 @@ class Planner:
 
     # ---- one device a process ------------------------------------------------------------------
 
-    def all_gather(self, x: Operand, order: Sequence[int]) -> Rounds:
+    def all_gather(self, x: Operand, order: Sequence[int]) -> ExchangePlan:
         """Block `j` of each row of the output is the row of rank `order[j]`."""
         place = {rank: j for j, rank in enumerate(order)}
         source, target = Place(Memory.INPUT), Place(Memory.OUTPUT)
         actions: list[Action] = []
         for low, high in chunks(x.whole, x.dtype.itemsize, self.limits.slot):
             actions.append(Copy(Place(Memory.NEXT), source + low, high - low))
-            actions.append(Meet(low == 0))
+            actions.append(Barrier(low == 0))
             for rank in range(self.size):
                 start = source + low if rank == self.rank else Place(Memory.SLOT, rank)
                 goal = target + place[rank] * x.block
@@ -278,9 +278,9 @@ class Planner:
                     packed = run.row * x.block + run.begin - low
                     actions.append(Copy(goal + at, start + packed, run.width, run.rows, *strides))
         call = self.call(Kind.ALL_GATHER, None, x.dtype, x.rows * x.count)
-        return Rounds(call, tuple(actions), nbytes=x.whole)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole)
 
-    def all_to_all(self, x: Operand, order: Sequence[int]) -> Rounds:
+    def all_to_all(self, x: Operand, order: Sequence[int]) -> ExchangePlan:
         """Block `j` of each row goes to rank `order[j]`, and comes from there."""
         actions: list[Action] = []
         for low, high in self._send_blocks(x, order, actions):
@@ -293,9 +293,9 @@ class Planner:
                     actions.append(Copy(goal, start + packed, run.width, run.rows, *strides))
         count = x.rows * x.count * self.size
         call = self.call(Kind.ALL_TO_ALL, None, x.dtype, count)
-        return Rounds(call, tuple(actions), nbytes=x.whole * self.size)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole * self.size)
 
-    def reduce_scatter(self, op: ReduceOp, x: Operand, order: Sequence[int]) -> Rounds:
+    def reduce_scatter(self, op: ReduceOp, x: Operand, order: Sequence[int]) -> ExchangePlan:
         """Reduce block `j` of each row over all ranks, in the order of ranks, for `order[j]`."""
         actions: list[Action] = []
         for low, high in self._send_blocks(x, order, actions):
@@ -305,7 +305,7 @@ class Planner:
             actions.append(Reduce(op, x.dtype, x.dtype, tuple(slots), (goal,), count))
         count = x.rows * x.count * self.size
         call = self.call(Kind.REDUCE_SCATTER, op, x.dtype, count)
-        return Rounds(call, tuple(actions), nbytes=x.whole * self.size)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole * self.size)
 
     def _send_blocks(
         self, x: Operand, order: Sequence[int], actions: list[Action]
@@ -322,7 +322,7 @@ class Planner:
                     target = Place(Memory.NEXT, 0, packed)
                     start = Place(Memory.INPUT, 0, source)
                     actions.append(Copy(target, start, run.width, run.rows, *strides))
-            actions.append(Meet(low == 0))
+            actions.append(Barrier(low == 0))
             yield low, high
 
     def _block_at(self, x: Operand, order: Sequence[int], rank: int, low: int, high: int) -> Place:
@@ -331,7 +331,7 @@ class Planner:
             return Place(Memory.INPUT, 0, order.index(rank) * x.block + low)
         return Place(Memory.SLOT, rank, self.rank * (high - low))
 
-    def permute(self, x: Operand, pairs: Sequence[tuple[int, int]]) -> Rounds:
+    def permute(self, x: Operand, pairs: Sequence[tuple[int, int]]) -> ExchangePlan:
         """Send along pairs of ranks; zeros arrive where nobody sends."""
         source = {target: source for source, target in pairs}.get(self.rank)
         sends = any(source == self.rank for source, _ in pairs)
@@ -342,13 +342,13 @@ class Planner:
             if sends:
                 start = Place(Memory.INPUT, 0, low)
                 actions.append(Copy(Place(Memory.NEXT), start, high - low))
-            actions.append(Meet(low == 0))
+            actions.append(Barrier(low == 0))
             if source is not None:
                 goal = Place(Memory.OUTPUT, 0, low)
                 actions.append(Copy(goal, Place(Memory.SLOT, source), high - low))
         detail = pairs_detail(pairs, self.size)
         call = self.call(Kind.PERMUTE, None, x.dtype, x.rows * x.count, detail)
-        return Rounds(call, tuple(actions), nbytes=x.whole)
+        return ExchangePlan(call, tuple(actions), nbytes=x.whole)
 
 
 class AllReduce:
@@ -375,7 +375,7 @@ class AllReduce:
         """Bytes of the whole buffer."""
         return self.count * len(self.members) * self.wide.itemsize
 
-    def rounds(self) -> Rounds:
+    def rounds(self) -> ExchangePlan:
         """Chunk by chunk, each in whole or in parts."""
         total, size = self.count * len(self.members), self.wide.itemsize
         planner = self.planner
@@ -385,13 +385,13 @@ class AllReduce:
             (self._parts if in_parts else self._whole)(low // size, high // size)
         call = planner.call(Kind.ALL_REDUCE, self.op, self.wide, total)
         scratch = 0 if self.is_plain or not in_parts else min(total * size, limit)
-        return Rounds(call, tuple(self.actions), scratch, self.identity, nbytes=total * size)
+        return ExchangePlan(call, tuple(self.actions), scratch, self.identity, nbytes=total * size)
 
     def _whole(self, low: int, high: int) -> None:
         """Everyone reduces all of a chunk."""
         planner = self.planner
         self._show(low, high, low, Place(Memory.NEXT))
-        self.actions.append(Meet(low == 0))
+        self.actions.append(Barrier(low == 0))
         slots = [Place(Memory.SLOT, r) for r in range(planner.size)]
         if self.is_plain:
             slots[planner.rank] = Place(Memory.INPUT, 0, low * self.wide.itemsize)
@@ -410,7 +410,7 @@ class AllReduce:
             self._show(low, high, low, own)
         actions.append(Copy(following, own, begin * size))
         actions.append(Copy(following + end * size, own + end * size, (count - end) * size))
-        actions.append(Meet(low == 0))
+        actions.append(Barrier(low == 0))
         sources = [Place(Memory.SLOT, r) + begin * size for r in range(planner.size)]
         sources[planner.rank] = own + begin * size
         targets = [following + begin * size]
@@ -418,7 +418,7 @@ class AllReduce:
             targets.append(Place(Memory.OUTPUT, 0, (low + begin) * size))
         reduced = Reduce(self.op, self.wide, self.wide, tuple(sources), tuple(targets), end - begin)
         actions.append(reduced)
-        actions.append(Meet(False))
+        actions.append(Barrier(False))
         for r in range(planner.size):
             first, last = low + bounds[r], low + bounds[r + 1]
             slot = Place(Memory.SLOT, r) + bounds[r] * size

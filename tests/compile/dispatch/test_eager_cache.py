@@ -11,7 +11,12 @@ import spmd
 import spmd.numpy as snp
 from spmd.base.config import config
 from spmd.compile.dispatch import eager_cache
-from spmd.compile.dispatch.eager_cache import HOT_AFTER, Hot, hot_binary, is_determined
+from spmd.compile.dispatch.eager_cache import (
+    COMPILE_AFTER,
+    EagerCache,
+    cached_binary,
+    is_determined,
+)
 from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import Array
 
@@ -44,25 +49,25 @@ def test_every_call_gives_the_same_bits(f, dtype):
     row = y[0]
     for other in (y, row, 3, 2.5, True):
         first, swapped = bits(f(x, other)), bits(f(other, x))
-        for _ in range(HOT_AFTER + 3):
+        for _ in range(COMPILE_AFTER + 3):
             assert bits(f(x, other)) == first
             assert bits(f(other, x)) == swapped
 
 
 def test_what_is_hot_is_compiled_once_for_all_numbers():
     x = snp.arange(5.0)
-    for k in range(HOT_AFTER):
+    for k in range(COMPILE_AFTER):
         x + float(k)
     before = len(loader._loaded), compiled_kinds()
     assert before[1] >= 1
-    for k in range(3 * HOT_AFTER):
+    for k in range(3 * COMPILE_AFTER):
         np.testing.assert_array_equal(x + float(k), np.arange(5, dtype=np.float32) + np.float32(k))
     assert (len(loader._loaded), compiled_kinds()) == before
 
 
 def test_elements():
     x = snp.asarray(np.arange(12, dtype=np.int32).reshape(4, 3))
-    for _ in range(HOT_AFTER):
+    for _ in range(COMPILE_AFTER):
         for k in range(-4, 4):
             np.testing.assert_array_equal(x[k], np.asarray(x)[k])
     assert compiled_kinds() == 1
@@ -79,7 +84,7 @@ PARTS = [
 def test_parts(index):
     values = np.arange(12, dtype=np.int32).reshape(4, 3)
     x, again = snp.asarray(values), snp.asarray(values[::-1].copy())
-    for _ in range(HOT_AFTER + 2):
+    for _ in range(COMPILE_AFTER + 2):
         np.testing.assert_array_equal(x[index], values[index])
     assert compiled_kinds() == 1
     np.testing.assert_array_equal(again[index], values[::-1][index])
@@ -89,7 +94,7 @@ def test_parts_that_are_told_apart():
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     x = snp.asarray(values)
     rows = np.array([2, 0])
-    for _ in range(HOT_AFTER + 2):
+    for _ in range(COMPILE_AFTER + 2):
         for index in (
             *(slice(0, 1), slice(False, True), slice(np.int64(0), 1), (slice(0, 1),), (0, 1)),
             *((True,), (slice(None), 1), (slice(None), rows), rows, values > 3),
@@ -108,7 +113,7 @@ def test_what_rounds_twice_stays_as_it_was():
 
 def test_odd_operands_go_the_general_way():
     x = snp.arange(3.0)
-    for _ in range(HOT_AFTER + 2):
+    for _ in range(COMPILE_AFTER + 2):
         x + x, x + 1
     np.testing.assert_array_equal(x + np.ones(3, np.float32), [1, 2, 3])
     np.testing.assert_array_equal(x + snp.ones(()), [1, 2, 3])
@@ -126,7 +131,7 @@ def test_odd_operands_go_the_general_way():
 def test_committed_results_stay_committed():
     device = spmd.devices()[1]
     x, free = spmd.device_put(np.ones(3, np.float32), device), snp.ones(3)
-    for _ in range(HOT_AFTER + 3):
+    for _ in range(COMPILE_AFTER + 3):
         free + free
         assert (x + x).devices() == {device}
         assert (free + x).devices() == {device}
@@ -134,21 +139,21 @@ def test_committed_results_stay_committed():
 
 def test_transformations_and_settings_are_respected():
     x = snp.arange(3.0)
-    for _ in range(HOT_AFTER + 2):
+    for _ in range(COMPILE_AFTER + 2):
         x * x
     assert "mul" in str(spmd.make_jaxpr(lambda y: x * y)(x))
     np.testing.assert_array_equal(spmd.grad(lambda y: (x * y).sum())(x), x)
     with config.override("enable_x64", True):
-        for _ in range(HOT_AFTER + 2):
+        for _ in range(COMPILE_AFTER + 2):
             assert (snp.arange(3.0) * 2.0).dtype == np.float64
     assert (snp.arange(3.0) * 2.0).dtype == np.float32
 
 
 def test_memory_of_kinds_is_bounded(monkeypatch):
     monkeypatch.setattr(eager_cache, "MOST_KINDS", 4)
-    method = hot_binary(operator.add)
-    each: Hot = eager_cache._all[-1]
+    method = cached_binary(operator.add)
+    each: EagerCache = eager_cache._all[-1]
     for n in range(10):
-        for _ in range(HOT_AFTER):
+        for _ in range(COMPILE_AFTER):
             assert type(method(snp.ones(n), 1)) is Array
     assert len(each.table) == 4 and len(each._counts) <= 5

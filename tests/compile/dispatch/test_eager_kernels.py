@@ -11,13 +11,13 @@ from spmd import lax
 from spmd.base.config import config
 from spmd.compile.cpu.assemble.generic_kernels_ir import BLOCK, RUN
 from spmd.compile.dispatch import eager, eager_cache, eager_kernels
-from spmd.compile.dispatch.eager_cache import HOT_AFTER
+from spmd.compile.dispatch.eager_cache import COMPILE_AFTER
 from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import from_numpy
 
 SIZES = (1, 3, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17)
 REDUCTIONS = {"reduce_sum", "reduce_prod", "reduce_max", "reduce_min"}
-FUNCTIONS = sorted(eager.FLAT - REDUCTIONS - {"dot_general", "pow", "integer_pow", "atan2"})
+FUNCTIONS = sorted(eager.SIZE_GENERIC - REDUCTIONS - {"dot_general", "pow", "integer_pow", "atan2"})
 RNG = np.random.default_rng(7)
 
 
@@ -227,7 +227,7 @@ CALLS = {
 def test_every_call_gives_the_bits_of_the_first(name):
     f, x = CALLS[name], values((6, 4))
     first = f(x)
-    for _ in range(2 * HOT_AFTER):
+    for _ in range(2 * COMPILE_AFTER):
         out = f(x)
         assert (out.aval, bits(out)) == (first.aval, bits(first))
     made = [match for each in eager_cache._all for match in each.table.values()]
@@ -236,7 +236,7 @@ def test_every_call_gives_the_bits_of_the_first(name):
 
 def test_options_are_part_of_the_kind():
     x = values((3, 4))
-    for _ in range(HOT_AFTER + 2):
+    for _ in range(COMPILE_AFTER + 2):
         assert x.sum(0).shape == (4,) and x.sum(axis=1).shape == (3,)
         assert x.sum(axis=(0, 1)).shape == x.sum().shape == ()
         assert x.sum(0, keepdims=True).shape == (1, 4)
@@ -259,7 +259,7 @@ def test_disable_jit_asks_impl():
 
 def test_tracers_pass_through():
     x = values((3, 4))
-    for _ in range(HOT_AFTER + 2):
+    for _ in range(COMPILE_AFTER + 2):
         snp.tanh(x), x.sum(0), x @ x.T
     assert "tanh" in str(spmd.make_jaxpr(lambda y: snp.tanh(x) * y)(x))
     slope = spmd.grad(lambda y: snp.tanh(y).sum(0) @ x.sum(0))(x)

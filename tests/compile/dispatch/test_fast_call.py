@@ -72,7 +72,7 @@ def copier(native=None, **options):
         [entry_point.Result(1, entry_point.OF_SLAB, aval)], slab=16, slab_word=1
     )
     results = results._replace(**options)
-    return entry_point.open_door(
+    return entry_point.make_entry_point(
         native, [0, 0], [entry_point.Operand(entry_point.ARRAY, 0, aval)], (), results
     )
 
@@ -143,7 +143,7 @@ def test_results_may_live_in_blocks_and_in_operands():
         entry_point.Operand(entry_point.ARRAY, 0, aval),
         entry_point.Operand(entry_point.BLOCK, 1),
     ]
-    run = entry_point.open_door(native, [0, 0], operands, (), results)
+    run = entry_point.make_entry_point(native, [0, 0], operands, (), results)
     block = alloc(16)
     made, given = run(X, block)
     assert made.owner is block and made.ptr == block.address
@@ -159,7 +159,7 @@ def with_block(steps=(), nbytes=70_016):
     results = entry_point.Results(
         [entry_point.Result(1, entry_point.of_block(0), aval)], blocks=[(home, 1)]
     )
-    return entry_point.open_door(
+    return entry_point.make_entry_point(
         native, [0, 0], [entry_point.Operand(entry_point.ARRAY, 0, aval)], (), results
     ), home
 
@@ -227,7 +227,7 @@ def test_numbers_of_another_type_are_unfit():
         entry_point.Operand(entry_point.NUMBERS["float32"], 0, float),
         entry_point.Operand(entry_point.ADDRESS, 1),
     ]
-    run = entry_point.open_door(native, [0, 0], operands)
+    run = entry_point.make_entry_point(native, [0, 0], operands)
     assert run(1.5, address(out)) == address(out) and out[0] == 1.5
     assert run(2, address(out)) == run(np.float64(2), address(out)) == entry_point.UNFIT
 
@@ -446,12 +446,12 @@ def test_operands_are_held_while_the_program_runs():
     results = entry_point.Results([entry_point.Result(1, 3, aval)], LEAF, (tree, NO_NAMES))
     operands = [entry_point.Operand(entry_point.ARRAY, 0, aval)] * 3
     with pytest.raises(ValueError, match="are not the leaves of"):
-        entry_point.open_door(native, [0, 0], operands[:2], (), results)
+        entry_point.make_entry_point(native, [0, 0], operands[:2], (), results)
     with pytest.raises(ValueError, match="1 results are no"):
-        entry_point.open_door(native, [0, 0], operands, (), results._replace(out=tree))
+        entry_point.make_entry_point(native, [0, 0], operands, (), results._replace(out=tree))
     results = results._replace(made=[entry_point.Result(0, entry_point.of_operand(2), aval)])
     native = build_program(Program((16, 16), (steps[0],)))
-    run = entry_point.open_door(native, [0, 0], operands, (), results)
+    run = entry_point.make_entry_point(native, [0, 0], operands, (), results)
     out = run((state,), {})
     assert seen == [[True] * 3]
     gc.collect()

@@ -15,7 +15,7 @@ from spmd.compile.kernel.ir import Iota, Kernel, Load, Op
 from spmd.compile.kernel.split_by_condition import LEAST_POINTS, MOST_PIECES, cut_pieces
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Launch
-from spmd.compile.native.program.steps import GangStep, walk
+from spmd.compile.native.program.steps import BatchStep, walk
 from spmd.compile.passes.pipeline import run_passes
 from tests.compile.kernel.random_kernels import random_case
 
@@ -170,7 +170,7 @@ def test_parts_that_lie_apart_are_one_job():
     program = compile_jaxpr(spmd.make_jaxpr(join)(x, y))
     native = program.native.program
     assert native is not None
-    steps = [s for s in walk(native.steps) if isinstance(s, GangStep)]
+    steps = [s for s in walk(native.steps) if isinstance(s, BatchStep)]
     assert [len(s.steps) for s in steps] == [2]
 
 

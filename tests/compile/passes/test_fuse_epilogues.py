@@ -9,7 +9,7 @@ from spmd import lax, nn
 from spmd.base.config import config
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Launch
-from spmd.compile.passes.fuse_epilogues import attach_epilogues
+from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion.fuse import fuse
 from spmd.compile.passes.pipeline import run_passes
 from spmd.compile.passes.simplify import simplify
@@ -140,7 +140,7 @@ def test_the_pass_keeps_the_meaning():
     """The joined equation has an `impl` too: the jaxpr says what it means."""
     args = arrays(*SQUARE)
     closed = fuse(simplify(spmd.make_jaxpr(residual)(*args)))
-    joined = attach_epilogues(closed)
+    joined = fuse_epilogues(closed)
     assert [eqn.prim.name for eqn in joined.eqns] == ["product"]
     (eqn,) = joined.eqns
     by_input = dict(zip(joined.jaxpr.invars, args, strict=True))

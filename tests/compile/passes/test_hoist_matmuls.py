@@ -10,7 +10,7 @@ from spmd import checkpoint, lax, nn
 from spmd.api import disable_jit, grad, jit, make_jaxpr, vmap
 from spmd.compile.passes.dead_code import prune
 from spmd.compile.passes.hoist_invariants import hoist_invariants
-from spmd.compile.passes.hoist_matmuls import MOST_STACKED, products_outside
+from spmd.compile.passes.hoist_matmuls import MOST_STACKED, hoist_matmuls
 from spmd.compile.passes.inline_calls import inline_calls
 from spmd.core.check import check_jaxpr
 from spmd.tree_util import tree_leaves
@@ -25,7 +25,7 @@ START = normal(5, 16, seed=3)
 
 
 def rewritten(f, *args):
-    closed = prune(products_outside(hoist_invariants(inline_calls(make_jaxpr(f)(*args)))))
+    closed = prune(hoist_matmuls(hoist_invariants(inline_calls(make_jaxpr(f)(*args)))))
     check_jaxpr(closed)
     return closed
 

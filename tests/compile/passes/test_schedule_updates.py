@@ -12,7 +12,7 @@ import spmd.numpy as snp
 from spmd import lax, nn
 from spmd.compile.lower.lowering import lower
 from spmd.compile.passes.pipeline import PASSES, run_passes
-from spmd.compile.passes.schedule_updates import early
+from spmd.compile.passes.schedule_updates import schedule_updates
 from spmd.compile.schedule.memory_plan import plan_memory
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Literal
@@ -58,9 +58,9 @@ STEPS = (step, with_momentum, in_rounds)
 
 def around(f: Any) -> tuple[ClosedJaxpr, ClosedJaxpr]:
     """A program before the pass, and after it."""
-    before = PASSES[: PASSES.index(early)]
+    before = PASSES[: PASSES.index(schedule_updates)]
     closed = run_passes(spmd.make_jaxpr(f)(WS, X), passes=before)
-    return closed, early(closed)
+    return closed, schedule_updates(closed)
 
 
 def names(closed: ClosedJaxpr) -> list[str]:

@@ -15,7 +15,7 @@ from spmd import lax, nn
 from spmd.compile.lower.lowering import lower
 from spmd.compile.passes import tile_matmul_chains as module
 from spmd.compile.passes.pipeline import PASSES, run_passes
-from spmd.compile.passes.tile_matmul_chains import by_rows
+from spmd.compile.passes.tile_matmul_chains import tile_matmul_chains
 from spmd.compile.schedule.memory_plan import plan_memory
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, all_eqns
@@ -138,9 +138,9 @@ FORMULAS = {
 
 def around(f: Any, *args: Any) -> tuple[ClosedJaxpr, ClosedJaxpr]:
     """A program before the pass, and after it."""
-    before = PASSES[: PASSES.index(by_rows)]
+    before = PASSES[: PASSES.index(tile_matmul_chains)]
     closed = run_passes(spmd.make_jaxpr(f)(*args), passes=before)
-    return closed, by_rows(closed)
+    return closed, tile_matmul_chains(closed)
 
 
 def largest(closed: ClosedJaxpr) -> int:

@@ -142,10 +142,10 @@ def test_a_late_rank_is_named_with_its_last_call():
 def test_a_wake_ends_a_park():
     segment = shm_segment.create(shm_layout.segment_bytes(2))
     segment.unlink()
-    waiter = shm_layout.Pages(segment.memory, 0, 2)
+    waiter = shm_layout.ControlBlocks(segment.memory, 0, 2)
     pid = os.fork()
     if pid == 0:
-        poster = shm_layout.Pages(segment.memory, 1, 2)
+        poster = shm_layout.ControlBlocks(segment.memory, 1, 2)
         time.sleep(0.2)
         poster.post(1)
         os._exit(0)

@@ -12,8 +12,8 @@ from typing import Any
 from spmd.base.record import field, record
 from spmd.compile.cpu.assemble import kernel_batches
 from spmd.compile.cpu.assemble.compile_callees import (
-    Ahead,
     Callee,
+    CalleeCompiler,
     contracting,
     cpu_target,
     packing,
@@ -83,7 +83,7 @@ def assemble(
     plan: Plan,
     devices: int = 1,
     takes: Mapping[int, int] | None = None,
-    ahead: Ahead | None = None,
+    ahead: CalleeCompiler | None = None,
 ) -> Assembled:
     """Make a schedule whose memory is planned ready to run.
 
@@ -144,7 +144,7 @@ class _Code:
         return found
 
 
-def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], ahead: Ahead) -> _Code:
+def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], ahead: CalleeCompiler) -> _Code:
     """Render and compile all kernels, products and small loops of a program."""
     for callee in dict.fromkeys(_called(steps, loops)):
         ahead.callee(callee)
@@ -163,7 +163,7 @@ class Builder:
         schedule: Schedule,
         plan: Plan,
         takes: Mapping[int, int] | None = None,
-        ahead: Ahead | None = None,
+        ahead: CalleeCompiler | None = None,
     ):
         self.schedule = schedule
         self.plan = plan
@@ -179,7 +179,7 @@ class Builder:
         if self.compiles_loops and any(blocks(step) for step in schedule.steps):
             compiler = LoopCompiler(cpu_target(), rendering, planning, self.slot)
             loops = compiler.find(schedule.steps)
-        self.code = _compile(schedule.steps, loops, ahead or Ahead())
+        self.code = _compile(schedule.steps, loops, ahead or CalleeCompiler())
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""

@@ -1,9 +1,9 @@
 """What steps run, as text: rendered once per process, and compiled while Python goes on.
 
 The one idea: LLVM needs nothing of Python, so the kernels of a program are compiled on other
-threads while its later steps are lowered and its memory is planned. `Ahead` sees the steps as they
-are written; what it cannot know yet (the loops that become functions, and what is multiplied in
-them) comes at the end.
+threads while its later steps are lowered and its memory is planned. `CalleeCompiler` sees the steps
+as they are written; what it cannot know yet (the loops that become functions, and what is
+multiplied in them) comes at the end.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def contracting(contraction: Contraction) -> window_plan.Plan:
     return window_plan.plan_contraction(contraction)
 
 
-class Ahead:
+class CalleeCompiler:
     """Compiles what the steps of one program run; left by an error, it stops."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Ahead:
         for rendered in plan.epilogues:
             self.batch.add(rendered.text)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> CalleeCompiler:
         return self
 
     def __exit__(

@@ -14,7 +14,7 @@ from spmd.base.record import record
 from spmd.compile.kernel.dtypes import itemsize
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.lower.steps import Launch, Step
-from spmd.compile.native.program.steps import GangStep, KernelStep, Slot
+from spmd.compile.native.program.steps import BatchStep, KernelStep, Slot
 from spmd.compile.native.program.steps import Step as NativeStep
 
 # A gang's members are compared pairwise.
@@ -22,7 +22,7 @@ MOST_MEMBERS = 128
 
 
 @record
-class Touch:
+class MemoryAccess:
     """Bytes of a base that a kernel reads or writes; they move with loops by `strides`."""
 
     base: int
@@ -31,7 +31,7 @@ class Touch:
     strides: tuple[tuple[int, int], ...]
     writes: bool
 
-    def meets(self, other: Touch) -> bool:
+    def conflicts_with(self, other: MemoryAccess) -> bool:
         """Whether the order of the two touches could matter."""
         if self.base != other.base or not (self.writes or other.writes):
             return False
@@ -40,11 +40,15 @@ class Touch:
         return self.first < other.end and other.first < self.end
 
 
-def touches(step: Launch, slots: Sequence[Slot], aliases: Mapping[int, int]) -> list[Touch]:
+def accesses_of(
+    step: Launch, slots: Sequence[Slot], aliases: Mapping[int, int]
+) -> list[MemoryAccess]:
     """What a kernel touches. `aliases` maps bases to others that may be the same memory."""
     find = aliases.get
     return [
-        Touch(find(slot.base, slot.base), slot.offset, slot.offset + nbytes, slot.strides, writes)
+        MemoryAccess(
+            find(slot.base, slot.base), slot.offset, slot.offset + nbytes, slot.strides, writes
+        )
         for (nbytes, writes), slot in zip(_extents(step.kernel), slots, strict=True)
     ]
 
@@ -61,10 +65,10 @@ def join(
     """Native steps in their order, with runs of independent kernels as gangs."""
     made: list[NativeStep] = []
     members: list[KernelStep] = []
-    touched: dict[int, list[Touch]] = {}  # by base: touches of different bases never meet
+    touched: dict[int, list[MemoryAccess]] = {}  # by base: touches of different bases never meet
 
     def close() -> None:
-        made.extend(members if len(members) == 1 else [GangStep(tuple(members))] * bool(members))
+        made.extend(members if len(members) == 1 else [BatchStep(tuple(members))] * bool(members))
         members.clear()
         touched.clear()
 
@@ -75,9 +79,9 @@ def join(
             continue
         (kernel,) = native
         assert isinstance(kernel, KernelStep)
-        mine = touches(step, kernel.slots, aliases)
+        mine = accesses_of(step, kernel.slots, aliases)
         if len(members) == MOST_MEMBERS or any(
-            a.meets(b) for a in mine for b in touched.get(a.base, ())
+            a.conflicts_with(b) for a in mine for b in touched.get(a.base, ())
         ):
             close()
         members.append(kernel)

@@ -14,12 +14,12 @@ from spmd.compile.native.runtime.load import part_source, pool_calls, runtime_so
 
 
 @cache
-def expect_runtime() -> None:
+def warm_up_runtime() -> None:
     """Begin with the core of the runtime, the pool, and gangs, which most larger programs have.
 
     Not with doors: the second call of a program comes when it comes, and while larger programs are
     compiled they need the other core more.
     """
     if available_cores() > 1:
-        pool, gang = part_source(POOL), part_source("gang")
-        loader.begin_early({runtime_source(): None, pool: pool_calls, gang: None})
+        pool, batch = part_source(POOL), part_source("batch")
+        loader.begin_early({runtime_source(): None, pool: pool_calls, batch: None})

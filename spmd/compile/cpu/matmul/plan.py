@@ -133,7 +133,7 @@ class Plan:
     scratch: int
 
 
-def gemm_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> KernelStep:
+def matmul_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> KernelStep:
     """The step of one product, compiled; for many `plan_product` lets them compile together.
 
     The slots are the addresses of the elements [0, 0] of A and B (with negative strides not the

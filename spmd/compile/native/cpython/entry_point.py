@@ -60,9 +60,9 @@ __all__ = [
     "Operand",
     "Result",
     "Results",
+    "make_entry_point",
     "of_block",
     "of_operand",
-    "open_door",
 ]
 
 # Written once a machine.
@@ -110,7 +110,7 @@ class Results(NamedTuple):
 
 
 @cache
-def door_code() -> int:
+def entry_point_code() -> int:
     """The code that all doors share."""
     expect_walks()
     layout = object_layout()
@@ -120,10 +120,10 @@ def door_code() -> int:
         setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])
         setup((ctypes.c_int64 * len(words))(*words))
         Block.__del__ = make_method(Block, "__del__", found["spmd_block_del"])
-    return found["spmd_door"]
+    return found["spmd_entry_point"]
 
 
-def open_door(
+def make_entry_point(
     program: NativeProgram,
     template: Sequence[int],
     operands: Sequence[tuple[int, int] | Operand],
@@ -186,9 +186,9 @@ def open_door(
     for home, word in flags.blocks:
         numbers += [id(home), word]
     # What native code knows by address only; the function holds it by its `__self__`.
-    words_of_door = np.array([*numbers, *into, *out], np.int64).tobytes()
-    me = (words_of_door, program, fixed, fail, given, flags, kept_trees, kept)
-    return make_builtin("spmd_door", door_code(), me)
+    words_of_entry_point = np.array([*numbers, *into, *out], np.int64).tobytes()
+    me = (words_of_entry_point, program, fixed, fail, given, flags, kept_trees, kept)
+    return make_builtin("spmd_entry_point", entry_point_code(), me)
 
 
 def _identity(expected: Any) -> int:

@@ -45,7 +45,7 @@ def native_walks() -> dict[str, Any]:
         tree.build_container,
         tree.flatten_container_up_to,
         Array,
-        future.Pending,
+        future.Future,
     )
     words = np.array([id(x) for x in kept], np.int64).tobytes()
     return {

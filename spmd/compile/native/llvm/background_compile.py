@@ -27,7 +27,7 @@ class Item:
     use: Callable[[], object] | None = None
 
 
-class Early:
+class BackgroundCompiler:
     """Emits sources, each by itself; `emit` is what would be called otherwise."""
 
     def __init__(self, emit: Callable[[Sequence[Source]], bytes]):
@@ -52,7 +52,7 @@ class Early:
         except RuntimeError:  # there are as many threads as there may be, or the program ends
             self._coming = set()
 
-    def is_coming(self, name: str) -> bool:
+    def is_pending(self, name: str) -> bool:
         """Whether an item is not made yet, or made and not put where it is used."""
         return name in self._coming
 

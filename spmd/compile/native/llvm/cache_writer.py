@@ -24,7 +24,7 @@ LONGEST_WAIT_SECONDS = 1.0
 MOST_BYTES = 32 * 2**20
 
 
-class Behind:
+class CacheWriter:
     """Calls `write(path, payload)` for what is put, on another thread, one after the other.
 
     `write` must not raise. All methods may be called from any thread.
@@ -108,7 +108,7 @@ class Behind:
             now = time.monotonic()
 
 
-_everyone: weakref.WeakSet[Behind] = weakref.WeakSet()
+_everyone: weakref.WeakSet[CacheWriter] = weakref.WeakSet()
 
 
 def _forget_all() -> None:

@@ -41,7 +41,7 @@ from spmd.compile.native.llvm.shared_functions import (
 from spmd.compile.native.llvm.target import Host, find_host
 
 if TYPE_CHECKING:
-    from spmd.compile.native.llvm.background_compile import Early
+    from spmd.compile.native.llvm.background_compile import BackgroundCompiler
     from spmd.compile.native.llvm.modules import Source, Team
 
 # How compiling is shared between threads: not for who finds all on the disk.
@@ -90,7 +90,7 @@ class Loader:
         self._shared: dict[str, Address] = {}
         # By whether they are for control.
         self._emitters: dict[bool, list[_Emitter]] = {False: [], True: []}
-        self._early: Early | None = None
+        self._early: BackgroundCompiler | None = None
         # How many texts this process compiled: what it did not find.
         self.compiled = 0
         # Library names are used up even by a link that fails.
@@ -182,12 +182,12 @@ class Loader:
         ]
         if missing:
             self._find_sharing()
-            begun = self._early = early.Early(self._emit_now)
+            begun = self._early = early.BackgroundCompiler(self._emit_now)
             begun.begin(missing)
 
-    def is_coming(self, written: Written) -> bool:
+    def is_pending(self, written: Written) -> bool:
         """Whether a text that was begun early is not in use yet."""
-        return self._early is not None and self._early.is_coming(written.name)
+        return self._early is not None and self._early.is_pending(written.name)
 
     def _mark(self, name: str) -> str | None:
         """Under which name the disk has where a written text's code is; None without a disk."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from spmd.base.config import config
 from spmd.base.digest import blake2b
 from spmd.base.source import PACKAGE_DIR
-from spmd.compile.native.llvm.cache_writer import Behind
+from spmd.compile.native.llvm.cache_writer import CacheWriter
 
 # `pathlib` is not imported for it: that takes longer than to read all entries of a program.
 Folder = str | os.PathLike[str]
@@ -107,7 +107,7 @@ class ObjectCache:
         self._checked: dict[Folder, bool] = {}
         self._written = 0
         self._writable = True
-        self._behind = Behind(self._write) if behind else None
+        self._behind = CacheWriter(self._write) if behind else None
 
     @property
     def folder(self) -> Folder | None:

@@ -7,7 +7,7 @@ the fields of its kind, its slots, and the blocks of steps inside.
 from __future__ import annotations
 
 # Opcodes.
-KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL, GANG, RANKS = range(1, 12)
+KERNEL, COPY, CALLBACK, FOR, WHILE, COND, COLLECTIVE, SEGMENT, PARALLEL, BATCH, RANKS = range(1, 12)
 
 # Words at the start of every step; the fields of each kind come next, then its slots, then the
 # blocks. A slot is [base, offset, number of strides, (level, stride)...].
@@ -22,7 +22,7 @@ FOR_FIELDS = 6
 PARALLEL_FIELDS = 7
 # pieces, cost_ps of one; then for each piece [word at which its step stands, first and last unit],
 # then the steps
-GANG_FIELDS = 2
+BATCH_FIELDS = 2
 WHILE_FIELDS = 3  # level, test words, body words
 COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: its words
 # kind, bytes of a block, rows, group size, groups, reduce kernel, elements, root, cost_ps,

@@ -17,14 +17,14 @@ import numpy as np
 from spmd.compile.native.llvm.compiler import Address
 from spmd.compile.native.program import encode_collectives
 from spmd.compile.native.program.byte_code import (
+    BATCH,
+    BATCH_FIELDS,
     CALLBACK,
     COLLECTIVE,
     COLLECTIVE_FIELDS,
     COND,
     COPY,
     FOR,
-    GANG,
-    GANG_FIELDS,
     HEAD,
     KERNEL,
     KERNEL_FIELDS,
@@ -42,12 +42,12 @@ from spmd.compile.native.program.run_layout import PARALLEL_PS, POOL
 from spmd.compile.native.program.steps import (
     ASSUMED_TRIPS,
     LANE,
+    BatchStep,
     CallbackStep,
     CollectiveStep,
     CondStep,
     CopyStep,
     ForStep,
-    GangStep,
     KernelStep,
     ParallelStep,
     Program,
@@ -84,11 +84,11 @@ _OF_STEPS = {
     SEGMENT: "segment",
     PARALLEL: "parallel",
     COLLECTIVE: "collective",
-    GANG: "gang",
+    BATCH: "batch",
     RANKS: "ranks",
 }
 # Steps whose work threads may share, not only that of steps inside.
-_SHARED = (KERNEL, COPY, COLLECTIVE, SEGMENT, PARALLEL, GANG)
+_SHARED = (KERNEL, COPY, COLLECTIVE, SEGMENT, PARALLEL, BATCH)
 # Steps in which devices meet each other, or Python.
 _MEETINGS = (CollectiveStep, CallbackStep, RankStep)
 
@@ -168,8 +168,8 @@ class Encoder:
                 opcode, (words, cost) = FOR, self._for(step)
             case ParallelStep():
                 opcode, (words, cost) = PARALLEL, self._parallel(step)
-            case GangStep():
-                opcode, (words, cost) = GANG, self._gang(step)
+            case BatchStep():
+                opcode, (words, cost) = BATCH, self._gang(step)
             case WhileStep():
                 opcode, (words, cost) = WHILE, self._while(step)
             case CondStep():
@@ -269,7 +269,7 @@ class Encoder:
         fields = [level, len(step.trips), total, step.lanes, grain, cost, len(body)]
         return [*fields, *step.trips, *body], cost * total
 
-    def _gang(self, step: GangStep) -> tuple[list[int], int]:
+    def _gang(self, step: BatchStep) -> tuple[list[int], int]:
         encoded = [self._step(one) for one in step.steps]
         pieces: list[tuple[int, int, int]] = []
         position = 0
@@ -279,7 +279,7 @@ class Encoder:
                 pieces.append((position, first, min(first + grain, one.units)))
             position += len(words)
         total = sum(cost for _, cost in encoded)
-        steps_at = HEAD + GANG_FIELDS + 3 * len(pieces)
+        steps_at = HEAD + BATCH_FIELDS + 3 * len(pieces)
         table = [word for at, *units in pieces for word in (steps_at + at, *units)]
         fields = [len(pieces), max(1, total // max(1, len(pieces)))]
         return [*fields, *table, *(w for words, _ in encoded for w in words)], total

@@ -17,15 +17,15 @@ from spmd.compile.native.program.reduction_kernels import Reduction
 from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import native_state
 from spmd.transport.shm.plan import (
+    Barrier,
     Clear,
     Copy,
-    Meet,
+    ExchangePlan,
     Memory,
     Place,
+    Publish,
     Read,
     Reduce,
-    Rounds,
-    Show,
 )
 
 # [kind, words, ...]
@@ -39,7 +39,7 @@ MEET_WORDS, COPY_WORDS, CLEAR_WORDS, REDUCE_WORDS, SHOW_WORDS, READ_WORDS = 3, 1
 SCRATCH, CONSTANT, NEXT, FIRST_SLOT = range(4)
 
 
-def reductions(rounds: Rounds) -> Iterator[Reduction]:
+def reductions(rounds: ExchangePlan) -> Iterator[Reduction]:
     """The reductions that some rounds need kernels for."""
     for action in rounds.actions:
         if isinstance(action, Reduce):
@@ -55,7 +55,7 @@ def group_size(road: int) -> int:
     return ctypes.c_int64.from_address(road + 8 * native_state.SIZE).value
 
 
-def most_operands(rounds: Rounds) -> int:
+def most_operands(rounds: ExchangePlan) -> int:
     """The largest number of operands of one reduction."""
     found = [len(a.sources) + len(a.targets) for a in rounds.actions if isinstance(a, Reduce)]
     return max(found, default=1)
@@ -66,7 +66,9 @@ def words_of(data: bytes) -> list[int]:
     return np.frombuffer(data + bytes(-len(data) % 8), np.int64).tolist()
 
 
-def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction, int]) -> list[int]:
+def actions(
+    rounds: ExchangePlan, devices: int, size: int, kernels: Mapping[Reduction, int]
+) -> list[int]:
     """The words of all actions."""
     words: list[int] = []
 
@@ -87,7 +89,7 @@ def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction,
 
     for action in rounds.actions:
         match action:
-            case Meet(first=first):
+            case Barrier(first=first):
                 words += [MEET, MEET_WORDS, int(first)]
             case Copy():
                 words += [COPY, COPY_WORDS, *place(action.target), *place(action.source)]
@@ -100,7 +102,7 @@ def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction,
                 words += [REDUCE, count, kernels[_reduction(action)], action.count]
                 words += [len(sources), len(targets)]
                 words += [word for operand in operands for word in place(operand)]
-            case Show(places=places):
+            case Publish(places=places):
                 words += [SHOW, SHOW_WORDS + 2 * len(places), len(places)]
                 words += [word for shown in places for word in place(shown)]
             case Read():
@@ -112,7 +114,7 @@ def actions(rounds: Rounds, devices: int, size: int, kernels: Mapping[Reduction,
     return words
 
 
-def extents(rounds: Rounds, devices: int) -> tuple[int, int]:
+def extents(rounds: ExchangePlan, devices: int) -> tuple[int, int]:
     """How many bytes of an input and of an output some rounds touch."""
     ends = {Memory.INPUT: 0, Memory.OUTPUT: 0}
 

@@ -45,7 +45,7 @@ PARTS = (
     "segment",
     "parallel",
     "collective",
-    "gang",
+    "batch",
     "ranks",
 )
 

@@ -22,7 +22,7 @@ import numpy as np
 from spmd.base.record import field, record
 
 if TYPE_CHECKING:
-    from spmd.transport.shm.plan import Rounds
+    from spmd.transport.shm.plan import ExchangePlan
 
 CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
@@ -144,7 +144,7 @@ class ParallelStep:
 
 
 @record
-class GangStep:
+class BatchStep:
     """Run kernels that do not depend on each other, their units in any order, as one shared job.
 
     Sixty small updates of an optimizer, each too short to share out, are long enough together.
@@ -227,7 +227,7 @@ class RankStep:
     Only an all_reduce may have equal input and output slots.
     """
 
-    rounds: Rounds
+    rounds: ExchangePlan
     road: int
     take: Callable[[], BaseException]
     input: Slot
@@ -243,7 +243,7 @@ Step = (
     | CallbackStep
     | ForStep
     | ParallelStep
-    | GangStep
+    | BatchStep
     | WhileStep
     | CondStep
     | CollectiveStep
@@ -269,7 +269,7 @@ def blocks_of(step: Step) -> tuple[tuple[Step, ...], ...]:
     match step:
         case ForStep() | ParallelStep():
             return (step.body,)
-        case GangStep():
+        case BatchStep():
             return (step.steps,)
         case WhileStep():
             return (step.test, step.body)

@@ -48,7 +48,7 @@ _IRRELEVANT = {
 
 
 @record
-class Image:
+class StoredProgram:
     """A program without its schedule, in built-in types only, which is what `marshal` writes.
 
     `results` has for each result the number of the input that it equals, or None. A constant is
@@ -114,7 +114,7 @@ class Image:
 # ---- the key -----------------------------------------------------------------------------------
 
 
-def image_key(
+def program_key(
     identity: Callable[[], str | None], donated: tuple[bool, ...], mesh: Any = None
 ) -> str | None:
     """The name under which a program's image is kept; None if it has none.
@@ -137,7 +137,7 @@ def image_key(
 # ---- to and from the disk ----------------------------------------------------------------------
 
 
-def save_image(
+def save_program(
     key: str,
     encoded: Encoded,
     arena: int,
@@ -164,7 +164,7 @@ def save_image(
     numbers = {
         entry: k for k, entry in enumerate(dict.fromkeys(a.entry for _, a in encoded.places))
     }
-    image = Image(
+    image = StoredProgram(
         arena=arena,
         results=results,
         takes=takes,
@@ -181,7 +181,7 @@ def save_image(
         parts=encoded.parts,
         hosts=hosts,
     )
-    object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(Image)]))
+    object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(StoredProgram)]))
 
 
 def _kept_hosts(encoded: Encoded, closed: ClosedJaxpr) -> tuple[Any, ...] | None:
@@ -228,10 +228,10 @@ def among_given(
     ]
 
 
-def load_image(key: str) -> Image | None:
+def load_program(key: str) -> StoredProgram | None:
     """A program and its code, or None if one of the two is not there."""
     data = object_cache.load(key)
     if data is None:
         return None
-    image = Image(*marshal.loads(data))
+    image = StoredProgram(*marshal.loads(data))
     return image if loader.load_entries(dict(image.entries)) else None

@@ -105,7 +105,7 @@ def load_parts(names: Iterable[str], patient: bool = True) -> None:
     """
     for name in names:
         if name == POOL:
-            if patient or not loader.is_coming(part_source(POOL)):
+            if patient or not loader.is_pending(part_source(POOL)):
                 pool_calls()
         elif name not in _parts:
             with _lock:

@@ -43,7 +43,7 @@ from spmd.compile.native.program.steps import (
 from spmd.compile.native.runtime.load import load_parts, raise_signal, runtime
 from spmd.compile.native.runtime.thread_pool import num_threads
 from spmd.transport.flight_recorder import FLIGHT
-from spmd.transport.progress_thread import COURIER
+from spmd.transport.progress_thread import PROGRESS
 
 __all__ = [
     "ASSUMED_TRIPS",
@@ -172,7 +172,7 @@ class NativeProgram:
 
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception that belongs to the status of a run (of a door, without frames)."""
-        COURIER.settle()  # what is in flight writes to the memory of this run
+        PROGRESS.settle()  # what is in flight writes to the memory of this run
         if status == run_layout.INTERRUPTED:
             raise_signal()
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words

@@ -29,7 +29,7 @@ from spmd.compile.expressions.scalar_ops import EXPENSIVE, can_lower, is_element
 from spmd.compile.passes.fusion.cost import is_one_sum, repeating_pays, rows_fit
 from spmd.compile.passes.fusion.graph import NOBODY, graph_of, with_copies
 from spmd.compile.passes.fusion.group import Group
-from spmd.compile.passes.fusion.memo import Asked, Growths, remember, repeat
+from spmd.compile.passes.fusion.memo import FusionTraces, Query, remember, replay
 from spmd.compile.passes.fusion.merge_siblings import merge_groups
 from spmd.compile.passes.fusion.reachability import Reach
 from spmd.compile.passes.rewriter import (
@@ -142,7 +142,7 @@ class _Fuser:
         plain = [k and is_elementwise(e.prim.name) for k, e in zip(known, first, strict=True)]
         self.plain = [plain[kind] for kind in self.kinds]
         self.group_of: dict[int, Group] = {}
-        self.growths = Growths()
+        self.growths = FusionTraces()
         # What groups stand for, by what those have in common that are alike.
         self.bodies: dict[Any, ClosedJaxpr] = {}
         self.params: dict[Any, dict[str, Any]] = {}
@@ -171,7 +171,7 @@ class _Fuser:
 
     def form(self, root: int) -> Group:
         """The group of a root, as one like it grew before if the surroundings are alike too."""
-        group = repeat(self, root, Group(root, self.eqns[root])) or self.grow(root)
+        group = replay(self, root, Group(root, self.eqns[root])) or self.grow(root)
         self.close(group)
         return group
 
@@ -185,13 +185,13 @@ class _Fuser:
         queue: list[int] = []
         wanted: dict[int, list[Index]] = {}
         refused: set[int] = set()
-        asked: list[Asked] = []
+        asked: list[Query] = []
         self.visit(group, root, queue, wanted, refused)
         while queue:
             k = -heapq.heappop(queue)
             if k in group.members or k in refused or len(group.members) >= MAX_EQNS:
                 continue
-            question = Asked(k)
+            question = Query(k)
             asked.append(question)
             if self.admit(group, question, wanted[k]):
                 self.visit(group, k, queue, wanted, refused)
@@ -255,7 +255,7 @@ class _Fuser:
 
     # ---- the rules of admission ----
 
-    def admit(self, group: Group, asked: Asked, indices: list[Index]) -> bool:
+    def admit(self, group: Group, asked: Query, indices: list[Index]) -> bool:
         """Let an equation join a group if it may; says whether it did."""
         k = asked.k
         asked.taken = k in self.group_of

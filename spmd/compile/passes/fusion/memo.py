@@ -3,8 +3,8 @@
 What a group takes in depends on the equations behind its root, and of what is around it on a few
 answers only: whether an equation is in another group already, whether anything outside reads its
 result, whether those readers lead back into the group, and what reduction is further behind. A
-`Growth` keeps a finished group's equations with these answers, in the order in which they were
-asked for. `repeat` walks along with another root and asks for nothing but them; at the first
+`FusionTrace` keeps a finished group's equations with these answers, in the order in which they were
+asked for. `replay` walks along with another root and asks for nothing but them; at the first
 difference it gives up, and the group grows as any other. So in a deep network one layer is decided,
 and the others are compared with it.
 """
@@ -22,11 +22,11 @@ from spmd.compile.passes.fusion.group import Frame
 from spmd.core.ir import Var
 
 # Of the roots of one kind, so many ways to grow are kept: a layer may have several like sums.
-MOST_GROWTHS = 8
+MOST_TRACES = 8
 
 
 @record(frozen=False)
-class Asked:
+class Query:
     """An equation that was asked to join a group, and what was found around it."""
 
     k: int
@@ -38,7 +38,7 @@ class Asked:
 
 
 @record(eq=False)
-class Growth:
+class FusionTrace:
     """A group that grew, told without the names of its equations.
 
     Equations behind the group are numbered as its members, in the order in which they joined, read
@@ -66,31 +66,31 @@ class Growth:
 # An equation that was asked to join: its number and kind, whether another group has it, whether
 # others read its result (None: nobody asked), what is rarely asked for if it was, and, if it
 # joined, what it reads and whether it is a copy.
-Step: TypeAlias = tuple[int, int, bool, bool | None, Asked | None, tuple[int, ...] | None, bool]
+Step: TypeAlias = tuple[int, int, bool, bool | None, Query | None, tuple[int, ...] | None, bool]
 
 
-class Growths:
+class FusionTraces:
     """How the groups of a jaxpr grew."""
 
     def __init__(self) -> None:
-        self._of: dict[int, list[Growth]] = {}  # by the kind of the root, the latest first
+        self._of: dict[int, list[FusionTrace]] = {}  # by the kind of the root, the latest first
         # What grew after each the last time: in a deep network the same will again.
-        self._next: dict[Growth | None, Growth] = {}
-        self._last: Growth | None = None
+        self._next: dict[FusionTrace | None, FusionTrace] = {}
+        self._last: FusionTrace | None = None
 
-    def add(self, growth: Growth) -> None:
+    def add(self, growth: FusionTrace) -> None:
         """Keep how a group grew."""
         known = self._of.setdefault(growth.kind, [])
         known.insert(0, growth)
-        del known[MOST_GROWTHS:]
+        del known[MOST_TRACES:]
         self.follow(growth)
 
-    def follow(self, growth: Growth) -> None:
+    def follow(self, growth: FusionTrace) -> None:
         """Note that a group grew like this now."""
         self._next[self._last] = growth
         self._last = growth
 
-    def of(self, kind: int) -> Iterator[Growth]:
+    def of(self, kind: int) -> Iterator[FusionTrace]:
         """The ways to grow from a root of a kind, the likeliest first."""
         known = self._of.get(kind, ())
         guess = self._next.get(self._last)
@@ -123,8 +123,8 @@ class _Walk:
         return tuple(found)
 
 
-def remember(fuser: Any, group: Any, asked: list[Asked]) -> None:
-    """Keep how a group grew, for `repeat`."""
+def remember(fuser: Any, group: Any, asked: list[Query]) -> None:
+    """Keep how a group grew, for `replay`."""
     walk = _Walk(fuser, group.root)
     order = [group.root, *[question.k for question in asked if question.joined]]
     reads = {k: walk.reads(k) for k in order}
@@ -137,7 +137,7 @@ def remember(fuser: Any, group: Any, asked: list[Asked]) -> None:
         is_copy = k in group.copies
         found = numbers[k], fuser.kinds[k], question.taken, question.shared, rare, read, is_copy
         steps.append(found)
-    growth = Growth(
+    growth = FusionTrace(
         fuser.kinds[group.root],
         reads[group.root],
         tuple(steps),
@@ -170,7 +170,7 @@ def _surroundings(fuser: Any, group: Any, numbers: dict[int, int]) -> tuple[Any,
     return tuple(outside), tuple(touched)
 
 
-def repeat(fuser: Any, root: int, group: Any) -> Any:
+def replay(fuser: Any, root: int, group: Any) -> Any:
     """Let the new `group` of a root grow as one before; None if there is none that it is like."""
     for growth in fuser.growths.of(fuser.kinds[root]):
         places = _follow(fuser, root, group, growth)
@@ -183,7 +183,7 @@ def repeat(fuser: Any, root: int, group: Any) -> Any:
     return None
 
 
-def _follow(fuser: Any, root: int, group: Any, growth: Growth) -> list[int] | None:
+def _follow(fuser: Any, root: int, group: Any, growth: FusionTrace) -> list[int] | None:
     """The equations that stand at the numbers of a growth; None if something is different.
 
     The group's members and copies are filled in on the way, as they are asked for.
@@ -232,7 +232,7 @@ def _reads_as(fuser: Any, k: int, expected: tuple[int, ...], places: list[int]) 
     return True
 
 
-def _is_around(fuser: Any, group: Any, k: int, asked: Asked) -> bool:
+def _is_around(fuser: Any, group: Any, k: int, asked: Query) -> bool:
     """Whether what was asked for less often is around an equation as it was."""
     if asked.behind is not None:
         index, found = asked.behind
@@ -243,7 +243,7 @@ def _is_around(fuser: Any, group: Any, k: int, asked: Asked) -> bool:
     return asked.circle is fuser.reach.any_reaches(fuser.outside_users(group, k), group)
 
 
-def _settle(fuser: Any, group: Any, growth: Growth, places: list[int]) -> None:
+def _settle(fuser: Any, group: Any, growth: FusionTrace, places: list[int]) -> None:
     """Note the members of a group that grew as one before, and what is known of them."""
     group.growth, group.places = growth, places
     group.enter(growth.frame)

@@ -31,9 +31,9 @@ TIMES_SMALLER = 8
 _PLAIN_MOVES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 
 
-def recompute(closed: ClosedJaxpr) -> ClosedJaxpr:
+def rematerialize(closed: ClosedJaxpr) -> ClosedJaxpr:
     """An equal jaxpr whose groups compute again what costs less than keeping it."""
-    return _Recomputer(closed).run()
+    return _Rematerializer(closed).run()
 
 
 @record
@@ -45,7 +45,7 @@ class _Recipe:
     given: dict[Var, Var]  # what the group's names stand for outside
 
 
-class _Recomputer:
+class _Rematerializer:
     """Goes through the groups of one jaxpr in order, each before its readers."""
 
     def __init__(self, closed: ClosedJaxpr):
@@ -69,7 +69,7 @@ class _Recomputer:
             if eqn.prim.name == "fused":
                 changed |= self.lighten(k)
             elif eqn in outer:
-                self.eqns[k] = eqn.replace(params=map_subjaxprs(eqn, recompute))
+                self.eqns[k] = eqn.replace(params=map_subjaxprs(eqn, rematerialize))
                 changed = True
         if not changed:
             return self.closed

@@ -9,7 +9,7 @@ import spmd.numpy as snp
 from spmd import lax, nn
 from spmd.api import grad, jit
 from spmd.compile.cpu.assemble import assemble
-from spmd.compile.cpu.assemble.compile_callees import Ahead
+from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
 from spmd.compile.executable import executable
 
 X = np.linspace(-1, 1, 64 * 64, dtype=np.float32).reshape(64, 64)
@@ -51,7 +51,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_begun_ahead_is_what_the_program_runs(name, monkeypatch):
     begun, needed = [], []
-    watch, called = Ahead.watch, assemble._called
+    watch, called = CalleeCompiler.watch, assemble._called
 
     def watching(self, steps):
         watch(self, steps)
@@ -62,7 +62,7 @@ def test_what_is_begun_ahead_is_what_the_program_runs(name, monkeypatch):
         needed.extend(found)
         return found
 
-    monkeypatch.setattr(Ahead, "watch", watching)
+    monkeypatch.setattr(CalleeCompiler, "watch", watching)
     monkeypatch.setattr(assemble, "_called", calling)
     jit(PROGRAMS[name])(X)
     assert set(begun) <= set(needed)
@@ -73,7 +73,7 @@ def test_an_error_after_the_first_kernels_leaves_no_thread_behind(monkeypatch):
     def refuse(*args, **more):
         raise RuntimeError("no plan")
 
-    monkeypatch.setattr(executable.building, "plan_program", refuse)
+    monkeypatch.setattr(executable.build, "plan_program", refuse)
     with pytest.raises(RuntimeError, match="no plan"):
         jit(grad(_network))(X + 1)
     for thread in threading.enumerate():

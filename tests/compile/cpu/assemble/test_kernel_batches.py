@@ -8,9 +8,9 @@ import pytest
 from spmd import lax
 from spmd.api import disable_jit, jit
 from spmd.compile.cpu.assemble.assemble import Builder
-from spmd.compile.cpu.assemble.kernel_batches import MOST_MEMBERS, Touch
+from spmd.compile.cpu.assemble.kernel_batches import MOST_MEMBERS, MemoryAccess
 from spmd.compile.lower.lowering import lower
-from spmd.compile.native.program.steps import GangStep, KernelStep, walk
+from spmd.compile.native.program.steps import BatchStep, KernelStep, walk
 from spmd.compile.passes import pipeline
 from spmd.compile.schedule.memory_plan import plan_memory
 
@@ -30,7 +30,7 @@ def native_steps(function, *args):
 
 def sizes(steps):
     """Members of each gang; 1 for a kernel by itself."""
-    return [len(s.steps) if isinstance(s, GangStep) else 1 for s in steps]
+    return [len(s.steps) if isinstance(s, BatchStep) else 1 for s in steps]
 
 
 def test_updates_of_many_leaves_are_one_step():
@@ -65,25 +65,28 @@ def test_in_loops_too():
         return [x * 0.5 + 1 for x in carry], None
 
     steps = native_steps(lambda xs: lax.scan(body, xs, None, length=3)[0], LEAVES[:4])
-    assert [len(s.steps) for s in walk(steps) if isinstance(s, GangStep)] == [4]
+    assert [len(s.steps) for s in walk(steps) if isinstance(s, BatchStep)] == [4]
 
 
-READ = Touch(1, 0, 64, (), False)
+READ = MemoryAccess(1, 0, 64, (), False)
 
 
 @pytest.mark.parametrize(
-    ("other", "meets"),
+    ("other", "conflicts_with"),
     [
-        (Touch(1, 0, 64, (), False), False),
-        (Touch(1, 32, 48, (), True), True),
-        (Touch(1, 64, 96, (), True), False),
-        (Touch(2, 0, 64, (), True), False),
-        (Touch(1, 64, 96, ((0, 8),), True), True),
+        (MemoryAccess(1, 0, 64, (), False), False),
+        (MemoryAccess(1, 32, 48, (), True), True),
+        (MemoryAccess(1, 64, 96, (), True), False),
+        (MemoryAccess(2, 0, 64, (), True), False),
+        (MemoryAccess(1, 64, 96, ((0, 8),), True), True),
     ],
     ids=["two reads", "overlap", "behind", "another base", "moves otherwise"],
 )
-def test_when_touches_meet(other, meets):
-    assert READ.meets(other) is meets and other.meets(READ) is meets
+def test_when_touches_meet(other, conflicts_with):
+    assert (
+        READ.conflicts_with(other) is conflicts_with
+        and other.conflicts_with(READ) is conflicts_with
+    )
 
 
 def test_an_output_that_takes_a_donated_input_is_that_input():

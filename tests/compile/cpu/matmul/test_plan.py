@@ -8,7 +8,7 @@ import pytest
 
 from spmd.base.config import config
 from spmd.compile.cpu.matmul import plan as matmul_plan
-from spmd.compile.cpu.matmul.plan import gemm_step, orient, plan_product
+from spmd.compile.cpu.matmul.plan import matmul_step, orient, plan_product
 from spmd.compile.cpu.matmul.tile_asm import can_assemble
 from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.dtypes import kernel_dtype
@@ -78,7 +78,7 @@ def product_of(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> Product:
 
 def multiply(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     """c[...] = a @ b by the generated kernel."""
-    step = gemm_step(product_of(a, b, c), (Slot(0), Slot(1), Slot(2)))
+    step = matmul_step(product_of(a, b, c), (Slot(0), Slot(1), Slot(2)))
     native = build_program(Program((None, None, None), (step,)))
     frames = native.new_frames()
     frames[:3] = [address(a), address(b), address(c)]
@@ -416,7 +416,7 @@ def random_epilogue(rng, batch, m, n, carried: str, result: str):
 
 
 def run_native(p: Product, arrays: list[np.ndarray]) -> None:
-    step = gemm_step(p, [Slot(k) for k in range(len(arrays))])
+    step = matmul_step(p, [Slot(k) for k in range(len(arrays))])
     native = build_program(Program((None,) * len(arrays), (step,)))
     frames = native.new_frames()
     frames[: len(arrays)] = [address(array) for array in arrays]

@@ -17,7 +17,7 @@ from spmd.compile.native.cpython.entry_point import (
     BYTES,
     NUMBERS,
     UNFIT,
-    open_door,
+    make_entry_point,
 )
 from spmd.compile.native.program.steps import CallbackStep, CopyStep, Program, Slot
 from spmd.compile.native.runtime.run import build_program
@@ -37,7 +37,7 @@ def test_addresses(devices):
     arrays = [[np.full(5, d, F32), np.ones(5, F32), np.zeros(5, F32)] for d in range(devices)]
     native = compile_for([binary("fadd", "float", Slot(0), Slot(1), Slot(2), 5)], arrays)
     words = range(3 * devices)
-    opened = open_door(native, [0] * len(words), [(ADDRESS, w) for w in words])
+    opened = make_entry_point(native, [0] * len(words), [(ADDRESS, w) for w in words])
     given = [address(a) for device in arrays for a in device]
     assert opened(*given) == given[-1]
     assert [a[2][4] for a in arrays] == [d + 1 for d in range(devices)]
@@ -46,7 +46,7 @@ def test_addresses(devices):
 
 def test_constant_words_and_offsets():
     x, out = np.arange(4, dtype=F32), np.zeros(2, F32)
-    opened = open_door(
+    opened = make_entry_point(
         adder(), [0, address(ONE), 0], [(ADDRESS, 0), (ADDRESS, 2)], [(0, 0, 8), (2, 2, 4)]
     )
     assert opened(address(x), address(out)) == address(out)
@@ -57,7 +57,7 @@ def test_constant_words_and_offsets():
 def test_bytes_and_buffers(cost_ns):
     native = adder(4, cost_ns)
     assert native.keeps_gil == (cost_ns < 1)
-    opened = open_door(native, [0] * 3, [(BUFFER, 0), (BUFFER, 1), (BYTES, 2)])
+    opened = make_entry_point(native, [0] * 3, [(BUFFER, 0), (BUFFER, 1), (BYTES, 2)])
     x, y, out = np.arange(4, dtype=F32), np.full(4, 2, F32), b"\0" * len("a result of it's")
     before = sys.getrefcount(x), sys.getrefcount(out)
     for _ in range(100):
@@ -80,7 +80,7 @@ def test_numbers(name, number):
     native = build_program(
         Program((dtype.itemsize,) * 2, (CopyStep(Slot(1), Slot(0), dtype.itemsize),))
     )
-    opened = open_door(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
+    opened = make_entry_point(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
     out = np.zeros(1, dtype)
     assert opened(number, address(out)) == address(out)
     np.testing.assert_array_equal(out[0], np.asarray(number).astype(dtype))
@@ -100,14 +100,14 @@ def test_numbers(name, number):
 )
 def test_numbers_that_do_not_fit(name, wrong):
     native = build_program(Program((8, 8), (CopyStep(Slot(1), Slot(0), 8),)))
-    opened = open_door(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
+    opened = make_entry_point(native, [0, 0], [(NUMBERS[name], 0), (ADDRESS, 1)])
     out = np.zeros(1)
     assert opened(wrong, address(out)) == UNFIT
     assert out[0] == 0
 
 
 def test_an_address_of_nothing_is_unfit():
-    opened = open_door(adder(), [0] * 3, [(ADDRESS, 0), (ADDRESS, 1), (ADDRESS, 2)])
+    opened = make_entry_point(adder(), [0] * 3, [(ADDRESS, 0), (ADDRESS, 1), (ADDRESS, 2)])
     here = address(ONE)
     for given in ((0, here, here), (here, here, -1), (here, "x", here)):
         assert opened(*given) == UNFIT
@@ -119,7 +119,7 @@ def test_a_failure_is_reported():
 
     native = compile_for([CopyStep(Slot(0), Slot(0), 4), CallbackStep(fail, (), ())], [[ONE]])
     assert not native.is_alone
-    opened = open_door(native, [0], [(ADDRESS, 0)])
+    opened = make_entry_point(native, [0], [(ADDRESS, 0)])
     status = opened(address(ONE))
     assert status < 0 and status != UNFIT
     with pytest.raises(ZeroDivisionError):
@@ -128,7 +128,7 @@ def test_a_failure_is_reported():
 
 def test_threads_meet_in_one_door():
     count = 1000
-    opened = open_door(adder(count, 1e4), [0] * 3, [(BUFFER, 0), (BUFFER, 1), (ADDRESS, 2)])
+    opened = make_entry_point(adder(count, 1e4), [0] * 3, [(BUFFER, 0), (BUFFER, 1), (ADDRESS, 2)])
     wrong = []
 
     def work(k):
@@ -148,11 +148,11 @@ def test_threads_meet_in_one_door():
 
 def test_doors_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="2 words for frames of 3"):
-        open_door(adder(), [0, 0], [])
+        make_entry_point(adder(), [0, 0], [])
     with pytest.raises(ValueError, match="do not have all of"):
-        open_door(adder(), [0] * 3, [(entry_point.ADDRESS, 3)])
+        make_entry_point(adder(), [0] * 3, [(entry_point.ADDRESS, 3)])
     with pytest.raises(ValueError, match="do not have all of"):
-        open_door(adder(), [0] * 3, [], [(0, -1, 8)])
+        make_entry_point(adder(), [0] * 3, [], [(0, -1, 8)])
 
 
 def test_definitions_outlive_what_knows_them():

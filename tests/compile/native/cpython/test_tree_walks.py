@@ -21,7 +21,7 @@ from spmd.base import tree
 from spmd.base.errors import PytreeError
 from spmd.compile.native.cpython import tree_walks
 from spmd.sharding.array import Array, from_memory
-from spmd.sharding.future import Pending
+from spmd.sharding.future import Future
 
 native = tree_walks.native_walks()
 pytestmark = pytest.mark.skipif(not native, reason="this interpreter's objects have no layout")
@@ -285,7 +285,7 @@ class Waits:
 
 def test_what_is_settled():
     whole = snp.arange(3).block_until_ready()
-    pending = from_memory(0, Pending(Waits(), None, 0), whole.aval)
+    pending = from_memory(0, Future(Waits(), None, 0), whole.aval)
     deleted = (snp.arange(3) + 1).block_until_ready()
     deleted.delete()
     for x in (whole, [whole, None, (1.5, {"a": whole})], {}, deleted, Point(whole, 1)):

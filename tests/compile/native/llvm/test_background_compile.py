@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spmd.compile.native.llvm.background_compile import Early, Item
+from spmd.compile.native.llvm.background_compile import BackgroundCompiler, Item
 from spmd.compile.native.llvm.compiler import Loader, Written
 
 PATIENCE = 60
@@ -32,7 +32,7 @@ def until(condition) -> None:
 
 def test_what_is_made_is_given_once():
     seen = []
-    early = Early(lambda unit: seen.append(unit) or unit[0][0].encode())
+    early = BackgroundCompiler(lambda unit: seen.append(unit) or unit[0][0].encode())
     first, second = sources(2)
     early.begin(writers(first, second))
     until(lambda: len(seen) == 2 and early._now is None)
@@ -51,7 +51,7 @@ def test_who_asks_waits_for_what_is_under_way_and_makes_what_is_not_begun():
         assert gate.wait(PATIENCE)
         return b"code"
 
-    early = Early(emit)
+    early = BackgroundCompiler(emit)
     first, second, third = sources(3)
     early.begin(writers(first, second, third))
     assert reached.wait(PATIENCE)
@@ -72,7 +72,7 @@ def test_what_cannot_be_compiled_is_left_to_who_asks():
     def emit(unit):
         raise RuntimeError("not LLVM IR")
 
-    early = Early(emit)
+    early = BackgroundCompiler(emit)
     early.begin(writers(*sources(1)))
     until(lambda: not any(t.name == "spmd-early" for t in threading.enumerate()))
     assert early.take(sources(1)[0]) is None
@@ -80,16 +80,16 @@ def test_what_cannot_be_compiled_is_left_to_who_asks():
 
 def test_what_is_made_is_put_to_use_if_nobody_made_it_before():
     used, gate = [], threading.Event()
-    early = Early(lambda unit: gate.wait(PATIENCE) and b"code")
+    early = BackgroundCompiler(lambda unit: gate.wait(PATIENCE) and b"code")
     first, second = sources(2)
     items = [Item(s[0], lambda s=s: s, lambda s=s: used.append(s)) for s in (first, second)]
     early.begin(items)
     until(lambda: early._now == first)
     assert early.take(second) is None
-    assert early.is_coming("text 0") and early.is_coming("text 1")
+    assert early.is_pending("text 0") and early.is_pending("text 1")
     gate.set()
-    until(lambda: not early.is_coming("text 1"))
-    assert used == [first] and not early.is_coming("text 0")
+    until(lambda: not early.is_pending("text 1"))
+    assert used == [first] and not early.is_pending("text 0")
 
 
 def test_a_loader_compiles_written_texts_once(monkeypatch, tmp_path):

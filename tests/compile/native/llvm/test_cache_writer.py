@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spmd.compile.native.llvm import cache_writer
-from spmd.compile.native.llvm.cache_writer import Behind
+from spmd.compile.native.llvm.cache_writer import CacheWriter
 from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 
 ROOT = Path(__file__).parents[4]
@@ -74,7 +74,7 @@ def test_who_stores_again_and_again_is_written_for_too(tmp_path, monkeypatch):
 def test_much_is_not_kept_in_memory(no_rest, monkeypatch):
     written: list[str] = []
     monkeypatch.setattr(cache_writer, "MOST_BYTES", 1000)
-    behind = Behind(lambda path, payload: written.append(path))
+    behind = CacheWriter(lambda path, payload: written.append(path))
     behind.put("a", bytes(600))
     behind.put("a", bytes(700))  # in its place: still 700
     assert written == []
@@ -91,7 +91,7 @@ def test_the_last_that_was_put_is_what_is_written():
         assert go.wait(60)
         written.setdefault(path, []).append(payload)
 
-    behind = Behind(write)
+    behind = CacheWriter(write)
     behind.put("a", b"1")
     assert begun.wait(60)
     behind.put("a", b"2")  # while the first is written
@@ -165,7 +165,7 @@ def test_the_handler_of_a_signal_may_store_while_something_is_written(no_rest):
         behind.put("b", b"2")
         behind.flush()
 
-    behind = Behind(write)
+    behind = CacheWriter(write)
     before = signal.signal(signal.SIGUSR1, handle)
     try:
         behind.put("a", b"1")
@@ -310,7 +310,7 @@ def test_a_child_forked_while_something_is_written_neither_waits_nor_writes_it(t
             begun.set()
             go.wait(60)
 
-    behind = Behind(write)
+    behind = CacheWriter(write)
     behind.put("slow", b"slow")
     behind.put("next", b"next")
     assert begun.wait(60)

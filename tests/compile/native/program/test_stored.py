@@ -348,7 +348,7 @@ def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
     made = compile_jaxpr(closed).native.encoded
     before = set(folder.rglob("*.o"))
     made.words[-1] = 2**46
-    stored.save_image("ab" * 32, made, 0, (None,), {}, [], closed)
+    stored.save_program("ab" * 32, made, 0, (None,), {}, [], closed)
     assert set(folder.rglob("*.o")) == before
 
 
@@ -361,9 +361,9 @@ def test_who_looks_at_passes_sees_them(folder):
 
 def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
     def key():
-        return stored.image_key(lambda: "program", ())
+        return stored.program_key(lambda: "program", ())
 
-    keys = [key(), stored.image_key(lambda: "program", (True,))]
+    keys = [key(), stored.program_key(lambda: "program", (True,))]
     with config.override("num_threads", 1):
         keys.append(key())
     monkeypatch.setattr(stored, "source_digest", lambda: "other files")

@@ -28,6 +28,7 @@ from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm.communicator import ShmCommunicator
 from spmd.transport.shm.direct_plan import DirectPlanner
 from spmd.transport.shm.plan import (
+    ExchangePlan,
     Limits,
     Member,
     Memory,
@@ -35,7 +36,6 @@ from spmd.transport.shm.plan import (
     Place,
     Planner,
     Read,
-    Rounds,
     Sum,
     Take,
 )
@@ -51,7 +51,7 @@ F32 = np.dtype(np.float32)
 
 def run_native(
     comm: ShmCommunicator,
-    rounds: Rounds,
+    rounds: ExchangePlan,
     inputs: Sequence[np.ndarray],
     outputs: Sequence[np.ndarray],
 ) -> None:
@@ -67,7 +67,7 @@ def run_native(
     native.run(frames)
 
 
-def rounds_of(comm: ShmCommunicator, case: Case) -> Rounds:
+def rounds_of(comm: ShmCommunicator, case: Case) -> ExchangePlan:
     """The rounds of a case of the transports' table."""
     planner, operand = comm.planner(), Operand(np.dtype(case.give(0, 1).dtype), 1, case.count)
     order = range(comm.size)
@@ -149,7 +149,7 @@ def meet(size: int, cases: Sequence[Case]) -> None:
 class Exchanged:
     """A random collective of several devices a process: its rounds, and what it must give."""
 
-    rounds: Rounds
+    rounds: ExchangePlan
     inputs: list[np.ndarray]  # of all devices
     wanted: list[np.ndarray]
 

@@ -15,7 +15,7 @@ from spmd.compile.cpu.assemble import compile_callees
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Launch
-from spmd.compile.passes.fuse_epilogues import attach_epilogues
+from spmd.compile.passes.fuse_epilogues import fuse_epilogues
 from spmd.compile.passes.fusion import fuse, memo, merge_siblings
 from spmd.compile.passes.inline_calls import inline_calls
 from spmd.compile.passes.simplify import simplify
@@ -73,7 +73,7 @@ def groups(closed):
 
 def one_by_one(closed, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(fuse, "repeat", lambda *_: None)
+        patch.setattr(fuse, "replay", lambda *_: None)
         return fuse.fuse(closed)
 
 
@@ -110,8 +110,8 @@ def test_groups_of_fusion_programs(monkeypatch):
 def test_compiled_to_the_same_bits(told, monkeypatch):
     function, args = deep(5, 3, told)
     closed, flat = simplified(function, args), tree_leaves(args)
-    found = compile_jaxpr(closed, optimised=attach_epilogues(fuse.fuse(closed)))(flat)
-    alone = compile_jaxpr(closed, optimised=attach_epilogues(one_by_one(closed, monkeypatch)))(flat)
+    found = compile_jaxpr(closed, optimised=fuse_epilogues(fuse.fuse(closed)))(flat)
+    alone = compile_jaxpr(closed, optimised=fuse_epilogues(one_by_one(closed, monkeypatch)))(flat)
     for got, want in zip(found, alone, strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -130,7 +130,7 @@ def test_neither_guesses_nor_remembered_pairs_change_groups(seed, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(memo, "_follow", counted)
             if without:
-                patch.setattr(memo.Growths, "follow", lambda self, growth: None)
+                patch.setattr(memo.FusionTraces, "follow", lambda self, growth: None)
                 patch.setattr(
                     merge_siblings, "_merge_all", lambda *given: merge_all(*given[:3], set())
                 )
@@ -149,7 +149,7 @@ def work(layers, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(fuse._Fuser, "grow", counted)
-        fused = attach_epilogues(fuse.fuse(simplified(*deep(layers, 3))))
+        fused = fuse_epilogues(fuse.fuse(simplified(*deep(layers, 3))))
     bodies = {id(e.params["jaxpr"]) for e in fused.eqns if e.prim.name in ("fused", "product")}
     kernels = {step.kernel for step in lower(fused).steps if isinstance(step, Launch)}
     done["bodies"], done["kernels"] = len(bodies), len(kernels)

@@ -10,7 +10,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
-from spmd.compile.passes.fusion.rematerialize import LEAST_BYTES, recompute
+from spmd.compile.passes.fusion.rematerialize import LEAST_BYTES, rematerialize
 from spmd.compile.passes.pipeline import PASSES, run_passes
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, all_eqns
@@ -23,10 +23,10 @@ BODIES = RNG.normal(size=(48, 3)).astype(F)
 
 
 def steps(f: Any, *args: Any) -> tuple[ClosedJaxpr, ClosedJaxpr]:
-    """A program after `fuse`, and after `recompute`."""
-    before = PASSES[: PASSES.index(recompute)]
+    """A program after `fuse`, and after `rematerialize`."""
+    before = PASSES[: PASSES.index(rematerialize)]
     fused = run_passes(spmd.make_jaxpr(f)(*args), passes=before)
-    return fused, recompute(fused)
+    return fused, rematerialize(fused)
 
 
 def kept(closed: ClosedJaxpr) -> int:

@@ -6,9 +6,9 @@ off the interpreter's stack, in a quarter of the time. Where it is told how arra
 (`native/cpython/object_layout.py`) it also checks that the operands are the arrays that the program
 was made for, and makes the results, which in Python costs more than running a small program.
 
-`spmd_door(self, args, count)` is a METH_FASTCALL function. `self` is a tuple; its first item is a
-`bytes` object with the door's words: what to call, the frames' constant words, how to read each
-operand and how to make each result. It uses only functions of the stable ABI.
+`spmd_entry_point(self, args, count)` is a METH_FASTCALL function. `self` is a tuple; its first item
+is a `bytes` object with the entry point's words: what to call, the frames' constant words, how to
+read each operand and how to make each result. It uses only functions of the stable ABI.
 """
 
 from __future__ import annotations
@@ -279,12 +279,12 @@ def _ret_unfit(f: Function, door: Value) -> None:
 
 
 def _door(layout: Layout | None) -> Function:
-    """spmd_door(self, args, count): find the operands, and run.
+    """spmd_entry_point(self, args, count): find the operands, and run.
 
     A door with trees is called like the matchers of jitted functions, with a tuple of positional
     and a dict of keyword arguments.
     """
-    f = Function("spmd_door", "ptr", ["ptr", "ptr", "i64"])
+    f = Function("spmd_entry_point", "ptr", ["ptr", "ptr", "i64"])
     me, args, given = f.params
     door = f.call(
         "PyBytes_AsString", "ptr", f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
@@ -303,18 +303,18 @@ def _door(layout: Layout | None) -> Function:
                     f.call("PyErr_Clear", "void")
                     f.call("release_objects", "void", operands, place.get())
                     _ret_unfit(f, door)
-            out = f.call("run_door", "ptr", door, operands)
+            out = f.call("run_entry_point", "ptr", door, operands)
             f.call("release_objects", "void", operands, count)
             f.ret(out)
     with f.if_(given.differs(count)):
         _ret_unfit(f, door)
-    f.ret(f.call("run_door", "ptr", door, args))
+    f.ret(f.call("run_entry_point", "ptr", door, args))
     return f
 
 
 def _run_door(layout: Layout | None) -> Function:
-    """run_door(door, operands): fill the frames from the operands, run, make the results."""
-    f = Function("run_door", "ptr", ["ptr", "ptr"], internal=True)
+    """run_entry_point(door, operands): fill the frames from the operands, run, make the results."""
+    f = Function("run_entry_point", "ptr", ["ptr", "ptr"], internal=True)
     door, operands = f.params
 
     def word(index: int, type: str = "i64") -> Value:

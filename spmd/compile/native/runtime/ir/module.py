@@ -35,7 +35,7 @@ _OF_STEPS = {
     "run_collective": layout.COLLECTIVE,
     "run_segment": layout.SEGMENT,
     "run_parallel": layout.PARALLEL,
-    "run_gang": layout.GANG,
+    "run_batch": layout.BATCH,
     "run_ranks": layout.RANKS,
 }
 POOL, BLOCK, SCRATCH, RUN_STEPS, SHARE, SHARE_KERNEL, SHARE_COPY = range(12, 19)

@@ -26,7 +26,7 @@ from spmd.compile.native.runtime.ir.scratch import scratch_texts
 from spmd.compile.native.runtime.ir.thread_affinity import place_texts
 from spmd.compile.native.runtime.ir.thread_pool import pool_texts
 from spmd.compile.native.runtime.ir.wait import wait_texts
-from spmd.compile.native.runtime.ir.work_sharing import gang_texts, share_texts
+from spmd.compile.native.runtime.ir.work_sharing import batch_texts, share_texts
 
 # What runs a kind of steps, `run_PART`.
 _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
@@ -38,7 +38,7 @@ _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
         "segment": segment_texts,
         "parallel": parallel_texts,
         "collective": exchange_texts,
-        "gang": gang_texts,
+        "batch": batch_texts,
         "ranks": rank_texts,
     }
 )

@@ -50,9 +50,9 @@ def share_texts() -> list[str]:
     return [f.text() for f in functions]
 
 
-def gang_texts() -> list[str]:
+def batch_texts() -> list[str]:
     """The functions of gangs, a part of their own: who has some may have no threads yet."""
-    return [f.text() for f in (resolve(), _gang_pieces(), _gang())]
+    return [f.text() for f in (resolve(), _batch_pieces(), _gang())]
 
 
 def _share() -> Function:
@@ -146,18 +146,18 @@ def _share_copy() -> Function:
     return f
 
 
-def _gang_pieces() -> Function:
+def _batch_pieces() -> Function:
     """Pool body: pieces [begin, end) of a gang, counted over all active devices."""
-    f = Function("gang_pieces", "void", ["ptr", "i64", "i64"], internal=True)
+    f = Function("batch_pieces", "void", ["ptr", "i64", "i64"], internal=True)
     job, begin, end = f.params
-    context, gang = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
+    context, batch = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
     active, pieces = f.load("ptr", job, JOB_ACTIVE), f.load("i64", job, JOB_UNITS)
     args = f.stack_bytes(f.load("i64", context, ARGS) * 8)
-    table = f.at(gang, 8 * (layout.HEAD + layout.GANG_FIELDS))
+    table = f.at(batch, 8 * (layout.HEAD + layout.BATCH_FIELDS))
     with f.range(begin, end) as number:
         position = number // pieces
         piece = f.at(table, (number - position * pieces) * 24)
-        step = f.at(gang, f.load("i64", piece) * 8)
+        step = f.at(batch, f.load("i64", piece) * 8)
         sizes = f.at(step, field(f, step, 5) * 8)
         function = f.load("ptr", step, 8 * layout.HEAD)
         fill_args(f, context, step, device_at(f, active, position), args)
@@ -171,11 +171,11 @@ def _gang_pieces() -> Function:
 
 def _gang() -> Function:
     """Run a gang: all pieces of all its kernels are one job for the pool."""
-    f = Function("run_gang", "i64", STEP_SIGNATURE, internal=True)
+    f = Function("run_batch", "i64", STEP_SIGNATURE, internal=True)
     context, step, end, active, count, _ = f.params
     pieces = field(f, step, 0)
     job = write_job(f, context, step, end, active, pieces)
-    body, piece_ps = f.symbol("gang_pieces"), field(f, step, 1)
+    body, piece_ps = f.symbol("batch_pieces"), field(f, step, 1)
     f.call("share", "void", context, body, job, pieces * count, piece_ps)
     f.ret(f.select(f.load("i64", job, JOB_FAILED).equals(0), f.value("i64", OK), NO_MEMORY))
     return f
