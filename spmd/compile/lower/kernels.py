@@ -20,7 +20,7 @@ from spmd.compile.kernel.split_by_condition import Piece, cut_pieces
 from spmd.compile.kernel.split_reduction import Split, split_reduction
 from spmd.compile.lower.concatenate import View
 from spmd.compile.lower.in_place import group_kernel
-from spmd.compile.lower.lowering import Lowering, aims, host, rule
+from spmd.compile.lower.lowering import ALIASES, Lowering, aims, host, rule
 from spmd.compile.lower.steps import OUTPUT, TEMP, Launch, Ref
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather
@@ -236,8 +236,21 @@ def _aim_operand(
     operand, target = eqn.invars[0], lowering.targets.get(eqn.outvars[0])
     if target is None or target.buffer.kind != OUTPUT or lowering.level:
         return
-    if isinstance(operand, Var) and operand in makers and readers[operand] == 1:
+    if isinstance(operand, Var) and operand in makers and _has_one_reader(operand, makers, readers):
         lowering.targets.setdefault(operand, target)
+
+
+def _has_one_reader(var: Var, makers: dict[Var, Eqn], readers: Counter[Var]) -> bool:
+    """Whether one equation reads a variable, and nothing else what it is another name of."""
+    while readers[var] == 1:
+        maker = makers.get(var)
+        if maker is None or maker.prim.name not in ALIASES:
+            return True
+        source = maker.invars[0]
+        if not isinstance(source, Var):
+            return True
+        var = source
+    return False
 
 
 def _number_everywhere(maker: Eqn) -> Literal | None:
