@@ -24,6 +24,8 @@ Optional slots, for structural primitives (calls, control flow, collectives): ``
 ``custom`` (whether that call has rules of its user's, which the jaxpr alone would not have),
 ``known`` (``(unknown, params) -> (operands, results, params)``, for control flow: which results
 depend on no operand marked unknown, and which operands and what params compute just these),
+``dce`` (``(used, params) -> (operands, results, params)``, for control flow: what is left if only
+the results marked used are),
 ``expand`` (the closed jaxpr that is compiled in its place; transformations don't look inside),
 ``members`` (a collective's meaning: ``(operands, **params) -> results``, one NumPy array for each
 member of a group, in order).
@@ -166,6 +168,7 @@ class Primitive:
         inline: Callable[[dict[str, Any]], Any] | None = None,
         custom: bool = False,
         known: Callable[..., Any] | None = None,
+        dce: Callable[..., Any] | None = None,
         expand: Callable[[dict[str, Any]], Any] | None = None,
         members: Callable[..., list[Any]] | None = None,
         axes: Callable[[dict[str, Any]], tuple[str, ...]] = _no_axes,
@@ -186,6 +189,7 @@ class Primitive:
         self.inline = inline
         self.custom = custom
         self.known = known
+        self.dce = dce
         self.expand = expand
         self.members = members
         self.axes = axes

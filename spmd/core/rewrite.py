@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 from spmd.base.context import state
@@ -188,6 +189,19 @@ def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
             live.update(v for v in eqn.invars if isinstance(v, Var))
     smaller = jaxpr.replace(eqns=kept[::-1], outvars=outvars)
     return smaller, [v in live for v in jaxpr.invars]
+
+
+def prune_eqn(eqn: Eqn, used: Sequence[bool]) -> Eqn:
+    """An equation whose primitive has a `dce` rule, without what only unused results need."""
+    assert eqn.prim.dce is not None
+    operands, results, params = eqn.prim.dce(used, eqn.params)
+    if all(operands) and all(results):
+        return eqn
+    return eqn.replace(
+        invars=tuple(compress(eqn.invars, operands)),
+        outvars=tuple(compress(eqn.outvars, results)),
+        params=params,
+    )
 
 
 def prune_consts(closed: ClosedJaxpr) -> ClosedJaxpr:

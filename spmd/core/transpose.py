@@ -16,7 +16,7 @@ from spmd.base.source import UNKNOWN, Source
 from spmd.core.aval import typeof
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Refused, Zero
-from spmd.core.rewrite import close
+from spmd.core.rewrite import close, prune_eqn
 from spmd.core.structural import add_any, zeros_like_aval
 
 
@@ -93,9 +93,14 @@ def _run_nonlinear(jaxpr: Jaxpr, values: dict[Var, Any], before: Source | None) 
 
 def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None:
     cts = [found.take(v) for v in eqn.outvars]
-    if all([type(ct) is Zero for ct in cts]) and (eqn.outvars or not eqn.effects):
+    reached = [type(ct) is not Zero for ct in cts]
+    if not any(reached) and (eqn.outvars or not eqn.effects):
         return
     prim, operands = eqn.prim, []
+    if prim.dce is not None and not eqn.effects and not all(reached):
+        of = dict(zip(eqn.outvars, cts, strict=True))
+        eqn = prune_eqn(eqn, reached)
+        cts = [of[v] for v in eqn.outvars]
     for a in eqn.invars:
         if isinstance(a, Literal):
             operands.append(a.val)

@@ -40,6 +40,7 @@ from spmd.lax.control import (
     retype_outputs,
     same_type,
 )
+from spmd.lax.control_dce import cond_dce
 from spmd.lax.convert import convert_element_type, stop_gradient
 from spmd.lax.logic import clamp, eq, select_n
 
@@ -365,6 +366,7 @@ cond_p = Primitive(
     transpose=_transpose,
     batch=_batch,
     known=_known,
+    dce=cond_dce,
     dims=Refused("the branches of a cond are partitioned one by one"),
     multiple=True,
     vma="given",

@@ -40,6 +40,7 @@ from spmd.lax.control import (
     settle_carry,
     widen,
 )
+from spmd.lax.control_dce import scan_dce
 from spmd.lax.control_known import known_loop, open_calls, split_known
 from spmd.lax.slicing import index_in_dim
 
@@ -477,6 +478,7 @@ scan_p = Primitive(
     transpose=_transpose,
     batch=_batch,
     known=_known,
+    dce=scan_dce,
     dims=Refused("the body of a scan is partitioned by itself"),
     multiple=True,
     vma="given",

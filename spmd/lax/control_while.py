@@ -40,6 +40,7 @@ from spmd.lax.control import (
     settle_carry,
     widen,
 )
+from spmd.lax.control_dce import while_dce
 from spmd.lax.control_known import known_loop
 from spmd.lax.control_scan import named_scan
 from spmd.lax.convert import convert_element_type, convert_element_type_p
@@ -384,6 +385,7 @@ while_p = Primitive(
     ),
     batch=_batch,
     known=_known,
+    dce=while_dce,
     dims=Refused("the body of a while loop is partitioned by itself"),
     multiple=True,
     vma="given",

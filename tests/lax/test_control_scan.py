@@ -213,14 +213,31 @@ def test_integer_carry_that_depends_on_what_is_transposed():
     def f(x):
         def body(c, _):
             n, y = c
-            return (n + (y > 0).astype(int), y * 2), None
+            return (n + (y > 0).astype(int), y * (n + 2)), None
 
         return lax.scan(body, (0, x), None, length=2)[0][1]
 
     # Differentiated, the integer is just a value; only as a linear function it has no meaning.
-    assert float(spmd.grad(f)(1.0)) == 4
+    assert float(spmd.grad(f)(1.0)) == 6
     with pytest.raises((GradError, spmd.errors.SpmdError)):
         spmd.linear_transpose(f, 1.0)(1.0)
+
+
+def test_what_no_cotangent_reaches_makes_no_nan():
+    """Zero times an undefined derivative is NaN: what is dead must not be transposed."""
+    undefined = lambda u, c: snp.sqrt(u - 9.0) + snp.log(c - 9.0)  # noqa: E731
+    programs = [
+        lambda x: lax.scan(lambda c, u: (c * u, undefined(u, c)), x, V)[0],
+        lambda x: lax.scan(lambda c, u: ((c[0] * u, undefined(u, c[0])), u), (x, x), V)[0][0],
+        lambda x: lax.fori_loop(0, 3, lambda i, c: (c[0] * 1.5, undefined(*c)), (x, x))[0],
+        lambda x: lax.cond(x < 9, lambda x: (x * 2, undefined(x, x)), lambda x: (x, x), x)[0],
+    ]
+    for program in programs:
+        for f in (program, spmd.jit(program), spmd.checkpoint(program)):
+            slope = spmd.grad(f)(0.5)
+            assert np.isfinite(slope), slope
+            np.testing.assert_allclose(slope, (f(0.75) - f(0.25)) / 0.5, rtol=1e-4)
+            assert spmd.grad(spmd.grad(f))(0.5) == 0
 
 
 # ---- disable_jit and mistakes -------------------------------------------------------------------
