@@ -25,6 +25,8 @@ from spmd.numpy.promotion import (
     check_arraylike,
     check_real,
     constant_like,
+    convert,
+    default_float,
     filled_like,
     plain,
     promote_args,
@@ -474,6 +476,9 @@ conj = conjugate
 
 def angle(z: Any, deg: bool = False) -> Any:
     """The argument of complex numbers, in radians or degrees."""
-    (z,) = promote_args_inexact("angle", z)
+    check_arraylike("angle", z)
+    z = plain(z)
+    if not dtypes.is_inexact(typeof(z).dtype):
+        z = convert(z, default_float())
     result = lax.atan2(imag(z), real(z))
     return rad2deg(result) if deg else result

@@ -18,6 +18,7 @@ from tests.jax.vocabulary import (
     DTYPES,
     ELEMENTWISE,
     INFIX,
+    INSIDE_BODIES,
     INSIDE_THEIR_DOMAIN,
     LITERALS,
     REDUCTIONS,
@@ -96,7 +97,7 @@ def formula(s: Scope, names: Sequence[str], depth: int = 2) -> str:
         return f"{s.pick(SMOOTH)}({a})"
     if choice < 0.85:
         # A quotient of equals has derivatives whose digits all cancel.
-        return infix(s, a, b, INFIX[: 1 if a == b else 8])
+        return infix(s, a, b, INFIX[:1] if a == b else INSIDE_BODIES)
     if choice < 0.93:
         return f"np.where({a} > {b}, {a}, {s.pick(names)})"
     return f"{s.pick(BINARY[:16])}({a}, {b})"
@@ -226,7 +227,11 @@ def running(s: Scope) -> str:
     # Which values are tied is a matter of rounding, once they are computed.
     a = s.pick([n for n in s.avals if n[0] == "x" and s.avals[n].ndim] or [s.array()])
     a = a if s.order else s.array()
-    return f"{s.pick(RUNNING)}({a}, axis={max(0, s.dim(a))})"
+    # JAX's derivatives of cumlogsumexp are numbers where infinities make NaN; of integers it is
+    # none.
+    names = [n for n in RUNNING if "logsumexp" not in n] if s.order else RUNNING
+    names = names if is_float(s.avals[a]) else [n for n in names if "logsumexp" not in n]
+    return f"{s.pick(names)}({a}, axis={max(0, s.dim(a))})"
 
 
 def product(s: Scope) -> str:
@@ -249,9 +254,12 @@ def product(s: Scope) -> str:
 
 def index(s: Scope) -> str:
     a = s.array()
+    # JAX takes the largest uint32 for -1, and cuts 64 bits to 32.
+    dtype = s.dtype()
+    made = f"np.array({s.pick(['1', '[0, 1, 1]', '-1'[dtype == 'uint32' :]])}).astype('{dtype}')"
+    i_bits = lambda v: v.dtype.itemsize < (4 if v.dtype.kind == "u" else 8)  # noqa: E731
     # JAX updates nothing with values of any shape; an error is ours.
-    integers = lambda v: v.dtype.kind in "iu" and v.ndim <= 1 and v.size  # noqa: E731
-    made = f"np.array({s.pick(['1', '[0, 1, 1]', '-1'])}).astype('{s.dtype()}')"
+    integers = lambda v: v.dtype.kind in "iu" and v.ndim <= 1 and v.size and i_bits(v)  # noqa: E731
     i = s.value(integers) if any(map(integers, s.avals.values())) and s.chance(0.6) else made
     other = s.pick([s.value(), s.constant()])
     mode = s.pick(["", ", mode='drop'", ", mode='clip'"])

@@ -50,6 +50,9 @@ INSIDE_THEIR_DOMAIN = """
 special.gammainc special.gammaincc special.zeta special.poch special.betaln
 """.split()
 
+# The remainder decides what is rounded down: that is a matter of the last bit.
+INSIDE_BODIES = "+ - * / % ** + -".split()
+
 INFIX = "+ - * / // % ** + - * % // < > <= == != & | ^ << >>".split()
 
 # Bodies of maps and loops stay bounded.

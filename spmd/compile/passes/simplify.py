@@ -129,6 +129,8 @@ class _Simplifier:
         if found is None:
             if not facts.is_elementwise or self.writer.scalars.keys().isdisjoint(ins):
                 return None
+            if out.shape not in [a.aval.shape for a in ins]:
+                return None  # bits cast to another width have a dim more or less
             found = self.strip_broadcasts(eqn, ins)
         return found if same_type(found.aval, out) else None
 
