@@ -126,7 +126,8 @@ def binary(s: Scope) -> str:
         return infix(s, a, b)
     name = s.pick(BINARY)
     if name in INSIDE_THEIR_DOMAIN:
-        a, b = (f"np.abs(np.nan_to_num({x})) % 30 + 1.25" for x in (a, b))
+        # JAX's are computed in few bits, where their operands have few.
+        a, b = (f"np.float32(np.abs(np.nan_to_num({x})) % 30 + 1.25)" for x in (a, b))
     return f"{name}({a}, {b})" + " + 0" * (name in ("np.remainder", "np.mod"))
 
 
@@ -246,7 +247,8 @@ def product(s: Scope) -> str:
             f"np.einsum('ij,kj->ik', {a}, {b})",
             f"np.tensordot({a}, {b}, 1)",
             f"np.vdot({a}, {a})",
-            f"np.convolve({a}, {b}[:2])",
+            # The zeros around an array meet what is NaN in a kernel.
+            f"np.convolve({a}, np.nan_to_num({b})[:2])",
             f"np.kron({a}, {b})",
         ]
     )
