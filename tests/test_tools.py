@@ -27,6 +27,7 @@ def _tool(name: str) -> ModuleType:
 
 
 pages = _tool("api_pages")
+size = _tool("size")
 
 
 @pytest.mark.parametrize("namespace", pages.NAMESPACES)
@@ -96,3 +97,48 @@ def test_the_comparison_runs_as_a_command():
     tool = [sys.executable, str(ROOT / "tools" / "api_coverage.py")]
     done = subprocess.run(tool, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0 and "numpy" in done.stdout and "excluded (" in done.stdout
+
+
+# ---- size.py -----------------------------------------------------------------------------------
+
+
+def test_code_lines_are_neither_comments_nor_docstrings():
+    source = '''"""A module."""
+
+import os  # why
+
+# A comment.
+class C:
+    """Two
+    lines."""
+
+    x = """two
+    lines"""
+
+
+def f(a,
+      b):
+    "More."
+    return a
+'''
+    assert size.code_lines(source) == 1 + 3 + 3
+
+
+def test_sizes_are_those_of_the_folders(capsys):
+    size.main(["spmd/lax"])
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line.split() for line in lines if line.startswith("spmd/lax/linalg "))
+    assert int(row[1]) > 500
+    together = next(line.split() for line in lines if line.startswith("together"))
+    assert int(together[1]) > int(row[1])
+
+
+# ---- call_path.py ------------------------------------------------------------------------------
+
+
+def test_third_call_stays_in_three_files():
+    command = [sys.executable, str(ROOT / "tools" / "call_path.py")]
+    done = subprocess.run([*command, "third"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    files = [line.split(":")[0] for line in done.stdout.splitlines()]
+    assert "compile/dispatch/jit.py" in files and len(files) <= 3, done.stdout
