@@ -1,4 +1,4 @@
-"""NVRTC: CUDA C++ text to machine code of a GPU, on any machine; the only door to that library.
+"""NVRTC: CUDA C++ text to machine code of a GPU, on any machine; the only user of that library.
 
     compiled = compile_cubin(module_text(functions), "sm_90")
     compiled.cubin                     # an ELF image that a driver loads

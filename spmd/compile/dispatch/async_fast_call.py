@@ -1,7 +1,7 @@
 """The fast path of calls whose program runs in the queue: they are matched, not flattened.
 
-The text of `python_fast_call.Writer` up to the door; behind it, what the executable does for any
-call in the queue. That is Python, a few microseconds beside a program of a millisecond.
+The text of `python_fast_call.Writer` up to the entry point; behind it, what the executable does for
+any call in the queue. That is Python, a few microseconds beside a program of a millisecond.
 """
 
 from __future__ import annotations

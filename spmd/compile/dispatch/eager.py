@@ -70,7 +70,7 @@ _loops = weakref.WeakKeyDictionary()
 class _Signature:
     """What is known of a primitive at given avals and parameters."""
 
-    __slots__ = ("door", "executable", "expected", "is_large", "is_size_generic")
+    __slots__ = ("entry_point", "executable", "expected", "is_large", "is_size_generic")
 
     def __init__(self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]):
         found = prim.rule("abstract")(*avals, **params)
@@ -84,7 +84,7 @@ class _Signature:
             and all(dtypes.is_float(a.dtype) and a.size for a in (*avals, *self.expected))
         )
         self.executable: Executable | None = None
-        self.door: Callable[..., Any] | None = None
+        self.entry_point: Callable[..., Any] | None = None
 
     def prepare_size_generic(
         self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
@@ -93,7 +93,7 @@ class _Signature:
         made = eager_kernels.program_of(_jaxpr_of_one(prim, avals, self.expected, params))
         self.is_size_generic = made is not None
         if made is not None:
-            self.executable, self.door = made, made.door
+            self.executable, self.entry_point = made, made.entry_point
 
 
 _signatures: dict[Any, _Signature] = {}
@@ -129,8 +129,8 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     if known.is_size_generic and not config.disable_jit:
         if known.executable is None:
             known.prepare_size_generic(prim, avals, params)
-        if known.door is not None:
-            out = known.door(*operands)
+        if known.entry_point is not None:
+            out = known.entry_point(*operands)
             if out is not MISS:
                 return out
         if known.executable is not None:

@@ -2,11 +2,12 @@
 
 The one idea: an operation outside `jit` costs little arithmetic and much asking: promotion, shapes,
 the primitive's rules, NumPy's own dispatch. When an operation was called a few times on operands of
-the same types, it is traced, and from then on a call is a look-up and the call of a door.
+the same types, it is traced, and from then on a call is a look-up and the call of an entry point.
 
 Nobody may see the difference. Programs whose every bit is determined, that is which move elements,
 or round at most once, are compiled like jitted functions, numbers as run-time operands. Where the
-rounding is ours, the door is that of `eager_kernels.py`, whose code ran from the first call on.
+rounding is ours, the entry point is that of `eager_kernels.py`, whose code ran from the first call
+on.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class EagerCache:
             return jitted.closure(args)
         if is_size_generic(closed) and all(type(x) is Array for x in args):
             made = eager_kernels.program_of(closed)
-            return None if made is None else made.door
+            return None if made is None else made.entry_point
         return None
 
     def forget(self) -> None:

@@ -180,9 +180,9 @@ def _product(eqn: Eqn, place: Place) -> KernelStep | None:
 
 
 class SizeGenericExecutable(Executable):
-    """A program of such steps; `door` is the function that runs it, where there is one.
+    """A program of such steps; `entry_point` is the function that runs it, where there is one.
 
-    `door(*arrays)` gives the result, a tuple of results, or `MISS` for other arguments.
+    `entry_point(*arrays)` gives the result, a tuple of results, or `MISS` for other arguments.
     """
 
     def __init__(self, closed: ClosedJaxpr, steps: _Steps):
@@ -196,9 +196,9 @@ class SizeGenericExecutable(Executable):
         self._consts = steps.consts
         self.native = build_program(steps.program())
         self.prepare(closed.jaxpr.name)
-        self.door = self._door()
+        self.entry_point = self._open()
 
-    def _door(self) -> Callable[..., Any] | None:
+    def _open(self) -> Callable[..., Any] | None:
         (aval,) = self.out_avals
         if object_layout() is None or aval.nbytes > SMALL_BYTES or not self.native.is_alone:
             return None

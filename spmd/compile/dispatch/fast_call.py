@@ -1,8 +1,9 @@
 """The fast path where native code reads and makes arrays: less Python, and for most calls none.
 
-A subclass of `python_fast_call.Writer`, whose Python text stays the slow twin: the door compares
-the avals of operands and makes the results. If the arguments are trees of arrays and numbers, and
-the results small, nothing is left to be written: the door itself is the function.
+A subclass of `python_fast_call.Writer`, whose Python text stays the slow twin: the entry point
+compares the avals of operands and makes the results. If the arguments are trees of arrays and
+numbers, and the results small, nothing is left to be written: the entry point itself is the
+function.
 """
 
 from __future__ import annotations
@@ -66,13 +67,14 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 
 class NativeWriter(Writer):
-    """Writes the function of one signature, or opens the door that is that function."""
+    """Writes the function of one signature, or makes the entry point that is that function."""
 
     def __init__(self, split: Split, executable: Any, out_tree: TreeDef, direct: bool):
         super().__init__(split, executable, out_tree)
         self.direct = direct
         self.slab_bytes = self.slab_word = 0
-        # The blocks that the door makes: their classes, and the words that get their addresses.
+        # The blocks that the entry point makes: their classes, and the words that get their
+        # addresses.
         self.fresh_blocks: list[tuple[SizeClass, int]] = []
         # Then nothing shall be taken or recorded for a call that does not fit.
         self.checks = bool(executable.takes) or FLIGHT.keeps_programs
@@ -88,10 +90,10 @@ class NativeWriter(Writer):
         if is_plain(out) and self.takes_arguments():
             args, kwargs = self.split.tree.children
             return self.open(made, out, None if self.direct else (args, kwargs))
-        # Containers that the door does not know are made here, of a tuple of the results.
+        # Containers that the entry point does not know are made here, of a tuple of the results.
         flat = TreeDef(tuple, None, (LEAF,) * len(made))
         self.names["run"] = self.open(made, out if is_plain(out) else flat)
-        # A call of the door that did not fit has done nothing.
+        # A call of the entry point that did not fit has done nothing.
         if FLIGHT.keeps_programs:
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
             self.put(f"span = begin({self.executable.native.label}, 0)")
@@ -110,7 +112,7 @@ class NativeWriter(Writer):
 
     def operands_as_read(self, matching: list[str]) -> tuple[list[str], str]:
         """The lines that match, and the operands; leaves of a wide dict are not taken apart if all
-        that is done with them is to hand them to the door."""
+        that is done with them is to hand them to the entry point."""
         if len(self.wide) == 1 and not any(self.donated_arrays):
             line, names = self.wide[0]
             at = matching.index(line)
@@ -120,7 +122,7 @@ class NativeWriter(Writer):
         return matching, ", ".join(self.operands)
 
     def takes_arguments(self) -> bool:
-        """Whether the door can be called with the arguments as they are."""
+        """Whether the entry point can be called with the arguments as they are."""
         if FLIGHT.keeps_programs or self.split.static_args or self.split.static_kwargs:
             return False
         tree = self.split.tree
@@ -156,7 +158,7 @@ class NativeWriter(Writer):
     # ---- results ----
 
     def results_made(self) -> list[entry_point.Result]:
-        """What the door makes; writes the allocation of what it does not allocate itself."""
+        """What the entry point makes; writes the allocation of what it does not allocate itself."""
         executable = self.executable
         first = 1 + len(self.operands)
         self.words += range(1, first)
@@ -190,7 +192,7 @@ class NativeWriter(Writer):
         return [self.owner(k, nbytes, words[k]) for k, nbytes in enumerate(sizes)]
 
     def owner(self, k: int, nbytes: int, word: int) -> int:
-        """The owner of one output: a block that the door makes, or the choice of one by Python."""
+        """The owner of one output: a block of the entry point, or one that Python chooses."""
         taken = self.executable.takes.get(k)
         if taken is None or type(self.split.leaves[taken]) is not Array:
             return self.fresh_block(nbytes, word)
@@ -198,12 +200,12 @@ class NativeWriter(Writer):
         return self.block(f"block{k}", word)
 
     def fresh_block(self, nbytes: int, word: int) -> int:
-        """Let the door make a block; gives the owner of what is in it."""
+        """Let the entry point make a block; gives the owner of what is in it."""
         self.fresh_blocks.append((home_of(nbytes), word))
         return entry_point.of_block(len(self.fresh_blocks) - 1)
 
     def arena(self, kept: bool, name: str, word: int) -> int:
-        """As `Writer.arena`, but that of one call is a block that the door makes."""
+        """As `Writer.arena`, but that of one call is a block that the entry point makes."""
         if kept and self.executable.arena <= KEPT_ARENA_BYTES:
             return super().arena(kept, name, word)
         self.fresh_block(self.executable.arena, word)
@@ -215,7 +217,7 @@ class NativeWriter(Writer):
         self.offsets += [(word, words[0], start) for word, start in pairs]
 
     def block(self, name: str, word: int) -> int:
-        """Hand a block to the door; gives the operand's number."""
+        """Hand a block to the entry point; gives the operand's number."""
         self.operand(name, entry_point.BLOCK)
         self.words.append(word)
         return len(self.operands) - 1
@@ -226,7 +228,7 @@ class NativeWriter(Writer):
         out: TreeDef,
         given: tuple[TreeDef, TreeDef] | None = None,
     ) -> Callable[..., Any]:
-        """The door."""
+        """The entry point."""
         operands = [
             entry_point.Operand(kind, word, expected)
             for kind, word, expected in zip(self.kinds, self.words, self.expected, strict=True)

@@ -2,8 +2,8 @@
 
 The one idea: instead of flattening the arguments and hashing their avals, generated source
 *matches* them against the structure that was compiled for, leaf by leaf, comparing interned avals
-by identity; then it hands the raw addresses to the program's door. A mismatch returns `MISS` and
-the call is looked up the general way. `fast_call.py` leaves the leaves to native code.
+by identity; then it hands the raw addresses to the program's entry point. A mismatch returns `MISS`
+and the call is looked up the general way. `fast_call.py` leaves the leaves to native code.
 
 Only what is common is matched: tuples, lists, dicts, named tuples and None, with single-device
 arrays, NumPy arrays of the exact dtype and numbers as leaves. Everything else stays on the general
@@ -63,7 +63,7 @@ def _has_buffer(x: Any) -> bool:
 
 
 def is_number(x: Any, aval: ShapedArray) -> bool:
-    """Whether `x` is a number that a door can write into memory."""
+    """Whether `x` is a number that an entry point can write into memory."""
     return isinstance(x, (bool, int, float, np.generic)) and aval.dtype.name in entry_point.NUMBERS
 
 
@@ -97,8 +97,8 @@ class Writer:
         self.names: dict[str, Any] = {}
         self.leaf = 0
         self.count = 0
-        # What the door is given, the kind of each, the word of the frames for it; and the words
-        # that are so many bytes behind another.
+        # What the entry point is given, the kind of each, the word of the frames for it; and the
+        # words that are so many bytes behind another.
         self.operands: list[str] = []
         self.kinds: list[int] = []
         self.words: list[int] = []
@@ -243,7 +243,7 @@ class Writer:
         self.operand(f"{name}.ptr", entry_point.ADDRESS)
 
     def operand(self, text: str, kind: int, expected: Any = None) -> None:
-        """Hand the value of an expression to the door, which compares it with `expected`."""
+        """Hand the value of an expression to the entry point, which compares it with `expected`."""
         self.operands.append(text)
         self.kinds.append(kind)
         self.expected.append(expected)
@@ -303,7 +303,7 @@ class Writer:
         return 0
 
     def place(self, text: str, word: int) -> None:
-        """Hand an address to the door, for a word of the frames."""
+        """Hand an address to the entry point, for a word of the frames."""
         self.operand(text, entry_point.ADDRESS)
         self.words.append(word)
 

@@ -61,11 +61,11 @@ def test_a_class_that_keeps_a_value_elsewhere_has_no_offsets():
     assert slot_offsets(Plain, {"a": 1.5}) is None
 
 
-# ---- doors with results ------------------------------------------------------------------------
+# ---- entry points with results -------------------------------------------------------------------
 
 
 def copier(native=None, **options):
-    """A door that copies four floats; and the aval of its operand."""
+    """An entry point that copies four floats; and the aval of its operand."""
     aval = typeof(X)
     native = native or build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16),)))
     results = entry_point.Results(
@@ -153,7 +153,7 @@ def test_results_may_live_in_blocks_and_in_operands():
 
 
 def with_block(steps=(), nbytes=70_016):
-    """A door that copies four floats into a block that it makes itself; and the block's class."""
+    """An entry point that copies four floats into a block of its own; and the block's class."""
     aval, home = typeof(X), home_of(nbytes)
     native = build_program(Program((16, 16), (CopyStep(Slot(1), Slot(0), 16), *steps)))
     results = entry_point.Results(
@@ -425,7 +425,7 @@ def test_keys_of_any_class():
     assert match(({Key("b"): Y, Key("c"): X},), {}) is MISS
     Key.refuses = True
     assert match(({Key("a"): X, Key("b"): Y},), {}) is MISS
-    assert len(match((given,), {})) == 2  # the door's own keys need no comparison
+    assert len(match((given,), {})) == 2  # the entry point's own keys need no comparison
 
 
 def test_operands_are_held_while_the_program_runs():

@@ -17,8 +17,8 @@ from spmd.compile.native.runtime.load import part_source, pool_calls, runtime_so
 def warm_up_runtime() -> None:
     """Begin with the core of the runtime, the pool, and gangs, which most larger programs have.
 
-    Not with doors: the second call of a program comes when it comes, and while larger programs are
-    compiled they need the other core more.
+    Not with entry points: the second call of a program comes when it comes, and while larger
+    programs are compiled they need the other core more.
     """
     if available_cores() > 1:
         pool, batch = part_source(POOL), part_source("batch")

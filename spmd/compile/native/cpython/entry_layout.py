@@ -1,4 +1,4 @@
-"""What a door is told, in words: operands, results, and the trees they come from and go into.
+"""The words of an entry point: operands, results, and the trees that hold them.
 
 The native code that reads these words (`ir/entry_point.py`, `ir/entry_trees.py`) is written
 once a machine; what is here is needed in every process.
@@ -10,17 +10,16 @@ from typing import Any
 
 from spmd.base.tree import TreeDef, is_named_tuple
 
-# The words of a door: program header, number of operands, words of all frames, whether the run
-# releases the GIL, address of the frames' template, number of buffers, number of offsets; what the
-# function returns (`STATUS`...), how many bytes behind the door's first word the trees of the
-# arguments (0: it takes the operands themselves) and of the results are; the number of results, the
-# size of the bytes object for them (0: none) and its word, the number of blocks that are made, the
-# object that says that nothing fits, the function that raises for a status, the type of arrays and
-# of blocks, None.
-# Then for each operand its kind, the word of the frames that gets its address, and the object it is
-# compared with; then for each offset a word, the word that it starts from, and the bytes in
-# between; then for each result the word with its address, its owner, its aval and its sharding;
-# then for each block its size class and the word that gets its address;
+# The words of an entry point: program header, number of operands, words of all frames, whether the
+# run releases the GIL, address of the frames' template, number of buffers, number of offsets; what
+# the function returns (`STATUS`...), how many bytes behind the entry point's first word the trees
+# of the arguments (0: it takes the operands themselves) and of the results are; the number of
+# results, the size of the bytes object for them (0: none) and its word, the number of blocks that
+# are made, the object that says that nothing fits, the function that raises for a status, the type
+# of arrays and of blocks, None. Then for each operand its kind, the word of the frames that gets
+# its address, and the object it is compared with; then for each offset a word, the word that it
+# starts from, and the bytes in between; then for each result the word with its address, its owner,
+# its aval and its sharding; then for each block its size class and the word that gets its address;
 # then the nodes of the trees (`ir/entry_trees.py`).
 (
     HEADER,
@@ -51,9 +50,10 @@ from spmd.base.tree import TreeDef, is_named_tuple
 # with, if there is one.
 ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(10)
 
-# What a door returns: a number, which is the address of the last operand if all went well, the
-# negative status of the run if not, or UNFIT, if an operand was not what the door expects and
-# nothing has run. Or the tree of results; then a status is raised, and MISS stands for UNFIT.
+# What an entry point returns: a number, which is the address of the last operand if all went well,
+# the negative status of the run if not, or UNFIT, if an operand was not what the entry point
+# expects and nothing has run. Or the tree of results; then a status is raised, and MISS stands for
+# UNFIT.
 STATUS, TREE = range(2)
 UNFIT = -64
 
@@ -69,7 +69,7 @@ def of_operand(k: int) -> int:
 
 
 def of_block(k: int) -> int:
-    """The owner of a result whose memory is block `k` of those that the door makes."""
+    """The owner of a result whose memory is block `k` of those that the entry point makes."""
     return FIRST_BLOCK + k
 
 
@@ -85,7 +85,7 @@ _PLAIN = {None: IS_LEAF, type(None): IS_NONE, tuple: IS_TUPLE, list: IS_LIST, di
 
 
 def is_plain(tree: TreeDef) -> bool:
-    """Whether a door knows all containers of a tree."""
+    """Whether an entry point knows all containers of a tree."""
     known = tree.kind is None or tree.kind in _PLAIN or is_named_tuple(tree.kind)
     return known and all(map(is_plain, tree.children))
 

@@ -1,7 +1,8 @@
-"""Doors: a program as a built-in function of its operands, the cheapest call there is.
+"""Entry points: a program as a built-in function of its operands, the cheapest call there is.
 
-A door is opened once for a program and a kind of call: which words of the frames are constant, how
-each operand is given (an address, a buffer, a number, an array), and how the results are made.
+An entry point is made once for a program and a kind of call: which words of the frames are
+constant, how each operand is given (an address, a buffer, a number, an array), and how the results
+are made.
 
 Without results its call returns the address of its last operand when all went well; a negative
 number, whose opposite is to be handed to `NativeProgram.fail`, if not; or `UNFIT` if an operand was
@@ -93,12 +94,13 @@ class Result(NamedTuple):
 
 
 class Results(NamedTuple):
-    """What a door makes; with `slab` bytes for small results, whose address word `slab_word` gets.
+    """The results of an entry point; `slab` bytes hold small ones, word `slab_word` their address.
 
     `out`: the tree of the results, a leaf each. `given`: the tree of the positional arguments and
-    that of the keyword arguments, for a door that is called with a tuple and a dict of them; None
-    for one that is called with the operands one by one. `blocks`: the size classes of blocks that
-    it makes, which may own results (`of_block`), and the words that get their addresses.
+    that of the keyword arguments, for an entry point that is called with a tuple and a dict of
+    them; None for one that is called with the operands one by one. `blocks`: the size classes of
+    blocks that it makes, which may own results (`of_block`), and the words that get their
+    addresses.
     """
 
     made: Sequence[Result]
@@ -111,10 +113,12 @@ class Results(NamedTuple):
 
 @cache
 def entry_point_code() -> int:
-    """The code that all doors share."""
+    """The code that all entry points share."""
     expect_walks()
     layout = object_layout()
-    found = compile_written(Written(f"door {layout}", lambda: _texts.door_text(layout)))
+    found = compile_written(
+        Written(f"entry point {layout}", lambda: _texts.entry_point_source(layout))
+    )
     if layout is not None:
         words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
         setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])
@@ -152,7 +156,9 @@ def make_entry_point(
     if flags.given and sum(t.num_leaves for t in flags.given) != len(given):
         raise ValueError(f"{len(given)} operands are not the leaves of {flags.given}")
     if object_layout() is None and (results or any(o.kind in (ARRAY, BLOCK) for o in given)):
-        raise ValueError("the layout of arrays is not known, so a door cannot read or make them")
+        raise ValueError(
+            "the layout of arrays is not known, so an entry point cannot read or make them"
+        )
     fixed = np.array(template, np.int64)
     fail = program.fail  # one bound method, kept
     kept_trees: list[Any] = []

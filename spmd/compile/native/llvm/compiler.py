@@ -1,4 +1,4 @@
-"""From LLVM IR text to callable addresses: the only door to llvmlite.
+"""From LLVM IR text to callable addresses: the only module that imports llvmlite.
 
 The one idea: code is content. A text is compiled once per process and, through the object cache,
 once per machine; loaded code is never unloaded, so an address stays good for the life of the

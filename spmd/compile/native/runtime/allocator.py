@@ -70,8 +70,8 @@ class SizeClass:
 class Block:
     """Memory owned by whoever holds this object; it returns to its list with the last reference.
 
-    Only `alloc` and doors make blocks, and set both fields themselves: an `__init__` would cost a
-    quarter more. The first door puts native code in the place of `__del__`.
+    Only `alloc` and entry points make blocks, and set both fields themselves: an `__init__` would
+    cost a quarter more. The first entry point puts native code in the place of `__del__`.
     """
 
     __slots__ = ("__weakref__", "address", "home")

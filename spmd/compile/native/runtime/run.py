@@ -171,7 +171,7 @@ class NativeProgram:
         return FLIGHT.label("program", program=self.name)
 
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
-        """Raise the exception that belongs to the status of a run (of a door, without frames)."""
+        """Raise the exception of a run's status; an entry point gives no frames."""
         PROGRESS.settle()  # what is in flight writes to the memory of this run
         if status == run_layout.INTERRUPTED:
             raise_signal()

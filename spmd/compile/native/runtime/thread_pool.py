@@ -1,6 +1,6 @@
 """The worker pool as Python sees it: one kernel call spread over the threads of the process.
 
-Programs reach the pool natively; this door serves single kernels and tests. The pool itself is
+Programs reach the pool natively; this function serves single kernels and tests. The pool itself is
 native code (`ir/thread_pool.py`): there is one per process, made at the first job that is worth it,
 with as many threads as `config.num_threads` says, or as the process may use cores.
 """

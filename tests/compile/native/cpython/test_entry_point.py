@@ -1,4 +1,4 @@
-"""Doors: programs as built-in functions of addresses, buffers and numbers."""
+"""Entry points: programs as built-in functions of addresses, buffers and numbers."""
 
 from __future__ import annotations
 

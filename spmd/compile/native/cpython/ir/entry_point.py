@@ -91,13 +91,13 @@ declare ptr @memcpy(ptr, ptr, i64)
 """
 
 
-def door_text(layout: Layout | None) -> str:
-    """The module of the door; without a layout it knows no arrays and no trees."""
+def entry_point_source(layout: Layout | None) -> str:
+    """The module of the entry point; without a layout it knows no arrays and no trees."""
     functions = [_release(), *_read_functions(layout), *spread_functions(layout)]
     if layout is not None:
         functions += [*block_functions(layout), _make_blocks(layout)]
         functions += [_make(layout), _make_next(layout), *gather_functions()]
-    functions += [_run_door(layout), _door(layout)]
+    functions += [_run_entry_point(layout), _door(layout)]
     return "\n".join(
         [_DECLARATIONS, DOOR_TREE_DECLARATIONS, BLOCK_DECLARATIONS, *(f.text() for f in functions)]
     )
@@ -133,27 +133,27 @@ def _address(layout: Layout) -> Function:
 
 
 def _read(layout: Layout | None) -> Function:
-    """read_operand(door, entry, object, cell, view): the address of an operand, or 0 or -1.
+    """read_operand(fields, entry, object, cell, view): the address of an operand, or 0 or -1.
 
     Numbers are written to `cell`; `view` is filled by a buffer. Without an address a Python error
     may be set.
     """
     f = Function("read_operand", "i64", ["ptr"] * 5, internal=True)
-    door, entry, operand, cell, view = f.params
+    fields, entry, operand, cell, view = f.params
     kind, expected = f.load("i64", entry), f.load("ptr", entry, 16)
     here = f.convert("ptrtoint", cell, "i64")
     if layout is not None:
         kind_of = f.load("ptr", operand, layout.type)
         with f.if_(kind.equals(ARRAY)):
-            with f.if_(kind_of.differs(f.load("ptr", door, 8 * ARRAY_TYPE))):
+            with f.if_(kind_of.differs(f.load("ptr", fields, 8 * ARRAY_TYPE))):
                 f.ret(0)
             same = f.load("ptr", operand, layout.aval).equals(expected)
-            none = f.load("ptr", door, 8 * NONE)
+            none = f.load("ptr", fields, 8 * NONE)
             with f.if_(same & f.load("ptr", operand, layout.sharding).equals(none)):
                 f.ret(f.call("address_of", "i64", f.load("ptr", operand, layout.ptr)))
             f.ret(0)
         with f.if_(kind.equals(BLOCK)):
-            with f.if_(kind_of.differs(f.load("ptr", door, 8 * BLOCK_TYPE))):
+            with f.if_(kind_of.differs(f.load("ptr", fields, 8 * BLOCK_TYPE))):
                 f.ret(0)
             address = f.load("ptr", operand, layout.block_address)
             f.ret(f.call("address_of", "i64", address))
@@ -237,19 +237,19 @@ def _make_blocks(layout: Layout) -> Function:
     return f
 
 
-# What `make_next` is handed: the door, the entry of the next result, the frames, the operands, the
-# bytes object for results, and the blocks.
-_DOOR, _ENTRY, _FRAMES, _GIVEN, _SLAB, _MADE = range(0, 48, 8)
+# What `make_next` is handed: the entry point, the entry of the next result, the frames, the
+# operands, the bytes object for results, and the blocks.
+_FIELDS, _ENTRY, _FRAMES, _GIVEN, _SLAB, _MADE = range(0, 48, 8)
 
 
 def _make_next(layout: Layout) -> Function:
     """make_next(state): the next result, or null."""
     f = Function("make_next", "ptr", ["ptr"], internal=True)
     (state,) = f.params
-    door, entry = f.load("ptr", state, _DOOR), f.load("ptr", state, _ENTRY)
+    fields, entry = f.load("ptr", state, _FIELDS), f.load("ptr", state, _ENTRY)
     operands = f.load("ptr", state, _GIVEN)
     f.store(f.at(entry, _RESULT_BYTES), state, _ENTRY)
-    kind, none = f.load("ptr", door, 8 * ARRAY_TYPE), f.load("ptr", door, 8 * NONE)
+    kind, none = f.load("ptr", fields, 8 * ARRAY_TYPE), f.load("ptr", fields, 8 * NONE)
     source = f.load("i64", entry, 8)
     owner = f.var("ptr", f.load("ptr", state, _SLAB))
     with f.if_(source >= FIRST_BLOCK):
@@ -266,13 +266,13 @@ def _make_next(layout: Layout) -> Function:
     return f
 
 
-# ---- the door ----------------------------------------------------------------------------------
+# ---- the entry point -----------------------------------------------------------------------------
 
 
-def _ret_unfit(f: Function, door: Value) -> None:
+def _ret_unfit(f: Function, fields: Value) -> None:
     """Return that nothing fits."""
-    with f.if_(f.load("i64", door, 8 * RETURNS).differs(STATUS)):
-        miss = f.load("ptr", door, 8 * MISS)
+    with f.if_(f.load("i64", fields, 8 * RETURNS).differs(STATUS)):
+        miss = f.load("ptr", fields, 8 * MISS)
         f.call("Py_IncRef", "void", miss)
         f.ret(miss)
     f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", UNFIT)))
@@ -281,44 +281,44 @@ def _ret_unfit(f: Function, door: Value) -> None:
 def _door(layout: Layout | None) -> Function:
     """spmd_entry_point(self, args, count): find the operands, and run.
 
-    A door with trees is called like the matchers of jitted functions, with a tuple of positional
-    and a dict of keyword arguments.
+    An entry point with trees is called like the matchers of jitted functions, with a tuple of
+    positional and a dict of keyword arguments.
     """
     f = Function("spmd_entry_point", "ptr", ["ptr", "ptr", "i64"])
     me, args, given = f.params
-    door = f.call(
+    fields = f.call(
         "PyBytes_AsString", "ptr", f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
     )
-    count, trees = f.load("i64", door, 8 * COUNT), f.load("i64", door, 8 * GIVEN)
+    count, trees = f.load("i64", fields, 8 * COUNT), f.load("i64", fields, 8 * GIVEN)
     if layout is not None:
         with f.if_(trees.differs(0)):
             with f.if_(given.differs(2)):
-                _ret_unfit(f, door)
+                _ret_unfit(f, fields)
             operands = f.stack_bytes(count * 8)
-            nodes, place = f.var("ptr", f.at(door, trees)), f.var("i64", 0)
+            nodes, place = f.var("ptr", f.at(fields, trees)), f.var("i64", 0)
             places = nodes.pointer, operands, place.pointer
             for k in range(2):
                 fits = f.call("spread_node", "i64", *places, f.load("ptr", args, 8 * k))
                 with f.if_(fits.equals(0)):
                     f.call("PyErr_Clear", "void")
                     f.call("release_objects", "void", operands, place.get())
-                    _ret_unfit(f, door)
-            out = f.call("run_entry_point", "ptr", door, operands)
+                    _ret_unfit(f, fields)
+            out = f.call("run_entry_point", "ptr", fields, operands)
             f.call("release_objects", "void", operands, count)
             f.ret(out)
     with f.if_(given.differs(count)):
-        _ret_unfit(f, door)
-    f.ret(f.call("run_entry_point", "ptr", door, args))
+        _ret_unfit(f, fields)
+    f.ret(f.call("run_entry_point", "ptr", fields, args))
     return f
 
 
-def _run_door(layout: Layout | None) -> Function:
-    """run_entry_point(door, operands): fill the frames from the operands, run, make the results."""
+def _run_entry_point(layout: Layout | None) -> Function:
+    """run_entry_point(fields, operands): fill the frames, run, make the results."""
     f = Function("run_entry_point", "ptr", ["ptr", "ptr"], internal=True)
-    door, operands = f.params
+    fields, operands = f.params
 
     def word(index: int, type: str = "i64") -> Value:
-        return f.load(type, door, 8 * index)
+        return f.load(type, fields, 8 * index)
 
     count, words = word(COUNT), word(WORDS)
     header = word(HEADER, "ptr")
@@ -329,18 +329,18 @@ def _run_door(layout: Layout | None) -> Function:
     f.call("memcpy", "ptr", frames, word(TEMPLATE, "ptr"), words * 8)
     taken, last = f.var("i64", 0), f.var("i64", 0)
     with f.range(0, count) as i:
-        entry = f.at(door, i * _OPERAND_BYTES + 8 * OPERANDS)
+        entry = f.at(fields, i * _OPERAND_BYTES + 8 * OPERANDS)
         operand, view = f.load("ptr", operands, i * 8), f.at(views, taken.get() * VIEW_BYTES)
-        address = f.call("read_operand", "i64", door, entry, operand, f.at(cells, i * 8), view)
+        address = f.call("read_operand", "i64", fields, entry, operand, f.at(cells, i * 8), view)
         with f.if_(address <= 0):
             f.call("PyErr_Clear", "void")
             f.call("release_views", "void", views, taken.get())
-            _ret_unfit(f, door)
+            _ret_unfit(f, fields)
         with f.if_(f.load("i64", entry).equals(BUFFER)):
             taken.set(taken.get() + 1)
         f.store(address, frames, f.load("i64", entry, 8) * 8)
         last.set(address)
-    offsets = f.at(door, count * _OPERAND_BYTES + 8 * OPERANDS)
+    offsets = f.at(fields, count * _OPERAND_BYTES + 8 * OPERANDS)
     entries = f.at(offsets, word(OFFSETS) * _OFFSET_BYTES)
     blocks = f.stack_bytes(word(BLOCKS) * 8)
     if layout is not None:
@@ -379,7 +379,7 @@ def _run_door(layout: Layout | None) -> Function:
         _ret_failure(f, word(RETURNS), word(FAIL, "ptr"), result.get(), slab.get())
     if layout is not None:
         with f.if_(word(RETURNS).differs(STATUS)):
-            out = _gathered(f, door, entries, frames, operands, slab.get(), blocks)
+            out = _gathered(f, fields, entries, frames, operands, slab.get(), blocks)
             _release_made(f, layout, blocks, word(BLOCKS))
             with f.if_(slab.get().differs(0)):
                 f.call("Py_DecRef", "void", slab.get())  # the results hold it
@@ -395,13 +395,13 @@ def _release_made(f: Function, layout: Layout | None, blocks: Value, count: Valu
 
 
 def _gathered(
-    f: Function, door: Value, entries: Value, frames: Value, operands: Value, slab, blocks: Value
+    f: Function, fields: Value, entries: Value, frames: Value, operands: Value, slab, blocks: Value
 ) -> Value:
     """The tree of results, or null."""
     state = f.stack("i64", 6)
-    for k, value in enumerate((door, entries, frames, operands, slab, blocks)):
+    for k, value in enumerate((fields, entries, frames, operands, slab, blocks)):
         f.store(value, state, 8 * k)
-    nodes = f.var("ptr", f.at(door, f.load("i64", door, 8 * OUT)))
+    nodes = f.var("ptr", f.at(fields, f.load("i64", fields, 8 * OUT)))
     return f.call("gather_node", "ptr", nodes.pointer, state)
 
 

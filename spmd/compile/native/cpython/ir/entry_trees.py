@@ -1,8 +1,8 @@
-"""Pytrees at a door: operands are taken out of containers, and results put into them.
+"""Pytrees at an entry point: operands are taken out of containers, and results put into them.
 
-The one idea: a door is made for one structure. It is written down node after node, in the order of
-the leaves; native code follows the nodes through the arguments, where any difference means that
-nothing fits, and later through new containers for the results.
+The one idea: an entry point is made for one structure. It is written down node after node, in the
+order of the leaves; native code follows the nodes through the arguments, where any difference means
+that nothing fits, and later through new containers for the results.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _spread_sequence() -> Function:
 def _spread_dict() -> Function:
     """spread_dict(nodes, operands, place, x, keys, count): a dict, in the order of sorted keys.
 
-    A dict that was made by a door has that order itself, so that nothing is looked up.
+    A dict that was made by an entry point has that order itself, so that nothing is looked up.
     """
     f = Function("spread_dict", "i64", ["ptr"] * 5 + ["i64"], internal=True)
     nodes, operands, place, x, keys, count = f.params
