@@ -35,13 +35,13 @@ __all__ = ["CalleeCompiler", "assemble", "make_schedule", "plan_program", "summa
 
 
 def make_schedule(
-    closed: ClosedJaxpr, topology: Topology | None = None, ahead: CalleeCompiler | None = None
+    closed: ClosedJaxpr, topology: Topology | None = None, callees: CalleeCompiler | None = None
 ) -> Schedule:
     """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one.
 
-    `ahead` compiles what they run, from when they are written.
+    `callees` compiles what they run, from when they are written.
     """
-    steps = lower(closed, topology, None if ahead is None else ahead.watch)
+    steps = lower(closed, topology, None if callees is None else callees.watch)
     if topology is not None and topology.overlaps:
         # Before anything looks at this machine: all ranks must come to the same order.
         worth = 0.0 if config.overlap == "always" else WORTH_SECONDS

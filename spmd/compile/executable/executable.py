@@ -100,10 +100,10 @@ class Executable:
         """The steps of the program over buffers."""
         return self._make_schedule(None)
 
-    def _make_schedule(self, ahead: CalleeCompiler | None) -> Schedule:
+    def _make_schedule(self, callees: CalleeCompiler | None) -> Schedule:
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return build.make_schedule(self._optimise(closed), ahead=ahead)
+        return build.make_schedule(self._optimise(closed), callees=callees)
 
     @cached_property
     def plan(self) -> Plan:
@@ -112,10 +112,10 @@ class Executable:
 
     def _compile(self, key: str | None) -> None:
         warm_up.warm_up_runtime()
-        with build.CalleeCompiler() as ahead:
-            schedule = self.schedule = self._make_schedule(ahead)
+        with build.CalleeCompiler() as callees:
+            schedule = self.schedule = self._make_schedule(callees)
             self.takes = build.takes(schedule, self.plan, self.donated)
-            made = build.assemble(schedule, self.plan, takes=self.takes, ahead=ahead)
+            made = build.assemble(schedule, self.plan, takes=self.takes, callees=callees)
         self.arena, self.native = self.plan.arena, made.native
         self._consts = [constant(value, aval) for _, (value, aval) in schedule.consts]
         # For each result: the input that it equals, or None.

@@ -202,8 +202,8 @@ class MeshExecutable:
             agree(world.world(), self.undecided)
             self.undecided = None
 
-    def _lowered(self, closed: ClosedJaxpr, ahead: CalleeCompiler | None = None) -> Steps:
-        steps = build.make_schedule(closed, self.topology, ahead)
+    def _lowered(self, closed: ClosedJaxpr, callees: CalleeCompiler | None = None) -> Steps:
+        steps = build.make_schedule(closed, self.topology, callees)
         self.topology = replace(self.topology, origins={})  # they hold the whole jaxpr
         return steps
 
@@ -225,11 +225,11 @@ class MeshExecutable:
     def _compile(self, closed: ClosedJaxpr, key: str | None) -> None:
         warm_up.warm_up_runtime()
         count = len(self.devices)
-        with build.CalleeCompiler() as ahead:
+        with build.CalleeCompiler() as callees:
             if not self.topology.is_spread:  # else it is there
-                self.schedule = self._lowered(pipeline.run_passes(closed), ahead)
+                self.schedule = self._lowered(pipeline.run_passes(closed), callees)
             schedule = self.schedule
-            self.native = build.assemble(schedule, self.plan, count, ahead=ahead).native
+            self.native = build.assemble(schedule, self.plan, count, callees=callees).native
         self.arena = self.plan.arena
         self._consts = [_on_each(v, count) for _, v in schedule.consts]
         # For each result: the input that it equals, or None.

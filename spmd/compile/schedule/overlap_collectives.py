@@ -174,7 +174,7 @@ class _Order:
         self.fixed = [n for n, step in enumerate(steps) if _is_fixed(step)]
         self.is_fixed = frozenset(self.fixed)
         self.next_fixed = 0  # in `fixed`
-        self.ahead = 0  # bytes of results that were computed before their turn
+        self.bytes_ahead = 0  # bytes of results that were computed before their turn
 
     def run(self) -> list[Step | _Start | _Wait]:
         """The steps, with starts and waits."""
@@ -233,8 +233,8 @@ class _Order:
             if not all(self.done[n] for n in self.needed[number]):
                 continue
             written = sum(b.nbytes for b, writes in _used(self.steps[number]) if writes)
-            if self.ahead + written <= MOST_BYTES_AHEAD:
-                self.ahead += written
+            if self.bytes_ahead + written <= MOST_BYTES_AHEAD:
+                self.bytes_ahead += written
                 return number
         return None
 
@@ -260,7 +260,7 @@ class _Order:
             step = self.steps[flight.number]
             assert isinstance(step, Host)
             self.order.append(_Wait(flight.number, step))
-        self.ahead = 0
+        self.bytes_ahead = 0
 
 
 def _flight(number: int, step: Host) -> _Flight:

@@ -164,7 +164,7 @@ def with_block(steps=(), nbytes=70_016):
     ), home
 
 
-def test_a_door_makes_blocks():
+def test_entry_point_makes_blocks():
     copy, home = with_block()
     home.free.clear()
     first, second = copy(X), copy(X)

@@ -83,15 +83,15 @@ def assemble(
     plan: Plan,
     devices: int = 1,
     takes: Mapping[int, int] | None = None,
-    ahead: CalleeCompiler | None = None,
+    callees: CalleeCompiler | None = None,
 ) -> Assembled:
     """Make a schedule whose memory is planned ready to run.
 
     Frames hold the arena, then inputs, outputs and constants. `takes` says which outputs may be
-    written over which inputs; where it is not known yet, every step keeps its place. `ahead` may
+    written over which inputs; where it is not known yet, every step keeps its place. `callees` may
     have compiled some of what the steps run.
     """
-    program = Builder(schedule, plan, takes, ahead).program(devices)
+    program = Builder(schedule, plan, takes, callees).program(devices)
     counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
     return Assembled(build_program(program), *counts)
 
@@ -144,13 +144,13 @@ class _Code:
         return found
 
 
-def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], ahead: CalleeCompiler) -> _Code:
+def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], callees: CalleeCompiler) -> _Code:
     """Render and compile all kernels, products and small loops of a program."""
     for callee in dict.fromkeys(_called(steps, loops)):
-        ahead.callee(callee)
+        callees.callee(callee)
     for loop in loops.values():
-        ahead.batch.add(loop.text, optimize=True)
-    return _Code(loops, ahead.batch.finish())
+        callees.batch.add(loop.text, optimize=True)
+    return _Code(loops, callees.batch.finish())
 
 
 class Builder:
@@ -163,7 +163,7 @@ class Builder:
         schedule: Schedule,
         plan: Plan,
         takes: Mapping[int, int] | None = None,
-        ahead: CalleeCompiler | None = None,
+        callees: CalleeCompiler | None = None,
     ):
         self.schedule = schedule
         self.plan = plan
@@ -179,7 +179,7 @@ class Builder:
         if self.compiles_loops and any(blocks(step) for step in schedule.steps):
             compiler = LoopCompiler(cpu_target(), rendering, planning, self.slot)
             loops = compiler.find(schedule.steps)
-        self.code = _compile(schedule.steps, loops, ahead or CalleeCompiler())
+        self.code = _compile(schedule.steps, loops, callees or CalleeCompiler())
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""

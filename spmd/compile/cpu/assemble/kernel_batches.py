@@ -1,4 +1,4 @@
-"""Gangs: neighbouring kernels that do not depend on each other become one step.
+"""Kernel batches: neighbouring kernels that do not depend on each other become one step.
 
 A kernel that takes a microsecond is too short to share out over threads, and sixty of them in a row
 leave all but one thread idle. Together they are one job. Whether two kernels depend on each other
@@ -17,7 +17,7 @@ from spmd.compile.lower.steps import Launch, Step
 from spmd.compile.native.program.steps import BatchStep, KernelStep, Slot
 from spmd.compile.native.program.steps import Step as NativeStep
 
-# A gang's members are compared pairwise.
+# A batch's members are compared pairwise.
 MOST_MEMBERS = 128
 
 
@@ -62,7 +62,7 @@ def _extents(kernel: Kernel) -> tuple[tuple[int, bool], ...]:
 def join(
     steps: Sequence[tuple[Step, Sequence[NativeStep]]], aliases: Mapping[int, int]
 ) -> list[NativeStep]:
-    """Native steps in their order, with runs of independent kernels as gangs."""
+    """Native steps in their order, with runs of independent kernels as batches."""
     made: list[NativeStep] = []
     members: list[KernelStep] = []
     touched: dict[int, list[MemoryAccess]] = {}  # by base: touches of different bases never meet

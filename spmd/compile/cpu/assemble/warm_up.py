@@ -15,7 +15,7 @@ from spmd.compile.native.runtime.load import part_source, pool_calls, runtime_so
 
 @cache
 def warm_up_runtime() -> None:
-    """Begin with the core of the runtime, the pool, and gangs, which most larger programs have.
+    """Begin with what most larger programs have: the runtime's core, the pool, kernel batches.
 
     Not with entry points: the second call of a program comes when it comes, and while larger
     programs are compiled they need the other core more.

@@ -68,7 +68,7 @@ STEP_PS = 20_000
 CALLBACK_PS = 5_000_000
 # A thread takes so many trips of a parallel loop at a time that they last about this long.
 _GRAIN_PS = 5_000_000
-# A piece of a gang's step lasts about this long, if its units are not longer.
+# A piece of a batch's step lasts about this long, if its units are not longer.
 _PIECE_PS = 5_000_000
 # No system maps memory below this.
 _LEAST_ADDRESS = 1 << 16
@@ -169,7 +169,7 @@ class Encoder:
             case ParallelStep():
                 opcode, (words, cost) = PARALLEL, self._parallel(step)
             case BatchStep():
-                opcode, (words, cost) = BATCH, self._gang(step)
+                opcode, (words, cost) = BATCH, self._batch(step)
             case WhileStep():
                 opcode, (words, cost) = WHILE, self._while(step)
             case CondStep():
@@ -269,7 +269,7 @@ class Encoder:
         fields = [level, len(step.trips), total, step.lanes, grain, cost, len(body)]
         return [*fields, *step.trips, *body], cost * total
 
-    def _gang(self, step: BatchStep) -> tuple[list[int], int]:
+    def _batch(self, step: BatchStep) -> tuple[list[int], int]:
         encoded = [self._step(one) for one in step.steps]
         pieces: list[tuple[int, int, int]] = []
         position = 0

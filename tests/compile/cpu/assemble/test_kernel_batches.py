@@ -1,4 +1,4 @@
-"""Which kernels join a gang, that dependent ones never do, and that threads change no bit."""
+"""Which kernels join a batch, that dependent ones never do, and that threads change no bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def native_steps(function, *args):
 
 
 def sizes(steps):
-    """Members of each gang; 1 for a kernel by itself."""
+    """Members of each batch; 1 for a kernel by itself."""
     return [len(s.steps) if isinstance(s, BatchStep) else 1 for s in steps]
 
 
@@ -38,7 +38,7 @@ def test_updates_of_many_leaves_are_one_step():
     assert sizes(steps) == [20]
 
 
-def test_a_gang_has_a_limit():
+def test_batch_splits_at_max_members():
     leaves = [x[:2, :2] for x in LEAVES] * 10
     assert sizes(native_steps(lambda xs: [x + 1 for x in xs], leaves)) == [MOST_MEMBERS, 72]
 

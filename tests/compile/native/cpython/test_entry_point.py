@@ -126,7 +126,7 @@ def test_a_failure_is_reported():
         native.fail(-status)
 
 
-def test_threads_meet_in_one_door():
+def test_threads_share_an_entry_point():
     count = 1000
     opened = make_entry_point(adder(count, 1e4), [0] * 3, [(BUFFER, 0), (BUFFER, 1), (ADDRESS, 2)])
     wrong = []
@@ -146,7 +146,7 @@ def test_threads_meet_in_one_door():
     assert not wrong
 
 
-def test_doors_that_cannot_be_are_refused():
+def test_impossible_entry_points_are_refused():
     with pytest.raises(ValueError, match="2 words for frames of 3"):
         make_entry_point(adder(), [0, 0], [])
     with pytest.raises(ValueError, match="do not have all of"):

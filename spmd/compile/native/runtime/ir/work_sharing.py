@@ -1,4 +1,4 @@
-"""Sharing a step's work with the pool, as native code: kernels, copies and gangs.
+"""Sharing a step's work with the pool, as native code: kernels, copies and batches of kernels.
 
 The one idea: what is shared is a range of units, whatever it is made of: the units of a kernel over
 all active devices, pieces of a copy, or pieces of several kernels that do not wait for each other.
@@ -51,8 +51,8 @@ def share_texts() -> list[str]:
 
 
 def batch_texts() -> list[str]:
-    """The functions of gangs, a part of their own: who has some may have no threads yet."""
-    return [f.text() for f in (resolve(), _batch_pieces(), _gang())]
+    """The functions of kernel batches, a module of their own: not every program has batches."""
+    return [f.text() for f in (resolve(), _batch_pieces(), _batch())]
 
 
 def _share() -> Function:
@@ -147,7 +147,7 @@ def _share_copy() -> Function:
 
 
 def _batch_pieces() -> Function:
-    """Pool body: pieces [begin, end) of a gang, counted over all active devices."""
+    """Pool body: pieces [begin, end) of a batch, counted over all active devices."""
     f = Function("batch_pieces", "void", ["ptr", "i64", "i64"], internal=True)
     job, begin, end = f.params
     context, batch = f.load("ptr", job, JOB_CONTEXT), f.load("ptr", job, JOB_STEP)
@@ -169,8 +169,8 @@ def _batch_pieces() -> Function:
     return f
 
 
-def _gang() -> Function:
-    """Run a gang: all pieces of all its kernels are one job for the pool."""
+def _batch() -> Function:
+    """Run a batch: all pieces of all its kernels are one job for the pool."""
     f = Function("run_batch", "i64", STEP_SIGNATURE, internal=True)
     context, step, end, active, count, _ = f.params
     pieces = field(f, step, 0)
