@@ -1,8 +1,8 @@
-"""The identity of a program: a text that determines what a closed jaxpr compiles to.
+"""The fingerprint of a program: a text that determines what a closed jaxpr compiles to.
 
-Two jaxprs of one identity differ at most in the names of their variables and in the user's source
-lines. Constants count by content. What cannot be written down exactly (a Python function, a
-primitive of the user's, arrays on several devices) has no identity: such a program is compiled anew
+Two jaxprs of one fingerprint differ at most in the names of their variables and in the user's
+source lines. Constants count by content. What cannot be written down exactly (a Python function, a
+primitive of the user's, arrays on several devices) has no fingerprint: such a program is compiled
 in every process.
 """
 
@@ -28,7 +28,7 @@ class NoFingerprintError(Exception):
     """Something in the program cannot be written down."""
 
 
-def identity(closed: ClosedJaxpr) -> str | None:
+def fingerprint(closed: ClosedJaxpr) -> str | None:
     """The text of a closed jaxpr, or None if it has none."""
     try:
         return "\n".join(_Writer().closed(closed))

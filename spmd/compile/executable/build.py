@@ -1,4 +1,4 @@
-"""The way from an optimised jaxpr to a native program, for programs of which there is no image.
+"""The way from an optimised jaxpr to a native program, for programs that are not stored.
 
 What lowers, renders and plans is imported here, and executables come here through `lazy.py`: a
 process that finds all its programs on the disk never loads it. That is most of what its first call

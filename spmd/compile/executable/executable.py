@@ -26,7 +26,7 @@ from spmd.compile.executable.async_operands import (
     result_blocks,
     same_memory,
 )
-from spmd.compile.fingerprint import identity
+from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, warm_up
 from spmd.compile.native.llvm.compiler import available_cores
 from spmd.compile.native.program.encoded import StepsById
@@ -60,7 +60,7 @@ class Executable:
     """Runs one program; call it with the flat list of arguments.
 
     `closed` is as it was traced, `optimise` gives what the passes make of it. If an earlier process
-    left an image of the program, neither passes nor lowering run, unless somebody asks for the
+    stored the program, neither passes nor lowering run, unless somebody asks for the
     schedule or the plan.
     """
 
@@ -78,12 +78,12 @@ class Executable:
         self._optimise = optimise
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
         self._closed = weakref.ref(closed)
-        key = program_key(partial(identity, closed), self.donated)
-        image = load_program(key) if key else None
-        if image is None:
+        key = program_key(partial(fingerprint, closed), self.donated)
+        stored = load_program(key) if key else None
+        if stored is None:
             self._compile(key)
         else:
-            self._load(image, closed)
+            self._load(stored, closed)
         self.prepare(closed.jaxpr.name)
 
     def prepare(self, name: str) -> None:
@@ -129,13 +129,13 @@ class Executable:
         consts = among_given(closed, [const for _, const in self.schedule.consts], self._consts)
         save_program(key, self.native.encoded, self.arena, self.results, self.takes, consts, closed)
 
-    def _load(self, image: StoredProgram, closed: ClosedJaxpr) -> None:
-        self.arena = image.arena
-        self.takes = image.takes
-        self.results = image.results
-        self.native = NativeProgram(image.encoded(closed), steps_again=self._steps_again)
+    def _load(self, stored: StoredProgram, closed: ClosedJaxpr) -> None:
+        self.arena = stored.arena
+        self.takes = stored.takes
+        self.results = stored.results
+        self.native = NativeProgram(stored.encoded(closed), steps_again=self._steps_again)
         given = zip(closed.consts, closed.jaxpr.constvars, strict=True)
-        self._consts = image.constants([constant(value, v.aval) for value, v in given])
+        self._consts = stored.constants([constant(value, v.aval) for value, v in given])
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""

@@ -33,7 +33,7 @@ from spmd.compile.executable.async_operands import (
 )
 from spmd.compile.executable.executable import constant, pointer, take
 from spmd.compile.executable.mesh_nan_check import check_mesh_nans
-from spmd.compile.fingerprint import identity
+from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lazy import build, pipeline, warm_up
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.native.llvm.compiler import available_cores
@@ -142,12 +142,12 @@ class MeshExecutable:
             self._summarise(name)
             self._compile(closed, None)
         else:
-            key = self._image_key(closed)
-            image = load_program(key) if key else None
-            if image is None:
+            key = self._program_key(closed)
+            stored = load_program(key) if key else None
+            if stored is None:
                 self._compile(closed, key)
             else:
-                self._load(image, closed)
+                self._load(stored, closed)
         self.native.name = closed.jaxpr.name
         made = zip(self.out_piece_avals, self.results, strict=True)
         self.outputs = [aval for aval, result in made if result is None]
@@ -161,11 +161,11 @@ class MeshExecutable:
             return pipeline.PASSES
         return pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
 
-    def _image_key(self, closed: ClosedJaxpr) -> str | None:
-        """The name of the program's image. An axis without a name is only told from others."""
+    def _program_key(self, closed: ClosedJaxpr) -> str | None:
+        """The name under which the program is stored; a nameless axis goes by its number."""
         axes = enumerate(self.topology.sizes.items())
         sizes = tuple((axis if type(axis) is str else k, size) for k, (axis, size) in axes)
-        return program_key(partial(identity, closed), (), (sizes, self.topology.local))
+        return program_key(partial(fingerprint, closed), (), (sizes, self.topology.local))
 
     def _passes_across(self, closed: ClosedJaxpr, name: str) -> ClosedJaxpr:
         """The optimised jaxpr; its schedule and origins are noted."""
@@ -239,12 +239,12 @@ class MeshExecutable:
             kept = among_given(closed, consts, self._consts)
             save_program(key, self.native.encoded, self.arena, self.results, {}, kept, closed)
 
-    def _load(self, image: StoredProgram, closed: ClosedJaxpr) -> None:
-        self.arena, self.results = image.arena, image.results
-        self.native = NativeProgram(image.encoded(closed), steps_again=self._steps_again)
+    def _load(self, stored: StoredProgram, closed: ClosedJaxpr) -> None:
+        self.arena, self.results = stored.arena, stored.results
+        self.native = NativeProgram(stored.encoded(closed), steps_again=self._steps_again)
         pairs = zip(closed.consts, closed.jaxpr.constvars, strict=True)
         given = [_on_each((value, v.aval), len(self.devices)) for value, v in pairs]
-        self._consts = image.constants(given)
+        self._consts = stored.constants(given)
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""

@@ -1,9 +1,9 @@
 """Host steps: what runs a primitive without native code, and how it is kept on disk.
 
 The one idea: what a host step runs is an equation that the user's program had before any pass, and
-a process that loads an image has traced that program. So an image keeps the number of the equation,
-not its parameters: these may be anything, and are there already. What a pass made itself is not
-found, nor what knows its place (callbacks, exchanges): such programs have no image.
+a process that loads a stored program has traced it. So a stored program has the number of the
+equation, not its parameters: these may be anything, and are there already. What a pass made itself
+is not found, nor what knows its place (callbacks, exchanges): such programs are not stored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Images: programs on disk, ready to be loaded without passes, lowering or rendering.
+"""Stored programs: programs on the disk, loaded without passes, lowering or code generation.
 
-The one idea: a compiled program is words, and the only words that differ between two processes are
-addresses of functions. An image is the words, which of them are the address of which symbol, and
-the entries of the object cache that define the symbols. It is found by all that determines it: the
-identity of the program, the processor, the settings, and the files of spmd themselves. An image
-whose object code is gone, or that does not fit, is no image: the program is compiled.
+The one idea: a compiled program is words, and only the addresses of functions among them differ
+between two processes. A stored program is the words, the symbols whose addresses they need, and the
+entries of the object cache that define the symbols. It is found by everything that determines it:
+the program's fingerprint, the processor, the settings, and the files of spmd. If its object code is
+gone or does not fit, the program is compiled.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 
-# Constants that passes made are part of the image up to so many bytes; larger ones are not worth
-# the disk.
+# Constants that passes made are stored with a program up to so many bytes; larger ones are not
+# worth the disk.
 MOST_CONST_BYTES = 2**20
 # Addresses are above this on every 64-bit system, sizes, costs and offsets below. A word above it
 # that is not known to be an address makes a program one that cannot be kept.
@@ -115,23 +115,23 @@ class StoredProgram:
 
 
 def program_key(
-    identity: Callable[[], str | None], donated: tuple[bool, ...], mesh: Any = None
+    fingerprint: Callable[[], str | None], donated: tuple[bool, ...], mesh: Any = None
 ) -> str | None:
-    """The name under which a program's image is kept; None if it has none.
+    """The name under which a program is stored; None if it has none.
 
     `mesh` says what the program of several devices depends on beside them, in built-in types.
     """
     # Who looks at the passes or the kernels wants to see them at work.
     if not object_cache.is_on or config.check or set("34") & set(config.debug):
         return None
-    text = identity()
+    text = fingerprint()
     if text is None:
         return None
     host = loader.host
     settings = [(s.name, getattr(config, s.name)) for s in SETTINGS if s.name not in _IRRELEVANT]
     where = (host.cpu, host.features, host.llvm_version, available_cores())
     tools = (sys.version, np.__version__, source_digest())
-    return entry_key("image", text, repr((donated, mesh)), repr((settings, where, tools)))
+    return entry_key("stored", text, repr((donated, mesh)), repr((settings, where, tools)))
 
 
 # ---- to and from the disk ----------------------------------------------------------------------
@@ -164,7 +164,7 @@ def save_program(
     numbers = {
         entry: k for k, entry in enumerate(dict.fromkeys(a.entry for _, a in encoded.places))
     }
-    image = StoredProgram(
+    stored = StoredProgram(
         arena=arena,
         results=results,
         takes=takes,
@@ -181,11 +181,11 @@ def save_program(
         parts=encoded.parts,
         hosts=hosts,
     )
-    object_cache.store(key, marshal.dumps([getattr(image, f.name) for f in fields(StoredProgram)]))
+    object_cache.store(key, marshal.dumps([getattr(stored, f.name) for f in fields(StoredProgram)]))
 
 
 def _kept_hosts(encoded: Encoded, closed: ClosedJaxpr) -> tuple[Any, ...] | None:
-    """The steps that call Python as an image has them; None if one of them cannot be kept."""
+    """The steps that call Python as they are stored; None if one of them cannot be kept."""
     made = []
     for number, step in enumerate(encoded.steps):
         if isinstance(step, CallbackStep):
@@ -233,5 +233,5 @@ def load_program(key: str) -> StoredProgram | None:
     data = object_cache.load(key)
     if data is None:
         return None
-    image = StoredProgram(*marshal.loads(data))
-    return image if loader.load_entries(dict(image.entries)) else None
+    stored = StoredProgram(*marshal.loads(data))
+    return stored if loader.load_entries(dict(stored.entries)) else None

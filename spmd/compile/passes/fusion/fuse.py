@@ -501,10 +501,10 @@ class _Fuser:
         if group.growth is None:
             params, reads = self.describe(group, written)
         else:
-            alike, reads = self.pattern_of(group, written)
-            params = self.params.get(alike)
+            equivalent, reads = self.pattern_of(group, written)
+            params = self.params.get(equivalent)
             if params is None:
-                params = self.params[alike] = self.describe(group, written)[0]
+                params = self.params[equivalent] = self.describe(group, written)[0]
         outs = tuple([self.eqns[k].outvars[0] for k in written])
         source = self.eqns[group.root].source
         return Eqn(fused_p, reads, outs, params, NO_EFFECTS, source)
@@ -531,11 +531,11 @@ class _Fuser:
         """The parameters of a group's equation, and the variables that it reads."""
         members = sorted(group.members)
         outs = tuple([self.eqns[k].outvars[0] for k in written])
-        alike, reads = pattern([(self.kinds[k], self.eqns[k]) for k in members], outs)
-        closed = self.bodies.get(alike)
+        equivalent, reads = pattern([(self.kinds[k], self.eqns[k]) for k in members], outs)
+        closed = self.bodies.get(equivalent)
         if closed is None:
             jaxpr = Jaxpr((), reads, [self.eqns[k] for k in members], outs)
-            closed = self.bodies[alike] = ClosedJaxpr(jaxpr)
+            closed = self.bodies[equivalent] = ClosedJaxpr(jaxpr)
         return {"jaxpr": closed, "space": group.space(written)}, reads
 
 

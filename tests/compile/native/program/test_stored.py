@@ -17,7 +17,7 @@ from spmd.base.config import config
 from spmd.base.errors import CollectiveError
 from spmd.compile.executable import build
 from spmd.compile.executable.executable import compile_jaxpr
-from spmd.compile.fingerprint import identity
+from spmd.compile.fingerprint import fingerprint
 from spmd.compile.lower import host_steps
 from spmd.compile.native.llvm import compiler, object_cache
 from spmd.compile.native.program import stored
@@ -371,11 +371,11 @@ def test_settings_and_files_are_part_of_the_key(folder, monkeypatch):
     assert len(set(keys)) == 4
 
 
-# ---- identity ----------------------------------------------------------------------------------
+# ---- fingerprint -------------------------------------------------------------------------------
 
 
 def of(f, *args):
-    return identity(make_jaxpr(f)(*args))
+    return fingerprint(make_jaxpr(f)(*args))
 
 
 def test_lines_and_names_do_not_count():
@@ -428,7 +428,7 @@ def test_rules_of_custom_derivatives_do_not_hide_a_program():
     assert of(lambda x: spmd.nn.relu(spmd.nn.softmax(x)), X) is not None
 
 
-def test_primitives_of_users_have_no_identity(monkeypatch):
+def test_primitives_of_users_have_no_fingerprint(monkeypatch):
     monkeypatch.setattr(primitive_module, "_registry", {})
     why = Refused("not in this test")
     theirs = Primitive(
