@@ -59,7 +59,7 @@ class Watch:
             return
         views = job.views(now)
         busy = any(v.phase in (TRACING, COMPILING, BREAKPOINT) for v in views if not v.ended)
-        # Who has ended a compilation was not stuck in it, however little a look saw it compute.
+        # A finished compilation is progress, even if no sample saw CPU time.
         if (busy and self.excuses) or (self.was_busy and not busy):
             self.excused_at = now
         self.was_busy = busy

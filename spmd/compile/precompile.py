@@ -1,12 +1,11 @@
-"""What belongs to the processor and not to a program, put on the disk before any program runs.
+"""Precompile what depends on the processor only into the disk cache.
 
-The one idea: the native runtime, and the code of matrix products, of contractions over windows, of
-reductions and of functions of vectors, are texts that a machine compiles once, whatever it
-computes. `prepare` asks for them as programs do: sizes and layouts go through the planners, which
-say what these need. So what is prepared is what will be looked for, whatever becomes of the code
-generator.
+The one idea: the native runtime and the code of matrix products, window contractions, reductions
+and vector functions are compiled once on a machine, whatever it computes. `prepare` requests them
+as programs do: sizes and layouts go through the planners, which say what code these need. So it
+prepares what programs will look for, however the code generator changes.
 
-What is left to a program is its own kernels, and the epilogues of its products.
+A program still compiles its own kernels and the epilogues of its products.
 """
 
 from __future__ import annotations

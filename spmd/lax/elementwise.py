@@ -50,8 +50,8 @@ def _expm1(xp: Any, x: Any) -> Any:
     out = xp.expm1(x)
     if x.dtype.kind != "c":
         return out
-    # C99's G.6.3.2: of a real argument it is real, also where it is infinite; and a length of zero
-    # or infinity stays that in a direction that is not a number.
+    # C99 G.6.3.2: a real argument gives a real result, infinities included; a zero or infinite
+    # magnitude is kept when the phase is NaN.
     out = xp.array(out)
     lost = xp.isinf(x.real) & ~xp.isfinite(x.imag)
     vanished = lost & (x.real < 0)

@@ -1,13 +1,13 @@
-"""Hot operations: what eager code does again and again runs as a native call.
+"""Inline cache of operations outside `jit`: what is called often becomes a native call.
 
-The one idea: an operation outside `jit` costs little arithmetic and much asking: promotion, shapes,
-the primitive's rules, NumPy's own dispatch. When an operation was called a few times on operands of
-the same types, it is traced, and from then on a call is a look-up and the call of an entry point.
+The one idea: an operation outside `jit` costs little arithmetic and many look-ups: promotion,
+shapes, the primitive's rules, NumPy's own dispatch. After a few calls on operands of the same types
+the operation is traced, and from then on a call is one look-up and the call of an entry point.
 
-Nobody may see the difference. Programs whose every bit is determined, that is which move elements,
-or round at most once, are compiled like jitted functions, numbers as run-time operands. Where the
-rounding is ours, the entry point is that of `eager_kernels.py`, whose code ran from the first call
-on.
+Cached and uncached results must be bit-identical. Programs that only move elements, or round at
+most once, are compiled like jitted functions, with numbers as run-time operands. Where spmd itself
+defines the rounding, the entry point is that of `eager_kernels.py`, whose code runs from the first
+call on.
 """
 
 from __future__ import annotations

@@ -31,15 +31,15 @@ from spmd.core.ir import ClosedJaxpr
 # operations, and what it adds should be fused.
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
-    hoist_invariants,  # what every round of a loop computes again, once before it
-    hoist_matmuls,  # products of all rounds of a loop as one, before or after it
+    hoist_invariants,  # loop-invariant code motion
+    hoist_matmuls,  # the products of all iterations of a loop as one product outside
     simplify,  # constants, identities, equal equations, dead code
-    tile_matmul_chains,  # what lies between two products, in blocks that stay in the caches
+    tile_matmul_chains,  # chains of two products by blocks of rows that stay in the caches
     shrink_psums,  # sums over what a device has, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
-    rematerialize,  # kernels make what is cheap again, so that it need not be kept
-    fuse_epilogues,  # what follows a product is done to its blocks
-    schedule_updates,  # what only makes results, as soon as it can, so that what it reads can go
+    rematerialize,  # cheap values are computed again instead of stored
+    fuse_epilogues,  # elementwise work after a product runs on the product's tiles
+    schedule_updates,  # output-only equations early, to free their operands
 )
 
 # For programs over a mesh that spans processes.

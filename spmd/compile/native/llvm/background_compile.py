@@ -1,11 +1,10 @@
-"""Code that is made before anybody asks for it, on a thread of its own.
+"""Code that nearly every process needs, compiled on a thread of its own before it is asked for.
 
-The one idea: while a process imports what compiles its first program, and traces and lowers that,
-Python keeps one core busy; LLVM can use another for what nearly every process needs. The thread
-makes one text after the other, and is gone when all are made. Who asks for one that it is at waits
-for it; one that it has not begun it leaves to who asks. So results never depend on it, a program
-that ends waits for one text at most, and a forked child, which has no such thread, finds no text
-half done.
+The one idea: Python keeps one core busy while a process imports the compiler and traces and lowers
+its first program; LLVM can use another core. The thread compiles one source after the other, and
+ends after the last. A caller waits if its source is being compiled, and compiles it itself if that
+has not started. So results never depend on the thread, a program that ends waits for one source at
+most, and a forked child, which has no such thread, finds no source half compiled.
 """
 
 from __future__ import annotations

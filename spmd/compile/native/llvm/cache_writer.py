@@ -1,10 +1,10 @@
-"""Writing behind: what is kept for later processes is written when this one has its result.
+"""Write-behind disk cache: entries are written after the first result was returned.
 
-The one idea: nobody waits for a file. What is to be written is in memory, where who asks for it
-finds it, until a thread has put it on the disk. That thread is there while there is something to
-write; it waits for a moment of rest or for the end of the program, and the end of the program waits
-for it. So a program that ends in order leaves all its files, one that is killed leaves fewer, and
-neither leaves half a file.
+The one idea: no call waits for a file. An entry stays in memory, where it can be read, until a
+thread has written it to the disk. The thread lives while there is something to write. It waits for
+a moment without requests or for the end of the program, and the end of the program waits for it. So
+a program that ends in order leaves all its files, one that is killed leaves fewer, and neither
+leaves half a file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 import weakref
 from collections.abc import Callable
 
-# It is written when nobody has put or asked for anything for so long: a program that is made looks
-# for several entries and stores others, and the first run of it is next. Where that goes on and on,
-# it is written after the longer time.
+# Entries are written when there was no request for so long: a program that is compiled reads
+# several entries and stores others, and runs for the first time next. If requests go on and on,
+# entries are written after the longer time.
 REST_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 1.0
 # With more than this in memory, whoever adds to it writes.

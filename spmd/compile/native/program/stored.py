@@ -121,7 +121,7 @@ def program_key(
 
     `mesh` says what the program of several devices depends on beside them, in built-in types.
     """
-    # Who looks at the passes or the kernels wants to see them at work.
+    # With dumps of passes or kernels enabled, always compile.
     if not object_cache.is_on or config.check or set("34") & set(config.debug):
         return None
     text = fingerprint()

@@ -40,15 +40,17 @@ MOST_JOBS = 32
 MOST_BYTES = 64 * 2**20
 assert MOST_JOBS < queue_layout.RING_JOBS
 
-# Who waits for jobs that nobody has begun runs them: to wake the queue's thread and be woken by it
-# takes up to 100 us. Not if they take long: a key that interrupts is only heard in between.
+# A thread that waits for a job which has not started runs it itself: waking the queue's thread, and
+# being woken by it, takes up to 100 us. Longer jobs stay with the queue: a caller hears a signal
+# only between two jobs.
 MOST_HELP_NS = 20_000_000
 # How often a waiting thread looks for signals.
 SLICE_NS = 50_000_000
 
-# Who waits for a job within this time of its call had better run it: going through the queue takes
-# half of it (waking a thread, and Python code that is out of the caches after a long program). So
-# the next calls of the program run at once, up to so many, before one looks again.
+# If the caller waits for a job within this time of its call, running it at once is faster: the way
+# through the queue takes half of this time (waking a thread, and Python code that has left the
+# caches after a long program). Then so many of the program's next calls run at once, before one is
+# queued again.
 AT_ONCE_NS = 300_000
 MOST_TRUST = 15
 

@@ -1,12 +1,12 @@
-"""Repeat: a group like one that has grown before grows the same way, without deciding it again.
+"""Memoised fusion decisions: an equivalent group reuses the decisions of the first one.
 
-What a group takes in depends on the equations behind its root, and of what is around it on a few
-answers only: whether an equation is in another group already, whether anything outside reads its
-result, whether those readers lead back into the group, and what reduction is further behind. A
-`FusionTrace` keeps a finished group's equations with these answers, in the order in which they were
-asked for. `replay` walks along with another root and asks for nothing but them; at the first
-difference it gives up, and the group grows as any other. So in a deep network one layer is decided,
-and the others are compared with it.
+The equations of a group depend on the equations above its root, and on a few answers about its
+surroundings: whether an equation is in another group already, whether an equation outside reads its
+result, whether those readers lead back into the group, and which reduction is further up. A
+`FusionTrace` keeps the equations of a finished group with these answers, in the order of the
+queries. `replay` follows it from another root and makes the same queries; at the first difference
+it gives up, and the group is formed like any other. So one layer of a deep network is decided, and
+the others are compared with it.
 """
 
 from __future__ import annotations

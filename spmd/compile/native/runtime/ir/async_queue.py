@@ -229,7 +229,7 @@ def _submit() -> Function:
 def _wait() -> Function:
     """spmd_queue_wait(number, helps, nanoseconds): whether the job has ended within that time.
 
-    Who helps runs what nobody has begun, and then may take longer.
+    A caller that helps runs the jobs that have not started, and may then take longer.
     """
     f = Function("spmd_queue_wait", "i64", ["i64", "i64", "i64"])
     number, helps, nanoseconds = f.params

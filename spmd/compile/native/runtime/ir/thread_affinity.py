@@ -79,7 +79,7 @@ def _keep_off() -> Function:
             word = f.at(rest, (here - 1) // 64 * 8)
             bit = f.value("i64", 1) << ((here - 1) % 64)
             f.store(f.load("i64", word) & (bit ^ -1), word)
-            # Who may use one core only has to share it.
+            # A thread that may use one core only has to share it.
             some = f.var("i64", 0)
             with f.range(0, MASK_BYTES // 8) as k:
                 some.set(some.get() | f.load("i64", rest, k * 8))

@@ -6,7 +6,8 @@ Those that lost their core to a neighbour meanwhile it brings to its own (see `t
 So a busy neighbour or a descheduled worker slows nobody down.
 
 Each thread has a part of a job's chunks, the same part in each job of that size, so that what it
-wrote in one job lies in the caches of its own core in the next. Who has none left helps the others.
+wrote in one job lies in the caches of its own core in the next. A thread that has finished its part
+helps the others.
 Every second job goes through its chunks backwards: what was touched last, and only that is still in
 a cache if the arrays are larger, is read first. (`x*x+x` of 4 MB on two threads: 138 us so, 172
 always forwards.)

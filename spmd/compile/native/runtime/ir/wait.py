@@ -1,9 +1,9 @@
-"""Waiting for a word that another thread writes: at first by looking, then politely, then asleep.
+"""Waiting for a word that another thread writes: spinning at first, then yielding, then asleep.
 
-The one idea: to wake a thread costs 10 to 150 us, most of it on virtual machines, whose idle cores
-have to be given back by the host first. That is longer than most kernels take, so a thread that
-waits looks on for a while; but after the first moments it lets everybody else run before each look,
-so that it only ever spends time that nobody wants. Where somebody does want it, it sleeps soon.
+The one idea: waking a thread costs 10 to 150 us, most of it on virtual machines, whose hosts have
+to give an idle core back first. Most kernels take less, so a waiting thread spins for a while.
+After the first moments it yields before each look, so that it only uses time that no other thread
+wants. If another thread does want that time, the waiting thread sleeps soon.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import sys
 
 from spmd.compile.native.llvm.function_builder import Function, Value
 
-# Looks with a pause between them (15 to 60 ns each) before a waiting thread becomes polite.
+# Looks with a pause between them (15 to 60 ns each) before a waiting thread yields.
 PAUSES = 500
 # Looks between two calls that let others run.
 POLITE_PAUSES = 8
-# Who lets a neighbour run that computes is without a core for some milliseconds each time, as if it
-# had used its own turn up: it has none left when work comes. A thread that lost as much as this by
-# being polite looks on a little longer for a while and then sleeps: who is woken comes before those
-# that computed. Most neighbours are gone soon, so it is a short while first, and twice as long if a
-# core is lost again. (A neighbour on the worker's core, jobs of 1.3 ms: 1.33 ms polite, 0.94 so.)
+# A thread that yields to a busy process loses its core for several milliseconds, as if its time
+# slice were used up, so it is not running when work arrives. A thread that lost as much as this
+# spins a little longer for a while and then sleeps: a woken thread runs before those that have
+# computed. Most busy processes are gone soon, so the while is short at first, and twice as long if
+# the core is lost again. (With a busy process on the worker's core, jobs of 1.3 ms: 1.33 ms
+# yielding, 0.94 so.)
 IMPOLITE_PAUSES = 4 * PAUSES
 LOST_NS = 1_000_000
 LEAST_CROWDED_NS, MOST_CROWDED_NS = 4_000_000, 64_000_000
