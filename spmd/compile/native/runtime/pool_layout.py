@@ -36,5 +36,5 @@ LINES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)  # of the caller and of each
 # What a thread writes for others to see, in its line: whether it has work, and until when it sleeps
 # instead of waiting awake, two words (see `ir/wait.py`).
 LINE_BYTES = 64
-INSIDE, CROWDED = 0, 8
+INSIDE, CONTENDED = 0, 8
 POOL_BYTES = LINES + LINE_BYTES * (MOST_WORKERS + 1)

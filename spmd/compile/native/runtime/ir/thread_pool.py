@@ -2,8 +2,8 @@
 
 The one idea: the caller can finish any job alone. Workers that arrive in time take chunks, those
 that arrive late find the gate closed, and the caller only ever waits for workers that are inside.
-Those that lost their core to a neighbour meanwhile it brings to its own (see `thread_affinity`).
-So a busy neighbour or a descheduled worker slows nobody down.
+If one of these lost its core to another process, the caller moves it to its own core (see
+`thread_affinity`). So a busy process or a descheduled worker slows no caller down.
 
 Each thread has a part of a job's chunks, the same part in each job of that size, so that what it
 wrote in one job lies in the caches of its own core in the next. A thread that has finished its part
@@ -34,9 +34,9 @@ from spmd.compile.native.runtime.pool_layout import (
     CALLER_PARKED,
     CHUNK,
     CHUNKS,
+    CONTENDED,
     CONTEXT,
     CORES,
-    CROWDED,
     DONE,
     EPOCH,
     GATE,
@@ -144,7 +144,7 @@ def _worker() -> Function:
     patience, line = f.var("i64", WORKER_NS), f.at(f.at(pool, LINES), thread * LINE_BYTES)
     with f.loop():
         idle = f.call("now", "i64")
-        waited = f.at(pool, EPOCH), seen.get(), patience.get(), f.at(line, CROWDED)
+        waited = f.at(pool, EPOCH), seen.get(), patience.get(), f.at(line, CONTENDED)
         with f.if_(f.call("spin_until_differs", "i64", *waited).equals(0)):
             _park(f, pool, seen.get())
             soon = f.call("now", "i64") - idle < WORKER_NS
@@ -220,13 +220,13 @@ def _wait_for_workers() -> Function:
         f.at(pool, LINES + LINE_BYTES),
         f.load("i64", pool, STARTED),
     )
-    crowded = f.at(pool, LINES + CROWDED)
+    contended = f.at(pool, LINES + CONTENDED)
     with f.range(0, CALLER_NS // LOOK_NS):
-        waited = f.at(pool, GATE), zero, patience, crowded
+        waited = f.at(pool, GATE), zero, patience, contended
         with f.if_(f.call("spin_until_equals", "i64", *waited).differs(0)):
             f.ret()
         brought.set(f.call("bring_held", "i64", *placed))
-        f.break_if((brought.get() > 0) | (f.load("i64", crowded) > f.call("now", "i64")))
+        f.break_if((brought.get() > 0) | (f.load("i64", contended) > f.call("now", "i64")))
     f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
     f.atomic_store(_one(f), pool, CALLER_PARKED)
     with f.loop():

@@ -17,16 +17,16 @@ from spmd.compile.native.llvm.function_builder import Function, Value
 # Looks with a pause between them (15 to 60 ns each) before a waiting thread yields.
 PAUSES = 500
 # Looks between two calls that let others run.
-POLITE_PAUSES = 8
+PAUSES_BETWEEN_YIELDS = 8
 # A thread that yields to a busy process loses its core for several milliseconds, as if its time
 # slice were used up, so it is not running when work arrives. A thread that lost as much as this
 # spins a little longer for a while and then sleeps: a woken thread runs before those that have
 # computed. Most busy processes are gone soon, so the while is short at first, and twice as long if
 # the core is lost again. (With a busy process on the worker's core, jobs of 1.3 ms: 1.33 ms
 # yielding, 0.94 so.)
-IMPOLITE_PAUSES = 4 * PAUSES
+CONTENDED_PAUSES = 4 * PAUSES
 LOST_NS = 1_000_000
-LEAST_CROWDED_NS, MOST_CROWDED_NS = 4_000_000, 64_000_000
+LEAST_CONTENDED_NS, MOST_CONTENDED_NS = 4_000_000, 64_000_000
 # The words of a thread's note.
 UNTIL, SPAN = 0, 8
 
@@ -60,14 +60,14 @@ def relax(f: Function) -> None:
 
 
 def _spin(wanted: str) -> Function:
-    """spin_until_differs(word, value, ns, crowded), spin_until_equals: 1 when it does, else 0.
+    """spin_until_differs(word, value, ns, contended), spin_until_equals: 1 when it does, else 0.
 
-    0 means that time is up, or that the core is wanted by others; `crowded` is the waiting thread's
-    note of that: until when it is not polite, but asleep, and how long that is.
+    0 means that time is up, or that other processes want the core. `contended` is the waiting
+    thread's note of that: until when it does not yield, but sleeps, and how long that is.
     """
     params = ["ptr", "i64", "i64", "ptr"]
     f = Function(f"spin_until_{wanted}", "i64", params, internal=True)
-    word, value, nanoseconds, crowded = f.params
+    word, value, nanoseconds, contended = f.params
 
     def look(times: int) -> None:
         with f.range(0, times):
@@ -77,10 +77,10 @@ def _spin(wanted: str) -> Function:
 
     look(PAUSES)
     begun = f.var("i64", f.call("now", "i64"))
-    impolite = begun.get() < f.load("i64", crowded, UNTIL)
-    with f.if_(impolite):
-        look(IMPOLITE_PAUSES)
-    with f.if_((nanoseconds > 0) & impolite.equals(0)):
+    spins_only = begun.get() < f.load("i64", contended, UNTIL)
+    with f.if_(spins_only):
+        look(CONTENDED_PAUSES)
+    with f.if_((nanoseconds > 0) & spins_only.equals(0)):
         end, switches = begun.get() + nanoseconds, f.call("switches", "i64")
         with f.loop():
             f.call("sched_yield", "i32")
@@ -89,23 +89,23 @@ def _spin(wanted: str) -> Function:
                 # Or the core itself was away, as those of virtual machines are.
                 taken = f.call("switches", "i64").differs(switches)
                 with f.if_(taken):
-                    _note_loss(f, crowded, begun.get(), now)
+                    _note_loss(f, contended, begun.get(), now)
                 f.break_if(taken)
-            look(POLITE_PAUSES)
+            look(PAUSES_BETWEEN_YIELDS)
             f.break_if(now >= end)
             begun.set(now)
     f.ret(f.convert("zext", _holds(f, word, value, wanted), "i64"))
     return f
 
 
-def _note_loss(f: Function, crowded: Value, begun: Value, now: Value) -> None:
+def _note_loss(f: Function, contended: Value, begun: Value, now: Value) -> None:
     """Sleep from now on, for twice as long as the last time if that was just before."""
-    last = f.load("i64", crowded, SPAN)
-    again = begun - f.load("i64", crowded, UNTIL) < last
-    least = f.value("i64", LEAST_CROWDED_NS)
-    span = f.smaller(f.select(again, last * 2, least), MOST_CROWDED_NS)
-    f.store(span, crowded, SPAN)
-    f.store(now + span, crowded, UNTIL)
+    last = f.load("i64", contended, SPAN)
+    again = begun - f.load("i64", contended, UNTIL) < last
+    least = f.value("i64", LEAST_CONTENDED_NS)
+    span = f.smaller(f.select(again, last * 2, least), MOST_CONTENDED_NS)
+    f.store(span, contended, SPAN)
+    f.store(now + span, contended, UNTIL)
 
 
 def _switches() -> Function:

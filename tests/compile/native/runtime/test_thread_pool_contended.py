@@ -1,6 +1,6 @@
 """The pool beside another process that computes on the core of its worker.
 
-Each script runs in a process of its own, bound to two cores, with a neighbour bound to the second.
+Each script runs in a process of its own on two cores, with a busy process bound to the second.
 """
 
 import os
@@ -21,7 +21,7 @@ import numpy as np
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.runtime.thread_pool import _word, parallel_for
 from spmd.compile.native.llvm.function_builder import Function
-from spmd.compile.native.runtime.pool_layout import CROWDED, LINE_BYTES, LINES
+from spmd.compile.native.runtime.pool_layout import CONTENDED, LINE_BYTES, LINES
 from spmd.compile.native.runtime.ir.thread_affinity import core
 from spmd.base.config import config
 
@@ -60,12 +60,12 @@ with config.override("num_threads", 2):
     job(1000)
     threads = map(int, os.listdir("/proc/self/task"))
     (worker,) = [t for t in threads if os.sched_getaffinity(t) == {second}]
-    neighbour = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
-    neighbour.stdout.readline()
+    busy = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+    busy.stdout.readline()
     try:
         check()
     finally:
-        neighbour.kill()
+        busy.kill()
 """
 
 
@@ -77,7 +77,7 @@ def run(check: str) -> str:
 
 
 def test_a_worker_that_loses_its_core_is_brought_to_its_caller():
-    # Its part takes a few turns, of which the neighbour leaves it one in seventy.
+    # Its part takes a few turns, of which the busy process leaves it one in seventy.
     run("""
     os.setpriority(os.PRIO_PROCESS, worker, 19)
     while True:
@@ -90,9 +90,9 @@ def test_a_worker_that_loses_its_core_is_brought_to_its_caller():
     """)
 
 
-def test_a_worker_whose_politeness_is_used_sleeps():
+def test_worker_that_lost_its_core_by_yielding_sleeps():
     run("""
-    while not _word(LINES + LINE_BYTES + CROWDED):
+    while not _word(LINES + LINE_BYTES + CONTENDED):
         job(1000)
         time.sleep(0.0003)
         assert time.monotonic() < LATEST, "the worker never saw that it lost its turn"
