@@ -76,7 +76,7 @@ def test_donated_inputs_change_nothing_but_themselves(seed):
 
 @pytest.mark.parametrize("seed", range(300, 340))
 def test_temporaries_in_results_change_nothing(seed, monkeypatch):
-    monkeypatch.setattr(memory_plan, "LENT_BYTES", 1)
+    monkeypatch.setattr(memory_plan, "SHARED_BYTES", 1)
     closed, args = random_program(seed, length=25)
     executable = compile_jaxpr(closed, [k % 3 == 0 for k in range(len(args))])
     wanted = by_impl(closed, args)
@@ -84,6 +84,6 @@ def test_temporaries_in_results_change_nothing(seed, monkeypatch):
 
 
 def test_random_programs_do_have_temporaries_in_results(monkeypatch):
-    monkeypatch.setattr(memory_plan, "LENT_BYTES", 1)
+    monkeypatch.setattr(memory_plan, "SHARED_BYTES", 1)
     plans = [compile_jaxpr(random_program(seed, length=25)[0]).plan for seed in range(300, 310)]
-    assert any(plan.lent for plan in plans)
+    assert any(plan.aliased_into for plan in plans)

@@ -60,7 +60,7 @@ def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
 def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnalysis:
     """The memory of a program whose outputs `takes` the place of inputs."""
     temps = [b for b in plan.lives if b.kind == TEMP]
-    own = [b for b in temps if b not in plan.lent]
+    own = [b for b in temps if b not in plan.aliased_into]
     forwarded = [schedule.inputs[r].nbytes for r in schedule.results if isinstance(r, int)]
     return MemoryAnalysis(
         argument_size_in_bytes=_total(schedule.inputs),

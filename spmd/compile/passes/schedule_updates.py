@@ -17,7 +17,7 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn
 
 # What frees less may stay where it is, beside others that run at the same time.
 LEAST_FREED = 1 << 14
-# The memory of a result that is not written yet is lent to other values
+# The memory of a result that is not written yet is shared with other values
 # (`schedule/memory_plan.py`): it is given up for what frees so many times as much.
 TIMES_WRITTEN = 2
 _MAKERS = frozenset(("fused", "product", "dot_general"))

@@ -6,7 +6,7 @@ there (a row a round, perhaps) from the start. Values whose lives do not meet sh
 kernel may write its result over an operand that dies there, if it reads each element only where it
 writes it.
 
-The memory of a result is free until the result is first written: until then it is lent to large
+The memory of a result is free until the result is first written: until then it is shared by large
 temporaries. So what becomes a result by its last step (a gradient and its update) needs no memory
 of its own.
 """
@@ -38,7 +38,7 @@ from spmd.compile.lower.steps import (
 from spmd.compile.schedule.thread_plan import Lanes, choose_lanes, rounded
 
 # Smaller results share blocks of coarser alignment, and smaller temporaries don't matter.
-LENT_BYTES = 8192
+SHARED_BYTES = 8192
 # How many results are asked for room: more of them make plans slower, not better.
 _MOST_ASKED = 8
 
@@ -56,7 +56,7 @@ class Life:
 class Plan:
     """Where each temporary lies, how large the arena is, and every buffer's life.
 
-    A temporary lies in the arena, or in the output that is `lent` to it.
+    A temporary lies in the arena, or in the output that it is `aliased_into`.
     """
 
     offsets: dict[Buffer, int] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Plan:
     steps: list[Step] = field(default_factory=list)
     lanes: Lanes = field(default_factory=Lanes)
     lane_bytes: dict[int, int] = field(default_factory=dict)
-    lent: dict[Buffer, Buffer] = field(default_factory=dict)
+    aliased_into: dict[Buffer, Buffer] = field(default_factory=dict)
 
     def lane_stride(self, buffer: Buffer) -> int:
         """The distance between a temporary's places in two lanes; 0 if it has just one."""
@@ -79,7 +79,7 @@ def plan_memory(steps: Sequence[Step], threads: int = 1) -> Plan:
 
 
 def plan_program(schedule: Schedule, donated: Sequence[bool], threads: int = 1) -> Plan:
-    """Place all temporaries of a program; outputs that may take donated inputs lend nothing."""
+    """Place all temporaries of a program; outputs that may take donated inputs share nothing."""
     plan = plan_lives(schedule.steps, threads)
     taken = takes(schedule, plan, donated)
     return place_temporaries(plan, [b for k, b in enumerate(schedule.outputs) if k not in taken])
@@ -95,10 +95,10 @@ def plan_lives(steps: Sequence[Step], threads: int = 1) -> Plan:
     return plan
 
 
-def place_temporaries(plan: Plan, lenders: Sequence[Buffer] = ()) -> Plan:
+def place_temporaries(plan: Plan, shared_outputs: Sequence[Buffer] = ()) -> Plan:
     """Give all temporaries of a plan their places; gives the plan.
 
-    `lenders` are outputs in whose memory no input is read.
+    `shared_outputs` are outputs in whose memory no input is read.
     """
     temps = [b for b in plan.lives if b.kind == TEMP]
     roots = plan.lanes.roots
@@ -108,19 +108,19 @@ def place_temporaries(plan: Plan, lenders: Sequence[Buffer] = ()) -> Plan:
     shared = kept.pop(None)
     # All that a lane keeps is one region, laid out alike in each: the lanes are in step nowhere.
     regions = {root: _region(plan, own) for root, own in kept.items() if root is not None}
-    plan.arena = _place(plan, [*shared, *regions.values()], _Lenders(plan, lenders))
+    plan.arena = _place(plan, [*shared, *regions.values()], _SharedOutputs(plan, shared_outputs))
     for root, region in regions.items():
         start = plan.offsets.pop(region)
         plan.lane_bytes[root] = region.nbytes // plan.lanes.count
-        lender = plan.lent.pop(region, None)
+        output = plan.aliased_into.pop(region, None)
         for buffer in kept[root]:
             plan.offsets[buffer] += start
-            if lender is not None:
-                plan.lent[buffer] = lender
+            if output is not None:
+                plan.aliased_into[buffer] = output
         del plan.lives[region]
-    for buffer, lender in plan.lent.items():
-        # From here on the output is in use when its lodger is.
-        life = plan.lives[lender]
+    for buffer, output in plan.aliased_into.items():
+        # From here on the output is in use when the temporary is.
+        life = plan.lives[output]
         life.first = min(life.first, plan.lives[buffer].first)
     return plan
 
@@ -133,7 +133,9 @@ def _region(plan: Plan, buffers: Sequence[Buffer]) -> Buffer:
     return region
 
 
-def _place(plan: Plan, buffers: Sequence[Buffer], lenders: _Lenders | None = None) -> int:
+def _place(
+    plan: Plan, buffers: Sequence[Buffer], shared_outputs: _SharedOutputs | None = None
+) -> int:
     """Give buffers their offsets; the bytes that they take of the arena."""
     arena = Room()
     # What is placed now; and when each leaves, of those too whose place went to an heir.
@@ -146,26 +148,30 @@ def _place(plan: Plan, buffers: Sequence[Buffer], lenders: _Lenders | None = Non
             gone = heapq.heappop(leaving)[2]
             if gone in placed:
                 placed.remove(gone)
-                lender = plan.lent.get(gone)
-                room = arena if lenders is None or lender is None else lenders.rooms[lender]
+                output = plan.aliased_into.get(gone)
+                room = (
+                    arena
+                    if shared_outputs is None or output is None
+                    else shared_outputs.rooms[output]
+                )
                 room.give(plan.offsets[gone], rounded(gone.nbytes))
         heir = _dying_operand(plan, buffer, placed)
-        if heir is not None and heir in plan.lent:
-            assert lenders is not None
-            if not lenders.lends(plan.lent[heir], buffer, plan.offsets[heir]):
+        if heir is not None and heir in plan.aliased_into:
+            assert shared_outputs is not None
+            if not shared_outputs.can_share(plan.aliased_into[heir], buffer, plan.offsets[heir]):
                 heir = None
         if heir is not None:
             placed.remove(heir)
             plan.offsets[buffer] = plan.offsets[heir]
-            if heir in plan.lent:
-                plan.lent[buffer] = plan.lent[heir]
-        elif lenders is None or not lenders.take_in(buffer):
+            if heir in plan.aliased_into:
+                plan.aliased_into[buffer] = plan.aliased_into[heir]
+        elif shared_outputs is None or not shared_outputs.share_output(buffer):
             size = rounded(buffer.nbytes)
             plan.offsets[buffer] = arena.find(size)
             arena.take(plan.offsets[buffer], size)
         placed.add(buffer)
         heapq.heappush(leaving, (life.last, number, buffer))
-        if buffer not in plan.lent:
+        if buffer not in plan.aliased_into:
             total = max(total, plan.offsets[buffer] + buffer.nbytes)
     return total
 
@@ -225,19 +231,19 @@ class Room:
         return end
 
 
-class _Lenders:
-    """Outputs that lend their memory until they are written."""
+class _SharedOutputs:
+    """Outputs whose memory temporaries share until it is written."""
 
     def __init__(self, plan: Plan, outputs: Sequence[Buffer]):
         self._plan = plan
-        large = [b for b in outputs if b in plan.lives and b.nbytes >= LENT_BYTES]
+        large = [b for b in outputs if b in plan.lives and b.nbytes >= SHARED_BYTES]
         self._outputs = sorted(large, key=lambda b: b.nbytes)
         self._sizes = [b.nbytes for b in self._outputs]
         self.rooms = {output: Room() for output in self._outputs}
 
-    def take_in(self, buffer: Buffer) -> bool:
+    def share_output(self, buffer: Buffer) -> bool:
         """Place a temporary in an output, if one has room while it lives."""
-        if buffer.nbytes < LENT_BYTES or not self._outputs:
+        if buffer.nbytes < SHARED_BYTES or not self._outputs:
             return False
         start = bisect_left(self._sizes, buffer.nbytes)
         fitting = self._outputs[start : start + _MOST_ASKED]
@@ -245,14 +251,14 @@ class _Lenders:
         for output in (*self._written_last(buffer), *fitting):
             room = self.rooms[output]
             offset = room.find(rounded(buffer.nbytes))
-            if offset + buffer.nbytes <= output.nbytes and self.lends(output, buffer, offset):
+            if offset + buffer.nbytes <= output.nbytes and self.can_share(output, buffer, offset):
                 room.take(offset, rounded(buffer.nbytes))
-                self._plan.lent[buffer] = output
+                self._plan.aliased_into[buffer] = output
                 self._plan.offsets[buffer] = offset
                 return True
         return False
 
-    def lends(self, output: Buffer, buffer: Buffer, offset: int) -> bool:
+    def can_share(self, output: Buffer, buffer: Buffer, offset: int) -> bool:
         """Whether a temporary has left when the output is written, or is then written over."""
         last, first = self._plan.lives[buffer].last, self._plan.lives[output].first
         if last != first:

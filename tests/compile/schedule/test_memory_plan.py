@@ -104,18 +104,18 @@ STEPPED = W64 - X128.T @ (X128 @ W64) / np.sqrt(np.sum((X128.T @ (X128 @ W64)) *
 
 def test_what_becomes_a_result_needs_no_memory_of_its_own():
     compiled = planned(normalised_step, W64, X128)
-    assert {out.nbytes for out in compiled.executable.plan.lent.values()} == {W64.nbytes}
+    assert {out.nbytes for out in compiled.executable.plan.aliased_into.values()} == {W64.nbytes}
     assert compiled.memory_analysis().temp_size_in_bytes <= 2 * X128.nbytes
     np.testing.assert_allclose(compiled(W64, X128), STEPPED, rtol=1e-5)
 
 
-def test_a_result_over_a_donated_argument_lends_nothing():
+def test_result_over_a_donated_argument_shares_nothing():
     donating = planned(normalised_step, W64, X128, donate_argnums=0)
-    assert donating.executable.takes == {0: 0} and not donating.executable.plan.lent
+    assert donating.executable.takes == {0: 0} and not donating.executable.plan.aliased_into
     np.testing.assert_allclose(donating(snp.array(W64), X128), STEPPED, rtol=1e-5)
 
 
-def test_a_result_that_a_loop_writes_lends_nothing_in_the_loop():
+def test_result_that_a_loop_writes_shares_nothing_in_the_loop():
     def f(x: Any) -> Any:
         def turn(c: Any, k: Any) -> Any:
             square = c @ c
@@ -140,8 +140,8 @@ def test_several_results_lend_to_what_fits():
     x = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 8
     compiled = planned(f, x)
     plan = compiled.executable.plan
-    for lodger, lender in plan.lent.items():
-        assert plan.offsets[lodger] + lodger.nbytes <= lender.nbytes
+    for temporary, output in plan.aliased_into.items():
+        assert plan.offsets[temporary] + temporary.nbytes <= output.nbytes
     with spmd.disable_jit():
         wanted = f(x)
     for found, expected in zip(compiled(x), wanted, strict=True):

@@ -199,8 +199,8 @@ class Builder:
         base = self.bases.get(buffer)
         if base is not None:
             return base, 0, 0
-        lender = self.plan.lent.get(buffer)
-        base = 0 if lender is None else self.bases[lender]
+        output = self.plan.aliased_into.get(buffer)
+        base = 0 if output is None else self.bases[output]
         return base, self.plan.offsets[buffer], self.plan.lane_stride(buffer)
 
     def steps(self, steps: Sequence[Step]) -> list[NativeStep]:
