@@ -36,7 +36,7 @@ def disarm_children() -> None:
 
 def _disarm() -> None:
     for group in OPEN_GROUPS:
-        road = getattr(group, "road", None)
+        state = getattr(group, "state", None)
         group.__class__ = ForkedCommunicator
-        if isinstance(road, NativeState) and isinstance(group, ForkedCommunicator):
-            road.detach(group._refuse)
+        if isinstance(state, NativeState) and isinstance(group, ForkedCommunicator):
+            state.detach(group._refuse)

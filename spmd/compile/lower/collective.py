@@ -98,13 +98,13 @@ def _between_processes(
         rounds = make_rounds(across, Operand(x.aval.dtype, rows, count))
     if rounds is not None:
         assert isinstance(across.comm, ShmCommunicator)
-        road = across.comm.road
+        state = across.comm.state
         room = ShapedArray((rounds.scratch,), np.dtype(np.uint8))
         scratch = lowering.temp(room) if rounds.scratch else None
         name = f"{eqn.prim.name} {eqn.source.short}"
-        road.record(across.comm.log)
+        state.record(across.comm.log)
         return RankExchange(
-            rounds, road.address, road.take, source, target, scratch, across.label, name
+            rounds, state.address, state.take, source, target, scratch, across.label, name
         )
     return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
 

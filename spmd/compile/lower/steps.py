@@ -209,12 +209,12 @@ class Exchange:
 class RankExchange:
     """A collective with other processes, by native code: `rounds` over a group's memory.
 
-    `road` is the address of the group's words, `take` gives the error that stopped it, `label` is
+    `state` is the address of the group's words, `take` gives the error that stopped it, `label` is
     what the flight record calls it.
     """
 
     rounds: ExchangePlan
-    road: int
+    state: int
     take: Callable[[], BaseException]
     input: Ref
     output: Ref

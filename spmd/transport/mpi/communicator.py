@@ -277,7 +277,7 @@ class MpiCommunicator(CheckedCommunicator):
             if request != self._mpi.REQUEST_NULL and not request.Test()
         ]
         gone = [r for r in missing if self._world_rank[r] in notices.left]
-        # Its last call may still be under way: notices take another road.
+        # Its last call may still be under way: notices take another way.
         if gone and waited > _STRAGGLER_SECONDS:
             raise PeerError(
                 f"rank {gone[0]} {notices.left[self._world_rank[gone[0]]]} while "

@@ -149,8 +149,8 @@ class ShmCommunicator(CheckedCommunicator):
         self._direct_sum_from = DIRECT_SUM_FROM_BYTES if own_core else DIRECT_SUM_FROM_BYTES_SHARED
         self._reduce_bytes = min(REDUCE_CHUNK_BYTES, pages.slot_bytes)
         self._peers = [word for r, word in enumerate(pages.arrived) if r != pages.rank]
-        self.road = NativeState(pages, patience, self._trouble)
-        self._counters = self.road.words
+        self.state = NativeState(pages, patience, self._trouble)
+        self._counters = self.state.words
         self._calls: dict[int, Call] = {}
         self._waits = (-1, 0.0)
         self._views: dict[tuple[np.dtype, int], tuple[list[np.ndarray], ...]] = {}

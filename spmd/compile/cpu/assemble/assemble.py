@@ -297,7 +297,7 @@ class Builder:
     def rank_exchange(self, step: RankExchange) -> RankStep:
         return RankStep(
             rounds=step.rounds,
-            road=step.road,
+            state=step.state,
             take=step.take,
             input=self.slot(step.input),
             output=self.slot(step.output),

@@ -345,13 +345,13 @@ class Encoder:
         slots += self._slot(scratch, rounds.scratch, step.name)
         call = encode_collectives.words_of(rounds.call.packed)
         constant = encode_collectives.words_of(rounds.constant)
-        size = encode_collectives.group_size(step.road)
+        size = encode_collectives.group_size(step.state)
         actions = encode_collectives.actions(rounds, devices, size, self._reduce_kernels)
         call_at = HEAD + RANKS_FIELDS + len(slots)
         constant_at = call_at + len(call)
         actions_at = constant_at + len(constant)
         self._max_args = max(self._max_args, encode_collectives.most_operands(rounds))
-        fields = [step.road, rounds.call.digest, call_at, actions_at, len(rounds.actions)]
+        fields = [step.state, rounds.call.digest, call_at, actions_at, len(rounds.actions)]
         fields += [constant_at, step.label, rounds.nbytes]
         words = [*fields, *slots, *call, *constant, *actions]
         return words, rounds.nbytes * 4 * _TRAFFIC_PS

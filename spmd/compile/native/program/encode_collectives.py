@@ -50,9 +50,9 @@ def _reduction(action: Reduce) -> Reduction:
     return action.op.value, action.dtype.name, action.result.name, False
 
 
-def group_size(road: int) -> int:
-    """How many ranks meet on a road."""
-    return ctypes.c_int64.from_address(road + 8 * native_state.SIZE).value
+def group_size(state: int) -> int:
+    """The number of ranks of a group, by the address of its native state."""
+    return ctypes.c_int64.from_address(state + 8 * native_state.SIZE).value
 
 
 def most_operands(rounds: ExchangePlan) -> int:

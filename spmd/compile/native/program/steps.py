@@ -221,14 +221,14 @@ class CollectiveStep:
 class RankStep:
     """A collective with other processes of this host, through memory that they share.
 
-    All local devices must reach it. `rounds` say what this process does, `road` is the address of
+    All local devices must reach it. `rounds` say what this process does, `state` is the address of
     the group's words; both come from the group, whose `take` gives the error that stopped a run.
     `label` is what the flight record calls it.
     Only an all_reduce may have equal input and output slots.
     """
 
     rounds: ExchangePlan
-    road: int
+    state: int
     take: Callable[[], BaseException]
     input: Slot
     output: Slot

@@ -59,7 +59,7 @@ def run_native(
     comm.announce(rounds.call)
     scratch = np.empty(max(rounds.scratch, 1), np.uint8)
     bases = (inputs[0].nbytes, outputs[0].nbytes, scratch.nbytes)
-    step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(1), Slot(2))
+    step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(1), Slot(2))
     native = build_program(Program(bases, (step,), len(inputs)))
     frames = native.new_frames()
     for device, (x, out) in enumerate(zip(inputs, outputs, strict=True)):
@@ -248,7 +248,7 @@ def test_in_place():
 def test_what_the_others_read_is_not_written_over():
     def body(comm: ShmCommunicator) -> str:
         rounds = rounds_of(comm, Case("all_reduce", "float32", 100, ReduceOp.SUM))
-        step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(0), Slot(1))
+        step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(0), Slot(1))
         with pytest.raises(ValueError) as caught:
             build_program(Program((400, rounds.scratch), (step,)))
         return str(caught.value)
@@ -271,7 +271,7 @@ def test_a_loop_meets_in_every_round():
         case = Case("all_reduce", "float32", 1, ReduceOp.SUM)
         rounds = rounds_of(comm, case)
         comm.announce(rounds.call)
-        step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(0))
+        step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(0))
         x, go = np.ones(1, np.float32), np.zeros(1, np.bool_)
         trips = itertools.count()
 
@@ -510,7 +510,7 @@ def test_places_outside_are_refused():
     rounds = Planner(0, 2, Limits(4096, 4096, 99)).all_gather(Operand(F32, 1, 8), [0, 1])
 
     def body(comm: ShmCommunicator) -> str:
-        step = RankStep(rounds, comm.road.address, comm.road.take, Slot(0), Slot(1))
+        step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(1))
         with pytest.raises(ValueError) as caught:
             build_program(Program((32, 32), (step,)))
         return str(caught.value)

@@ -63,12 +63,12 @@ def rank_texts() -> list[str]:
     return [f.text() for f in functions]
 
 
-def _word(f: Function, road: Value, index: int) -> Value:
-    return f.load("i64", road, 8 * index)
+def _word(f: Function, state: Value, index: int) -> Value:
+    return f.load("i64", state, 8 * index)
 
 
-def _page(f: Function, road: Value, rank: Value) -> Value:
-    return f.at(f.load("ptr", road, 8 * native_state.PAGES), (rank + 1) * shm_layout.PAGE)
+def _page(f: Function, state: Value, rank: Value) -> Value:
+    return f.at(f.load("ptr", state, 8 * native_state.PAGES), (rank + 1) * shm_layout.PAGE)
 
 
 # ---- waiting -------------------------------------------------------------------------------------
@@ -116,57 +116,57 @@ def _wake() -> Function:
 
 
 def _first_missing() -> Function:
-    """first_missing(road, step): the first rank that has not arrived in a step, or -1."""
+    """first_missing(state, step): the first rank that has not arrived in a step, or -1."""
     f = Function("first_missing", "i64", ["ptr", "i64"], internal=True)
-    road, step = f.params
-    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
-        arrived = f.atomic_load("i64", _page(f, road, rank), 8 * shm_layout.ARRIVED)
+    state, step = f.params
+    with f.range(0, _word(f, state, native_state.SIZE)) as rank:
+        arrived = f.atomic_load("i64", _page(f, state, rank), 8 * shm_layout.ARRIVED)
         with f.if_(arrived < step):
             f.ret(rank)
     f.ret(-1)
     return f
 
 
-def _trouble(f: Function, road: Value, digest: Value, what: int) -> Value:
+def _trouble(f: Function, state: Value, digest: Value, what: int) -> Value:
     """Call Python; whether it raised."""
-    f.store(digest, road, 8 * native_state.DIGEST)
-    function = f.load("ptr", road, 8 * native_state.TROUBLE)
+    f.store(digest, state, 8 * native_state.DIGEST)
+    function = f.load("ptr", state, 8 * native_state.TROUBLE)
     return f.call(function, "i64", f.value("i64", what)).differs(0)
 
 
 def _wait() -> Function:
-    """wait_for(road, step, digest): wait for all, beyond the first pauses; 1 if Python raised.
+    """wait_for(state, step, digest): wait for all, beyond the first pauses; 1 if Python raised.
 
     A waiter says so before it looks at the counter again, and a rank that arrives writes the
     counter before it looks for waiters: one of them sees the other.
     """
     f = Function("wait_for", "i64", ["ptr", "i64", "i64"], internal=True)
-    road, step, digest = f.params
-    yields = f.var("i64", _word(f, road, native_state.YIELDS))
+    state, step, digest = f.params
+    yields = f.var("i64", _word(f, state, native_state.YIELDS))
     # Ranks that the system put on one core, though there are enough, would yield to each other for
     # thousands of calls, 13 us each where 3 would do, and not be moved: only one that slept is
     # woken on a core that is free.
-    awaited = f.larger(f.call("first_missing", "i64", road, step), 0)
-    theirs = f.load("i64", _page(f, road, awaited), 8 * shm_layout.CORE)
-    with f.if_((_word(f, road, native_state.PAUSES) > 0) & (theirs > 0) & theirs.equals(core(f))):
+    awaited = f.larger(f.call("first_missing", "i64", state, step), 0)
+    theirs = f.load("i64", _page(f, state, awaited), 8 * shm_layout.CORE)
+    with f.if_((_word(f, state, native_state.PAUSES) > 0) & (theirs > 0) & theirs.equals(core(f))):
         yields.set(0)
     with f.range(0, yields.get()):
-        with f.if_(f.call("first_missing", "i64", road, step) < 0):
+        with f.if_(f.call("first_missing", "i64", state, step) < 0):
             f.ret(0)
         f.call("sched_yield", "i32")
     nanoseconds = f.var("i64", _FIRST_PARK)
     with f.loop():
-        awaited = f.call("first_missing", "i64", road, step)
+        awaited = f.call("first_missing", "i64", state, step)
         with f.if_(awaited < 0):
             f.ret(0)
-        page = _page(f, road, awaited)
+        page = _page(f, state, awaited)
         f.atomic_store(f.value("i64", 1), page, 8 * shm_layout.WAITED_FOR)
         seen = f.atomic_load("i64", page, 8 * shm_layout.ARRIVED, "seq_cst")
         with f.if_(seen < step):
             f.call("park_on", "void", f.at(page, 8 * shm_layout.ARRIVED), seen, nanoseconds.get())
         # Woken by its arrival: the next one may be missing still. Else something may be wrong.
         with f.if_(f.atomic_load("i64", page, 8 * shm_layout.ARRIVED) < step):
-            with f.if_(_trouble(f, road, digest, native_state.WAITING)):
+            with f.if_(_trouble(f, state, digest, native_state.WAITING)):
                 f.ret(1)
             nanoseconds.set(f.smaller(nanoseconds.get() * 2, _LONGEST_PARK))
     f.ret(0)
@@ -177,12 +177,12 @@ def _wait() -> Function:
 
 
 def _enter() -> Function:
-    """enter_call(road, digest, packed): show the call that this rank enters."""
+    """enter_call(state, digest, packed): show the call that this rank enters."""
     f = Function("enter_call", "void", ["ptr", "i64", "ptr"], internal=True)
-    road, digest, packed = f.params
-    sequence = _word(f, road, native_state.SEQUENCE) + 1
-    f.store(sequence, road, 8 * native_state.SEQUENCE)
-    page = _page(f, road, _word(f, road, native_state.RANK))
+    state, digest, packed = f.params
+    sequence = _word(f, state, native_state.SEQUENCE) + 1
+    f.store(sequence, state, 8 * native_state.SEQUENCE)
+    page = _page(f, state, _word(f, state, native_state.RANK))
     odd = sequence & 1
     shown = f.at(page, odd * 8 + 8 * shm_layout.DIGEST)
     with f.if_(f.load("i64", shown).differs(digest)):
@@ -195,12 +195,12 @@ def _enter() -> Function:
 
 
 def _agree() -> Function:
-    """agree(road, digest): 1 if every rank shows the same call."""
+    """agree(state, digest): 1 if every rank shows the same call."""
     f = Function("agree", "i64", ["ptr", "i64"], internal=True)
-    road, digest = f.params
-    odd = _word(f, road, native_state.SEQUENCE) & 1
-    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
-        shown = f.at(_page(f, road, rank), odd * 8 + 8 * shm_layout.DIGEST)
+    state, digest = f.params
+    odd = _word(f, state, native_state.SEQUENCE) & 1
+    with f.range(0, _word(f, state, native_state.SIZE)) as rank:
+        shown = f.at(_page(f, state, rank), odd * 8 + 8 * shm_layout.DIGEST)
         with f.if_(f.load("i64", shown).differs(digest)):
             f.ret(0)
     f.ret(1)
@@ -208,30 +208,30 @@ def _agree() -> Function:
 
 
 def _meet() -> Function:
-    """meet(road, digest, first): say that the slot is filled, wait for all; 1 if Python raised."""
+    """meet(state, digest, first): say that the slot is filled, wait for all; 1 if Python raised."""
     f = Function("meet", "i64", ["ptr", "i64", "i64"], internal=True)
-    road, digest, first = f.params
-    step = _word(f, road, native_state.STEP) + 1
-    f.store(step, road, 8 * native_state.STEP)
-    own = _page(f, road, _word(f, road, native_state.RANK))
+    state, digest, first = f.params
+    step = _word(f, state, native_state.STEP) + 1
+    f.store(step, state, 8 * native_state.STEP)
+    own = _page(f, state, _word(f, state, native_state.RANK))
     f.atomic_store(step, own, 8 * shm_layout.ARRIVED)
     waited_for = f.atomic_load("i64", own, 8 * shm_layout.WAITED_FOR, "seq_cst")
     with f.if_(waited_for.differs(0)):
         f.atomic_store(f.value("i64", 0), own, 8 * shm_layout.WAITED_FOR)
         f.call("wake_all", "void", f.at(own, 8 * shm_layout.ARRIVED))
-    pauses = f.var("i64", _word(f, road, native_state.PAUSES))
-    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
-        page = _page(f, road, rank)
+    pauses = f.var("i64", _word(f, state, native_state.PAUSES))
+    with f.range(0, _word(f, state, native_state.SIZE)) as rank:
+        page = _page(f, state, rank)
         with f.loop():
             f.break_if(f.atomic_load("i64", page, 8 * shm_layout.ARRIVED) >= step)
             with f.if_(pauses.get() <= 0):
-                with f.if_(f.call("wait_for", "i64", road, step, digest).differs(0)):
+                with f.if_(f.call("wait_for", "i64", state, step, digest).differs(0)):
                     f.ret(1)
             pauses.set(pauses.get() - 1)
             relax(f)
     with f.if_(first.differs(0)):
-        with f.if_(f.call("agree", "i64", road, digest).equals(0)):
-            with f.if_(_trouble(f, road, digest, native_state.DIFFERENT)):
+        with f.if_(f.call("agree", "i64", state, digest).equals(0)):
+            with f.if_(_trouble(f, state, digest, native_state.DIFFERENT)):
                 f.ret(1)
     f.ret(0)
     return f
@@ -241,26 +241,26 @@ def _meet() -> Function:
 
 
 def _begin_record() -> Function:
-    """begin_record(road, label, bytes): write that a collective begins; gives what the rank did.
+    """begin_record(state, label, bytes): write that a collective begins; gives what the rank did.
 
     The same as `GroupLog.begin`. The record's number is written last, for readers that look on.
     """
     f = Function("begin_record", "i64", ["ptr", "i64", "i64"], internal=True)
-    road, label, nbytes = f.params
-    page = f.load("ptr", road, 8 * native_state.RECORD)
+    state, label, nbytes = f.params
+    page = f.load("ptr", state, 8 * native_state.RECORD)
     count = f.load("i64", page, 8 * flight.COUNT)
     record = f.at(
         page,
         (count % flight.RECORDS) * (8 * flight.RECORD_WORDS) + flight.RING,
     )
-    calls = f.load("ptr", road, 8 * native_state.CALLS)
+    calls = f.load("ptr", state, 8 * native_state.CALLS)
     call = f.load("i64", calls) + 1
     f.store(call, calls)
     now = f.call("now", "i64")
     for word, value in (
         (flight.LABEL, label),
         (flight.BYTES, nbytes),
-        (flight.GROUP, _word(f, road, native_state.GROUP)),
+        (flight.GROUP, _word(f, state, native_state.GROUP)),
         (flight.ENQUEUED, now),
         (flight.ENTERED, now),
         (flight.COMPLETED, f.value("i64", 0)),
@@ -278,13 +278,13 @@ def _begin_record() -> Function:
 
 
 def _end_record() -> Function:
-    """end_record(road, place, phase, completed): the rank does again what it did before.
+    """end_record(state, place, phase, completed): the rank does again what it did before.
 
     `place` is the number of records before this one; one that is not completed stays open.
     """
     f = Function("end_record", "void", ["ptr", "i64", "i64", "i64"], internal=True)
-    road, place, phase, completed = f.params
-    page = f.load("ptr", road, 8 * native_state.RECORD)
+    state, place, phase, completed = f.params
+    page = f.load("ptr", state, 8 * native_state.RECORD)
     now = f.call("now", "i64")
     with f.if_(completed.differs(0)):
         record = f.at(
@@ -301,19 +301,19 @@ def _end_record() -> Function:
 
 
 def _find_slots() -> Function:
-    """find_slots(road, table): where everyone's slot of this step is, and mine of the next."""
+    """find_slots(state, table): where everyone's slot of this step is, and mine of the next."""
     f = Function("find_slots", "void", ["ptr", "ptr"], internal=True)
-    road, table = f.params
+    state, table = f.params
     slots, width = (
-        f.load("ptr", road, 8 * native_state.SLOTS),
-        _word(f, road, native_state.SLOT_BYTES),
+        f.load("ptr", state, 8 * native_state.SLOTS),
+        _word(f, state, native_state.SLOT_BYTES),
     )
-    odd = _word(f, road, native_state.STEP) & 1
-    with f.range(0, _word(f, road, native_state.SIZE)) as rank:
+    odd = _word(f, state, native_state.STEP) & 1
+    with f.range(0, _word(f, state, native_state.SIZE)) as rank:
         f.store(
             f.at(slots, (rank * 2 + odd) * width), table, (rank + encode_collectives.FIRST_SLOT) * 8
         )
-    own = _word(f, road, native_state.RANK) * 2 + (odd ^ 1)
+    own = _word(f, state, native_state.RANK) * 2 + (odd ^ 1)
     f.store(f.at(slots, own * width), table, 8 * encode_collectives.NEXT)
     return f
 
@@ -350,10 +350,10 @@ def _reduce() -> Function:
 
 
 def _show() -> Function:
-    """show_places(road, table, action): let the others read from some places."""
+    """show_places(state, table, action): let the others read from some places."""
     f = Function("show_places", "void", ["ptr"] * 3, internal=True)
-    road, table, action = f.params
-    page = _page(f, road, _word(f, road, native_state.RANK))
+    state, table, action = f.params
+    page = _page(f, state, _word(f, state, native_state.RANK))
     with f.range(0, f.load("i64", action, 16)) as i:
         shown = _place(f, table, action, i * 16 + 8 * encode_collectives.SHOW_WORDS)
         f.store(shown, f.at(page, i * 8 + 8 * shm_layout.SHOWN))
@@ -361,15 +361,15 @@ def _show() -> Function:
 
 
 def _read_rows() -> Function:
-    """read_rows(road, table, action): copy rows from a rank's memory; 1 if that failed."""
+    """read_rows(state, table, action): copy rows from a rank's memory; 1 if that failed."""
     f = Function("read_rows", "i64", ["ptr"] * 3, internal=True)
-    road, table, action = f.params
+    state, table, action = f.params
     number = direct_read.readv_number()
     if number is None:
         f.ret(1)  # never called: ranks read only where they found that they can
         return f
     target, rank = _place(f, table, action, 16), f.load("i64", action, 32)
-    page = _page(f, road, rank)
+    page = _page(f, state, rank)
     shown = f.at(page, f.load("i64", action, 40) * 8 + 8 * shm_layout.SHOWN)
     source = f.load("i64", shown) + f.load("i64", action, 48)
     width, rows, ahead, behind = (f.load("i64", action, at) for at in (56, 64, 72, 80))
@@ -386,30 +386,30 @@ def _read_rows() -> Function:
         operands = (f.value("i64", number), process, ours, count, theirs, count, f.value("i64", 0))
         done = f.call("syscall", "i64", *operands, type="i64 (i64, ...)")
         with f.if_(done.differs(count * width)):
-            f.store(rank, road, 8 * native_state.UNREAD)
+            f.store(rank, state, 8 * native_state.UNREAD)
             f.ret(1)
     f.ret(0)
     return f
 
 
 def _run_actions() -> Function:
-    """run_actions(road, step, table, args, own): all actions of a step; 1 if Python raised.
+    """run_actions(state, step, table, args, own): all actions of a step; 1 if Python raised.
 
     `own` is the part of the table behind the devices' buffers.
     """
     f = Function("run_actions", "i64", ["ptr"] * 5, internal=True)
-    road, step, table, args, own = f.params
+    state, step, table, args, own = f.params
     digest = field(f, step, 1)
-    f.call("find_slots", "void", road, own)
+    f.call("find_slots", "void", state, own)
     action = f.var("ptr", f.at(step, field(f, step, 3) * 8))
     with f.range(0, field(f, step, 4)):
         now = action.get()
         kind = f.load("i64", now)
         with f.if_(kind.equals(encode_collectives.MEET)):
             first = f.load("i64", now, 16)
-            with f.if_(f.call("meet", "i64", road, digest, first).differs(0)):
+            with f.if_(f.call("meet", "i64", state, digest, first).differs(0)):
                 f.ret(1)
-            f.call("find_slots", "void", road, own)
+            f.call("find_slots", "void", state, own)
         with f.if_(kind.equals(encode_collectives.COPY)):
             f.call("copy_rows", "void", table, now)
         with f.if_(kind.equals(encode_collectives.CLEAR)):
@@ -418,10 +418,10 @@ def _run_actions() -> Function:
         with f.if_(kind.equals(encode_collectives.REDUCE)):
             f.call("reduce_slots", "void", table, now, args)
         with f.if_(kind.equals(encode_collectives.SHOW)):
-            f.call("show_places", "void", road, table, now)
+            f.call("show_places", "void", state, table, now)
         with f.if_(kind.equals(encode_collectives.READ)):
-            with f.if_(f.call("read_rows", "i64", road, table, now).differs(0)):
-                _trouble(f, road, digest, native_state.UNREADABLE)
+            with f.if_(f.call("read_rows", "i64", state, table, now).differs(0)):
+                _trouble(f, state, digest, native_state.UNREADABLE)
                 f.ret(1)
         action.set(f.at(now, f.load("i64", now, 8) * 8))
     f.ret(0)
@@ -436,8 +436,8 @@ def _ranks() -> Function:
     with f.if_(count < devices):
         report_reached(f, context, step, active, count)
         f.ret(MISMATCH)
-    road = f.load("ptr", step, 8 * layout.HEAD)
-    others = _word(f, road, native_state.SIZE) + encode_collectives.FIRST_SLOT
+    state = f.load("ptr", step, 8 * layout.HEAD)
+    others = _word(f, state, native_state.SIZE) + encode_collectives.FIRST_SLOT
     table = f.stack_bytes((devices * 2 + others) * 8)
     cursor = f.var("ptr", f.at(step, 8 * (layout.HEAD + layout.RANKS_FIELDS)))
     for first in (f.value("i64", 0), devices):
@@ -450,17 +450,17 @@ def _ranks() -> Function:
     scratch = f.call("resolve", "ptr", context, cursor.get(), device_at(f, active, devices * 0))
     f.store(scratch, own, 8 * encode_collectives.SCRATCH)
     f.store(f.at(step, field(f, step, 5) * 8), own, 8 * encode_collectives.CONSTANT)
-    page = f.load("ptr", road, 8 * native_state.RECORD)
+    page = f.load("ptr", state, 8 * native_state.RECORD)
     place, phase = f.var("i64", 0), f.var("i64", 0)
     with f.if_(page.differs(0)):
         place.set(f.load("i64", page, 8 * flight.COUNT))
         label, nbytes = field(f, step, 6), field(f, step, 7)
-        phase.set(f.call("begin_record", "i64", road, label, nbytes))
+        phase.set(f.call("begin_record", "i64", state, label, nbytes))
     packed = f.at(step, field(f, step, 2) * 8)
-    f.call("enter_call", "void", road, field(f, step, 1), packed)
-    failed = f.call("run_actions", "i64", road, step, table, args, own)
+    f.call("enter_call", "void", state, field(f, step, 1), packed)
+    failed = f.call("run_actions", "i64", state, step, table, args, own)
     with f.if_(page.differs(0)):
-        f.call("end_record", "void", road, place.get(), phase.get(), failed ^ 1)
+        f.call("end_record", "void", state, place.get(), phase.get(), failed ^ 1)
     with f.if_(failed.differs(0)):
         report_step(f, context, step)
         f.ret(TROUBLE)
