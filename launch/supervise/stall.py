@@ -18,6 +18,8 @@ HOST, TRACING, COMPILING, PROGRAM, COLLECTIVE, DATA, BREAKPOINT = range(7)
 # A rank that used less of a core than this does not compute.
 IDLE = 0.05
 STACK_SHOWN = 6
+# What is said of a rank that ended with exit code 0.
+FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +182,9 @@ def judge(view: View, call: Call, soon: float) -> Finding:
     def finding(kind: str, text: str, excused: bool = False) -> Finding:
         return Finding(view.rank, kind, text, stack, excused)
 
-    if view.ended:
+    if view.ended and view.ended != FINISHED:
         return finding("raised" if "raised" in view.ended else "dead", view.ended)
-    if view.page.get("state") == LEFT:
+    if view.ended or view.page.get("state") == LEFT:
         return finding("left", f"left the program without coming to {call.place}")
     if view.page.get("state") == RAISED:
         return finding("raised", "raised an error and is ending")

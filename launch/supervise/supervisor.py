@@ -46,7 +46,7 @@ from .rank import (
     STDOUT,
     frame,
 )
-from .stall import BREAKPOINT, COLLECTIVE, Call, Verdict, View
+from .stall import BREAKPOINT, COLLECTIVE, FINISHED, Call, Verdict, View
 from .watchdog import Watch
 
 TIMED_OUT = 124
@@ -367,7 +367,7 @@ class Supervisor:
             link = links.get(rank, NOBODY)
             view = View(rank, ending.where, page=link.page, look=link.look, last=link.last)
             if ending.code is not None:
-                view.ended = "finished" if ending.code == 0 else ending.cause()
+                view.ended = FINISHED if ending.code == 0 else ending.cause()
             if link.page:
                 view.idle = now - link.page_at
                 if link.page["phase"] == COLLECTIVE:

@@ -76,7 +76,8 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
     def one(leaf: Any) -> Any:
         total = psum(leaf, axis_name, axis_index_groups=axis_index_groups)
         if isinstance(total, (int, float, complex)):
-            return total / n  # a number, which takes the dtype of what it meets
+            # As weak as the number: it takes the dtype of what it meets.
+            return convert_element_type(total / n, dtypes.to_inexact(typeof(total).dtype), True)
         dtype = dtypes.to_inexact(typeof(total).dtype)
         return div(convert_element_type(total, dtype), np.asarray(n, dtype)[()])
 

@@ -71,6 +71,7 @@ def test_a_rank_in_host_code():
         (absent(1, state="t", tracer="gdb (process 3)", pid=7), "stopped", True),
         (absent(1, state="T", tracer="", pid=7), "stopped", False),
         (View(1, ended="was killed by SIGKILL", idle=9.0), "dead", False),
+        (View(1, ended="finished", idle=9.0), "left", False),
         (View(1, ended="raised KeyError at a.py:1", idle=9.0), "raised", False),
         (View(1, page=page(state=LEFT), idle=9.0), "left", False),
         (View(1, page=page(state=RAISED), idle=9.0), "raised", False),

@@ -90,7 +90,8 @@ def test_a_negative_size_is_refused():
 def test_the_lists_are_bounded():
     small = [alloc(2**16) for _ in range(200)]
     del small
-    assert allocator.waiting_bytes() <= allocator.SMALL_CLASS_LIMIT
+    # Less than a block of this size more: blocks of other sizes may wait too.
+    assert allocator.waiting_bytes() < allocator.SMALL_CLASS_LIMIT + 2**16
     trim()
     assert allocator.waiting_bytes() == 0
 
