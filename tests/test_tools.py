@@ -142,3 +142,18 @@ def test_third_call_stays_in_three_files():
     assert done.returncode == 0, done.stderr
     files = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert "compile/dispatch/jit.py" in files and len(files) <= 3, done.stdout
+
+
+def test_the_architecture_names_what_the_first_call_passes_through():
+    """Each row of ARCHITECTURE's table of a first call is on the way of one."""
+    command = [sys.executable, str(ROOT / "tools" / "call_path.py"), "first"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    reached = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    table = page[page.index("The first call, in the order") : page.index("Later calls:")]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert 10 <= len(rows) <= 15
+    for _, _, function, file in rows:
+        path = file.strip("` |")
+        assert function.strip("`") in reached.get(path, "").split(", "), (function, path)
