@@ -23,7 +23,7 @@ MOST_COLUMNS = 100
 MOST_FUNCTION_LINES = 100
 MOST_MODULES = 25
 # One family of operations is one module, and there are as many families; these may not grow.
-LARGE_FOLDERS = {"spmd/lax": 50, "spmd/numpy": 44}
+LARGE_FOLDERS = {"spmd/lax": 49, "spmd/numpy": 44}
 MOST_PROSE_COLUMNS = 120
 DOCUMENTS = sorted(
     path
