@@ -238,7 +238,8 @@ def _check_ranks(name: str, shapes: Sequence[tuple[int, ...]]) -> None:
 
 def promote_shapes(name: str, *xs: Any) -> list[Any]:
     """The operands broadcast to their common shape; scalars stay scalars."""
-    _check_ranks(name, [typeof(x).shape for x in xs])
+    if config.numpy_rank_promotion != "allow":
+        _check_ranks(name, [typeof(x).shape for x in xs])
     return broadcast_operands(name, *xs)
 
 
@@ -256,15 +257,19 @@ def promotes_inside(count: int = 1) -> Callable[[F], F]:
     """A decorator for functions that combine operands of their own with the caller's arrays.
 
     The settings `numpy_rank_promotion` and `numpy_dtype_promotion` are there to find promotions in
-    the caller's program: they see the first `count` arguments, but nothing that is computed inside.
+    the caller's program: they see the first `count` parameters, however these are given, but
+    nothing that is computed inside.
     """
 
     def decorate(f: F) -> F:
+        names = f.__code__.co_varnames[:count]
+
         @functools.wraps(f)
         def call(*args: Any, **kwargs: Any) -> Any:
             if config.numpy_dtype_promotion != "strict" and config.numpy_rank_promotion == "allow":
                 return f(*args, **kwargs)
-            promote_dtypes(*(plain(x) for x in args[:count] if is_arraylike(x)))
+            given = [*args[:count], *(kwargs[name] for name in names if name in kwargs)]
+            promote_dtypes(*(plain(x) for x in given if is_arraylike(x)))
             ranks = config.override("numpy_rank_promotion", "allow")
             with ranks, config.override("numpy_dtype_promotion", "standard"):
                 return f(*args, **kwargs)

@@ -158,6 +158,8 @@ def test_the_callers_own_promotions_are_found() -> None:
     with spmd.numpy_dtype_promotion("strict"):
         for f in (
             lambda: spmd.numpy.polyfit(x, y, 1),
+            lambda: spmd.numpy.polyfit(x, y=y, deg=1),
+            lambda: spmd.numpy.trapezoid(x=y, y=x),
             lambda: spmd.numpy.trapezoid(x, y),
             lambda: spmd.scipy.signal.csd(x, y),
             lambda: spmd.jit(spmd.numpy.polyval)(x, y),
