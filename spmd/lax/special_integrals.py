@@ -21,7 +21,7 @@ from spmd.lax.elementwise import exp
 from spmd.lax.families import FLOAT, binary, const, unary
 from spmd.lax.logic import eq, select
 from spmd.lax.special import in_float64, refused
-from spmd.lax.special_values import EPS, polynomial
+from spmd.lax.special_values import BERNOULLI, EPS, polynomial
 
 _EULER_GAMMA = 0.57721566490153286061
 _MOST_STEPS = 2_000
@@ -134,8 +134,7 @@ expn_p = binary(
 
 # ---- dilogarithm -------------------------------------------------------------------------------
 
-_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
-_DILOGARITHM = tuple(b / math.factorial(2 * k + 1) for k, b in enumerate(_BERNOULLI, 1))
+_DILOGARITHM = tuple(b / math.factorial(2 * k + 1) for k, b in enumerate(BERNOULLI, 1))
 
 
 def _spence_middle(xp: Any, x: Any) -> Any:
