@@ -258,10 +258,7 @@ class ShmCommunicator(CheckedCommunicator):
             if left and r in pages.missing(step):
                 raise PeerError(f"rank {r} {pages.text(r)} {waiting}; {pages.whereabouts(r)}")
             if self._sees_processes and not is_running(pages, r):
-                raise PeerError(
-                    f"rank {r} (process {pages.process(r)}) ended without a word (killed, or out "
-                    f"of memory) {waiting}; {pages.whereabouts(r)}"
-                )
+                raise PeerError(self._ended(r, waiting))
         held = [r for r in missing if pages.is_held(r)]
         if held:
             self.tell_held(held, call)
@@ -374,15 +371,36 @@ class ShmCommunicator(CheckedCommunicator):
         deadline = time.monotonic() + _DEATH_SECONDS
         while is_running(pages, rank) and time.monotonic() < deadline:
             time.sleep(FIRST_PARK_SECONDS)  # its memory goes first, then it counts as dead
-        whose = f"rank {rank} (process {pages.process(rank)})"
+        if failed := pages.words[FAILED]:
+            return PeerError(pages.text(failed - 1) or f"rank {failed - 1} failed")
         if not is_running(pages, rank):
-            return PeerError(
-                f"{whose} ended without a word (killed, or out of memory) while rank {self.rank} "
-                f"read from it; {pages.whereabouts(rank)}"
-            )
+            return PeerError(self._ended(rank, f"while rank {self.rank} read from it"))
         return CollectiveError(
-            f"rank {self.rank} | could no longer read the memory of {whose}{why}.\n"
+            f"rank {self.rank} | could no longer read the memory of rank {rank} (process "
+            f"{pages.process(rank)}){why}.\n"
             "SPMD_DIRECT_READS=0 sends large arrays through shared memory instead."
+        )
+
+    def _ended(self, rank: int, when: str) -> str:
+        """How a rank ended whose process is gone, and which others are gone without a word.
+
+        One rank's death ends others: the first that this rank misses need not be the cause.
+        """
+        pages = self._pages
+        if pages.state(rank) == LEFT:
+            return f"rank {rank} {pages.text(rank)} {when}; {pages.whereabouts(rank)}"
+        others = [
+            r
+            for r in range(self.size)
+            if r not in (rank, self.rank) and pages.state(r) != LEFT and not is_running(pages, r)
+        ]
+        also = "".join(
+            f"\nrank {r} (process {pages.process(r)}) is gone, too; {pages.whereabouts(r)}"
+            for r in others
+        )
+        return (
+            f"rank {rank} (process {pages.process(rank)}) ended without a word (killed, or out of "
+            f"memory) {when}; {pages.whereabouts(rank)}{also}"
         )
 
     def _run_flat(

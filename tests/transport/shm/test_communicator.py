@@ -76,6 +76,26 @@ def test_a_killed_rank_is_named():
         assert "its last was barrier (#0)" in str(results[rank])
 
 
+def test_a_rank_that_ended_because_of_another_does_not_hide_it():
+    def body(comm):
+        processes = np.empty(3, np.int32)
+        comm.all_gather(np.array([os.getpid()], np.int32), processes)
+        comm.barrier()
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for rank in (1, 0):
+            while shm_layout.is_alive(int(processes[rank])):
+                time.sleep(0.01)
+            if comm.rank == 0:
+                os._exit(3)  # without a word
+        comm.barrier()
+
+    error = str(Ranks(3, body).run(timeout=10)[2])
+    assert "rank 0 (process" in error.splitlines()[0]
+    assert "rank 1 (process" in error.splitlines()[1]
+    assert "is gone, too; its last was barrier (#1)" in error.splitlines()[1]
+
+
 def test_a_rank_that_announces_its_failure_is_quoted():
     def body(comm):
         if comm.rank == 2:
@@ -173,10 +193,10 @@ def test_sweep_removes_only_what_crashed_jobs_left():
 
 
 def test_no_room_is_an_error_that_says_what_to_do(monkeypatch, tmp_path):
-    def full(fd, nbytes):
+    def full(fd, offset, nbytes):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shm_segment, "_reserve", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(LaunchError, match=r"(?s)no folder has room for 1 MiB.*--shm-size"):
         shm_segment.create(1 << 20)
 
