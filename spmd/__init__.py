@@ -11,7 +11,7 @@ from __future__ import annotations
 import typing as _typing
 
 from spmd.base import stack_dump as _stacks  # isort: skip  # first: what follows may be what hangs
-from spmd.base.lazy_import import later as _later
+from spmd.base.lazy_import import attach as _attach
 from spmd.base.util import importing as _importing
 
 with _importing():
@@ -118,38 +118,19 @@ if _typing.TYPE_CHECKING:
         profiler,
         random,
         scipy,
+        typing,
     )
 
 # Not every program needs these: they are imported when they are first asked for.
-_LATER = (
-    "ad_checkpoint",
-    "checkify",
-    "checkpoints",
-    "custom_batching",
-    "custom_derivatives",
-    "debug",
-    "distributed",
-    "export",
-    "extend",
-    "flatten_util",
-    "jet",
-    "nn",
-    "ops",
-    "profiler",
-    "random",
-    "scipy",
-)
-
-__getattr__ = _later(__name__, _LATER)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
-
+__getattr__, __dir__ = _attach(__name__, (
+    "ad_checkpoint", "checkify", "checkpoints", "custom_batching", "custom_derivatives", "debug",
+    "distributed", "export", "extend", "flatten_util", "jet", "nn", "ops", "profiler", "random",
+    "scipy", "typing",
+))  # fmt: skip
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.
 for _name in collectives.__all__:
     setattr(lax, _name, getattr(collectives, _name))
 
 remat = checkpoint
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -88,7 +88,8 @@ def check_error(error: Error) -> None:
     if not isinstance(error.code, Tracer):
         error.throw()
         return
-    code, payloads = snp.ravel(error.code), error.payloads
+    traced: Any = error.code
+    code, payloads = snp.ravel(traced), error.payloads
     size, batched = typeof(code).size, bool(typeof(error.code).shape)
     for k, site in enumerate(error.sites):
         fine = code != k + 1

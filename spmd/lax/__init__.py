@@ -7,8 +7,7 @@ This file and `_lazy_names.py` only list what is public, file by file.
 
 import typing as _typing
 
-from spmd.base.lazy_import import all_names as _all_names
-from spmd.base.lazy_import import later as _later
+from spmd.base.lazy_import import attach as _attach
 from spmd.core.remat import optimization_barrier, optimization_barrier_p
 from spmd.lax.arithmetic import (
     RoundingMethod,
@@ -317,10 +316,4 @@ if _typing.TYPE_CHECKING:
     from spmd.lax import linalg
     from spmd.lax._lazy_names import *  # noqa: F403
 
-_LATER = ("linalg",)
-
-__getattr__ = _later(__name__, _LATER, "_lazy_names")
-
-
-def __dir__() -> list[str]:
-    return _all_names(__name__, _LATER, "_lazy_names")
+__getattr__, __dir__ = _attach(__name__, ("linalg",), "_lazy_names")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,26 +31,59 @@ from spmd.lax.families import (
 )
 from spmd.lax.logic import eq, ge, select
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- add, sub, neg, mul ------------------------------------------------------------------------
 
 
-def neg(x: Any) -> Any:
-    """The negative of x, elementwise."""
+def neg(x: Any) -> Array:
+    """Compute the negative of `x`, elementwise.
+
+    `x` keeps its shape and its integer, float or complex dtype. Raises `DtypeError` for booleans.
+
+    >>> lax.neg(np.array([1, -2]))
+    Array([-1,  2], dtype=int32)
+    """
     return neg_p.bind(x)
 
 
-def add(x: Any, y: Any) -> Any:
-    """The sum, elementwise."""
+def add(x: Any, y: Any) -> Array:
+    """Add `x` and `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one integer, float or complex dtype; a Python
+    number takes that of the other. Integers wrap around. Raises `ShapeError` or `DtypeError` if
+    shapes or dtypes differ: lax does not broadcast or promote, `snp.add` does.
+
+    >>> lax.add(np.array([1, 2]), 10)
+    Array([11, 12], dtype=int32)
+    """
     return add_p.bind(*matched(x, y))
 
 
-def sub(x: Any, y: Any) -> Any:
-    """The difference x - y, elementwise."""
+def sub(x: Any, y: Any) -> Array:
+    """Subtract `y` from `x`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one integer, float or complex dtype; a Python
+    number takes that of the other. Integers wrap around. Raises `ShapeError` or `DtypeError` if
+    shapes or dtypes differ: lax does not broadcast or promote, `snp.subtract` does.
+
+    >>> lax.sub(np.array([1, 2]), 10)
+    Array([-9, -8], dtype=int32)
+    """
     return sub_p.bind(*matched(x, y))
 
 
-def mul(x: Any, y: Any) -> Any:
-    """The product, elementwise."""
+def mul(x: Any, y: Any) -> Array:
+    """Multiply `x` and `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one integer, float or complex dtype; a Python
+    number takes that of the other. Integers wrap around. Raises `ShapeError` or `DtypeError` if
+    shapes or dtypes differ: lax does not broadcast or promote, `snp.multiply` does.
+
+    >>> lax.mul(np.array([1, 2]), 10)
+    Array([10, 20], dtype=int32)
+    """
     return mul_p.bind(*matched(x, y))
 
 
@@ -80,18 +113,41 @@ mul_p = binary(
 # ---- div, rem ----------------------------------------------------------------------------------
 
 
-def div(x: Any, y: Any) -> Any:
-    """The quotient x / y, elementwise; integers truncate towards zero."""
+def div(x: Any, y: Any) -> Array:
+    """Divide `x` by `y`, elementwise; integers truncate towards zero.
+
+    `x` and `y` have one shape, or are scalars, and one integer, float or complex dtype; a Python
+    number takes that of the other. An integer divided by 0 is -1 (all bits set). Raises
+    `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not broadcast or promote,
+    `snp.divide` does.
+
+    >>> lax.div(np.array([7, -7, 1]), np.array([2, 2, 0]))
+    Array([ 3, -3, -1], dtype=int32)
+    """
     return div_p.bind(*matched(x, y))
 
 
-def rem(x: Any, y: Any) -> Any:
-    """The remainder of the truncated quotient, elementwise; it has the sign of x."""
+def rem(x: Any, y: Any) -> Array:
+    """Compute the remainder of the truncated quotient, elementwise; it has the sign of `x`.
+
+    `x` and `y` have one shape, or are scalars, and one integer or float dtype; a Python number
+    takes that of the other. An integer modulo 0 is itself. Raises `ShapeError` or `DtypeError` if
+    shapes or dtypes differ: lax does not broadcast or promote, `snp.remainder` does.
+
+    >>> lax.rem(np.array([7, -7, 1]), np.array([2, 2, 0]))
+    Array([ 1, -1,  1], dtype=int32)
+    """
     return rem_p.bind(*matched(x, y))
 
 
-def reciprocal(x: Any) -> Any:
-    """`1 / x`, elementwise."""
+def reciprocal(x: Any) -> Array:
+    """Compute `1 / x`, elementwise.
+
+    `x` keeps its shape and its integer, float or complex dtype. Raises `DtypeError` for booleans.
+
+    >>> lax.reciprocal(np.array([1.0, 4.0]))
+    Array([1.  , 0.25], dtype=float32)
+    """
     return div(const(x, 1), x)
 
 
@@ -136,15 +192,32 @@ rem_p = binary(
 # ---- powers ------------------------------------------------------------------------------------
 
 
-def pow(x: Any, y: Any) -> Any:
-    """x to the power y, elementwise; x is inexact, y of the same dtype or an integer."""
+def pow(x: Any, y: Any) -> Array:
+    """Raise `x` to the power `y`, elementwise.
+
+    `x` is of a float or complex dtype, which the result has; `y` is of the same dtype or an
+    integer. Both have one shape, or are scalars. Raises `ShapeError` or `DtypeError` if shapes or
+    dtypes differ: lax does not broadcast or promote, `snp.power` does.
+
+    >>> lax.pow(np.array([1.0, 2.0, 4.0]), 0.5)
+    Array([1.       , 1.4142135, 2.       ], dtype=float32)
+    >>> lax.pow(np.array([1.0, 2.0, 4.0]), np.array([3, -1, 0]))
+    Array([1. , 0.5, 1. ], dtype=float32)
+    """
     if not dtypes.is_integer(typeof(y).dtype):
         x, y = matched(x, y)
     return pow_p.bind(x, y)
 
 
-def integer_pow(x: Any, y: int) -> Any:
-    """x to a power that is a Python integer, elementwise, by repeated multiplication."""
+def integer_pow(x: Any, y: int) -> Array:
+    """Raise `x` to the power `y`, a Python integer, elementwise, by repeated multiplication.
+
+    `x` keeps its shape and its integer, float or complex dtype. Raises `ArgumentError` if `y` is no
+    Python integer, and `DtypeError` for booleans and for negative powers of integers.
+
+    >>> lax.integer_pow(np.array([1, 2, 3]), 3)
+    Array([ 1,  8, 27], dtype=int32)
+    """
     try:
         y = operator.index(y)
     except TypeError:
@@ -157,23 +230,50 @@ def integer_pow(x: Any, y: int) -> Any:
     return integer_pow_p.bind(x, y=y)
 
 
-def square(x: Any) -> Any:
-    """`x * x`, elementwise."""
+def square(x: Any) -> Array:
+    """Compute `x * x`, elementwise.
+
+    `x` keeps its shape and its integer, float or complex dtype. Integers wrap around. Raises
+    `DtypeError` for booleans.
+
+    >>> lax.square(np.array([2, -3]))
+    Array([4, 9], dtype=int32)
+    """
     return square_p.bind(x)
 
 
-def sqrt(x: Any) -> Any:
-    """The square root, elementwise; NaN below zero."""
+def sqrt(x: Any) -> Array:
+    """Compute the square root, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Of a negative float it is NaN. Raises
+    `DtypeError` for integers and booleans.
+
+    >>> lax.sqrt(np.array([4.0, 2.25, -1.0]))
+    Array([2. , 1.5, nan], dtype=float32)
+    """
     return sqrt_p.bind(x)
 
 
-def rsqrt(x: Any) -> Any:
-    """`1 / sqrt(x)`, elementwise."""
+def rsqrt(x: Any) -> Array:
+    """Compute `1 / sqrt(x)`, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. It is infinite at 0 and NaN below. Raises
+    `DtypeError` for integers and booleans.
+
+    >>> lax.rsqrt(np.array([4.0, 0.25, 0.0]))
+    Array([0.5, 2. , inf], dtype=float32)
+    """
     return rsqrt_p.bind(x)
 
 
-def cbrt(x: Any) -> Any:
-    """The real cube root, elementwise."""
+def cbrt(x: Any) -> Array:
+    """Compute the real cube root, elementwise.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.cbrt(np.array([-8.0, 27.0]))
+    Array([-2.,  3.], dtype=float32)
+    """
     return cbrt_p.bind(x)
 
 
@@ -247,8 +347,15 @@ cbrt_p = unary(
 )
 
 
-def log(x: Any) -> Any:
-    """The natural logarithm, elementwise; NaN below zero."""
+def log(x: Any) -> Array:
+    """Compute the natural logarithm, elementwise; NaN below zero.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.log(np.array([0.0, 1.0, -1.0]))
+    Array([-inf,   0.,  nan], dtype=float32)
+    """
     return log_p.bind(x)
 
 
@@ -264,38 +371,90 @@ class RoundingMethod(enum.IntEnum):
     TO_NEAREST_EVEN = 1
 
 
-def sign(x: Any) -> Any:
-    """-1, 0 or 1, elementwise; `x / abs(x)` for complex x. NaN and -0.0 stay."""
+def sign(x: Any) -> Array:
+    """Compute -1, 0 or 1, elementwise; `x / abs(x)` for complex `x`.
+
+    `x` keeps its shape and its integer, float or complex dtype. NaN and -0.0 stay. Raises
+    `DtypeError` for booleans.
+
+    >>> lax.sign(np.array([-2.0, 0.0, 3.0]))
+    Array([-1.,  0.,  1.], dtype=float32)
+    """
     return sign_p.bind(x)
 
 
-def abs(x: Any) -> Any:
-    """The absolute value, elementwise; real for complex x."""
+def abs(x: Any) -> Array:
+    """Compute the absolute value, elementwise.
+
+    The shape of `x` stays, and its dtype, but complex numbers become real. The smallest signed
+    integer stays what it is. Raises `DtypeError` for booleans.
+
+    >>> lax.abs(np.array([-2, 3]))
+    Array([2, 3], dtype=int32)
+    >>> lax.abs(np.array([3.0 + 4.0j]))
+    Array([5.], dtype=float32)
+    """
     return abs_p.bind(x)
 
 
-def floor(x: Any) -> Any:
-    """The largest integer not above x, elementwise, as a float."""
+def floor(x: Any) -> Array:
+    """Compute the largest integer not above `x`, elementwise, as a float.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.floor(np.array([-1.5, 1.5]))
+    Array([-2.,  1.], dtype=float32)
+    """
     return floor_p.bind(x)
 
 
-def ceil(x: Any) -> Any:
-    """The smallest integer not below x, elementwise, as a float."""
+def ceil(x: Any) -> Array:
+    """Compute the smallest integer not below `x`, elementwise, as a float.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.ceil(np.array([-1.5, 1.5]))
+    Array([-1.,  2.], dtype=float32)
+    """
     return ceil_p.bind(x)
 
 
-def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Any:
-    """The nearest integer, elementwise, as a float."""
+def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
+    """Compute the nearest integer, elementwise, as a float.
+
+    `rounding_method` says what becomes of a half: `AWAY_FROM_ZERO`, or `TO_NEAREST_EVEN`. `x` keeps
+    its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.round(np.array([0.5, 1.5, 2.5]))
+    Array([1., 2., 3.], dtype=float32)
+    >>> lax.round(np.array([0.5, 1.5, 2.5]), lax.RoundingMethod.TO_NEAREST_EVEN)
+    Array([0., 2., 2.], dtype=float32)
+    """
     return round_p.bind(x, rounding_method=RoundingMethod(rounding_method))
 
 
-def is_finite(x: Any) -> Any:
-    """Whether x is neither infinite nor NaN, elementwise."""
+def is_finite(x: Any) -> Array:
+    """Tell whether `x` is neither infinite nor NaN, elementwise.
+
+    `x` is of a float dtype; the result is of its shape and bool. Raises `DtypeError` for other
+    dtypes.
+
+    >>> lax.is_finite(np.array([1.0, np.inf, np.nan]))
+    Array([ True, False, False], dtype=bool)
+    """
     return is_finite_p.bind(x)
 
 
-def nextafter(x1: Any, x2: Any) -> Any:
-    """The float next to x1 in the direction of x2, elementwise."""
+def nextafter(x1: Any, x2: Any) -> Array:
+    """Compute the float next to `x1` in the direction of `x2`, elementwise.
+
+    `x1` and `x2` have one shape, or are scalars, and one float dtype; a Python number takes that of
+    the other. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not
+    broadcast or promote, `snp.nextafter` does.
+
+    >>> lax.nextafter(np.float32(1.0), np.float32(2.0))
+    Array(1.0000001, dtype=float32)
+    """
     return nextafter_p.bind(*matched(x1, x2))
 
 
@@ -336,13 +495,31 @@ nextafter_p = binary(
 # ---- max, min ----------------------------------------------------------------------------------
 
 
-def max(x: Any, y: Any) -> Any:
-    """The larger, elementwise; NaN if either is NaN. Complex numbers in lexicographic order."""
+def max(x: Any, y: Any) -> Array:
+    """Take the larger of `x` and `y`, elementwise; NaN if either is NaN.
+
+    `x` and `y` have one shape, or are scalars, and one dtype; a Python number takes that of the
+    other. Complex numbers are ordered by their real, then their imaginary part. At a tie the
+    derivative is shared equally. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ:
+    lax does not broadcast or promote, `snp.maximum` does.
+
+    >>> lax.max(np.array([1.0, np.nan, 3.0]), 2.0)
+    Array([ 2., nan,  3.], dtype=float32)
+    """
     return max_p.bind(*matched(x, y))
 
 
-def min(x: Any, y: Any) -> Any:
-    """The smaller, elementwise; NaN if either is NaN. Complex numbers in lexicographic order."""
+def min(x: Any, y: Any) -> Array:
+    """Take the smaller of `x` and `y`, elementwise; NaN if either is NaN.
+
+    `x` and `y` have one shape, or are scalars, and one dtype; a Python number takes that of the
+    other. Complex numbers are ordered by their real, then their imaginary part. At a tie the
+    derivative is shared equally. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ:
+    lax does not broadcast or promote, `snp.minimum` does.
+
+    >>> lax.min(np.array([1.0, np.nan, 3.0]), 2.0)
+    Array([ 1., nan,  2.], dtype=float32)
+    """
     return min_p.bind(*matched(x, y))
 
 
@@ -375,23 +552,51 @@ min_p = binary(
 # ---- complex numbers ---------------------------------------------------------------------------
 
 
-def real(x: Any) -> Any:
-    """The real part of complex numbers."""
+def real(x: Any) -> Array:
+    """Take the real part of complex numbers, elementwise.
+
+    `x` keeps its shape; complex64 becomes float32 and complex128 float64. Raises `DtypeError` for
+    other dtypes: `snp.real` takes them.
+
+    >>> lax.real(np.array([1.0 + 2.0j]))
+    Array([1.], dtype=float32)
+    """
     return real_p.bind(x)
 
 
-def imag(x: Any) -> Any:
-    """The imaginary part of complex numbers."""
+def imag(x: Any) -> Array:
+    """Take the imaginary part of complex numbers, elementwise.
+
+    `x` keeps its shape; complex64 becomes float32 and complex128 float64. Raises `DtypeError` for
+    other dtypes: `snp.imag` takes them.
+
+    >>> lax.imag(np.array([1.0 + 2.0j]))
+    Array([2.], dtype=float32)
+    """
     return imag_p.bind(x)
 
 
-def complex(x: Any, y: Any) -> Any:
-    """The complex numbers `x + iy` of two float arrays."""
+def complex(x: Any, y: Any) -> Array:
+    """Make the complex numbers `x + iy`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one float dtype: float32 becomes complex64, and
+    float64 complex128. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.complex(np.array([1.0, 2.0]), 3.0)
+    Array([1.+3.j, 2.+3.j], dtype=complex64)
+    """
     return complex_p.bind(*matched(x, y))
 
 
-def conj(x: Any) -> Any:
-    """The complex conjugate; complex also for real x."""
+def conj(x: Any) -> Array:
+    """Compute the complex conjugate, elementwise.
+
+    `x` keeps its shape. Floats become complex numbers with imaginary part 0, as in JAX. Raises
+    `DtypeError` for integers and booleans.
+
+    >>> lax.conj(np.array([1.0 + 2.0j]))
+    Array([1.-2.j], dtype=complex64)
+    """
     return conj_p.bind(x) if dtypes.is_complex(typeof(x).dtype) else complex(x, const(x, 0))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from spmd.lax.concatenate import concatenate, split
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import MOVABLE, NUMERIC, check_dtype, const, fail, shifted
 from spmd.lax.logic import eq, ge
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 __all__ = [
     "broadcast",
@@ -68,13 +71,28 @@ __all__ = [
 # ---- iota --------------------------------------------------------------------------------------
 
 
-def iota(dtype: Any, size: int) -> Any:
-    """The numbers 0, 1, ..., size - 1."""
+def iota(dtype: Any, size: int) -> Array:
+    """Make the vector of the numbers 0, 1, ..., `size` - 1.
+
+    `dtype` is an integer, float or complex dtype. Raises `DtypeError` for another, and `ShapeError`
+    if `size` is negative.
+
+    >>> lax.iota(np.float32, 4)
+    Array([0., 1., 2., 3.], dtype=float32)
+    """
     return broadcasted_iota(dtype, (size,), 0)
 
 
-def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Any:
-    """An array of `shape` that counts up from 0 along one dim."""
+def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Array:
+    """Make an array of the given `shape` that counts up from 0 along dim `dimension`.
+
+    `dtype` is an integer, float or complex dtype. Raises `DtypeError` for another, `ShapeError` if
+    a size is negative, and `DimensionError` if `dimension` is out of range.
+
+    >>> lax.broadcasted_iota(np.int32, (2, 3), 1)
+    Array([[0, 1, 2],
+           [0, 1, 2]], dtype=int32)
+    """
     shape = static_shape("broadcasted_iota", shape)
     dimension = canonical_dim(int(dimension), len(shape), "broadcasted_iota: dimension")
     return iota_p.bind(dtype=dtypes.canonical(dtype), shape=shape, dimension=dimension)
@@ -119,14 +137,30 @@ iota_p = Primitive(
 )
 
 
-def eye(dtype: Any, shape: Sequence[int], offset: int = 0) -> Any:
-    """A matrix with ones on the diagonal that starts at column `offset`, zeros elsewhere."""
+def eye(dtype: Any, shape: Sequence[int], offset: int = 0) -> Array:
+    """Make a matrix with ones on the diagonal that starts at column `offset`, zeros elsewhere.
+
+    `shape` is the result's (leading dims repeat the matrix) and `dtype` its dtype. Raises
+    `ShapeError` if a size is negative.
+
+    >>> lax.eye(np.float32, (2, 3), 1)
+    Array([[0., 1., 0.],
+           [0., 0., 1.]], dtype=float32)
+    """
     rows, columns = _row_and_column(shape, offset)
     return convert_element_type(eq(rows, columns), dtype)
 
 
-def tri(dtype: Any, shape: Sequence[int], offset: int = 0) -> Any:
-    """A matrix with ones on and below the diagonal that starts at column `offset`."""
+def tri(dtype: Any, shape: Sequence[int], offset: int = 0) -> Array:
+    """Make a matrix with ones on and below the diagonal that starts at column `offset`.
+
+    `shape` is the result's (leading dims repeat the matrix) and `dtype` its dtype. Raises
+    `ShapeError` if a size is negative.
+
+    >>> lax.tri(np.int32, (2, 3))
+    Array([[1, 0, 0],
+           [1, 1, 0]], dtype=int32)
+    """
     rows, columns = _row_and_column(shape, offset)
     return convert_element_type(ge(rows, columns), dtype)
 
@@ -140,8 +174,16 @@ def _row_and_column(shape: Sequence[int], offset: int) -> tuple[Any, Any]:
 # ---- full --------------------------------------------------------------------------------------
 
 
-def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Any:
-    """An array of `shape`, each element `fill_value`."""
+def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Array:
+    """Make an array of the given `shape` whose elements are all `fill_value`.
+
+    `dtype` is by default that of `fill_value`, a scalar; a Python number gives a weak type. Raises
+    `ShapeError` if `fill_value` is no scalar or a size is negative.
+
+    >>> lax.full((2, 2), 7.0)
+    Array([[7., 7.],
+           [7., 7.]], dtype=float32, weak_type=True)
+    """
     shape = static_shape("full", shape)
     aval = typeof(fill_value)
     if aval.shape:
@@ -153,8 +195,15 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None) -> Any:
 
 def full_like(
     x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None
-) -> Any:
-    """An array of the shape and dtype of x (if not given), each element `fill_value`."""
+) -> Array:
+    """Make an array like `x` whose elements are all `fill_value`.
+
+    `dtype` and `shape` are by default those of `x`, whose weak type is kept then too. `fill_value`
+    is a scalar. Raises `ShapeError` if it is not.
+
+    >>> lax.full_like(np.zeros((1, 2), np.int32), 7)
+    Array([[7, 7]], dtype=int32)
+    """
     aval = typeof(x)
     shape = aval.shape if shape is None else shape
     if dtype is not None:
@@ -165,21 +214,39 @@ def full_like(
     return broadcast_in_dim(value, static_shape("full_like", shape), ())
 
 
-def zeros_like_array(x: Any) -> Any:
-    """Zeros of the shape and dtype of x."""
+def zeros_like_array(x: Any) -> Array:
+    """Make zeros of the shape and dtype of `x`.
+
+    >>> lax.zeros_like_array(np.ones(2, np.int32))
+    Array([0, 0], dtype=int32)
+    """
     return full_like(x, 0)
 
 
-def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """An array whose elements nobody should read; they are zeros here."""
+def empty(shape: Sequence[int], dtype: Any) -> Array:
+    """Make an array of the given `shape` and `dtype` whose elements nobody should read.
+
+    They are zeros here. Raises `ShapeError` if a size is negative.
+
+    >>> lax.empty((2,), np.float32).shape
+    (2,)
+    """
     return full(shape, 0, dtype)
 
 
 # ---- broadcasting ------------------------------------------------------------------------------
 
 
-def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
-    """Repeat `operand` along new leading dims of the given sizes."""
+def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
+    """Repeat `operand` along new leading dims of the given `sizes`.
+
+    The shape of the result is `(*sizes, *operand.shape)`; the dtype stays. Raises `ShapeError` if a
+    size is negative.
+
+    >>> lax.broadcast(np.array([1, 2]), (2,))
+    Array([[1, 2],
+           [1, 2]], dtype=int32)
+    """
     sizes = static_shape("broadcast", sizes)
     aval = typeof(operand)
     where = range(len(sizes), len(sizes) + aval.ndim)
@@ -187,7 +254,13 @@ def broadcast(operand: Any, sizes: Sequence[int]) -> Any:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The shape that NumPy's broadcasting gives for arrays of the given shapes."""
+    """Return the shape that NumPy's broadcasting gives for arrays of the given `shapes`.
+
+    Shapes are tuples of ints. Raises `ShapeError` if they do not broadcast.
+
+    >>> lax.broadcast_shapes((2, 1), (3,))
+    (2, 3)
+    """
     tuples = [static_shape("broadcast_shapes", s) for s in shapes]
     ndim = max((len(s) for s in tuples), default=0)
     padded = [(1,) * (ndim - len(s)) + s for s in tuples]
@@ -204,13 +277,27 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(out)
 
 
-def broadcast_to_rank(x: Any, rank: int) -> Any:
-    """x with leading dims of size 1, until it has `rank` dims."""
+def broadcast_to_rank(x: Any, rank: int) -> Array:
+    """Prepend dims of size 1 to the shape of `x`, until it has `rank` dims.
+
+    The dtype stays.
+
+    >>> lax.broadcast_to_rank(np.ones(3), 2).shape
+    (1, 3)
+    """
     return expand_dims(x, range(rank - typeof(x).ndim))
 
 
-def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
-    """Insert dims of size 1, at the given positions of the result."""
+def expand_dims(array: Any, dimensions: Sequence[int]) -> Array:
+    """Insert dims of size 1 into the shape of `array`.
+
+    `dimensions` are their positions in the result, where negative ones count from the end; the
+    dtype stays. Raises `ArgumentError` if a position is named twice, and `DimensionError` if it is
+    out of range.
+
+    >>> lax.expand_dims(np.zeros((2, 3)), (0, 2)).shape
+    (1, 2, 1, 3)
+    """
     aval = typeof(array)
     dimensions = tuple(dimensions)
     ndim = aval.ndim + len(dimensions)
@@ -226,8 +313,16 @@ def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
     return broadcast_in_dim(array, shape, kept)
 
 
-def stack(operands: Sequence[Any], axis: int = 0) -> Any:
-    """Join arrays of one shape along a new dim."""
+def stack(operands: Sequence[Any], axis: int = 0) -> Array:
+    """Join the arrays in `operands`, all of one shape and dtype, along a new dim at `axis`.
+
+    Raises `ArgumentError` without an array, `ShapeError` or `DtypeError` if they differ, and
+    `DimensionError` if `axis` is out of range.
+
+    >>> lax.stack([np.array([1, 2]), np.array([3, 4])])
+    Array([[1, 2],
+           [3, 4]], dtype=int32)
+    """
     arrays = list(operands)
     if not arrays:
         raise ArgumentError("stack: needs at least one array, got an empty sequence")
@@ -235,8 +330,15 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Any:
     return concatenate([expand_dims(x, (where,)) for x in arrays], where)
 
 
-def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
-    """Cut an array into its parts along a dim, which disappears."""
+def unstack(x: Any, axis: int = 0) -> tuple[Array, ...]:
+    """Cut an array into its parts along dim `axis`, which disappears from their shape.
+
+    The result is a tuple of arrays of the dtype of `x`. Raises `DimensionError` if `axis` is out of
+    range.
+
+    >>> lax.unstack(np.array([[1, 2], [3, 4]]))
+    (Array([1, 2], dtype=int32), Array([3, 4], dtype=int32))
+    """
     aval = typeof(x)
     where = canonical_dim(operator.index(axis), aval.ndim, "unstack: axis")
     count = aval.shape[where]
@@ -244,8 +346,15 @@ def unstack(x: Any, axis: int = 0) -> tuple[Any, ...]:
     return tuple(squeeze(part, (where,)) for part in parts)
 
 
-def tile(operand: Any, reps: Sequence[int]) -> Any:
-    """Repeat the whole array `reps[d]` times along each dim d."""
+def tile(operand: Any, reps: Sequence[int]) -> Array:
+    """Repeat the whole array `reps[d]` times along each dim d.
+
+    The dtype of `operand` stays. Raises `ShapeError` if `reps` has not one number for each dim of
+    its shape.
+
+    >>> lax.tile(np.array([1, 2]), (2,))
+    Array([1, 2, 1, 2], dtype=int32)
+    """
     aval = typeof(operand)
     reps = static_shape("tile", reps)
     if len(reps) != aval.ndim:
@@ -258,8 +367,16 @@ def tile(operand: Any, reps: Sequence[int]) -> Any:
 # ---- squeeze -----------------------------------------------------------------------------------
 
 
-def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
-    """Remove dims of size 1."""
+def squeeze(array: Any, dimensions: Sequence[int]) -> Array:
+    """Remove dims of size 1 from the shape of `array`.
+
+    `dimensions` names them, where negative ones count from the end; the dtype stays. Raises
+    `ShapeError` if a dim has another size or is named twice, and `DimensionError` if it is out of
+    range.
+
+    >>> lax.squeeze(np.zeros((1, 3, 1)), (0,)).shape
+    (3, 1)
+    """
     ndim = typeof(array).ndim
     where = [canonical_dim(operator.index(d), ndim, "squeeze: dimension") for d in dimensions]
     if not where:
@@ -301,8 +418,16 @@ squeeze_p = Primitive(
 # ---- rev ---------------------------------------------------------------------------------------
 
 
-def rev(operand: Any, dimensions: Sequence[int]) -> Any:
-    """Reverse the order of the elements along the given dims."""
+def rev(operand: Any, dimensions: Sequence[int]) -> Array:
+    """Reverse the order of the elements along the given dims.
+
+    `dimensions` names each dim of `operand` at most once; the shape and the dtype stay. Raises
+    `ShapeError` if a dim is out of range or named twice.
+
+    >>> lax.rev(np.array([[1, 2], [3, 4]]), (1,))
+    Array([[2, 1],
+           [4, 3]], dtype=int32)
+    """
     dimensions = tuple(operator.index(d) for d in dimensions)
     return rev_p.bind(operand, dimensions=dimensions) if dimensions else unchanged(operand)
 
@@ -336,13 +461,27 @@ rev_p = Primitive(
 # ---- other names for reshape and permute_dims --------------------------------------------------
 
 
-def transpose(operand: Any, permutation: Sequence[int]) -> Any:
-    """Reorder dims: `out.shape[k] == operand.shape[permutation[k]]`."""
+def transpose(operand: Any, permutation: Sequence[int]) -> Array:
+    """Reorder dims: `out.shape[k] == operand.shape[permutation[k]]`.
+
+    `permutation` names each dim of `operand` once; the dtype stays. Raises `ShapeError` if it does
+    not.
+
+    >>> lax.transpose(np.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
     return permute_dims(operand, permutation)
 
 
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Any:
-    """Merge the dims from `start_dimension` up to (not including) `stop_dimension` into one."""
+def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Array:
+    """Merge the dims from `start_dimension` up to (not including) `stop_dimension` into one.
+
+    Negative dims count from the end, and None is the number of dims of `operand`; the dtype stays.
+    Raises `ArgumentError` if the dims are no range.
+
+    >>> lax.collapse(np.zeros((2, 3, 4)), 1).shape
+    (2, 12)
+    """
     shape = typeof(operand).shape
     ndim = len(shape)
     stop = ndim if stop_dimension is None else int(stop_dimension)
@@ -356,10 +495,12 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
     return reshape(operand, (*shape[:start], product(shape[start:stop]), *shape[stop:]))
 
 
-def broadcast_like(arr: Any, like_arr: Any) -> Any:
-    """`arr` in the shape of `like_arr`, by NumPy's rules of broadcasting.
+def broadcast_like(arr: Any, like_arr: Any) -> Array:
+    """Repeat `arr` to the shape of `like_arr`, by NumPy's rules of broadcasting.
 
-    >>> broadcast_like(np.array([1, 2]), np.zeros((2, 2)))
+    The dtype of `arr` stays. Raises `ShapeError` if it does not broadcast.
+
+    >>> lax.broadcast_like(np.array([1, 2]), np.zeros((2, 2)))
     Array([[1, 2],
            [1, 2]], dtype=int32)
     """

@@ -257,7 +257,8 @@ def pure_callback(
     `"broadcast_all"` calls it once, with a new leading dim on all arguments and results;
     `"expand_dims"` likewise, that dim being 1 for arguments that are not mapped. Under pmap and
     shard_map every device calls it. It has no derivative; give it one with `custom_jvp`. It always
-    runs on the host; `sharding` is accepted for JAX's sake.
+    runs on the host; `sharding` is accepted for JAX's sake. Raises `ArgumentError` for another
+    `vmap_method`.
 
     >>> import numpy as np, spmd, spmd.numpy as snp
     >>> shape = spmd.ShapeDtypeStruct((3,), np.float32)
@@ -339,12 +340,13 @@ def io_callback(
 ) -> Any:
     """Call a Python function that may have side effects from inside a compiled program.
 
-    As `pure_callback`, but the call is made exactly as often as the program reaches it, even if its
-    results are not used. All effects of a program keep their order here, `ordered` or not; with
+    As for `pure_callback`, `callback` gets NumPy arrays in the pytrees of `args` and `kwargs`, and
+    returns what `result_shape_dtypes`, a pytree of shapes and dtypes, describes; None is for a
+    callback that returns None. The call is made exactly as often as the program reaches it, even if
+    its results are not used. All effects of a program keep their order here, `ordered` or not; with
     `ordered=True` the call refuses `vmap`, where there would be none. Without it `vmap` calls
-    `callback` for each example. `result_shape_dtypes=None` is for a callback that returns None.
+    `callback` for each example. `sharding` is accepted for JAX's sake.
 
-    >>> import numpy as np, spmd
     >>> log = []
     >>> f = spmd.jit(lambda x: spmd.io_callback(lambda v: log.append(float(v)), None, x))
     >>> f(1.5)
@@ -460,5 +462,7 @@ def effects_barrier() -> None:
     """Wait until the effects of all programs called so far have happened, and are written out.
 
     A call returns after its effects, so there is only buffered output to write.
+
+    >>> spmd.effects_barrier()
     """
     sys.stdout.flush()

@@ -7,7 +7,7 @@ keys, values) is a single concatenation and not a sum of padded pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.util import canonical_dim
@@ -18,11 +18,22 @@ from spmd.core.structural import move_dim, to_front
 from spmd.core.trace import unchanged
 from spmd.lax.families import fail
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- concatenate -------------------------------------------------------------------------------
 
 
-def concatenate(operands: Sequence[Any], dimension: int) -> Any:
-    """Join arrays, equal in all other dims, along `dimension`."""
+def concatenate(operands: Sequence[Any], dimension: int) -> Array:
+    """Join the arrays in `operands` along dim `dimension`.
+
+    All have one dtype, which the result has, and shapes that are equal in the other dims. Raises
+    `ShapeError` if shapes do not fit or `dimension` is out of range, `DtypeError` if dtypes differ,
+    and `ArgumentError` without an operand.
+
+    >>> lax.concatenate([np.array([1, 2]), np.array([3])], 0)
+    Array([1, 2, 3], dtype=int32)
+    """
     operands = list(operands)
     if not operands:
         fail(ArgumentError, "concatenate: needs at least one operand, got an empty sequence")
@@ -96,8 +107,15 @@ concatenate_p = Primitive(
 # ---- split -------------------------------------------------------------------------------------
 
 
-def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Any]:
-    """Cut dim `axis` into consecutive pieces of the given sizes, which must add up to it."""
+def split(operand: Any, sizes: Sequence[int], axis: int = 0) -> list[Array]:
+    """Cut `operand` along `axis` into parts of the given `sizes`.
+
+    The result is a list of arrays with the dtype of `operand` and its shape in the other dims.
+    Raises `ShapeError` if the sizes do not add up to the dim's.
+
+    >>> lax.split(np.arange(5), [2, 3])
+    [Array([0, 1], dtype=int32), Array([2, 3, 4], dtype=int32)]
+    """
     axis = canonical_dim(axis, typeof(operand).ndim)
     sizes = tuple(s.__index__() for s in sizes)
     if sizes == (typeof(operand).shape[axis],):

@@ -57,9 +57,20 @@ def cond(
     *operands: Any,
     operand: Any = _ABSENT,
 ) -> Any:
-    """Run `true_fun(*operands)` or `false_fun(*operands)`, whichever `pred` says.
+    """Run `true_fun(*operands)` if `pred` holds and `false_fun(*operands)` otherwise.
 
-    `pred` is a scalar. Both functions must return the same structure, shapes and dtypes.
+    `pred` is a boolean or numeric scalar, and may be traced: then only the chosen function runs.
+    Under `vmap` with a batched `pred`, **both run** and the results are selected. `operands` are
+    arrays or pytrees; `operand=x` is JAX's older way to give one. Both functions return the same
+    structure, shapes and dtypes.
+
+    Raises `ShapeError` if `pred` is no scalar or if the results' shapes or dtypes differ,
+    `DtypeError` if `pred` is complex, `PytreeError` if the structures differ, and `ArgumentError`
+    if a branch is no function.
+
+    >>> f = lambda x: lax.cond(x > 0, lambda x: x, lambda x: -x, x)
+    >>> spmd.jit(f)(-3.0)
+    Array(3., dtype=float32, weak_type=True)
     """
     if operand is not _ABSENT:
         operands = (operand,)
@@ -87,7 +98,20 @@ def cond(
 def switch(
     index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, operand: Any = _ABSENT
 ) -> Any:
-    """Run `branches[index](*operands)`; an index out of range is clamped into it."""
+    """Run `branches[index](*operands)`; an index out of range is clamped into it.
+
+    `index` is an integer scalar and may be traced: then only the chosen branch runs. Under `vmap`
+    with a batched `index`, **all branches run** and the results are selected. `branches` is a
+    sequence of functions that return the same structure, shapes and dtypes. `operands` are arrays
+    or pytrees; `operand=x` is JAX's older way to give one.
+
+    Raises `DtypeError` if `index` is no integer scalar, `ArgumentError` without a branch, and
+    `ShapeError` or `PytreeError` if the results differ in type.
+
+    >>> branches = [lambda x: x, lambda x: 10 * x, lambda x: 100 * x]
+    >>> [lax.switch(k, branches, 1.0).item() for k in (0, 1, 7)]
+    [1.0, 10.0, 100.0]
+    """
     if operand is not _ABSENT:
         operands = (operand,)
     branches = tuple(branches)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, DimensionError, ShapeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from spmd.core.aval import typeof
@@ -24,11 +24,26 @@ from spmd.lax.slicing import pad, slice_in_dim
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply `f` to each slice of `xs` along its leading dim, one after the other, and stack.
 
-    With `batch_size`, that many slices at a time are done together (with `vmap`).
+    `xs` is a pytree of arrays of shape (n, ...); `f` gets slices of shape (...) and its results get
+    a new leading dim of size n. The dtype is that of the results of `f`. With `batch_size`, that
+    many slices at a time are computed together, as `vmap` does. `vmap` is faster where memory
+    allows. Raises the errors of `scan`, such as `ShapeError` if leading dims disagree, and
+    `ArgumentError` if `batch_size` is less than 1.
+
+    >>> lax.map(lambda x: x * x, np.arange(4))
+    Array([0, 1, 4, 9], dtype=int32)
+    >>> lax.map(lambda row: row.sum(), np.ones((5, 2)), batch_size=2)
+    Array([2., 2., 2., 2., 2.], dtype=float32)
     """
     if batch_size is None:
         return scan(lambda _, x: ((), f(x)), (), xs)[1]
+    if batch_size < 1:
+        raise ArgumentError(
+            f"{current_source()}: lax.map: batch_size={batch_size}, a batch has at least 1 slice"
+        )
     leaves = tree_leaves(xs)
+    if not leaves or not all(typeof(x).ndim for x in leaves):
+        return scan(lambda _, x: ((), f(x)), (), xs)[1]  # which says what is wrong
     n = typeof(leaves[0]).shape[0]
     whole = n // batch_size * batch_size
     parts = []
@@ -65,16 +80,31 @@ def _over_front(f: Callable[[Any], Any], xs: Any) -> Any:
 def associative_scan(
     fn: Callable[[Any, Any], Any], elems: Any, reverse: bool = False, axis: int = 0
 ) -> Any:
-    """All prefixes combined with an associative function, in a logarithmic number of steps.
+    """Combine all prefixes with an associative function, in a logarithmic number of steps.
 
-    `fn(a, b)` takes and returns pytrees like `elems`, element by element along `axis`. The scheme
-    is Blelloch's (Prefix sums and their applications, 1990): combine neighbours, scan the half as
-    many results, and fill in the rest.
+    `fn(a, b)` takes and returns pytrees like `elems`, elementwise along `axis`: it is called on
+    arrays of many elements, so it must treat each on its own. The result has the structure and
+    shapes of `elems`. With `reverse=True` suffixes are combined. Where `fn` is not exactly
+    associative, as with float sums, the grouping shows in the last bits. The scheme is Blelloch's
+    (Prefix sums and their applications, 1990): combine neighbours, scan the half as many results,
+    and fill in the rest.
+
+    Raises `ShapeError` if leaves differ in size along `axis`, `DimensionError` if one has no such
+    dim, and `ArgumentError` if `fn` is no function.
+
+    >>> lax.associative_scan(lax.mul, np.arange(1, 6))
+    Array([  1,   2,   6,  24, 120], dtype=int32)
     """
     flat, tree = tree_flatten(elems)
     if not callable(fn):
         raise ArgumentError(f"{current_source()}: lax.associative_scan: fn must be a function")
-    axis = axis % typeof(flat[0]).ndim
+    for x in flat:
+        if not -typeof(x).ndim <= axis < typeof(x).ndim:
+            raise DimensionError(
+                f"{current_source()}: lax.associative_scan: axis {axis} is out of bounds for "
+                f"{typeof(x)}"
+            )
+    axis = axis % typeof(flat[0]).ndim if flat else 0
     sizes = {typeof(x).shape[axis] for x in flat}
     if len(sizes) != 1:
         shapes = ", ".join(str(typeof(x).shape) for x in flat)

@@ -14,10 +14,12 @@ def platform_dependent(
 ) -> Any:
     """Call the function given for the platform that programs run on, else `default`.
 
-    A program is traced for the platform that it runs on, so only that function is traced. All must
-    return the same structure, shapes and dtypes, which is not checked for those not called.
+    `per_platform` holds a function for each platform's name, and `args` are its arguments. A
+    program is traced for the platform that it runs on, so only that function is traced. All must
+    return the same structure, shapes and dtypes, which is not checked for those not called. Raises
+    `ArgumentError` if there is neither a function for the platform nor a `default`.
 
-    >>> platform_dependent(2.0, cpu=lambda x: x + 1, cuda=lambda x: x + 2)
+    >>> lax.platform_dependent(2.0, cpu=lambda x: x + 1, cuda=lambda x: x + 2)
     3.0
     """
     chosen = per_platform.get(default_backend(), default)

@@ -56,9 +56,23 @@ def scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
 ) -> tuple[Any, Any]:
-    """Loop over the leading dim of `xs`: `carry, y = f(carry, x)`; return (carry, stacked ys).
+    """Loop over the leading dim of `xs` with a carry: `carry, y = f(carry, x)`.
 
-    The carry keeps its structure, shapes and dtypes; `length` is needed if `xs` is empty.
+    `init` is the first carry; the result is the last carry and the ys, stacked along a new leading
+    dim. `xs` is a pytree of arrays of shape (n, ...), and `f` gets slices of shape (...). `length`
+    is n, and needed if `xs` is None. The carry keeps its structure, shapes and dtypes; a Python
+    number in `init` takes the dtype that `f` returns. With `reverse=True` the loop starts at the
+    last slice, and ys keep their places. `unroll` is recorded in the jaxpr, and changes nothing
+    else. The loop is differentiable in forward and reverse mode.
+
+    Raises `ShapeError` if the carry changes its shape or dtype or if leading dims disagree,
+    `PytreeError` if `f` returns no pair or another structure, and `ArgumentError` if `f` is no
+    function, if `unroll` is not positive or if no length is known.
+
+    >>> def add_up(total, x):
+    ...     return total + x, total
+    >>> lax.scan(add_up, 0.0, np.array([1.0, 2.0, 3.0]))
+    (Array(6., dtype=float32), Array([0., 1., 3.], dtype=float32))
     """
     if not callable(f):
         raise ArgumentError(f"{current_source()}: lax.scan: f must be a function, got {f!r}")

@@ -40,11 +40,16 @@ def custom_linear_solve(
 ) -> Any:
     """Solve `matvec(x) == b` with `solve(matvec, b)`, differentiated by that equation.
 
-    `matvec` is linear and keeps the structure, shapes and dtypes of the pytree b. `solve` need not
-    be differentiable. Reverse mode needs `transpose_solve(vecmat, b)`, which gets the transpose of
-    matvec; if `symmetric`, solve serves for both. With `has_aux` both return (x, aux).
+    `matvec` is linear and keeps the structure, shapes and dtypes of the pytree `b`. `solve` need
+    not be differentiable. Reverse mode needs `transpose_solve(vecmat, b)`, which gets the transpose
+    of `matvec`; with `symmetric=True`, `solve` serves for both. With `has_aux=True` both return (x,
+    aux), and so does this function.
 
-    >>> custom_linear_solve(lambda x: 2.0 * x, 3.0, lambda matvec, b: b / matvec(1.0))
+    Raises `PytreeError` or `ShapeError` if a function returns another structure, shape or dtype,
+    and `GradError` in reverse mode without a `transpose_solve`.
+
+    >>> matvec = lambda x: 2.0 * x
+    >>> lax.custom_linear_solve(matvec, 3.0, lambda matvec, b: b / matvec(1.0))
     Array(1.5, dtype=float32, weak_type=True)
     """
     flat, tree = tree_flatten(b)
@@ -245,16 +250,19 @@ def custom_root(
     tangent_solve: Callable[[Callable[[Any], Any], Any], Any],
     has_aux: bool = False,
 ) -> Any:
-    """A root of `f`, found by `solve(f, initial_guess)`, differentiated by `f(root) == 0`.
+    """Find a root of `f` with `solve(f, initial_guess)`, differentiated by `f(root) == 0`.
 
-    f returns the structure, shapes and dtypes of its argument. `tangent_solve(g, y)` solves
-    `g(x) == y` for linear g; for reverse mode it must be linear in y. With `has_aux`, solve returns
-    (root, aux). What f closes over has derivatives, the guess has none.
+    `f` returns the structure, shapes and dtypes of its argument. `tangent_solve(g, y)` solves `g(x)
+    == y` for linear g; for reverse mode it must be linear in y. With `has_aux=True`, `solve`
+    returns (root, aux), and so does this function. What `f` closes over has derivatives, the guess
+    has none. Raises `PytreeError` or `ShapeError` if a function returns another structure, shape or
+    dtype.
 
-    >>> root = lambda a: custom_root(
-    ...     lambda x: x * x - a, 1.0, lambda f, x: a ** 0.5, lambda g, y: y / g(1.0))
-    >>> float(root(4.0))
-    2.0
+    >>> def root(a):
+    ...     newton = lambda f, x: a**0.5
+    ...     return lax.custom_root(lambda x: x * x - a, 1.0, newton, lambda g, y: y / g(1.0))
+    >>> float(root(4.0)), float(spmd.grad(root)(4.0))
+    (2.0, 0.25)
     """
     flat, tree = tree_flatten(initial_guess)
     avals = [typeof(x).strip_weak() for x in flat]

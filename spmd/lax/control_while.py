@@ -55,7 +55,18 @@ def while_loop(
 ) -> Any:
     """Apply `body_fun` to the carry as long as `cond_fun(carry)` holds.
 
-    The carry keeps its structure, shapes and dtypes. Raises an error naming the leaf that changes.
+    `init_val` is the first carry, an array or a pytree, and the result is the last one. `body_fun`
+    keeps its structure, shapes and dtypes; a Python number in `init_val` takes the dtype that
+    `body_fun` returns. `cond_fun` returns one boolean scalar. The loop is differentiable in forward
+    mode only, because the number of steps is unknown; use `scan` or `fori_loop` for reverse mode.
+    Under `vmap` the loop runs until all examples are done.
+
+    Raises `ShapeError` if the carry changes its shape or dtype (the message names the leaf) or if
+    `cond_fun` returns no scalar, `DtypeError` if it returns no bool, and `PytreeError` if the
+    structure changes.
+
+    >>> lax.while_loop(lambda x: x < 100, lambda x: 2 * x, 3)
+    Array(192, dtype=int32, weak_type=True)
     """
     return _named_while("lax.while_loop", None, cond_fun, body_fun, init_val)
 
@@ -142,10 +153,21 @@ def fori_loop(
     *,
     unroll: int | bool | None = None,
 ) -> Any:
-    """`for i in range(lower, upper): val = body_fun(i, val)`.
+    """Run `val = body_fun(i, val)` for i in `range(lower, upper)`, and return the last value.
 
-    With bounds known while tracing it is a `scan` and can be differentiated in reverse. The index
-    is then of a weak type, as a Python number is: `x + i` has the dtype of `x`.
+    `init_val` is the first value, an array or a pytree whose structure, shapes and dtypes stay.
+    With `lower` and `upper` known while tracing, the loop is a `scan`: it is differentiable in
+    reverse mode, and the index is of a weak type as a Python number is, so `x + i` has the dtype of
+    `x`. With traced bounds it is a `while_loop`. `unroll` is accepted for JAX's sake, and changes
+    nothing.
+
+    Raises `DtypeError` if a bound is no integer, and `ShapeError` or `PytreeError` if `body_fun`
+    changes the value's type.
+
+    >>> lax.fori_loop(0, 4, lambda i, total: total + i * i, 0)
+    Array(14, dtype=int32, weak_type=True)
+    >>> spmd.grad(lambda x: lax.fori_loop(0, 3, lambda i, y: y * x, 1.0))(2.0)
+    Array(12., dtype=float32, weak_type=True)
     """
     known = is_concrete(lower) and is_concrete(upper)
     if config.disable_jit and known:

@@ -8,7 +8,7 @@ become groups of the batch. So one primitive is closed under every order of diff
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from spmd.lax.convert import convert_element_type
 from spmd.lax.dot import check_preferred, product_dtypes
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- the public functions ----------------------------------------------------------------------
 
 
@@ -47,18 +50,23 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
+) -> Array:
     """Slide the windows `rhs` over `lhs`, and sum the products of each position.
 
     `dimension_numbers` names the dims, `("NHWC", "HWIO", "NHWC")`; None is `("NCHW", "OIHW",
-    "NCHW")`, for any number of spatial dims. `padding` is "SAME", "SAME_LOWER", "VALID" or a
-    (low, high) pair for each spatial dim. `feature_group_count=g` splits the features of `lhs` and
-    the output features of `rhs` in g groups that are convolved each on its own (as many groups as
-    features: a depthwise convolution); `batch_group_count=g` does it with the batch of `lhs`.
-    **The window is not flipped**: this is what machine learning calls a convolution.
+    "NCHW")`, for any number of spatial dims. `window_strides`, `lhs_dilation` and `rhs_dilation`
+    hold one integer for each spatial dim; `padding` is "SAME", "SAME_LOWER", "VALID" or a (low,
+    high) pair for each. `feature_group_count=g` splits the features of `lhs` and the output
+    features of `rhs` in g groups that are convolved each on its own (as many groups as features: a
+    depthwise convolution); `batch_group_count=g` does it with the batch of `lhs`. `precision`,
+    `preferred_element_type` and the dtype rule are those of `dot_general`. **The window is not
+    flipped**: this is what machine learning calls a convolution.
+
+    Raises `ShapeError` if features or groups do not fit, `DtypeError` if sums of that dtype are
+    impossible, and `ArgumentError` for other padding or dimension numbers.
 
     >>> x = np.arange(5, dtype=np.float32).reshape(1, 1, 5)
-    >>> conv_general_dilated(x, np.ones((1, 1, 3), np.float32), (1,), "SAME")
+    >>> lax.conv_general_dilated(x, np.ones((1, 1, 3), np.float32), (1,), "SAME")
     Array([[[1., 3., 6., 9., 7.]]], dtype=float32)
     """
     name = "conv_general_dilated"
@@ -101,8 +109,17 @@ def conv(
     padding: str,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """A convolution of `lhs` "NCHW..." with windows `rhs` "OIHW..."."""
+) -> Array:
+    """Convolve `lhs`, laid out "NCHW...", with windows `rhs`, laid out "OIHW...".
+
+    `window_strides` and `padding` ("SAME", "SAME_LOWER" or "VALID") are those of
+    `conv_general_dilated`, and so are `precision`, `preferred_element_type`, the result's shape and
+    dtype, and the errors: `ShapeError` if features do not fit, and `ArgumentError` for other
+    padding.
+
+    >>> lax.conv(np.ones((1, 2, 5, 5)), np.ones((3, 2, 3, 3)), (1, 1), "VALID").shape
+    (1, 3, 3, 3)
+    """
     return conv_with_general_padding(
         lhs, rhs, window_strides, padding, None, None, precision, preferred_element_type
     )
@@ -117,8 +134,18 @@ def conv_with_general_padding(
     rhs_dilation: Sequence[int] | None,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """A convolution of `lhs` "NCHW..." with windows `rhs` "OIHW...", with any padding."""
+) -> Array:
+    """Convolve `lhs`, laid out "NCHW...", with windows `rhs`, laid out "OIHW...", with any padding.
+
+    `window_strides`, `padding`, `lhs_dilation`, `rhs_dilation`, `precision` and
+    `preferred_element_type` are those of `conv_general_dilated`, and so are the result's shape and
+    dtype, and the errors: `ShapeError` if features do not fit, and `ArgumentError` for other
+    padding.
+
+    >>> x, w = np.ones((1, 1, 5)), np.ones((1, 1, 3))
+    >>> lax.conv_with_general_padding(x, w, (1,), [(2, 0)], None, None)
+    Array([[[1., 2., 3., 3., 3.]]], dtype=float32)
+    """
     return conv_general_dilated(
         lhs,
         rhs,

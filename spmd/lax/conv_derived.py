@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from spmd.lax.conv_dims import (
 )
 from spmd.lax.dot import dot_general
 from spmd.lax.families import fail
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 # ---- transposed --------------------------------------------------------------------------------
 
@@ -44,16 +47,19 @@ def conv_transpose(
     precision: Any = None,
     preferred_element_type: Any = None,
     use_consistent_padding: bool = False,
-) -> Any:
-    """A convolution that goes up by `strides` where another would go down by them.
+) -> Array:
+    """Convolve upwards by `strides` where another convolution would go down by them.
 
-    "SAME" and "VALID" are those of the convolution that it reverses; pairs are the padding of the
-    dilated `lhs`, or with `use_consistent_padding` that of the reversed convolution.
-    `transpose_kernel` flips the windows and swaps their features: this is then the gradient of a
-    convolution with `rhs`. The default layout has features last: NHWC, HWIO.
+    `padding` is "SAME" or "VALID", those of the convolution that it reverses, or one (low, high)
+    pair for each spatial dim: the padding of the dilated `lhs`, or with `use_consistent_padding`
+    that of the reversed convolution. `transpose_kernel` flips the windows `rhs` and swaps their
+    features: this is then the gradient of a convolution with `rhs`. `rhs_dilation`,
+    `dimension_numbers`, `precision`, `preferred_element_type`, the shape and the dtype rule are
+    those of `conv_general_dilated`, but the default layout has features last: NHWC, HWIO. Raises
+    `ArgumentError` if `lhs` has no default layout, and `ShapeError` if features do not fit.
 
     >>> x = np.ones((1, 3, 1), np.float32)
-    >>> conv_transpose(x, np.ones((2, 1, 1), np.float32), (2,), "VALID").shape
+    >>> lax.conv_transpose(x, np.ones((2, 1, 1), np.float32), (2,), "VALID").shape
     (1, 6, 1)
     """
     ndim = typeof(lhs).ndim
@@ -119,14 +125,16 @@ def conv_general_dilated_patches(
     dimension_numbers: Any = None,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """The windows of `lhs`, each laid out along the feature dim of the result.
+) -> Array:
+    """Cut the windows out of `lhs`, each laid out along the feature dim of the result.
 
-    That dim has `features * prod(filter_shape)` elements, the taps of the first feature first.
-    Other arguments are those of `conv_general_dilated`.
+    That dim has the size `features * prod(filter_shape)`, the taps of the first feature first.
+    `window_strides`, `padding`, `lhs_dilation`, `rhs_dilation`, `dimension_numbers`, `precision`,
+    `preferred_element_type`, the dtype rule and the errors are those of `conv_general_dilated`:
+    `ShapeError` and `ArgumentError`.
 
     >>> x = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
-    >>> conv_general_dilated_patches(x, (2,), (1,), "VALID")
+    >>> lax.conv_general_dilated_patches(x, (2,), (1,), "VALID")
     Array([[[0., 1., 2.],
             [1., 2., 3.]]], dtype=float32)
     """
@@ -175,11 +183,18 @@ def conv_general_dilated_local(
     rhs_dilation: Sequence[int] | None = None,
     dimension_numbers: Any = None,
     precision: Any = None,
-) -> Any:
-    """A convolution with windows of its own at each position of the result.
+) -> Array:
+    """Convolve `lhs` with windows `rhs` of their own at each position of the result.
 
-    The spatial dims of `rhs` are those of the result; its input features are the windows of `lhs`
-    as `conv_general_dilated_patches` lays them out.
+    The spatial dims of `rhs` are those of the result; its input features are the windows of `lhs`,
+    of shape `filter_shape`, as `conv_general_dilated_patches` lays them out. `window_strides`,
+    `padding`, `lhs_dilation`, `rhs_dilation`, `dimension_numbers`, `precision`, the dtype rule and
+    the errors are those of `conv_general_dilated`: `ShapeError` and `ArgumentError`.
+
+    >>> x = np.ones((1, 1, 4), np.float32)
+    >>> windows = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    >>> lax.conv_general_dilated_local(x, windows, (1,), "VALID", (2,))
+    Array([[[3., 5., 7.]]], dtype=float32)
     """
     patches = conv_general_dilated_patches(
         lhs,
@@ -216,9 +231,13 @@ def conv_shape_tuple(
     pads: Any,
     batch_group_count: int = 1,
 ) -> tuple[int, ...]:
-    """The shape of a convolution's result for operands "NCHW...", "OIHW...".
+    """Return the shape of a convolution's result, a tuple of ints.
 
-    >>> conv_shape_tuple((2, 3, 8), (4, 3, 3), (1,), "VALID")
+    `lhs_shape`, laid out "NCHW...", and `rhs_shape`, "OIHW...", are the operands' shapes;
+    `strides`, `pads` and `batch_group_count` are those of `conv_general_dilated`. Raises
+    `ShapeError` or `ArgumentError` as that does.
+
+    >>> lax.conv_shape_tuple((2, 3, 8), (4, 3, 3), (1,), "VALID")
     (2, 4, 6)
     """
     found = conv_general_shape_tuple(lhs_shape, rhs_shape, strides, pads, None)
@@ -232,9 +251,13 @@ def conv_transpose_shape_tuple(
     padding: Any,
     dimension_numbers: Any,
 ) -> tuple[int, ...]:
-    """The shape of the result of `conv_transpose`.
+    """Return the shape of the result of `conv_transpose`, a tuple of ints.
 
-    >>> conv_transpose_shape_tuple((1, 4, 3), (3, 3, 5), (2,), "SAME", ("NHC", "HIO", "NHC"))
+    `lhs_shape` and `rhs_shape` are the operands' shapes; `window_strides`, `padding` and
+    `dimension_numbers` are those of `conv_transpose`.
+
+    >>> names = ("NHC", "HIO", "NHC")
+    >>> lax.conv_transpose_shape_tuple((1, 4, 3), (3, 3, 5), (2,), "SAME", names)
     (1, 8, 5)
     """
     numbers = conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)
@@ -257,10 +280,13 @@ def conv_general_shape_tuple(
     padding: Any,
     dimension_numbers: Any,
 ) -> tuple[int, ...]:
-    """The shape of a convolution's result.
+    """Return the shape of a convolution's result, a tuple of ints.
 
-    >>> conv_general_shape_tuple((1, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME",
-    ...                          ("NHWC", "HWIO", "NHWC"))
+    `lhs_shape` and `rhs_shape` are the operands' shapes; `window_strides`, `padding` and
+    `dimension_numbers` are those of `conv_general_dilated`.
+
+    >>> names = ("NHWC", "HWIO", "NHWC")
+    >>> lax.conv_general_shape_tuple((1, 8, 8, 3), (3, 3, 3, 4), (2, 2), "SAME", names)
     (1, 4, 4, 4)
     """
     numbers = conv_dimension_numbers(lhs_shape, rhs_shape, dimension_numbers)

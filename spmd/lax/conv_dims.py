@@ -40,11 +40,13 @@ class ConvDimensionNumbers(NamedTuple):
 def conv_dimension_numbers(
     lhs_shape: Sequence[int], rhs_shape: Sequence[int], dimension_numbers: Any
 ) -> ConvDimensionNumbers:
-    """The `ConvDimensionNumbers` of strings like `("NHWC", "HWIO", "NHWC")`.
+    """Parse strings like `("NHWC", "HWIO", "NHWC")` into `ConvDimensionNumbers`, tuples of ints.
 
-    None means batch (output features for the rhs), features, then the spatial dims.
+    `lhs_shape` and `rhs_shape` give the number of dims. As `dimension_numbers`, None means batch
+    (output features for the rhs), features, then the spatial dims. Raises `ShapeError` if the
+    operands have different numbers of dims, and `ArgumentError` for malformed strings.
 
-    >>> conv_dimension_numbers((8, 28, 28, 1), (3, 3, 1, 32), ("NHWC", "HWIO", "NHWC"))
+    >>> lax.conv_dimension_numbers((8, 28, 28, 1), (3, 3, 1, 32), ("NHWC", "HWIO", "NHWC"))
     ConvDimensionNumbers(lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1), out_spec=(0, 3, 1, 2))
     """
     ndim = len(lhs_shape)
@@ -97,9 +99,14 @@ def _bad_numbers(given: Any, why: str) -> None:
 
 
 def conv_general_permutations(dimension_numbers: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The three permutations that bring dims named by strings to canonical order.
+    """Return the three permutations that bring dims named by strings to canonical order.
 
-    The spatial dims of all three are in the order in which the rhs names them.
+    `dimension_numbers` are three strings; a permutation is a tuple of ints. The spatial dims of all
+    three are in the order in which the rhs names them. Raises `ArgumentError` if the strings name
+    other spatial dims.
+
+    >>> lax.conv_general_permutations(("NHWC", "HWIO", "NHWC"))
+    ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
     """
     lhs, rhs, out = dimension_numbers
     spatial = [letter for letter in rhs if letter not in "OI"]
@@ -129,12 +136,14 @@ def padtype_to_pads(
     window_strides: Sequence[int],
     padding: Any,
 ) -> list[tuple[int, int]]:
-    """The (low, high) padding of each dim that 'SAME', 'SAME_LOWER' or 'VALID' means.
+    """Return the (low, high) padding of each dim that "SAME", "SAME_LOWER" or "VALID" means.
 
-    With 'SAME' the result has a window for every `stride` elements, `ceil(size / stride)`; of an
-    odd amount of padding the larger half goes to the end, with 'SAME_LOWER' to the start.
+    `in_shape`, `window_shape` and `window_strides` hold one int for each dim. With `padding="SAME"`
+    the result has a window for every `stride` elements, `ceil(size / stride)`; of an odd amount of
+    padding the larger half goes to the end, with "SAME_LOWER" to the start. Raises `ArgumentError`
+    for another name.
 
-    >>> padtype_to_pads((28, 28), (3, 2), (1, 2), "SAME")
+    >>> lax.padtype_to_pads((28, 28), (3, 2), (1, 2), "SAME")
     [(1, 1), (0, 0)]
     """
     name = padding.upper() if isinstance(padding, str) else getattr(padding, "name", padding)

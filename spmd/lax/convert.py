@@ -6,7 +6,7 @@ integer towards zero within the integer's range, NaN becomes 0, and anything tha
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,16 +31,25 @@ from spmd.lax.families import (
     unary,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 _PYTHON_SCALARS = (bool, int, float, complex)
 
 # ---- convert_element_type ----------------------------------------------------------------------
 
 
-def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) -> Any:
-    """Convert every element to `new_dtype`.
+def convert_element_type(operand: Any, new_dtype: Any, weak_type: bool = False) -> Array:
+    """Convert every element of `operand` to `new_dtype`; the shape stays.
 
     Floats become integers towards zero, within the integer's range (NaN gives 0); integers wrap
-    around; complex numbers lose their imaginary part.
+    around; complex numbers lose their imaginary part; anything but 0 is True. With `weak_type=True`
+    the result gives way to other dtypes in promotion, as a Python number does. The 64-bit dtypes
+    become 32-bit ones unless x64 is enabled. Raises `ArgumentError` if `new_dtype` is None, and
+    `DtypeError` if the elements are keys.
+
+    >>> lax.convert_element_type(np.array([1.9, -1.9, np.nan, 1e10]), np.int32)
+    Array([         1,         -1,          0, 2147483647], dtype=int32)
     """
     if new_dtype is None:
         raise ArgumentError("convert_element_type: new_dtype is None; name a dtype")
@@ -151,10 +160,19 @@ def _as_weak_operand(x: Any, aval: ShapedArray, dtype: np.dtype, weak: bool) -> 
 # ---- bitcast_convert_type ----------------------------------------------------------------------
 
 
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Any:
+def bitcast_convert_type(operand: Any, new_dtype: Any) -> Array:
     """Read the same bits as another dtype.
 
-    If that is narrower, a new last dim holds the parts; if it is wider, the last dim is used up.
+    For a `new_dtype` of the same width the shape of `operand` stays. For a narrower one a new last
+    dim holds the parts, least significant first; for a wider one the last dim of `operand`, of as
+    many elements as are needed, is used up. Raises `ShapeError` if it has another size, and
+    `DtypeError` for booleans and complex numbers.
+
+    >>> lax.bitcast_convert_type(np.float32(1.0), np.uint32)
+    Array(1065353216, dtype=uint32)
+    >>> lax.bitcast_convert_type(np.array([1, 256], np.uint16), np.uint8)
+    Array([[1, 0],
+           [0, 1]], dtype=uint8)
     """
     return bitcast_convert_type_p.bind(operand, new_dtype=dtypes.canonical(new_dtype))
 
@@ -221,8 +239,17 @@ bitcast_convert_type_p = Primitive(
 # ---- reduce_precision --------------------------------------------------------------------------
 
 
-def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Round every element to what a float of the given numbers of bits can hold."""
+def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Array:
+    """Round every element to what a float of the given numbers of bits can hold.
+
+    `exponent_bits` and `mantissa_bits` describe that float; `operand` keeps its shape and float
+    dtype. Rounding is to nearest, ties to even; what is too large becomes infinity, what is too
+    small a zero. Raises `ArgumentError` for less than one exponent bit or a negative number of
+    mantissa bits, and `DtypeError` for other dtypes.
+
+    >>> lax.reduce_precision(np.float32(1.2345), 8, 7)
+    Array(1.234375, dtype=float32)
+    """
     if exponent_bits < 1 or mantissa_bits < 0:
         raise ArgumentError(
             f"reduce_precision: exponent_bits={exponent_bits} must be at least 1 and "
@@ -266,7 +293,13 @@ reduce_precision_p = unary(
 
 
 def stop_gradient(x: Any) -> Any:
-    """Each array of a pytree as it is, but constant for differentiation."""
+    """Return each array of the pytree `x` as it is, but constant for differentiation.
+
+    The shape, the dtype and the values stay; tangents and cotangents are zero.
+
+    >>> spmd.grad(lambda x: x * lax.stop_gradient(x))(3.0)
+    Array(3., dtype=float32, weak_type=True)
+    """
     return tree_map(_stop_gradient, x)
 
 
@@ -274,8 +307,14 @@ def _stop_gradient(x: Any) -> Any:
     return stop_gradient_p.bind(x) if dtypes.is_inexact(typeof(x).dtype) else unchanged(x)
 
 
-def copy(x: Any) -> Any:
-    """A copy of an array, that later donation of the original does not touch."""
+def copy(x: Any) -> Array:
+    """Return a copy of an array that later donation of the original does not touch.
+
+    The shape, the dtype and the derivative are those of `x`.
+
+    >>> lax.copy(np.arange(3))
+    Array([0, 1, 2], dtype=int32)
+    """
     return copy_p.bind(x)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spmd.base.errors import ShapeError
 from spmd.core.aval import ShapedArray
@@ -33,31 +33,74 @@ from spmd.lax.families import (
 )
 from spmd.lax.logic import ne, select
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- the public functions ----------------------------------------------------------------------
 
 
-def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
-    """The sum of all elements up to each one along a dim (from each one on, if `reverse`)."""
+def cumsum(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    """Sum all elements up to each one along dim `axis` (from each one on, if `reverse`).
+
+    `operand` keeps its shape and its dtype, so integers can wrap around. Raises `ShapeError` if
+    `axis` is not in `range(operand.ndim)`, and `DtypeError` for booleans.
+
+    >>> lax.cumsum(np.array([1, 2, 3]))
+    Array([1, 3, 6], dtype=int32)
+    >>> lax.cumsum(np.array([1, 2, 3]), reverse=True)
+    Array([6, 5, 3], dtype=int32)
+    """
     return cumsum_p.bind(operand, axis=int(axis), reverse=bool(reverse))
 
 
-def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
-    """The product of all elements up to each one along a dim."""
+def cumprod(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    """Multiply all elements up to each one along dim `axis` (from each one on, if `reverse`).
+
+    `operand` keeps its shape and its dtype, so integers can wrap around. Raises `ShapeError` if
+    `axis` is not in `range(operand.ndim)`, and `DtypeError` for booleans.
+
+    >>> lax.cumprod(np.array([1, 2, 3, 4]))
+    Array([ 1,  2,  6, 24], dtype=int32)
+    """
     return cumprod_p.bind(operand, axis=int(axis), reverse=bool(reverse))
 
 
-def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
-    """The largest of all elements up to each one along a dim; NaN wins."""
+def cummax(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    """Take the largest of all elements up to each one along dim `axis`.
+
+    With `reverse`, the elements from each one on count. `operand` keeps its shape and its dtype;
+    NaN wins. Raises `ShapeError` if `axis` is not in `range(operand.ndim)`, and `DtypeError` for
+    complex numbers.
+
+    >>> lax.cummax(np.array([1, 3, 2, 5]))
+    Array([1, 3, 3, 5], dtype=int32)
+    """
     return cummax_p.bind(operand, axis=int(axis), reverse=bool(reverse))
 
 
-def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
-    """The smallest of all elements up to each one along a dim; NaN wins."""
+def cummin(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    """Take the smallest of all elements up to each one along dim `axis`.
+
+    With `reverse`, the elements from each one on count. `operand` keeps its shape and its dtype;
+    NaN wins. Raises `ShapeError` if `axis` is not in `range(operand.ndim)`, and `DtypeError` for
+    complex numbers.
+
+    >>> lax.cummin(np.array([5, 3, 4, 1]))
+    Array([5, 3, 3, 1], dtype=int32)
+    """
     return cummin_p.bind(operand, axis=int(axis), reverse=bool(reverse))
 
 
-def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
-    """The log of the sum of the exponentials of all elements up to each one along a dim."""
+def cumlogsumexp(operand: Any, axis: int = 0, reverse: bool = False) -> Array:
+    """Compute the logarithm of the running sum of exponentials along dim `axis`.
+
+    With `reverse`, the sum runs from each element on. `operand` keeps its shape and its float
+    dtype. Raises `ShapeError` if `axis` is not in `range(operand.ndim)`, and `DtypeError` for other
+    dtypes.
+
+    >>> lax.cumlogsumexp(np.zeros(3))
+    Array([0.       , 0.6931472, 1.0986123], dtype=float32)
+    """
     return cumlogsumexp_p.bind(operand, axis=int(axis), reverse=bool(reverse))
 
 

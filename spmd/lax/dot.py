@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from spmd.core.primitive import Dims, Primitive, Zero, dims, remembered
 from spmd.core.structural import add_any, is_linear, permute_dims
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail, shifted
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 
 class Precision(enum.Enum):
@@ -51,11 +54,24 @@ def dot_general(
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """Multiply and sum over the contracted dims, for each index of the batch dims.
+) -> Array:
+    """Multiply `lhs` and `rhs` and sum over contracted dims, for each index of the batch dims.
 
-    `dimension_numbers` is `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`.
-    Products are summed in `preferred_element_type`, which is also the result's dtype.
+    `dimension_numbers` is `((lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch))`, four
+    sequences of dims. The shape of the result is that of the batch dims, then the free dims of
+    `lhs`, then those of `rhs`. Operands of different dtypes are promoted. Products are summed in
+    `preferred_element_type`, which is also the result's dtype; the default is the operands' dtype.
+    `precision` is recorded, and changes nothing on the CPU, which always computes with full
+    precision.
+
+    Raises `ShapeError` if paired dims differ in size, `DtypeError` if sums of that dtype are
+    impossible, and `ArgumentError` for malformed dimension numbers.
+
+    >>> x, y = np.ones((2, 3, 4)), np.ones((2, 4, 5))
+    >>> lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,)))).shape
+    (2, 3, 5)
+    >>> lax.dot_general(np.int8([1, 2]), np.int8([3, 4]), (((0,), (0,)), ((), ())), None, np.int32)
+    Array(11, dtype=int32)
     """
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
@@ -85,10 +101,16 @@ def dot(
     preferred_element_type: Any = None,
     *,
     dimension_numbers: Any = None,
-) -> Any:
-    """The product of vectors and matrices: the last dim of `lhs` with the first of `rhs`.
+) -> Array:
+    """Multiply vectors and matrices: the last dim of `lhs` with the first of `rhs`.
 
-    With `dimension_numbers` it is `dot_general`.
+    The shape of the result is that of the other dims: (m, k) and (k, n) give (m, n), two vectors a
+    scalar. `precision` and `preferred_element_type` are those of `dot_general`, and so is the dtype
+    rule; with `dimension_numbers` this is `dot_general`. Raises `ShapeError` if an operand is
+    neither a vector nor a matrix, or if the sizes differ.
+
+    >>> lax.dot(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
     """
     if dimension_numbers is not None:
         return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
@@ -103,8 +125,16 @@ def dot(
     return dot_general(lhs, rhs, numbers, precision, preferred_element_type)
 
 
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Any:
-    """Matrix products of the last two dims, for each index of the equal dims before them."""
+def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Array:
+    """Multiply the matrices in the last two dims, for each index of the equal dims before them.
+
+    `lhs` of shape (..., m, k) and `rhs` of shape (..., k, n) give (..., m, n); leading dims do not
+    broadcast. `precision` and the dtype rule are those of `dot_general`. Raises `ShapeError` if the
+    numbers of dims differ, are less than 2, or if sizes do not fit.
+
+    >>> lax.batch_matmul(np.ones((3, 2, 4)), np.ones((3, 4, 5))).shape
+    (3, 2, 5)
+    """
     left, right = typeof(lhs), typeof(rhs)
     if left.ndim < 2 or left.ndim != right.ndim:
         fail(

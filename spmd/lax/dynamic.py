@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from spmd.lax.windows import (
     ScatterDimensionNumbers,
     starts_as_int64,
 )
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 _INT32 = np.iinfo(np.int32)
 
@@ -130,14 +133,20 @@ def dynamic_slice(
     slice_sizes: Sequence[int],
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
-    """The part of `operand` of `slice_sizes` that starts at `start_indices`, which may be traced.
+) -> Array:
+    """Cut out the part of `operand` of `slice_sizes` that starts at `start_indices`.
 
-    Negative starts count from the end. **A start that would reach over the end is moved back**, so
-    that the result always has its full size.
+    `start_indices` holds one integer scalar for each dim and may be traced; `slice_sizes` is static
+    and the shape of the result. The dtype stays. Negative starts count from the end, unless
+    `allow_negative_indices` is False (or a sequence that is False for that dim). **A start that
+    would reach over the end is moved back**, so that the result always has its full size.
 
-    >>> dynamic_slice(np.arange(5), (3,), (3,))
+    Raises `ShapeError` if starts or sizes do not fit the dims of `operand`.
+
+    >>> lax.dynamic_slice(np.arange(5), (3,), (3,))
     Array([2, 3, 4], dtype=int32)
+    >>> spmd.jit(lambda x, i: lax.dynamic_slice(x, (i, 0), (1, 2)))(np.arange(6).reshape(3, 2), 1)
+    Array([[2, 3]], dtype=int32)
     """
     starts = start_scalars("dynamic_slice", operand, start_indices, allow_negative_indices)
     sizes = tuple(s.__index__() for s in slice_sizes)
@@ -227,10 +236,21 @@ def dynamic_update_slice(
     start_indices: Any,
     *,
     allow_negative_indices: bool | Sequence[bool] = True,
-) -> Any:
-    """`operand` with the part that starts at `start_indices` replaced by `update`.
+) -> Array:
+    """Return `operand` with `update` written over the part that starts at `start_indices`.
 
-    Starts are moved inside as in `dynamic_slice`.
+    `update` has as many dims as `operand` and in no dim a larger size; the result has the shape and
+    dtype of `operand`. `start_indices` holds one integer scalar for each dim and may be traced.
+    Negative starts count from the end, unless `allow_negative_indices` is False (or a sequence that
+    is False for that dim). **A start from which the update would reach over the end is moved
+    back.**
+
+    Raises `ShapeError` if sizes or starts do not fit, and `DtypeError` if the dtypes differ.
+
+    >>> lax.dynamic_update_slice(np.zeros(5), np.ones(2), (3,))
+    Array([0., 0., 0., 1., 1.], dtype=float32)
+    >>> lax.dynamic_update_slice(np.zeros(5), np.ones(2), (9,))
+    Array([0., 0., 0., 1., 1.], dtype=float32)
     """
     name = "dynamic_update_slice"
     if isinstance(update, (bool, int, float, complex)):
@@ -333,8 +353,17 @@ def dynamic_slice_in_dim(
     axis: int = 0,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
-    """`dynamic_slice` along one dim, the others whole."""
+) -> Array:
+    """Cut `slice_size` entries out of one dim of `operand`, from `start_index` on.
+
+    `start_index` may be traced; the other dims of the shape and the dtype stay. As in
+    `dynamic_slice`, negative starts count from the end unless `allow_negative_indices` is False,
+    and a start that would reach over the end is moved back. Raises `ShapeError` if the size does
+    not fit.
+
+    >>> lax.dynamic_slice_in_dim(np.arange(6), 2, 3)
+    Array([2, 3, 4], dtype=int32)
+    """
     aval = typeof(operand)
     axis = canonical_dim(axis, aval.ndim)
     sizes = list(aval.shape)
@@ -350,8 +379,17 @@ def dynamic_index_in_dim(
     keepdims: bool = True,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
-    """The entry at a traced `index` of one dim, which stays with size 1 if `keepdims`."""
+) -> Array:
+    """Take the entry at `index` of one dim of `operand`; `index` may be traced.
+
+    The dim stays with size 1 if `keepdims`, and disappears otherwise; the dtype stays. As in
+    `dynamic_slice`, a negative `index` counts from the end unless `allow_negative_indices` is
+    False, and an index beyond the end is clamped to it. Raises `ShapeError` if `index` is no
+    integer scalar.
+
+    >>> lax.dynamic_index_in_dim(np.array([[1, 2], [3, 4]]), 1, keepdims=False)
+    Array([3, 4], dtype=int32)
+    """
     aval = typeof(operand)
     axis = canonical_dim(axis, aval.ndim)
     out = dynamic_slice_in_dim(
@@ -367,8 +405,19 @@ def dynamic_update_slice_in_dim(
     axis: int,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
-    """`dynamic_update_slice` along one dim, the others from their start."""
+) -> Array:
+    """Return `operand` with `update` written over one dim, from `start_index` on.
+
+    `update` has the shape of `operand` but a smaller size along `axis`; the result has the shape
+    and dtype of `operand`. `start_index` may be traced; as in `dynamic_update_slice`, negative
+    starts count from the end unless `allow_negative_indices` is False, and a start from which the
+    update would reach over the end is moved back. Raises `ShapeError` and `DtypeError` as that
+    does.
+
+    >>> lax.dynamic_update_slice_in_dim(np.zeros((2, 3)), np.ones((2, 1)), 1, axis=1)
+    Array([[0., 1., 0.],
+           [0., 1., 0.]], dtype=float32)
+    """
     ndim = typeof(operand).ndim
     starts = _starts_in_dim(ndim, canonical_dim(axis, ndim), start_index)
     return dynamic_update_slice(
@@ -383,8 +432,18 @@ def dynamic_update_index_in_dim(
     axis: int,
     *,
     allow_negative_indices: bool = True,
-) -> Any:
-    """Replace the entry at a traced `index` of one dim; `update` may lack that dim."""
+) -> Array:
+    """Return `operand` with `update` written over the entry at `index` of one dim.
+
+    `update` has the shape of the other dims, or has size 1 along `axis`; the result has the shape
+    and dtype of `operand`. `index` may be traced; a negative one counts from the end unless
+    `allow_negative_indices` is False, and one beyond the end is clamped to it. Raises `ShapeError`
+    and `DtypeError` as `dynamic_update_slice` does.
+
+    >>> lax.dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, axis=0)
+    Array([[0., 0., 0.],
+           [1., 1., 1.]], dtype=float32)
+    """
     aval = typeof(operand)
     axis = canonical_dim(axis, aval.ndim)
     if typeof(update).ndim != aval.ndim:

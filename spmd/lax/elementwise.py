@@ -6,7 +6,7 @@ so that nothing is computed twice.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,31 +14,69 @@ from spmd.lax.arithmetic import add, div, mul, neg, rsqrt, square, sub
 from spmd.lax.convert import matched
 from spmd.lax.families import FLOAT, INEXACT, binary, const, unary
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- exponentials and logarithms ---------------------------------------------------------------
 
 
-def exp(x: Any) -> Any:
-    """e to the power x, elementwise."""
+def exp(x: Any) -> Array:
+    """Compute e to the power `x`, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.exp(np.array([-1.0, 0.0, 2.0]))
+    Array([0.36787945, 1.        , 7.389056  ], dtype=float32)
+    """
     return exp_p.bind(x)
 
 
-def exp2(x: Any) -> Any:
-    """2 to the power x, elementwise."""
+def exp2(x: Any) -> Array:
+    """Compute 2 to the power `x`, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.exp2(np.array([-1.0, 0.0, 2.0]))
+    Array([0.5, 1. , 4. ], dtype=float32)
+    """
     return exp2_p.bind(x)
 
 
-def expm1(x: Any) -> Any:
-    """`exp(x) - 1`, elementwise, accurate near 0."""
+def expm1(x: Any) -> Array:
+    """Compute `exp(x) - 1`, elementwise, accurate near 0.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.expm1(np.array([1e-10, 1.0]))
+    Array([1.0000000e-10, 1.7182817e+00], dtype=float32)
+    """
     return expm1_p.bind(x)
 
 
-def log1p(x: Any) -> Any:
-    """`log(1 + x)`, elementwise, accurate near 0."""
+def log1p(x: Any) -> Array:
+    """Compute `log(1 + x)`, elementwise, accurate near 0.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.log1p(np.array([1e-10, 1.0]))
+    Array([1.000000e-10, 6.931472e-01], dtype=float32)
+    """
     return log1p_p.bind(x)
 
 
-def logistic(x: Any) -> Any:
-    """The sigmoid `1 / (1 + exp(-x))`, elementwise."""
+def logistic(x: Any) -> Array:
+    """Compute the sigmoid `1 / (1 + exp(-x))`, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.logistic(np.array([-np.inf, 0.0, 1.0]))
+    Array([0.        , 0.5       , 0.73105854], dtype=float32)
+    """
     return logistic_p.bind(x)
 
 
@@ -84,38 +122,88 @@ logistic_p = unary(
 # ---- trigonometric -----------------------------------------------------------------------------
 
 
-def sin(x: Any) -> Any:
-    """The sine, elementwise."""
+def sin(x: Any) -> Array:
+    """Compute the sine of `x` radians, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.sin(np.array([0.0, 0.5, 1.0]))
+    Array([0.        , 0.47942555, 0.841471  ], dtype=float32)
+    """
     return sin_p.bind(x)
 
 
-def cos(x: Any) -> Any:
-    """The cosine, elementwise."""
+def cos(x: Any) -> Array:
+    """Compute the cosine of `x` radians, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.cos(np.array([0.0, 0.5, 1.0]))
+    Array([1.        , 0.87758255, 0.5403023 ], dtype=float32)
+    """
     return cos_p.bind(x)
 
 
-def tan(x: Any) -> Any:
-    """The tangent, elementwise."""
+def tan(x: Any) -> Array:
+    """Compute the tangent of `x` radians, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.tan(np.array([0.0, 0.5, 1.0]))
+    Array([0.       , 0.5463025, 1.5574079], dtype=float32)
+    """
     return tan_p.bind(x)
 
 
-def asin(x: Any) -> Any:
-    """The inverse of the sine, elementwise; NaN outside [-1, 1]."""
+def asin(x: Any) -> Array:
+    """Compute the inverse of the sine, elementwise; NaN for floats outside of [-1, 1].
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.asin(np.array([0.0, 0.5, 1.0]))
+    Array([0.       , 0.5235988, 1.5707964], dtype=float32)
+    """
     return asin_p.bind(x)
 
 
-def acos(x: Any) -> Any:
-    """The inverse of the cosine, elementwise; NaN outside [-1, 1]."""
+def acos(x: Any) -> Array:
+    """Compute the inverse of the cosine, elementwise; NaN for floats outside of [-1, 1].
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.acos(np.array([0.0, 0.5, 1.0]))
+    Array([1.5707964, 1.0471976, 0.       ], dtype=float32)
+    """
     return acos_p.bind(x)
 
 
-def atan(x: Any) -> Any:
-    """The inverse of the tangent, elementwise."""
+def atan(x: Any) -> Array:
+    """Compute the inverse of the tangent, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.atan(np.array([0.0, 1.0, np.inf]))
+    Array([0.       , 0.7853981, 1.5707964], dtype=float32)
+    """
     return atan_p.bind(x)
 
 
-def atan2(x: Any, y: Any) -> Any:
-    """The angle of the point (y, x), elementwise: `atan(x / y)` in the right quadrant."""
+def atan2(x: Any, y: Any) -> Array:
+    """Compute the angle of the point (y, x), elementwise: `atan(x / y)` in the right quadrant.
+
+    `x` and `y` have one shape, or are scalars, and one float dtype; a Python number takes that of
+    the other. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not
+    broadcast or promote, `snp.arctan2` does.
+
+    >>> lax.atan2(np.array([1.0, 1.0]), np.array([1.0, -1.0]))
+    Array([0.7853981, 2.3561945], dtype=float32)
+    """
     return atan2_p.bind(*matched(x, y))
 
 
@@ -157,33 +245,75 @@ atan2_p = binary(
 # ---- hyperbolic --------------------------------------------------------------------------------
 
 
-def sinh(x: Any) -> Any:
-    """The hyperbolic sine, elementwise."""
+def sinh(x: Any) -> Array:
+    """Compute the hyperbolic sine, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.sinh(np.array([0.0, 0.5, 1.0]))
+    Array([0.       , 0.5210953, 1.1752012], dtype=float32)
+    """
     return sinh_p.bind(x)
 
 
-def cosh(x: Any) -> Any:
-    """The hyperbolic cosine, elementwise."""
+def cosh(x: Any) -> Array:
+    """Compute the hyperbolic cosine, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.cosh(np.array([0.0, 0.5, 1.0]))
+    Array([1.       , 1.127626 , 1.5430806], dtype=float32)
+    """
     return cosh_p.bind(x)
 
 
-def tanh(x: Any) -> Any:
-    """The hyperbolic tangent, elementwise."""
+def tanh(x: Any) -> Array:
+    """Compute the hyperbolic tangent, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.tanh(np.array([0.0, 0.5, 1.0]))
+    Array([0.        , 0.46211717, 0.7615942 ], dtype=float32)
+    """
     return tanh_p.bind(x)
 
 
-def asinh(x: Any) -> Any:
-    """The inverse of the hyperbolic sine, elementwise."""
+def asinh(x: Any) -> Array:
+    """Compute the inverse of the hyperbolic sine, elementwise.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.asinh(np.array([0.0, 0.5, 1.0]))
+    Array([0.        , 0.48121184, 0.8813736 ], dtype=float32)
+    """
     return asinh_p.bind(x)
 
 
-def acosh(x: Any) -> Any:
-    """The inverse of the hyperbolic cosine, elementwise; NaN below 1."""
+def acosh(x: Any) -> Array:
+    """Compute the inverse of the hyperbolic cosine, elementwise; NaN for floats below 1.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.acosh(np.array([0.0, 1.0, 2.0]))
+    Array([     nan, 0.      , 1.316958], dtype=float32)
+    """
     return acosh_p.bind(x)
 
 
-def atanh(x: Any) -> Any:
-    """The inverse of the hyperbolic tangent, elementwise; NaN outside [-1, 1]."""
+def atanh(x: Any) -> Array:
+    """Compute the inverse of the hyperbolic tangent, elementwise; infinite at -1 and 1.
+
+    `x` keeps its shape and its float or complex dtype. Raises `DtypeError` for integers and
+    booleans.
+
+    >>> lax.atanh(np.array([0.0, 0.5, 1.0]))
+    Array([0.        , 0.54930615,        inf], dtype=float32)
+    """
     return atanh_p.bind(x)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from spmd.lax.arithmetic import conj, mul, real
 from spmd.lax.convert import convert_element_type
 from spmd.lax.families import fail
 from spmd.lax.slicing import pad
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 
 class FftType(enum.Enum):
@@ -49,14 +52,16 @@ def _kind(fft_type: FftType | str) -> FftType:
         ) from None
 
 
-def fft(x: Any, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Any:
-    """The discrete Fourier transform over the last `len(fft_lengths)` dims.
+def fft(x: Any, fft_type: FftType | str, fft_lengths: Sequence[int]) -> Array:
+    """Compute the discrete Fourier transform over the last `len(fft_lengths)` dims.
 
-    `fft_lengths` are the sizes of the transformed dims of the array in space: those of the operand,
-    or, for IRFFT, of the result (of which the operand holds `n // 2 + 1` along the last dim). The
-    backward transforms divide by the number of elements. FFT and IFFT convert reals to complex.
+    `fft_type` is an `FftType` or its name: "FFT", "IFFT", "RFFT" or "IRFFT". `fft_lengths` are the
+    sizes of the transformed dims of the array in space: those of the operand, or, for IRFFT, of the
+    result (of which the operand holds `n // 2 + 1` along the last dim). The backward transforms
+    divide by the number of elements. FFT and IFFT convert reals to complex. Raises `ShapeError` if
+    the lengths do not fit, `DtypeError` for integers, and `ArgumentError` for another type.
 
-    >>> fft(np.array([1.0, 0.0, 0.0], np.float32), "RFFT", (3,))
+    >>> lax.fft(np.array([1.0, 0.0, 0.0], np.float32), "RFFT", (3,))
     Array([1.+0.j, 1.+0.j], dtype=complex64)
     """
     kind = _kind(fft_type)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,9 @@ from spmd.lax.windows import (
     with_window_dim,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- gather ------------------------------------------------------------------------------------
 
 
@@ -54,14 +57,24 @@ def gather(
     indices_are_sorted: bool = False,
     mode: str | GatherScatterMode | None = None,
     fill_value: Any = None,
-) -> Any:
+) -> Array:
     """Stack the windows of `operand` of size `slice_sizes` that start at `start_indices`.
 
-    The last dim of `start_indices` holds index vectors; `dimension_numbers` says which operand dim
-    each of their components addresses and where the windows' dims are in the result. `mode=None` is
-    "promise_in_bounds"; in mode "fill", a window that does not fit is filled with `fill_value`
-    (default: NaN, the smallest signed integer, the largest unsigned one, True).
-    **Prefer `x[i]`, `jnp.take` and `x.at[i].get()`, which write these numbers for you.**
+    The last dim of `start_indices`, an array of integers, holds index vectors; `dimension_numbers`
+    says which operand dim each of their components addresses and where the windows' dims are in the
+    shape of the result. The dtype stays. `mode=None` is "promise_in_bounds"; "clip" moves windows
+    inside; in mode "fill", a window that does not fit is filled with `fill_value` (default: NaN,
+    the smallest signed integer, the largest unsigned one, True). `unique_indices` and
+    `indices_are_sorted` are promises of the caller. **Prefer `x[i]`, `snp.take` and
+    `x.at[i].get()`, which write these numbers for you.**
+
+    Raises `ShapeError` if sizes or dimension numbers do not fit, `DtypeError` if indices are no
+    integers, and `ArgumentError` for another mode.
+
+    >>> rows = lax.GatherDimensionNumbers((1,), (0,), (0,))
+    >>> lax.gather(np.arange(6).reshape(3, 2), np.array([[2], [0]]), rows, (1, 2))
+    Array([[4, 5],
+           [0, 1]], dtype=int32)
     """
     parsed = GatherScatterMode.PROMISE_IN_BOUNDS if mode is None else mode
     parsed = GatherScatterMode.from_any(parsed)
@@ -264,11 +277,21 @@ def scatter_add(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """Add windows of `updates` to `operand` where `scatter_indices` says.
 
-    Several updates of one element are all added. `mode=None` is "drop": windows that do not fit are
-    left out. **Prefer `x.at[i].add(v)`, which writes the dimension numbers for you.**
+    The last dim of `scatter_indices`, an array of integers, holds index vectors;
+    `dimension_numbers` says which operand dim each of their components addresses and which dims of
+    `updates` run inside a window. The result has the shape and dtype of `operand`. Updates of the
+    same element are all added. `mode=None` is "drop": windows that do not fit are left out.
+    `unique_indices` and `indices_are_sorted` are promises of the caller. **Prefer `x.at[i].add(v)`,
+    which writes these numbers for you.**
+
+    Raises `ShapeError`, `DtypeError` and `ArgumentError` as `scatter` does.
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_add(np.zeros(3), np.array([[0], [2], [2]]), np.ones(3), elements)
+    Array([1., 0., 2.], dtype=float32)
     """
     return bind_scatter(
         scatter_add_p,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +15,18 @@ from spmd.lax.convert import convert_element_type
 from spmd.lax.families import fail
 from spmd.lax.logic import bitwise_and, lt, select, shift_right_logical
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
-def mulhi(x: Any, y: Any, /) -> Any:
-    """The upper half of the bits of the exact product of two arrays of n-bit integers.
 
-    Source: Warren, Hacker's Delight (2nd ed.), 8-2: schoolbook multiplication of halves.
+def mulhi(x: Any, y: Any, /) -> Array:
+    """Compute the upper half of the bits of the exact product of n-bit integers, elementwise.
 
-    >>> mulhi(np.uint32(1 << 31), np.uint32(6))
+    `x` and `y` have one shape, or are scalars, and one integer dtype, which is the result's.
+    Warren, Hacker's Delight (2nd ed.), 8-2, is the source: schoolbook multiplication of halves.
+    Raises `DtypeError` or `ShapeError` for other operands.
+
+    >>> lax.mulhi(np.uint32(1 << 31), np.uint32(6))
     Array(3, dtype=uint32)
     """
     dtype = typeof(x).dtype

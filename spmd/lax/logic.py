@@ -6,7 +6,7 @@ have no derivative, and neither has the predicate of a choice.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,36 +38,87 @@ from spmd.lax.families import (
     unary,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- comparisons -------------------------------------------------------------------------------
 
 
-def eq(x: Any, y: Any) -> Any:
-    """Whether x equals y, elementwise; NaN equals nothing."""
+def eq(x: Any, y: Any) -> Array:
+    """Tell whether `x` equals `y`, elementwise; NaN equals nothing.
+
+    `x` and `y` have one shape, or are scalars, and one dtype; a Python number takes that of the
+    other. The result is of dtype bool. Raises `ShapeError` or `DtypeError` if shapes or dtypes
+    differ: lax does not broadcast or promote, `snp.equal` does.
+
+    >>> lax.eq(np.array([1.0, np.nan]), np.array([1.0, np.nan]))
+    Array([ True, False], dtype=bool)
+    """
     return eq_p.bind(*matched(x, y))
 
 
-def ne(x: Any, y: Any) -> Any:
-    """Whether x differs from y, elementwise."""
+def ne(x: Any, y: Any) -> Array:
+    """Tell whether `x` differs from `y`, elementwise; NaN differs from all.
+
+    `x` and `y` have one shape, or are scalars, and one dtype; a Python number takes that of the
+    other. The result is of dtype bool. Raises `ShapeError` or `DtypeError` if shapes or dtypes
+    differ: lax does not broadcast or promote, `snp.not_equal` does.
+
+    >>> lax.ne(np.array([1.0, np.nan]), np.array([1.0, np.nan]))
+    Array([False,  True], dtype=bool)
+    """
     return ne_p.bind(*matched(x, y))
 
 
-def lt(x: Any, y: Any) -> Any:
-    """Whether x is less than y, elementwise."""
+def lt(x: Any, y: Any) -> Array:
+    """Tell whether `x` is less than `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool, integer or float dtype; a Python
+    number takes that of the other. The result is of dtype bool. Raises `ShapeError` or `DtypeError`
+    if shapes or dtypes differ: lax does not broadcast or promote, `snp.less` does.
+
+    >>> lax.lt(np.array([1, 2, 3]), 2)
+    Array([ True, False, False], dtype=bool)
+    """
     return lt_p.bind(*matched(x, y))
 
 
-def le(x: Any, y: Any) -> Any:
-    """Whether x is less than or equal to y, elementwise."""
+def le(x: Any, y: Any) -> Array:
+    """Tell whether `x` is less than or equal to `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool, integer or float dtype; a Python
+    number takes that of the other. The result is of dtype bool. Raises `ShapeError` or `DtypeError`
+    if shapes or dtypes differ: lax does not broadcast or promote, `snp.less_equal` does.
+
+    >>> lax.le(np.array([1, 2, 3]), 2)
+    Array([ True,  True, False], dtype=bool)
+    """
     return le_p.bind(*matched(x, y))
 
 
-def gt(x: Any, y: Any) -> Any:
-    """Whether x is greater than y, elementwise."""
+def gt(x: Any, y: Any) -> Array:
+    """Tell whether `x` is greater than `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool, integer or float dtype; a Python
+    number takes that of the other. The result is of dtype bool. Raises `ShapeError` or `DtypeError`
+    if shapes or dtypes differ: lax does not broadcast or promote, `snp.greater` does.
+
+    >>> lax.gt(np.array([1, 2, 3]), 2)
+    Array([False, False,  True], dtype=bool)
+    """
     return gt_p.bind(*matched(x, y))
 
 
-def ge(x: Any, y: Any) -> Any:
-    """Whether x is greater than or equal to y, elementwise."""
+def ge(x: Any, y: Any) -> Array:
+    """Tell whether `x` is greater than or equal to `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool, integer or float dtype; a Python
+    number takes that of the other. The result is of dtype bool. Raises `ShapeError` or `DtypeError`
+    if shapes or dtypes differ: lax does not broadcast or promote, `snp.greater_equal` does.
+
+    >>> lax.ge(np.array([1, 2, 3]), 2)
+    Array([False,  True,  True], dtype=bool)
+    """
     return ge_p.bind(*matched(x, y))
 
 
@@ -82,33 +133,76 @@ ge_p = comparison("ge", accepts=ORDERED, impl="greater_equal")
 # ---- bits --------------------------------------------------------------------------------------
 
 
-def bitwise_not(x: Any) -> Any:
-    """Flip every bit; for bool, logical negation."""
+def bitwise_not(x: Any) -> Array:
+    """Flip every bit of `x`, elementwise; for bool, logical negation.
+
+    `x` keeps its shape and its bool or integer dtype. Raises `DtypeError` for floats and complex
+    numbers.
+
+    >>> lax.bitwise_not(np.array([True, False]))
+    Array([False,  True], dtype=bool)
+    """
     return not_p.bind(x)
 
 
-def bitwise_and(x: Any, y: Any) -> Any:
-    """The bits that are set in both x and y."""
+def bitwise_and(x: Any, y: Any) -> Array:
+    """Keep the bits that are set in both `x` and `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool or integer dtype; a Python number takes
+    that of the other. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not
+    broadcast or promote, `snp.bitwise_and` does.
+
+    >>> lax.bitwise_and(np.array([6, 3]), 2)
+    Array([2, 2], dtype=int32)
+    """
     return and_p.bind(*matched(x, y))
 
 
-def bitwise_or(x: Any, y: Any) -> Any:
-    """The bits that are set in x or y or both."""
+def bitwise_or(x: Any, y: Any) -> Array:
+    """Keep the bits that are set in `x` or `y` or both, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool or integer dtype; a Python number takes
+    that of the other. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not
+    broadcast or promote, `snp.bitwise_or` does.
+
+    >>> lax.bitwise_or(np.array([6, 3]), 8)
+    Array([14, 11], dtype=int32)
+    """
     return or_p.bind(*matched(x, y))
 
 
-def bitwise_xor(x: Any, y: Any) -> Any:
-    """The bits that are set in exactly one of x and y."""
+def bitwise_xor(x: Any, y: Any) -> Array:
+    """Keep the bits that are set in exactly one of `x` and `y`, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one bool or integer dtype; a Python number takes
+    that of the other. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not
+    broadcast or promote, `snp.bitwise_xor` does.
+
+    >>> lax.bitwise_xor(np.array([6, 3]), 2)
+    Array([4, 1], dtype=int32)
+    """
     return xor_p.bind(*matched(x, y))
 
 
-def population_count(x: Any) -> Any:
-    """The number of bits that are set."""
+def population_count(x: Any) -> Array:
+    """Count the bits that are set in `x`, elementwise.
+
+    `x` keeps its shape and its integer dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.population_count(np.array([0, 7, -1]))
+    Array([ 0,  3, 32], dtype=int32)
+    """
     return population_count_p.bind(x)
 
 
-def clz(x: Any) -> Any:
-    """The number of leading bits that are zero."""
+def clz(x: Any) -> Array:
+    """Count the leading bits of `x` that are zero, elementwise.
+
+    `x` keeps its shape and its integer dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.clz(np.array([0, 7, -1]))
+    Array([32, 29,  0], dtype=int32)
+    """
     return clz_p.bind(x)
 
 
@@ -140,18 +234,44 @@ clz_p = unary("clz", accepts=INTEGER, impl=_clz)
 # ---- shifts ------------------------------------------------------------------------------------
 
 
-def shift_left(x: Any, y: Any) -> Any:
-    """`x << y`; 0 where y is not in `range(bits of x)`."""
+def shift_left(x: Any, y: Any) -> Array:
+    """Shift the bits of `x` left by `y` places, elementwise.
+
+    `x` and `y` have one shape, or are scalars, and one integer dtype; a Python number takes that of
+    the other. The result is 0 where `y` is not in `range(bits of x)`. Raises `ShapeError` or
+    `DtypeError` if shapes or dtypes differ: lax does not broadcast or promote, `snp.left_shift`
+    does.
+
+    >>> lax.shift_left(np.array([1, 3]), 2)
+    Array([ 4, 12], dtype=int32)
+    """
     return shift_left_p.bind(*matched(x, y))
 
 
-def shift_right_logical(x: Any, y: Any) -> Any:
-    """`x >> y` with zeros moving in; 0 where y is not in `range(bits of x)`."""
+def shift_right_logical(x: Any, y: Any) -> Array:
+    """Shift the bits of `x` right by `y` places, elementwise, with zeros moving in.
+
+    `x` and `y` have one shape, or are scalars, and one integer dtype; a Python number takes that of
+    the other. The result is 0 where `y` is not in `range(bits of x)`. Raises `ShapeError` or
+    `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.shift_right_logical(np.array([8, -1]), 2)
+    Array([         2, 1073741823], dtype=int32)
+    """
     return shift_right_logical_p.bind(*matched(x, y))
 
 
-def shift_right_arithmetic(x: Any, y: Any) -> Any:
-    """`x >> y` with copies of the sign moving in, however large y is."""
+def shift_right_arithmetic(x: Any, y: Any) -> Array:
+    """Shift the bits of `x` right by `y` places, elementwise, with copies of the sign moving in.
+
+    `x` and `y` have one shape, or are scalars, and one integer dtype; a Python number takes that of
+    the other. Copies of the sign are left where `y` is not in `range(bits of x)`. Raises
+    `ShapeError` or `DtypeError` if shapes or dtypes differ: lax does not broadcast or promote,
+    `snp.right_shift` does.
+
+    >>> lax.shift_right_arithmetic(np.array([8, -8]), 2)
+    Array([ 2, -2], dtype=int32)
+    """
     return shift_right_arithmetic_p.bind(*matched(x, y))
 
 
@@ -187,19 +307,33 @@ shift_right_arithmetic_p = binary(
 # ---- select ------------------------------------------------------------------------------------
 
 
-def select_n(which: Any, *cases: Any) -> Any:
+def select_n(which: Any, *cases: Any) -> Array:
     """Choose, elementwise, `cases[which]`.
 
-    `which` is bool (False takes the first of two cases) or an integer, and has the cases' shape or
-    is a scalar, and so may each case be. **All cases are computed**; lax.cond computes one.
+    `which` is bool (False takes the first of two cases) or an integer (an index out of range takes
+    the first or the last case); it and each of the `cases` is a scalar or has the result's shape.
+    All cases have one dtype. **All cases are computed**; `lax.switch` computes one. Raises
+    `ShapeError` or `DtypeError` if shapes or dtypes differ, and `ArgumentError` without a case.
+
+    >>> lax.select_n(np.array([0, 2, 1]), np.zeros(3), np.ones(3), np.full(3, 7.0))
+    Array([0., 7., 1.], dtype=float32)
     """
     if not cases:
         raise ArgumentError("select_n: at least one case is needed")
     return select_n_p.bind(which, *matched(*cases))
 
 
-def select(pred: Any, on_true: Any, on_false: Any) -> Any:
-    """Choose, elementwise, `on_true` where `pred` holds and `on_false` elsewhere."""
+def select(pred: Any, on_true: Any, on_false: Any) -> Array:
+    """Choose, elementwise, `on_true` where `pred` holds and `on_false` elsewhere.
+
+    `pred` is boolean; each of the three is a scalar or has the result's shape. The two cases must
+    have one dtype, where a Python number takes that of the other. **Both cases are computed**;
+    `lax.cond` computes one. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ: lax
+    does not broadcast or promote, `snp.where` does.
+
+    >>> lax.select(np.array([True, False]), np.array([1, 2]), np.array([10, 20]))
+    Array([ 1, 20], dtype=int32)
+    """
     return select_n(pred, on_false, on_true)
 
 
@@ -277,8 +411,16 @@ select_n_p = Primitive(
 # ---- clamp -------------------------------------------------------------------------------------
 
 
-def clamp(min: Any, x: Any, max: Any) -> Any:
-    """`x`, but at least `min` and at most `max`: arrays of x's shape, or scalars."""
+def clamp(min: Any, x: Any, max: Any) -> Array:
+    """Limit `x`, elementwise, to at least `min` and at most `max`.
+
+    The bounds are scalars or have the shape of `x`, and its dtype; Python numbers take that of `x`.
+    Where `x` equals a bound, its derivative is 0. Raises `ShapeError` if shapes differ, and
+    `DtypeError` if dtypes do: `snp.clip` broadcasts and promotes.
+
+    >>> lax.clamp(0.0, np.array([-1.0, 0.5, 2.0]), 1.0)
+    Array([0. , 0.5, 1. ], dtype=float32)
+    """
     return clamp_p.bind(*matched(min, x, max))
 
 

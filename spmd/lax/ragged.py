@@ -7,7 +7,7 @@ count as zeros, so a ragged product is one `dot_general` with a dim for the grou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
@@ -20,6 +20,9 @@ from spmd.lax.cumulative import cumsum
 from spmd.lax.dot import DimensionNumbers, dimension_numbers_of, dot_general
 from spmd.lax.families import fail
 from spmd.lax.logic import bitwise_and, ge, lt, select
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 
 class RaggedDotDimensionNumbers(NamedTuple):
@@ -37,13 +40,16 @@ def ragged_dot(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: None = None,
-) -> Any:
-    """The product of each group of rows of `lhs` (m, k) with its own matrix of `rhs` (g, k, n).
+) -> Array:
+    """Multiply each group of rows of `lhs` (m, k) with its own matrix of `rhs` (g, k, n).
 
     The first `group_sizes[0]` rows belong to `rhs[0]`, and so on; rows beyond all groups give 0.
+    The result has shape (m, n); `precision`, `preferred_element_type` and the dtype rule are those
+    of `dot_general`. `group_offset` is not supported. Raises `ShapeError` for other shapes, and
+    `ArgumentError` for a `group_offset`.
 
     >>> x = np.ones((3, 1), np.float32)
-    >>> ragged_dot(x, np.array([[[5.0]], [[7.0]]], np.float32), np.array([1, 2]))
+    >>> lax.ragged_dot(x, np.array([[[5.0]], [[7.0]]], np.float32), np.array([1, 2]))
     Array([[5.],
            [7.],
            [7.]], dtype=float32)
@@ -65,13 +71,21 @@ def ragged_dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: None = None,
-) -> Any:
-    """A `dot_general` one dim of whose `lhs` is cut into groups, by `group_sizes` (..., g).
+) -> Array:
+    """Compute a `dot_general` one dim of whose `lhs` is cut into groups, by `group_sizes` (..., g).
 
-    If the ragged dim is free, each group meets its own part of `rhs` along the dim of groups; if it
-    is contracted, the result gets a leading dim of the sums of each group; if it is a batch dim,
-    the groups change nothing. Leading dims of `group_sizes` are the batch dims of `lhs` and those
-    of its free (or contracted) dims that come before the ragged one.
+    `ragged_dot_dimension_numbers` names that dim. If it is free, each group meets its own part of
+    `rhs` along the dim of groups; if it is contracted, the result gets a leading dim of the sums of
+    each group; if it is a batch dim, the groups change nothing. Leading dims of `group_sizes` are
+    the batch dims of `lhs` and those of its free (or contracted) dims that come before the ragged
+    one. `precision`, `preferred_element_type` and the dtype rule are those of `dot_general`. Raises
+    `ArgumentError` for a `group_offset` or several ragged dims, and `ShapeError` if sizes do not
+    fit.
+
+    >>> rows = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
+    >>> x, y = np.ones((3, 1), np.float32), np.array([[[5.0]], [[7.0]]], np.float32)
+    >>> lax.ragged_dot_general(x, y, np.array([1, 2]), rows).shape
+    (3, 1)
     """
     name = "ragged_dot_general"
     if group_offset is not None:
@@ -145,13 +159,18 @@ def scaled_dot(
     rhs_scale: Any = None,
     dimension_numbers: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """`dot_general` of operands in a narrow dtype, each times scales that blocks of it share.
+) -> Array:
+    """Compute a `dot_general` of operands in a narrow dtype, times scales for blocks of them.
 
-    A scale has the shape of its operand, except that contracted dims may be shorter by a whole
-    factor: then that many neighbours share one scale. Without `dimension_numbers` the operands are
-    matrices with the same leading batch dims. The products are those of `preferred_element_type`,
-    float32 by default.
+    `lhs_scale` has the shape of `lhs`, and `rhs_scale` that of `rhs`, except that contracted dims
+    may be shorter by a whole factor: then that many neighbours share one scale. Without
+    `dimension_numbers` the operands are matrices with the same leading batch dims. The products are
+    those of `preferred_element_type`, float32 by default. Raises `ShapeError` if a scale does not
+    fit.
+
+    >>> x = np.ones((1, 4), np.float16)
+    >>> lax.scaled_dot(x, x.T, lhs_scale=np.float32([[1.0, 10.0]]))
+    Array([[22.]], dtype=float32)
     """
     if dimension_numbers is None:
         ndim = typeof(lhs).ndim

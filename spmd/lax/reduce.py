@@ -7,7 +7,7 @@ infinity for max), and max, min, argmax and argmin let NaN win.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from spmd.lax.families import (
 from spmd.lax.logic import bitwise_and, bitwise_or, bitwise_xor, eq, select
 from spmd.lax.slicing import slice_in_dim
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 __all__ = [
     "argmax",
     "argmax_p",
@@ -72,13 +75,29 @@ __all__ = [
 # ---- max, min ----------------------------------------------------------------------------------
 
 
-def reduce_max(operand: Any, axes: Sequence[int]) -> Any:
-    """The largest element along the given dims; they disappear. NaN wins."""
+def reduce_max(operand: Any, axes: Sequence[int]) -> Array:
+    """Take the largest element of `operand` along the given `axes`, which disappear from the shape.
+
+    The dtype stays; NaN wins. Over no elements the result is minus infinity (the smallest integer,
+    False). Elements that tie share the derivative equally. Raises `ShapeError` if a dim is out of
+    range or named twice, and `DtypeError` for complex numbers, which have no order.
+
+    >>> lax.reduce_max(np.array([[3, 1], [4, 1]]), (0,))
+    Array([4, 1], dtype=int32)
+    """
     return _bind(reduce_max_p, operand, axes)
 
 
-def reduce_min(operand: Any, axes: Sequence[int]) -> Any:
-    """The smallest element along the given dims; they disappear. NaN wins."""
+def reduce_min(operand: Any, axes: Sequence[int]) -> Array:
+    """Take the smallest element of `operand` along the `axes`, which disappear from the shape.
+
+    The dtype stays; NaN wins. Over no elements the result is infinity (the largest integer, True).
+    Elements that tie share the derivative equally. Raises `ShapeError` if a dim is out of range or
+    named twice, and `DtypeError` for complex numbers, which have no order.
+
+    >>> lax.reduce_min(np.array([[3, 1], [4, 1]]), (1,))
+    Array([1, 1], dtype=int32)
+    """
     return _bind(reduce_min_p, operand, axes)
 
 
@@ -117,8 +136,15 @@ reduce_min_p = reduction(
 # ---- prod --------------------------------------------------------------------------------------
 
 
-def reduce_prod(operand: Any, axes: Sequence[int]) -> Any:
-    """The product of the elements along the given dims; they disappear."""
+def reduce_prod(operand: Any, axes: Sequence[int]) -> Array:
+    """Multiply the elements of `operand` along the given `axes`, which disappear from the shape.
+
+    The dtype stays, so integers can wrap around. Over no elements the result is 1. Raises
+    `ShapeError` if a dim is out of range or named twice, and `DtypeError` for booleans.
+
+    >>> lax.reduce_prod(np.array([[3, 1], [4, 2]]), (0,))
+    Array([12,  2], dtype=int32)
+    """
     return _bind(reduce_prod_p, operand, axes)
 
 
@@ -170,18 +196,42 @@ reduce_prod_p = reduction(
 # ---- and, or, xor ------------------------------------------------------------------------------
 
 
-def reduce_and(operand: Any, axes: Sequence[int]) -> Any:
-    """The bits that all elements along the given dims have; for bool, whether all are True."""
+def reduce_and(operand: Any, axes: Sequence[int]) -> Array:
+    """Combine the elements of `operand` along the given `axes` with a bitwise "and".
+
+    For bool this tells whether all elements are True. The dims disappear from the shape; the dtype
+    stays. Over no elements all bits are set. Raises `DtypeError` for floats and complex numbers,
+    and `ShapeError` if a dim is out of range or named twice.
+
+    >>> lax.reduce_and(np.array([[True, False], [True, True]]), (0,))
+    Array([ True, False], dtype=bool)
+    """
     return _bind(reduce_and_p, operand, axes)
 
 
-def reduce_or(operand: Any, axes: Sequence[int]) -> Any:
-    """The bits that any element along the given dims has; for bool, whether any is True."""
+def reduce_or(operand: Any, axes: Sequence[int]) -> Array:
+    """Combine the elements of `operand` along the given `axes` with a bitwise "or".
+
+    For bool this tells whether any element is True. The dims disappear from the shape; the dtype
+    stays. Over no elements no bit is set. Raises `DtypeError` for floats and complex numbers, and
+    `ShapeError` if a dim is out of range or named twice.
+
+    >>> lax.reduce_or(np.array([[True, False], [False, False]]), (0,))
+    Array([ True, False], dtype=bool)
+    """
     return _bind(reduce_or_p, operand, axes)
 
 
-def reduce_xor(operand: Any, axes: Sequence[int]) -> Any:
-    """The bits that an odd number of elements along the given dims have."""
+def reduce_xor(operand: Any, axes: Sequence[int]) -> Array:
+    """Combine the elements of `operand` along the given `axes` with a bitwise "exclusive or".
+
+    For bool this tells whether an odd number of elements is True. The dims disappear from the
+    shape; the dtype stays. Raises `DtypeError` for floats and complex numbers, and `ShapeError` if
+    a dim is out of range or named twice.
+
+    >>> lax.reduce_xor(np.array([5, 3, 1]), (0,))
+    Array(7, dtype=int32)
+    """
     return _bind(reduce_xor_p, operand, axes)
 
 
@@ -214,13 +264,29 @@ reduce_xor_p = reduction(
 # ---- argmax, argmin ----------------------------------------------------------------------------
 
 
-def argmax(operand: Any, axis: int, index_dtype: Any) -> Any:
-    """Where along a dim the largest element is: the first such place. NaN wins."""
+def argmax(operand: Any, axis: int, index_dtype: Any) -> Array:
+    """Find the position of the largest element along dim `axis`, which disappears.
+
+    The result has dtype `index_dtype`, an integer dtype. Of equal elements the first wins; NaN wins
+    over all numbers. Raises `DtypeError` for complex numbers or another `index_dtype`, and
+    `ShapeError` if the dim of `operand` is empty or out of range.
+
+    >>> lax.argmax(np.array([3.0, 7.0, 7.0]), 0, np.int32)
+    Array(1, dtype=int32)
+    """
     return argmax_p.bind(operand, axes=(int(axis),), index_dtype=dtypes.canonical(index_dtype))
 
 
-def argmin(operand: Any, axis: int, index_dtype: Any) -> Any:
-    """Where along a dim the smallest element is: the first such place. NaN wins."""
+def argmin(operand: Any, axis: int, index_dtype: Any) -> Array:
+    """Find the position of the smallest element along dim `axis`, which disappears.
+
+    The result has dtype `index_dtype`, an integer dtype. Of equal elements the first wins; NaN wins
+    over all numbers. Raises `DtypeError` for complex numbers or another `index_dtype`, and
+    `ShapeError` if the dim of `operand` is empty or out of range.
+
+    >>> lax.argmin(np.array([3.0, 1.0, 1.0]), 0, np.int32)
+    Array(1, dtype=int32)
+    """
     return argmin_p.bind(operand, axes=(int(axis),), index_dtype=dtypes.canonical(index_dtype))
 
 
@@ -283,9 +349,19 @@ def reduce(
 ) -> Any:
     """Combine elements along `dimensions` with any associative function of two scalars.
 
-    `operands` is an array or a pytree of arrays of one shape, `init_values` the like of scalars;
-    `computation(x, y)` takes and returns that pytree of scalars, and must not care how elements
-    are grouped. `lax.add`, `lax.max` and their like become the reductions of that name.
+    `operands` is an array or a pytree of arrays of one shape, `init_values` the like of scalars,
+    with which each reduction starts. `computation(x, y)` takes and returns that pytree of scalars,
+    and must not care how elements are grouped. The `dimensions` disappear from the shape; the dtype
+    stays. `lax.add`, `lax.max` and their like become the reductions of that name, which are the
+    fast cases.
+
+    Raises `ShapeError` if the shapes of the arrays differ or a dim is out of range, and
+    `ArgumentError` if the two pytrees have different structures.
+
+    >>> lax.reduce(np.array([[3, 1], [4, 1]]), 0, lax.max, (0,))
+    Array([4, 1], dtype=int32)
+    >>> lax.reduce(np.arange(1, 5), 1, lambda x, y: x * y, (0,))
+    Array(24, dtype=int32)
     """
     arrays, tree = tree_flatten(operands)
     inits, init_tree = tree_flatten(init_values)
@@ -357,8 +433,16 @@ def _reduce_any(
     return list(combine(start, _halved(combine, columns)))
 
 
-def logsumexp(operand: Any, axes: Sequence[int]) -> Any:
-    """`log(sum(exp(operand)))` along the given dims, without overflow."""
+def logsumexp(operand: Any, axes: Sequence[int]) -> Array:
+    """Compute `log(sum(exp(operand)))` along the given `axes`, without overflow.
+
+    The dims disappear from the shape; the dtype, a float one, stays. The largest element is
+    subtracted before the exponential and added to the logarithm. Raises `DtypeError` for other
+    dtypes, and `ShapeError` if a dim is out of range or named twice.
+
+    >>> lax.logsumexp(np.array([1000.0, 1000.0]), (0,))
+    Array(1000.6932, dtype=float32)
+    """
     top = stop_gradient(reduce_max(operand, axes))
     finite = eq(sub(top, top), const(top, 0))
     top = select(finite, top, const(top, 0))

@@ -52,14 +52,18 @@ def reduce_window(
 ) -> Any:
     """Combine the elements of each window with any associative function of two scalars.
 
-    Windows have one size, stride, (low, high) padding and dilation for **each dim of the
-    operand**; a dim without windows has size 1. `operand` may be a pytree of arrays of one shape,
-    `init_value` is then the like of scalars. What is padded is `init_value`, which must not change
-    what it is combined with. `lax.add`, `lax.max` and `lax.min` with their usual init values are
-    the fast cases.
+    `window_dimensions`, `window_strides`, `base_dilation` and `window_dilation` hold one integer,
+    and `padding` one (low, high) pair, for **each dim of `operand`**; a dim without windows has
+    size 1. `padding` may also be "SAME" or "VALID". `operand` may be a pytree of arrays of one
+    shape, `init_value` is then the like of scalars. The dtype stays. Padding consists of
+    `init_value`, which must be neutral for `computation`. `lax.add`, `lax.max` and `lax.min` with
+    their usual init values are the fast cases.
+
+    Raises `ShapeError` if the shapes of the arrays differ, and `ArgumentError` if the pytrees
+    differ or a sequence has the wrong length.
 
     >>> x = np.arange(16, dtype=np.float32).reshape(4, 4)
-    >>> reduce_window(x, -np.inf, max, (2, 2), (2, 2))
+    >>> lax.reduce_window(x, -np.inf, lax.max, (2, 2), (2, 2))
     Array([[ 5.,  7.],
            [13., 15.]], dtype=float32)
     """
@@ -252,9 +256,13 @@ def reduce_window_shape_tuple(
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> tuple[int, ...]:
-    """The shape of the result of a windowed reduction.
+    """Return the shape of the result of a windowed reduction, a tuple of ints.
 
-    >>> reduce_window_shape_tuple((8, 8), (3, 3), (2, 2), "SAME")
+    `operand_shape` is the operand's; `window_dimensions`, `window_strides`, `padding`,
+    `base_dilation` and `window_dilation` are those of `reduce_window`. Raises `ArgumentError` as
+    that does.
+
+    >>> lax.reduce_window_shape_tuple((8, 8), (3, 3), (2, 2), "SAME")
     (4, 4)
     """
     shape = tuple(operand_shape)

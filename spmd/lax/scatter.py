@@ -7,7 +7,7 @@ in one element of `scatter`, the last one wins, on every backend; its gradient c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from spmd.lax.scatter_rules import (
 )
 from spmd.lax.windows import GatherScatterMode, ScatterDimensionNumbers
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- scatter -----------------------------------------------------------------------------------
 
 
@@ -44,11 +47,22 @@ def scatter(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """Write windows of `updates` over `operand` where `scatter_indices` says.
 
-    Of several updates of one element the last wins. `mode=None` is "drop": windows that do not fit
-    are left out. **Prefer `x.at[i].set(v)`, which writes the dimension numbers for you.**
+    The last dim of `scatter_indices`, an array of integers, holds index vectors;
+    `dimension_numbers` says which operand dim each of their components addresses and which dims of
+    `updates` run inside a window. The result has the shape and dtype of `operand`. Of several
+    updates of one element the last wins. `mode=None` is "drop": windows that do not fit are left
+    out; "clip" moves them inside. `unique_indices` and `indices_are_sorted` are promises of the
+    caller. **Prefer `x.at[i].set(v)`, which writes these numbers for you.**
+
+    Raises `ShapeError` if shapes or dimension numbers do not fit, `DtypeError` if dtypes differ or
+    indices are no integers, and `ArgumentError` for another mode.
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter(np.zeros(3), np.array([[0], [2], [2]]), np.array([1.0, 2.0, 3.0]), elements)
+    Array([1., 0., 3.], dtype=float32)
     """
     return bind_scatter(
         scatter_p,
@@ -120,8 +134,17 @@ def scatter_sub(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
-    """Subtract windows of `updates` from `operand`: `scatter_add` of their negatives."""
+) -> Array:
+    """Subtract windows of `updates` from `operand` where `scatter_indices` says.
+
+    It is `scatter_add` of their negatives. `dimension_numbers`, `indices_are_sorted`,
+    `unique_indices`, `mode`, the shape and the dtype, which are those of `operand`, and the errors
+    are as in `scatter`: `ShapeError`, `DtypeError` and `ArgumentError`.
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_sub(np.zeros(3), np.array([[0], [2], [2]]), np.ones(3), elements)
+    Array([-1.,  0., -2.], dtype=float32)
+    """
     return scatter_add(
         operand,
         scatter_indices,
@@ -145,11 +168,17 @@ def scatter_mul(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """Multiply `operand` by windows of `updates` where `scatter_indices` says.
 
     Several updates of one element are all multiplied. The derivative with respect to `updates`
-    needs `unique_indices=True`.
+    needs `unique_indices=True`, or `RefusedError` is raised. `dimension_numbers`,
+    `indices_are_sorted`, `unique_indices`, `mode`, the shape and the dtype, which are those of
+    `operand`, and the errors are as in `scatter`: `ShapeError`, `DtypeError` and `ArgumentError`.
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_mul(np.ones(3), np.array([[0], [2], [2]]), np.full(3, 5.0), elements)
+    Array([ 5.,  1., 25.], dtype=float32)
     """
     return bind_scatter(
         scatter_mul_p,
@@ -211,10 +240,16 @@ def scatter_min(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """Lower `operand` to windows of `updates` where `scatter_indices` says; NaN propagates.
 
-    Where several values are the smallest, the derivative is their average.
+    Where several values are the smallest, the derivative is their average. `dimension_numbers`,
+    `indices_are_sorted`, `unique_indices`, `mode`, the shape and the dtype, which are those of
+    `operand`, and the errors are as in `scatter`: `ShapeError`, `DtypeError` and `ArgumentError`.
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_min(np.ones(3), np.array([[0], [2]]), np.array([5.0, -5.0]), elements)
+    Array([ 1.,  1., -5.], dtype=float32)
     """
     return bind_scatter(
         scatter_min_p,
@@ -237,10 +272,16 @@ def scatter_max(
     indices_are_sorted: bool = False,
     unique_indices: bool = False,
     mode: str | GatherScatterMode | None = None,
-) -> Any:
+) -> Array:
     """Raise `operand` to windows of `updates` where `scatter_indices` says; NaN propagates.
 
-    Where several values are the largest, the derivative is their average.
+    Where several values are the largest, the derivative is their average. `dimension_numbers`,
+    `indices_are_sorted`, `unique_indices`, `mode`, the shape and the dtype, which are those of
+    `operand`, and the errors are as in `scatter`: `ShapeError`, `DtypeError` and `ArgumentError`.
+
+    >>> elements = lax.ScatterDimensionNumbers((), (0,), (0,))
+    >>> lax.scatter_max(np.ones(3), np.array([[0], [2]]), np.array([5.0, -5.0]), elements)
+    Array([5., 1., 1.], dtype=float32)
     """
     return bind_scatter(
         scatter_max_p,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from spmd.lax.array import squeeze
 from spmd.lax.families import fail
 from spmd.lax.logic import select
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- slice -------------------------------------------------------------------------------------
 
 
@@ -36,11 +39,16 @@ def slice(
     start_indices: Sequence[int],
     limit_indices: Sequence[int],
     strides: Sequence[int] | None = None,
-) -> Any:
+) -> Array:
     """Cut out `operand[start:limit:stride]` along every dim; all of them are static.
 
-    Unlike Python's slices, negative numbers do not count from the end, and limits beyond the
-    shape are errors.
+    `start_indices`, `limit_indices` and `strides` (None: all 1) hold one integer for each dim; the
+    dtype stays. Unlike in Python's slices, negative numbers do not count from the end, and limits
+    beyond the shape are errors. Raises `ShapeError` for those, and if a stride is not positive.
+
+    >>> lax.slice(np.arange(12).reshape(3, 4), (1, 0), (3, 4), (1, 2))
+    Array([[ 4,  6],
+           [ 8, 10]], dtype=int32)
     """
     starts, limits = _integers(start_indices), _integers(limit_indices)
     steps = None if strides is None else _integers(strides)
@@ -151,8 +159,16 @@ def slice_in_dim(
     limit_index: int | None,
     stride: int = 1,
     axis: int = 0,
-) -> Any:
-    """Slice one dim; None and negative numbers mean what they mean in Python's slices."""
+) -> Array:
+    """Slice one dim of `operand`; the others stay whole.
+
+    `start_index`, `limit_index` and `stride` are static; None and negative numbers mean what they
+    mean in Python's slices, but a limit beyond the size is an error. The dtype stays. Raises
+    `ShapeError` for such a limit, and `DimensionError` if `axis` is out of range.
+
+    >>> lax.slice_in_dim(np.arange(6), 1, -1, 2)
+    Array([1, 3], dtype=int32)
+    """
     aval = typeof(operand)
     axis = canonical_dim(axis, aval.ndim)
     size = aval.shape[axis]
@@ -165,8 +181,16 @@ def slice_in_dim(
     return slice(operand, starts, limits, strides)
 
 
-def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
-    """The entry at a static `index` of one dim, which stays with size 1 if `keepdims`."""
+def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Array:
+    """Take the entry at a static `index` of one dim of `operand`.
+
+    The dim stays with size 1 if `keepdims`, and disappears from the shape otherwise; the dtype
+    stays. A negative `index` counts from the end. Raises `ArgumentError` if it is out of range, and
+    `DimensionError` if `axis` is.
+
+    >>> lax.index_in_dim(np.array([[1, 2], [3, 4]]), -1, 0, keepdims=False)
+    Array([3, 4], dtype=int32)
+    """
     aval = typeof(operand)
     axis = canonical_dim(axis, aval.ndim)
     size, index = aval.shape[axis], index.__index__()
@@ -183,11 +207,16 @@ def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True)
 # ---- pad ---------------------------------------------------------------------------------------
 
 
-def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Array:
     """Put `padding_value` before, after and between the elements of `operand`.
 
     `padding_config[k]` is `(low, high, interior)` for dim k; negative `low` and `high` cut elements
-    off instead, after the interior padding has been put in.
+    off instead, after the interior padding has been put in. `padding_value` is a scalar of the
+    dtype of `operand`; Python numbers take it. Raises `DtypeError` if the dtypes differ, and
+    `ShapeError` if `padding_config` does not fit the shape.
+
+    >>> lax.pad(np.array([1, 2, 3]), 0, [(1, 2, 1)])
+    Array([0, 1, 0, 2, 0, 3, 0, 0], dtype=int32)
     """
     aval = typeof(operand)
     config = tuple(_integers(entry) for entry in padding_config)

@@ -8,7 +8,7 @@ permutation of the tangents, which a gather makes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -25,16 +25,42 @@ from spmd.lax.families import fail
 from spmd.lax.gather import gather
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 _NOT_LINEAR = Refused("is not linear; differentiate it with grad, which uses its jvp")
 
 # ---- sort --------------------------------------------------------------------------------------
 
 
-def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
-    """Sort along `dimension`; of a tuple or list, every array by the order of the first ones.
+@overload
+def sort(
+    operand: list[Any] | tuple[Any, ...],
+    dimension: int = -1,
+    is_stable: bool = True,
+    num_keys: int = 1,
+) -> tuple[Array, ...]: ...
 
-    The first `num_keys` arrays are the keys, the first of them the most important. Equal keys keep
-    their order (`is_stable` is accepted for the name's sake: every sort here is stable).
+
+@overload
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Array: ...
+
+
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """Sort `operand` along `dimension`; of a sequence of arrays, sort all by the first ones.
+
+    The order is ascending and total: NaN comes after all numbers, -0.0 equals 0.0, and complex
+    numbers are ordered by their real, then their imaginary part. Shapes and dtypes stay. In a tuple
+    or list of arrays of one shape, the first `num_keys` are the keys, the first of them the most
+    important. Equal keys keep their order: every sort is stable, whatever `is_stable` says.
+
+    Raises `ShapeError` if shapes differ, `ArgumentError` if there is no array or no such number of
+    keys, `DtypeError` if a key has no order, and `DimensionError` if `dimension` is out of range.
+
+    >>> lax.sort(np.array([3.0, np.nan, 1.0]))
+    Array([ 1.,  3., nan], dtype=float32)
+    >>> lax.sort((np.array([2, 1, 2]), np.array([9, 8, 7])), num_keys=2)
+    (Array([1, 2, 2], dtype=int32), Array([8, 7, 9], dtype=int32))
     """
     if not isinstance(operand, (list, tuple)):
         return sort((operand,), dimension, is_stable, num_keys)[0]
@@ -55,14 +81,30 @@ def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: in
 
 def sort_key_val(
     keys: Any, values: Any, dimension: int = -1, is_stable: bool = True
-) -> tuple[Any, Any]:
-    """Sort `keys` along `dimension` and give `values` the same permutation."""
+) -> tuple[Array, Array]:
+    """Sort `keys` along `dimension` and give `values` the same permutation.
+
+    Both arrays have one shape, and keep it and their dtypes. The order is that of `sort`; it is
+    stable, whatever `is_stable` says. Raises `ShapeError` if shapes differ, and `DtypeError` if the
+    keys have no order.
+
+    >>> lax.sort_key_val(np.array([3, 1, 2]), np.array([30, 10, 20]))
+    (Array([1, 2, 3], dtype=int32), Array([10, 20, 30], dtype=int32))
+    """
     keys, values = sort((keys, values), dimension, is_stable)
     return keys, values
 
 
-def argsort(operand: Any, dimension: int = -1, is_stable: bool = True) -> Any:
-    """The int32 positions along `dimension` that sort `operand`."""
+def argsort(operand: Any, dimension: int = -1, is_stable: bool = True) -> Array:
+    """Find the int32 positions along `dimension` that sort `operand`.
+
+    The result has the shape of `operand`. The order is that of `sort`; it is stable, whatever
+    `is_stable` says. Raises `DimensionError` if `dimension` is out of range, and `DtypeError` if
+    the elements have no order.
+
+    >>> lax.argsort(np.array([3.0, 1.0, 2.0]))
+    Array([1, 2, 0], dtype=int32)
+    """
     aval = typeof(operand)
     dimension = canonical_dim(dimension, aval.ndim, "dimension")
     places = broadcasted_iota(np.int32, aval.shape, dimension)
@@ -163,11 +205,16 @@ sort_p = Primitive(
 # ---- top_k -------------------------------------------------------------------------------------
 
 
-def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
-    """The `k` largest values along `axis`, largest first, and their int32 positions.
+def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
+    """Find the `k` largest values along `axis`, largest first, and their int32 positions.
 
+    Both results have the shape of `operand` but size `k` along `axis`; the values keep its dtype.
     Of equal values the one with the smaller position comes first; NaN counts as the largest, and
-    0.0 as larger than -0.0.
+    0.0 as larger than -0.0. Raises `ShapeError` for a scalar or if `k` is larger than the dim,
+    `DtypeError` for complex numbers, and `DimensionError` if `axis` is out of range.
+
+    >>> lax.top_k(np.array([3, 9, 1, 9]), 2)
+    (Array([9, 9], dtype=int32), Array([1, 3], dtype=int32))
     """
     aval = typeof(operand)
     if aval.ndim == 0:
@@ -238,8 +285,16 @@ def approx_max_k(
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> tuple[Any, Any]:
-    """`top_k` along a dim: exact here, which is a recall of 1, whatever `recall_target` allows."""
+) -> tuple[Array, Array]:
+    """Find the `k` largest values of `operand` along `reduction_dimension`, and their positions.
+
+    The result is exactly that of `top_k`, of its shape and dtypes: a recall of 1, whatever
+    `recall_target` allows. `reduction_input_size_override` and `aggregate_to_topk` are accepted for
+    JAX's sake. Raises the errors of `top_k`: `ShapeError`, `DtypeError` and `DimensionError`.
+
+    >>> lax.approx_max_k(np.array([3.0, 9.0, 1.0]), 2)
+    (Array([9., 3.], dtype=float32), Array([1, 0], dtype=int32))
+    """
     del recall_target, reduction_input_size_override, aggregate_to_topk
     return top_k(operand, k, axis=reduction_dimension)
 
@@ -251,8 +306,16 @@ def approx_min_k(
     recall_target: float = 0.95,
     reduction_input_size_override: int = -1,
     aggregate_to_topk: bool = True,
-) -> tuple[Any, Any]:
-    """The `k` smallest values along a dim and their positions, exact as `approx_max_k`."""
+) -> tuple[Array, Array]:
+    """Find the `k` smallest values of `operand` along `reduction_dimension`, and their positions.
+
+    The result is exact, a recall of 1, whatever `recall_target` allows; its shape and dtypes are
+    those of `top_k`. `reduction_input_size_override` and `aggregate_to_topk` are accepted for JAX's
+    sake. Raises the errors of `top_k`: `ShapeError`, `DtypeError` and `DimensionError`.
+
+    >>> lax.approx_min_k(np.array([3.0, 9.0, 1.0]), 2)
+    (Array([1., 3.], dtype=float32), Array([2, 0], dtype=int32))
+    """
     del recall_target, reduction_input_size_override, aggregate_to_topk
     values, places = top_k(neg(operand), k, axis=reduction_dimension)
     return neg(values), places

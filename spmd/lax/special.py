@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -35,21 +35,43 @@ from spmd.lax.special_values import (
     zeta_values,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- error functions ---------------------------------------------------------------------------
 
 
-def erf(x: Any) -> Any:
-    """The error function `2 / sqrt(pi) * integral of exp(-t**2) from 0 to x`, elementwise."""
+def erf(x: Any) -> Array:
+    """Compute the error function, elementwise.
+
+    `x` keeps its shape and its float dtype. It is `2 / sqrt(pi)` times the integral of `exp(-t**2)`
+    from 0 to `x`. Raises `DtypeError` for other dtypes.
+
+    >>> lax.erf(np.array([0.0, 0.5, 1.0]))
+    Array([0.       , 0.5204999, 0.8427008], dtype=float32)
+    """
     return erf_p.bind(x)
 
 
-def erfc(x: Any) -> Any:
-    """`1 - erf(x)`, elementwise, accurate where erf is close to 1."""
+def erfc(x: Any) -> Array:
+    """Compute `1 - erf(x)`, elementwise, accurate where erf is close to 1.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.erfc(np.array([0.0, 0.5, 1.0]))
+    Array([1.        , 0.47950011, 0.1572992 ], dtype=float32)
+    """
     return erfc_p.bind(x)
 
 
-def erf_inv(x: Any) -> Any:
-    """The inverse of `erf`, elementwise; infinite at -1 and 1, NaN beyond."""
+def erf_inv(x: Any) -> Array:
+    """Compute the inverse of `erf`, elementwise; infinite at -1 and 1, NaN beyond.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.erf_inv(np.array([0.0, 0.5, 1.0]))
+    Array([0.        , 0.47693628,        inf], dtype=float32)
+    """
     return erf_inv_p.bind(x)
 
 
@@ -100,23 +122,50 @@ erf_inv_p = unary(
 # ---- gamma functions ---------------------------------------------------------------------------
 
 
-def lgamma(x: Any) -> Any:
-    """The logarithm of the absolute value of the gamma function, elementwise."""
+def lgamma(x: Any) -> Array:
+    """Compute the logarithm of the absolute value of the gamma function, elementwise.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.lgamma(np.array([1.0, 4.0]))
+    Array([0.       , 1.7917595], dtype=float32)
+    """
     return lgamma_p.bind(x)
 
 
-def digamma(x: Any) -> Any:
-    """The derivative of `lgamma`, elementwise."""
+def digamma(x: Any) -> Array:
+    """Compute the derivative of `lgamma`, elementwise.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.digamma(np.array([1.0, 4.0]))
+    Array([-0.5772157,  1.2561177], dtype=float32)
+    """
     return digamma_p.bind(x)
 
 
-def polygamma(m: Any, x: Any) -> Any:
-    """The m-th derivative of `digamma` at x, elementwise; m holds whole numbers, as floats."""
+def polygamma(m: Any, x: Any) -> Array:
+    """Compute the `m`-th derivative of `digamma` at `x`, elementwise.
+
+    `m` and `x` have one shape, or are scalars, and one float dtype; a Python number takes that of
+    the other. `m` holds whole numbers. Raises `ShapeError` or `DtypeError` if shapes or dtypes
+    differ.
+
+    >>> lax.polygamma(1.0, np.array([1.0, 2.0]))
+    Array([1.644934  , 0.64493406], dtype=float32)
+    """
     return polygamma_p.bind(*matched(m, x))
 
 
-def zeta(x: Any, q: Any) -> Any:
-    """The Hurwitz zeta function, the sum of `(q + k) ** -x` over k = 0, 1, ..., elementwise."""
+def zeta(x: Any, q: Any) -> Array:
+    """Compute the Hurwitz zeta function, elementwise: the sum of `(q + k) ** -x` for k >= 0.
+
+    `x` and `q` have one shape, or are scalars, and one float dtype; a Python number takes that of
+    the other. Raises `ShapeError` or `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.zeta(np.array([2.0, 4.0]), 1.0)
+    Array([1.644934 , 1.0823232], dtype=float32)
+    """
     return zeta_p.bind(*matched(x, q))
 
 
@@ -185,13 +234,29 @@ zeta_p = binary(
 # ---- incomplete gamma functions ----------------------------------------------------------------
 
 
-def igamma(a: Any, x: Any) -> Any:
-    """The regularised lower incomplete gamma function, elementwise: from 0 at x = 0 to 1."""
+def igamma(a: Any, x: Any) -> Array:
+    """Compute the regularised lower incomplete gamma function, elementwise.
+
+    `a` and `x` have one shape, or are scalars, and one float dtype; a Python number takes that of
+    the other. It grows from 0 at `x = 0` to 1, and is differentiable in both. Raises `ShapeError`
+    or `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.igamma(1.0, np.array([0.0, 1.0]))
+    Array([0.        , 0.63212055], dtype=float32)
+    """
     return igamma_p.bind(*matched(a, x))
 
 
-def igammac(a: Any, x: Any) -> Any:
-    """`1 - igamma(a, x)`, elementwise, accurate where igamma is close to 1."""
+def igammac(a: Any, x: Any) -> Array:
+    """Compute `1 - igamma(a, x)`, elementwise, accurate where igamma is close to 1.
+
+    `a` and `x` have one shape, or are scalars, and one float dtype; a Python number takes that of
+    the other. It is differentiable in both. Raises `ShapeError` or `DtypeError` if shapes or dtypes
+    differ.
+
+    >>> lax.igammac(1.0, np.array([0.0, 1.0]))
+    Array([1.        , 0.36787945], dtype=float32)
+    """
     return igammac_p.bind(*matched(a, x))
 
 
@@ -220,15 +285,27 @@ igammac_p = binary(
 )
 
 
-def igamma_grad_a(a: Any, x: Any) -> Any:
-    """The derivative of `igamma` in a, elementwise."""
+def igamma_grad_a(a: Any, x: Any) -> Array:
+    """Compute the derivative of `igamma` in `a`, elementwise.
+
+    `a` and `x` have one shape, or are scalars, and one float dtype. Raises `ShapeError` or
+    `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.igamma_grad_a(1.0, np.array([0.5, 1.0])).round(3)
+    Array([-0.489, -0.432], dtype=float32)
+    """
     return igamma_grad_a_p.bind(*matched(a, x))
 
 
-def random_gamma_grad(a: Any, x: Any) -> Any:
-    """The derivative in a of a sample x of the gamma distribution, its probability held.
+def random_gamma_grad(a: Any, x: Any) -> Array:
+    """Compute the derivative in `a` of a sample `x` of the gamma distribution, elementwise.
 
-    It is what implicit reparameterisation needs: `-igamma_grad_a(a, x) / density(a, x)`.
+    The sample's probability is held: it is `-igamma_grad_a(a, x) / density(a, x)`, what implicit
+    reparameterisation needs. `a` and `x` have one shape, or are scalars, and one float dtype.
+    Raises `ShapeError` or `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.random_gamma_grad(1.0, np.array([0.5, 1.0])).round(3)
+    Array([0.807, 1.174], dtype=float32)
     """
     return random_gamma_grad_p.bind(*matched(a, x))
 

@@ -8,7 +8,7 @@ terms reach double precision there (Abramowitz and Stegun, 9.6.10 and 9.7.1).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from spmd.lax.logic import eq, select
 from spmd.lax.special import in_float64, lgamma, refused
 from spmd.lax.special_incomplete_values import betainc_values
 from spmd.lax.special_values import lgamma_values, polynomial
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 # ---- modified Bessel functions -----------------------------------------------------------------
 
@@ -79,13 +82,25 @@ def _over_power(xp: Any, n: Any, x: Any) -> Any:
     return xp.where(size < _CUT, near, xp.where(xp.isfinite(x), far, np.nan))
 
 
-def bessel_i0e(x: Any) -> Any:
-    """`exp(-|x|) I0(x)`, elementwise: the modified Bessel function of order 0, scaled."""
+def bessel_i0e(x: Any) -> Array:
+    """Compute `exp(-|x|) I0(x)`, elementwise: the modified Bessel function of order 0, scaled.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.bessel_i0e(np.array([0.0, 100.0]))
+    Array([1.        , 0.03994438], dtype=float32)
+    """
     return bessel_i0e_p.bind(x)
 
 
-def bessel_i1e(x: Any) -> Any:
-    """`exp(-|x|) I1(x)`, elementwise: the modified Bessel function of order 1, scaled."""
+def bessel_i1e(x: Any) -> Array:
+    """Compute `exp(-|x|) I1(x)`, elementwise: the modified Bessel function of order 1, scaled.
+
+    `x` keeps its shape and its float dtype. Raises `DtypeError` for other dtypes.
+
+    >>> lax.bessel_i1e(np.array([0.0, 100.0]))
+    Array([0.        , 0.03974415], dtype=float32)
+    """
     return bessel_i1e_p.bind(x)
 
 
@@ -131,8 +146,16 @@ def bessel_i1(x: Any) -> Any:
 # ---- incomplete beta function ------------------------------------------------------------------
 
 
-def betainc(a: Any, b: Any, x: Any) -> Any:
-    """The regularised incomplete beta function, elementwise: from 0 at x = 0 to 1 at x = 1."""
+def betainc(a: Any, b: Any, x: Any) -> Array:
+    """Compute the regularised incomplete beta function, elementwise.
+
+    `a`, `b` and `x` have one shape, or are scalars, and one float dtype; a Python number takes that
+    of the other. It grows from 0 at `x = 0` to 1 at `x = 1`, and is differentiable in `x` only.
+    Raises `ShapeError` or `DtypeError` if shapes or dtypes differ.
+
+    >>> lax.betainc(1.0, 2.0, np.array([0.0, 0.5, 1.0]))
+    Array([0.  , 0.75, 1.  ], dtype=float32)
+    """
     a, b = matched(a, b)
     b, x = matched(b, x)
     a, x = matched(a, x)

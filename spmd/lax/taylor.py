@@ -109,7 +109,7 @@ def _add(prim: Primitive, primals: Any, series: Any, params: Any) -> tuple[Any, 
 
 def _quotient(x: Series, y: Series) -> list[Any]:
     """The series of x / y: those of `q y = x`, solved for the last term of q."""
-    q = [a.div(x[0], y[0])]
+    q: list[Any] = [a.div(x[0], y[0])]
     for k in range(1, len(x)):
         rest = _minus(x[k], leibniz(q, y, k, a.mul, last=1))
         q.append(None if rest is None else a.div(rest, y[0]))

@@ -5,7 +5,7 @@ Shapes: B batch, T queries, S keys, N query heads, K key heads (N is a multiple 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -17,6 +17,45 @@ from spmd.lax.attention import attention_and_residual
 from spmd.numpy.creation import asarray
 from spmd.numpy.promotion import as_array, check_arraylike, constant_like, plain
 from spmd.numpy.searching import where
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
+
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[False] = False,
+) -> Array: ...
+
+
+@overload
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: Literal[True],
+) -> tuple[Array, Array]: ...
 
 
 def dot_product_attention(
@@ -34,12 +73,25 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> Any:
-    """`softmax(query @ key.T * scale + bias) @ value`, for each head.
+    """Compute attention, `softmax(query @ key.T * scale + bias) @ value`, for each head.
 
-    `query_BTNH`, `key_BSKH` and `value_BSKH` may lack the batch dim. `mask` and `bias` broadcast
-    to (B, N, T, S); a query sees the keys where the mask is true. With `return_residual` the
-    result is a pair: the attention, and for each query the logsumexp of its scores, (B, T, N),
-    through which, as in JAX, nothing is differentiated.
+    `query` (B, T, N, H), `key` and `value` (B, S, K, H) may lack the batch dim; N is a multiple of
+    K. The result has the shape and dtype of `query`. `mask` (bool) and `bias` broadcast to (B, N,
+    T, S); a query sees the keys where the mask is true. `scale` is by default `1 / sqrt(H)`. With
+    `is_causal` a query sees no later keys, and with `local_window_size` (one integer, or a pair:
+    keys before, keys after) only near ones; `query_seq_lengths` and `key_value_seq_lengths` (B,)
+    end the sequences. `implementation` is None or "xla". With `return_residual` the result is a
+    pair: the attention, and for each query the logsumexp of its scores, (B, T, N), through which,
+    as in JAX, nothing is differentiated.
+
+    Raises `ShapeError` if sizes do not fit, and `ArgumentError` if `mask` is not boolean, for
+    another implementation, or if an argument is no array.
+
+    >>> q = np.ones((1, 2, 1, 4), np.float32)
+    >>> k, v = np.ones((1, 3, 1, 4), np.float32), np.arange(12.0).reshape(1, 3, 1, 4)
+    >>> spmd.nn.dot_product_attention(q, k, v.astype(np.float32), is_causal=True)[0, :, 0]
+    Array([[0., 1., 2., 3.],
+           [2., 3., 4., 5.]], dtype=float32)
     """
     check_arraylike("dot_product_attention", query, key, value)
     if implementation not in (None, "xla"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
@@ -39,14 +39,25 @@ from spmd.numpy.selection import clip
 from spmd.numpy.statistics import mean as _mean
 from spmd.numpy.ufuncs import absolute, divide, exp, log, multiply, real, square, subtract
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- softmax -----------------------------------------------------------------------------------
 
 
-def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """`exp(x) / sum(exp(x))` along dims; elements masked out by `where` become 0.
+def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
+    """Compute `exp(x) / sum(exp(x))` along `axis`: positive numbers that sum to 1.
 
-    >>> softmax(np.zeros(2))
+    `axis` is a dim, a tuple of dims, or None for all; the shape stays. Elements masked out by
+    `where`, which broadcasts to `x`, count as minus infinity and become 0. The largest element is
+    subtracted first, so nothing overflows. Integers become float32 and floats keep their dtype.
+    Raises `ArgumentError` if `x` is no array, `DimensionError` if a dim is out of range, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.nn.softmax(np.array([0.0, 0.0]))
     Array([0.5, 0.5], dtype=float32)
+    >>> spmd.nn.softmax(np.array([1000.0, 1000.0, 2.0]), where=np.array([True, True, False]))
+    Array([0.5, 0.5, 0. ], dtype=float32)
     """
     check_arraylike_or_none("softmax", where)
     (x,) = promote_args_inexact("softmax", x)
@@ -76,8 +87,17 @@ def _softmax_jvp(axis: Axis, primals: Any, tangents: Any) -> Any:
     return y, subtract(weighted, multiply(y, _sum(weighted, axis, where=where, keepdims=True)))
 
 
-def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
-    """`log(softmax(x))` without underflow."""
+def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
+    """Compute `log(softmax(x))` along `axis`, without underflow.
+
+    `axis` is a dim, a tuple of dims, or None for all; the shape stays. Elements masked out by
+    `where`, which broadcasts to `x`, become minus infinity. Integers become float32 and floats keep
+    their dtype. Raises `ArgumentError` if `x` is no array, `DimensionError` if a dim is out of
+    range, and `DtypeError` for complex numbers.
+
+    >>> spmd.nn.log_softmax(np.array([0.0, 0.0, -1000.0]))
+    Array([-6.9314718e-01, -6.9314718e-01, -1.0006932e+03], dtype=float32)
+    """
     check_arraylike_or_none("log_softmax", where)
     (x,) = promote_args_inexact("log_softmax", x)
     return _log_softmax(x, _hashable(axis), where)
@@ -96,6 +116,35 @@ def _log_softmax(x: Any, axis: Axis, where: Any) -> Any:
 # ---- logsumexp ---------------------------------------------------------------------------------
 
 
+@overload
+def logsumexp(
+    a: Any,
+    axis: Axis = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: Literal[False] = False,
+    where: Any = None,
+) -> Array: ...
+
+
+@overload
+def logsumexp(
+    a: Any,
+    axis: Axis = None,
+    b: Any = None,
+    keepdims: bool = False,
+    *,
+    return_sign: Literal[True],
+    where: Any = None,
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def logsumexp(
+    a: Any, axis: Axis, b: Any, keepdims: bool, return_sign: bool, where: Any = None
+) -> Any: ...
+
+
 def logsumexp(
     a: Any,
     axis: Axis = None,
@@ -104,7 +153,22 @@ def logsumexp(
     return_sign: bool = False,
     where: Any = None,
 ) -> Any:
-    """`log(sum(b * exp(a)))` without overflow; with `return_sign` also the sum's sign."""
+    """Compute `log(sum(b * exp(a)))` along `axis`, without overflow.
+
+    `axis` is a dim, a tuple of dims, or None for all; they disappear from the shape, or stay with
+    size 1 if `keepdims`. The weights `b` (default: ones) broadcast to `a`; elements where the mask
+    `where` is False do not count. With `return_sign` the result is a pair: the logarithm of the
+    sum's magnitude, and its sign; without it, a negative sum gives NaN. Integers become float32;
+    floats and complex numbers keep their dtype.
+
+    Raises `ArgumentError` if an argument is no array, and `DimensionError` if a dim is out of
+    range.
+
+    >>> spmd.nn.logsumexp(np.array([1000.0, 1000.0]))
+    Array(1000.6932, dtype=float32)
+    >>> spmd.nn.logsumexp(np.zeros(2), b=np.array([1.0, -3.0]), return_sign=True)
+    (Array(0.6931472, dtype=float32), Array(-1., dtype=float32))
+    """
     return _logsumexp(a, _hashable(axis), b, bool(keepdims), bool(return_sign), where)
 
 
@@ -137,8 +201,17 @@ def _logsumexp(a: Any, axis: Axis, b: Any, keepdims: bool, return_sign: bool, wh
     return (out, sign) if return_sign else out
 
 
-def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
-    """`log(mean(exp(x)))` without overflow."""
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Array:
+    """Compute `log(mean(exp(x)))` along `axis`, without overflow.
+
+    `axis` is a dim, a tuple of dims, or None for all; they disappear from the shape, or stay with
+    size 1 if `keepdims`. Elements where the mask `where` is False do not count. Integers become
+    float32 and floats keep their dtype. Raises `ArgumentError` if `x` is no array, and
+    `DimensionError` if a dim is out of range.
+
+    >>> spmd.nn.logmeanexp(np.array([1000.0, 1000.0]))
+    Array(1000., dtype=float32)
+    """
     total = logsumexp(x, axis, where=where, keepdims=keepdims)
     ones = lax.full(typeof(plain(x)).shape, 1, typeof(total).dtype)
     return subtract(total, log(_sum(ones, axis, where=where, keepdims=keepdims)))
@@ -147,10 +220,14 @@ def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = Fa
 # ---- one_hot and standardize -------------------------------------------------------------------
 
 
-def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Any:
-    """Vectors with a 1 at index `x`, all zeros where `x` is out of range; the new dim is `axis`.
+def one_hot(x: Any, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Array:
+    """Make vectors with a 1 at index `x`, all zeros where `x` is out of range.
 
-    >>> one_hot(np.array([0, 2]), 3)
+    The result has the shape of `x` with a new dim of size `num_classes` at position `axis`; `dtype`
+    is by default the default float dtype. Raises `ArgumentError` if `x` has no integer dtype, and
+    `DimensionError` if `axis` is out of range.
+
+    >>> spmd.nn.one_hot(np.array([0, 2]), 3)
     Array([[1., 0., 0.],
            [0., 0., 1.]], dtype=float32)
     """
@@ -176,8 +253,19 @@ def standardize(
     where: Any = None,
     *,
     algorithm: str = "fast",
-) -> Any:
-    """`x` shifted and scaled to mean 0 and variance 1 along dims."""
+) -> Array:
+    """Shift and scale `x` to mean 0 and variance 1 along `axis`.
+
+    `axis` is a dim, a tuple of dims, or None for all; the shape stays. `mean` and `variance` are
+    computed if they are not given, from the elements that the mask `where` selects; `epsilon` is
+    added to the variance. `algorithm="fast"` takes the mean of squares less the square of the mean,
+    "stable" the mean of squared differences. Integers become float32 and floats keep their dtype.
+    Raises `ArgumentError` for another algorithm or if an argument is no array, and `DimensionError`
+    if a dim is out of range.
+
+    >>> spmd.nn.standardize(np.array([1.0, 2.0, 3.0]))
+    Array([-1.2247359,  0.       ,  1.2247359], dtype=float32)
+    """
     check_arraylike("standardize", x)
     check_arraylike_or_none("standardize", mean, variance, where)
     if algorithm not in ("fast", "stable"):
@@ -210,13 +298,15 @@ def _plus(x: Any, epsilon: Any) -> Any:
 
 def scaled_matmul(
     lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any, preferred_element_type: Any = np.float32
-) -> Any:
-    """The products of `lhs` (b, m, k) and `rhs` (b, n, k), blocks of k times their scales.
+) -> Array:
+    """Multiply `lhs` (b, m, k) and `rhs` (b, n, k), blocks of k times their scales.
 
     `lhs_scales` (b, m, j) and `rhs_scales` (b, n, i) have one factor for k/j and k/i neighbours.
+    The result has shape (b, m, n) and dtype `preferred_element_type`. Raises `ArgumentError` if an
+    argument is no array, and `ShapeError` if the sizes do not fit.
 
     >>> x, one = np.ones((1, 1, 4), np.float32), np.ones((1, 1, 1), np.float32)
-    >>> scaled_matmul(x, x, one, np.array([[[1.0, 10.0]]], np.float32))
+    >>> spmd.nn.scaled_matmul(x, x, one, np.array([[[1.0, 10.0]]], np.float32))
     Array([[[22.]]], dtype=float32)
     """
     check_arraylike("scaled_matmul", lhs, rhs, lhs_scales, rhs_scales)

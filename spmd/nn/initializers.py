@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from spmd.numpy.manipulation import moveaxis
 from spmd.numpy.promotion import default_float
 from spmd.numpy.reductions import canonical_axis
 from spmd.numpy.ufuncs import exp, log, multiply, sqrt
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 __all__ = [
     "Initializer",
@@ -43,7 +46,7 @@ __all__ = [
     "zeros",
 ]
 
-Initializer: TypeAlias = Callable[..., Any]
+Initializer: TypeAlias = Callable[..., "Array"]
 Dims: TypeAlias = int | Sequence[int]
 
 
@@ -54,18 +57,39 @@ def _dtype(dtype: Any) -> np.dtype:
 # ---- without regard to the shape ---------------------------------------------------------------
 
 
-def zeros(key: Any, shape: Any, dtype: Any = None) -> Any:
-    """Zeros; the key is not used."""
+def zeros(key: Any, shape: Any, dtype: Any = None) -> Array:
+    """Make weights that are all 0; `key` is not used.
+
+    `shape` is the result's, and `dtype` by default the default float dtype. Raises `ShapeError` if
+    a size is negative.
+
+    >>> spmd.nn.initializers.zeros(spmd.random.key(0), (2,))
+    Array([0., 0.], dtype=float32)
+    """
     return _zeros(shape, _dtype(dtype))
 
 
-def ones(key: Any, shape: Any, dtype: Any = None) -> Any:
-    """Ones; the key is not used."""
+def ones(key: Any, shape: Any, dtype: Any = None) -> Array:
+    """Make weights that are all 1; `key` is not used.
+
+    `shape` is the result's, and `dtype` by default the default float dtype. Raises `ShapeError` if
+    a size is negative.
+
+    >>> spmd.nn.initializers.ones(spmd.random.key(0), (2,))
+    Array([1., 1.], dtype=float32)
+    """
     return _ones(shape, _dtype(dtype))
 
 
 def constant(value: Any, dtype: Any = None) -> Initializer:
-    """Weights that all have one value."""
+    """Make an initializer `init(key, shape, dtype)` of weights that all are `value`.
+
+    `value` broadcasts to the shape; `dtype` is by default the default float dtype.
+
+    >>> init = spmd.nn.initializers.constant(0.5)
+    >>> init(spmd.random.key(0), (2,))
+    Array([0.5, 0.5], dtype=float32)
+    """
 
     def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
         return full(shape, value, _dtype(dtype))
@@ -74,7 +98,15 @@ def constant(value: Any, dtype: Any = None) -> Initializer:
 
 
 def uniform(scale: Any = 1e-2, dtype: Any = None) -> Initializer:
-    """Weights uniform in [0, scale)."""
+    """Make an initializer `init(key, shape, dtype)` of weights uniform in [0, `scale`).
+
+    `dtype` is by default the default float dtype. The initializer raises `DtypeError` for a dtype
+    that is not floating, and `ShapeError` if a size is negative.
+
+    >>> init = spmd.nn.initializers.uniform(0.5)
+    >>> bool((init(spmd.random.key(0), (100,)) < 0.5).all())
+    True
+    """
 
     def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
         found = _dtype(dtype)
@@ -84,7 +116,16 @@ def uniform(scale: Any = 1e-2, dtype: Any = None) -> Initializer:
 
 
 def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
-    """Normal weights with a standard deviation."""
+    """Make an initializer `init(key, shape, dtype)` of normal weights of deviation `stddev`.
+
+    The mean is 0; `dtype` is by default the default float dtype. The initializer raises
+    `DtypeError` for a dtype that is not floating or complex, and `ShapeError` if a size is
+    negative.
+
+    >>> init = spmd.nn.initializers.normal(0.1)
+    >>> round(float(init(spmd.random.key(0), (1000,)).std()), 2)
+    0.1
+    """
 
     def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
         found = _dtype(dtype)
@@ -96,7 +137,16 @@ def normal(stddev: Any = 1e-2, dtype: Any = None) -> Initializer:
 def truncated_normal(
     stddev: Any = 1e-2, dtype: Any = None, lower: Any = -2.0, upper: Any = 2.0
 ) -> Initializer:
-    """Normal weights cut off at `lower` and `upper` standard deviations (before scaling)."""
+    """Make an initializer `init(key, shape, dtype)` of normal weights without outliers.
+
+    Standard normal numbers between `lower` and `upper` are multiplied by `stddev`, so the bounds
+    are in units of it. `dtype` is by default the default float dtype. The initializer raises
+    `DtypeError` for a dtype that is not floating, and `ShapeError` if a size is negative.
+
+    >>> init = spmd.nn.initializers.truncated_normal(0.1)
+    >>> bool((abs(init(spmd.random.key(0), (1000,))) < 0.2).all())
+    True
+    """
 
     def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
         found = _dtype(dtype)
@@ -133,10 +183,20 @@ def variance_scaling(
     batch_axis: Dims = (),
     dtype: Any = None,
 ) -> Initializer:
-    """Weights of variance `scale / n`, n being the number of inputs, outputs, or their mean.
+    """Make an initializer `init(key, shape, dtype)` of weights of variance `scale / n`.
 
-    `mode` is "fan_in", "fan_out", "fan_avg" or "fan_geo_avg"; `distribution` "truncated_normal",
-    "normal" or "uniform".
+    n is the number of inputs (`mode="fan_in"`), of outputs ("fan_out"), or their arithmetic or
+    geometric mean ("fan_avg", "fan_geo_avg"). Inputs and outputs are the sizes of the dims
+    `in_axis` and `out_axis` (integers or tuples), times those of all others but `batch_axis`.
+    `distribution` is "truncated_normal", "normal" or "uniform"; `dtype` is by default the default
+    float dtype, and may be complex.
+
+    Raises `ArgumentError` for another mode or distribution; the initializer does if the shape has
+    no dim for inputs.
+
+    >>> init = spmd.nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+    >>> round(float(init(spmd.random.key(0), (200, 50)).std()), 2)
+    0.1
     """
     means: dict[str, Callable[[float, float], float]] = {
         "fan_in": lambda inputs, outputs: inputs,
@@ -192,31 +252,75 @@ def _complex(
     return multiply(multiply(radius, direction), stddev)
 
 
-def _family(scale: float, mode: str, distribution: str, doc: str) -> Callable[..., Initializer]:
+_FAMILY = """Make an initializer of weights {summary}.
+
+It is `variance_scaling({scale}, {mode!r}, {distribution!r})`. `in_axis`, `out_axis` and
+`batch_axis`, integers or tuples of them, are the dims of inputs, of outputs, and of units that
+share neither; `dtype` is by default the default float dtype, and may be complex. The initializer
+raises `ArgumentError` if the shape has no dim for inputs.
+
+>>> init = spmd.nn.initializers.{name}()
+>>> round(float(init(spmd.random.key(0), (200, 50)).std()), 2)
+{deviation}
+"""
+
+
+def _family(
+    name: str, summary: str, scale: float, mode: str, distribution: str, deviation: float
+) -> Callable[..., Initializer]:
+    """`variance_scaling` with its first arguments; `deviation` is that of weights (200, 50)."""
+
     def make(
         in_axis: Dims = -2, out_axis: Dims = -1, batch_axis: Dims = (), dtype: Any = None
     ) -> Initializer:
         return variance_scaling(scale, mode, distribution, in_axis, out_axis, batch_axis, dtype)
 
-    make.__doc__ = doc
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = _FAMILY.format(
+        summary=summary,
+        scale=scale,
+        mode=mode,
+        distribution=distribution,
+        name=name,
+        deviation=deviation,
+    )
     return make
 
 
-glorot_uniform = xavier_uniform = _family(1.0, "fan_avg", "uniform", "Glorot's, uniform.")
-glorot_normal = xavier_normal = _family(1.0, "fan_avg", "truncated_normal", "Glorot's, normal.")
-lecun_uniform = _family(1.0, "fan_in", "uniform", "Lecun's, uniform.")
-lecun_normal = _family(1.0, "fan_in", "truncated_normal", "Lecun's, normal.")
-he_uniform = kaiming_uniform = _family(2.0, "fan_in", "uniform", "He's, uniform: for relu.")
-he_normal = kaiming_normal = _family(2.0, "fan_in", "truncated_normal", "He's, normal: for relu.")
+_NORMAL, _UNIFORM = "truncated_normal", "uniform"
+glorot_uniform = xavier_uniform = _family(
+    "glorot_uniform", "after Glorot and Bengio (2010), uniform", 1.0, "fan_avg", _UNIFORM, 0.09
+)
+glorot_normal = xavier_normal = _family(
+    "glorot_normal", "after Glorot and Bengio (2010), normal", 1.0, "fan_avg", _NORMAL, 0.09
+)
+lecun_uniform = _family(
+    "lecun_uniform", "after LeCun et al. (1998), uniform", 1.0, "fan_in", _UNIFORM, 0.07
+)
+lecun_normal = _family(
+    "lecun_normal", "after LeCun et al. (1998), normal", 1.0, "fan_in", _NORMAL, 0.07
+)
+he_uniform = kaiming_uniform = _family(
+    "he_uniform", "for relu after He et al. (2015), uniform", 2.0, "fan_in", _UNIFORM, 0.1
+)
+he_normal = kaiming_normal = _family(
+    "he_normal", "for relu after He et al. (2015), normal", 2.0, "fan_in", _NORMAL, 0.1
+)
 
 # ---- orthogonal matrices -----------------------------------------------------------------------
 
 
 def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
-    """Weights that are `scale` times an orthogonal matrix, uniformly distributed: Saxe et al. 2013.
+    """Make an initializer `init(key, shape, dtype)` of orthogonal matrices times `scale`.
 
     The matrix's columns are the dim `column_axis`, its rows all others; orthonormal are those of
-    the two that are fewer.
+    the two that are fewer. The matrices are uniformly distributed, as Saxe et al. (2013) propose.
+    `dtype` is by default the default float dtype. The initializer raises `ShapeError` for less than
+    2 dims, and `DimensionError` if `column_axis` is out of range.
+
+    >>> w = spmd.nn.initializers.orthogonal()(spmd.random.key(0), (3, 3))
+    >>> bool(snp.allclose(w @ w.T, snp.eye(3), atol=1e-6))
+    True
     """
 
     def init(key: Any, shape: Any, dtype: Any = dtype) -> Any:
@@ -236,10 +340,15 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> In
 
 
 def delta_orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> Initializer:
-    """Convolution kernels that are orthogonal in the middle and zero elsewhere: Xiao et al. 2018.
+    """Make an initializer of convolution kernels that are orthogonal in the middle, zero elsewhere.
 
-    Shapes are (window dims, inputs, outputs) with one to three window dims and no more inputs
-    than outputs.
+    Shapes are (window dims, inputs, outputs) with one to three window dims and no more inputs than
+    outputs: Xiao et al. (2018). `scale`, `column_axis` and `dtype` are those of `orthogonal`. The
+    initializer raises `ShapeError` for other shapes.
+
+    >>> w = spmd.nn.initializers.delta_orthogonal()(spmd.random.key(0), (3, 2, 2))
+    >>> bool(w[0].any()), bool(snp.allclose(w[1] @ w[1].T, snp.eye(2), atol=1e-6))
+    (False, True)
     """
     inner = orthogonal(scale, column_axis, dtype)
 

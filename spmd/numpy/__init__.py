@@ -24,8 +24,7 @@ from numpy import (
 )
 from numpy.exceptions import ComplexWarning
 
-from spmd.base.lazy_import import all_names as _all_names
-from spmd.base.lazy_import import later as _later
+from spmd.base.lazy_import import attach as _attach
 from spmd.core.trace import Tracer as _Tracer
 from spmd.numpy.array_type import Array as ndarray
 from spmd.numpy.creation import (
@@ -374,10 +373,4 @@ if _typing.TYPE_CHECKING:
     from spmd.numpy import fft, linalg
     from spmd.numpy._lazy_names import *  # noqa: F403
 
-_LATER = ("fft", "linalg")
-
-__getattr__ = _later(__name__, _LATER, "_lazy_names")
-
-
-def __dir__() -> list[str]:
-    return _all_names(__name__, _LATER, "_lazy_names")
+__getattr__, __dir__ = _attach(__name__, ("fft", "linalg"), "_lazy_names")

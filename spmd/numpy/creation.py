@@ -31,7 +31,7 @@ from spmd.numpy.promotion import (
     result_type,
     user_dtype,
 )
-from spmd.sharding.array import Array, alias
+from spmd.sharding.array import Array, ArrayLike, alias
 
 
 def placed(x: Any, device: Any) -> Any:
@@ -50,11 +50,19 @@ def array(
     ndmin: int = 0,
     *,
     device: Any = None,
-) -> Any:
-    """An array of numbers, arrays, or nested lists and tuples of them.
+) -> Array:
+    """Make an array of numbers, arrays, or nested lists and tuples of them.
 
-    >>> array([[1, 2], [3.5, 4]])
-    Array([[1. , 2. ], [3.5, 4. ]], dtype=float32)
+    The dtype is the common dtype of the items, or `dtype`; Python floats become float32 and Python
+    integers int32 (64 bits with x64). `ndmin` puts dims of size 1 in front of the shape.
+    `copy=False` may return `object` itself. `order` may be None, "K", "C" or "A", which all mean
+    row-major; `device` is a device or sharding for the result. Raises a `ShapeError` if the items
+    of a list differ in shape, and an `ArgumentError` for values that are no numbers or for another
+    `order`.
+
+    >>> snp.array([[1, 2], [3.5, 4]])
+    Array([[1. , 2. ],
+           [3.5, 4. ]], dtype=float32)
     """
     if order not in (None, "K", "C", "A"):
         raise ArgumentError(f"array: order={order!r}; arrays are row-major here")
@@ -76,8 +84,15 @@ def asarray(
     *,
     copy: bool | None = None,
     device: Any = None,
-) -> Any:
-    """`array` that returns `a` itself if it is an array of the dtype already."""
+) -> Array:
+    """Convert `a` to an array; an array that has the dtype already is returned as it is.
+
+    `a` is a number, an array, or nested lists of them, and the result has its shape. `dtype`,
+    `order` and `device` are those of `array`; `copy=True` makes a copy in any case.
+
+    >>> snp.asarray([1, 2, 3])
+    Array([1, 2, 3], dtype=int32)
+    """
     found = optional_dtype(dtype, "asarray")
     return array(a, found, bool(copy), order, device=device)
 
@@ -155,17 +170,29 @@ def _stacked(items: Any, dtype: np.dtype) -> Any:
     return lax.concatenate(rows, 0)
 
 
-def copy(a: Any, order: str | None = None) -> Any:
-    """A copy of an array: it stays when the array itself is deleted or donated.
+def copy(a: ArrayLike, order: str | None = None) -> Array:
+    """Copy an array, so that it stays when the array itself is deleted or donated.
 
-    Arrays don't change, so both may lie in the same memory until a program wants to write there.
+    Shape and dtype are those of `a`; `order` is that of `array`. Arrays don't change, so both may
+    lie in the same memory until a program writes to one of them.
+
+    >>> snp.copy(np.arange(3))
+    Array([0, 1, 2], dtype=int32)
     """
     check_arraylike("copy", a)
     return array(a, copy=True, order=order)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Any:
-    """`x` converted to a dtype; complex to real drops the imaginary part, floats truncate."""
+def astype(x: ArrayLike, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Array:
+    """Convert every element of `x` to a dtype; the shape stays.
+
+    Floats are truncated towards zero for integers, and complex numbers lose their imaginary part.
+    None means the default float. `copy` is accepted and changes nothing, as arrays are immutable;
+    `device` is a device or sharding for the result.
+
+    >>> snp.astype(np.array([1.7, -1.7]), int)
+    Array([ 1, -1], dtype=int32)
+    """
     check_arraylike("astype", x)
     x = plain(x)
     found = default_float() if dtype is None else user_dtype(dtype, "astype")
@@ -215,23 +242,54 @@ def _filled(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Any:
     return placed(result, device)
 
 
-def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
-    """An array of zeros, float32 by default."""
+def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+    """Make an array of zeros of a shape.
+
+    `shape` is an integer or a tuple of integers; `dtype` is the default float if it is None:
+    float32, or float64 with x64. `device` is a device or sharding for the result.
+
+    >>> snp.zeros((2, 3))
+    Array([[0., 0., 0.],
+           [0., 0., 0.]], dtype=float32)
+    """
     return _filled("zeros", shape, 0, dtype, device)
 
 
-def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
-    """An array of ones, float32 by default."""
+def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+    """Make an array of ones of a shape.
+
+    `shape` is an integer or a tuple of integers; `dtype` is the default float if it is None:
+    float32, or float64 with x64. `device` is a device or sharding for the result.
+
+    >>> snp.ones(3, dtype=int)
+    Array([1, 1, 1], dtype=int32)
+    """
     return _filled("ones", shape, 1, dtype, device)
 
 
-def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Any:
-    """An array of zeros: nothing is ever uninitialised."""
+def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+    """Make an array of a shape: it holds zeros, as memory is never uninitialised here.
+
+    `shape` is an integer or a tuple of integers; `dtype` is the default float if it is None:
+    float32, or float64 with x64. `device` is a device or sharding for the result.
+
+    >>> snp.empty(2)
+    Array([0., 0.], dtype=float32)
+    """
     return _filled("empty", shape, 0, dtype, device)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Any:
-    """An array filled with a value, or with an array broadcast to the shape."""
+def full(shape: Any, fill_value: ArrayLike, dtype: Any = None, *, device: Any = None) -> Array:
+    """Make an array of a shape, filled with a value.
+
+    `fill_value` is a scalar, or an array that broadcasts to `shape`. The dtype is `dtype`, or that
+    of `fill_value`. `device` is a device or sharding for the result. Raises a `ShapeError` if
+    `fill_value` does not broadcast to `shape`.
+
+    >>> snp.full((2, 2), np.array([1, 2]))
+    Array([[1, 2],
+           [1, 2]], dtype=int32)
+    """
     check_arraylike("full", fill_value)
     shape = canonical_shape(shape, "full")
     result = _spread(plain(fill_value), shape, optional_dtype(dtype, "full"))
@@ -267,24 +325,53 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
     return placed(result, device)
 
 
-def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
-    """Zeros of the shape and dtype of `a`, unless given."""
+def zeros_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+    """Make an array of zeros with the shape and dtype of `a`.
+
+    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result.
+
+    >>> snp.zeros_like(np.array([1, 2, 3]))
+    Array([0, 0, 0], dtype=int32)
+    """
     return _like("zeros_like", a, 0, dtype, shape, device)
 
 
-def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
-    """Ones of the shape and dtype of `a`, unless given."""
+def ones_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+    """Make an array of ones with the shape and dtype of `a`.
+
+    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result.
+
+    >>> snp.ones_like(np.array([1, 2, 3]))
+    Array([1, 1, 1], dtype=int32)
+    """
     return _like("ones_like", a, 1, dtype, shape, device)
 
 
-def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Any:
-    """Zeros of the shape and dtype of `prototype`, unless given."""
+def empty_like(
+    prototype: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None
+) -> Array:
+    """Make an array of zeros with the shape and dtype of `prototype`.
+
+    `dtype` and `shape` replace those of `prototype`; `device` is a device or sharding for the
+    result.
+
+    >>> snp.empty_like(np.array([1.5, 2.5]))
+    Array([0., 0.], dtype=float32)
+    """
     return _like("empty_like", prototype, 0, dtype, shape, device)
 
 
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None
-) -> Any:
-    """`fill_value` in the shape and dtype of `a`, unless given."""
+    a: ArrayLike, fill_value: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None
+) -> Array:
+    """Make an array with the shape and dtype of `a`, filled with a value.
+
+    `fill_value` is a scalar, or an array that broadcasts to the shape; it is converted to the
+    dtype. `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the
+    result.
+
+    >>> snp.full_like(np.array([1, 2, 3]), 7)
+    Array([7, 7, 7], dtype=int32)
+    """
     check_arraylike("full_like", fill_value)
     return _like("full_like", a, plain(fill_value), dtype, shape, device)

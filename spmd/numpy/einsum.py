@@ -27,6 +27,7 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.reductions import refuse_out
 from spmd.numpy.reductions import sum as _sum
+from spmd.sharding.array import Array
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -39,11 +40,20 @@ def einsum(
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """Sums of products over dims named by letters.
+) -> Array:
+    """The sum of products of arrays over dims that are named by letters.
 
-    >>> einsum("ij,kj->ik", ones((2, 3)), ones((4, 3))).shape
+    `subscripts` like "ij,jk->ik" names the dims of the `operands` and of the result; dims that the
+    result lacks are summed over, and "..." stands for dims that broadcast. Without "->" the result
+    has the letters that occur once, in order. Lists of integers behind each operand may stand for
+    letters. The operands are promoted to one dtype, which the result has; `preferred_element_type`
+    is another dtype for the sums and the result. `precision` is that of `lax.dot_general`;
+    `optimize` chooses the order of products, as in NumPy.
+
+    >>> snp.einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3))).shape
     (2, 4)
+    >>> snp.einsum("ii", np.array([[1, 2], [3, 4]]))
+    Array(5, dtype=int32)
     """
     refuse_out("einsum", out)
     if not isinstance(subscripts, str):
@@ -227,7 +237,14 @@ def _contracted(
 
 
 def einsum_path(subscripts: str, /, *operands: Any, optimize: Any = "auto") -> Any:
-    """The order of contraction and NumPy's description of its cost."""
+    """The order in which `einsum` would multiply, and NumPy's description of its cost.
+
+    Only the shapes of the `operands` matter, not their dtypes. `subscripts` and `optimize` are
+    those of `einsum`.
+
+    >>> snp.einsum_path("ij,jk->ik", np.ones((2, 3)), np.ones((3, 4)))[0]
+    ['einsum_path', (0, 1)]
+    """
     shapes = [np.broadcast_to(np.int8(0), typeof(plain(x)).shape) for x in operands]
     how = "greedy" if optimize in ("auto", True) else optimize
     return np.einsum_path(subscripts, *shapes, optimize=how)

@@ -32,42 +32,43 @@ from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.searching import where
 from spmd.numpy.sorting import argsort
 from spmd.numpy.taking import take_along_axis
+from spmd.sharding.array import Array, ArrayLike
 
 
 class EigResult(NamedTuple):
     """What `eig` returns."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class EighResult(NamedTuple):
     """What `eigh` returns."""
 
-    eigenvalues: Any
-    eigenvectors: Any
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class QRResult(NamedTuple):
     """What `qr` returns."""
 
-    Q: Any
-    R: Any
+    Q: Array
+    R: Array
 
 
 class SlogdetResult(NamedTuple):
     """What `slogdet` returns."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Array
+    logabsdet: Array
 
 
 class SVDResult(NamedTuple):
     """What `svd` returns."""
 
-    U: Any
-    S: Any
-    Vh: Any
+    U: Array
+    S: Array
+    Vh: Array
 
 
 def inexact_matrix(name: str, x: Any, square: bool = False) -> Any:
@@ -84,12 +85,14 @@ def inexact_matrix(name: str, x: Any, square: bool = False) -> Any:
 # ---- factors -----------------------------------------------------------------------------------
 
 
-def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Any:
-    """The triangular factor of Hermitian positive definite matrices (..., n, n), NaN for others.
+def cholesky(a: ArrayLike, *, upper: bool = False, symmetrize_input: bool = True) -> Array:
+    """The triangular factor of Hermitian positive definite matrices, NaN for others.
 
-    The lower one, `a == L @ adjoint(L)`, unless `upper`.
+    `a` has shape (..., n, n), which the result has too. It is the lower one, `a == L @ adjoint(L)`,
+    unless `upper`. With `symmetrize_input` the mean of `a` and its adjoint is factored, else its
+    lower triangle. Integers become the default float. Raises a `ShapeError` if `a` is not square.
 
-    >>> cholesky(array([[4.0, 2.0], [2.0, 5.0]]))
+    >>> snp.linalg.cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]))
     Array([[2., 0.],
            [1., 2.]], dtype=float32)
     """
@@ -98,11 +101,16 @@ def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> A
     return adjoint(factor) if upper else factor
 
 
-def qr(a: Any, mode: str = "reduced") -> Any:
-    """QR factors of matrices (..., m, n): a pair `QRResult`, or R alone for mode "r".
+def qr(a: ArrayLike, mode: str = "reduced") -> Any:
+    """The QR factors of matrices: a pair `QRResult`, or R alone for mode "r".
 
-    Modes: "reduced" (Q is m by min(m, n)), "complete" (m by m), "r", and "raw" (LAPACK's packed
-    Householder vectors, transposed, and their factors).
+    `a` has shape (..., m, n). `mode` says of which shape Q is: "reduced" (m by min(m, n)) or
+    "complete" (m by m). "raw" gives LAPACK's packed Householder vectors, transposed, and their
+    factors. Integers become the default float. Raises an `ArgumentError` for another `mode`.
+
+    >>> q, r = snp.linalg.qr(np.array([[3.0, 1.0], [4.0, 2.0]]))
+    >>> snp.allclose(q @ r, np.array([[3.0, 1.0], [4.0, 2.0]]), atol=1e-5)
+    Array(True, dtype=bool)
     """
     a = inexact_matrix("qr", a)
     if mode == "raw":
@@ -120,18 +128,22 @@ def _last_swapped(x: Any) -> tuple[int, ...]:
 
 
 def svd(
-    a: Any,
+    a: ArrayLike,
     full_matrices: bool = True,
     compute_uv: bool = True,
     hermitian: bool = False,
     subset_by_index: tuple[int, int] | None = None,
 ) -> Any:
-    """Singular value decomposition of matrices (..., m, n), `a == (U * S) @ Vh`: an `SVDResult`.
+    """The singular value decomposition of matrices, `a == (U * S) @ Vh`: an `SVDResult`.
 
-    S is real and in decreasing order; alone it is returned without `compute_uv`. **Vectors have
-    derivatives only with `full_matrices=False`** (or of square matrices).
+    `a` has shape (..., m, n). S is real and in decreasing order; it is returned alone if
+    `compute_uv=False`. U is m by m and Vh n by n, or with `full_matrices=False` m by k and k by n,
+    with k = min(m, n). `hermitian` promises that `a` is, and is quicker. `subset_by_index=(start,
+    stop)` keeps some of the singular values, and needs `full_matrices=False`. Integers become the
+    default float. **Vectors have derivatives only with `full_matrices=False`** (or of square
+    matrices).
 
-    >>> svd(array([[3.0, 0.0], [0.0, 4.0]]), compute_uv=False)
+    >>> snp.linalg.svd(np.array([[3.0, 0.0], [0.0, 4.0]]), compute_uv=False)
     Array([4., 3.], dtype=float32)
     """
     a = inexact_matrix("svd", a)
@@ -156,37 +168,56 @@ def _hermitian_svd(a: Any, compute_uv: bool) -> Any:
     return SVDResult(u, s, adjoint(lax.mul(u, in_rows(sign, u))))
 
 
-def svdvals(x: Any, /) -> Any:
-    """The singular values of matrices (..., m, n), in decreasing order."""
+def svdvals(x: ArrayLike, /) -> Array:
+    """The singular values of matrices, in decreasing order.
+
+    `x` has shape (..., m, n). The result is real and has the size min(m, n) in the last dim;
+    integers become the default float.
+
+    >>> snp.linalg.svdvals(np.array([[3.0, 0.0], [0.0, 4.0]]))
+    Array([4., 3.], dtype=float32)
+    """
     return svd(x, compute_uv=False)
 
 
 # ---- eigenvalues -------------------------------------------------------------------------------
 
 
-def eig(a: Any) -> EigResult:
-    """Eigenvalues and right eigenvectors of general square matrices, complex: an `EigResult`.
+def eig(a: ArrayLike) -> EigResult:
+    """The eigenvalues and right eigenvectors of square matrices: an `EigResult`.
 
-    Derivatives: those of `eigvals`; of vectors see `lax.linalg.eig`.
+    `a` has shape (..., n, n). Both results are complex; the vectors are the columns. For
+    derivatives of the vectors see `lax.linalg.eig`. Raises a `ShapeError` if `a` is not square.
+
+    >>> snp.linalg.eig(np.array([[2.0, 1.0], [0.0, 3.0]])).eigenvalues
+    Array([2.+0.j, 3.+0.j], dtype=complex64)
     """
     a = inexact_matrix("eig", a, square=True)
     w, v = _eig(a, compute_left_eigenvectors=False)
     return EigResult(w, v)
 
 
-def eigvals(a: Any) -> Any:
-    """The eigenvalues of general square matrices, complex, in LAPACK's order."""
+def eigvals(a: ArrayLike) -> Array:
+    """The eigenvalues of square matrices, in the order of LAPACK.
+
+    `a` has shape (..., n, n). The result is complex. Raises a `ShapeError` if `a` is not square.
+
+    >>> snp.linalg.eigvals(np.array([[2.0, 1.0], [0.0, 3.0]]))
+    Array([2.+0.j, 3.+0.j], dtype=complex64)
+    """
     a = inexact_matrix("eigvals", a, square=True)
     none: dict[str, Any] = {"compute_left_eigenvectors": False, "compute_right_eigenvectors": False}
     return _eig(a, **none)[0]
 
 
-def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
-    """Eigenvalues, ascending, and eigenvectors of Hermitian matrices: an `EighResult`.
+def eigh(a: ArrayLike, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
+    """The eigenvalues, ascending, and eigenvectors of Hermitian matrices: an `EighResult`.
 
-    Without `symmetrize_input` only the triangle that `UPLO` names ("L" or "U") is read.
+    `a` has shape (..., n, n); the vectors are columns. The values are real floats, and integers
+    become the default float. Without `symmetrize_input` only the triangle that `UPLO` names ("L" or
+    "U") is read. Raises an `ArgumentError` for another `UPLO`.
 
-    >>> eigh(array([[2.0, 0.0], [0.0, 1.0]])).eigenvalues
+    >>> snp.linalg.eigh(np.array([[2.0, 0.0], [0.0, 1.0]])).eigenvalues
     Array([1., 2.], dtype=float32)
     """
     a = inexact_matrix("eigh", a, square=True)
@@ -196,8 +227,15 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
     return EighResult(w, v)
 
 
-def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Any:
-    """The eigenvalues of Hermitian matrices, ascending."""
+def eigvalsh(a: ArrayLike, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Array:
+    """The eigenvalues of Hermitian matrices, ascending.
+
+    `a` has shape (..., n, n). The result is a real float, and integers become the default float.
+    `UPLO` and `symmetrize_input` are those of `eigh`.
+
+    >>> snp.linalg.eigvalsh(np.array([[2.0, 0.0], [0.0, 1.0]]))
+    Array([1., 2.], dtype=float32)
+    """
     return eigh(a, UPLO, symmetrize_input).eigenvalues
 
 
@@ -210,10 +248,15 @@ def _parity(pivots: Any) -> Any:
     return _sum(lax.ne(pivots, places), -1, dtype=np.int32) % 2
 
 
-def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
-    """The sign (or phase) and the logarithm of the absolute value of determinants.
+def slogdet(a: ArrayLike, *, method: str | None = None) -> SlogdetResult:
+    """The sign and the logarithm of the absolute value of determinants: a `SlogdetResult`.
 
-    `det(a) == sign * exp(logabsdet)`, without overflow. `method` is "lu" or None.
+    `a` has shape (..., n, n), and `det(a) == sign * exp(logabsdet)`, without overflow. The sign of
+    complex matrices is a phase; integers become the default float. `method` is "lu" or None. Raises
+    an `ArgumentError` for another `method`.
+
+    >>> snp.linalg.slogdet(np.array([[2.0, 0.0], [0.0, -1.0]]))
+    SlogdetResult(sign=Array(-1., dtype=float32), logabsdet=Array(0.6931472, dtype=float32))
     """
     a = inexact_matrix("slogdet", a, square=True)
     if method not in (None, "lu"):
@@ -241,10 +284,13 @@ def _slogdet_jvp(primals: Any, tangents: Any) -> Any:
     return (sign, logdet), (lax.mul(sign, turn), lax.real(change))
 
 
-def det(a: Any) -> Any:
-    """The determinants of square matrices (..., n, n). The derivative is right for singular ones.
+def det(a: Any) -> Array:
+    """The determinants of square matrices.
 
-    >>> det(array([[1.0, 2.0], [3.0, 4.0]]))
+    `a` has shape (..., n, n); integers become the default float. The derivative is right for
+    singular matrices too. Raises a `ShapeError` if `a` is not square.
+
+    >>> snp.linalg.det(np.array([[1.0, 2.0], [3.0, 4.0]]))
     Array(-2., dtype=float32)
     """
     a = as_array(inexact_matrix("det", a, square=True))
@@ -305,12 +351,14 @@ def _adjugate_times(a: Any, b: Any) -> tuple[Any, Any]:
 # ---- systems of equations ----------------------------------------------------------------------
 
 
-def solve(a: Any, b: Any) -> Any:
-    """Solve `a @ x == b` for square `a` (..., n, n); NaN where a is singular.
+def solve(a: ArrayLike, b: ArrayLike) -> Array:
+    """Solve the equations `a @ x == b` for square matrices; NaN where `a` is singular.
 
-    `b` is one vector (n,), or matrices (..., n, k); leading dims broadcast.
+    `a` has shape (..., n, n). `b` is one vector (n,), or matrices (..., n, k); the dims in front
+    broadcast. Both are promoted to one floating or complex dtype. Raises a `ShapeError` if the
+    shapes do not fit.
 
-    >>> solve(array([[2.0, 0.0], [0.0, 4.0]]), array([2.0, 2.0]))
+    >>> snp.linalg.solve(np.array([[2.0, 0.0], [0.0, 4.0]]), np.array([2.0, 2.0]))
     Array([1. , 0.5], dtype=float32)
     """
     check_arraylike("solve", a, b)
@@ -336,10 +384,13 @@ def same_stack(*matrices: Any) -> list[Any]:
     return [broadcast_to(x, (*leading, *s[-2:])) for x, s in zip(matrices, shapes, strict=True)]
 
 
-def inv(a: Any) -> Any:
-    """The inverses of square matrices (..., n, n); NaN where singular. **Prefer `solve`.**
+def inv(a: ArrayLike) -> Array:
+    """The inverses of square matrices; NaN where they are singular.
 
-    >>> inv(array([[2.0, 0.0], [0.0, 4.0]]))
+    `a` has shape (..., n, n), which the result has too; integers become the default float. **Prefer
+    `solve`.** Raises a `ShapeError` if `a` is not square.
+
+    >>> snp.linalg.inv(np.array([[2.0, 0.0], [0.0, 4.0]]))
     Array([[0.5 , 0.  ],
            [0.  , 0.25]], dtype=float32)
     """

@@ -23,6 +23,7 @@ from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import moveaxis, roll
 from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
 from spmd.numpy.ufuncs import conjugate, divide, multiply
+from spmd.sharding.array import Array, ArrayLike
 
 __all__ = [
     "fft",
@@ -146,77 +147,169 @@ def _one(name: str, kind: FftType, a: Any, n: Any, axis: Any, norm: str | None) 
 # ---- complex transforms ------------------------------------------------------------------------
 
 
-def fft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """The Fourier transform along one dim: `out[k] = sum of a[j] exp(-2 pi i j k / n)`.
+def fft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """The Fourier transform along a dim, `out[k] = sum of a[j] exp(-2 pi i j k / n)`.
 
-    The dim is cropped, or padded with zeros, to `n` elements first. `norm` says where the factor
-    1/n goes: "backward" (the inverse has it), "forward", or "ortho" (its root in both).
+    The dim is cropped, or padded with zeros, to size `n` first. `norm` says where the factor 1/n
+    goes: "backward" (the inverse has it), "forward", or "ortho" (its root in both). The result is
+    complex64, or complex128 for 64-bit dtypes.
 
-    >>> fft(asarray([1.0, 2.0, 1.0, 2.0]))
+    >>> snp.fft.fft(np.array([1.0, 2.0, 1.0, 2.0]))
     Array([ 6.+0.j,  0.+0.j, -2.+0.j,  0.+0.j], dtype=complex64)
     """
     return _one("fft", FftType.FFT, a, n, axis, norm)
 
 
-def ifft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """The inverse of `fft`."""
+def ifft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """The inverse of `fft` along a dim, `out[j] = sum of a[k] exp(2 pi i j k / n) / n`.
+
+    The dim is cropped, or padded with zeros, to size `n` first. `norm` is that of `fft`. The result
+    is complex64, or complex128 for 64-bit dtypes.
+
+    >>> snp.fft.ifft(np.array([6.0, 0.0, -2.0, 0.0]))
+    Array([1.+0.j, 2.+0.j, 1.+0.j, 2.+0.j], dtype=complex64)
+    """
     return _one("ifft", FftType.IFFT, a, n, axis, norm)
 
 
-def fft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
-    """The Fourier transform over two dims."""
+def fft2(
+    a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
+) -> Array:
+    """The Fourier transform over two dims, the last two by default.
+
+    The dims `axes` are cropped, or padded with zeros, to the sizes `s` first. `norm` is that of
+    `fft`. The result is complex64, or complex128 for 64-bit dtypes.
+
+    >>> snp.fft.fft2(np.ones((2, 2)))
+    Array([[4.+0.j, 0.+0.j],
+           [0.+0.j, 0.+0.j]], dtype=complex64)
+    """
     return _transform("fft2", FftType.FFT, a, s, axes, norm)
 
 
-def ifft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
-    """The inverse of `fft2`."""
+def ifft2(
+    a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
+) -> Array:
+    """The inverse of `fft2`, over the last two dims by default.
+
+    The dims `axes` are cropped, or padded with zeros, to the sizes `s` first. `norm` is that of
+    `fft`. The result is complex64, or complex128 for 64-bit dtypes.
+
+    >>> snp.fft.ifft2(np.array([[4.0, 0.0], [0.0, 0.0]]))
+    Array([[1.+0.j, 1.+0.j],
+           [1.+0.j, 1.+0.j]], dtype=complex64)
+    """
     return _transform("ifft2", FftType.IFFT, a, s, axes, norm)
 
 
-def fftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
-    """The Fourier transform over several dims (all; or the last `len(s)` if only s is given)."""
+def fftn(a: ArrayLike, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
+    """The Fourier transform over several dims: all, or the last `len(s)` if only `s` is given.
+
+    The dims `axes` are cropped, or padded with zeros, to the sizes `s` first. `norm` is that of
+    `fft`. The result is complex64, or complex128 for 64-bit dtypes.
+
+    >>> snp.fft.fftn(np.ones((2, 2)))
+    Array([[4.+0.j, 0.+0.j],
+           [0.+0.j, 0.+0.j]], dtype=complex64)
+    """
     return _transform("fftn", FftType.FFT, a, s, axes, norm)
 
 
-def ifftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
-    """The inverse of `fftn`."""
+def ifftn(a: ArrayLike, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
+    """The inverse of `fftn`, over all dims, or the last `len(s)` if only `s` is given.
+
+    The dims `axes` are cropped, or padded with zeros, to the sizes `s` first. `norm` is that of
+    `fft`. The result is complex64, or complex128 for 64-bit dtypes.
+
+    >>> snp.fft.ifftn(np.array([[4.0, 0.0], [0.0, 0.0]]))
+    Array([[1.+0.j, 1.+0.j],
+           [1.+0.j, 1.+0.j]], dtype=complex64)
+    """
     return _transform("ifftn", FftType.IFFT, a, s, axes, norm)
 
 
 # ---- transforms of real arrays -----------------------------------------------------------------
 
 
-def rfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
+def rfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
     """The first `n // 2 + 1` elements of `fft` of a real array; the others are their mirror image.
 
-    >>> rfft(asarray([1.0, 2.0, 1.0, 2.0]))
+    The dim is cropped, or padded with zeros, to size `n` first. `norm` is that of `fft`. The result
+    is complex64, or complex128 for 64-bit dtypes. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.fft.rfft(np.array([1.0, 2.0, 1.0, 2.0]))
     Array([ 6.+0.j,  0.+0.j, -2.+0.j], dtype=complex64)
     """
     return _one("rfft", FftType.RFFT, a, n, axis, norm)
 
 
-def irfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """The inverse of `rfft`: `n` real elements (`2 * (m - 1)` by default, of m frequencies)."""
+def irfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """The inverse of `rfft`: `n` real elements, by default `2 * (m - 1)` of m frequencies.
+
+    The dim is cropped, or padded with zeros, to `n // 2 + 1` frequencies first. `norm` is that of
+    `fft`. The result is float32, or float64 for 64-bit dtypes.
+
+    >>> snp.fft.irfft(np.array([6.0, 0.0, -2.0]))
+    Array([1., 2., 1., 2.], dtype=float32)
+    """
     return _one("irfft", FftType.IRFFT, a, n, axis, norm)
 
 
-def rfft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
-    """The transform of a real array over two dims; the last one holds half of the frequencies."""
+def rfft2(
+    a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
+) -> Array:
+    """The Fourier transform of a real array over two dims; the last holds half of it.
+
+    The dims `axes` are cropped, or padded with zeros, to the sizes `s` first. `norm` is that of
+    `fft`. The result is complex64, or complex128 for 64-bit dtypes. Raises a `DtypeError` for
+    complex numbers.
+
+    >>> snp.fft.rfft2(np.ones((2, 2)))
+    Array([[4.+0.j, 0.+0.j],
+           [0.+0.j, 0.+0.j]], dtype=complex64)
+    """
     return _transform("rfft2", FftType.RFFT, a, s, axes, norm)
 
 
-def irfft2(a: Any, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None) -> Any:
-    """The inverse of `rfft2`."""
+def irfft2(
+    a: ArrayLike, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None
+) -> Array:
+    """The inverse of `rfft2`: a real array of the sizes `s` along the dims `axes`.
+
+    By default the last of them has size `2 * (m - 1)` for m frequencies. `norm` is that of `fft`.
+    The result is float32, or float64 for 64-bit dtypes.
+
+    >>> snp.fft.irfft2(np.array([[4.0, 0.0], [0.0, 0.0]]))
+    Array([[1., 1.],
+           [1., 1.]], dtype=float32)
+    """
     return _transform("irfft2", FftType.IRFFT, a, s, axes, norm)
 
 
-def rfftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
-    """The transform of a real array over several dims; the last holds half of the frequencies."""
+def rfftn(a: ArrayLike, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
+    """The Fourier transform of a real array over several dims; the last holds half of it.
+
+    The dims `axes`, all by default, are cropped, or padded with zeros, to the sizes `s` first.
+    `norm` is that of `fft`. The result is complex64, or complex128 for 64-bit dtypes. Raises a
+    `DtypeError` for complex numbers.
+
+    >>> snp.fft.rfftn(np.ones((2, 2)))
+    Array([[4.+0.j, 0.+0.j],
+           [0.+0.j, 0.+0.j]], dtype=complex64)
+    """
     return _transform("rfftn", FftType.RFFT, a, s, axes, norm)
 
 
-def irfftn(a: Any, s: Any = None, axes: Any = None, norm: str | None = None) -> Any:
-    """The inverse of `rfftn`."""
+def irfftn(a: ArrayLike, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
+    """The inverse of `rfftn`: a real array of the sizes `s` along the dims `axes`, all by default.
+
+    By default the last of them has size `2 * (m - 1)` for m frequencies. `norm` is that of `fft`.
+    The result is float32, or float64 for 64-bit dtypes.
+
+    >>> snp.fft.irfftn(np.array([[4.0, 0.0], [0.0, 0.0]]))
+    Array([[1., 1.],
+           [1., 1.]], dtype=float32)
+    """
     return _transform("irfftn", FftType.IRFFT, a, s, axes, norm)
 
 
@@ -232,14 +325,28 @@ def _swapped(name: str, norm: str | None) -> str:
     return _SWAPPED[norm]
 
 
-def hfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """The real transform of a signal with Hermitian symmetry, given by its first half."""
+def hfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """The real Fourier transform of a signal with Hermitian symmetry, given by its first half.
+
+    The result has size `n` along the dim, by default `2 * (m - 1)` for m elements. `norm` is that
+    of `fft`. It is float32, or float64 for 64-bit dtypes.
+
+    >>> snp.fft.hfft(np.array([1.0, 2.0]))
+    Array([ 3., -1.], dtype=float32)
+    """
     check_arraylike("hfft", a)
     return _one("hfft", FftType.IRFFT, conjugate(a), n, axis, _swapped("hfft", norm))
 
 
-def ihfft(a: Any, n: int | None = None, axis: int = -1, norm: str | None = None) -> Any:
-    """The inverse of `hfft`."""
+def ihfft(a: ArrayLike, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    """The inverse of `hfft`: the first `n // 2 + 1` elements of a signal with Hermitian symmetry.
+
+    The dim is cropped, or padded with zeros, to size `n` first. `norm` is that of `fft`. The result
+    is complex64, or complex128 for 64-bit dtypes.
+
+    >>> snp.fft.ihfft(np.array([5.0, -3.0])).real
+    Array([1., 4.], dtype=float32)
+    """
     return conjugate(_one("ihfft", FftType.RFFT, a, n, axis, _swapped("ihfft", norm)))
 
 
@@ -255,10 +362,13 @@ def _count(name: str, n: Any) -> int:
     return count
 
 
-def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
-    """The frequencies of the elements of `fft`, for n samples a distance d apart.
+def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
+    """The frequencies of the elements of `fft`, for `n` samples a distance `d` apart.
 
-    >>> fftfreq(4)
+    The result is a vector of size `n`: frequency 0, the positive ones, then the negative ones.
+    `dtype` is the default float if it is None; `device` is a device or sharding for the result.
+
+    >>> snp.fft.fftfreq(4)
     Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float32)
     """
     n = _count("fftfreq", n)
@@ -266,8 +376,15 @@ def fftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> A
     return _frequencies(cycles, n, d, dtype, device)
 
 
-def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Any:
-    """The frequencies of the elements of `rfft`, for n samples a distance d apart."""
+def rfftfreq(n: int, d: Any = 1.0, *, dtype: Any = None, device: Any = None) -> Array:
+    """The frequencies of the elements of `rfft`, for `n` samples a distance `d` apart.
+
+    The result is a vector of size `n // 2 + 1`. `dtype` is the default float if it is None;
+    `device` is a device or sharding for the result.
+
+    >>> snp.fft.rfftfreq(4)
+    Array([0.  , 0.25, 0.5 ], dtype=float32)
+    """
     n = _count("rfftfreq", n)
     return _frequencies(np.arange(n // 2 + 1), n, d, dtype, device)
 
@@ -278,13 +395,25 @@ def _frequencies(cycles: np.ndarray, n: int, d: Any, dtype: Any, device: Any) ->
     return divide(asarray(cycles / n, dtype, device=device), asarray(d, dtype))
 
 
-def fftshift(x: Any, axes: Any = None) -> Any:
-    """Move the frequency zero to the middle of the given dims (all by default)."""
+def fftshift(x: ArrayLike, axes: Any = None) -> Array:
+    """Move the frequency zero to the middle of dims.
+
+    `axes` is one dim, several, or None for all. Shape and dtype stay.
+
+    >>> snp.fft.fftshift(snp.fft.fftfreq(4))
+    Array([-0.5 , -0.25,  0.  ,  0.25], dtype=float32)
+    """
     return _shifted("fftshift", x, axes, lambda n: n // 2)
 
 
-def ifftshift(x: Any, axes: Any = None) -> Any:
-    """The inverse of `fftshift`."""
+def ifftshift(x: ArrayLike, axes: Any = None) -> Array:
+    """The inverse of `fftshift`: move the frequency zero to the front of dims.
+
+    `axes` is one dim, several, or None for all. Shape and dtype stay.
+
+    >>> snp.fft.ifftshift(np.array([-0.5, -0.25, 0.0, 0.25]))
+    Array([ 0.  ,  0.25, -0.5 , -0.25], dtype=float32)
+    """
     return _shifted("ifftshift", x, axes, lambda n: -(n // 2))
 
 

@@ -13,6 +13,7 @@ from numpy import array_repr, array_str, save, savez
 from spmd.base import dtypes
 from spmd.base.errors import RefusedError
 from spmd.numpy.creation import asarray
+from spmd.sharding.array import Array
 
 _VOID_16 = np.dtype("V2")
 
@@ -35,7 +36,7 @@ def load(file: IO[bytes] | str | os.PathLike[Any], *args: Any, **kwargs: Any) ->
     return asarray(found)
 
 
-def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Any:
+def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Array:
     """A copy of the numbers that the bytes of a buffer are, from `offset` on.
 
     >>> frombuffer(b"\\x01\\x02", dtype=np.uint8)
@@ -44,7 +45,7 @@ def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0
     return asarray(np.frombuffer(buffer, dtype=dtype, count=count, offset=offset))
 
 
-def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Any:
+def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Array:
     """The numbers of a text in which `sep` stands between them.
 
     >>> fromstring("1 2 3", dtype=int, sep=" ")

@@ -27,16 +27,38 @@ from spmd.numpy.promotion import (
     select,
     strong_constant,
 )
-from spmd.numpy.ufuncs import float_binary, unary, unless_integer
+from spmd.numpy.ufuncs import REAL_ONLY, float_binary, unary, unless_integer
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- rounding ----------------------------------------------------------------------------------
 
-floor = unary("floor", unless_integer(lax.floor), "The largest whole number not above `x`.")
-ceil = unary("ceil", unless_integer(lax.ceil), "The smallest whole number not below `x`.")
+floor = unary(
+    "floor",
+    unless_integer(lax.floor),
+    "The largest whole number not above each element.",
+    "[1.7, -0.5]",
+    "[ 1., -1.], dtype=float32",
+    note=REAL_ONLY,
+)
+ceil = unary(
+    "ceil",
+    unless_integer(lax.ceil),
+    "The smallest whole number not below each element.",
+    "[1.7, -0.5]",
+    "[ 2., -0.], dtype=float32",
+    note=REAL_ONLY,
+)
 
 
-def trunc(x: Any) -> Any:
-    """The whole part: rounding towards zero."""
+def trunc(x: ArrayLike) -> Array:
+    """The whole part of each element, rounded towards zero.
+
+    Elementwise: the result has the shape and the dtype of `x`. Raises a `DtypeError` for complex
+    numbers.
+
+    >>> snp.trunc(np.array([1.7, -1.7]))
+    Array([ 1., -1.], dtype=float32)
+    """
     check_arraylike("trunc", x)
     x = plain(x)
     if not dtypes.is_inexact(typeof(x).dtype):
@@ -44,8 +66,15 @@ def trunc(x: Any) -> Any:
     return select(lax.lt(x, constant_like(x, 0)), lax.ceil(x), lax.floor(x))
 
 
-def rint(x: Any, /) -> Any:
-    """The nearest whole number, halves to even, as float."""
+def rint(x: ArrayLike, /) -> Array:
+    """The nearest whole number, and the even one of two.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float; the
+    parts of complex numbers are rounded each.
+
+    >>> snp.rint(np.array([0.5, 1.5, 1.7]))
+    Array([0., 2., 2.], dtype=float32)
+    """
     check_arraylike("rint", x)
     x = plain(x)
     if not dtypes.is_inexact(typeof(x).dtype):
@@ -55,8 +84,16 @@ def rint(x: Any, /) -> Any:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
-def round(a: Any, decimals: int = 0) -> Any:
-    """Round to `decimals` digits after the point (before it, if negative), halves to even."""
+def round(a: ArrayLike, decimals: int = 0) -> Array:
+    """Round to a number of decimals, and halves to the even digit.
+
+    Elementwise: the result has the shape and the dtype of `a`. `decimals` counts digits after the
+    point, before it if it is negative; the parts of complex numbers are rounded each. Raises a
+    `DtypeError` for integers and negative `decimals`.
+
+    >>> snp.round(np.array([1.25, 2.5]), 1)
+    Array([1.2, 2.5], dtype=float32)
+    """
     check_arraylike("round", a)
     a = plain(a)
     aval = typeof(a)
@@ -82,11 +119,25 @@ around = round
 
 # ---- floats taken apart ------------------------------------------------------------------------
 
-nextafter = float_binary("nextafter", lax.nextafter, "The next float after x towards y.")
+nextafter = float_binary(
+    "nextafter",
+    lax.nextafter,
+    "The next float after `x` in the direction of `y`.",
+    "np.array([1.0, 2.0]), 0.0",
+    "Array([0.99999994, 1.9999999 ], dtype=float32)",
+    note=REAL_ONLY,
+)
 
 
-def copysign(x: Any, y: Any, /) -> Any:
-    """The magnitude of `x` with the sign of `y`."""
+def copysign(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The magnitude of `x` with the sign of `y`.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.copysign(np.array([1.0, 2.0]), -0.0)
+    Array([-1., -2.], dtype=float32)
+    """
     x, y = promote_args_inexact("copysign", x, y)
     check_real("copysign", x, y)
     magnitude = lax.abs(x)
@@ -96,8 +147,15 @@ def copysign(x: Any, y: Any, /) -> Any:
     return select(signbit(y), lax.neg(magnitude), magnitude)
 
 
-def signbit(x: Any, /) -> Any:
-    """Whether the sign bit is set: true for -0.0 too."""
+def signbit(x: ArrayLike, /) -> Array:
+    """Whether the sign bit of each element is set, as it is for -0.0 too.
+
+    Elementwise: the result is bool and has the shape of `x`. Raises a `DtypeError` for complex
+    numbers.
+
+    >>> snp.signbit(np.array([-1.0, -0.0, 0.0]))
+    Array([ True,  True, False], dtype=bool)
+    """
     (x,) = promote_args("signbit", x)
     check_real("signbit", x)
     dtype = typeof(x).dtype
@@ -109,8 +167,15 @@ def signbit(x: Any, /) -> Any:
     return lax.lt(bits, constant_like(bits, 0))
 
 
-def heaviside(x: Any, y: Any, /) -> Any:
-    """The step function: 0 below zero, 1 above, `y` at zero."""
+def heaviside(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The step function: 0 for negative `x`, 1 for positive `x`, and `y` at 0.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.heaviside(np.array([-1.0, 0.0, 1.0]), 0.5)
+    Array([0. , 0.5, 1. ], dtype=float32)
+    """
     check_arraylike("heaviside", x, y)
     x, y = promote_dtypes_inexact(plain(x), plain(y))
     check_real("heaviside", x, y)
@@ -119,8 +184,16 @@ def heaviside(x: Any, y: Any, /) -> Any:
     return select(lax.lt(x, zero), zero, not_below)
 
 
-def frexp(x: Any, /) -> tuple[Any, Any]:
-    """Mantissa in [0.5, 1) and exponent with `x == mantissa * 2**exponent`."""
+def frexp(x: ArrayLike, /) -> tuple[Array, Array]:
+    """The mantissas and exponents of floats, `x == mantissa * 2**exponent`.
+
+    Elementwise, both in the shape of `x`. The mantissa has a magnitude in [0.5, 1), or is 0, and
+    the dtype of `x`, the default float for integers; the exponent is int32. Raises a `DtypeError`
+    for complex numbers.
+
+    >>> snp.frexp(np.array([8.0, 0.75]))
+    (Array([0.5 , 0.75], dtype=float32), Array([4, 0], dtype=int32))
+    """
     (x,) = promote_args_inexact("frexp", x)
     check_real("frexp", x)
     exponent = lax.stop_gradient(_binary_exponent(x))
@@ -150,8 +223,15 @@ def _binary_exponent(x: Any) -> Any:
     return select(special, np.int32(0), exponent)
 
 
-def ldexp(x: Any, exponent: Any, /) -> Any:
-    """`x * 2**exponent`, exact also where `2**exponent` alone would overflow."""
+def ldexp(x: Any, exponent: Any, /) -> Array:
+    """The product `x * 2**exponent`, exact also where `2**exponent` alone would overflow.
+
+    `x` and `exponent` broadcast to one shape. The dtype is that of `x`, the default float for
+    integers. Raises a `DtypeError` if `x` is complex or `exponent` is no integer.
+
+    >>> snp.ldexp(np.array([0.5, 0.75]), np.array([4, 1]))
+    Array([8. , 1.5], dtype=float32)
+    """
     check_arraylike("ldexp", x, exponent)
     (x,) = promote_args_inexact("ldexp", x)
     check_real("ldexp", x)
@@ -166,18 +246,28 @@ def ldexp(x: Any, exponent: Any, /) -> Any:
     return x
 
 
-def modf(x: Any, /) -> tuple[Any, Any]:
-    """The fractional and the whole part, both with the sign of `x`."""
+def modf(x: ArrayLike, /) -> tuple[Array, Array]:
+    """The fractional and the whole part of each element, both with its sign.
+
+    Elementwise, both in the shape of `x`; integers and bools become the default float. Raises a
+    `DtypeError` for complex numbers.
+
+    >>> snp.modf(np.array([1.5, -1.25]))
+    (Array([ 0.5 , -0.25], dtype=float32), Array([ 1., -1.], dtype=float32))
+    """
     (x,) = promote_args_inexact("modf", x)
     check_real("modf", x)
     whole = trunc(x)
     return lax.sub(x, whole), whole
 
 
-def spacing(x: Any, /) -> Any:
+def spacing(x: ArrayLike, /) -> Array:
     """The distance to the next float away from zero, with the sign of `x`.
 
-    >>> spacing(np.array([1.0, -1.0]))
+    Elementwise: the result has the shape of `x`; integers and bools become the default float.
+    Raises a `DtypeError` for complex numbers.
+
+    >>> snp.spacing(np.array([1.0, -1.0]))
     Array([ 1.1920929e-07, -1.1920929e-07], dtype=float32)
     """
     (x,) = promote_args_inexact("spacing", x)

@@ -14,6 +14,7 @@ from spmd.numpy.creation import asarray
 from spmd.numpy.manipulation import expand_dims
 from spmd.numpy.promotion import broadcast_shapes_of, check_arraylike, plain
 from spmd.numpy.reductions import canonical_axis
+from spmd.sharding.array import ArrayLike
 
 _DIMS = r"\((?:\w+(?:,\w+)*)?\)"
 _SIGNATURE = re.compile(rf"^{_DIMS}(?:,{_DIMS})*->{_DIMS}(?:,{_DIMS})*$")
@@ -25,10 +26,15 @@ def vectorize(
     excluded: Collection[Any] = frozenset(),
     signature: str | None = None,
 ) -> Callable[..., Any]:
-    """A function of core arrays as a function over all leading dims, by nested `vmap`.
+    """Make a function of scalars or small arrays a function of arrays, by nested `vmap`.
 
-    `signature` like "(n,m),(m)->(n)" names the core dims; without one they are scalars.
-    `excluded` arguments (positions or names) are passed on as they are.
+    `signature` like "(n,m),(m)->(n)" names the core dims of the arguments of `pyfunc`; without one
+    they are scalars. The dims in front of them broadcast. Arguments in `excluded`, a set of
+    positions or names, are passed on as they are. The dtype is that of the function's results.
+
+    >>> dot = snp.vectorize(lambda x, y: (x * y).sum(), signature="(n),(n)->()")
+    >>> dot(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
     """
 
     @functools.wraps(pyfunc)
@@ -122,9 +128,16 @@ def _check_outputs(out: Any, count: int | None) -> None:
 
 
 def apply_along_axis(
-    func1d: Callable[..., Any], axis: int, arr: Any, *args: Any, **kwargs: Any
+    func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: Any, **kwargs: Any
 ) -> Any:
-    """A function of vectors applied to all slices along a dim."""
+    """Apply a function of vectors to all vectors along a dim, by `vmap`.
+
+    `func1d` gets a vector along dim `axis` of `arr`, then `args` and `kwargs`. The dims of its
+    result stand in place of that dim, and its dtype is the result's.
+
+    >>> snp.apply_along_axis(lambda x: x[0] + x[-1], 1, np.array([[1, 2, 3], [4, 5, 6]]))
+    Array([ 4, 10], dtype=int32)
+    """
     check_arraylike("apply_along_axis", arr)
     arr = plain(arr)
     rank = typeof(arr).ndim
@@ -140,8 +153,14 @@ def apply_along_axis(
     return f(arr)
 
 
-def apply_over_axes(func: Callable[[Any, int], Any], a: Any, axes: Sequence[int]) -> Any:
-    """A reduction applied along several dims, one after the other."""
+def apply_over_axes(func: Callable[[Any, int], Any], a: ArrayLike, axes: Sequence[int]) -> Any:
+    """Apply a reduction along several dims, one after the other, which keep the size 1.
+
+    `func` is called with an array and a dim, for each of `axes`. The dtype is that of its results.
+
+    >>> snp.apply_over_axes(snp.sum, np.ones((2, 3)), [0, 1])
+    Array([[6.]], dtype=float32)
+    """
     check_arraylike("apply_over_axes", a)
     result = plain(a)
     for axis in axes:

@@ -27,6 +27,7 @@ from spmd.numpy.promotion import (
     select,
     user_dtype,
 )
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _below(shape: tuple[int, ...], k: int) -> Any:
@@ -36,15 +37,34 @@ def _below(shape: tuple[int, ...], k: int) -> Any:
     return lax.ge(rows, lax.broadcasted_iota(index, shape, 1))
 
 
-def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Any:
-    """A matrix with ones on and below the diagonal number `k`."""
+def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Array:
+    """Make a matrix with ones on and below a diagonal, and zeros above it.
+
+    The shape is (`N`, `M`), and `M` is `N` if it is None. Diagonal `k` lies `k` columns to the
+    right of the main one. `dtype` is float32 if it is None.
+
+    >>> snp.tri(2, 3)
+    Array([[1., 0., 0.],
+           [1., 1., 0.]], dtype=float32)
+    """
     found = np.dtype(np.float32) if dtype is None else user_dtype(dtype, "tri")
     shape = canonical_shape((N, N if M is None else M), "tri")
     return lax.convert_element_type(_below(shape, k), found)
 
 
-def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Any:
-    """A matrix with ones on the diagonal number `k`."""
+def eye(
+    N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None
+) -> Array:
+    """Make a matrix with ones on a diagonal, and zeros elsewhere.
+
+    The shape is (`N`, `M`), and `M` is `N` if it is None. Diagonal `k` lies `k` columns to the
+    right of the main one. `dtype` is the default float if it is None; `device` is a device or
+    sharding for the result.
+
+    >>> snp.eye(2, 3, k=1)
+    Array([[0., 1., 0.],
+           [0., 0., 1.]], dtype=float32)
+    """
     found = default_float() if dtype is None else user_dtype(dtype, "eye")
     shape = canonical_shape((N, N if M is None else M), "eye")
     index = default_int()
@@ -54,8 +74,16 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     return placed(result, device)
 
 
-def identity(n: int, dtype: Any = None) -> Any:
-    """The identity matrix."""
+def identity(n: int, dtype: Any = None) -> Array:
+    """Make the identity matrix of `n` rows and columns.
+
+    `dtype` is the default float if it is None: float32, or float64 with x64. The shape is (`n`,
+    `n`).
+
+    >>> snp.identity(2)
+    Array([[1., 0.],
+           [0., 1.]], dtype=float32)
+    """
     return eye(n, dtype=optional_dtype(dtype, "identity"))
 
 
@@ -70,18 +98,46 @@ def _triangle(name: str, m: Any, k: int, lower: bool) -> Any:
     return select(mask, m, zero) if lower else select(mask, zero, m)
 
 
-def tril(m: Any, k: int = 0) -> Any:
-    """The lower triangle of matrices, zeros above the diagonal number `k`."""
+def tril(m: ArrayLike, k: int = 0) -> Array:
+    """Keep the lower triangle of matrices, and put zeros above a diagonal.
+
+    `m` has at least two dims; the last two are the matrices, of any size. Diagonal `k` lies `k`
+    columns to the right of the main one. Shape and dtype are those of `m`.
+
+    >>> snp.tril(np.array([[1, 2], [3, 4]]))
+    Array([[1, 0],
+           [3, 4]], dtype=int32)
+    """
     return _triangle("tril", m, k, lower=True)
 
 
-def triu(m: Any, k: int = 0) -> Any:
-    """The upper triangle of matrices, zeros below the diagonal number `k`."""
+def triu(m: ArrayLike, k: int = 0) -> Array:
+    """Keep the upper triangle of matrices, and put zeros below a diagonal.
+
+    `m` has at least two dims; the last two are the matrices, of any size. Diagonal `k` lies `k`
+    columns to the right of the main one. Shape and dtype are those of `m`.
+
+    >>> snp.triu(np.array([[1, 2], [3, 4]]))
+    Array([[1, 2],
+           [0, 4]], dtype=int32)
+    """
     return _triangle("triu", m, k, lower=False)
 
 
-def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Any]:
-    """Coordinate arrays of the grid spanned by vectors."""
+def meshgrid(
+    *xi: ArrayLike, copy: bool = True, sparse: bool = False, indexing: str = "xy"
+) -> list[Array]:
+    """Make the coordinate arrays of a grid, one for each of the vectors `xi`.
+
+    With `indexing="ij"` vector k runs along dim k; with "xy" the first two dims are exchanged, as
+    in a picture. `sparse=True` leaves size 1 in the dims along which an array is constant. Each
+    array has the dtype of its vector. `copy` changes nothing, as arrays are immutable. Raises a
+    `ShapeError` if an argument is no vector, and an `ArgumentError` for another `indexing`.
+
+    >>> snp.meshgrid(np.array([1, 2]), np.array([3, 4, 5]), indexing="ij", sparse=True)
+    [Array([[1],
+           [2]], dtype=int32), Array([[3, 4, 5]], dtype=int32)]
+    """
     check_arraylike("meshgrid", *xi)
     if indexing not in ("xy", "ij"):
         raise ArgumentError(f"meshgrid: indexing must be 'xy' or 'ij', got {indexing!r}")
@@ -103,7 +159,15 @@ def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = 
 
 
 def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) -> Any:
-    """The indices of a grid: an array for each dim, stacked unless `sparse`."""
+    """Make the index arrays of a grid of shape `dimensions`: array d holds the index along dim d.
+
+    They are stacked along a new first dim, or with `sparse=True` a tuple of arrays with size 1 in
+    the other dims. `dtype` is the default integer if it is None.
+
+    >>> snp.indices((2, 2))[1]
+    Array([[0, 1],
+           [0, 1]], dtype=int32)
+    """
     found = default_int() if dtype is None else user_dtype(dtype, "indices")
     shape = canonical_shape(tuple(dimensions), "indices")
     grids = []
@@ -118,7 +182,15 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
 
 
 def fromfunction(function: Any, shape: Any, *, dtype: Any = float, **kwargs: Any) -> Any:
-    """The array whose elements are `function(*indices)`, called once with index arrays."""
+    """Make the array whose elements are a function of their indices.
+
+    `function` is called once, with an index array of shape `shape` and dtype `dtype` for each dim,
+    and with `kwargs`.
+
+    >>> snp.fromfunction(lambda i, j: i + 10 * j, (2, 2), dtype=int)
+    Array([[ 0, 10],
+           [ 1, 11]], dtype=int32)
+    """
     shape = canonical_shape(shape, "fromfunction")
     grids = [
         lax.broadcasted_iota(user_dtype(dtype, "fromfunction"), shape, d) for d in range(len(shape))
@@ -127,7 +199,16 @@ def fromfunction(function: Any, shape: Any, *, dtype: Any = float, **kwargs: Any
 
 
 def ix_(*args: Any) -> tuple[Any, ...]:
-    """Vectors as an open grid, to index with: `x[ix_(rows, columns)]`."""
+    """Make an open grid of vectors, to index with: `x[snp.ix_(rows, columns)]`.
+
+    Each of the vectors `args` gets size 1 in the dims of the others. Vectors of integers keep their
+    dtype; bool vectors, which must be concrete, become the positions of what is true. Raises a
+    `ShapeError` if an argument is no vector.
+
+    >>> snp.ix_(np.array([0, 2]), np.array([1]))
+    (Array([[0],
+           [2]], dtype=int32), Array([[1]], dtype=int32))
+    """
     vectors = [asarray(a) for a in args]
     found = []
     for k, v in enumerate(vectors):

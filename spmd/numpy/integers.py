@@ -25,6 +25,7 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.reductions import any as _any
 from spmd.numpy.reductions import canonical_axis
+from spmd.sharding.array import Array, ArrayLike
 
 _BYTE = np.dtype(np.uint8)
 
@@ -44,7 +45,7 @@ def _size(x: Any) -> Any:
     return x if typeof(x).dtype.kind == "u" else lax.abs(x)
 
 
-def gcd(x1: Any, x2: Any) -> Any:
+def gcd(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The greatest common divisor, by Euclid's algorithm; gcd(0, 0) is 0.
 
     >>> gcd(np.array([12, 0, -9]), np.array([18, 5, 6]))
@@ -66,7 +67,7 @@ def _gcd(x1: Any, x2: Any) -> Any:
     return lax.while_loop(lambda s: _any(lax.ne(s[1], zero)), step, (_size(x1), _size(x2)))[0]
 
 
-def lcm(x1: Any, x2: Any) -> Any:
+def lcm(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The least common multiple; it is 0 where one of the two is.
 
     >>> lcm(np.array([4, 0]), 6)
@@ -96,7 +97,7 @@ def _weights(bitorder: str, name: str) -> np.ndarray:
     return weights[::-1] if bitorder == "big" else weights
 
 
-def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Any:
+def packbits(a: ArrayLike, axis: int | None = None, bitorder: str = "big") -> Array:
     """Eight truth values (elements that are not zero) a byte, along a dim or of the flat array.
 
     >>> packbits(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1]))
@@ -118,8 +119,8 @@ def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Any:
 
 
 def unpackbits(
-    a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big"
-) -> Any:
+    a: ArrayLike, axis: int | None = None, count: int | None = None, bitorder: str = "big"
+) -> Array:
     """The bits of bytes as zeros and ones, along a dim or of the flat array.
 
     `count` is how many to give: as for a slice, negative ones count from the end, and what is

@@ -24,11 +24,12 @@ from spmd.numpy.promotion import (
     promote_dtypes,
 )
 from spmd.numpy.reductions import canonical_axis
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- putting together --------------------------------------------------------------------------
 
 
-def _array_list(name: str, arrays: Any) -> list[Any]:
+def _array_list(name: str, arrays: Any) -> list[Array]:
     if is_arraylike(arrays) and typeof(arrays).ndim:
         arrays = unstack(arrays)
     if not isinstance(arrays, (list, tuple)):
@@ -39,8 +40,17 @@ def _array_list(name: str, arrays: Any) -> list[Any]:
     return [plain(a) for a in arrays]
 
 
-def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
-    """Join arrays along an existing dim; flattened first if `axis` is None."""
+def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Array:
+    """Join arrays along a dim that they have.
+
+    `arrays` is a list or tuple, or one array whose first dim is taken apart. Their shapes agree in
+    all dims but `axis`; with `axis=None` they are flattened first. They are promoted to one dtype,
+    or converted to `dtype`. Raises a `ShapeError` if the shapes do not fit, and an `ArgumentError`
+    if there are no arrays or they are not in a list.
+
+    >>> snp.concatenate([np.array([1, 2]), np.array([3.5])])
+    Array([1. , 2. , 3.5], dtype=float32)
+    """
     if is_arraylike(axis) and typeof(axis).ndim:
         raise ArgumentError(
             "concatenate: axis must be an integer, got an array; give the arrays as one list: "
@@ -62,8 +72,14 @@ def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Any:
     return as_array(items[0]) if len(items) == 1 else lax.concatenate(items, d)
 
 
-def concat(arrays: Any, /, *, axis: int | None = 0) -> Any:
-    """Join arrays along an existing dim: `concatenate` as the array API standard names it."""
+def concat(arrays: Any, /, *, axis: int | None = 0) -> Array:
+    """Join arrays along a dim that they have: `concatenate` as the array API standard names it.
+
+    The shapes of `arrays` agree in all dims but `axis`; they are promoted to one dtype.
+
+    >>> snp.concat([np.array([1, 2]), np.array([3])])
+    Array([1, 2, 3], dtype=int32)
+    """
     return concatenate(arrays, axis)
 
 
@@ -79,8 +95,16 @@ def _check_joinable(name: str, items: Sequence[Any], d: int) -> None:
             )
 
 
-def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Any:
-    """Join arrays of one shape along a new dim."""
+def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> Array:
+    """Join arrays of one shape along a new dim.
+
+    `axis` is the position of the new dim in the result. The `arrays` are promoted to one dtype, or
+    converted to `dtype`. Raises a `ShapeError` if their shapes differ.
+
+    >>> snp.stack([np.array([1, 2]), np.array([3, 4])], axis=1)
+    Array([[1, 3],
+           [2, 4]], dtype=int32)
+    """
     items = _array_list("stack", arrays)
     shapes = list(dict.fromkeys(typeof(a).shape for a in items))
     if len(shapes) > 1:
@@ -93,36 +117,80 @@ def stack(arrays: Any, axis: int = 0, out: None = None, dtype: Any = None) -> An
     return concatenate([lax.reshape(a, row) for a in items], d, dtype)
 
 
-def vstack(tup: Any, dtype: Any = None) -> Any:
-    """Join arrays as rows."""
+def vstack(tup: Any, dtype: Any = None) -> Array:
+    """Join arrays along the first dim; vectors are rows.
+
+    The arrays of the list `tup` are promoted to one dtype, or converted to `dtype`; their other
+    dims have equal sizes.
+
+    >>> snp.vstack([np.array([1, 2]), np.array([3, 4])])
+    Array([[1, 2],
+           [3, 4]], dtype=int32)
+    """
     return concatenate([atleast_2d(a) for a in _array_list("vstack", tup)], 0, dtype)
 
 
-def hstack(tup: Any, dtype: Any = None) -> Any:
-    """Join arrays side by side: along the second dim, vectors along the first."""
+def hstack(tup: Any, dtype: Any = None) -> Array:
+    """Join arrays along the second dim, vectors along their only one.
+
+    The arrays of the list `tup` are promoted to one dtype, or converted to `dtype`; their other
+    dims have equal sizes.
+
+    >>> snp.hstack([np.array([1, 2]), np.array([3, 4])])
+    Array([1, 2, 3, 4], dtype=int32)
+    """
     items = [atleast_1d(a) for a in _array_list("hstack", tup)]
     return concatenate(items, 0 if typeof(items[0]).ndim == 1 else 1, dtype)
 
 
-def dstack(tup: Any, dtype: Any = None) -> Any:
-    """Join arrays along the third dim."""
+def dstack(tup: Any, dtype: Any = None) -> Array:
+    """Join arrays along the third dim.
+
+    The arrays of the list `tup` get three dims by `atleast_3d`; they are promoted to one dtype, or
+    converted to `dtype`.
+
+    >>> snp.dstack([np.array([1, 2]), np.array([3, 4])]).shape
+    (1, 2, 2)
+    """
     return concatenate([atleast_3d(a) for a in _array_list("dstack", tup)], 2, dtype)
 
 
-def column_stack(tup: Any) -> Any:
-    """Join vectors as columns of a matrix."""
+def column_stack(tup: Any) -> Array:
+    """Join vectors as the columns of a matrix; matrices contribute all of their columns.
+
+    The arrays of the list `tup` have first dims of equal size and are promoted to one dtype.
+
+    >>> snp.column_stack([np.array([1, 2]), np.array([3, 4])])
+    Array([[1, 3],
+           [2, 4]], dtype=int32)
+    """
     items = _array_list("column_stack", tup)
     columns = [a if typeof(a).ndim >= 2 else reshape(a, (-1, 1)) for a in items]
     return concatenate(columns, 1)
 
 
-def append(arr: Any, values: Any, axis: int | None = None) -> Any:
-    """`arr` followed by `values`."""
+def append(arr: ArrayLike, values: ArrayLike, axis: int | None = None) -> Array:
+    """Join two arrays, `arr` and `values` behind it, along a dim.
+
+    Their shapes agree in all dims but `axis`; with `axis=None` both are flattened. They are
+    promoted to one dtype.
+
+    >>> snp.append(np.array([1, 2]), np.array([3]))
+    Array([1, 2, 3], dtype=int32)
+    """
     return concatenate([arr, values], axis)
 
 
-def block(arrays: Any) -> Any:
-    """A matrix of blocks, given as nested lists."""
+def block(arrays: Any) -> Array:
+    """Join blocks, given as nested lists, to one array.
+
+    The innermost lists of `arrays` are joined along the last dim, those around them along the last
+    but one, and so on. The blocks are promoted to one dtype.
+
+    >>> snp.block([[np.ones((2, 2)), np.zeros((2, 1))]])
+    Array([[1., 1., 0.],
+           [1., 1., 0.]], dtype=float32)
+    """
     depth = _depth(arrays)
 
     def join(x: Any, level: int) -> Any:
@@ -147,8 +215,14 @@ def _depth(x: Any) -> int:
 # ---- taking apart ------------------------------------------------------------------------------
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
-    """The slices along a dim, as a tuple."""
+def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Array, ...]:
+    """Take an array apart along a dim, into a tuple of arrays without it.
+
+    `axis` is the dim; the dtype stays.
+
+    >>> snp.unstack(np.array([[1, 2], [3, 4]]))
+    (Array([1, 2], dtype=int32), Array([3, 4], dtype=int32))
+    """
     check_arraylike("unstack", x)
     x = plain(x)
     d = canonical_axis(axis, typeof(x).ndim, "unstack")
@@ -157,33 +231,68 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
     )
 
 
-def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
-    """Split into nearly equal parts, or at the given indices."""
+def array_split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Array]:
+    """Split an array along a dim into parts of nearly equal size.
+
+    `indices_or_sections` is the number of parts, of which the first ones are larger by one, or a
+    list of the positions at which `ary` is cut. The dtype stays.
+
+    >>> snp.array_split(np.arange(5), 2)
+    [Array([0, 1, 2], dtype=int32), Array([3, 4], dtype=int32)]
+    """
     return _split("array_split", ary, indices_or_sections, axis, equal=False)
 
 
-def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
-    """Split into equal parts, or at the given indices."""
+def split(ary: ArrayLike, indices_or_sections: Any, axis: int = 0) -> list[Array]:
+    """Split an array along a dim into parts of equal size.
+
+    `indices_or_sections` is the number of parts, or a list of the positions at which `ary` is cut.
+    The result is a list of arrays of the same dtype. Raises a `ShapeError` if the size of dim
+    `axis` is not a multiple of the number.
+
+    >>> snp.split(np.arange(4), 2)
+    [Array([0, 1], dtype=int32), Array([2, 3], dtype=int32)]
+    >>> snp.split(np.arange(4), [1])
+    [Array([0], dtype=int32), Array([1, 2, 3], dtype=int32)]
+    """
     return _split("split", ary, indices_or_sections, axis, equal=True)
 
 
-def vsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
-    """Split along the first dim."""
+def vsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
+    """Split an array along the first dim into parts of equal size.
+
+    `ary` and `indices_or_sections` are those of `split`; the dtype stays.
+
+    >>> snp.vsplit(np.array([[1, 2], [3, 4]]), 2)
+    [Array([[1, 2]], dtype=int32), Array([[3, 4]], dtype=int32)]
+    """
     return _split("vsplit", ary, indices_or_sections, 0, equal=True)
 
 
-def hsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
-    """Split along the second dim; vectors along the first."""
+def hsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
+    """Split an array along the second dim, vectors along their only one, into parts of equal size.
+
+    `ary` and `indices_or_sections` are those of `split`; the dtype stays.
+
+    >>> snp.hsplit(np.array([1, 2, 3, 4]), 2)
+    [Array([1, 2], dtype=int32), Array([3, 4], dtype=int32)]
+    """
     axis = 0 if typeof(plain(ary)).ndim == 1 else 1
     return _split("hsplit", ary, indices_or_sections, axis, equal=True)
 
 
-def dsplit(ary: Any, indices_or_sections: Any) -> list[Any]:
-    """Split along the third dim."""
+def dsplit(ary: ArrayLike, indices_or_sections: Any) -> list[Array]:
+    """Split an array along the third dim into parts of equal size.
+
+    `ary` and `indices_or_sections` are those of `split`; the dtype stays.
+
+    >>> [x.shape for x in snp.dsplit(np.zeros((2, 3, 4)), 2)]
+    [(2, 3, 2), (2, 3, 2)]
+    """
     return _split("dsplit", ary, indices_or_sections, 2, equal=True)
 
 
-def _split(name: str, a: Any, where: Any, axis: int, equal: bool) -> list[Any]:
+def _split(name: str, a: Any, where: Any, axis: int, equal: bool) -> list[Array]:
     check_arraylike(name, a)
     a = plain(a)
     d = canonical_axis(axis, typeof(a).ndim, name)

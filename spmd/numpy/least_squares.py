@@ -25,6 +25,7 @@ from spmd.numpy.promotion import (
 from spmd.numpy.reductions import any as _any
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.searching import where
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _cutoff(s: Any, rtol: Any, default: float) -> Any:
@@ -40,12 +41,16 @@ def _eps(x: Any) -> float:
 
 
 @promotes_inside()
-def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Any:
-    """How many singular values of matrices (..., m, n) exceed `rtol` times the largest one.
+def matrix_rank(
+    M: ArrayLike, rtol: Any = None, *, hermitian: bool = False, tol: Any = None
+) -> Array:
+    """The rank of matrices: how many singular values exceed `rtol` times the largest one.
 
-    The default is `max(m, n)` times the precision; `tol` is an absolute bound instead.
+    `M` has shape (..., m, n), and the result is an integer in shape (...). `rtol` is `max(m, n)`
+    times the precision of the dtype by default; `tol` is an absolute bound instead. `hermitian`
+    promises that `M` is, and is quicker.
 
-    >>> matrix_rank(array([[1.0, 2.0], [2.0, 4.0]]))
+    >>> snp.linalg.matrix_rank(np.array([[1.0, 2.0], [2.0, 4.0]]))
     Array(1, dtype=int32)
     """
     M = inexact_matrix("matrix_rank", M)
@@ -57,7 +62,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
     return _sum(s > bound, -1)
 
 
-def cond(x: Any, p: Any = None) -> Any:
+def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:
     """The condition number of matrices: `norm(x, p) * norm(inv(x), p)`, by singular values for 2.
 
     >>> cond(array([[2.0, 0.0], [0.0, 1.0]]))
@@ -86,11 +91,16 @@ def norm_of_matrix(x: Any, ord: Any) -> Any:
 
 
 @promotes_inside()
-def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Any:
-    """The Moore-Penrose pseudo-inverses (..., n, m) of matrices (..., m, n).
+def pinv(a: ArrayLike, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Array:
+    """The Moore-Penrose pseudo-inverses of matrices.
 
+    `a` has shape (..., m, n), and the result (..., n, m); integers become the default float.
     Singular values up to `rtol` (or its old name `rcond`) times the largest count as zero; the
-    default is `10 * max(m, n)` times the precision.
+    default is `10 * max(m, n)` times the precision of the dtype. `hermitian` promises that `a` is.
+
+    >>> snp.linalg.pinv(np.array([[2.0, 0.0], [0.0, 0.0]]))
+    Array([[0.5, 0. ],
+           [0. , 0. ]], dtype=float32)
     """
     a = inexact_matrix("pinv", a, square=hermitian)
     rtol = rcond if rtol is None else rtol
@@ -123,11 +133,18 @@ def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None
 
 def lstsq(
     a: Any, b: Any, rcond: float | None = None, *, numpy_resid: bool = False
-) -> tuple[Any, Any, Any, Any]:
-    """The x of smallest norm among those that minimise `norm(a @ x - b)`: x, residuals, rank, s.
+) -> tuple[Array, Array, Array, Array]:
+    """Find the `x` of smallest norm among those that minimise `norm(a @ x - b)`.
 
-    `a` is (m, n), `b` (m,) or (m, k); x is (n,) or (n, k), the residuals (k,) squared norms, s the
-    singular values of a. Singular values up to `rcond` times the largest count as zero.
+    The result is a tuple: x, residuals, rank of `a`, singular values of `a`. `a` is (m, n), `b`
+    (m,) or (m, k); x is (n,) or (n, k), and the residuals are squared norms, one for each column of
+    `b`. Both are promoted to one floating or complex dtype. Singular values below `rcond` times the
+    largest count as zero. With `numpy_resid` the residuals are an array of size 0 where NumPy's
+    are, which needs concrete arrays. Raises a `ShapeError` if the shapes do not fit.
+
+    >>> x, *_ = snp.linalg.lstsq(np.array([[2.0], [2.0]]), np.array([1.0, 3.0]))
+    >>> snp.allclose(x, np.array([1.0]))
+    Array(True, dtype=bool)
     """
     check_arraylike("lstsq", a, b)
     a, b = (as_array(x) for x in promote_dtypes_inexact(plain(a), plain(b)))
@@ -164,8 +181,15 @@ def _smallest_solution(a: Any, b: Any, rcond: Any) -> tuple[Any, Any, Any]:
 # ---- tensors -----------------------------------------------------------------------------------
 
 
-def tensorinv(a: Any, ind: int = 2) -> Any:
-    """The inverse of a tensor as a map from its last dims to its first `ind` ones."""
+def tensorinv(a: ArrayLike, ind: int = 2) -> Array:
+    """The inverse of a tensor as a map from its last dims to its first `ind` ones.
+
+    The product of the first sizes equals that of the last ones, and the result has the last dims
+    first. Integers become the default float. Raises a `ShapeError` if they differ.
+
+    >>> snp.linalg.tensorinv(2 * np.eye(4).reshape(2, 2, 2, 2)).shape
+    (2, 2, 2, 2)
+    """
     check_arraylike("tensorinv", a)
     (a,) = promote_dtypes_inexact(plain(a))
     shape = typeof(a).shape
@@ -179,8 +203,16 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
     return reshape(flat, (*last, *first))
 
 
-def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
-    """Solve `tensordot(a, x, x.ndim) == b` for x; dims `axes` of a are moved to its end first."""
+def tensorsolve(a: ArrayLike, b: ArrayLike, axes: Any = None) -> Array:
+    """Solve the equations `tensordot(a, x, x.ndim) == b`.
+
+    The first dims of `a` are those of `b`, the others, of the same size in all, those of the
+    result; dims `axes` of `a` are moved to its end first. Both are promoted to one floating or
+    complex dtype. Raises a `ShapeError` if the shapes do not fit.
+
+    >>> snp.linalg.tensorsolve(2 * np.eye(4).reshape(2, 2, 4), np.ones((2, 2)))
+    Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
+    """
     check_arraylike("tensorsolve", a, b)
     a, b = promote_dtypes_inexact(plain(a), plain(b))
     if axes is not None:

@@ -49,6 +49,7 @@ from spmd.numpy.reductions import min as _min
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.searching import diagonal as _diagonal
 from spmd.numpy.ufuncs import power
+from spmd.sharding.array import Array, ArrayLike
 
 __all__ = [
     "EigResult",
@@ -90,10 +91,15 @@ __all__ = [
 ]
 
 
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """The norm of vectors (one axis) or matrices (two axes); of the flat array by default.
+def norm(x: ArrayLike, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
+    """The norm of vectors, if `axis` is one dim, or of matrices, if it is two.
 
-    >>> norm(array([3.0, 4.0]))
+    `ord` is 2 for vectors by default; it may be any number, inf or -inf. It is "fro" for matrices
+    by default; it may be "nuc", 1, -1, 2, -2, inf or -inf. Without `axis` and `ord` it is the
+    2-norm of the flat array. The result is a real float; integers become the default float. Raises
+    a `ShapeError` for another number of dims, and an `ArgumentError` for another `ord`.
+
+    >>> snp.linalg.norm(np.array([3.0, 4.0]))
     Array(5., dtype=float32)
     """
     check_arraylike("norm", x)
@@ -110,16 +116,32 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     return _matrix_norm(x, "fro" if ord is None else ord, dims, keepdims)
 
 
-def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    """The norm of vectors along one or several dims, taken together."""
+def vector_norm(
+    x: ArrayLike, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2
+) -> Array:
+    """The norm of vectors along one or several dims, taken together; all dims by default.
+
+    `ord` is a number, inf or -inf. `keepdims` keeps the dims of `axis` with size 1. The result is a
+    real float; integers become the default float.
+
+    >>> snp.linalg.vector_norm(np.array([3.0, 4.0]), ord=1)
+    Array(7., dtype=float32)
+    """
     check_arraylike("vector_norm", x)
     (x,) = promote_dtypes_inexact(plain(x))
     dims = canonical_axes(axis, typeof(x).ndim, "vector_norm")
     return _vector_norm(x, ord, dims, keepdims)
 
 
-def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
-    """The norm of matrices, the last two dims."""
+def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
+    """The norm of matrices, the last two dims.
+
+    `ord` is "fro", "nuc", 1, -1, 2, -2, inf or -inf. `keepdims` keeps the two dims with size 1. The
+    result is a real float; integers become the default float.
+
+    >>> snp.linalg.matrix_norm(np.array([[3.0, 0.0], [0.0, 4.0]]))
+    Array(5., dtype=float32)
+    """
     check_arraylike("matrix_norm", x)
     (x,) = promote_dtypes_inexact(plain(x))
     n = typeof(x).ndim
@@ -176,7 +198,7 @@ def _matrix_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any
     return _kept(result, x, dims, keepdims)
 
 
-def matrix_power(a: Any, n: int) -> Any:
+def matrix_power(a: ArrayLike, n: int) -> Array:
     """A square matrix multiplied with itself n times; for n < 0, the inverse -n times."""
     check_arraylike("matrix_power", a)
     (a,) = promote_dtypes_inexact(plain(a))
@@ -198,8 +220,15 @@ def matrix_power(a: Any, n: int) -> Any:
     return as_array(result)
 
 
-def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Any:
-    """The product of several matrices, in the cheapest order."""
+def multi_dot(arrays: Sequence[Any], *, precision: Any = None) -> Array:
+    """The product of several matrices, in the cheapest order.
+
+    The first and the last of `arrays` may be vectors. The operands are promoted to one dtype;
+    `precision` is that of `lax.dot_general`. Neighbours share a dim of equal size.
+
+    >>> snp.linalg.multi_dot([np.ones((2, 3)), np.ones((3, 4)), np.ones(4)])
+    Array([12., 12.], dtype=float32)
+    """
     items = list(arrays)
     check_arraylike("multi_dot", *items)
     items = [plain(a) for a in items]
@@ -243,25 +272,48 @@ def _cheapest_cuts(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
 
 
 def matmul(
-    x1: Any, x2: Any, /, *, precision: Any = None, preferred_element_type: Any = None
-) -> Any:
-    """The product of matrices (or stacks of them): `spmd.numpy.matmul`."""
+    x1: ArrayLike, x2: ArrayLike, /, *, precision: Any = None, preferred_element_type: Any = None
+) -> Array:
+    """The product of matrices: the standard's form of `spmd.numpy.matmul`.
+
+    The last two dims are the matrices; those before them broadcast. The operands are promoted to
+    one dtype. `precision` and `preferred_element_type` are those of `spmd.numpy.matmul`.
+
+    >>> snp.linalg.matmul(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
+    """
     how = {"precision": precision, "preferred_element_type": preferred_element_type}
     return _products.matmul(x1, x2, **how)
 
 
 def tensordot(
-    x1: Any, x2: Any, /, *, axes: Any = 2, precision: Any = None, preferred_element_type: Any = None
-) -> Any:
-    """The product summed over several dims: `spmd.numpy.tensordot`."""
+    x1: ArrayLike,
+    x2: ArrayLike,
+    /,
+    *,
+    axes: Any = 2,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Array:
+    """The sum of products over several dims: the standard's form of `spmd.numpy.tensordot`.
+
+    `axes` is a number or a pair of lists of dims. The operands are promoted to one dtype.
+    `precision` and `preferred_element_type` are those of `spmd.numpy.dot`.
+
+    >>> snp.linalg.tensordot(np.ones((2, 3)), np.ones((3, 4)), axes=1).shape
+    (2, 4)
+    """
     how = {"precision": precision, "preferred_element_type": preferred_element_type}
     return _products.tensordot(x1, x2, axes, **how)
 
 
-def outer(x1: Any, x2: Any, /) -> Any:
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Array:
     """The products of all pairs of elements of two vectors.
 
-    >>> outer(np.array([1, 2]), np.array([3, 4]))
+    The result is a matrix of the dtype to which `x1` and `x2` are promoted. Raises a `ShapeError`
+    if one is no vector.
+
+    >>> snp.linalg.outer(np.array([1, 2]), np.array([3, 4]))
     Array([[3, 4],
            [6, 8]], dtype=int32)
     """
@@ -274,8 +326,15 @@ def outer(x1: Any, x2: Any, /) -> Any:
     return _products.outer(x1, x2)
 
 
-def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """The vector product of vectors with three elements along `axis`."""
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Array:
+    """The cross product of vectors of three elements along a dim.
+
+    The other dims broadcast; `x1` and `x2` are promoted to one dtype. Raises a `ShapeError` if dim
+    `axis` has another size.
+
+    >>> snp.linalg.cross(np.array([1, 0, 0]), np.array([0, 1, 0]))
+    Array([0, 0, 1], dtype=int32)
+    """
     shapes = [typeof(x).shape for x in (x1, x2)]
     if any(not s or not -len(s) <= axis < len(s) or s[axis] != 3 for s in shapes):
         raise ShapeError(
@@ -284,16 +343,25 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     return _products.cross(x1, x2, axis=axis)
 
 
-def diagonal(x: Any, /, *, offset: int = 0) -> Any:
-    """The diagonals of the matrices in the **last two** dims.
+def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Array:
+    """Take a diagonal of matrices, the **last two** dims.
 
-    >>> diagonal(np.arange(8).reshape(2, 2, 2))
+    Diagonal `offset` lies that many columns to the right of the main one. The dtype stays.
+
+    >>> snp.linalg.diagonal(np.arange(8).reshape(2, 2, 2))
     Array([[0, 3],
            [4, 7]], dtype=int32)
     """
     return _diagonal(x, offset, -2, -1)
 
 
-def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
-    """The sums of the diagonals of the matrices in the **last two** dims."""
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> Array:
+    """The sums along a diagonal of matrices, the **last two** dims.
+
+    Diagonal `offset` lies that many columns to the right of the main one. The dtype is `dtype`, or
+    that of `sum`: small integers become the default integer.
+
+    >>> snp.linalg.trace(np.arange(8).reshape(2, 2, 2))
+    Array([ 3, 11], dtype=int32)
+    """
     return _products.trace(x, offset, -2, -1, dtype)

@@ -6,7 +6,7 @@ Almost everything here gives bools or keeps integers, and so has no derivative.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,29 +26,47 @@ from spmd.numpy.promotion import (
     promotes_inside,
     select,
 )
-from spmd.numpy.ufuncs import named
+from spmd.numpy.ufuncs import REAL_ONLY, doc_of, named
+from spmd.sharding.array import Array, ArrayLike
+
+if TYPE_CHECKING:
+    from spmd.numpy.ufuncs import Binary, Unary
 
 # ---- families ----------------------------------------------------------------------------------
 
 
-def _binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
-    def f(x: Any, y: Any, /) -> Any:
+# What the docstrings of a family have in common.
+_TO_BOOL = "`x` and `y` broadcast to one shape and are promoted to one dtype; the result is bool."
+_OF_BITS = """\
+`x` and `y` broadcast to one shape and are promoted to one dtype, integer or bool, which the
+result has. Raises a `DtypeError` for floats and complex numbers."""
+_BY_PARTS = "Complex numbers are compared by real part, then by imaginary part."
+_TEST = "Elementwise: the result is bool and has the shape of `x`, which may have any dtype."
+_NONZERO = "What is not zero is true, NaN too."
+
+
+def _binary(
+    name: str, op: Callable[..., Any], meaning: str, rule: str, operands: str, shown: str
+) -> Binary:
+    def f(x: ArrayLike, y: ArrayLike, /) -> Array:
         return op(*promote_args(name, x, y))
 
-    return named(f, name, doc)
+    return named(f, name, doc_of(name, meaning, rule, "", operands, shown))
 
 
-def _numeric_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
-    def f(x: Any, y: Any, /) -> Any:
+def _numeric_binary(
+    name: str, op: Callable[..., Any], meaning: str, operands: str, shown: str
+) -> Binary:
+    def f(x: ArrayLike, y: ArrayLike, /) -> Array:
         return op(*promote_args_numeric(name, x, y))
 
-    return named(f, name, doc)
+    return named(f, name, doc_of(name, meaning, _OF_BITS, "", operands, shown))
 
 
-def _ordering(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+def _ordering(name: str, op: Callable[..., Any], meaning: str, shown: str) -> Binary:
     """A comparison; complex numbers are ordered by real part, then by imaginary part."""
 
-    def f(x: Any, y: Any, /) -> Any:
+    def f(x: ArrayLike, y: ArrayLike, /) -> Array:
         x, y = promote_args(name, x, y)
         if not dtypes.is_complex(typeof(x).dtype):
             return op(x, y)
@@ -56,14 +74,16 @@ def _ordering(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]
         by_imag = op(lax.imag(x), lax.imag(y))
         return select(lax.eq(re_x, re_y), by_imag, op(re_x, re_y))
 
-    return named(f, name, doc)
+    example = "np.array([1, 2, 3]), 2", f"Array([{shown}], dtype=bool)"
+    return named(f, name, doc_of(name, meaning, _TO_BOOL, _BY_PARTS, *example))
 
 
-def _logical(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
-    def f(x: Any, y: Any, /) -> Any:
+def _logical(name: str, op: Callable[..., Any], meaning: str, shown: str) -> Binary:
+    def f(x: ArrayLike, y: ArrayLike, /) -> Array:
         return op(*map(as_bool, promote_args(name, x, y)))
 
-    return named(f, name, doc)
+    example = "np.array([0, 1, 2]), True", f"Array([{shown}], dtype=bool)"
+    return named(f, name, doc_of(name, meaning, _TO_BOOL, _NONZERO, *example))
 
 
 def as_bool(x: Any) -> Any:
@@ -73,57 +93,151 @@ def as_bool(x: Any) -> Any:
 
 # ---- comparisons -------------------------------------------------------------------------------
 
-equal = _binary("equal", lax.eq, "Whether elements are equal.")
-not_equal = _binary("not_equal", lax.ne, "Whether elements differ.")
-less = _ordering("less", lax.lt, "Whether x < y.")
-less_equal = _ordering("less_equal", lax.le, "Whether x <= y.")
-greater = _ordering("greater", lax.gt, "Whether x > y.")
-greater_equal = _ordering("greater_equal", lax.ge, "Whether x >= y.")
+equal = _binary(
+    "equal",
+    lax.eq,
+    "Whether elements are equal, `x == y`.",
+    _TO_BOOL,
+    "np.array([1, 2, 3]), 2",
+    "Array([False,  True, False], dtype=bool)",
+)
+not_equal = _binary(
+    "not_equal",
+    lax.ne,
+    "Whether elements differ, `x != y`.",
+    _TO_BOOL,
+    "np.array([1, 2, 3]), 2",
+    "Array([ True, False,  True], dtype=bool)",
+)
+less = _ordering("less", lax.lt, "Whether elements are less, `x < y`.", " True, False, False")
+less_equal = _ordering(
+    "less_equal", lax.le, "Whether elements are less or equal, `x <= y`.", " True,  True, False"
+)
+greater = _ordering(
+    "greater", lax.gt, "Whether elements are greater, `x > y`.", "False, False,  True"
+)
+greater_equal = _ordering(
+    "greater_equal",
+    lax.ge,
+    "Whether elements are greater or equal, `x >= y`.",
+    "False,  True,  True",
+)
 
-logical_and = _logical("logical_and", lax.bitwise_and, "Whether both are true (not zero).")
-logical_or = _logical("logical_or", lax.bitwise_or, "Whether one is true (not zero).")
-logical_xor = _logical("logical_xor", lax.bitwise_xor, "Whether exactly one is true (not zero).")
+logical_and = _logical(
+    "logical_and", lax.bitwise_and, "Whether both elements are true.", "False,  True,  True"
+)
+logical_or = _logical(
+    "logical_or",
+    lax.bitwise_or,
+    "Whether at least one of two elements is true.",
+    " True,  True,  True",
+)
+logical_xor = _logical(
+    "logical_xor",
+    lax.bitwise_xor,
+    "Whether exactly one of two elements is true.",
+    " True, False, False",
+)
 
 
-def logical_not(x: Any, /) -> Any:
-    """Whether elements are zero (false)."""
+def logical_not(x: ArrayLike, /) -> Array:
+    """Whether each element is false, that is, zero.
+
+    Elementwise: the result is bool and has the shape of `x`, which may have any dtype.
+
+    >>> snp.logical_not(np.array([0, 1, 2]))
+    Array([ True, False, False], dtype=bool)
+    """
     return lax.bitwise_not(*map(as_bool, promote_args("logical_not", x)))
 
 
 # ---- extremes by comparison ---------------------------------------------------------------------
 
 
-def fmax(x1: Any, x2: Any) -> Any:
-    """The larger of two; the other one if one is NaN."""
+def fmax(x1: ArrayLike, x2: ArrayLike) -> Array:
+    """The larger of two elements, and the other one where one is NaN.
+
+    `x1` and `x2` broadcast to one shape and are promoted to one dtype, which the result has.
+
+    >>> snp.fmax(np.array([1.0, np.nan]), 0.5)
+    Array([1. , 0.5], dtype=float32)
+    """
     x, y = promote_args("fmax", x1, x2)
     return select(lax.bitwise_or(greater(x, y), lax.ne(y, y)), x, y)
 
 
-def fmin(x1: Any, x2: Any) -> Any:
-    """The smaller of two; the other one if one is NaN."""
+def fmin(x1: ArrayLike, x2: ArrayLike) -> Array:
+    """The smaller of two elements, and the other one where one is NaN.
+
+    `x1` and `x2` broadcast to one shape and are promoted to one dtype, which the result has.
+
+    >>> snp.fmin(np.array([1.0, np.nan]), 0.5)
+    Array([0.5, 0.5], dtype=float32)
+    """
     x, y = promote_args("fmin", x1, x2)
     return select(lax.bitwise_or(less(x, y), lax.ne(y, y)), x, y)
 
 
 # ---- bits --------------------------------------------------------------------------------------
 
-bitwise_and = _binary("bitwise_and", lax.bitwise_and, "Bits set in both.")
-bitwise_or = _binary("bitwise_or", lax.bitwise_or, "Bits set in one or both.")
-bitwise_xor = _binary("bitwise_xor", lax.bitwise_xor, "Bits set in exactly one.")
-left_shift = _numeric_binary("left_shift", lax.shift_left, "x shifted left by y bits.")
+bitwise_and = _binary(
+    "bitwise_and",
+    lax.bitwise_and,
+    "The bits that are set in both elements, `x & y`.",
+    _OF_BITS,
+    "np.array([5, 6]), 3",
+    "Array([1, 2], dtype=int32)",
+)
+bitwise_or = _binary(
+    "bitwise_or",
+    lax.bitwise_or,
+    "The bits that are set in at least one of two elements, `x | y`.",
+    _OF_BITS,
+    "np.array([5, 6]), 3",
+    "Array([7, 7], dtype=int32)",
+)
+bitwise_xor = _binary(
+    "bitwise_xor",
+    lax.bitwise_xor,
+    "The bits that are set in exactly one of two elements, `x ^ y`.",
+    _OF_BITS,
+    "np.array([5, 6]), 3",
+    "Array([6, 5], dtype=int32)",
+)
+left_shift = _numeric_binary(
+    "left_shift",
+    lax.shift_left,
+    "The elements of `x` shifted left by `y` bits, `x << y`.",
+    "np.array([1, 2]), 3",
+    "Array([ 8, 16], dtype=int32)",
+)
 bitwise_left_shift = left_shift
 
 
-def bitwise_not(x: Any, /) -> Any:
-    """All bits turned over; logical not for bools."""
+def bitwise_not(x: ArrayLike, /) -> Array:
+    """All bits of each element inverted, `~x`; logical not of bools.
+
+    Elementwise: the result has the shape and the dtype of `x`. Raises a `DtypeError` for floats and
+    complex numbers.
+
+    >>> snp.bitwise_not(np.array([0, 5]))
+    Array([-1, -6], dtype=int32)
+    """
     return lax.bitwise_not(*promote_args("bitwise_not", x))
 
 
 invert = bitwise_invert = bitwise_not
 
 
-def right_shift(x: Any, y: Any, /) -> Any:
-    """`x` shifted right by `y` bits, keeping the sign."""
+def right_shift(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The elements of `x` shifted right by `y` bits, `x >> y`, with the sign kept.
+
+    `x` and `y` broadcast to one shape and are promoted to one integer dtype, which the result has;
+    bools become int32. Raises a `DtypeError` for floats and complex numbers.
+
+    >>> snp.right_shift(np.array([-8, 9]), 1)
+    Array([-4,  4], dtype=int32)
+    """
     x, y = promote_args_numeric("right_shift", x, y)
     unsigned = typeof(x).dtype.kind == "u"
     return (lax.shift_right_logical if unsigned else lax.shift_right_arithmetic)(x, y)
@@ -132,8 +246,15 @@ def right_shift(x: Any, y: Any, /) -> Any:
 bitwise_right_shift = right_shift
 
 
-def bitwise_count(x: Any, /) -> Any:
-    """How many bits of `|x|` are set, as uint8."""
+def bitwise_count(x: ArrayLike, /) -> Array:
+    """How many bits of the absolute value of each element are set.
+
+    Elementwise: the result is uint8 and has the shape of `x`, which must have an integer or bool
+    dtype.
+
+    >>> snp.bitwise_count(np.array([7, -8]))
+    Array([3, 1], dtype=uint8)
+    """
     (x,) = promote_args_numeric("bitwise_count", x)
     x = x if typeof(x).dtype.kind == "u" else lax.abs(x)
     return lax.convert_element_type(lax.population_count(x), np.dtype(np.uint8))
@@ -147,11 +268,12 @@ def _test(
     real_test: Callable[[Any], Any],
     other: bool,
     complex_join: Callable[..., Any] | None,
-    doc: str,
-):
+    meaning: str,
+    shown: str,
+) -> Unary:
     """A test of floats; complex numbers join their parts' answers, integers answer `other`."""
 
-    def f(x: Any, /) -> Any:
+    def f(x: ArrayLike, /) -> Array:
         check_arraylike(name, x)
         x = plain(x)
         dtype = typeof(x).dtype
@@ -164,7 +286,9 @@ def _test(
         parts = real_test(lax.real(x)), real_test(lax.imag(x))
         return complex_join(*parts)  # type: ignore[misc]
 
-    return named(f, name, doc)
+    rule = _TEST if complex_join else f"{_TEST}\n{REAL_ONLY}"
+    example = "np.array([1.0, np.inf, -np.inf, np.nan])", f"Array([{shown}], dtype=bool)"
+    return named(f, name, doc_of(name, meaning, rule, "", *example))
 
 
 def _equals(value: float, of: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -172,16 +296,56 @@ def _equals(value: float, of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 isfinite = _test(
-    "isfinite", lax.is_finite, True, lax.bitwise_and, "Whether neither infinite nor NaN."
+    "isfinite",
+    lax.is_finite,
+    True,
+    lax.bitwise_and,
+    "Whether elements are neither infinite nor NaN.",
+    " True, False, False, False",
 )
-isinf = _test("isinf", _equals(np.inf, lax.abs), False, lax.bitwise_or, "Whether infinite.")
-isnan = _test("isnan", lambda x: lax.ne(x, x), False, lax.bitwise_or, "Whether NaN.")
-isposinf = _test("isposinf", _equals(np.inf, as_array), False, None, "Whether +infinity.")
-isneginf = _test("isneginf", _equals(-np.inf, as_array), False, None, "Whether -infinity.")
+isinf = _test(
+    "isinf",
+    _equals(np.inf, lax.abs),
+    False,
+    lax.bitwise_or,
+    "Whether elements are infinite, of either sign.",
+    "False,  True,  True, False",
+)
+isnan = _test(
+    "isnan",
+    lambda x: lax.ne(x, x),
+    False,
+    lax.bitwise_or,
+    "Whether elements are NaN.",
+    "False, False, False,  True",
+)
+isposinf = _test(
+    "isposinf",
+    _equals(np.inf, as_array),
+    False,
+    None,
+    "Whether elements are plus infinity.",
+    "False,  True, False, False",
+)
+isneginf = _test(
+    "isneginf",
+    _equals(-np.inf, as_array),
+    False,
+    None,
+    "Whether elements are minus infinity.",
+    "False, False,  True, False",
+)
 
 
-def isreal(x: Any) -> Any:
-    """Whether the imaginary part is zero."""
+def isreal(x: ArrayLike) -> Array:
+    """Whether the imaginary part of each element is zero.
+
+    Elementwise: the result is bool and has the shape of `x`; it is true for all dtypes but complex
+    ones.
+
+    >>> snp.isreal(np.array([1j, 1.0]))
+    Array([False,  True], dtype=bool)
+    """
     check_arraylike("isreal", x)
     x = plain(x)
     if not dtypes.is_complex(typeof(x).dtype):
@@ -190,31 +354,60 @@ def isreal(x: Any) -> Any:
     return lax.eq(imaginary, constant_like(imaginary, 0))
 
 
-def iscomplex(x: Any) -> Any:
-    """Whether the imaginary part is not zero."""
+def iscomplex(x: ArrayLike) -> Array:
+    """Whether the imaginary part of each element differs from zero.
+
+    Elementwise: the result is bool and has the shape of `x`; it is false for all dtypes but complex
+    ones.
+
+    >>> snp.iscomplex(np.array([1j, 1.0]))
+    Array([ True, False], dtype=bool)
+    """
     return lax.bitwise_not(isreal(x))
 
 
-def iscomplexobj(x: Any) -> bool:
-    """Whether the dtype is complex."""
+def iscomplexobj(x: ArrayLike) -> bool:
+    """Whether an array has a complex dtype, whatever its shape and elements are.
+
+    >>> snp.iscomplexobj(np.array([1j, 1.0]))
+    True
+    """
     return x is not None and dtypes.is_complex(typeof(x).dtype)
 
 
-def isrealobj(x: Any) -> bool:
-    """Whether the dtype is not complex."""
+def isrealobj(x: ArrayLike) -> bool:
+    """Whether an array has a dtype that is not complex, whatever its shape and elements are.
+
+    >>> snp.isrealobj(np.array([1.0, 2.0]))
+    True
+    """
     return not iscomplexobj(x)
 
 
-def isscalar(element: Any) -> bool:
-    """Whether something is a number or an array without dims."""
+def isscalar(element: ArrayLike) -> bool:
+    """Whether `element` is a number of any dtype, or an array of shape ().
+
+    >>> snp.isscalar(3.0), snp.isscalar(np.zeros(1))
+    (True, False)
+    """
     return is_arraylike(element) and typeof(element).ndim == 0
 
 
 # ---- equality up to rounding -------------------------------------------------------------------
 
 
-def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
-    """Whether |a - b| <= atol + rtol * |b|; infinities are close to themselves only."""
+def isclose(
+    a: ArrayLike, b: ArrayLike, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
+) -> Array:
+    """Whether elements are equal up to a tolerance, `|a - b| <= atol + rtol * |b|`.
+
+    `a`, `b`, `rtol` and `atol` broadcast to one shape; the result is bool. `a` and `b` are promoted
+    to one dtype, integers to floats. Infinities are close to themselves only, and NaN to NaN if
+    `equal_nan`.
+
+    >>> snp.isclose(np.array([1.0, 2.0]), np.array([1.0, 2.1]))
+    Array([ True, False], dtype=bool)
+    """
     a, b = promote_args("isclose", a, b)
     dtype = typeof(a).dtype
     if dtypes.is_bool(dtype) or dtypes.is_integer(dtype):
@@ -240,13 +433,28 @@ def constant_or_array(like: Any, value: Any) -> Any:
     return lax.convert_element_type(value, typeof(like).dtype)
 
 
-def allclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
-    """Whether all elements are close: a bool array of rank 0."""
+def allclose(
+    a: ArrayLike, b: ArrayLike, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
+) -> Array:
+    """Whether all elements are equal up to a tolerance: `all(isclose(a, b))`, a bool of shape ().
+
+    `a` and `b` broadcast to one shape. `rtol`, `atol` and `equal_nan` are those of `isclose`.
+
+    >>> snp.allclose(np.array([1.0, 2.0]), np.array([1.0, 2.000001]))
+    Array(True, dtype=bool)
+    """
     return _all(isclose(a, b, rtol, atol, equal_nan))
 
 
-def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
-    """Whether shapes and all elements are equal."""
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Array:
+    """Whether two arrays have the same shape and equal elements: a bool of shape ().
+
+    `a1` and `a2` are arrays, or lists and tuples of numbers, of any dtype. NaN is equal to NaN only
+    if `equal_nan`.
+
+    >>> snp.array_equal(np.array([1, 2]), np.array([1.0, 2.0]))
+    Array(True, dtype=bool)
+    """
     a1, a2 = map(_array_of, (a1, a2))
     if typeof(a1).shape != typeof(a2).shape:
         return as_array(np.bool_(False))
@@ -257,8 +465,14 @@ def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
 
 
 @promotes_inside(0)
-def array_equiv(a1: Any, a2: Any) -> Any:
-    """Whether the arrays are equal after broadcasting."""
+def array_equiv(a1: Any, a2: Any) -> Array:
+    """Whether two arrays broadcast to one shape and are equal there: a bool of shape ().
+
+    `a1` and `a2` are arrays, or lists and tuples of numbers, of any dtype.
+
+    >>> snp.array_equiv(np.array([1, 1]), 1)
+    Array(True, dtype=bool)
+    """
     a1, a2 = map(_array_of, (a1, a2))
     try:
         same = equal(a1, a2)

@@ -22,35 +22,58 @@ from spmd.numpy import promotion
 from spmd.numpy.creation import canonical_shape
 from spmd.numpy.promotion import as_array, broadcast_shapes_of, check_arraylike, plain
 from spmd.numpy.reductions import Axis, canonical_axes, canonical_axis
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- shapes ------------------------------------------------------------------------------------
 
 
-def shape(a: Any) -> tuple[int, ...]:
-    """The shape of an array or number."""
+def shape(a: ArrayLike) -> tuple[int, ...]:
+    """The shape of an array or number: a tuple with the size of each dim.
+
+    It does not depend on the dtype, and is known for traced arrays too.
+
+    >>> snp.shape(np.zeros((2, 3)))
+    (2, 3)
+    """
     check_arraylike("shape", a)
     return typeof(plain(a)).shape
 
 
-def ndim(a: Any) -> int:
-    """How many dims an array has."""
+def ndim(a: ArrayLike) -> int:
+    """The number of dims of an array, 0 for numbers of any dtype.
+
+    >>> snp.ndim(np.zeros((2, 3)))
+    2
+    """
     check_arraylike("ndim", a)
     return typeof(plain(a)).ndim
 
 
-def size(a: Any, axis: Axis = None) -> int:
-    """How many elements an array has, or how many along some dims."""
+def size(a: ArrayLike, axis: Axis = None) -> int:
+    """The number of elements of an array of any dtype, or along the dims of `axis`.
+
+    >>> snp.size(np.zeros((2, 3))), snp.size(np.zeros((2, 3)), 1)
+    (6, 3)
+    """
     check_arraylike("size", a)
     sizes = typeof(plain(a)).shape
     return product(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
 
 
 @cached_options
-def reshape(a: Any, shape: Any = None, order: str = "C", *, copy: bool | None = None) -> Any:
-    """Give the elements another shape; one size may be -1 and is then computed.
+def reshape(
+    a: ArrayLike, shape: Any = None, order: str = "C", *, copy: bool | None = None
+) -> Array:
+    """Give the elements another shape, in the same order.
 
-    >>> reshape(arange(6), (2, -1)).shape
-    (2, 3)
+    `shape` is an integer or a tuple of integers; one size may be -1 and is then computed. `order`
+    is "C" for row-major order or "F" for column-major order. The dtype stays; `copy` changes
+    nothing, as arrays are immutable. Raises a `ShapeError` if the sizes do not fit, and an
+    `ArgumentError` for another `order`.
+
+    >>> snp.reshape(np.arange(6), (2, -1))
+    Array([[0, 1, 2],
+           [3, 4, 5]], dtype=int32)
     """
     check_arraylike("reshape", a)
     a = plain(a)
@@ -87,8 +110,15 @@ def _new_shape(old: tuple[int, ...], shape: Any) -> tuple[int, ...]:
 
 
 @cached_options
-def ravel(a: Any, order: str = "C") -> Any:
-    """All elements in one dim."""
+def ravel(a: ArrayLike, order: str = "C") -> Array:
+    """Put all elements into one dim.
+
+    `order` is "C" for row-major order or "F" for column-major order; the dtype stays. Raises an
+    `ArgumentError` for another `order`.
+
+    >>> snp.ravel(np.array([[1, 2], [3, 4]]))
+    Array([1, 2, 3, 4], dtype=int32)
+    """
     check_arraylike("ravel", a)
     if order == "K":
         raise ArgumentError("ravel: order='K' is not supported; use 'C' or 'F'")
@@ -96,8 +126,14 @@ def ravel(a: Any, order: str = "C") -> Any:
 
 
 @cached_options
-def squeeze(a: Any, axis: Axis = None) -> Any:
-    """Drop dims of size 1: all of them, or those given."""
+def squeeze(a: ArrayLike, axis: Axis = None) -> Array:
+    """Drop dims of size 1: all of them, or those of `axis`.
+
+    The elements and their dtype stay. Raises a `ShapeError` if a dim of `axis` has another size.
+
+    >>> snp.squeeze(np.zeros((1, 3, 1))).shape
+    (3,)
+    """
     check_arraylike("squeeze", a)
     a = plain(a)
     sizes = typeof(a).shape
@@ -115,8 +151,14 @@ def squeeze(a: Any, axis: Axis = None) -> Any:
 
 
 @cached_options
-def expand_dims(a: Any, axis: Any) -> Any:
-    """Insert dims of size 1, at the given positions of the result."""
+def expand_dims(a: ArrayLike, axis: Any) -> Array:
+    """Insert dims of size 1.
+
+    `axis` is a position in the result, or a tuple of positions. The elements and their dtype stay.
+
+    >>> snp.expand_dims(np.zeros(3), (0, 2)).shape
+    (1, 3, 1)
+    """
     check_arraylike("expand_dims", a)
     a = plain(a)
     many = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -125,12 +167,24 @@ def expand_dims(a: Any, axis: Any) -> Any:
 
 
 def atleast_1d(*arrays: Any) -> Any:
-    """Arrays with at least one dim."""
+    """Give arrays at least one dim.
+
+    Of several `arrays` the result is a list. The elements and their dtype stay.
+
+    >>> snp.atleast_1d(3.0)
+    Array([3.], dtype=float32, weak_type=True)
+    """
     return _each("atleast_1d", arrays, lambda a, n: a if n >= 1 else lax.reshape(a, (1,)))
 
 
 def atleast_2d(*arrays: Any) -> Any:
-    """Arrays with at least two dims; new ones are put in front."""
+    """Give arrays at least two dims; new ones are put in front.
+
+    Of several `arrays` the result is a list. The elements and their dtype stay.
+
+    >>> snp.atleast_2d(np.arange(3))
+    Array([[0, 1, 2]], dtype=int32)
+    """
 
     def raised(a: Any, n: int) -> Any:
         return a if n >= 2 else lax.reshape(a, (1,) * (2 - n) + typeof(a).shape)
@@ -139,7 +193,13 @@ def atleast_2d(*arrays: Any) -> Any:
 
 
 def atleast_3d(*arrays: Any) -> Any:
-    """Arrays with at least three dims; a matrix gets one behind, a vector one at each side."""
+    """Give arrays at least three dims: a matrix gets one behind, a vector one at each side.
+
+    Of several `arrays` the result is a list. The elements and their dtype stay.
+
+    >>> snp.atleast_3d(np.zeros((2, 3))).shape
+    (2, 3, 1)
+    """
 
     def raised(a: Any, n: int) -> Any:
         sizes = typeof(a).shape
@@ -161,8 +221,16 @@ def _each(name: str, arrays: Sequence[Any], raised: Any) -> Any:
 # ---- broadcasting ------------------------------------------------------------------------------
 
 
-def broadcast_to(array: Any, shape: Any) -> Any:
-    """`array` repeated to a shape by NumPy's rules."""
+def broadcast_to(array: ArrayLike, shape: Any) -> Array:
+    """Repeat an array to a shape, by NumPy's rules of broadcasting.
+
+    `array` has the last dims of `shape`, in which a size of 1 is repeated. The dtype stays. Raises
+    a `ShapeError` if the shapes do not fit.
+
+    >>> snp.broadcast_to(np.array([1, 2]), (2, 2))
+    Array([[1, 2],
+           [1, 2]], dtype=int32)
+    """
     check_arraylike("broadcast_to", array)
     array = plain(array)
     target = canonical_shape(shape, "broadcast_to")
@@ -173,8 +241,15 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     return as_array(promotion.broadcast_to(array, target))
 
 
-def broadcast_arrays(*args: Any) -> list[Any]:
-    """All arrays repeated to their common shape."""
+def broadcast_arrays(*args: ArrayLike) -> list[Array]:
+    """Repeat the arrays `args` to their common shape.
+
+    The result is a list; each array keeps its dtype. Raises a `ShapeError` if the shapes do not
+    fit.
+
+    >>> [x.shape for x in snp.broadcast_arrays(np.zeros((2, 1)), np.zeros(3))]
+    [(2, 3), (2, 3)]
+    """
     check_arraylike("broadcast_arrays", *args)
     arrays = [plain(a) for a in args]
     target = broadcast_shapes_of("broadcast_arrays", [typeof(a).shape for a in arrays])
@@ -185,8 +260,16 @@ def broadcast_arrays(*args: Any) -> list[Any]:
 
 
 @cached_options
-def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
-    """Reverse the dims, or put them in the order `axes`."""
+def transpose(a: ArrayLike, axes: Sequence[int] | None = None) -> Array:
+    """Reverse the dims, or put them into the order `axes`.
+
+    Dim k of the result is dim `axes[k]` of `a`; the dtype stays. Raises a `ShapeError` if `axes`
+    does not name each dim once.
+
+    >>> snp.transpose(np.array([[1, 2], [3, 4]]))
+    Array([[1, 3],
+           [2, 4]], dtype=int32)
+    """
     check_arraylike("transpose", a)
     a = plain(a)
     n = typeof(a).ndim
@@ -199,13 +282,25 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
     return as_array(lax.transpose(a, order))
 
 
-def permute_dims(a: Any, /, axes: Any) -> Any:
-    """Reorder the dims: `transpose` as the array API standard names it."""
+def permute_dims(a: ArrayLike, /, axes: Any) -> Array:
+    """Put the dims into the order `axes`: `transpose` as the array API standard names it.
+
+    Dim k of the result is dim `axes[k]` of `a`; the dtype stays.
+
+    >>> snp.permute_dims(np.zeros((2, 3, 4)), (2, 0, 1)).shape
+    (4, 2, 3)
+    """
     return transpose(a, axes)
 
 
-def matrix_transpose(x: Any, /) -> Any:
-    """Swap the last two dims."""
+def matrix_transpose(x: ArrayLike, /) -> Array:
+    """Exchange the last two dims.
+
+    The dtype stays. Raises a `ShapeError` if `x` has less than two dims.
+
+    >>> snp.matrix_transpose(np.zeros((2, 3, 4))).shape
+    (2, 4, 3)
+    """
     check_arraylike("matrix_transpose", x)
     if typeof(plain(x)).ndim < 2:
         raise ShapeError(f"matrix_transpose: at least 2 dims are needed, got {typeof(plain(x))}")
@@ -213,8 +308,12 @@ def matrix_transpose(x: Any, /) -> Any:
 
 
 @cached_options
-def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
-    """Exchange two dims."""
+def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Array:
+    """Exchange the dims `axis1` and `axis2`; the dtype stays.
+
+    >>> snp.swapaxes(np.zeros((2, 3, 4)), 0, 2).shape
+    (4, 3, 2)
+    """
     check_arraylike("swapaxes", a)
     a = plain(a)
     n = typeof(a).ndim
@@ -224,8 +323,15 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
     return as_array(lax.transpose(a, order))
 
 
-def moveaxis(a: Any, source: Axis, destination: Axis) -> Any:
-    """Move dims to other positions, the rest keeping their order."""
+def moveaxis(a: ArrayLike, source: Axis, destination: Axis) -> Array:
+    """Move dims to other positions; the others keep their order.
+
+    Dim `source` of `a` becomes dim `destination` of the result; both may be tuples. The dtype
+    stays. Raises a `ShapeError` if they differ in length.
+
+    >>> snp.moveaxis(np.zeros((2, 3, 4)), 0, -1).shape
+    (3, 4, 2)
+    """
     check_arraylike("moveaxis", a)
     a = plain(a)
     n = typeof(a).ndim
@@ -241,8 +347,14 @@ def moveaxis(a: Any, source: Axis, destination: Axis) -> Any:
     return as_array(lax.transpose(a, order))
 
 
-def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
-    """Move a dim back until it lies before position `start`."""
+def rollaxis(a: ArrayLike, axis: int, start: int = 0) -> Array:
+    """Move the dim `axis` back until it lies before position `start`.
+
+    The dtype stays; `moveaxis` is easier to read.
+
+    >>> snp.rollaxis(np.zeros((2, 3, 4)), 2).shape
+    (4, 2, 3)
+    """
     n = typeof(a).ndim
     d = canonical_axis(axis, n, "rollaxis")
     at = start + n if start < 0 else start
@@ -252,25 +364,49 @@ def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
 # ---- order of elements -------------------------------------------------------------------------
 
 
-def flip(m: Any, axis: Axis = None) -> Any:
-    """Reverse the elements along dims, all by default."""
+def flip(m: ArrayLike, axis: Axis = None) -> Array:
+    """Reverse the order of elements along dims.
+
+    `axis` is one dim of `m`, several, or None for all. Shape and dtype stay.
+
+    >>> snp.flip(np.array([[1, 2], [3, 4]]), 1)
+    Array([[2, 1],
+           [4, 3]], dtype=int32)
+    """
     check_arraylike("flip", m)
     m = plain(m)
     return as_array(lax.rev(m, canonical_axes(axis, typeof(m).ndim, "flip")))
 
 
-def flipud(m: Any) -> Any:
-    """Reverse along the first dim."""
+def flipud(m: ArrayLike) -> Array:
+    """Reverse the order of elements along the first dim of `m`; shape and dtype stay.
+
+    >>> snp.flipud(np.array([[1, 2], [3, 4]]))
+    Array([[3, 4],
+           [1, 2]], dtype=int32)
+    """
     return flip(m, 0)
 
 
-def fliplr(m: Any) -> Any:
-    """Reverse along the second dim."""
+def fliplr(m: ArrayLike) -> Array:
+    """Reverse the order of elements along the second dim of `m`; shape and dtype stay.
+
+    >>> snp.fliplr(np.array([[1, 2], [3, 4]]))
+    Array([[2, 1],
+           [4, 3]], dtype=int32)
+    """
     return flip(m, 1)
 
 
-def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
-    """Turn by 90 degrees, `k` times, from the first of `axes` towards the second."""
+def rot90(m: ArrayLike, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
+    """Turn an array by 90 degrees, `k` times, in the plane of two dims.
+
+    The first of `axes` turns towards the second. The dtype of `m` stays.
+
+    >>> snp.rot90(np.array([[1, 2], [3, 4]]))
+    Array([[2, 4],
+           [1, 3]], dtype=int32)
+    """
     check_arraylike("rot90", m)
     m = plain(m)
     d1, d2 = canonical_axes(axes, typeof(m).ndim, "rot90")
@@ -284,13 +420,14 @@ def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Any:
     return flip(swapaxes(m, d1, d2), d2)
 
 
-def roll(a: Any, shift: Any, axis: Axis = None) -> Any:
+def roll(a: ArrayLike, shift: Any, axis: Axis = None) -> Array:
     """Move elements along dims; those that leave at one end come back at the other.
 
     `shift` and `axis` may have several entries, one for each other; a dim that is named twice is
-    moved twice.
+    moved twice. `axis=None` moves the flat array. Shape and dtype stay. Raises a `ShapeError` if
+    `shift` and `axis` differ in length and neither has one entry.
 
-    >>> roll(arange(4), 1)
+    >>> snp.roll(np.arange(4), 1)
     Array([3, 0, 1, 2], dtype=int32)
     """
     check_arraylike("roll", a)

@@ -53,16 +53,29 @@ from spmd.numpy.ufuncs import (
     remainder,
     subtract,
 )
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- functions given by samples ----------------------------------------------------------------
 
 
 def interp(
-    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
-) -> Any:
-    """Linear interpolation between the points (xp, fp), whose xp ascend.
+    x: ArrayLike,
+    xp: ArrayLike,
+    fp: ArrayLike,
+    left: Any = None,
+    right: Any = None,
+    period: ArrayLike | None = None,
+) -> Array:
+    """Interpolate linearly between the points (`xp`, `fp`), where `xp` is ascending.
 
-    `left` and `right` are the values outside, "extrapolate" continuing the lines.
+    `left` and `right` are the values outside of them: by default those of the first and last point,
+    and "extrapolate" continues the lines. With `period` the points repeat. `xp` and `fp` are
+    vectors of one size; the result has the shape of `x` and the floating dtype to which the
+    arguments are promoted. Raises a `ShapeError` for other shapes, an `ArgumentError` for other
+    words, and a `DtypeError` for a complex `x`.
+
+    >>> snp.interp(np.array([0.5, 9.0]), np.array([0.0, 1.0]), np.array([0.0, 10.0]))
+    Array([ 5., 10.], dtype=float32)
     """
     check_arraylike("interp", x, xp, fp)
     if typeof(plain(xp)).ndim != 1 or typeof(plain(xp)).shape != typeof(plain(fp)).shape:
@@ -110,8 +123,15 @@ def interp(
 
 
 @promotes_inside(2)
-def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
-    """The integral of samples by the trapezoidal rule."""
+def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Array:
+    """The integral of samples along a dim by the trapezoidal rule.
+
+    `y` are the samples; `x` says where they were taken, as a vector or in the shape of `y`; without
+    it they are `dx` apart. The dtype is the floating one to which the arguments are promoted.
+
+    >>> snp.trapezoid(np.array([0.0, 1.0, 4.0]), dx=0.5)
+    Array(1.5, dtype=float32)
+    """
     check_arraylike("trapezoid", y)
     if x is None:
         (y,) = promote_dtypes_inexact(plain(y))
@@ -127,10 +147,16 @@ def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     return multiply(_sum(multiply(steps, pairs), -1), 0.5)
 
 
-def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * np.pi) -> Any:
-    """Angles made continuous: whole periods are added where neighbours differ by half of one.
+def unwrap(
+    p: ArrayLike, discont: Any = None, axis: int = -1, period: ArrayLike = 2 * np.pi
+) -> Array:
+    """Make angles along a dim continuous: add whole periods where neighbours differ by half of one.
 
-    >>> unwrap(np.array([0, 5, 3]), period=6)
+    `discont` is the least difference to be changed, by default half of `period`. The result has the
+    shape of `p` and the dtype to which `p` and `period` are promoted. Raises a `DtypeError` for
+    complex numbers.
+
+    >>> snp.unwrap(np.array([0, 5, 3]), period=6)
     Array([ 0, -1, -3], dtype=int32)
     """
     check_arraylike("unwrap", p, period)
@@ -154,7 +180,16 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * np.pi)
 
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = None) -> Any:
-    """Derivatives of samples by central differences (one-sided at the ends), for each dim."""
+    """The derivatives of samples by central differences, one-sided at the ends.
+
+    `varargs` are the distances or the coordinates of the samples, one for all dims or one for each
+    of `axis`, by default all. The result is a list for several dims; each array has the shape of
+    `f` and the floating dtype to which it is promoted. Raises an `ArgumentError` for another
+    `edge_order` than 1, and a `ShapeError` for less than 2 samples.
+
+    >>> snp.gradient(np.array([0.0, 1.0, 4.0]))
+    Array([1., 2., 3.], dtype=float32)
+    """
     if edge_order not in (None, 1):
         raise ArgumentError("gradient: only edge_order=1 is supported")
     check_arraylike("gradient", f, *varargs)
@@ -200,8 +235,15 @@ def _derivative(a: Any, h: Any, d: int) -> Any:
 
 
 @promotes_inside(2)
-def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
-    """The value of a polynomial with coefficients `p`, the highest power first."""
+def polyval(p: ArrayLike, x: ArrayLike, *, unroll: int = 16) -> Array:
+    """The values of a polynomial whose coefficients are `p`, the highest power first.
+
+    Elementwise, in the shape of `x`; `p` and `x` are promoted to one dtype. `unroll` changes
+    nothing.
+
+    >>> snp.polyval(np.array([1, 0, 2]), np.array([1, 3]))
+    Array([ 3, 11], dtype=int32)
+    """
     check_arraylike("polyval", p, x)
     coefficients = as_array(plain(p))
     total: Any = multiply(plain(x), 0)
@@ -212,8 +254,17 @@ def polyval(p: Any, x: Any, *, unroll: int = 16) -> Any:
 
 
 @promotes_inside()
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
-    """The matrix whose columns are powers of `x`."""
+def vander(x: ArrayLike, N: int | None = None, increasing: bool = False) -> Array:
+    """The matrix whose columns are powers of a vector, the highest first, or last if `increasing`.
+
+    The shape is (size of `x`, `N`), and `N` is that size if it is None. The dtype is that to which
+    `x` and the default integer are promoted. Raises a `ShapeError` if `x` is no vector.
+
+    >>> snp.vander(np.array([1, 2, 3]))
+    Array([[1, 1, 1],
+           [4, 2, 1],
+           [9, 3, 1]], dtype=int32)
+    """
     check_arraylike("vander", x)
     x = plain(x)
     if typeof(x).ndim != 1:
@@ -225,10 +276,13 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     return power(reshape(x, (-1, 1)), reshape(exponents, (1, -1)))
 
 
-def i0(x: Any) -> Any:
+def i0(x: ArrayLike) -> Array:
     """The modified Bessel function of the first kind and order 0.
 
-    >>> i0(np.array([0.0, 1.0]))
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float.
+    Raises a `DtypeError` for complex numbers.
+
+    >>> snp.i0(np.array([0.0, 1.0]))
     Array([1.       , 1.2660658], dtype=float32)
     """
     (x,) = promote_args_inexact("i0", x)
@@ -239,7 +293,7 @@ def i0(x: Any) -> Any:
 # ---- index arithmetic --------------------------------------------------------------------------
 
 
-def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]:
     """Positions in the flat array as indices of an array of a shape; clipped if outside."""
     check_arraylike("unravel_index", indices)
     sizes = tuple(shape) if np.iterable(shape) else (shape,)
@@ -267,7 +321,7 @@ def ravel_multi_index(
     order: str = "C",
     *,
     dtype: Any = None,
-) -> Any:
+) -> Array:
     """Indices of an array of shape `dims` as positions in the flat array, integers of `dtype`."""
     if len(multi_index) != len(dims):
         raise ArgumentError(f"ravel_multi_index: {len(multi_index)} indices for {len(dims)} dims")
@@ -319,13 +373,13 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
     return _triangle_indices(n, k, m, lower=False)
 
 
-def tril_indices_from(arr: Any, k: int = 0) -> tuple[Any, Any]:
+def tril_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Any, Any]:
     """The indices of the lower triangle of a matrix like `arr`."""
     rows, columns = typeof(plain(arr)).shape
     return tril_indices(rows, k, columns)
 
 
-def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, Any]:
+def triu_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Any, Any]:
     """The indices of the upper triangle of a matrix like `arr`."""
     rows, columns = typeof(plain(arr)).shape
     return triu_indices(rows, k, columns)
@@ -336,7 +390,7 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
     return (lax.iota(default_int(), operator.index(n)),) * ndim
 
 
-def diag_indices_from(arr: Any) -> tuple[Any, ...]:
+def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]:
     """The indices of the diagonal of an array whose dims are of one size."""
     check_arraylike("diag_indices_from", arr)
     shape = typeof(plain(arr)).shape

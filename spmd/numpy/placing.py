@@ -17,6 +17,7 @@ from spmd.numpy.repeating import resize
 from spmd.numpy.searching import flatnonzero
 from spmd.numpy.selection import clip
 from spmd.numpy.ufuncs import remainder
+from spmd.sharding.array import Array
 
 
 def _refuse_in_place(name: str, inplace: bool) -> None:
@@ -24,7 +25,7 @@ def _refuse_in_place(name: str, inplace: bool) -> None:
         raise ArgumentError(f"{name}: arrays are immutable; pass inplace=False for a new one")
 
 
-def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Any:
+def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Array:
     """A copy of `a` with the elements at flat positions replaced; `v` is repeated as needed.
 
     Positions outside are ignored, or with `mode` "clip" or "wrap" brought inside.
@@ -51,7 +52,7 @@ def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = Tr
     return _written(a, ind, resize(v, count))
 
 
-def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Any:
+def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Array:
     """A copy of `arr` whose elements where the mask holds are `vals`, in order and repeated.
 
     >>> place(np.arange(4), np.array([True, False, True, True]), np.array([8, 9]), inplace=False)

@@ -35,6 +35,7 @@ from spmd.numpy.signal import convolve
 from spmd.numpy.sorting import trim_zeros
 from spmd.numpy.taking import take
 from spmd.numpy.ufuncs import divide, multiply, negative, sqrt
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _coefficients(name: str, *polynomials: Any, inexact: bool = True) -> list[Any]:
@@ -55,7 +56,7 @@ def _padded(p: Any, before: int, after: int = 0) -> Any:
 # ---- sums and products -------------------------------------------------------------------------
 
 
-def polyadd(a1: Any, a2: Any) -> Any:
+def polyadd(a1: ArrayLike, a2: ArrayLike) -> Array:
     """The sum of two polynomials.
 
     >>> polyadd(np.array([1, 2]), np.array([5, 0, 1]))
@@ -66,13 +67,13 @@ def polyadd(a1: Any, a2: Any) -> Any:
     return lax.add(_padded(first, max(m - n, 0)), _padded(second, max(n - m, 0)))
 
 
-def polysub(a1: Any, a2: Any) -> Any:
+def polysub(a1: ArrayLike, a2: ArrayLike) -> Array:
     """The difference of two polynomials."""
     first, second = _coefficients("polysub", a1, a2, inexact=False)
     return polyadd(first, negative(second))
 
 
-def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Any:
+def polymul(a1: ArrayLike, a2: ArrayLike, *, trim_leading_zeros: bool = False) -> Array:
     """The product of two polynomials.
 
     `trim_leading_zeros` drops the operands' leading zeros first, which needs concrete values.
@@ -87,7 +88,7 @@ def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Any:
     return convolve(first, second, mode="full")
 
 
-def polydiv(u: Any, v: Any, *, trim_leading_zeros: bool = False) -> tuple[Any, Any]:
+def polydiv(u: Any, v: ArrayLike, *, trim_leading_zeros: bool = False) -> tuple[Any, Any]:
     """Quotient and remainder of two polynomials; the remainder has the length of `u`.
 
     `trim_leading_zeros` drops what is zero up to rounding from the remainder, which needs concrete
@@ -139,7 +140,7 @@ def _order(name: str, m: Any) -> int:
     return order
 
 
-def polyder(p: Any, m: int = 1) -> Any:
+def polyder(p: Any, m: int = 1) -> Array:
     """The derivative of order `m`.
 
     >>> polyder(np.array([1.0, 2.0, 3.0]))
@@ -155,7 +156,7 @@ def polyder(p: Any, m: int = 1) -> Any:
     return multiply(lax.slice_in_dim(p, 0, max(n - order, 0)), factors)
 
 
-def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
+def polyint(p: Any, m: int = 1, k: Any = None) -> Array:
     """The integral of order `m`; `k` are the constants of integration, one or `m` of them.
 
     >>> polyint(np.array([2.0, 2.0]), k=3)
@@ -183,7 +184,7 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
 # ---- roots -------------------------------------------------------------------------------------
 
 
-def poly(seq_of_zeros: Any) -> Any:
+def poly(seq_of_zeros: Any) -> Array:
     """The coefficients of the polynomial with the given roots and leading coefficient 1.
 
     Of a square matrix the roots are its eigenvalues: the characteristic polynomial, as complex
@@ -218,7 +219,7 @@ def _from_roots(zeros: Any) -> Any:
     return lax.scan(step, one, zeros)[0]
 
 
-def roots(p: Any, *, strip_zeros: bool = True) -> Any:
+def roots(p: ArrayLike, *, strip_zeros: bool = True) -> Array:
     """The complex roots of a polynomial: the eigenvalues of its companion matrix.
 
     Leading zeros are dropped, which needs concrete values; with `strip_zeros=False` they are not
@@ -273,22 +274,25 @@ def _roots_and_nans(p: Any) -> Any:
 
 @promotes_inside(2)
 def polyfit(
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     deg: int,
     rcond: float | None = None,
     full: bool = False,
-    w: Any = None,
+    w: ArrayLike | None = None,
     cov: bool | str = False,
 ) -> Any:
-    """The polynomial of degree `deg` with the least squared differences from points (x, y).
+    """Fit a polynomial of degree `deg` to points (x, y), by least squares.
 
-    `y` may have columns, each fitted by itself; `w` are weights of the differences. `full` also
-    returns residuals, rank, singular values and `rcond`; `cov` the coefficients' covariance
-    ("unscaled": for weights that are inverse standard deviations).
+    `x` is a vector and `y` a vector of its size, or a matrix with as many rows, whose columns are
+    fitted each. The coefficients, the highest power first, have the floating dtype to which `x` and
+    `y` are promoted. `w` are weights of the differences; singular values below `rcond` times the
+    largest count as zero. `full` also returns residuals, rank, singular values and `rcond`; `cov`
+    the coefficients' covariance ("unscaled": for weights that are inverse standard deviations).
+    Raises a `ShapeError` if the points or weights do not fit.
 
     >>> x = np.array([0.0, 1.0, 2.0, 3.0])
-    >>> snp.allclose(polyfit(x, 2 * x + 1, 1), np.array([2.0, 1.0]), atol=1e-4).item()
+    >>> snp.allclose(snp.polyfit(x, 2 * x + 1, 1), np.array([2.0, 1.0]), atol=1e-4).item()
     True
     """
     check_arraylike("polyfit", x, y, 0 if w is None else w)

@@ -29,6 +29,7 @@ from spmd.numpy.promotion import (
 from spmd.numpy.reductions import canonical_axes, canonical_axis, refuse_out
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.ufuncs import conjugate, multiply, subtract
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _operands(name: str, a: Any, b: Any) -> list[Any]:
@@ -55,8 +56,19 @@ def _check_contracted(name: str, a: Any, b: Any, da: Sequence[int], db: Sequence
 
 
 @cached_arrays
-def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
-    """Product over the last dim of `a` and the last but one of `b` (its only one, if a vector)."""
+def dot(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+) -> Array:
+    """The product over the last dim of `a` and the last but one of `b`, or its only one.
+
+    Two vectors give a scalar, two matrices their product, and a scalar operand multiplies
+    elementwise. The operands are promoted to one dtype, which the result has;
+    `preferred_element_type` is another dtype for the sums and the result. `precision` is that of
+    `lax.dot_general`. Raises a `ShapeError` if the sizes that are summed over differ.
+
+    >>> snp.dot(np.array([1, 2, 3]), np.array([4, 5, 6]))
+    Array(32, dtype=int32)
+    """
     a, b = _operands("dot", a, b)
     wanted = optional_dtype(preferred_element_type, "dot")
     ndim_a, ndim_b = typeof(a).ndim, typeof(b).ndim
@@ -69,8 +81,19 @@ def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = 
 
 
 @cached_arrays
-def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
-    """Matrix product `a @ b`; dims before the last two are batch dims and broadcast."""
+def matmul(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+) -> Array:
+    """The matrix product, `a @ b`.
+
+    The last two dims are the matrices, those before them batch dims, which broadcast; a vector is a
+    row on the left and a column on the right. The operands are promoted to one dtype, which the
+    result has; `preferred_element_type` is another dtype for the sums and the result. `precision`
+    is that of `lax.dot_general`. Raises a `ShapeError` for a scalar or for sizes that do not fit.
+
+    >>> snp.matmul(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
+    """
     a, b = _operands("matmul", a, b)
     wanted = optional_dtype(preferred_element_type, "matmul")
     left, right = typeof(a).shape, typeof(b).shape
@@ -134,16 +157,29 @@ class _MatmulPlan:
         self.result = (*whole, *left[-2:-1], *(right[-1:] if len(right) > 1 else ()))
 
 
-def matvec(x1: Any, x2: Any, /) -> Any:
-    """Matrices times vectors, over the last dims; the others broadcast."""
+def matvec(x1: ArrayLike, x2: ArrayLike, /) -> Array:
+    """The products of matrices `x1` of shape (..., m, n) and vectors `x2` of shape (..., n).
+
+    The dims in front broadcast. The operands are promoted to one dtype, which the result has.
+
+    >>> snp.matvec(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
+    """
     check_arraylike("matvec", x1, x2)
     column = reshape(x2, (*typeof(plain(x2)).shape, 1))
     product = matmul(x1, column)
     return lax.squeeze(product, (typeof(product).ndim - 1,))
 
 
-def vecmat(x1: Any, x2: Any, /) -> Any:
-    """Conjugated vectors times matrices, over the last dims; the others broadcast."""
+def vecmat(x1: ArrayLike, x2: ArrayLike, /) -> Array:
+    """The products of conjugated vectors and matrices.
+
+    `x1` has shape (..., m) and `x2` (..., m, n); the dims in front broadcast. The operands are
+    promoted to one dtype, which the result has.
+
+    >>> snp.vecmat(np.array([1, 10]), np.array([[1, 2], [3, 4]]))
+    Array([31, 42], dtype=int32)
+    """
     check_arraylike("vecmat", x1, x2)
     shape = typeof(plain(x1)).shape
     product = matmul(reshape(conjugate(x1), (*shape[:-1], 1, *shape[-1:])), x2)
@@ -151,15 +187,22 @@ def vecmat(x1: Any, x2: Any, /) -> Any:
 
 
 def vecdot(
-    x1: Any,
-    x2: Any,
+    x1: ArrayLike,
+    x2: ArrayLike,
     /,
     *,
     axis: int = -1,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """Scalar products of vectors along a dim, the first conjugated."""
+) -> Array:
+    """The scalar products of vectors along a dim, with those of `x1` conjugated.
+
+    `axis` is the dim of the vectors; the other dims broadcast. The operands are promoted to one
+    dtype, which the result has. `precision` and `preferred_element_type` are those of `matmul`.
+
+    >>> snp.vecdot(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
+    """
     check_arraylike("vecdot", x1, x2)
     a, b = moveaxis(x1, axis, -1), moveaxis(x2, axis, -1)
     left, right = typeof(a).shape, typeof(b).shape
@@ -171,8 +214,17 @@ def vecdot(
     return reshape(product, typeof(product).shape[:-2])
 
 
-def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
-    """Scalar product of flattened arrays, the first conjugated."""
+def vdot(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+) -> Array:
+    """The scalar product of two flattened arrays, with the elements of `a` conjugated.
+
+    `a` and `b` have equal sizes and are promoted to one dtype, which the result has. `precision`
+    and `preferred_element_type` are those of `dot`.
+
+    >>> snp.vdot(np.array([1j, 2.0]), np.array([1j, 1.0]))
+    Array(3.+0.j, dtype=complex64)
+    """
     check_arraylike("vdot", a, b)
     return dot(
         ravel(conjugate(a)),
@@ -183,14 +235,23 @@ def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any =
 
 
 def tensordot(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     axes: Any = 2,
     *,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
-    """Product over several dims: the last `axes` of `a` with the first of `b`, or those named."""
+) -> Array:
+    """The sum of products over several dims of two arrays.
+
+    `axes` is a number, for the last dims of `a` and the first of `b`, or a pair of lists of dims.
+    The result has the other dims of `a`, then those of `b`. The operands are promoted to one dtype,
+    which it has; `precision` and `preferred_element_type` are those of `dot`. Raises a `ShapeError`
+    if the sizes that are summed over differ.
+
+    >>> snp.tensordot(np.ones((2, 3, 4)), np.ones((3, 4, 5))).shape
+    (2, 5)
+    """
     a, b = _operands("tensordot", a, b)
     da, db = _tensordot_axes(axes, typeof(a).shape, typeof(b).shape)
     _check_contracted("tensordot", a, b, da, db)
@@ -218,8 +279,17 @@ def _tensordot_axes(
     return tuple(range(len(left) - count, len(left))), tuple(range(count))
 
 
-def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
-    """Product over the last dims of both."""
+def inner(
+    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+) -> Array:
+    """The product over the last dims of two arrays; of scalars and an array, elementwise.
+
+    The result has the other dims of `a`, then those of `b`. The operands are promoted to one dtype,
+    which it has. `precision` and `preferred_element_type` are those of `dot`.
+
+    >>> snp.inner(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
+    Array([21, 43], dtype=int32)
+    """
     check_arraylike("inner", a, b)
     if typeof(plain(a)).ndim == 0 or typeof(plain(b)).ndim == 0:
         return dot(a, b, preferred_element_type=preferred_element_type)
@@ -228,15 +298,29 @@ def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any 
     )
 
 
-def outer(a: Any, b: Any, out: None = None) -> Any:
-    """All products of elements of two flattened arrays."""
+def outer(a: ArrayLike, b: ArrayLike, out: None = None) -> Array:
+    """The products of all pairs of elements of two flattened arrays.
+
+    The shape is (`a.size`, `b.size`). The operands are promoted to one dtype, which the result has.
+
+    >>> snp.outer(np.array([1, 2]), np.array([3, 4, 5]))
+    Array([[ 3,  4,  5],
+           [ 6,  8, 10]], dtype=int32)
+    """
     refuse_out("outer", out)
     check_arraylike("outer", a, b)
     return multiply(reshape(a, (-1, 1)), reshape(b, (1, -1)))
 
 
-def kron(a: Any, b: Any) -> Any:
-    """The Kronecker product: `b` in place of every element of `a`, times that element."""
+def kron(a: ArrayLike, b: ArrayLike) -> Array:
+    """The Kronecker product: each element of `a` replaced by its product with all of `b`.
+
+    The size of each dim is the product of the operands' sizes. The operands are promoted to one
+    dtype, which the result has.
+
+    >>> snp.kron(np.array([1, 10]), np.array([1, 2]))
+    Array([ 1,  2, 10, 20], dtype=int32)
+    """
     check_arraylike("kron", a, b)
     left, right = typeof(plain(a)).shape, typeof(plain(b)).shape
     rank = max(len(left), len(right))
@@ -248,9 +332,22 @@ def kron(a: Any, b: Any) -> Any:
 
 
 def cross(
-    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
-) -> Any:
-    """The cross product of vectors of 3 (or 2) components."""
+    a: ArrayLike,
+    b: ArrayLike,
+    axisa: int = -1,
+    axisb: int = -1,
+    axisc: int = -1,
+    axis: int | None = None,
+) -> Array:
+    """The cross product of vectors of 3 components; of vectors of 2, its third component.
+
+    The vectors lie along dims `axisa` of `a`, `axisb` of `b` and `axisc` of the result, or `axis`
+    of all three; the other dims broadcast. The operands are promoted to one dtype. Raises a
+    `ShapeError` if the vectors have another size.
+
+    >>> snp.cross(np.array([1, 0, 0]), np.array([0, 1, 0]))
+    Array([0, 0, 1], dtype=int32)
+    """
     if axis is not None:
         axisa = axisb = axisc = axis
     check_arraylike("cross", a, b)
@@ -286,9 +383,22 @@ def _with_third(v: Any) -> Any:
 
 
 def trace(
-    a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: None = None
-) -> Any:
-    """The sum of the diagonal number `offset`."""
+    a: ArrayLike,
+    offset: int = 0,
+    axis1: int = 0,
+    axis2: int = 1,
+    dtype: Any = None,
+    out: None = None,
+) -> Array:
+    """The sum along a diagonal of matrices, the dims `axis1` and `axis2` of `a`.
+
+    Diagonal `offset` lies that many columns to the right of the main one. The other dims stay. The
+    dtype is `dtype`, or that of `sum`: small integers become the default integer. Raises an
+    `ArgumentError` if the two dims are the same.
+
+    >>> snp.trace(np.array([[1, 2], [3, 4]]))
+    Array(5, dtype=int32)
+    """
     refuse_out("trace", out)
     check_arraylike("trace", a)
     a = plain(a)

@@ -80,10 +80,13 @@ def lattice_type(*xs: Any) -> tuple[np.dtype, bool]:
 
 
 def result_type(*args: Any) -> np.dtype:
-    """The dtype that an operation on these arrays, numbers and dtypes has.
+    """The dtype to which arrays, numbers and dtypes are promoted.
 
-    >>> result_type(np.float16(1), 2.0)
-    dtype('float16')
+    Python numbers among the `args` are weak: they do not widen the dtype of an array of their kind.
+    Shapes and values have no influence. Raises an `ArgumentError` if nothing is given.
+
+    >>> snp.result_type(np.float16(1), 2.0), snp.result_type(np.int8, np.uint8)
+    (dtype('float16'), dtype('int16'))
     """
     if not args:
         raise ArgumentError("result_type: give at least one array, number or dtype")
@@ -190,10 +193,12 @@ def check_real(name: str, *xs: Any) -> None:
 
 
 def broadcast_shapes(*shapes: Sequence[int] | int) -> tuple[int, ...]:
-    """The shape to which shapes broadcast by NumPy's rules; a ShapeError names them all.
+    """The shape to which arrays of the given `shapes` broadcast, whatever their dtypes are.
 
-    >>> broadcast_shapes((3, 1), (4,))
-    (3, 4)
+    Raises a `ShapeError` if the shapes do not fit.
+
+    >>> snp.broadcast_shapes((2, 1), (3,))
+    (2, 3)
     """
     whole = [(s,) if isinstance(s, (int, np.integer)) else tuple(s) for s in shapes]
     return broadcast_shapes_of("broadcast_shapes", whole)

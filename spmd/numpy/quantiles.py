@@ -26,27 +26,36 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.reductions import Axis, any, canonical_axes, refuse_out, sum
 from spmd.numpy.ufuncs import divide
+from spmd.sharding.array import Array, ArrayLike
 
 _METHODS = ("linear", "lower", "higher", "midpoint", "nearest", "inverted_cdf")
 
 
 def quantile(
-    a: Any,
-    q: Any,
+    a: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
-) -> Any:
-    """The values below which a share `q` of the elements lies.
+    weights: ArrayLike | None = None,
+) -> Array:
+    """The values below which a share `q` of the elements along dims lies.
 
-    `weights`, of the shape of `a` or of its reduced dims, say how often an element counts; they
-    go with `method="inverted_cdf"`: the least element below which at least that share lies.
+    `q` is a number or vector in [0, 1]; a vector gives the result a first dim. `axis` is one dim,
+    several, or None for all. `method` says what lies between two elements: "linear", "lower",
+    "higher", "midpoint" or "nearest". `a` is promoted to a floating dtype, which the result has;
+    `overwrite_input` changes nothing.
 
-    >>> quantile(np.array([1.0, 2.0, 3.0]), 0.5, method="inverted_cdf", weights=np.array([1, 1, 8]))
+    `weights`, of the shape of `a` or of its reduced dims, say how often an element counts; they go
+    with `method="inverted_cdf"`: the least element below which at least that share lies.
+
+    >>> snp.quantile(np.array([1.0, 2.0, 4.0]), np.array([0.25, 0.5]))
+    Array([1.5, 2. ], dtype=float32)
+    >>> heavy = np.array([1, 1, 8])
+    >>> snp.quantile(np.array([1.0, 2.0, 3.0]), 0.5, method="inverted_cdf", weights=heavy)
     Array(3., dtype=float32)
     """
     refuse_out("quantile", out)
@@ -54,74 +63,109 @@ def quantile(
 
 
 def nanquantile(
-    a: Any,
-    q: Any,
+    a: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
-) -> Any:
-    """Quantiles of the elements that are not NaN."""
+    weights: ArrayLike | None = None,
+) -> Array:
+    """The quantiles of the elements along dims that are not NaN, and NaN if all are.
+
+    `q`, `axis`, `overwrite_input`, `method`, `keepdims` and `weights` are those of `quantile`; the
+    result has the floating dtype to which `a` is promoted.
+
+    >>> snp.nanquantile(np.array([1.0, np.nan, 3.0]), 0.5)
+    Array(2., dtype=float32)
+    """
     refuse_out("nanquantile", out)
     return _quantile("nanquantile", a, q, axis, method, keepdims, True, weights)
 
 
 def percentile(
-    a: Any,
-    q: Any,
+    a: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
-) -> Any:
-    """Quantiles with `q` in percent."""
+    weights: ArrayLike | None = None,
+) -> Array:
+    """The values below which `q` percent of the elements along dims lie.
+
+    `q` is a number or vector in [0, 100]. `axis`, `overwrite_input`, `method`, `keepdims` and
+    `weights` are those of `quantile`; the result has the floating dtype to which `a` is promoted.
+
+    >>> snp.percentile(np.array([1.0, 2.0, 3.0, 4.0]), 50)
+    Array(2.5, dtype=float32)
+    """
     check_arraylike("percentile", a, q)
-    share = divide(*promote_dtypes_inexact(plain(q)), 100)
+    share = divide(promote_dtypes_inexact(plain(q))[0], 100)
     return quantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
 
 
 def nanpercentile(
-    a: Any,
-    q: Any,
+    a: ArrayLike,
+    q: ArrayLike,
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
     *,
-    weights: Any = None,
-) -> Any:
-    """Percentiles of the elements that are not NaN."""
+    weights: ArrayLike | None = None,
+) -> Array:
+    """The percentiles of the elements along dims that are not NaN, and NaN if all are.
+
+    `q` is a number or vector in [0, 100]. `axis`, `overwrite_input`, `method`, `keepdims` and
+    `weights` are those of `quantile`; the result has the floating dtype to which `a` is promoted.
+
+    >>> snp.nanpercentile(np.array([1.0, np.nan, 3.0]), 50)
+    Array(2., dtype=float32)
+    """
     check_arraylike("nanpercentile", a, q)
-    share = divide(*promote_dtypes_inexact(plain(q)), 100)
+    share = divide(promote_dtypes_inexact(plain(q))[0], 100)
     return nanquantile(a, share, axis, out, overwrite_input, method, keepdims, weights=weights)
 
 
 def median(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     keepdims: bool = False,
-) -> Any:
-    """The middle value: half of the elements are below."""
+) -> Array:
+    """The middle element along dims, or the mean of the middle two.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. The result has
+    the floating dtype to which `a` is promoted; `overwrite_input` changes nothing.
+
+    >>> snp.median(np.array([3, 1, 2, 10]))
+    Array(2.5, dtype=float32)
+    """
     return quantile(a, 0.5, axis, out, overwrite_input, "midpoint", keepdims)
 
 
 def nanmedian(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     out: None = None,
     overwrite_input: bool = False,
     keepdims: bool = False,
-) -> Any:
-    """The middle value of the elements that are not NaN."""
+) -> Array:
+    """The middle of the elements along dims that are not NaN, or the mean of the middle two.
+
+    `axis`, `keepdims` and `overwrite_input` are those of `median`; the result has the floating
+    dtype to which `a` is promoted, and is NaN if all elements are.
+
+    >>> snp.nanmedian(np.array([1.0, np.nan, 3.0]))
+    Array(2., dtype=float32)
+    """
     return nanquantile(a, 0.5, axis, out, overwrite_input, "midpoint", keepdims)
 
 

@@ -26,6 +26,7 @@ from spmd.numpy.promotion import (
     plain,
     result_type,
 )
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _concrete_number(x: Any, name: str) -> Any:
@@ -41,12 +42,23 @@ def _concrete_number(x: Any, name: str) -> Any:
 
 
 def arange(
-    start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None
-) -> Any:
-    """Numbers from `start` (0) up to `stop`, exclusively, in steps of `step` (1).
+    start: ArrayLike,
+    stop: ArrayLike | None = None,
+    step: Any = None,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+) -> Array:
+    """Make a vector of numbers from `start` (0) up to `stop`, exclusively, in steps of `step` (1).
 
-    >>> arange(2, 5)
+    One argument is `stop`. The size is `ceil((stop - start) / step)`, or 0. The dtype is that to
+    which the arguments are promoted, or `dtype`. `device` is a device or sharding for the result.
+    Raises an `ArgumentError` if `step` is 0, and a `ConcretizationError` if an argument is traced.
+
+    >>> snp.arange(2, 5)
     Array([2, 3, 4], dtype=int32)
+    >>> snp.arange(0.0, 1.0, 0.25)
+    Array([0.  , 0.25, 0.5 , 0.75], dtype=float32)
     """
     check_arraylike_or_none("arange", start, stop, step)
     given = [x for x in (start, stop, step) if x is not None]
@@ -74,8 +86,8 @@ def _arange(start: Any, stop: Any, step: Any, dtype: np.dtype) -> Any:
 
 
 def linspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     retstep: bool = False,
@@ -84,7 +96,17 @@ def linspace(
     *,
     device: Any = None,
 ) -> Any:
-    """`num` evenly spaced numbers from `start` to `stop`; with `retstep` also their distance."""
+    """Make `num` evenly spaced numbers from `start` to `stop`.
+
+    `stop` is the last number unless `endpoint=False`. `start` and `stop` may be arrays, which
+    broadcast; the numbers lie along dim `axis` of the result, which has size `num`. The dtype is
+    `dtype`, or the floating one to which the ends are promoted. `retstep=True` also returns the
+    distance. `device` is a device or sharding for the result. Raises an `ArgumentError` if `num` is
+    negative.
+
+    >>> snp.linspace(0, 1, 5)
+    Array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
+    """
     check_arraylike("linspace", start, stop)
     num = operator.index(num)
     if num < 0:
@@ -131,15 +153,22 @@ def _interpolate(start: Any, stop: Any, num: int, intervals: int, endpoint: bool
 
 
 def logspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     base: Any = 10.0,
     dtype: Any = None,
     axis: int = 0,
-) -> Any:
-    """Numbers evenly spaced on a log scale, from `base**start` to `base**stop`."""
+) -> Array:
+    """Make `num` numbers from `base**start` to `base**stop`, evenly spaced on a logarithmic scale.
+
+    The exponents are those of `linspace`, whose meaning `endpoint` and `axis` have, and so is the
+    shape. The dtype is `dtype`, or the floating one to which `start` and `stop` are promoted.
+
+    >>> snp.logspace(0, 2, 3)
+    Array([  1.,  10., 100.], dtype=float32)
+    """
     found = optional_dtype(dtype, "logspace") or dtypes.to_inexact(result_type(start, stop))
     exponents = linspace(start, stop, num, endpoint, dtype=dtypes.to_inexact(found), axis=axis)
     base = lax.convert_element_type(base, typeof(exponents).dtype)
@@ -148,14 +177,22 @@ def logspace(
 
 
 def geomspace(
-    start: Any,
-    stop: Any,
+    start: ArrayLike,
+    stop: ArrayLike,
     num: int = 50,
     endpoint: bool = True,
     dtype: Any = None,
     axis: int = 0,
-) -> Any:
-    """Numbers in geometric progression from `start` to `stop`."""
+) -> Array:
+    """Make `num` numbers from `start` to `stop`, each a constant multiple of the one before.
+
+    `start` and `stop` have one sign; they may be arrays, which broadcast. The numbers lie along dim
+    `axis` of the result; `stop` is the last one unless `endpoint=False`. The dtype is `dtype`, or
+    the floating one to which the ends are promoted.
+
+    >>> snp.geomspace(1, 8, 4)
+    Array([1., 2., 4., 8.], dtype=float32)
+    """
     found = optional_dtype(dtype, "geomspace") or dtypes.to_inexact(result_type(start, stop))
     wide = dtypes.to_inexact(found)
     start, stop = (lax.convert_element_type(plain(x), wide) for x in (start, stop))

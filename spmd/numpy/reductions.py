@@ -36,6 +36,7 @@ from spmd.numpy.promotion import (
     promote_dtypes_numeric,
     select,
 )
+from spmd.sharding.array import Array, ArrayLike
 
 Axis: TypeAlias = int | Sequence[int] | None
 
@@ -198,46 +199,73 @@ def _additive(
 
 @cached_options
 def sum(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     promote_integers: bool = True,
-) -> Any:
-    """Sum over dims; small integers are added as int32 (int64 with x64)."""
+) -> Array:
+    """The sum of elements along dims.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a`: what it excludes counts as 0. `initial` is a scalar added
+    to each sum. The dtype is `dtype`, or that of `a`; bools and small integers become the default
+    integer (int32, or int64 with x64) unless `promote_integers=False`, and 16-bit floats are added
+    in float32.
+
+    >>> snp.sum(np.array([[1, 2], [3, 4]]), axis=0)
+    Array([4, 6], dtype=int32)
+    """
     refuse_out("sum", out)
     return _additive(_SUM, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
 @cached_options
 def prod(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     promote_integers: bool = True,
-) -> Any:
-    """Product over dims."""
+) -> Array:
+    """The product of elements along dims.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a`: what it excludes counts as 1. `initial` is a scalar
+    factor of each product. The dtype is `dtype`, or that of `a`; bools and small integers become
+    the default integer (int32, or int64 with x64) unless `promote_integers=False`.
+
+    >>> snp.prod(np.array([[1, 2], [3, 4]]), axis=0)
+    Array([3, 8], dtype=int32)
+    """
     refuse_out("prod", out)
     return _additive(_PROD, a, axis, dtype, keepdims, initial, where, promote_integers)
 
 
 @cached_options
 def max(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
-    """Maximum over dims; NaN if there is one."""
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The largest element along dims, and NaN where one is NaN.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a`, and needs `initial`, a scalar that is compared too. The
+    dtype is that of `a`. Raises a `ShapeError` if there are no elements and no `initial`.
+
+    >>> snp.max(np.array([[1, 5], [7, 2]]), axis=1)
+    Array([5, 7], dtype=int32)
+    """
     refuse_out("max", out)
     check_arraylike("max", a)
     return _reduce(_MAX, plain(a), axis, keepdims, initial, check_where("max", where))
@@ -245,14 +273,22 @@ def max(
 
 @cached_options
 def min(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
-    """Minimum over dims; NaN if there is one."""
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The smallest element along dims, and NaN where one is NaN.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a`, and needs `initial`, a scalar that is compared too. The
+    dtype is that of `a`. Raises a `ShapeError` if there are no elements and no `initial`.
+
+    >>> snp.min(np.array([[1, 5], [7, 2]]), axis=1)
+    Array([1, 2], dtype=int32)
+    """
     refuse_out("min", out)
     check_arraylike("min", a)
     return _reduce(_MIN, plain(a), axis, keepdims, initial, check_where("min", where))
@@ -264,9 +300,21 @@ amin = min
 
 @cached_options
 def all(
-    a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
-) -> Any:
-    """Whether all elements are true (not zero)."""
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Whether all elements along dims are true, that is, not zero.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a`: what it excludes counts as true. The result is bool.
+
+    >>> snp.all(np.array([[1, 1], [1, 0]]), axis=1)
+    Array([ True, False], dtype=bool)
+    """
     refuse_out("all", out)
     check_arraylike("all", a)
     return _reduce(_ALL, as_bool(plain(a)), axis, keepdims, None, check_where("all", where))
@@ -274,24 +322,50 @@ def all(
 
 @cached_options
 def any(
-    a: Any, axis: Axis = None, out: None = None, keepdims: bool = False, *, where: Any = None
-) -> Any:
-    """Whether some element is true (not zero)."""
+    a: ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: ArrayLike | None = None,
+) -> Array:
+    """Whether some element along dims is true, that is, not zero.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a`: what it excludes counts as false. The result is bool.
+
+    >>> snp.any(np.array([[0, 1], [0, 0]]), axis=1)
+    Array([ True, False], dtype=bool)
+    """
     refuse_out("any", out)
     check_arraylike("any", a)
     return _reduce(_ANY, as_bool(plain(a)), axis, keepdims, None, check_where("any", where))
 
 
 @cached_options
-def count_nonzero(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
-    """How many elements are not zero."""
+def count_nonzero(a: ArrayLike, axis: Axis = None, keepdims: bool = False) -> Array:
+    """How many elements along dims are not zero.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. The result has
+    the default integer dtype: int32, or int64 with x64.
+
+    >>> snp.count_nonzero(np.array([[0, 1], [2, 3]]), axis=1)
+    Array([1, 2], dtype=int32)
+    """
     check_arraylike("count_nonzero", a)
     return sum(as_bool(plain(a)), axis, default_int(), keepdims=keepdims)
 
 
 @cached_options
-def ptp(a: Any, axis: Axis = None, out: None = None, keepdims: bool = False) -> Any:
-    """Peak to peak: maximum minus minimum."""
+def ptp(a: ArrayLike, axis: Axis = None, out: None = None, keepdims: bool = False) -> Array:
+    """The largest element minus the smallest, along dims.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. The dtype is
+    that of `a`.
+
+    >>> snp.ptp(np.array([[1, 5], [7, 2]]), axis=1)
+    Array([4, 5], dtype=int32)
+    """
     refuse_out("ptp", out)
     check_arraylike("ptp", a)
     return lax.sub(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
@@ -317,15 +391,35 @@ def _arg_extreme(name: str, find: Callable[..., Any], a: Any, axis: Any, keepdim
 
 
 @cached_options
-def argmax(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
-    """Where the first maximum is; in the flat array if `axis` is None."""
+def argmax(
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
+    """The position of the largest element along a dim: the first of several, and that of a NaN.
+
+    `axis` is one dim, or None for the position in the flat array; `keepdims` keeps reduced dims
+    with size 1. The result has the default integer dtype: int32, or int64 with x64. Raises a
+    `ShapeError` if there are no elements.
+
+    >>> snp.argmax(np.array([[1, 5], [7, 2]]), axis=1)
+    Array([1, 0], dtype=int32)
+    """
     refuse_out("argmax", out)
     return _arg_extreme("argmax", lax.argmax, a, axis, keepdims)
 
 
 @cached_options
-def argmin(a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None) -> Any:
-    """Where the first minimum is; in the flat array if `axis` is None."""
+def argmin(
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
+    """The position of the smallest element along a dim: the first of several, and that of a NaN.
+
+    `axis` is one dim, or None for the position in the flat array; `keepdims` keeps reduced dims
+    with size 1. The result has the default integer dtype: int32, or int64 with x64. Raises a
+    `ShapeError` if there are no elements.
+
+    >>> snp.argmin(np.array([[1, 5], [7, 2]]), axis=1)
+    Array([0, 1], dtype=int32)
+    """
     refuse_out("argmin", out)
     return _arg_extreme("argmin", lax.argmin, a, axis, keepdims)
 
@@ -351,14 +445,30 @@ def _running(
     return op(lax.convert_element_type(a, result), d)
 
 
-def cumsum(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
-    """Running sum along a dim; of the flat array if `axis` is None."""
+def cumsum(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The running sum along a dim: element k is the sum of elements 0 to k.
+
+    The result has the shape of `a`; with `axis=None` it is that of the flat array. The dtype is
+    `dtype`, or that of `a`; bools become the default integer. Small integers keep their dtype, and
+    wrap around.
+
+    >>> snp.cumsum(np.array([1, 2, 3]))
+    Array([1, 3, 6], dtype=int32)
+    """
     refuse_out("cumsum", out)
     return _running("cumsum", lax.cumsum, a, axis, dtype)
 
 
-def cumprod(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
-    """Running product along a dim; of the flat array if `axis` is None."""
+def cumprod(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The running product along a dim: element k is the product of elements 0 to k.
+
+    The result has the shape of `a`; with `axis=None` it is that of the flat array. The dtype is
+    `dtype`, or that of `a`; bools become the default integer. Small integers keep their dtype, and
+    wrap around.
+
+    >>> snp.cumprod(np.array([1, 2, 3]))
+    Array([1, 2, 6], dtype=int32)
+    """
     refuse_out("cumprod", out)
     return _running("cumprod", lax.cumprod, a, axis, dtype)
 
@@ -379,16 +489,32 @@ def _cumulative(
 
 
 def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Any:
-    """Running sum as the array API standard has it: small integers are widened."""
+    x: ArrayLike, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Array:
+    """The running sum along a dim, as the array API standard defines it.
+
+    The result has the shape of `x`, and one element more in front, 0, if `include_initial`. `axis`
+    may be left out for vectors. The dtype is `dtype`, or that of `x`; bools and small integers
+    become the default integer.
+
+    >>> snp.cumulative_sum(np.array([1, 2, 3]), include_initial=True)
+    Array([0, 1, 3, 6], dtype=int32)
+    """
     return _cumulative("cumulative_sum", lax.cumsum, 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Any:
-    """Running product as the array API standard has it: small integers are widened."""
+    x: ArrayLike, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Array:
+    """The running product along a dim, as the array API standard defines it.
+
+    The result has the shape of `x`, and one element more in front, 1, if `include_initial`. `axis`
+    may be left out for vectors. The dtype is `dtype`, or that of `x`; bools and small integers
+    become the default integer.
+
+    >>> snp.cumulative_prod(np.array([1, 2, 3]), include_initial=True)
+    Array([1, 1, 2, 6], dtype=int32)
+    """
     return _cumulative("cumulative_prod", lax.cumprod, 1, x, axis, dtype, include_initial)
 
 
@@ -406,29 +532,43 @@ def _without_nan(name: str, a: Any, fill: Any) -> tuple[Any, Any]:
 
 
 def nansum(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
-    """Sum of the elements that are not NaN."""
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The sum of the elements along dims that are not NaN, and 0 if all are.
+
+    `axis`, `dtype`, `keepdims`, `initial` and `where` are those of `sum`: `axis=None` takes all
+    dims, and small integers become the default integer.
+
+    >>> snp.nansum(np.array([1.0, np.nan, 3.0]))
+    Array(4., dtype=float32)
+    """
     filled, _ = _without_nan("nansum", a, 0)
     return sum(filled, axis, dtype, out, keepdims, initial, where)
 
 
 def nanprod(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
-    """Product of the elements that are not NaN."""
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The product of the elements along dims that are not NaN, and 1 if all are.
+
+    `axis`, `dtype`, `keepdims`, `initial` and `where` are those of `prod`: `axis=None` takes all
+    dims, and small integers become the default integer.
+
+    >>> snp.nanprod(np.array([2.0, np.nan, 3.0]))
+    Array(6., dtype=float32)
+    """
     filled, _ = _without_nan("nanprod", a, 1)
     return prod(filled, axis, dtype, out, keepdims, initial, where)
 
@@ -444,27 +584,39 @@ def _nan_extreme(name: str, reduce: Any, fill: float, a: Any, axis: Any, keepdim
 
 
 def nanmax(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
-    """Maximum of the elements that are not NaN; NaN if there are none."""
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The largest of the elements along dims that are not NaN, and NaN if all are.
+
+    `axis`, `keepdims`, `initial` and `where` are those of `max`; the dtype is that of `a`.
+
+    >>> snp.nanmax(np.array([1.0, np.nan, 3.0]))
+    Array(3., dtype=float32)
+    """
     refuse_out("nanmax", out)
     return _nan_extreme("nanmax", max, -np.inf, a, axis, keepdims, initial, where)
 
 
 def nanmin(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     out: None = None,
     keepdims: bool = False,
-    initial: Any = None,
-    where: Any = None,
-) -> Any:
-    """Minimum of the elements that are not NaN; NaN if there are none."""
+    initial: ArrayLike | None = None,
+    where: ArrayLike | None = None,
+) -> Array:
+    """The smallest of the elements along dims that are not NaN, and NaN if all are.
+
+    `axis`, `keepdims`, `initial` and `where` are those of `min`; the dtype is that of `a`.
+
+    >>> snp.nanmin(np.array([1.0, np.nan, 3.0]))
+    Array(1., dtype=float32)
+    """
     refuse_out("nanmin", out)
     return _nan_extreme("nanmin", min, np.inf, a, axis, keepdims, initial, where)
 
@@ -479,26 +631,50 @@ def _nan_arg(find: Any, name: str, fill: float, a: Any, axis: Any, keepdims: Any
 
 
 def nanargmax(
-    a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None
-) -> Any:
-    """Where the maximum is that is not NaN; -1 if all are NaN."""
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
+    """The position of the largest element along a dim that is not NaN, and -1 if all are.
+
+    `axis` and `keepdims` are those of `argmax`; the result has the default integer dtype.
+
+    >>> snp.nanargmax(np.array([1.0, np.nan, 3.0]))
+    Array(2, dtype=int32)
+    """
     refuse_out("nanargmax", out)
     return _nan_arg(argmax, "nanargmax", -np.inf, a, axis, keepdims)
 
 
 def nanargmin(
-    a: Any, axis: int | None = None, out: None = None, keepdims: bool | None = None
-) -> Any:
-    """Where the minimum is that is not NaN; -1 if all are NaN."""
+    a: ArrayLike, axis: int | None = None, out: None = None, keepdims: bool | None = None
+) -> Array:
+    """The position of the smallest element along a dim that is not NaN, and -1 if all are.
+
+    `axis` and `keepdims` are those of `argmin`; the result has the default integer dtype.
+
+    >>> snp.nanargmin(np.array([np.nan, 2.0, 1.0]))
+    Array(2, dtype=int32)
+    """
     refuse_out("nanargmin", out)
     return _nan_arg(argmin, "nanargmin", np.inf, a, axis, keepdims)
 
 
-def nancumsum(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
-    """Running sum, NaN counting as 0."""
+def nancumsum(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The running sum along a dim, with NaN counted as 0.
+
+    Shape and dtype are those of `cumsum`.
+
+    >>> snp.nancumsum(np.array([1.0, np.nan, 3.0]))
+    Array([1., 1., 4.], dtype=float32)
+    """
     return cumsum(_without_nan("nancumsum", a, 0)[0], axis, dtype, out)
 
 
-def nancumprod(a: Any, axis: int | None = None, dtype: Any = None, out: None = None) -> Any:
-    """Running product, NaN counting as 1."""
+def nancumprod(a: ArrayLike, axis: int | None = None, dtype: Any = None, out: None = None) -> Array:
+    """The running product along a dim, with NaN counted as 1.
+
+    Shape and dtype are those of `cumprod`.
+
+    >>> snp.nancumprod(np.array([2.0, np.nan, 3.0]))
+    Array([2., 2., 6.], dtype=float32)
+    """
     return cumprod(_without_nan("nancumprod", a, 1)[0], axis, dtype, out)

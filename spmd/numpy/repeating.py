@@ -27,12 +27,20 @@ from spmd.numpy.sorting import searchsorted
 from spmd.numpy.statistics import mean
 from spmd.numpy.taking import take
 from spmd.numpy.ufuncs import remainder
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- repeating ---------------------------------------------------------------------------------
 
 
-def tile(A: Any, reps: Any) -> Any:
-    """The array repeated as a whole, `reps[k]` times along dim k."""
+def tile(A: ArrayLike, reps: Any) -> Array:
+    """Repeat an array as a whole along its dims.
+
+    `reps` is a number for the last dim of `A`, or a tuple of numbers for the last dims; the shorter
+    of shape and `reps` gets ones in front. The dtype stays.
+
+    >>> snp.tile(np.array([1, 2]), 2)
+    Array([1, 2, 1, 2], dtype=int32)
+    """
     check_arraylike("tile", A)
     a = plain(A)
     times = [operator.index(r) for r in (reps if np.iterable(reps) else (reps,))]
@@ -46,12 +54,21 @@ def tile(A: Any, reps: Any) -> Any:
 
 
 def repeat(
-    a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Any:
-    """Each element repeated: `repeats` times, or `repeats[k]` times the k-th along the dim.
+    a: ArrayLike,
+    repeats: ArrayLike,
+    axis: int | None = None,
+    *,
+    total_repeat_length: int | None = None,
+) -> Array:
+    """Repeat each element along a dim.
 
-    Traced `repeats` need `total_repeat_length`, the size of the result's dim; what is missing
-    is filled with the last element.
+    `repeats` is one number for all elements, or one for each; with `axis=None` the array is
+    flattened first. The dtype stays. Traced `repeats` need `total_repeat_length`, the size of the
+    result's dim: what is missing is filled with the last element, what is too much left out. Raises
+    a `ShapeError` if `repeats` does not fit the dim.
+
+    >>> snp.repeat(np.array([1, 2]), np.array([2, 3]))
+    Array([1, 1, 2, 2, 2], dtype=int32)
     """
     check_arraylike("repeat", a)
     a = plain(a)
@@ -91,8 +108,15 @@ def _repeat_to_length(a: Any, repeats: Any, d: int, length: int | None) -> Any:
     return take(a, lax.min(source, constant_like(source, n - 1)), d, mode="clip")
 
 
-def resize(a: Any, new_shape: Any) -> Any:
-    """The elements, repeated as often as needed, in another shape."""
+def resize(a: ArrayLike, new_shape: Any) -> Array:
+    """Give an array another shape, with its elements repeated as often as needed.
+
+    `new_shape` is an integer or a tuple of integers. The dtype stays.
+
+    >>> snp.resize(np.array([1, 2, 3]), (2, 2))
+    Array([[1, 2],
+           [3, 1]], dtype=int32)
+    """
     check_arraylike("resize", a)
     shape = tuple(new_shape) if np.iterable(new_shape) else (new_shape,)
     flat, total = ravel(a), product(shape)
@@ -120,11 +144,18 @@ _PAD_OPTIONS = {
 }
 
 
-def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
-    """The array with `pad_width` more elements before and after each dim.
+def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Array:
+    """Put more elements before and after those of each dim.
 
-    `mode` says what they are: "constant" (`constant_values`), "edge", "reflect", "symmetric",
-    "wrap", "linear_ramp" (`end_values`), "maximum", "minimum", "mean", "median", "empty".
+    `pad_width` is a number, a pair (before, after), or a pair for each dim of `array`. `mode` says
+    what is put there: "constant" (`constant_values`), "edge", "reflect" and "symmetric"
+    (`reflect_type`), "wrap", "linear_ramp" (`end_values`), "maximum", "minimum", "mean" and
+    "median" (`stat_length`), or "empty", which is zeros; the word in parentheses is its option in
+    `kwargs`. The dtype stays. Raises an `ArgumentError` for a negative width, an unknown mode or
+    another option, and a `ShapeError` if there is nothing to repeat.
+
+    >>> snp.pad(np.array([1, 2]), (1, 2), constant_values=9)
+    Array([9, 1, 2, 9, 9], dtype=int32)
     """
     check_arraylike("pad", array)
     array = as_array(plain(array))
@@ -284,12 +315,16 @@ def _concrete_indices(name: str, obj: Any, n: int) -> np.ndarray:
 
 
 def delete(
-    arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
-) -> Any:
-    """The array without the slices at concrete indices along a dim.
+    arr: ArrayLike, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False
+) -> Array:
+    """Remove the slices at the indices `obj` along a dim.
 
-    With `assume_unique_indices` the indices may be traced: how many slices go is then known from
-    their shape, if none is there twice.
+    With `axis=None` the array is flattened first. The dtype of `arr` stays. The integers `obj` must
+    be concrete, or traced with `assume_unique_indices`: how many slices go is then known from their
+    shape, if none is there twice.
+
+    >>> snp.delete(np.array([5, 6, 7]), 1)
+    Array([5, 7], dtype=int32)
     """
     check_arraylike("delete", arr)
     a = plain(arr)
@@ -309,8 +344,15 @@ def delete(
     return take(a, np.flatnonzero(keep), d)
 
 
-def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
-    """The array with values put in before concrete indices along a dim."""
+def insert(arr: ArrayLike, obj: Any, values: ArrayLike, axis: int | None = None) -> Array:
+    """Put values in before the indices `obj` along a dim.
+
+    `obj` is a concrete integer, slice or array of integers. `values` broadcast to the slices, and
+    are converted to the dtype of `arr`. With `axis=None` the array is flattened first.
+
+    >>> snp.insert(np.array([5, 6, 7]), 1, 9)
+    Array([5, 9, 6, 7], dtype=int32)
+    """
     check_arraylike("insert", arr, values)
     a = plain(arr)
     if axis is None:
@@ -344,8 +386,16 @@ def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Any:
     return moveaxis(take(concatenate([rows, new], 0), source, 0), 0, d)
 
 
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Any:
-    """Differences of neighbours along a dim, `n` times."""
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Array:
+    """The differences of neighbours along a dim, `a[1:] - a[:-1]`, taken `n` times.
+
+    The size of the dim falls by `n`. `prepend` and `append` are joined to `a` before; scalars
+    broadcast. The dtype is that of `a`; differences of bools are bools. Raises an `ArgumentError`
+    if `a` has no dim or `n` is negative.
+
+    >>> snp.diff(np.array([1, 4, 9]))
+    Array([3, 5], dtype=int32)
+    """
     check_arraylike("diff", a)
     a = plain(a)
     if typeof(a).ndim == 0 or n < 0:
@@ -367,8 +417,14 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     return a
 
 
-def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
-    """Differences of neighbours of the flat array, with something before and after."""
+def ediff1d(ary: ArrayLike, to_end: Any = None, to_begin: Any = None) -> Array:
+    """The differences of neighbours of the flat array, as a vector.
+
+    `to_begin` is put before them and `to_end` behind, in the dtype of `ary`, which the result has.
+
+    >>> snp.ediff1d(np.array([1, 4, 9]), to_end=0)
+    Array([3, 5, 0], dtype=int32)
+    """
     check_arraylike("ediff1d", ary)
     dtype = typeof(ary).dtype
     middle = diff(ravel(ary))

@@ -7,7 +7,7 @@ result then has that size, cut off or filled up.
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -33,22 +33,40 @@ from spmd.numpy.promotion import (
 from spmd.numpy.reductions import canonical_axis, refuse_out
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.taking import take
+from spmd.sharding.array import Array, ArrayLike
+
+
+@overload
+def where(
+    condition: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> tuple[Array, ...]: ...
+
+
+@overload
+def where(condition: ArrayLike, x: ArrayLike, y: ArrayLike, /) -> Array: ...
 
 
 @cached_arrays
 def where(
-    condition: Any,
-    x: Any = None,
-    y: Any = None,
+    condition: ArrayLike,
+    x: ArrayLike | None = None,
+    y: ArrayLike | None = None,
     /,
     *,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
 ) -> Any:
-    """`x` where the condition holds, `y` elsewhere; with one argument, `nonzero(condition)`.
+    """Take elements of `x` where a condition holds, and of `y` elsewhere.
 
-    Both `x` and `y` are computed, and so are their gradients: **a NaN on the side not taken
-    reaches the gradient**; make both sides finite.
+    `condition`, `x` and `y` broadcast to one shape; `x` and `y` are promoted to one dtype. With one
+    argument the result is `nonzero(condition)`, which `size` and `fill_value` belong to. Raises an
+    `ArgumentError` if only one of `x` and `y` is given.
+
+    Both `x` and `y` are computed, and so are their gradients: **a NaN on the side not taken reaches
+    the gradient**; make both sides finite.
+
+    >>> snp.where(np.array([True, False]), 1, np.array([2.5, 3.5]))
+    Array([1. , 3.5], dtype=float32)
     """
     if x is None and y is None:
         return nonzero(condition, size=size, fill_value=fill_value)
@@ -73,8 +91,19 @@ def concrete_size(name: str, found: Any, size: Any) -> int:
     return int(found)
 
 
-def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Any, ...]:
-    """The indices of the elements that are not zero, one array for each dim."""
+def nonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> tuple[Array, ...]:
+    """The indices of the elements that are not zero: a vector for each dim of `a`.
+
+    They are in row-major order, and of the default integer dtype. Traced arrays need `size`, the
+    number of indices: those missing are `fill_value`, 0 by default, those beyond are left out.
+    Raises a `ShapeError` if `a` is a scalar, and a `ConcretizationError` if it is traced and `size`
+    is missing.
+
+    >>> snp.nonzero(np.array([[0, 7], [8, 0]]))
+    (Array([0, 1], dtype=int32), Array([1, 0], dtype=int32))
+    """
     check_arraylike("nonzero", a)
     a = plain(a)
     shape = typeof(a).shape
@@ -110,13 +139,32 @@ def _positions(mask: Any, count: int) -> Any:
     return lax.pad(positions, np.array(0, index), [(0, count - n, 0)])
 
 
-def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
-    """The positions of the elements that are not zero, in the flat array."""
+def flatnonzero(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
+    """The positions of the elements that are not zero, in the flat array.
+
+    They are in order, and of the default integer dtype. `size` and `fill_value` are those of
+    `nonzero`.
+
+    >>> snp.flatnonzero(np.array([[0, 7], [8, 0]]))
+    Array([1, 2], dtype=int32)
+    """
     return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
 
 
-def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
-    """The indices of the elements that are not zero, one row for each element."""
+def argwhere(
+    a: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
+    """The indices of the elements that are not zero, one row for each element.
+
+    The shape is (number of elements, number of dims), the dtype the default integer. `size` and
+    `fill_value` are those of `nonzero`.
+
+    >>> snp.argwhere(np.array([[0, 7], [8, 0]]))
+    Array([[0, 1],
+           [1, 0]], dtype=int32)
+    """
     check_arraylike("argwhere", a)
     a = plain(a)
     rank = typeof(a).ndim
@@ -125,15 +173,23 @@ def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
 
 
 def compress(
-    condition: Any,
-    a: Any,
+    condition: ArrayLike,
+    a: ArrayLike,
     axis: int | None = None,
     *,
     size: int | None = None,
-    fill_value: Any = 0,
+    fill_value: ArrayLike = 0,
     out: None = None,
-) -> Any:
-    """The slices of `a` along a dim where a vector of conditions holds."""
+) -> Array:
+    """Take the slices along a dim for which a condition holds.
+
+    `condition` is a vector; with `axis=None` it is for the flat array. The dtype of `a` stays.
+    Traced conditions need `size`, the number of slices, of which the missing ones are `fill_value`.
+    Raises a `ShapeError` if `condition` is no vector.
+
+    >>> snp.compress(np.array([True, False, True]), np.array([5, 6, 7]))
+    Array([5, 7], dtype=int32)
+    """
     refuse_out("compress", out)
     check_arraylike("compress", condition, a)
     a, condition = plain(a), as_bool(plain(condition))
@@ -155,8 +211,17 @@ def compress(
     return moveaxis(taken, 0, d)
 
 
-def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Any:
-    """The elements where the condition holds, in one dim."""
+def extract(
+    condition: ArrayLike, arr: ArrayLike, *, size: int | None = None, fill_value: ArrayLike = 0
+) -> Array:
+    """Take the elements of `arr` where a condition holds, into one dim.
+
+    `condition` has the shape of `arr`, whose dtype stays. Traced conditions need `size`, the number
+    of elements, of which the missing ones are `fill_value`.
+
+    >>> snp.extract(np.array([True, False, True]), np.array([5, 6, 7]))
+    Array([5, 7], dtype=int32)
+    """
     check_arraylike("extract", condition, arr)
     return compress(ravel(condition), ravel(arr), size=size, fill_value=fill_value)
 
@@ -164,11 +229,15 @@ def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: An
 # ---- diagonals ---------------------------------------------------------------------------------
 
 
-def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
-    """The diagonal number `offset` of matrices; it becomes the last dim.
+def diagonal(a: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """Take a diagonal of matrices, the dims `axis1` and `axis2` of `a`.
 
-    >>> diagonal(reshape(arange(4), (2, 2)))
-    Array([0, 3], dtype=int32)
+    Diagonal `offset` lies that many columns to the right of the main one. It becomes the last dim
+    of the result; the dtype stays. Raises a `ShapeError` if there are less than two dims, and an
+    `ArgumentError` if the two are the same.
+
+    >>> snp.diagonal(np.array([[1, 2], [3, 4]]))
+    Array([1, 4], dtype=int32)
     """
     check_arraylike("diagonal", a)
     a = plain(a)
@@ -192,8 +261,16 @@ def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return lax.slice_in_dim(flat, first, stop, columns + 1, last)
 
 
-def diag(v: Any, k: int = 0) -> Any:
-    """The diagonal number `k` of a matrix; or the matrix with the vector `v` there."""
+def diag(v: ArrayLike, k: int = 0) -> Array:
+    """Take a diagonal of a matrix, or make the matrix that has a vector there.
+
+    Diagonal `k` lies `k` columns to the right of the main one. The dtype of `v` stays. Raises a
+    `ShapeError` if `v` has neither one nor two dims.
+
+    >>> snp.diag(np.array([1, 2]))
+    Array([[1, 0],
+           [0, 2]], dtype=int32)
+    """
     check_arraylike("diag", v)
     v = plain(v)
     rank = typeof(v).ndim
@@ -210,13 +287,31 @@ def diag(v: Any, k: int = 0) -> Any:
     return select(lax.eye(np.bool_, (size, size), k), spread, zero)
 
 
-def diagflat(v: Any, k: int = 0) -> Any:
-    """The matrix with the elements of `v` on the diagonal number `k`."""
+def diagflat(v: ArrayLike, k: int = 0) -> Array:
+    """Make the matrix that has the flattened elements of `v` on a diagonal.
+
+    Diagonal `k` lies `k` columns to the right of the main one. The dtype stays.
+
+    >>> snp.diagflat(np.array([[1, 2]]))
+    Array([[1, 0],
+           [0, 2]], dtype=int32)
+    """
     return diag(ravel(v), k)
 
 
-def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Any:
-    """`a` with `val` on its diagonal, as a new array: write `inplace=False`."""
+def fill_diagonal(
+    a: ArrayLike, val: ArrayLike, wrap: bool = False, *, inplace: bool = True
+) -> Array:
+    """Make a copy of an array with other values on its diagonal.
+
+    `a` is a matrix, or has dims of equal size; `val` is a scalar or a vector, repeated as needed,
+    and converted to the dtype of `a`. As arrays are immutable, write `inplace=False`. Raises an
+    `ArgumentError` without it or with `wrap`, and a `ShapeError` for another shape.
+
+    >>> snp.fill_diagonal(np.array([[1, 2], [3, 4]]), 0, inplace=False)
+    Array([[0, 2],
+           [3, 0]], dtype=int32)
+    """
     if inplace:
         raise ArgumentError("fill_diagonal: arrays are immutable; pass inplace=False")
     if wrap:

@@ -32,10 +32,18 @@ from spmd.numpy.promotion import (
 from spmd.numpy.promotion import select as choose_by_mask
 from spmd.numpy.reductions import refuse_out
 from spmd.numpy.ufuncs import maximum, minimum, remainder
+from spmd.sharding.array import Array, ArrayLike
 
 
-def clip(arr: Any = None, /, min: Any = None, max: Any = None) -> Any:
-    """`arr` with what lies below `min` raised to it, and what lies above `max` lowered to it."""
+def clip(arr: Any = None, /, min: Any = None, max: Any = None) -> Array:
+    """Raise elements below `min` to it, and lower elements above `max` to it.
+
+    `arr`, `min` and `max` broadcast to one shape and are promoted to one dtype; either bound may be
+    None. Raises a `DtypeError` for complex numbers, and an `ArgumentError` without an array.
+
+    >>> snp.clip(np.array([1, 5, 9]), 2, 6)
+    Array([2, 5, 6], dtype=int32)
+    """
     if arr is None:
         raise ArgumentError("clip: no array was given")
     check_arraylike("clip", arr)
@@ -49,8 +57,17 @@ def clip(arr: Any = None, /, min: Any = None, max: Any = None) -> Any:
     return as_array(arr)
 
 
-def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
-    """From the first choice whose condition holds; `default` where none does."""
+def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Array:
+    """Take elements from the first of several choices whose condition holds.
+
+    `condlist` has the conditions and `choicelist` the arrays, equally many; `default` stands where
+    no condition holds. All broadcast to one shape, and the choices are promoted to one dtype.
+    Raises an `ArgumentError` if the lists differ in length or are empty.
+
+    >>> x = np.array([1, 5, 9])
+    >>> snp.select([x < 3, x < 7], [x, 10 * x], default=-1)
+    Array([ 1, 50, -1], dtype=int32)
+    """
     if len(condlist) != len(choicelist) or not len(condlist):
         raise ArgumentError(
             f"select: condlist and choicelist must be equally long and not empty, got "
@@ -64,8 +81,17 @@ def select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0)
     return as_array(result)
 
 
-def choose(a: Any, choices: Any, out: None = None, mode: str = "raise") -> Any:
-    """From `choices[a]`, element by element."""
+def choose(a: ArrayLike, choices: Any, out: None = None, mode: str = "raise") -> Array:
+    """Take elements of several arrays, `choices[a]` element by element.
+
+    `a` and the arrays broadcast to one shape, and the arrays are promoted to one dtype. `mode` says
+    what is done with an index that is out of bounds: "wrap", "clip", or "raise", which needs a
+    concrete `a`. Raises a `DtypeError` if `a` is no array of integers, an `ArgumentError` for such
+    an index or another `mode`, and a `ConcretizationError` for a traced `a` with "raise".
+
+    >>> snp.choose(np.array([0, 1, 0]), [np.array([1, 2, 3]), 10])
+    Array([ 1, 10,  3], dtype=int32)
+    """
     refuse_out("choose", out)
     items = list(choices)
     check_arraylike("choose", a, *items)
@@ -92,11 +118,20 @@ def choose(a: Any, choices: Any, out: None = None, mode: str = "raise") -> Any:
     return lax.select_n(lax.convert_element_type(a, np.dtype(np.int32)), *items)
 
 
-def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Any:
-    """Values of the function whose condition holds; the last one without condition is the default.
+def piecewise(x: Any, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Array:
+    """Apply to each element the function whose condition holds.
+
+    `condlist` has bool arrays of the shape of `x` and `funclist` functions or numbers; one function
+    more is the default, which is 0 otherwise. `args` and `kw` are further arguments of the
+    functions. The result has the dtype of `x`. Raises an `ArgumentError` if the numbers of
+    conditions and functions do not fit.
 
     Every function sees the whole array, and `where` picks. For differentiation, `x` is a constant
     to a function where its condition does not hold.
+
+    >>> x = np.array([-1.0, 2.0])
+    >>> snp.piecewise(x, [x < 0], [lambda v: -v, lambda v: 10 * v])
+    Array([ 1., 20.], dtype=float32)
     """
     check_arraylike("piecewise", x)
     x = as_array(x)
@@ -137,8 +172,16 @@ def _constant_outside(conditions: Sequence[Any], k: int, x: Any) -> Any:
 
 def nan_to_num(
     x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
-) -> Any:
-    """Replace NaN by 0 and infinities by the largest finite numbers, or by values given."""
+) -> Array:
+    """Replace NaN and infinities by finite numbers.
+
+    NaN becomes `nan`, and infinities become `posinf` and `neginf`, by default the largest and
+    smallest finite number of the dtype. Elementwise: the result has the shape and dtype of `x`, and
+    arrays of integers stay. `copy` changes nothing, as arrays are immutable.
+
+    >>> snp.nan_to_num(np.array([1.0, np.nan, np.inf]), posinf=9.0)
+    Array([1., 0., 9.], dtype=float32)
+    """
     check_arraylike("nan_to_num", x)
     x = plain(x)
     dtype = typeof(x).dtype

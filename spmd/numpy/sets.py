@@ -19,6 +19,7 @@ from spmd.numpy.manipulation import ravel
 from spmd.numpy.promotion import check_arraylike, default_int, promote_dtypes, select
 from spmd.numpy.searching import compress
 from spmd.numpy.sorting import first_of_runs, isin, unique
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _sets(name: str, *sets: Any) -> list[Any]:
@@ -26,19 +27,21 @@ def _sets(name: str, *sets: Any) -> list[Any]:
     return promote_dtypes(*(ravel(x) for x in sets))
 
 
-def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Any:
+def union1d(
+    ar1: ArrayLike, ar2: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
     """The elements that are in one of two arrays, in order."""
     return unique(concatenate(_sets("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
 def intersect1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     return_indices: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
 ) -> Any:
     """The elements that are in both of two arrays, in order.
 
@@ -88,13 +91,13 @@ def _in_order(first: Any, second: Any, assume_unique: bool) -> tuple[Any, Any, A
 
 
 def setdiff1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """The elements of the first array that are not in the second, in order.
 
     With `assume_unique` they are in the order of the first array.
@@ -113,13 +116,13 @@ def setdiff1d(
 
 
 def setxor1d(
-    ar1: Any,
-    ar2: Any,
+    ar1: ArrayLike,
+    ar2: ArrayLike,
     assume_unique: bool = False,
     *,
     size: int | None = None,
-    fill_value: Any = None,
-) -> Any:
+    fill_value: ArrayLike | None = None,
+) -> Array:
     """The elements that are in exactly one of two arrays, in order.
 
     `assume_unique` promises that no array has an element twice.
@@ -181,7 +184,9 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Any
 
 
-def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAll:
+def unique_all(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueAll:
     """The different elements, where each occurs first, which one each element is, and how often.
 
     Each NaN counts as different. Under a transformation give `size`, as for `unique`.
@@ -193,13 +198,17 @@ def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) ->
     return UniqueAll(*unique(x, **wanted, equal_nan=False, size=size, fill_value=fill_value))
 
 
-def unique_counts(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueCounts:
+def unique_counts(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueCounts:
     """The different elements, and how often each occurs."""
     found = unique(x, return_counts=True, equal_nan=False, size=size, fill_value=fill_value)
     return UniqueCounts(*found)
 
 
-def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueInverse:
+def unique_inverse(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> UniqueInverse:
     """The different elements, and which one each element of `x` is."""
     found = unique(x, return_inverse=True, equal_nan=False, size=size, fill_value=fill_value)
     return UniqueInverse(*found)

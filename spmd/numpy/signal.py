@@ -19,6 +19,7 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.taking import take
 from spmd.numpy.ufuncs import conjugate, named
+from spmd.sharding.array import Array, ArrayLike
 
 
 def _windows(name: str, a: Any, v: Any, mode: str, precision: Any, wide: Any) -> Any:
@@ -45,13 +46,13 @@ def _vectors(name: str, a: Any, v: Any) -> list[Any]:
 
 
 def convolve(
-    a: Any,
-    v: Any,
+    a: ArrayLike,
+    v: ArrayLike,
     mode: str = "full",
     *,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
+) -> Array:
     """The convolution of two vectors."""
     a, v = _vectors("convolve", a, v)
     if typeof(a).shape[0] < typeof(v).shape[0]:
@@ -60,13 +61,13 @@ def convolve(
 
 
 def correlate(
-    a: Any,
-    v: Any,
+    a: ArrayLike,
+    v: ArrayLike,
     mode: str = "valid",
     *,
     precision: Any = None,
     preferred_element_type: Any = None,
-) -> Any:
+) -> Array:
     """The cross-correlation of two vectors, the second conjugated."""
     a, v = _vectors("correlate", a, v)
     v = conjugate(v)
@@ -90,6 +91,6 @@ hamming = _window("hamming", "The Hamming window.")
 hanning = _window("hanning", "The Hann window.")
 
 
-def kaiser(M: int, beta: float) -> Any:
+def kaiser(M: int, beta: float) -> Array:
     """The Kaiser window with shape parameter `beta`."""
     return as_array(np.asarray(np.kaiser(M, beta), default_float()))

@@ -34,6 +34,7 @@ from spmd.numpy.reductions import min as _min
 from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.searching import concrete_size, nonzero
 from spmd.numpy.taking import take
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- sort --------------------------------------------------------------------------------------
 
@@ -46,15 +47,24 @@ def _check_kind(name: str, kind: Any, order: Any) -> None:
 
 
 def sort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     kind: None = None,
     order: None = None,
     stable: bool = True,
     descending: bool = False,
-) -> Any:
-    """The elements in order along a dim (of the flat array if None); NaN comes last."""
+) -> Array:
+    """Sort the elements along a dim; NaN comes last.
+
+    `axis=None` sorts the flat array. Shape and dtype are those of `a`; complex numbers are ordered
+    by real part, then by imaginary part. `stable` keeps the order of equal elements; `descending`
+    reverses it all. Raises an `ArgumentError` for `kind` and `order`, which are NumPy's and not
+    supported.
+
+    >>> snp.sort(np.array([3, 1, 2]))
+    Array([1, 2, 3], dtype=int32)
+    """
     _check_kind("sort", kind, order)
     check_arraylike("sort", a)
     a, d = _along("sort", a, axis)
@@ -63,7 +73,7 @@ def sort(
 
 
 def argsort(
-    a: Any,
+    a: ArrayLike,
     axis: int | None = -1,
     *,
     kind: None = None,
@@ -71,8 +81,17 @@ def argsort(
     stable: bool = True,
     descending: bool = False,
     dtype: Any = None,
-) -> Any:
-    """The positions that put the elements in order along a dim, as integers of `dtype`."""
+) -> Array:
+    """The positions that sort the elements along a dim, for `take_along_axis`.
+
+    `axis=None` sorts the flat array. The result has the shape of `a` and the integer type `dtype`,
+    the default one if it is None. `stable` keeps the order of equal elements, with `descending`
+    too. Raises an `ArgumentError` for `kind` and `order`, which are not supported, and a
+    `DtypeError` if `dtype` is no integer.
+
+    >>> snp.argsort(np.array([30, 10, 20]))
+    Array([1, 2, 0], dtype=int32)
+    """
     _check_kind("argsort", kind, order)
     check_arraylike("argsort", a)
     a, d = _along("argsort", a, axis)
@@ -96,8 +115,15 @@ def _along(name: str, a: Any, axis: int | None) -> tuple[Any, int]:
     return a, canonical_axis(axis, typeof(a).ndim, name)
 
 
-def lexsort(keys: Any, axis: int = -1) -> Any:
-    """The positions that sort by several keys, the last one being the most important."""
+def lexsort(keys: Any, axis: int = -1) -> Array:
+    """The positions that sort by several keys along a dim, of which the last is the most important.
+
+    `keys` is a list of arrays of one shape, or an array with the keys along its first dim. The
+    result has the default integer dtype. Raises an `ArgumentError` if there is no key.
+
+    >>> snp.lexsort([np.array([2, 1, 0]), np.array([0, 1, 0])])
+    Array([2, 0, 1], dtype=int32)
+    """
     items = [asarray(k) for k in keys]
     if not items:
         raise ArgumentError("lexsort: need at least one key")
@@ -106,20 +132,38 @@ def lexsort(keys: Any, axis: int = -1) -> Any:
     return lax.sort((*items[::-1], places), d, num_keys=len(items))[-1]
 
 
-def partition(a: Any, kth: int, axis: int = -1) -> Any:
-    """The array with element `kth` where sorting would put it; here: sorted altogether."""
+def partition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
+    """Put the element `kth` where sorting would put it; here the array is sorted altogether.
+
+    Shape and dtype are those of `a`.
+
+    >>> snp.partition(np.array([3, 1, 2]), 1)
+    Array([1, 2, 3], dtype=int32)
+    """
     check_arraylike("partition", a)
     return sort(a, axis)
 
 
-def argpartition(a: Any, kth: int, axis: int = -1) -> Any:
-    """The positions that partition an array."""
+def argpartition(a: ArrayLike, kth: int, axis: int = -1) -> Array:
+    """The positions that put the element `kth` where sorting would; here those of `argsort`.
+
+    The result has the shape of `a` and the default integer dtype.
+
+    >>> snp.argpartition(np.array([30, 10, 20]), 1)
+    Array([1, 2, 0], dtype=int32)
+    """
     check_arraylike("argpartition", a)
     return argsort(a, axis)
 
 
-def sort_complex(a: Any) -> Any:
-    """The elements sorted along the last dim, as complex numbers."""
+def sort_complex(a: ArrayLike) -> Array:
+    """Sort the elements along the last dim, as complex numbers.
+
+    The shape is that of `a`. They are ordered by real part, then by imaginary part.
+
+    >>> snp.sort_complex(np.array([3.0, 1.0]))
+    Array([1.+0.j, 3.+0.j], dtype=complex64)
+    """
     check_arraylike("sort_complex", a)
     result = sort(a)
     (result,) = promote_dtypes_inexact(result)
@@ -135,11 +179,18 @@ def sort_complex(a: Any) -> Any:
 
 
 def searchsorted(
-    a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan"
-) -> Any:
-    """Where `v` would be inserted into the sorted vector `a` to keep it sorted.
+    a: ArrayLike, v: ArrayLike, side: str = "left", sorter: Any = None, *, method: str = "scan"
+) -> Array:
+    """The positions at which elements of `v` would be inserted into a sorted vector `a`.
 
-    `method` is accepted for the name's sake: the search is always binary.
+    `side` says whether an element goes before ("left") or behind ("right") those equal to it.
+    `sorter` is `argsort(a)` if `a` is not sorted. `a` and `v` are promoted to one dtype; the result
+    has the shape of `v` and the default integer dtype. `method` changes nothing: the search is
+    always binary. Raises a `ShapeError` if `a` is no vector, and an `ArgumentError` for another
+    `side`.
+
+    >>> snp.searchsorted(np.array([1, 3, 5]), np.array([0, 3, 9]))
+    Array([0, 1, 3], dtype=int32)
     """
     check_arraylike("searchsorted", a, v)
     if side not in ("left", "right"):
@@ -183,8 +234,18 @@ def _before(element: Any, v: Any, side: str) -> Any:
     return lax.bitwise_or(order, lax.ne(v, v)) if dtypes.is_float(dtype) else order
 
 
-def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = None) -> Any:
-    """The number of the bin that each element falls into; `bins` ascending or descending."""
+def digitize(
+    x: ArrayLike, bins: ArrayLike, right: bool = False, *, method: str | None = None
+) -> Array:
+    """The number of the bin into which each element falls: k if `bins[k-1] <= x < bins[k]`.
+
+    `bins` is a vector of edges, ascending or descending; `right` says that bins contain their right
+    edge instead of the left. The result is int32 and has the shape of `x`. `method` changes
+    nothing. Raises a `ShapeError` if `bins` is no vector.
+
+    >>> snp.digitize(np.array([0.5, 1.0, 9.0]), np.array([1.0, 2.0]))
+    Array([0, 1, 2], dtype=int32)
+    """
     check_arraylike("digitize", x, bins)
     x, bins = plain(x), plain(bins)
     if typeof(bins).ndim != 1:
@@ -208,10 +269,18 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str | None = Non
 # ---- counts ------------------------------------------------------------------------------------
 
 
-def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | None = None) -> Any:
-    """How often each number 0, 1, 2, ... occurs; or the sum of the weights at its occurrences.
+def bincount(
+    x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None
+) -> Array:
+    """How often each of the numbers 0, 1, 2, ... occurs in a vector of integers.
 
-    Traced `x` needs `length`, the size of the result. Negative numbers count as 0.
+    With `weights`, of the shape of `x`, it is the sum of the weights at its occurrences, of their
+    dtype. The size is the largest number plus 1, at least `minlength`, or `length`, which a traced
+    `x` needs. Negative numbers count as 0. Raises an `ArgumentError` if `x` is no vector of
+    integers.
+
+    >>> snp.bincount(np.array([0, 1, 1, 3]))
+    Array([1, 2, 0, 1], dtype=int32)
     """
     check_arraylike("bincount", x)
     x = plain(x)
@@ -231,8 +300,17 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
     return lax.scatter_add(zeros, lax.expand_dims(x, (1,)), weights, numbers)
 
 
-def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Any:
-    """The edges of the bins that `histogram` counts in."""
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Array:
+    """The edges of the bins in which `histogram` counts.
+
+    `bins` is the number of bins of equal width, or a vector of edges; `range` is a pair of bounds,
+    by default the smallest and largest element. The result has the floating dtype to which `a` is
+    promoted and one element more than there are bins; `weights` change nothing. Raises an
+    `ArgumentError` if `bins` is a string.
+
+    >>> snp.histogram_bin_edges(np.array([0.0, 4.0]), bins=2)
+    Array([0., 2., 4.], dtype=float32)
+    """
     check_arraylike("histogram_bin_edges", a)
     if isinstance(bins, str):
         raise ArgumentError("histogram_bin_edges: bins must be a number or an array of edges")
@@ -250,8 +328,17 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
 
 def histogram(
     a: Any, bins: Any = 10, range: Any = None, weights: Any = None, density: bool | None = None
-) -> tuple[Any, Any]:
-    """How many elements fall into each bin, and the bins' edges."""
+) -> tuple[Array, Array]:
+    """How many elements fall into each bin, and the edges of the bins.
+
+    `bins` is the number of bins of equal width between the bounds `range`, by default the smallest
+    and largest element, or a vector of edges. The last bin contains its right edge too. `weights`,
+    of the shape of `a`, say how much an element counts; with `density` the area is 1. Both results
+    have the floating dtype to which `a` and `weights` are promoted.
+
+    >>> snp.histogram(np.array([1.0, 2.0, 2.0, 5.0]), bins=2)
+    (Array([3., 1.], dtype=float32), Array([1., 3., 5.], dtype=float32))
+    """
     check_arraylike("histogram", a)
     (a,) = promote_dtypes_inexact(ravel(a))
     if weights is None:
@@ -277,7 +364,7 @@ def histogram(
 
 
 def unique(
-    ar: Any,
+    ar: ArrayLike,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -285,12 +372,21 @@ def unique(
     *,
     equal_nan: bool = True,
     size: int | None = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
     sorted: bool = True,
 ) -> Any:
-    """The different elements (or slices along a dim), in order.
+    """The different elements, in ascending order.
 
-    Under a transformation give `size`: missing elements are `fill_value`, by default the smallest.
+    With `axis` they are the different slices along a dim of `ar`. The dtype stays. `return_index`,
+    `return_inverse` and `return_counts` add to a tuple: the first position of each, the number of
+    each element of `ar` among them, and how often each occurs, as default integers. NaN is equal to
+    NaN if `equal_nan`. `sorted` changes nothing.
+
+    Traced arrays need `size`, the number of elements: those missing are `fill_value`, by default
+    the smallest. Raises a `ConcretizationError` without it.
+
+    >>> snp.unique(np.array([3, 1, 3]), return_counts=True)
+    (Array([1, 3], dtype=int32), Array([1, 2], dtype=int32))
     """
     check_arraylike("unique", ar)
     ar = plain(ar)
@@ -364,8 +460,16 @@ def _set_operand(x: Any) -> Any:
     return ravel(asarray(x))
 
 
-def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Any:
-    """The different elements."""
+def unique_values(
+    x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
+) -> Array:
+    """The different elements, in ascending order, as the array API standard has it.
+
+    The dtype stays; each NaN is different. `size` and `fill_value` are those of `unique`.
+
+    >>> snp.unique_values(np.array([3, 1, 3]))
+    Array([1, 3], dtype=int32)
+    """
     return unique(x, size=size, fill_value=fill_value, equal_nan=False)
 
 
@@ -376,11 +480,15 @@ def isin(
     invert: bool = False,
     *,
     method: str = "auto",
-) -> Any:
+) -> Array:
     """Whether each element is among the test elements.
 
-    `assume_unique` and `method` choose how it is computed elsewhere, never what the result is;
-    here every element is compared with every other.
+    The result is bool and has the shape of `element`; `invert` negates it. `element` and
+    `test_elements` are promoted to one dtype. `assume_unique` and `method` change nothing: each
+    element is compared with each test element. Raises an `ArgumentError` for an unknown `method`.
+
+    >>> snp.isin(np.array([1, 2, 3]), np.array([2, 9]))
+    Array([False,  True, False], dtype=bool)
     """
     if method not in ("auto", "compare_all", "binary_search", "sort"):
         raise ArgumentError(
@@ -394,12 +502,13 @@ def isin(
     return lax.bitwise_not(found) if invert else found
 
 
-def trim_zeros(filt: Any, trim: str = "fb", axis: Any = None) -> Any:
-    """A concrete array without the zeros at its ends ("f": at the front, "b": at the back).
+def trim_zeros(filt: ArrayLike, trim: str = "fb", axis: Any = None) -> Array:
+    """Remove the zeros at the ends of a concrete array.
 
+    `filt` is the array, whose dtype stays. `trim` says where: "f" at the front, "b" at the back.
     Along each dim of `axis`, all by default, slices that are zero as a whole go.
 
-    >>> trim_zeros(np.array([0, 1, 0, 2, 0]))
+    >>> snp.trim_zeros(np.array([0, 1, 0, 2, 0]))
     Array([1, 0, 2], dtype=int32)
     """
     check_arraylike("trim_zeros", filt)

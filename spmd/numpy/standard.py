@@ -18,6 +18,7 @@ from spmd.base.source import current_source
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
+from spmd.sharding.array import Array
 
 API_VERSION = "2025.12"
 # A device of kind 1 of the DLPack protocol: memory that the CPU reads.
@@ -132,7 +133,7 @@ def dlpack_device(self: Any) -> tuple[int, int]:
     return _DLPACK_CPU
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array with the values of another library's array.
 
     The values are copied, as that array may change. `copy=False` is refused for that reason. 64-bit

@@ -38,6 +38,7 @@ from spmd.numpy.reductions import (
 )
 from spmd.numpy.selection import clip
 from spmd.numpy.ufuncs import conjugate, divide, multiply, square, subtract
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- means -------------------------------------------------------------------------------------
 
@@ -56,15 +57,23 @@ def _count(a: Any, axis: Axis, keepdims: bool, where: Any, dtype: np.dtype) -> A
 
 @cached_options
 def mean(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     keepdims: bool = False,
     *,
-    where: Any = None,
-) -> Any:
-    """The arithmetic mean over dims."""
+    where: ArrayLike | None = None,
+) -> Array:
+    """The arithmetic mean of elements along dims; NaN if there are none.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `where` is a
+    bool mask that broadcasts against `a` and says which elements count. The dtype is `dtype`, or
+    that of `a`; integers and bools become the default float (float32, or float64 with x64).
+
+    >>> snp.mean(np.array([[1, 2], [3, 5]]), axis=0)
+    Array([2. , 3.5], dtype=float32)
+    """
     refuse_out("mean", out)
     check_arraylike("mean", a)
     a, mask = plain(a), check_where("mean", where)
@@ -79,7 +88,15 @@ def mean(
 def average(
     a: Any, axis: Axis = None, weights: Any = None, returned: bool = False, keepdims: bool = False
 ) -> Any:
-    """The weighted mean; with `returned` also the sum of the weights."""
+    """The weighted mean of elements along dims.
+
+    `weights` have the shape of `a`, or of the dims that `axis` names; without them all elements
+    count equally. `a` and `weights` are promoted to one floating or complex dtype. With `returned`
+    the result is a pair: the means, and the sums of the weights in their shape.
+
+    >>> snp.average(np.array([1.0, 2.0]), weights=np.array([3, 1]))
+    Array(1.25, dtype=float32)
+    """
     if weights is None:
         check_arraylike("average", a)
         (a,) = promote_dtypes_inexact(plain(a))
@@ -137,18 +154,28 @@ def _var_dtypes(name: str, source: np.dtype, dtype: Any) -> tuple[np.dtype, np.d
 
 
 def var(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     ddof: int = 0,
     keepdims: bool = False,
     *,
-    where: Any = None,
+    where: ArrayLike | None = None,
     mean: Any = None,
     correction: float | None = None,
-) -> Any:
-    """The variance over dims: mean square distance from the mean, over count minus `ddof`."""
+) -> Array:
+    """The variance of elements along dims: the mean squared distance from the mean.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. The sum of
+    squares is divided by the count minus `ddof` (or `correction`, its name in the array API
+    standard). `mean` is the mean, if it is known already, with the reduced dims; `where` is a bool
+    mask of what counts. The result is real, of the floating dtype to which `a` is promoted, or
+    `dtype`. Raises a `DtypeError` for a real `dtype` of complex numbers.
+
+    >>> snp.var(np.array([1.0, 2.0, 3.0, 4.0]))
+    Array(1.25, dtype=float32)
+    """
     refuse_out("var", out)
     check_arraylike("var", a)
     a, mask = plain(a), check_where("var", where)
@@ -188,18 +215,26 @@ def _over(total: Any, count: Any, less: Any) -> Any:
 
 
 def std(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     ddof: int = 0,
     keepdims: bool = False,
     *,
-    where: Any = None,
+    where: ArrayLike | None = None,
     mean: Any = None,
     correction: float | None = None,
-) -> Any:
-    """The standard deviation over dims: the square root of the variance."""
+) -> Array:
+    """The standard deviation of elements along dims: the square root of `var`.
+
+    `axis` is one dim, several, or None for all; `keepdims` keeps them with size 1. `ddof`, `where`,
+    `mean` and `correction` are those of `var`. The result is real, of the floating dtype to which
+    `a` is promoted, or `dtype`.
+
+    >>> snp.std(np.array([1.0, 2.0, 3.0, 4.0]))
+    Array(1.118034, dtype=float32)
+    """
     refuse_out("std", out)
     check_arraylike("std", a)
     less = _correction("std", ddof, correction)
@@ -207,8 +242,8 @@ def std(
 
 
 def cov(
-    m: Any,
-    y: Any = None,
+    m: ArrayLike,
+    y: ArrayLike | None = None,
     rowvar: bool = True,
     bias: bool = False,
     ddof: int | None = None,
@@ -216,8 +251,18 @@ def cov(
     aweights: Any = None,
     *,
     dtype: Any = None,
-) -> Any:
-    """The covariance matrix of variables: rows of `m` (columns, if not `rowvar`)."""
+) -> Array:
+    """The covariance matrix of variables, the rows of `m` (its columns, if not `rowvar`).
+
+    `y` has further variables. For n variables the shape is (n, n), and () for one. The sums are
+    divided by the number of samples minus 1, or minus 0 if `bias`, or minus `ddof`. `fweights` say
+    how often a sample counts, `aweights` how much. All arrays are promoted to one floating or
+    complex dtype, or converted to `dtype`.
+
+    >>> snp.cov(np.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]))
+    Array([[ 1., -1.],
+           [-1.,  1.]], dtype=float32)
+    """
     check_arraylike("cov", m, *(() if y is None else (y,)))
     parts = promote_dtypes_inexact(*(plain(x) for x in (m, y) if x is not None))
     rows = []
@@ -263,8 +308,19 @@ def _cov_weights(x: Any, fweights: Any, aweights: Any) -> Any:
     return multiply(weights, given[1]) if len(given) == 2 else weights
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Any:
-    """The matrix of correlation coefficients."""
+def corrcoef(
+    x: ArrayLike, y: ArrayLike | None = None, rowvar: bool = True, *, dtype: Any = None
+) -> Array:
+    """The correlation coefficients of variables, the rows of `x` (its columns, if not `rowvar`).
+
+    `y` has further variables. For n variables the shape is (n, n), and () for one. The arrays are
+    promoted to one floating or complex dtype, or converted to `dtype`. The coefficients lie in [-1,
+    1].
+
+    >>> snp.corrcoef(np.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]))
+    Array([[ 1., -1.],
+           [-1.,  1.]], dtype=float32)
+    """
     c = cov(x, y, rowvar, dtype=dtype)
     if typeof(c).ndim == 0:
         return divide(c, c)
@@ -285,14 +341,21 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 
 
 def nanmean(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     keepdims: bool = False,
-    where: Any = None,
-) -> Any:
-    """The mean of the elements that are not NaN."""
+    where: ArrayLike | None = None,
+) -> Array:
+    """The arithmetic mean of the elements along dims that are not NaN, and NaN if all are.
+
+    `axis`, `dtype`, `keepdims` and `where` are those of `mean`: `axis=None` takes all dims, and
+    integers become the default float.
+
+    >>> snp.nanmean(np.array([1.0, np.nan, 3.0]))
+    Array(2., dtype=float32)
+    """
     refuse_out("nanmean", out)
     check_arraylike("nanmean", a)
     a = plain(a)
@@ -304,16 +367,23 @@ def nanmean(
 
 
 def nanvar(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     ddof: int = 0,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     mean: Any = None,
-) -> Any:
-    """The variance of the elements that are not NaN."""
+) -> Array:
+    """The variance of the elements along dims that are not NaN, and NaN if all are.
+
+    `axis`, `dtype`, `ddof`, `keepdims`, `where` and `mean` are those of `var`: `axis=None` takes
+    all dims, and the result is a real float.
+
+    >>> snp.nanvar(np.array([1.0, np.nan, 3.0]))
+    Array(1., dtype=float32)
+    """
     refuse_out("nanvar", out)
     check_arraylike("nanvar", a)
     a = plain(a)
@@ -334,14 +404,21 @@ def nanvar(
 
 
 def nanstd(
-    a: Any,
+    a: ArrayLike,
     axis: Axis = None,
     dtype: Any = None,
     out: None = None,
     ddof: int = 0,
     keepdims: bool = False,
-    where: Any = None,
+    where: ArrayLike | None = None,
     mean: Any = None,
-) -> Any:
-    """The standard deviation of the elements that are not NaN."""
+) -> Array:
+    """The standard deviation of the elements along dims that are not NaN, and NaN if all are.
+
+    `axis`, `dtype`, `ddof`, `keepdims`, `where` and `mean` are those of `var`: `axis=None` takes
+    all dims, and the result is a real float.
+
+    >>> snp.nanstd(np.array([1.0, np.nan, 3.0]))
+    Array(1., dtype=float32)
+    """
     return lax.sqrt(nanvar(a, axis, dtype, out, ddof, keepdims, where, mean))

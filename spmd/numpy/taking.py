@@ -24,6 +24,7 @@ from spmd.numpy.promotion import (
     convert,
     plain,
 )
+from spmd.sharding.array import Array, ArrayLike
 
 # ---- positions ---------------------------------------------------------------------------------
 
@@ -63,20 +64,25 @@ def _flattened(x: Any) -> Any:
 
 
 def take(
-    a: Any,
-    indices: Any,
+    a: ArrayLike,
+    indices: ArrayLike,
     axis: int | None = None,
     out: None = None,
     mode: str | None = None,
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
-    fill_value: Any = None,
-) -> Any:
-    """The slices of `a` along `axis` (of the flattened array if None) at `indices`.
+    fill_value: ArrayLike | None = None,
+) -> Array:
+    """Take elements or slices at given positions along a dim.
 
-    `mode` says what is read out of bounds: "fill" (the default), "clip", or "wrap".
+    `indices` are integers of any shape, which stands in the result in place of dim `axis`; with
+    `axis=None` the array is flattened first. Negative positions count from the end. `mode` says
+    what is read out of bounds: "fill" (the default), "clip", or "wrap". The filling is
+    `fill_value`, or NaN, or the largest integer of an unsigned and the smallest of a signed dtype.
+    The dtype of `a` stays. `unique_indices` and `indices_are_sorted` are promises that may save
+    time. Raises an `IndexingError` if the dim is empty, and an `ArgumentError` for another `mode`.
 
-    >>> take(np.arange(10, 15), np.array([3, -1]))
+    >>> snp.take(np.arange(10, 15), np.array([3, -1]))
     Array([13, 14], dtype=int32)
     """
     if out is not None:
@@ -125,20 +131,22 @@ def _in_mode(indices: Any, size: int, mode: str | None) -> tuple[Any, lax.Gather
 
 
 def take_along_axis(
-    arr: Any,
-    indices: Any,
+    arr: ArrayLike,
+    indices: ArrayLike,
     axis: int | None = -1,
     mode: Any = None,
-    fill_value: Any = None,
+    fill_value: ArrayLike | None = None,
     *,
     wrap_negative_indices: bool = True,
-) -> Any:
-    """Elements of `arr` along `axis` at positions that differ from row to row, as argsort gives.
+) -> Array:
+    """Take elements along a dim at positions that differ from row to row, as `argsort` gives them.
 
-    The other dims of `arr` and `indices` broadcast against each other. `mode` as in `x.at[].get`;
-    None fills. Negative indices count from the end unless `wrap_negative_indices=False`.
+    `indices` has as many dims as `arr`, and the dims but `axis` broadcast against each other; the
+    result has the shape of `indices` and the dtype of `arr`. `mode` is that of `x.at[].get`: None
+    reads `fill_value` (NaN by default) out of bounds. Negative indices count from the end unless
+    `wrap_negative_indices=False`.
 
-    >>> take_along_axis(np.array([[30, 10, 20]]), np.array([[1, 2, 0]]), 1)
+    >>> snp.take_along_axis(np.array([[30, 10, 20]]), np.array([[1, 2, 0]]), 1)
     Array([[10, 20, 30]], dtype=int32)
     """
     check_arraylike("take_along_axis", arr)
@@ -163,11 +171,22 @@ def take_along_axis(
 
 
 def put_along_axis(
-    arr: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: Any = None
-) -> Any:
-    """A copy of `arr` with `values` put where `take_along_axis` would read.
+    arr: ArrayLike,
+    indices: ArrayLike,
+    values: ArrayLike,
+    axis: int | None,
+    inplace: bool = True,
+    *,
+    mode: Any = None,
+) -> Array:
+    """Make a copy of an array with `values` put where `take_along_axis` would read.
 
-    NumPy changes `arr` in place; arrays are immutable here, so pass `inplace=False`.
+    `values` broadcast to the shape of `indices` and are converted to the dtype of `arr`. `mode` is
+    that of `x.at[].set`. As arrays are immutable, write `inplace=False`. Raises an `ArgumentError`
+    without it, and a `ShapeError` if `indices` does not fit.
+
+    >>> snp.put_along_axis(np.array([[3, 1]]), np.array([[1]]), 9, 1, inplace=False)
+    Array([[3, 9]], dtype=int32)
     """
     if inplace:
         raise ArgumentError(

@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from spmd.numpy.promotion import (
     select,
 )
 from spmd.numpy.reductions import canonical_axes, canonical_axis, check_where, keep_dims, refuse_out
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array, ArrayLike
 
 Method = Callable[..., Any]
 
@@ -421,10 +424,20 @@ def _running(cumulate: Method) -> Method:
 # ---- the ufuncs --------------------------------------------------------------------------------
 
 
-def _ufunc(func: Method, identity: Any = None, **methods: Any) -> ufunc:
+if TYPE_CHECKING:
+
+    class BinaryUfunc(ufunc):
+        """A ufunc of two arrays with one result."""
+
+        def __call__(  # type: ignore[override]
+            self, x: ArrayLike, y: ArrayLike, /, *, out: None = None, where: None = None
+        ) -> Array: ...
+
+
+def _ufunc(func: Method, identity: Any = None, **methods: Any) -> BinaryUfunc:
     made = ufunc(func, 2, 1, call=func, identity=identity, **methods)
     made.__module__ = "spmd.numpy"
-    return made
+    return cast("BinaryUfunc", made)
 
 
 _and = _bits(lax.reduce_and, logic.bitwise_and, -1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,35 @@ from spmd.numpy.promotion import (
     select,
     strong_constant,
 )
+from spmd.sharding.array import Array, ArrayLike
+
+# ---- families ----------------------------------------------------------------------------------
+
+if TYPE_CHECKING:
+
+    class Unary(Protocol):
+        """A function of one array."""
+
+        def __call__(self, x: ArrayLike, /) -> Array: ...
+
+    class Binary(Protocol):
+        """A function of two arrays."""
+
+        def __call__(self, x: ArrayLike, y: ArrayLike, /) -> Array: ...
+
+
+# What the docstrings of a family have in common.
+_KEEPS = "Elementwise: the result has the shape and the dtype of `x`."
+_TO_FLOAT = """\
+Elementwise: the result has the shape of `x`. Integers and bools become the default float (float32,
+or float64 with x64); floats and complex numbers keep their dtype."""
+_COMMON = "`x` and `y` broadcast to one shape and are promoted to one dtype, which the result has."
+_COMMON_FLOAT = """\
+`x` and `y` broadcast to one shape and are promoted to one floating or complex dtype: integers and
+bools become the default float (float32, or float64 with x64)."""
+_NO_BOOLS = "Raises a `DtypeError` for bools."
+_ORDER = "Complex numbers are compared by real part, then by imaginary part."
+REAL_ONLY = "Raises a `DtypeError` for complex numbers."
 
 
 def named(f: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
@@ -47,42 +76,60 @@ def named(f: Callable[..., Any], name: str, doc: str) -> Callable[..., Any]:
     return f
 
 
-# ---- families ----------------------------------------------------------------------------------
+def doc_of(name: str, meaning: str, rule: str, note: str, operands: str, shown: str) -> str:
+    """The docstring of a family's member: its meaning, the family's rule, and an example."""
+    rule = f"{rule}\n{note}" if note else rule
+    return f"{meaning}\n\n{rule}\n\n>>> snp.{name}({operands})\n{shown}\n"
 
 
-def float_unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
-    """A function of one array whose result is floating or complex."""
+def float_unary(
+    name: str, op: Callable[..., Any], meaning: str, x: str, shown: str, note: str = ""
+) -> Unary:
+    """A function of one array whose result is floating or complex.
 
-    def f(x: Any, /) -> Any:
+    The docstring says `meaning` first and ends with an example: elements `x` become `shown`.
+    """
+
+    def f(x: ArrayLike, /) -> Array:
         return op(*promote_args_inexact(name, x))
 
+    example = f"np.array([{x}])", f"Array([{shown}], dtype=float32)"
+    doc = doc_of(name, meaning, _TO_FLOAT, note, *example)
     return cached_unary(named(f, name, doc))
 
 
-def unary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+def unary(
+    name: str, op: Callable[..., Any], meaning: str, x: str, shown: str, note: str = ""
+) -> Unary:
     """A function of one array that keeps the dtype."""
 
-    def f(x: Any, /) -> Any:
+    def f(x: ArrayLike, /) -> Array:
         return op(*promote_args(name, x))
 
+    doc = doc_of(name, meaning, _KEEPS, note, f"np.array({x})", f"Array({shown})")
     return cached_unary(named(f, name, doc))
 
 
-def binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+def binary(
+    name: str, op: Callable[..., Any], meaning: str, operands: str, shown: str, note: str = ""
+) -> Binary:
     """A function of two arrays in their common dtype."""
 
-    def f(x: Any, y: Any, /) -> Any:
+    def f(x: ArrayLike, y: ArrayLike, /) -> Array:
         return op(*promote_args(name, x, y))
 
-    return cached_binary(named(f, name, doc))
+    return cached_binary(named(f, name, doc_of(name, meaning, _COMMON, note, operands, shown)))
 
 
-def float_binary(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
+def float_binary(
+    name: str, op: Callable[..., Any], meaning: str, operands: str, shown: str, note: str = ""
+) -> Binary:
     """A function of two arrays whose result is floating or complex."""
 
-    def f(x: Any, y: Any, /) -> Any:
+    def f(x: ArrayLike, y: ArrayLike, /) -> Array:
         return op(*promote_args_inexact(name, x, y))
 
+    doc = doc_of(name, meaning, _COMMON_FLOAT, note, operands, shown)
     return cached_binary(named(f, name, doc))
 
 
@@ -117,21 +164,83 @@ def _sign(x: Any) -> Any:
 # ---- arithmetic --------------------------------------------------------------------------------
 
 # Operands have one dtype by now, which is what `lax.add` sees to before it binds the primitive.
-add = binary("add", _bool_or(lax.add_p.bind, lax.or_p.bind), "Sum of two arrays.")
-subtract = binary("subtract", lax.sub_p.bind, "Difference of two arrays.")
-multiply = binary("multiply", _bool_or(lax.mul_p.bind, lax.and_p.bind), "Product of two arrays.")
-divide = float_binary("divide", lax.div_p.bind, "Quotient, floating also for integers.")
+add = binary(
+    "add",
+    _bool_or(lax.add_p.bind, lax.or_p.bind),
+    "The sum of two arrays, `x + y`, and the logical or of bools.",
+    "np.array([1, 2]), 10",
+    "Array([11, 12], dtype=int32)",
+)
+subtract = binary(
+    "subtract",
+    lax.sub_p.bind,
+    "The difference of two arrays, `x - y`.",
+    "np.array([1, 2]), 10",
+    "Array([-9, -8], dtype=int32)",
+    note=_NO_BOOLS,
+)
+multiply = binary(
+    "multiply",
+    _bool_or(lax.mul_p.bind, lax.and_p.bind),
+    "The product of two arrays, `x * y`, and the logical and of bools.",
+    "np.array([1, 2]), 10",
+    "Array([10, 20], dtype=int32)",
+)
+divide = float_binary(
+    "divide",
+    lax.div_p.bind,
+    "The quotient of two arrays, `x / y`.",
+    "np.array([1, 2]), 4",
+    "Array([0.25, 0.5 ], dtype=float32)",
+)
 true_divide = divide
-negative = unary("negative", lax.neg, "The array with its sign changed.")
-positive = unary("positive", as_array, "The array itself.")
-sign = unary("sign", _sign, "-1, 0 or 1 by sign; z / |z| for complex numbers.")
-maximum = binary("maximum", lax.max_p.bind, "The larger of two; NaN if one is NaN.")
-minimum = binary("minimum", lax.min_p.bind, "The smaller of two; NaN if one is NaN.")
+negative = unary(
+    "negative",
+    lax.neg,
+    "The negated elements, `-x`.",
+    "[1, -2]",
+    "[-1,  2], dtype=int32",
+    note=_NO_BOOLS,
+)
+positive = unary(
+    "positive", as_array, "The array itself, `+x`.", "[1, -2]", "[ 1, -2], dtype=int32"
+)
+sign = unary(
+    "sign",
+    _sign,
+    "The sign, -1, 0 or 1, and `z / |z|` for complex numbers.",
+    "[-5, 0, 2]",
+    "[-1,  0,  1], dtype=int32",
+    note=_NO_BOOLS,
+)
+maximum = binary(
+    "maximum",
+    lax.max_p.bind,
+    "The larger of two elements, and NaN where one is NaN.",
+    "np.array([1, 5]), 3",
+    "Array([3, 5], dtype=int32)",
+    note=_ORDER,
+)
+minimum = binary(
+    "minimum",
+    lax.min_p.bind,
+    "The smaller of two elements, and NaN where one is NaN.",
+    "np.array([1, 5]), 3",
+    "Array([1, 3], dtype=int32)",
+    note=_ORDER,
+)
 
 
 @cached_unary
-def absolute(x: Any, /) -> Any:
-    """Absolute value; the modulus of complex numbers."""
+def absolute(x: ArrayLike, /) -> Array:
+    """The absolute value of elements: the modulus of complex numbers.
+
+    Elementwise: the result has the shape and the dtype of `x`, and the floating dtype of the parts
+    for complex numbers. Bools and unsigned integers stay as they are.
+
+    >>> snp.abs(np.array([-2, 3]))
+    Array([2, 3], dtype=int32)
+    """
     check_arraylike("absolute", x)
     x = plain(x)
     dtype = typeof(x).dtype
@@ -141,22 +250,42 @@ def absolute(x: Any, /) -> Any:
 abs = absolute
 
 
-def fabs(x: Any, /) -> Any:
-    """Absolute value of real numbers, as floats."""
+def fabs(x: ArrayLike, /) -> Array:
+    """The absolute value of real numbers, as floats.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float.
+    Raises a `DtypeError` for complex numbers.
+
+    >>> snp.fabs(np.array([-2, 3]))
+    Array([2., 3.], dtype=float32)
+    """
     (x,) = promote_args_inexact("fabs", x)
     check_real("fabs", x)
     return lax.abs(x)
 
 
 @cached_unary
-def square(x: Any, /) -> Any:
-    """`x * x`."""
+def square(x: ArrayLike, /) -> Array:
+    """The square of elements, `x * x`.
+
+    Elementwise: the result has the shape and the dtype of `x`; bools become int32.
+
+    >>> snp.square(np.array([3, -4]))
+    Array([ 9, 16], dtype=int32)
+    """
     return lax.square(*promote_args_numeric("square", x))
 
 
 @cached_unary
-def reciprocal(x: Any, /) -> Any:
-    """`1 / x`, as float."""
+def reciprocal(x: ArrayLike, /) -> Array:
+    """The reciprocal of elements, `1 / x`.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float, other
+    than in NumPy, which divides integers by integers.
+
+    >>> snp.reciprocal(np.array([2, 4]))
+    Array([0.5 , 0.25], dtype=float32)
+    """
     (x,) = promote_args_inexact("reciprocal", x)
     return lax.integer_pow(x, -1)
 
@@ -164,8 +293,15 @@ def reciprocal(x: Any, /) -> Any:
 # ---- division with remainder -------------------------------------------------------------------
 
 
-def floor_divide(x: Any, y: Any, /) -> Any:
-    """The quotient rounded towards minus infinity: Python's `//`."""
+def floor_divide(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The quotient rounded towards minus infinity, `x // y`.
+
+    `x` and `y` broadcast to one shape and are promoted to one dtype, which the result has; bools
+    become int32. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.floor_divide(np.array([7, -7]), 2)
+    Array([ 3, -4], dtype=int32)
+    """
     x, y = promote_args_numeric("floor_divide", x, y)
     check_real("floor_divide", x, y)
     kind = typeof(x).dtype.kind
@@ -183,8 +319,16 @@ def _integer_quotient(x: Any, y: Any) -> Any:
     return select(lax.bitwise_and(signs_differ, inexact), lower, quotient)
 
 
-def remainder(x: Any, y: Any, /) -> Any:
-    """The remainder with the sign of the divisor: Python's `%`."""
+def remainder(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The remainder with the sign of the divisor, `x % y`.
+
+    `x` and `y` broadcast to one shape and are promoted to one dtype, which the result has; bools
+    become int32. An integer has remainder 0 if it is divided by 0, a float NaN. Raises a
+    `DtypeError` for complex numbers.
+
+    >>> snp.remainder(np.array([7, -7]), 3)
+    Array([1, 2], dtype=int32)
+    """
     x, y = promote_args_numeric("remainder", x, y)
     check_real("remainder", x, y)
     return _remainder(x, y)
@@ -216,8 +360,16 @@ def _zero_with_sign_of(y: Any, rest: Any) -> Any:
 mod = remainder
 
 
-def fmod(x: Any, y: Any, /) -> Any:
-    """The remainder with the sign of the dividend: C's `fmod`."""
+def fmod(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The remainder with the sign of the dividend, as C's `fmod`.
+
+    `x` and `y` broadcast to one shape and are promoted to one dtype, which the result has; bools
+    become int32. An integer has remainder 0 if it is divided by 0, a float NaN. Raises a
+    `DtypeError` for complex numbers.
+
+    >>> snp.fmod(np.array([7, -7]), 3)
+    Array([ 1, -1], dtype=int32)
+    """
     check_arraylike("fmod", x, y)
     of_integers = dtypes.is_integer(result_type(x, y))
     x, y = promote_args_numeric("fmod", x, y)
@@ -227,8 +379,15 @@ def fmod(x: Any, y: Any, /) -> Any:
     return lax.rem(x, y)
 
 
-def divmod(x: Any, y: Any, /) -> tuple[Any, Any]:
-    """`floor_divide` and `remainder` together."""
+def divmod(x: ArrayLike, y: ArrayLike, /) -> tuple[Array, Array]:
+    """The pair of `floor_divide(x, y)` and `remainder(x, y)`.
+
+    `x` and `y` broadcast to one shape and are promoted to one dtype, which both results have; bools
+    become int32. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.divmod(np.array([7, -7]), 2)
+    (Array([ 3, -4], dtype=int32), Array([1, 1], dtype=int32))
+    """
     x, y = promote_args_numeric("divmod", x, y)
     if dtypes.is_integer(typeof(x).dtype):
         return floor_divide(x, y), remainder(x, y)
@@ -255,8 +414,17 @@ def _float_divmod(x: Any, y: Any) -> tuple[Any, Any]:
 # ---- powers, exponentials, logarithms ----------------------------------------------------------
 
 
-def power(x: Any, y: Any, /) -> Any:
-    """`x` to the power `y`; a concrete integer `y` becomes repeated multiplication."""
+def power(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The elements of `x` to the power of those of `y`, `x ** y`.
+
+    `x` and `y` broadcast to one shape and are promoted to one dtype, which the result has. A
+    concrete integer `y` becomes repeated multiplication and does not change the dtype. Raises a
+    `DtypeError` for integers to the power of a negative concrete integer; where an array `y` of
+    integers is negative, the result is meaningless.
+
+    >>> snp.power(np.array([2.0, 3.0]), 2)
+    Array([4., 9.], dtype=float32)
+    """
     check_arraylike("power", x, y)
     x, y = plain(x), plain(y)
     exponent = _concrete_integer(y)
@@ -297,28 +465,68 @@ def _integer_power(x: Any, y: Any) -> Any:
     return result
 
 
-def float_power(x: Any, y: Any, /) -> Any:
-    """`x` to the power `y`, computed in floating point."""
+def float_power(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The elements of `x` to the power of those of `y`, in floating point.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating or complex dtype: integers
+    and bools become the default float.
+
+    >>> snp.float_power(np.array([2, 3]), -1)
+    Array([0.5       , 0.33333334], dtype=float32)
+    """
     return lax.pow(*promote_args_inexact("float_power", x, y))
 
 
-exp = float_unary("exp", lax.exp, "The exponential function.")
-exp2 = float_unary("exp2", lax.exp2, "2 to the power `x`.")
-expm1 = float_unary("expm1", lax.expm1, "`exp(x) - 1`, exact near 0.")
-log = float_unary("log", lax.log, "Natural logarithm.")
-log1p = float_unary("log1p", lax.log1p, "`log(1 + x)`, exact near 0.")
-sqrt = float_unary("sqrt", lax.sqrt, "Square root.")
-cbrt = float_unary("cbrt", lax.cbrt, "Cube root.")
+exp = float_unary("exp", lax.exp, "The exponential function, `e**x`.", "1.0", "2.7182817")
+exp2 = float_unary("exp2", lax.exp2, "The exponential function to base 2, `2**x`.", "3.0", "8.")
+expm1 = float_unary(
+    "expm1", lax.expm1, "The exponential minus 1, exact near 0 too.", "1e-6", "1.0000005e-06"
+)
+log = float_unary(
+    "log", lax.log, "The natural logarithm; NaN for a real `x < 0`.", "10.0", "2.3025851"
+)
+log1p = float_unary(
+    "log1p",
+    lax.log1p,
+    "The natural logarithm of `1 + x`, exact near 0 too.",
+    "1e-6",
+    "9.999995e-07",
+)
+sqrt = float_unary(
+    "sqrt", lax.sqrt, "The square root; NaN for a real `x < 0`.", "4.0, 9.0", "2., 3."
+)
+cbrt = float_unary(
+    "cbrt",
+    lax.cbrt,
+    "The cube root, also of negative numbers.",
+    "-8.0, -27.0",
+    "-2., -3.",
+    note=REAL_ONLY,
+)
 
 
-def log2(x: Any, /) -> Any:
-    """Logarithm to base 2."""
+def log2(x: ArrayLike, /) -> Array:
+    """The logarithm to base 2.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float;
+    floats and complex numbers keep their dtype.
+
+    >>> snp.log2(np.array([1.0, 8.0]))
+    Array([0., 3.], dtype=float32)
+    """
     (x,) = promote_args_inexact("log2", x)
     return _scaled_log(x, lax.div, np.log(2.0))
 
 
-def log10(x: Any, /) -> Any:
-    """Logarithm to base 10."""
+def log10(x: ArrayLike, /) -> Array:
+    """The logarithm to base 10.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float;
+    floats and complex numbers keep their dtype.
+
+    >>> snp.log10(np.array([1.0, 100.0]))
+    Array([0., 2.], dtype=float32)
+    """
     (x,) = promote_args_inexact("log10", x)
     return _scaled_log(x, lax.mul, 1 / np.log(10.0))
 
@@ -332,15 +540,29 @@ def _scaled_log(x: Any, scale: Callable[[Any, Any], Any], factor: float) -> Any:
     return lax.complex(*parts)
 
 
-def logaddexp(x: Any, y: Any, /) -> Any:
-    """`log(exp(x) + exp(y))` without overflow."""
+def logaddexp(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The logarithm of a sum of exponentials, `log(exp(x) + exp(y))`, without overflow.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.logaddexp(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
+    Array([6.9314718e-01, 1.0006932e+03], dtype=float32)
+    """
     x, y = promote_args_inexact("logaddexp", x, y)
     check_real("logaddexp", x, y)
     return _log_sum(x, y, 1.0)
 
 
-def logaddexp2(x: Any, y: Any, /) -> Any:
-    """`log2(2**x + 2**y)` without overflow."""
+def logaddexp2(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The logarithm to base 2 of a sum of powers of 2, `log2(2**x + 2**y)`, without overflow.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.logaddexp2(np.array([3.0]), np.array([3.0]))
+    Array([4.], dtype=float32)
+    """
     x, y = promote_args_inexact("logaddexp2", x, y)
     check_real("logaddexp2", x, y)
     return _log_sum(x, y, np.log(2.0).item())
@@ -378,23 +600,57 @@ def _finite(x: Any) -> Any:
 
 # ---- trigonometry ------------------------------------------------------------------------------
 
-sin = float_unary("sin", lax.sin, "Sine.")
-cos = float_unary("cos", lax.cos, "Cosine.")
-tan = float_unary("tan", lax.tan, "Tangent.")
-arcsin = asin = float_unary("arcsin", lax.asin, "Inverse sine.")
-arccos = acos = float_unary("arccos", lax.acos, "Inverse cosine.")
-arctan = atan = float_unary("arctan", lax.atan, "Inverse tangent.")
-arctan2 = atan2 = float_binary("arctan2", lax.atan2, "Angle of the point (y, x).")
-sinh = float_unary("sinh", lax.sinh, "Hyperbolic sine.")
-cosh = float_unary("cosh", lax.cosh, "Hyperbolic cosine.")
-tanh = float_unary("tanh", lax.tanh, "Hyperbolic tangent.")
-arcsinh = asinh = float_unary("arcsinh", lax.asinh, "Inverse hyperbolic sine.")
-arccosh = acosh = float_unary("arccosh", lax.acosh, "Inverse hyperbolic cosine.")
-arctanh = atanh = float_unary("arctanh", lax.atanh, "Inverse hyperbolic tangent.")
+sin = float_unary("sin", lax.sin, "The sine of angles in radians.", "0.5", "0.47942555")
+cos = float_unary("cos", lax.cos, "The cosine of angles in radians.", "0.5", "0.87758255")
+tan = float_unary("tan", lax.tan, "The tangent of angles in radians.", "0.5", "0.5463025")
+arcsin = asin = float_unary(
+    "arcsin", lax.asin, "The inverse sine; NaN for a real `|x| > 1`.", "1.0", "1.5707964"
+)
+arccos = acos = float_unary(
+    "arccos", lax.acos, "The inverse cosine; NaN for a real `|x| > 1`.", "0.0", "1.5707964"
+)
+arctan = atan = float_unary(
+    "arctan", lax.atan, "The inverse tangent, in [-pi/2, pi/2].", "1.0", "0.7853981"
+)
+arctan2 = atan2 = float_binary(
+    "arctan2",
+    lax.atan2,
+    "The angle of the points with ordinate `x` and abscissa `y`, in [-pi, pi].",
+    "np.array([1.0, -1.0]), -1.0",
+    "Array([ 2.3561945, -2.3561945], dtype=float32)",
+    note=REAL_ONLY,
+)
+sinh = float_unary("sinh", lax.sinh, "The hyperbolic sine of `x`.", "1.0", "1.1752012")
+cosh = float_unary("cosh", lax.cosh, "The hyperbolic cosine of `x`.", "1.0", "1.5430806")
+tanh = float_unary("tanh", lax.tanh, "The hyperbolic tangent of `x`.", "1.0", "0.7615942")
+arcsinh = asinh = float_unary(
+    "arcsinh", lax.asinh, "The inverse hyperbolic sine.", "1.0", "0.8813736"
+)
+arccosh = acosh = float_unary(
+    "arccosh",
+    lax.acosh,
+    "The inverse hyperbolic cosine; NaN for a real `x < 1`.",
+    "2.0",
+    "1.316958",
+)
+arctanh = atanh = float_unary(
+    "arctanh",
+    lax.atanh,
+    "The inverse hyperbolic tangent; NaN for a real `|x| > 1`.",
+    "0.5",
+    "0.54930615",
+)
 
 
-def hypot(x: Any, y: Any, /) -> Any:
-    """`sqrt(x**2 + y**2)` without overflow."""
+def hypot(x: ArrayLike, y: ArrayLike, /) -> Array:
+    """The length of the hypotenuse, `sqrt(x**2 + y**2)`, without overflow.
+
+    `x` and `y` broadcast to one shape and are promoted to one floating dtype: integers and bools
+    become the default float. Raises a `DtypeError` for complex numbers.
+
+    >>> snp.hypot(np.array([3.0, 0.0]), 4.0)
+    Array([5., 4.], dtype=float32)
+    """
     x, y = promote_args_inexact("hypot", x, y)
     check_real("hypot", x, y)
     return _hypot(x, y)
@@ -413,14 +669,26 @@ def _hypot(x: Any, y: Any) -> Any:
     return select(either_infinite, infinity, select(is_zero, large, length))
 
 
-def deg2rad(x: Any, /) -> Any:
-    """Degrees to radians."""
+def deg2rad(x: ArrayLike, /) -> Array:
+    """The angles in radians of angles in degrees.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float.
+
+    >>> snp.deg2rad(np.array([180, 90]))
+    Array([3.1415927, 1.5707964], dtype=float32)
+    """
     (x,) = promote_args_inexact("deg2rad", x)
     return lax.mul(x, constant_like(x, np.pi / 180))
 
 
-def rad2deg(x: Any, /) -> Any:
-    """Radians to degrees."""
+def rad2deg(x: ArrayLike, /) -> Array:
+    """The angles in degrees of angles in radians.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float.
+
+    >>> snp.rad2deg(np.array([np.pi]))
+    Array([180.], dtype=float32)
+    """
     (x,) = promote_args_inexact("rad2deg", x)
     return lax.mul(x, constant_like(x, 180 / np.pi))
 
@@ -429,8 +697,14 @@ radians = deg2rad
 degrees = rad2deg
 
 
-def sinc(x: Any, /) -> Any:
-    """`sin(pi x) / (pi x)`, and 1 at 0 with all its derivatives."""
+def sinc(x: ArrayLike, /) -> Array:
+    """The normalized sinc function, `sin(pi * x) / (pi * x)`, and 1 at 0.
+
+    Elementwise: the result has the shape of `x`. Integers and bools become the default float.
+
+    >>> snp.sinc(np.array([0.0, 0.5]))
+    Array([1.        , 0.63661975], dtype=float32)
+    """
     (x,) = promote_args_inexact("sinc", x)
     pi_x = lax.mul(x, constant_like(x, float(np.pi)))
     small = lax.lt(lax.abs(pi_x), constant_like(lax.abs(pi_x), 1e-2))
@@ -450,22 +724,42 @@ def _sinc_series(y: Any) -> Any:
 # ---- complex parts -----------------------------------------------------------------------------
 
 
-def real(val: Any, /) -> Any:
-    """The real part."""
+def real(val: ArrayLike, /) -> Array:
+    """The real part of each element of `val`.
+
+    Elementwise, in the shape of `val`. Complex numbers become floats of half their size; other
+    dtypes stay.
+
+    >>> snp.real(np.array([1 + 2j, 3.0]))
+    Array([1., 3.], dtype=float32)
+    """
     check_arraylike("real", val)
     x = plain(val)
     return lax.real(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
 
 
-def imag(val: Any, /) -> Any:
-    """The imaginary part; zeros for real arrays."""
+def imag(val: ArrayLike, /) -> Array:
+    """The imaginary part of each element of `val`, 0 for real numbers.
+
+    Elementwise, in the shape of `val`. Complex numbers become floats of half their size; other
+    dtypes stay.
+
+    >>> snp.imag(np.array([1 + 2j, 3.0]))
+    Array([2., 0.], dtype=float32)
+    """
     check_arraylike("imag", val)
     x = plain(val)
     return lax.imag(x) if dtypes.is_complex(typeof(x).dtype) else filled_like(x, 0)
 
 
-def conjugate(x: Any, /) -> Any:
-    """The complex conjugate."""
+def conjugate(x: ArrayLike, /) -> Array:
+    """The complex conjugate of each element.
+
+    Elementwise: the result has the shape and the dtype of `x`; real arrays stay as they are.
+
+    >>> snp.conj(np.array([1 + 2j]))
+    Array([1.-2.j], dtype=complex64)
+    """
     check_arraylike("conjugate", x)
     x = plain(x)
     return lax.conj(x) if dtypes.is_complex(typeof(x).dtype) else as_array(x)
@@ -474,8 +768,15 @@ def conjugate(x: Any, /) -> Any:
 conj = conjugate
 
 
-def angle(z: Any, deg: bool = False) -> Any:
-    """The argument of complex numbers, in radians or degrees."""
+def angle(z: ArrayLike, deg: bool = False) -> Array:
+    """The angle of complex numbers in the plane, in radians, or in degrees if `deg`.
+
+    Elementwise, in the shape of `z`. The result is floating: complex numbers give floats of half
+    their size, integers and bools the default float. It is 0 or pi for real numbers.
+
+    >>> snp.angle(np.array([1j, -1.0]), deg=True)
+    Array([ 90., 180.], dtype=float32)
+    """
     check_arraylike("angle", z)
     z = plain(z)
     if not dtypes.is_inexact(typeof(z).dtype):

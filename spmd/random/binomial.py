@@ -6,7 +6,7 @@ Hormann's transformed rejection (BTRS, 1993) elsewhere. Both are loops without d
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from spmd.random.keys import (
     split_typed,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # log(k!) less Stirling's formula for it, k = 0 to 9. For larger k JAX evaluates the series at 9, so
 # that such tails cancel in the bound that uses them; samples agree only if that is done here too.
 _TAILS = (
@@ -47,11 +50,16 @@ _TAILS = (
 # ---- binomial ----------------------------------------------------------------------------------
 
 
-def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """How many of `n` trials succeed, each with probability `p`; NaN for impossible parameters.
+def binomial(key: Any, n: Any, p: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw how many of `n` trials succeed, each with probability `p`.
 
-    >>> from spmd import random
-    >>> random.binomial(random.key(0), 12.0, 1.0, (3,))
+    The result is NaN where the parameters are impossible. The parameters broadcast to `shape`,
+    which is by default theirs; `dtype` is a float dtype, by default float32. Few expected successes
+    are counted by their gaps, many by Hörmann's transformed rejection (1993). Raises `DtypeError`
+    for another dtype, `ShapeError` if a parameter does not broadcast, and `ArgumentError` if one is
+    no array or `key` is no single key.
+
+    >>> spmd.random.binomial(spmd.random.key(0), 12.0, 1.0, (3,))
     Array([12., 12., 12.], dtype=float32)
     """
     check_arraylike("binomial", n, p)
@@ -184,11 +192,14 @@ def _tail(k: Any) -> Any:
 
 def multinomial(
     key: Any, n: Any, p: Any, *, shape: Any = None, dtype: Any = None, unroll: int | bool = 1
-) -> Any:
-    """How often each category, with the probabilities `p` along the last dim, comes in `n` draws.
+) -> Array:
+    """Draw how often each category comes in `n` draws, with probabilities `p` along the last dim.
 
-    >>> from spmd import random
-    >>> counts = random.multinomial(random.key(0), 10, np.array([0.2, 0.3, 0.5]))
+    `shape` is the result's, by default that of `p`; `n` and `p` broadcast to it. `dtype` is a float
+    dtype, by default float32. `unroll` is accepted for JAX's sake. Raises `DtypeError` for another
+    dtype, and `ArgumentError` if a parameter is no array or `key` is no single key.
+
+    >>> counts = spmd.random.multinomial(spmd.random.key(0), 10, np.array([0.2, 0.3, 0.5]))
     >>> float(counts.sum())
     10.0
     """

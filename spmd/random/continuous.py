@@ -5,7 +5,7 @@ Each draws bits in JAX's order and computes JAX's formula, so that samples agree
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,13 +32,25 @@ from spmd.random.keys import (
     typed_bits,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- uniform -----------------------------------------------------------------------------------
 
 
 def uniform(
     key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0
-) -> Any:
-    """Numbers uniformly distributed in [minval, maxval)."""
+) -> Array:
+    """Draw numbers uniformly distributed in [`minval`, `maxval`).
+
+    The bounds broadcast to `shape`. `dtype` is a float dtype, by default float32 (float64 under
+    x64). Raises `DtypeError` for another, `ShapeError` if a bound does not broadcast, and
+    `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.uniform(spmd.random.key(0), (3,), minval=5.0, maxval=6.0)
+    >>> bool(((5 <= x) & (x < 6)).all())
+    True
+    """
     found = float_dtype(dtype, "uniform")
     whole = sample_shape("uniform", shape, minval, maxval)
     return uniform_typed(single(key, "uniform"), whole, found, plain(minval), plain(maxval))
@@ -72,8 +84,18 @@ def _fitted(x: Any, shape: tuple[int, ...]) -> Any:
 # ---- normal ------------------------------------------------------------------------------------
 
 
-def normal(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Standard normal numbers; of complex dtype, with variance 1 altogether."""
+def normal(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw standard normal numbers of the given `shape`.
+
+    `dtype` is a float or complex dtype, by default float32 (float64 under x64); complex numbers
+    have variance 1 altogether. Numbers are those of the inverse distribution function at uniform
+    ones. Raises `DtypeError` for another dtype, `ShapeError` if a size is negative, and
+    `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.normal(spmd.random.key(0), (10_000,))
+    >>> abs(round(float(x.mean()), 1)), round(float(x.std()), 1)
+    (0.0, 1.0)
+    """
     whole = canonical_shape(shape, "normal")
     key = single(key, "normal")
     if dtype is not None and dtypes.is_complex(dtypes.canonical(dtype)):
@@ -102,8 +124,19 @@ def normal_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.mul(lax.erf_inv(u), np.array(np.sqrt(2), dtype))
 
 
-def truncated_normal(key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Standard normal numbers under the condition that they lie between `lower` and `upper`."""
+def truncated_normal(
+    key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = None
+) -> Array:
+    """Draw standard normal numbers under the condition that they lie between `lower` and `upper`.
+
+    The bounds broadcast to `shape`, which is by default theirs. `dtype` is a float dtype, by
+    default float32. Raises `DtypeError` for another, `ShapeError` if a bound does not broadcast,
+    and `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.truncated_normal(spmd.random.key(0), -1.0, 2.0, (100,))
+    >>> bool(((-1 < x) & (x < 2)).all())
+    True
+    """
     found = float_dtype(dtype, "truncated_normal")
     whole = sample_shape("truncated_normal", shape, lower, upper)
     lower, upper = (lax.convert_element_type(plain(v), found) for v in (lower, upper))
@@ -132,11 +165,17 @@ def multivariate_normal(
     shape: Any = None,
     dtype: Any = None,
     method: str = "cholesky",
-) -> Any:
-    """Vectors of normal numbers with a mean and a covariance matrix.
+) -> Array:
+    """Draw vectors of normal numbers with the given `mean` and covariance matrix `cov`.
 
-    `method` says how a root of the matrix is found: "cholesky", or the slower "eigh" and "svd",
-    which also take singular matrices.
+    `mean` (..., n) and `cov` (..., n, n) have leading dims that broadcast to `shape`, which is by
+    default theirs; the result has shape `shape + (n,)`. `dtype` is by default their common float
+    dtype. `method` says how a root of the matrix is found: "cholesky", or the slower "eigh" and
+    "svd", which also take singular matrices. Raises `ShapeError` if shapes do not fit, `DtypeError`
+    if `dtype` is no float, and `ArgumentError` for another method or if `key` is no single key.
+
+    >>> spmd.random.multivariate_normal(spmd.random.key(0), np.zeros(2), np.eye(2), (5,)).shape
+    (5, 2)
     """
     if method not in ("cholesky", "eigh", "svd"):
         raise ArgumentError(
@@ -171,13 +210,16 @@ def _root(cov: Any, method: str) -> Any:
     return multiply(directions, lax.expand_dims(lax.sqrt(sizes), (typeof(sizes).ndim - 1,)))
 
 
-def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | None = None) -> Any:
-    """Matrices (n, m), square by default, uniform among those with orthonormal columns or rows.
+def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | None = None) -> Array:
+    """Draw matrices with orthonormal columns or rows, uniformly among all such matrices.
 
-    Orthonormal are the columns if n >= m, else the rows. The dtype may be complex.
+    Matrices have shape (n, m), and `m` is by default `n`; orthonormal are the columns if `n >= m`,
+    else the rows. The result has shape `shape + (n, m)`; `dtype` is a float or complex dtype, by
+    default float32. The signs of a QR factorization are fixed as Mezzadri (2007) proposes. Raises
+    `ArgumentError` if a number is no integer or `key` is no single key, and `DtypeError` for
+    another dtype.
 
-    >>> from spmd import random
-    >>> q = random.orthogonal(random.key(0), 3)
+    >>> q = spmd.random.orthogonal(spmd.random.key(0), 3)
     >>> bool(snp.allclose(q @ q.T, snp.eye(3), atol=1e-6))
     True
     """
@@ -194,8 +236,16 @@ def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | No
 # ---- inverse distribution functions ------------------------------------------------------------
 
 
-def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Exponentially distributed numbers with mean 1."""
+def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw exponentially distributed numbers with mean 1.
+
+    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
+    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.exponential(spmd.random.key(0), (10_000,))
+    >>> round(float(x.mean()), 1)
+    1.0
+    """
     found = float_dtype(dtype, "exponential")
     whole = canonical_shape(shape, "exponential")
     return exponential_typed(single(key, "exponential"), whole, found)
@@ -207,8 +257,18 @@ def exponential_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.neg(lax.log1p(lax.neg(uniform_typed(key, shape, dtype))))
 
 
-def gumbel(key: Any, shape: Any = (), dtype: Any = None, mode: str | None = None) -> Any:
-    """Gumbel distributed numbers: `-log(-log(u))`; mode "high" has a finer upper tail."""
+def gumbel(key: Any, shape: Any = (), dtype: Any = None, mode: str | None = None) -> Array:
+    """Draw Gumbel distributed numbers: `-log(-log(u))` of uniform `u`.
+
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `mode="high"` uses twice
+    the bits and has a finer upper tail than "low", the default. Raises `DtypeError` for another
+    dtype or mode, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
+    key.
+
+    >>> x = spmd.random.gumbel(spmd.random.key(0), (10_000,))
+    >>> round(float(x.mean()), 1)
+    0.6
+    """
     found = float_dtype(dtype, "gumbel")
     whole = canonical_shape(shape, "gumbel")
     if mode not in (None, "low", "high"):
@@ -231,8 +291,15 @@ def gumbel_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype, mode: str = 
     return lax.neg(lax.log(lax.neg(lax.log1p(lax.neg(x)))))
 
 
-def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Laplace distributed numbers: exponential with a random sign."""
+def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw Laplace distributed numbers: exponential ones with a random sign.
+
+    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
+    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> spmd.random.laplace(spmd.random.key(0), (2, 3)).shape
+    (2, 3)
+    """
     found = float_dtype(dtype, "laplace")
     whole = canonical_shape(shape, "laplace")
     return _laplace(single(key, "laplace"), whole, found)
@@ -244,8 +311,15 @@ def _laplace(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.mul(lax.sign(u), lax.log1p(lax.neg(lax.abs(u))))
 
 
-def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Logistic distributed numbers."""
+def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw logistic distributed numbers: `log(u / (1 - u))` of uniform `u`.
+
+    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
+    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> spmd.random.logistic(spmd.random.key(0), (2, 3)).shape
+    (2, 3)
+    """
     found = float_dtype(dtype, "logistic")
     whole = canonical_shape(shape, "logistic")
     return _logistic(single(key, "logistic"), whole, found)
@@ -257,8 +331,15 @@ def _logistic(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
 
 
-def cauchy(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Cauchy distributed numbers."""
+def cauchy(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw Cauchy distributed numbers: `tan(pi * (u - 1/2))` of uniform `u`.
+
+    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
+    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> spmd.random.cauchy(spmd.random.key(0), (2, 3)).shape
+    (2, 3)
+    """
     found = float_dtype(dtype, "cauchy")
     whole = canonical_shape(shape, "cauchy")
     return _cauchy(single(key, "cauchy"), whole, found)
@@ -271,8 +352,16 @@ def _cauchy(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.tan(lax.mul(centered, np.array(np.pi, dtype)))
 
 
-def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Pareto distributed numbers with exponent `b`."""
+def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw Pareto distributed numbers with exponent `b`: at least 1, with density `b / x**(b + 1)`.
+
+    `b` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
+    float32. Raises `DtypeError` for another, `ShapeError` if `b` does not broadcast, and
+    `ArgumentError` if `key` is no single key.
+
+    >>> bool((spmd.random.pareto(spmd.random.key(0), 3.0, (100,)) >= 1).all())
+    True
+    """
     found = float_dtype(dtype, "pareto")
     whole = sample_shape("pareto", shape, b)
     b = _fitted(lax.convert_element_type(plain(b), found), whole)
@@ -284,8 +373,16 @@ def _pareto(key: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.exp(lax.div(exponential_typed(key, shape, dtype), b))
 
 
-def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Rayleigh distributed numbers."""
+def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw Rayleigh distributed numbers: lengths of normal vectors in the plane, times `scale`.
+
+    `scale` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
+    float32. Raises `DtypeError` for another, `ShapeError` if `scale` does not broadcast, and
+    `ArgumentError` if `key` is no single key.
+
+    >>> bool((spmd.random.rayleigh(spmd.random.key(0), 2.0, (100,)) >= 0).all())
+    True
+    """
     found = float_dtype(dtype, "rayleigh")
     whole = sample_shape("rayleigh", shape, scale)
     scale = _fitted(lax.convert_element_type(plain(scale), found), whole)
@@ -300,8 +397,16 @@ def _rayleigh(key: Any, scale: Any, shape: tuple[int, ...], dtype: np.dtype) -> 
 
 def weibull_min(
     key: Any, scale: Any, concentration: Any, shape: Any = (), dtype: Any = None
-) -> Any:
-    """Weibull distributed numbers."""
+) -> Array:
+    """Draw Weibull distributed numbers: `scale * e**(1 / concentration)` of exponential `e`.
+
+    `shape` is that of `e`, with which `scale` and `concentration` broadcast; `dtype` is a float
+    dtype, by default float32. Raises `DtypeError` for another, `ShapeError` if a size is negative,
+    and `ArgumentError` if `key` is no single key.
+
+    >>> spmd.random.weibull_min(spmd.random.key(0), 1.0, 2.0, (2, 3)).shape
+    (2, 3)
+    """
     found = float_dtype(dtype, "weibull_min")
     whole = canonical_shape(shape, "weibull_min")
     args = plain(scale), plain(concentration)
@@ -316,8 +421,15 @@ def _weibull(
     return multiply(power(waited, divide(1.0, concentration)), scale)
 
 
-def maxwell(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Maxwell distributed numbers: lengths of normal vectors in space."""
+def maxwell(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw Maxwell distributed numbers: lengths of normal vectors in space.
+
+    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
+    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> bool((spmd.random.maxwell(spmd.random.key(0), (100,)) > 0).all())
+    True
+    """
     found = float_dtype(dtype, "maxwell")
     whole = canonical_shape(shape, "maxwell")
     return maxwell_typed(single(key, "maxwell"), whole, found)

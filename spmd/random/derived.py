@@ -5,7 +5,7 @@ Each splits its key in JAX's order and computes JAX's formula, so that samples a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from spmd.random.discrete import rademacher
 from spmd.random.gamma import chisquare, gamma_typed
 from spmd.random.keys import canonical_shape, count_of, float_dtype, pair, sample_shape, single
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 
 def _parameter(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """A parameter with the dtype and the shape of the sample."""
@@ -46,11 +49,14 @@ def _parameter(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> An
 # ---- one draw, then a formula ------------------------------------------------------------------
 
 
-def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) -> Any:
-    """Numbers whose logarithms are normal with mean 0 and standard deviation `sigma`.
+def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw numbers whose logarithms are normal with mean 0 and standard deviation `sigma`.
 
-    >>> from spmd import random
-    >>> bool((random.lognormal(random.key(0), 0.5, (100,)) > 0).all())
+    `sigma` broadcasts to `shape`, which is by default its own; `dtype` is a float or complex dtype,
+    by default float32. Raises `DtypeError` for another, `ShapeError` if `sigma` does not broadcast,
+    and `ArgumentError` if `key` is no single key.
+
+    >>> bool((spmd.random.lognormal(spmd.random.key(0), 0.5, (100,)) > 0).all())
     True
     """
     whole = sample_shape("lognormal", shape, sigma)
@@ -66,11 +72,14 @@ def _lognormal(key: Any, sigma: Any, shape: tuple[int, ...], dtype: np.dtype) ->
     return lax.exp(lax.mul(any_normal(key, shape, dtype), sigma))
 
 
-def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """How many trials, each a success with probability `p`, it takes to the first success.
+def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw how many trials, each a success with probability `p`, it takes to the first success.
 
-    >>> from spmd import random
-    >>> random.geometric(random.key(0), 1.0, (4,))
+    `p` broadcasts to `shape`, which is by default its own; `dtype` is an integer dtype, by default
+    int32. Raises `DtypeError` for another, `ShapeError` if `p` does not broadcast, and
+    `ArgumentError` if it is no array or `key` is no single key.
+
+    >>> spmd.random.geometric(spmd.random.key(0), 1.0, (4,))
     Array([1, 1, 1, 1], dtype=int32)
     """
     check_arraylike("geometric", p)
@@ -96,8 +105,17 @@ def _geometric(key: Any, p: Any, dtype: np.dtype) -> Any:
 
 def triangular(
     key: Any, left: Any, mode: Any, right: Any, shape: Any = None, dtype: Any = None
-) -> Any:
-    """Numbers in [left, right] whose density is a triangle with its peak at `mode`."""
+) -> Array:
+    """Draw numbers in [`left`, `right`] whose density is a triangle with its peak at `mode`.
+
+    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype, by
+    default float32. Raises `DtypeError` for another, `ShapeError` if a parameter does not
+    broadcast, and `ArgumentError` if one is no array or `key` is no single key.
+
+    >>> x = spmd.random.triangular(spmd.random.key(0), 1.0, 2.0, 4.0, (100,))
+    >>> bool(((1 <= x) & (x <= 4)).all())
+    True
+    """
     found = float_dtype(dtype, "triangular")
     whole = sample_shape("triangular", shape, left, mode, right)
     ends = [_parameter("triangular", v, whole, found) for v in (left, mode, right)]
@@ -119,8 +137,17 @@ def _triangular(key: Any, left: Any, mode: Any, right: Any) -> Any:
 # ---- two draws ---------------------------------------------------------------------------------
 
 
-def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Wald (inverse Gaussian) distributed numbers with the given mean and scale 1."""
+def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw Wald (inverse Gaussian) distributed numbers with the given `mean` and scale 1.
+
+    `mean` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
+    float32. The method is that of Michael, Schucany and Haas (1976). Raises `DtypeError` for
+    another dtype, `ShapeError` if `mean` does not broadcast, and `ArgumentError` if it is no array
+    or `key` is no single key.
+
+    >>> bool((spmd.random.wald(spmd.random.key(0), 2.0, (100,)) > 0).all())
+    True
+    """
     found, whole = float_dtype(dtype, "wald"), sample_shape("wald", shape, mean)
     return _wald(single(key, "wald"), _parameter("wald", mean, whole, found))
 
@@ -140,8 +167,17 @@ def _wald(key: Any, mean: Any) -> Any:
     return lax.select(lax.le(z, lax.div(mean, lax.add(mean, x))), x, lax.div(squared, x))
 
 
-def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Numbers of the F distribution with `dfnum` and `dfden` degrees of freedom."""
+def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw numbers of the F distribution with `dfnum` and `dfden` degrees of freedom.
+
+    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype, by
+    default float32. A derivative with respect to a parameter raises `RefusedError`. Raises
+    `DtypeError` for another dtype, `ShapeError` if a parameter does not broadcast, and
+    `ArgumentError` if one is no array or `key` is no single key.
+
+    >>> bool((spmd.random.f(spmd.random.key(0), 2.0, 3.0, (100,)) > 0).all())
+    True
+    """
     found, whole = float_dtype(dtype, "f"), sample_shape("f", shape, dfnum, dfden)
     below, above = pair(single(key, "f"))
     numerator, denominator = (_parameter("f", v, whole, found) for v in (dfnum, dfden))
@@ -149,10 +185,17 @@ def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = None) ->
     return lax.div(top, lax.div(chisquare(below, denominator, whole, found), denominator))
 
 
-def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Maxwell distributed numbers with random signs, times `scale`, plus `loc`.
+def double_sided_maxwell(
+    key: Any, loc: Any, scale: Any, shape: Any = (), dtype: Any = None
+) -> Array:
+    """Draw Maxwell distributed numbers with random signs, times `scale`, plus `loc`.
 
     As in JAX the result has shape `shape + parameters' shape`; an empty `shape` counts as theirs.
+    `dtype` is a float dtype, by default float32. Raises `DtypeError` for another, `ShapeError` if a
+    size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> spmd.random.double_sided_maxwell(spmd.random.key(0), 0.0, 1.0, (2, 3)).shape
+    (2, 3)
     """
     found = float_dtype(dtype, "double_sided_maxwell")
     own = sample_shape("double_sided_maxwell", None, loc, scale)
@@ -171,8 +214,16 @@ def _double_sided_maxwell(
     return add(multiply(multiply(sign, length), scale), loc)
 
 
-def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Numbers with density proportional to `exp(-abs(x) ** p)`."""
+def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw numbers with density proportional to `exp(-abs(x) ** p)`.
+
+    `shape` is the result's, and `p` broadcasts to it; `dtype` is a float dtype, by default float32.
+    Raises `DtypeError` for another, `ShapeError` if a size is negative, and `ArgumentError` if
+    `key` is no single key.
+
+    >>> spmd.random.generalized_normal(spmd.random.key(0), 3.0, (2, 3)).shape
+    (2, 3)
+    """
     found = float_dtype(dtype, "generalized_normal")
     whole = canonical_shape(shape, "generalized_normal")
     first, second = pair(single(key, "generalized_normal"))
@@ -181,10 +232,16 @@ def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> 
     return multiply(rademacher(second, whole, found), power(size, exponent))
 
 
-def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None) -> Any:
-    """Points uniform in the unit ball of the p-norm in `d` dimensions: Barthe et al. (2005).
+def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw points uniform in the unit ball of the `p`-norm in `d` dimensions.
 
-    The result has shape `shape + (d,)`.
+    The result has shape `shape + (d,)`; `dtype` is a float dtype, by default float32. The method is
+    that of Barthe et al. (2005). Raises `DtypeError` for another dtype, `ShapeError` if a size is
+    negative, and `ArgumentError` if `d` is no integer or `key` is no single key.
+
+    >>> x = spmd.random.ball(spmd.random.key(0), 3, shape=(100,))
+    >>> bool(((x**2).sum(-1) <= 1).all())
+    True
     """
     found, whole = float_dtype(dtype, "ball"), canonical_shape(shape, "ball")
     first, second = pair(single(key, "ball"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,11 +31,25 @@ from spmd.numpy.ufuncs import add
 from spmd.random.continuous import gumbel_typed, uniform_typed
 from spmd.random.keys import canonical_shape, count_of, pair, sample_shape, single, typed_bits
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- integers ----------------------------------------------------------------------------------
 
 
-def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -> Any:
-    """Integers uniformly distributed in [minval, maxval)."""
+def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -> Array:
+    """Draw integers uniformly distributed in [`minval`, `maxval`).
+
+    The bounds broadcast to `shape`; floats are truncated. `dtype` is by default the default integer
+    dtype, int32 without x64. Where the interval is empty the result is `minval`. Integers are found
+    from twice their bits by a remainder, whose bias is negligible. Raises `DtypeError` if `dtype`
+    is no integer dtype, `ShapeError` if a bound does not broadcast, and `ArgumentError` if `key` is
+    no single key.
+
+    >>> x = spmd.random.randint(spmd.random.key(0), (100,), 3, 6)
+    >>> sorted(set(x.tolist()))
+    [3, 4, 5]
+    """
     found = default_int() if dtype is None else user_dtype(dtype, "randint")
     if not dtypes.is_integer(found):
         raise DtypeError(f"randint: dtype must be an integer, got {found}")
@@ -94,8 +108,19 @@ def _spread(x: Any, shape: tuple[int, ...]) -> Any:
     return x if not own or own == shape else broadcast_to(x, shape)
 
 
-def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> Any:
-    """True with probability `p`; mode "high" resolves very small probabilities."""
+def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> Array:
+    """Draw booleans that are True with probability `p`.
+
+    `p` is a float and broadcasts to `shape`, which is by default its own. The dtype of the result
+    is bool. `mode="high"` uses twice the bits, and resolves very small probabilities; "low" does
+    not. Raises `DtypeError` if `p` is no float, `ShapeError` if it does not broadcast, and
+    `ArgumentError` for another mode or if `key` is no single key.
+
+    >>> bool(spmd.random.bernoulli(spmd.random.key(0), 1.0))
+    True
+    >>> spmd.random.bernoulli(spmd.random.key(0), np.array([0.0, 1.0]))
+    Array([False,  True], dtype=bool)
+    """
     check_arraylike("bernoulli", p)
     p = plain(p)
     dtype = typeof(p).dtype
@@ -113,8 +138,16 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> A
     return lax.lt(fine, lax.sub(p, coarse))
 
 
-def rademacher(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """-1 or 1."""
+def rademacher(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw -1 or 1, each with probability 1/2, in the given `shape`.
+
+    `dtype` is by default the default integer dtype. Raises `ShapeError` if a size is negative, and
+    `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.rademacher(spmd.random.key(0), (100,))
+    >>> sorted(set(x.tolist()))
+    [-1, 1]
+    """
     found = default_int() if dtype is None else user_dtype(dtype, "rademacher")
     coin = lax.convert_element_type(
         bernoulli(key, 0.5, canonical_shape(shape, "rademacher")), found
@@ -132,10 +165,20 @@ def categorical(
     shape: Any = None,
     replace: bool = True,
     mode: str | None = None,
-) -> Any:
-    """Numbers of categories, drawn with probabilities `softmax(logits)` along `axis`.
+) -> Array:
+    """Draw numbers of categories with probabilities `softmax(logits)` along `axis`.
 
-    `shape` is the result's: leading dims for independent draws, then the logits' without `axis`.
+    `shape` is the result's: leading dims for independent draws, then the shape of `logits` without
+    `axis`, which is also the default. With `replace=False` no category is drawn twice.
+    `mode="high"` has a finer upper tail of the underlying `gumbel` noise. The result's dtype is
+    int32 without x64; the logits are floats. Raises `ShapeError` if `shape` does not end so,
+    `ArgumentError` for too many draws without replacement or if `key` is no single key, and
+    `DimensionError` if `axis` is out of range.
+
+    >>> logits = np.log(np.array([1e-30, 0.5, 0.5]))
+    >>> x = spmd.random.categorical(spmd.random.key(0), logits, shape=(100,))
+    >>> sorted(set(x.tolist()))
+    [1, 2]
     """
     check_arraylike("categorical", logits)
     logits = plain(logits)
@@ -170,8 +213,19 @@ def choice(
     p: Any = None,
     axis: int = 0,
     mode: str | None = None,
-) -> Any:
-    """Elements of `a` (or numbers below the integer `a`), drawn uniformly or with probabilities."""
+) -> Array:
+    """Draw elements of `a` along `axis`, or integers below `a` if it is an integer.
+
+    `p` holds one probability for each element; the default is equal ones. The result has `shape` in
+    place of that dim of `a`, and its dtype. With `replace=False` no element is drawn twice. `mode`
+    is that of `gumbel`, for draws without replacement with probabilities. Raises `ShapeError` if
+    `p` has another shape, and `ArgumentError` if there is nothing to choose from, if there are too
+    many draws without replacement, if `shape` is no tuple or `key` no single key.
+
+    >>> x = spmd.random.choice(spmd.random.key(0), np.array([10, 20, 30]), (3,), replace=False)
+    >>> sorted(x.tolist())
+    [10, 20, 30]
+    """
     if not isinstance(shape, Sequence):
         raise ArgumentError(f"choice: shape must be a tuple, got {shape!r}")
     check_arraylike("choice", a)
@@ -221,10 +275,17 @@ def _chosen(
 # ---- orderings ---------------------------------------------------------------------------------
 
 
-def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
-    """The elements of `x` along a dim (or the numbers below the integer `x`) in random order.
+def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Array:
+    """Bring the elements of `x` along `axis` in random order.
 
-    With `independent`, every line along the dim gets an order of its own.
+    An integer `x` stands for the numbers below it. With `independent`, every line along the dim
+    gets an order of its own. The shape and the dtype of `x` stay. Raises `DtypeError` if a scalar
+    `x` is no integer, `DimensionError` if `axis` is out of range, and `ArgumentError` if `key` is
+    no single key.
+
+    >>> x = spmd.random.permutation(spmd.random.key(0), 5)
+    >>> sorted(x.tolist())
+    [0, 1, 2, 3, 4]
     """
     check_arraylike("permutation", x)
     key, x = single(key, "permutation"), plain(x)

@@ -7,7 +7,7 @@ result of a loop that ends when a candidate is accepted, so it has no derivative
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from spmd.numpy.reductions import sum as _sum
 from spmd.numpy.ufuncs import divide, subtract
 from spmd.random.continuous import exponential_typed, normal_typed, uniform_typed
 from spmd.random.keys import float_dtype, pair, sample_shape, several, single, split_typed
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 # ---- one gamma distributed number --------------------------------------------------------------
 
@@ -118,20 +121,47 @@ def gamma_typed(
 # ---- the distributions -------------------------------------------------------------------------
 
 
-def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Gamma distributed numbers with shape parameter `a` and scale 1."""
+def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw gamma distributed numbers with shape parameter `a` and scale 1.
+
+    `a` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
+    float32. Marsaglia and Tsang's method (2000) rejects candidates in a loop, so a derivative with
+    respect to `a` raises `RefusedError`. Raises `DtypeError` for another dtype, `ShapeError` if `a`
+    does not broadcast, and `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.gamma(spmd.random.key(0), 3.0, (10_000,))
+    >>> round(float(x.mean()), 1)
+    3.0
+    """
     found, whole = float_dtype(dtype, "gamma"), sample_shape("gamma", shape, a)
     return gamma_typed(single(key, "gamma"), a, whole, found)
 
 
-def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Logarithms of gamma distributed numbers, exact also where those underflow."""
+def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw logarithms of gamma distributed numbers, exact also where those underflow.
+
+    `a`, `shape`, `dtype` (a float) and the errors are those of `gamma`: `DtypeError`, `ShapeError`,
+    `ArgumentError`, and `RefusedError` for a derivative with respect to `a`.
+
+    >>> bool(snp.isfinite(spmd.random.loggamma(spmd.random.key(0), 1e-6)))
+    True
+    """
     found, whole = float_dtype(dtype, "loggamma"), sample_shape("loggamma", shape, a)
     return gamma_typed(single(key, "loggamma"), a, whole, found, log_space=True)
 
 
-def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Beta distributed numbers with parameters `a` and `b`."""
+def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw beta distributed numbers with parameters `a` and `b`.
+
+    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype, by
+    default float32. The result is `x / (x + y)` of two gamma distributed numbers, so a derivative
+    with respect to a parameter raises `RefusedError`. Raises `DtypeError` for another dtype,
+    `ShapeError` if a parameter does not broadcast, and `ArgumentError` if `key` is no single key.
+
+    >>> x = spmd.random.beta(spmd.random.key(0), 1.0, 3.0, (10_000,))
+    >>> round(float(x.mean()), 2)
+    0.25
+    """
     found, whole = float_dtype(dtype, "beta"), sample_shape("beta", shape, a, b)
     first, second = pair(single(key, "beta"))
     log_a = gamma_typed(first, a, whole, found, log_space=True)
@@ -141,8 +171,19 @@ def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Any:
     return lax.div(x, lax.add(x, y))
 
 
-def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Dirichlet distributed vectors, which sum to 1; the last dim of `alpha` is the vectors'."""
+def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw Dirichlet distributed vectors, which sum to 1.
+
+    The last dim of `alpha` is the vectors'; the others broadcast to `shape`, which is by default
+    theirs and to which that dim is appended. `dtype` is a float dtype, by default float32. A
+    derivative with respect to `alpha` raises `RefusedError`. Raises `DtypeError` for another dtype,
+    `ShapeError` if `alpha` is a scalar or does not broadcast, and `ArgumentError` if `key` is no
+    single key.
+
+    >>> x = spmd.random.dirichlet(spmd.random.key(0), np.ones(3), (4,))
+    >>> x.shape, bool(snp.allclose(x.sum(-1), 1))
+    ((4, 3), True)
+    """
     found = float_dtype(dtype, "dirichlet")
     own = typeof(plain(alpha)).shape
     if not own:
@@ -154,16 +195,35 @@ def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Any
     return divide(scaled, _sum(scaled, -1, keepdims=True))
 
 
-def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Chi-square distributed numbers with `df` degrees of freedom."""
+def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw chi-square distributed numbers with `df` degrees of freedom.
+
+    `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
+    float32. A derivative with respect to `df` raises `RefusedError`. Raises `DtypeError` for
+    another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is no
+    single key.
+
+    >>> x = spmd.random.chisquare(spmd.random.key(0), 4.0, (10_000,))
+    >>> round(float(x.mean()), 1)
+    4.0
+    """
     found, whole = float_dtype(dtype, "chisquare"), sample_shape("chisquare", shape, df)
     half = lax.div(lax.convert_element_type(plain(df), found), np.array(2, found))
     logs = gamma_typed(single(key, "chisquare"), half, whole, found, log_space=True)
     return lax.mul(lax.exp(logs), np.array(2, found))
 
 
-def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Numbers of Student's t distribution with `df` degrees of freedom."""
+def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw numbers of Student's t distribution with `df` degrees of freedom.
+
+    `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
+    float32. A derivative with respect to `df` raises `RefusedError`. Raises `DtypeError` for
+    another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is no
+    single key.
+
+    >>> spmd.random.t(spmd.random.key(0), 4.0, (2, 3)).shape
+    (2, 3)
+    """
     found, whole = float_dtype(dtype, "t"), sample_shape("t", shape, df)
     first, second = pair(single(key, "t"))
     half = lax.div(lax.convert_element_type(plain(df), found), np.array(2, found))
@@ -175,8 +235,18 @@ def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Any:
 # ---- poisson -----------------------------------------------------------------------------------
 
 
-def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Any:
-    """Poisson distributed integers with mean `lam`."""
+def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Array:
+    """Draw Poisson distributed integers with mean `lam`.
+
+    `lam` broadcasts to `shape`, which is by default its own; `dtype` is by default the default
+    integer dtype. Below a mean of 10 waiting times are counted (Knuth), above it candidates are
+    rejected (Hörmann 1993). Raises `ShapeError` if `lam` does not broadcast, and `ArgumentError` if
+    `key` is no single key.
+
+    >>> x = spmd.random.poisson(spmd.random.key(0), 4.0, (10_000,))
+    >>> round(float(x.mean()), 1), x.dtype
+    (4.0, dtype('int32'))
+    """
     found = default_int() if dtype is None else user_dtype(dtype, "poisson")
     whole = sample_shape("poisson", shape, lam)
     lam = broadcast_to(lax.convert_element_type(plain(lam), np.dtype(np.float32)), whole)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,16 +24,24 @@ from spmd.numpy.creation import canonical_shape
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import as_array, broadcast_shapes_of, plain, user_dtype
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 _WORD = np.dtype(np.uint32)
 _IMPLEMENTATIONS = (None, "threefry2x32", "fry")
 
 # ---- making keys -------------------------------------------------------------------------------
 
 
-def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
-    """A typed key from an integer seed; `dtype` (or `impl`) names the generator.
+def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Array:
+    """Make a typed key from an integer seed.
 
-    >>> key(0)
+    `seed` is a scalar; without x64, only its low 32 bits count. The result is a scalar of dtype
+    `key<fry>`. `dtype` (or `impl`) names the generator, of which there is one: "threefry2x32".
+    Raises `ArgumentError` for another one or if `seed` is no number, `DtypeError` if it is no
+    integer, and `ShapeError` if it is no scalar.
+
+    >>> spmd.random.key(0)
     Array((), dtype=key<fry>) overlaying:
     [0, 0]
     """
@@ -42,10 +50,13 @@ def key(seed: Any, *, impl: Any = None, dtype: Any = None) -> Any:
     return random_wrap(_seed_words("key", seed))
 
 
-def PRNGKey(seed: Any, *, impl: Any = None) -> Any:
-    """A raw key, two words of uint32, from an integer seed; prefer `key`.
+def PRNGKey(seed: Any, *, impl: Any = None) -> Array:
+    """Make a raw key, two words of uint32, from an integer seed; prefer `key`.
 
-    >>> PRNGKey(42)
+    The result has shape (2,). `seed`, `impl` and the errors are those of `key`: `ArgumentError`,
+    `DtypeError` and `ShapeError`.
+
+    >>> spmd.random.PRNGKey(42)
     Array([ 0, 42], dtype=uint32)
     """
     _check_impl("PRNGKey", impl)
@@ -83,36 +94,65 @@ def _seed_words(name: str, seed: Any) -> Any:
     return lax.concatenate([high, low], 0)
 
 
-def key_data(keys: Any) -> Any:
-    """The words of keys: uint32 with one more dim, of size 2."""
+def key_data(keys: Any) -> Array:
+    """Return the words of `keys`: uint32 with one more dim, of size 2.
+
+    `keys` are typed keys of any shape, or words already. Raises `ArgumentError` for anything else.
+
+    >>> spmd.random.key_data(spmd.random.key(42))
+    Array([ 0, 42], dtype=uint32)
+    """
     return random_unwrap(typed(keys, "key_data"))
 
 
-def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
-    """Typed keys from their words; `dtype` (or `impl`) names the generator."""
+def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Array:
+    """Make typed keys of their words.
+
+    `key_bits_array` has dtype uint32 and a last dim of size 2, which disappears from the shape.
+    `dtype` (or `impl`) names the generator; raises `ArgumentError` for another than "threefry2x32".
+
+    >>> spmd.random.wrap_key_data(np.array([0, 42], np.uint32)).shape
+    ()
+    """
     _check_impl("wrap_key_data", impl)
     _check_impl("wrap_key_data", dtype)
     return random_wrap(key_bits_array)
 
 
 def key_impl(keys: Any) -> str:
-    """The name of the generator that keys are for."""
+    """Return the name of the generator that `keys` are for.
+
+    `keys` may have any shape, and their dtype is `key<fry>` or uint32. Raises `ArgumentError` for
+    anything else.
+
+    >>> spmd.random.key_impl(spmd.random.key(0))
+    'threefry2x32'
+    """
     typed(keys, "key_impl")
     return "threefry2x32"
 
 
 def key_dtype(impl_spec: Any = None) -> np.dtype:
-    """The dtype of typed keys.
+    """Return the dtype of typed keys, of any shape.
 
-    >>> key(0).dtype == key_dtype()
+    `impl_spec` names the generator; raises `ArgumentError` for another than "threefry2x32".
+
+    >>> spmd.random.key(0).dtype == spmd.random.key_dtype()
     True
     """
     _check_impl("key_dtype", impl_spec)
     return dtypes.key_dtype
 
 
-def clone(key: Any) -> Any:
-    """The same key once more, for tools that check that keys are used once."""
+def clone(key: Any) -> Array:
+    """Return the same key once more, for tools that check that keys are used once.
+
+    The shape and dtype of `key` stay.
+
+    >>> k = spmd.random.key(0)
+    >>> bool((spmd.random.key_data(spmd.random.clone(k)) == spmd.random.key_data(k)).all())
+    True
+    """
     return lax.copy(key)
 
 
@@ -161,10 +201,16 @@ def _like(keys: Any, result: Any) -> Any:
 # ---- new keys from old -------------------------------------------------------------------------
 
 
-def split(key: Any, num: int | Sequence[int] = 2) -> Any:
-    """New keys from one, `num` of them; the old one must not be used again.
+def split(key: Any, num: int | Sequence[int] = 2) -> Array:
+    """Make new keys from one; the old one must not be used again.
 
-    >>> first, second = split(key(0))
+    `num` is their number, or the shape of the result. The keys are of the dtype of `key`: typed, or
+    words with one more dim. Raises `ArgumentError` if `key` is no key or more than one (use
+    `vmap`), and `ShapeError` if `num` is negative.
+
+    >>> first, second = spmd.random.split(spmd.random.key(0))
+    >>> spmd.random.split(first, (2, 3)).shape
+    (2, 3)
     """
     shape = canonical_shape(num, "split")
     return _like(key, split_typed(single(key, "split"), shape))
@@ -189,10 +235,17 @@ def several(key: Any, count: int) -> tuple[Any, ...]:
     return tuple(lax.index_in_dim(keys, k, 0, keepdims=False) for k in range(count))
 
 
-def fold_in(key: Any, data: Any) -> Any:
-    """A new key from a key and an integer: the same for the same pair.
+def fold_in(key: Any, data: Any) -> Array:
+    """Make a new key from a key and an integer: the same for the same pair.
 
-    For loops: `fold_in(key, step)` needs no key carried along.
+    For loops: `fold_in(key, step)` needs no key carried along. `data` is a scalar that fits uint32;
+    a traced integer of another dtype is converted. The shape and dtype of `key` stay. Raises
+    `ArgumentError` if `data` does not fit or `key` is no single key, and `DtypeError` if `data` is
+    no integer.
+
+    >>> k = spmd.random.key(0)
+    >>> spmd.random.key_data(spmd.random.fold_in(k, 7))
+    Array([2716826189,  292468403], dtype=uint32)
     """
     if not is_arraylike(data) or typeof(data).shape:
         raise ArgumentError(f"fold_in: data must be one integer, got {data!r}")
@@ -219,8 +272,15 @@ def _blocks(key: Any, count: int) -> Any:
     return threefry2x32(key, np.uint32(0), lax.iota(_WORD, count))
 
 
-def bits(key: Any, shape: Any = (), dtype: Any = None) -> Any:
-    """Random bits, as unsigned integers: uint32 by default."""
+def bits(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+    """Draw random bits, as unsigned integers of the given `shape`.
+
+    `dtype` is an unsigned integer dtype, by default uint32 (uint64 under x64). Raises `DtypeError`
+    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+
+    >>> spmd.random.bits(spmd.random.key(0), (2,)).dtype
+    dtype('uint32')
+    """
     found = dtypes.canonical(np.uint64) if dtype is None else user_dtype(dtype, "bits")
     if found.kind != "u":
         raise DtypeError(f"bits: dtype must be an unsigned integer, got {found}")

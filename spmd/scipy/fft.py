@@ -8,7 +8,7 @@ Source: Makhoul, "A fast cosine transform in one and two dimensions", IEEE Trans
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,17 +20,24 @@ from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 __all__ = ["dct", "dctn", "idct", "idctn"]
 
 
 def dct(
     x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Any:
-    """`2 sum_m x[m] cos(pi k (2m + 1) / 2n)` along a dim, cut or filled with zeros to `n`.
+) -> Array:
+    """Compute the discrete cosine transform of type 2 along `axis`.
 
-    `norm="ortho"` makes it orthogonal; "backward" (None) and "forward" as in `numpy.fft`.
+    It is `2 sum_m x[m] cos(pi k (2m + 1) / 2n)`. The dim is cut or filled with zeros to the size
+    `n`; the other dims of the shape stay. `norm="ortho"` makes it orthogonal; "backward" (None) and
+    "forward" are as in `numpy.fft`. Integers become float32 and floats keep their dtype. Raises
+    `ArgumentError` for another `type` or `norm`, `DtypeError` for complex numbers, and `ShapeError`
+    if `n` is not positive.
 
-    >>> dct(np.array([1.0, 1.0, 1.0]))
+    >>> spmd.scipy.fft.dct(np.array([1.0, 1.0, 1.0]))
     Array([6., 0., 0.], dtype=float32)
     """
     return _along("dct", _cosines, x, type, n, axis, norm)
@@ -38,8 +45,15 @@ def dct(
 
 def idct(
     x: Any, type: int = 2, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Any:
-    """The inverse of `dct` with the same parameters."""
+) -> Array:
+    """Compute the inverse of `dct` along `axis`.
+
+    `type`, `n`, `norm`, the shape, the float dtype and the errors are those of `dct`:
+    `ArgumentError`, `DtypeError` and `ShapeError`.
+
+    >>> spmd.scipy.fft.idct(np.array([6.0, 0.0, 0.0]))
+    Array([1., 1., 1.], dtype=float32)
+    """
     return _along("idct", _from_cosines, x, type, n, axis, norm)
 
 
@@ -49,8 +63,17 @@ def dctn(
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
-    """`dct` along several dims (all, by default)."""
+) -> Array:
+    """Compute `dct` along several dims.
+
+    `axes` names them: all by default, or the last ones for which `s` has sizes. `type`, `norm`, the
+    float dtype and the errors are those of `dct`: `ArgumentError`, `DtypeError`, and `ShapeError`
+    if `s` has not one size for each dim.
+
+    >>> spmd.scipy.fft.dctn(np.ones((2, 2)))
+    Array([[16.,  0.],
+           [ 0.,  0.]], dtype=float32)
+    """
     return _over_dims(dct, "dctn", x, type, s, axes, norm)
 
 
@@ -60,8 +83,16 @@ def idctn(
     s: Sequence[int] | None = None,
     axes: Sequence[int] | None = None,
     norm: str | None = None,
-) -> Any:
-    """The inverse of `dctn` with the same parameters."""
+) -> Array:
+    """Compute the inverse of `dctn`.
+
+    `type`, `s`, `axes`, `norm`, the shape, the float dtype and the errors are those of `dctn`:
+    `ArgumentError`, `DtypeError` and `ShapeError`.
+
+    >>> spmd.scipy.fft.idctn(np.array([[16.0, 0.0], [0.0, 0.0]]))
+    Array([[1., 1.],
+           [1., 1.]], dtype=float32)
+    """
     return _over_dims(idct, "idctn", x, type, s, axes, norm)
 
 

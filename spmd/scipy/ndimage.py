@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 __all__ = ["map_coordinates"]
 
 _MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
@@ -22,16 +25,17 @@ _MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
 
 def map_coordinates(
     input: Any, coordinates: Sequence[Any], order: int, mode: str = "constant", cval: Any = 0.0
-) -> Any:
-    """The values of an array at coordinates between its elements.
+) -> Array:
+    """Read the values of an array at coordinates between its elements.
 
-    `coordinates` has one array for each dim of `input`, all of one shape, which is the result's.
-    `order` 0 takes the nearest element (at halves the one farther from 0), 1 interpolates linearly.
-    Outside of the array `mode` goes on: "constant" with `cval`, "nearest" with the last element,
-    "wrap" from the other side, "mirror" and "reflect" backwards (without and with the last element
-    twice).
+    `coordinates` has one array for each dim of `input`, all of one shape, which is the result's;
+    its dtype is that of `input`. `order` 0 takes the nearest element (at halves the one farther
+    from 0), 1 interpolates linearly. Outside of the array `mode` goes on: "constant" with `cval`,
+    "nearest" with the last element, "wrap" from the other side, "mirror" and "reflect" backwards
+    (without and with the last element twice). Raises `ShapeError` if there is not one array for
+    each dim, and `ArgumentError` for another order or mode.
 
-    >>> map_coordinates(np.arange(4.0), [np.array([0.5, 2.25])], order=1)
+    >>> spmd.scipy.ndimage.map_coordinates(np.arange(4.0), [np.array([0.5, 2.25])], order=1)
     Array([0.5 , 2.25], dtype=float32)
     """
     x = as_array(input)

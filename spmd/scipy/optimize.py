@@ -9,7 +9,7 @@ quasi-Newton methods", 2013, algorithm 2.6); the update is Nocedal and Wright's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from spmd.api import value_and_grad
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 __all__ = ["OptimizeResults", "minimize"]
 
@@ -30,15 +33,15 @@ _DEFAULTS = {"maxiter": None, "norm": np.inf, "gtol": 1e-5, "line_search_maxiter
 class OptimizeResults(NamedTuple):
     """What `minimize` found: `status` is 0 if `success`, 1 after maxiter, 3 if a search failed."""
 
-    x: Any
-    success: Any
-    status: Any
-    fun: Any
-    jac: Any
-    hess_inv: Any
-    nfev: Any
-    njev: Any
-    nit: Any
+    x: Array
+    success: Array
+    status: Array
+    fun: Array
+    jac: Array
+    hess_inv: Array
+    nfev: Array
+    njev: Array
+    nit: Array
 
 
 class _State(NamedTuple):
@@ -78,14 +81,22 @@ def minimize(
     tol: float | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> OptimizeResults:
-    """Minimise `fun(x, *args)` over vectors x by `method="BFGS"`, from x0.
+    """Minimise `fun(x, *args)` over vectors x, starting at `x0`.
 
-    `options` are maxiter (200 times the size of x0 by default), gtol and norm (it ends where the
-    norm of the gradient is below gtol, 1e-5), and line_search_maxiter; `tol` is another gtol.
+    `fun` returns a scalar and is differentiable. `x0` has shape (n,) and a float dtype (integers
+    become float32). `args` is a tuple of further arguments. `method` is "BFGS". `options` are
+    maxiter (200 n by default), gtol and norm (it ends where the norm of the gradient is below gtol,
+    1e-5), and line_search_maxiter (30); `tol` is another gtol. The line search finds a step of the
+    weak Wolfe conditions by bisection (Lewis and Overton 2013, algorithm 2.6), with cubic steps
+    between; the update is Nocedal and Wright's (6.17).
 
-    >>> result = minimize(lambda x: snp.sum((x - 3.0) ** 2), snp.zeros(2), method="BFGS")
-    >>> snp.round(result.x, 4)
-    Array([3., 3.], dtype=float32)
+    Raises `ArgumentError` for another method or option or if `args` is no tuple, `ShapeError` if
+    `x0` is no vector, and `GradError` if `fun` returns no real scalar.
+
+    >>> fun = lambda x: snp.sum((x - 3.0) ** 2)
+    >>> result = spmd.scipy.optimize.minimize(fun, snp.zeros(2), method="BFGS")
+    >>> snp.round(result.x, 4), bool(result.success)
+    (Array([3., 3.], dtype=float32), True)
     """
     if method.lower() != "bfgs":
         raise ArgumentError(f"minimize: method must be 'BFGS', got {method!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact, promotes_inside
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 __all__ = [
     "convolve",
@@ -103,13 +106,15 @@ def _convolved(name: str, in1: Any, in2: Any, mode: str, method: str, precision:
 
 def convolve(
     in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None
-) -> Any:
-    """The convolution of two arrays of any, equal, number of dims.
+) -> Array:
+    """Convolve two arrays of any, equal, number of dims.
 
-    `mode` is "full", "same" (the size of in1) or "valid" (where they overlap entirely); `method`
-    "direct" (also "auto") or "fft".
+    `mode` is "full", "same" (the shape of `in1`) or "valid" (where `in1` and `in2` overlap
+    entirely); `method` is "direct" (also "auto") or "fft". The dtypes are promoted to one float or
+    complex dtype; `precision` is that of `lax.dot_general`. Raises `ArgumentError` for another mode
+    or method, and `ShapeError` if the arrays do not fit.
 
-    >>> convolve(snp.asarray([1.0, 2.0]), snp.asarray([1.0, 1.0]))
+    >>> spmd.scipy.signal.convolve(np.array([1.0, 2.0]), np.array([1.0, 1.0]))
     Array([1., 3., 2.], dtype=float32)
     """
     in1, in2 = _pair("convolve", in1, in2, mode)
@@ -118,8 +123,15 @@ def convolve(
 
 def correlate(
     in1: Any, in2: Any, mode: str = "full", method: str = "auto", precision: Any = None
-) -> Any:
-    """The cross-correlation: the convolution with in2 conjugated and reversed."""
+) -> Array:
+    """Cross-correlate two arrays: the convolution with `in2` conjugated and reversed.
+
+    `in1`, `in2`, `mode`, `method`, `precision`, the shape, the dtype rule and the errors are those
+    of `convolve`: `ArgumentError` and `ShapeError`.
+
+    >>> spmd.scipy.signal.correlate(np.array([1.0, 2.0]), np.array([1.0, 3.0]))
+    Array([3., 7., 2.], dtype=float32)
+    """
     in1, in2 = _pair("correlate", in1, in2, mode)
     in2 = snp.flip(snp.conj(in2))
     return _convolved("correlate", in1, in2, mode, method, precision)
@@ -143,8 +155,15 @@ def convolve2d(
     boundary: str = "fill",
     fillvalue: float = 0,
     precision: Any = None,
-) -> Any:
-    """The convolution of two matrices, zeros around them."""
+) -> Array:
+    """Convolve two matrices, with zeros around them.
+
+    `in1`, `in2`, `mode`, `precision`, the shape, the dtype rule and the errors are those of
+    `convolve`: `ArgumentError` and `ShapeError`. `boundary` must be "fill", and `fillvalue` 0.
+
+    >>> spmd.scipy.signal.convolve2d(np.ones((2, 2)), np.ones((2, 2)), mode="valid")
+    Array([[4.]], dtype=float32)
+    """
     in1, in2 = _two_dims("convolve2d", in1, in2, mode, boundary, fillvalue)
     return _convolved("convolve2d", in1, in2, mode, "direct", precision)
 
@@ -156,8 +175,15 @@ def correlate2d(
     boundary: str = "fill",
     fillvalue: float = 0,
     precision: Any = None,
-) -> Any:
-    """The cross-correlation of two matrices, zeros around them."""
+) -> Array:
+    """Cross-correlate two matrices, with zeros around them.
+
+    `in1`, `in2`, `mode`, `precision`, the shape, the dtype rule and the errors are those of
+    `convolve`: `ArgumentError` and `ShapeError`. `boundary` must be "fill", and `fillvalue` 0.
+
+    >>> spmd.scipy.signal.correlate2d(np.ones((2, 2)), np.ones((2, 2)), mode="valid")
+    Array([[4.]], dtype=float32)
+    """
     in1, in2 = _two_dims("correlate2d", in1, in2, mode, boundary, fillvalue)
     if mode == "same":  # centred as SciPy does: an even size leaves one more on the left
         in1, in2 = snp.flip(in1), snp.conj(in2)
@@ -172,8 +198,16 @@ def correlate2d(
 
 def fftconvolve(
     in1: Any, in2: Any, mode: str = "full", axes: int | Sequence[int] | None = None
-) -> Any:
-    """The convolution along `axes` (all by default) by Fourier transforms; others broadcast."""
+) -> Array:
+    """Convolve two arrays along `axes` by Fourier transforms.
+
+    The default is all dims; the others broadcast. `in1`, `in2`, `mode`, the shape, the dtype rule
+    and the errors are those of `convolve`: `ArgumentError` and `ShapeError`; an axis out of range
+    raises `ValueError`.
+
+    >>> spmd.scipy.signal.fftconvolve(np.array([1.0, 2.0]), np.array([1.0, 1.0])).round(4)
+    Array([1., 3., 2.], dtype=float32)
+    """
     in1, in2 = _pair("fftconvolve", in1, in2, mode)
     first, second = typeof(in1).shape, typeof(in2).shape
     if axes is None:
@@ -209,10 +243,16 @@ def detrend(
     type: str = "linear",
     bp: int | Sequence[int] | np.ndarray = 0,
     overwrite_data: None = None,
-) -> Any:
-    """`data` less its mean (`type="constant"`) or its line of least squares along an axis.
+) -> Array:
+    """Subtract from `data` its mean or its line of least squares along `axis`.
 
-    With `type="linear"`, `bp` are the places where a new line begins.
+    `type` is "constant" for the mean or "linear" for the line; with the latter, `bp` are the places
+    where a new line begins. The shape stays; integers become float32 and floats keep their dtype.
+    `overwrite_data` must be None. Raises `ArgumentError` for another `type`, for breaks outside of
+    the dim, and for `overwrite_data`.
+
+    >>> spmd.scipy.signal.detrend(np.array([1.0, 2.0, 6.0]), type="constant")
+    Array([-2., -1.,  3.], dtype=float32)
     """
     if overwrite_data is not None:
         raise ArgumentError("detrend: arrays are immutable, overwrite_data must be None")
@@ -282,9 +322,7 @@ def _overlap(name: str, noverlap: int | None, nperseg: int, nfft: int | None) ->
     return overlap, points
 
 
-def _spectra(
-    x: Any, window: Any, step: int, nfft: int, trend: Any, onesided: bool
-) -> tuple[Any, Any]:
+def _spectra(x: Any, window: Any, step: int, nfft: int, trend: Any, onesided: bool) -> Any:
     """The transforms of all segments of the last dim: (..., segment, frequency)."""
     nperseg = len(window)
     count = (typeof(x).shape[-1] - nperseg) // step + 1
@@ -318,10 +356,20 @@ def csd(
     scaling: str = "density",
     axis: int = -1,
     average: str = "mean",
-) -> tuple[Any, Any]:
-    """The cross spectral density by Welch's method: (frequencies, averaged products).
+) -> tuple[Array, Array]:
+    """Compute the cross spectral density by Welch's method: (frequencies, averaged products).
 
-    `y=None` stands for x. `scaling` is "density" or "spectrum", `average` "mean" or "median".
+    `y=None` stands for `x`. `fs` is the number of samples in a unit of time. Segments along `axis`
+    have `nperseg` samples and share `noverlap`; each is multiplied by `window` (a name or an
+    array), less what `detrend` names, and transformed over `nfft` points. With `return_onesided`,
+    real arrays give the frequencies from 0 on. `scaling` is "density" or "spectrum", `average`
+    "mean" or "median". The products have the frequencies in place of `axis` in their shape, and a
+    complex dtype (a float one if `y` is None). Raises `ArgumentError` for another scaling, average
+    or window, and for sizes of segments that do not fit.
+
+    >>> f, p = spmd.scipy.signal.csd(np.ones(8), np.ones(8), nperseg=4)
+    >>> f, p.shape
+    (Array([0.  , 0.25, 0.5 ], dtype=float32), (3,))
     """
     if scaling not in ("density", "spectrum") or average not in ("mean", "median"):
         raise ArgumentError(
@@ -382,8 +430,17 @@ def welch(
     scaling: str = "density",
     axis: int = -1,
     average: str = "mean",
-) -> tuple[Any, Any]:
-    """The power spectral density by Welch's method: (frequencies, powers)."""
+) -> tuple[Array, Array]:
+    """Compute the power spectral density by Welch's method: (frequencies, powers).
+
+    `fs`, `window`, `nperseg`, `noverlap`, `nfft`, `detrend`, `return_onesided`, `scaling`,
+    `average`, the shape and the errors are those of `csd` of `x` with itself: `ArgumentError`. The
+    powers have a float dtype.
+
+    >>> f, p = spmd.scipy.signal.welch(np.ones(8), nperseg=4)
+    >>> f, p.shape
+    (Array([0.  , 0.25, 0.5 ], dtype=float32), (3,))
+    """
     settings = (fs, window, nperseg, noverlap, nfft, detrend, return_onesided)
     return csd(x, None, *settings, scaling, axis, average)
 
@@ -401,11 +458,17 @@ def stft(
     boundary: str | None = "zeros",
     padded: bool = True,
     axis: int = -1,
-) -> tuple[Any, Any, Any]:
-    """The short-time Fourier transform: (frequencies, times, transforms of the segments).
+) -> tuple[Array, Array, Array]:
+    """Compute the short-time Fourier transform: (frequencies, times, transforms of the segments).
 
-    The transforms have the frequencies in place of `axis` and the times last. `boundary` is
-    "zeros" or None; `padded` fills up the last segment.
+    `fs`, `window`, `nperseg`, `noverlap`, `nfft`, `detrend` and `return_onesided` are those of
+    `csd`. The transforms have the frequencies in place of `axis` in their shape and the times last;
+    their dtype is complex. `boundary` is "zeros" or None; `padded` fills up the last segment.
+    Raises `ArgumentError` for another boundary.
+
+    >>> f, t, z = spmd.scipy.signal.stft(np.ones(8), nperseg=4)
+    >>> z.shape
+    (3, 5)
     """
     if boundary not in ("zeros", None):
         raise ArgumentError(f"stft: boundary must be 'zeros' or None, got {boundary!r}")
@@ -441,8 +504,19 @@ def istft(
     boundary: bool = True,
     time_axis: int = -1,
     freq_axis: int = -2,
-) -> tuple[Any, Any]:
-    """The inverse of `stft`: (times, signal), segments added where they overlap."""
+) -> tuple[Array, Array]:
+    """Compute the inverse of `stft`: (times, signal), segments added where they overlap.
+
+    `Zxx` holds the transforms, the frequencies along `freq_axis` and the times along `time_axis`,
+    both of which one dim of samples replaces, the last of the signal's shape. `fs`, `window`,
+    `nperseg`, `noverlap` and `nfft` are those of `stft`; `input_onesided` is its `return_onesided`,
+    which gives a real float signal, and `boundary` says whether it put zeros around. Raises
+    `ArgumentError` if the sizes of the segments do not fit.
+
+    >>> f, t, z = spmd.scipy.signal.stft(np.arange(8.0), nperseg=4)
+    >>> spmd.scipy.signal.istft(z, nperseg=4)[1].round(4)
+    Array([0., 1., 2., 3., 4., 5., 6., 7.], dtype=float32)
+    """
     Z = as_array(Zxx)
     Z = snp.moveaxis(Z, (freq_axis, time_axis), (-1, -2))
     count, bins = typeof(Z).shape[-2:]

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,6 +46,9 @@ from spmd.scipy.special_families import (
     wofz,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 __all__ = [
     "bernoulli", "bessel_jn", "beta", "betainc", "betaln", "boxcox", "boxcox1p", "comb", "dawsn",
     "digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "exp1", "expi", "expit", "expn",
@@ -66,39 +69,74 @@ def _real(name: str, *xs: Any) -> list[Any]:
     return [snp.broadcast_to(x, shape) if typeof(x).shape != shape else x for x in out]
 
 
-def _function(name: str, op: Callable[..., Any], doc: str) -> Callable[..., Any]:
-    """A function of one array that is one primitive."""
+_RULES = """`x` keeps its shape; integers become float32 and floats keep their dtype. Raises
+`ArgumentError` if `x` is no array, and `DtypeError` for complex numbers."""
 
-    def f(x: Any) -> Any:
+
+def _function(
+    name: str, op: Callable[..., Any], doc: str, example: tuple[str, str]
+) -> Callable[[Any], Array]:
+    """A function of one array that is one primitive; `example` is an argument and the result."""
+
+    def f(x: Any) -> Array:
         return op(*_real(name, x))
 
+    argument, result = example
     f.__name__ = f.__qualname__ = name
-    f.__doc__ = doc
+    f.__doc__ = f"{doc}\n\n{_RULES}\n\n>>> spmd.scipy.special.{name}({argument})\n{result}\n"
     return f
 
 
 # ---- error functions and the normal distribution -----------------------------------------------
 
-erf = _function("erf", lax.erf, "The error function.")
-erfc = _function("erfc", lax.erfc, "One minus the error function, accurate where erf is near 1.")
-erfinv = _function("erfinv", lax.erf_inv, "The inverse of the error function.")
-dawsn = _function("dawsn", dawsn_p.bind, "Dawson's integral: `sqrt(pi)/2 exp(-x**2) erfi(x)`.")
+erf = _function(
+    "erf",
+    lax.erf,
+    "Compute the error function, elementwise: `2 / sqrt(pi)` times the integral of `exp(-t**2)`.",
+    ("np.array([0.0, 0.5, 1.0])", "Array([0.       , 0.5204999, 0.8427008], dtype=float32)"),
+)
+erfc = _function(
+    "erfc",
+    lax.erfc,
+    "Compute `1 - erf(x)`, elementwise, accurate where erf is near 1.",
+    ("np.array([0.0, 0.5, 1.0])", "Array([1.        , 0.47950011, 0.1572992 ], dtype=float32)"),
+)
+erfinv = _function(
+    "erfinv",
+    lax.erf_inv,
+    "Compute the inverse of `erf`, elementwise: infinite at -1 and 1, NaN beyond.",
+    ("np.array([0.0, 0.5, 1.0])", "Array([0.        , 0.47693628,        inf], dtype=float32)"),
+)
+dawsn = _function(
+    "dawsn",
+    dawsn_p.bind,
+    "Compute Dawson's integral, elementwise: `sqrt(pi)/2 exp(-x**2) erfi(x)`.",
+    ("np.array([0.0, 1.0])", "Array([0.       , 0.5380795], dtype=float32)"),
+)
 
 
-def ndtr(x: Any) -> Any:
-    """The cumulative distribution function of the standard normal distribution.
+def ndtr(x: Any) -> Array:
+    """Compute the distribution function of the standard normal distribution, elementwise.
 
-    >>> ndtr(0.0)
-    Array(0.5, dtype=float32, weak_type=True)
+    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
+    if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.ndtr(np.array([-np.inf, 0.0, 1.0]))
+    Array([0.       , 0.5      , 0.8413447], dtype=float32)
     """
     (x,) = _real("ndtr", x)
     return lax.mul(constant_like(x, 0.5), lax.erfc(lax.mul(x, constant_like(x, -math.sqrt(0.5)))))
 
 
-def ndtri(p: Any) -> Any:
-    """The inverse of `ndtr`: the quantile of the standard normal distribution.
+def ndtri(p: Any) -> Array:
+    """Compute the inverse of `ndtr`, the quantile of the standard normal distribution, elementwise.
 
-    It is `sqrt(2) erfinv(2 p - 1)`, so a tiny p keeps as many digits as `2 p - 1` does.
+    It is `sqrt(2) erfinv(2 p - 1)`, so a tiny `p` keeps as many digits as `2 p - 1` does; outside
+    of [0, 1] it is NaN. `p` keeps its shape; integers become float32 and floats keep their dtype.
+    Raises `ArgumentError` if `p` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.ndtri(np.array([0.0, 0.5, 1.0]))
+    Array([-inf,   0.,  inf], dtype=float32)
     """
     (p,) = _real("ndtri", p)
     two, one = constant_like(p, 2.0), constant_like(p, 1.0)
@@ -138,10 +176,15 @@ def _log_ndtr_jvp(series_order: int, primals: Any, tangents: Any) -> Any:
     return out, t * snp.exp(-0.5 * x * x - 0.5 * _LOG_2PI - out)
 
 
-def log_ndtr(x: Any, series_order: int = 3) -> Any:
-    """The logarithm of `ndtr`, accurate in both tails.
+def log_ndtr(x: Any, series_order: int = 3) -> Array:
+    """Compute the logarithm of `ndtr`, elementwise, accurate in both tails.
 
-    Far below zero it is an asymptotic series of `series_order` terms.
+    Far below zero it is an asymptotic series of `series_order` terms. `x` keeps its shape; integers
+    become float32 and floats keep their dtype. Raises `ArgumentError` if `series_order` is not in
+    0..30 or `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.log_ndtr(np.array([-100.0, 0.0]))
+    Array([-5.005524e+03, -6.931472e-01], dtype=float32)
     """
     if not isinstance(series_order, int) or not 0 <= series_order <= 30:
         raise ArgumentError(f"log_ndtr: series_order must be in 0..30, got {series_order!r}")
@@ -150,38 +193,95 @@ def log_ndtr(x: Any, series_order: int = 3) -> Any:
 
 # ---- gamma functions ---------------------------------------------------------------------------
 
-gammaln = _function("gammaln", lax.lgamma, "The logarithm of the absolute gamma function.")
-digamma = _function("digamma", lax.digamma, "The derivative of `gammaln`.")
+gammaln = _function(
+    "gammaln",
+    lax.lgamma,
+    "Compute the logarithm of the absolute gamma function, elementwise.",
+    ("np.array([1.0, 4.0])", "Array([0.       , 1.7917595], dtype=float32)"),
+)
+digamma = _function(
+    "digamma",
+    lax.digamma,
+    "Compute the derivative of `gammaln`, elementwise; NaN at 0 and negative integers.",
+    ("np.array([1.0, 4.0])", "Array([-0.5772157,  1.2561177], dtype=float32)"),
+)
 
 
-def loggamma(x: Any) -> Any:
-    """The logarithm of the gamma function, real: NaN for negative x, where it is complex."""
+def loggamma(x: Any) -> Array:
+    """Compute the logarithm of the gamma function, elementwise and real.
+
+    For negative `x`, where the logarithm is complex, it is NaN. `x` keeps its shape; integers
+    become float32 and floats keep their dtype. Raises `ArgumentError` if `x` is no array, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.loggamma(np.array([-1.5, 1.0, 4.0]))
+    Array([      nan, 0.       , 1.7917595], dtype=float32)
+    """
     (x,) = _real("loggamma", x)
     return select(lax.ge(x, constant_like(x, 0.0)), lax.lgamma(x), constant_like(x, np.nan))
 
 
-def gammainc(a: Any, x: Any) -> Any:
-    """The regularised lower incomplete gamma function, differentiable in both arguments."""
+def gammainc(a: Any, x: Any) -> Array:
+    """Compute the regularised lower incomplete gamma function, elementwise.
+
+    It is differentiable in both arguments. `a` and `x` broadcast and are promoted to one float
+    dtype. Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.gammainc(1.0, np.array([0.0, 1.0]))
+    Array([0.        , 0.63212055], dtype=float32)
+    """
     return lax.igamma(*_real("gammainc", a, x))
 
 
-def gammaincc(a: Any, x: Any) -> Any:
-    """The regularised upper incomplete gamma function: `1 - gammainc(a, x)`."""
+def gammaincc(a: Any, x: Any) -> Array:
+    """Compute the regularised upper incomplete gamma function, `1 - gammainc(a, x)`, elementwise.
+
+    It is differentiable in both arguments. `a` and `x` broadcast and are promoted to one float
+    dtype. Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.gammaincc(1.0, np.array([0.0, 1.0]))
+    Array([1.        , 0.36787945], dtype=float32)
+    """
     return lax.igammac(*_real("gammaincc", a, x))
 
 
-def polygamma(n: Any, x: Any) -> Any:
-    """The n-th derivative of `digamma`."""
+def polygamma(n: Any, x: Any) -> Array:
+    """Compute the `n`-th derivative of `digamma`, elementwise.
+
+    `n` and `x` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.polygamma(1, 1.0)
+    Array(1.644934, dtype=float32, weak_type=True)
+    """
     return lax.polygamma(*_real("polygamma", n, x))
 
 
-def zeta(x: Any, q: Any = None) -> Any:
-    """The Hurwitz zeta function, the sum of `(k + q) ** -x`; Riemann's if q is left out."""
+def zeta(x: Any, q: Any = None) -> Array:
+    """Compute the Hurwitz zeta function, elementwise: the sum of `(k + q) ** -x` for k >= 0.
+
+    Without `q` it is Riemann's, with q = 1. `x` and `q` broadcast and are promoted to one float
+    dtype. Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.zeta(np.array([2.0, 4.0]))
+    Array([1.644934 , 1.0823232], dtype=float32)
+    """
     return lax.zeta(*_real("zeta", x, 1.0 if q is None else q))
 
 
-def gammasgn(x: Any) -> Any:
-    """The sign of the gamma function; NaN at its negative poles, and that of zero at zero."""
+def gammasgn(x: Any) -> Array:
+    """Compute the sign of the gamma function, elementwise.
+
+    It is NaN at negative integers, and the sign of the zero at 0. `x` keeps its shape; integers
+    become float32 and floats keep their dtype. Raises `ArgumentError` if `x` is no array, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.gammasgn(np.array([-1.5, -0.5, 0.5]))
+    Array([ 1., -1.,  1.], dtype=float32)
+    """
     (x,) = _real("gammasgn", x)
     floor = lax.floor(x)
     odd = lax.ne(lax.rem(floor, constant_like(x, 2.0)), constant_like(x, 0.0))
@@ -193,18 +293,29 @@ def gammasgn(x: Any) -> Any:
     return select(snp.isnan(x), constant_like(x, np.nan), sign)
 
 
-def gamma(x: Any) -> Any:
-    """The gamma function: `exp(gammaln(x))` with its sign.
+def gamma(x: Any) -> Array:
+    """Compute the gamma function, elementwise: `exp(gammaln(x))` with its sign.
 
-    >>> gamma(3.0)
-    Array(2., dtype=float32, weak_type=True)
+    It is NaN at negative integers. `x` keeps its shape; integers become float32 and floats keep
+    their dtype. Raises `ArgumentError` if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.gamma(np.array([0.5, 3.0, -1.0]))
+    Array([1.7724538, 2.       ,       nan], dtype=float32)
     """
     (x,) = _real("gamma", x)
     return lax.mul(gammasgn(x), lax.exp(lax.lgamma(x)))
 
 
-def factorial(n: Any, exact: bool = False) -> Any:
-    """n! of floats, `gamma(n + 1)`; 0 for negative n."""
+def factorial(n: Any, exact: bool = False) -> Array:
+    """Compute `n!` as `gamma(n + 1)`, elementwise; 0 for negative `n`.
+
+    With `exact=True`, which in SciPy gives integers of any size, it raises `ArgumentError`. `n`
+    keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError` if
+    `n` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.factorial(np.array([0, 1, 2]))
+    Array([1., 1., 2.], dtype=float32)
+    """
     if exact:
         raise ArgumentError("factorial: exact=True needs integers of any size; use math.factorial")
     (n,) = _real("factorial", n)
@@ -212,8 +323,15 @@ def factorial(n: Any, exact: bool = False) -> Any:
     return select(lax.lt(n, zero), zero, lax.exp(lax.lgamma(lax.add(n, one))))
 
 
-def poch(z: Any, m: Any) -> Any:
-    """Pochhammer's rising factorial: `gamma(z + m) / gamma(z)`."""
+def poch(z: Any, m: Any) -> Array:
+    """Compute Pochhammer's rising factorial, `gamma(z + m) / gamma(z)`, elementwise.
+
+    `z` and `m` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.poch(1.0, np.array([0.0, 2.0]))
+    Array([1., 2.], dtype=float32)
+    """
     z, m = _real("poch", z, m)
     top = lax.add(z, m)
     below = lax.lgamma(z)
@@ -224,8 +342,15 @@ def poch(z: Any, m: Any) -> Any:
     return select(empty, constant_like(z, 1.0), value)
 
 
-def multigammaln(a: Any, d: Any) -> Any:
-    """The logarithm of the gamma function of dimension d (a static integer)."""
+def multigammaln(a: Any, d: Any) -> Array:
+    """Compute the logarithm of the gamma function of dimension `d`, elementwise.
+
+    `d` is a static integer. `a` keeps its shape; integers become float32 and floats keep their
+    dtype. Raises `ArgumentError` if `a` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.multigammaln(2.0, 2)
+    Array(0.45158267, dtype=float32, weak_type=True)
+    """
     (a,) = _real("multigammaln", a)
     d = operator.index(d)
     total = as_array(constant_like(a, 0.25 * d * (d - 1) * math.log(math.pi)))
@@ -234,8 +359,17 @@ def multigammaln(a: Any, d: Any) -> Any:
     return total
 
 
-def comb(N: Any, k: Any, *, repetition: bool = False) -> Any:
-    """The number of ways to choose k of N, of floats; with `repetition`, k of N + k - 1."""
+def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
+    """Compute the number of ways to choose `k` of `N`, elementwise, in floats.
+
+    With `repetition`, it is the number for `k` of `N + k - 1`. Whole operands give whole numbers,
+    and impossible choices 0. `N` and `k` broadcast and are promoted to one float dtype. Raises
+    `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and `DtypeError` for
+    complex numbers.
+
+    >>> spmd.scipy.special.comb(5, np.array([0, 2, 7]))
+    Array([ 1., 10.,  0.], dtype=float32)
+    """
     N, k = _real("comb", N, k)
     one, zero = constant_like(N, 1.0), constant_like(N, 0.0)
     empty = snp.logical_and(lax.eq(k, zero), lax.ge(N, zero))
@@ -258,35 +392,71 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Any:
 # ---- beta functions ----------------------------------------------------------------------------
 
 
-def betaln(a: Any, b: Any) -> Any:
-    """The logarithm of the absolute beta function."""
+def betaln(a: Any, b: Any) -> Array:
+    """Compute the logarithm of the absolute beta function, elementwise.
+
+    `a` and `b` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.betaln(1.0, np.array([1.0, 4.0]))
+    Array([ 0.       , -1.3862944], dtype=float32)
+    """
     a, b = _real("betaln", a, b)
     return lax.sub(lax.add(lax.lgamma(a), lax.lgamma(b)), lax.lgamma(lax.add(a, b)))
 
 
-def beta(a: Any, b: Any) -> Any:
-    """The beta function: `gamma(a) gamma(b) / gamma(a + b)`."""
+def beta(a: Any, b: Any) -> Array:
+    """Compute the beta function, `gamma(a) gamma(b) / gamma(a + b)`, elementwise.
+
+    `a` and `b` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.beta(1.0, np.array([1.0, 4.0]))
+    Array([1.  , 0.25], dtype=float32)
+    """
     a, b = _real("beta", a, b)
     sign = lax.mul(lax.mul(gammasgn(a), gammasgn(b)), gammasgn(lax.add(a, b)))
     return lax.mul(sign, lax.exp(betaln(a, b)))
 
 
-def betainc(a: Any, b: Any, x: Any) -> Any:
-    """The regularised incomplete beta function; its derivative is with respect to x."""
+def betainc(a: Any, b: Any, x: Any) -> Array:
+    """Compute the regularised incomplete beta function, elementwise.
+
+    It is differentiable in `x` only. `a`, `b` and `x` broadcast and are promoted to one float
+    dtype. Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.betainc(1.0, 2.0, np.array([0.0, 0.5, 1.0]))
+    Array([0.  , 0.75, 1.  ], dtype=float32)
+    """
     return lax.betainc(*_real("betainc", a, b, x))
 
 
 # ---- logarithms, odds and entropies ------------------------------------------------------------
 
 
-def logit(x: Any) -> Any:
-    """The logarithm of the odds, `log(x / (1 - x))`."""
+def logit(x: Any) -> Array:
+    """Compute the logarithm of the odds, `log(x / (1 - x))`, elementwise.
+
+    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
+    if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.logit(np.array([0.0, 0.5, 1.0]))
+    Array([-inf,   0.,  inf], dtype=float32)
+    """
     (x,) = _real("logit", x)
     return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
 
 
-def expit(x: Any) -> Any:
-    """The logistic function, `1 / (1 + exp(-x))`."""
+def expit(x: Any) -> Array:
+    """Compute the logistic function, `1 / (1 + exp(-x))`, elementwise.
+
+    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
+    if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.expit(np.array([-np.inf, 0.0, np.inf]))
+    Array([0. , 0.5, 1. ], dtype=float32)
+    """
     return lax.logistic(*_real("expit", x))
 
 
@@ -327,22 +497,39 @@ def _one(y: Any) -> Any:
     return constant_like(y, 1.0)
 
 
-def xlogy(x: Any, y: Any) -> Any:
-    """`x log(y)`, which is 0 for x = 0.
+def xlogy(x: Any, y: Any) -> Array:
+    """Compute `x log(y)`, elementwise; it is 0 for `x = 0`, and so is its derivative in `y`.
 
-    >>> xlogy(0.0, 0.0)
-    Array(0., dtype=float32, weak_type=True)
+    `x` and `y` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.xlogy(np.array([0.0, 2.0]), np.array([0.0, 1.0]))
+    Array([0., 0.], dtype=float32)
     """
     return _xlogy(*_real("xlogy", x, y))
 
 
-def xlog1py(x: Any, y: Any) -> Any:
-    """`x log1p(y)`, which is 0 for x = 0."""
+def xlog1py(x: Any, y: Any) -> Array:
+    """Compute `x log1p(y)`, elementwise; it is 0 for `x = 0`, and so is its derivative in `y`.
+
+    `x` and `y` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.xlog1py(np.array([0.0, 2.0]), np.array([-1.0, 0.0]))
+    Array([0., 0.], dtype=float32)
+    """
     return _xlog1py(*_real("xlog1py", x, y))
 
 
-def entr(x: Any) -> Any:
-    """`-x log(x)`: the term of an entropy; minus infinity for negative x."""
+def entr(x: Any) -> Array:
+    """Compute `-x log(x)`, the term of an entropy, elementwise; minus infinity for negative `x`.
+
+    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
+    if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.entr(np.array([-1.0, 0.5]))
+    Array([     -inf, 0.3465736], dtype=float32)
+    """
     return _entr(*_real("entr", x))
 
 
@@ -373,8 +560,16 @@ def _relative_jvp(primals: Any, tangents: Any) -> Any:
     return _relative(p, q), lax.sub(lax.mul(tp, in_p), lax.mul(tq, lax.div(p, q)))
 
 
-def rel_entr(p: Any, q: Any) -> Any:
-    """`p log(p / q)`: the term of a relative entropy; infinite outside of its domain."""
+def rel_entr(p: Any, q: Any) -> Array:
+    """Compute `p log(p / q)`, the term of a relative entropy, elementwise.
+
+    It is 0 for `p = 0` and infinite outside of its domain. `p` and `q` broadcast and are promoted
+    to one float dtype. Raises `ArgumentError` if one is no array, `ShapeError` if they do not
+    broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.rel_entr(np.array([0.0, 0.5, 0.5]), np.array([0.5, 0.5, 0.0]))
+    Array([ 0.,  0., inf], dtype=float32)
+    """
     p, q = _real("rel_entr", p, q)
     zero = constant_like(p, 0.0)
     both = snp.logical_and(lax.gt(p, zero), lax.gt(q, zero))
@@ -383,20 +578,43 @@ def rel_entr(p: Any, q: Any) -> Any:
     return select(both, _relative(safe_p, safe_q), select(empty, zero, constant_like(p, np.inf)))
 
 
-def kl_div(p: Any, q: Any) -> Any:
-    """`p log(p / q) - p + q`: the term of a Kullback-Leibler divergence."""
+def kl_div(p: Any, q: Any) -> Array:
+    """Compute `p log(p / q) - p + q`, the term of a Kullback-Leibler divergence, elementwise.
+
+    It is infinite outside of its domain. `p` and `q` broadcast and are promoted to one float dtype.
+    Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.kl_div(np.array([0.0, 0.5]), np.array([0.5, 0.5]))
+    Array([0.5, 0. ], dtype=float32)
+    """
     p, q = _real("kl_div", p, q)
     return lax.add(lax.sub(rel_entr(p, q), p), q)
 
 
-def boxcox(x: Any, lmbda: Any) -> Any:
-    """The Box-Cox transformation, `(x**lmbda - 1) / lmbda`, and `log(x)` for lmbda = 0."""
+def boxcox(x: Any, lmbda: Any) -> Array:
+    """Compute the Box-Cox transformation, `(x**lmbda - 1) / lmbda`, elementwise.
+
+    For `lmbda = 0` it is `log(x)`. `x` and `lmbda` broadcast and are promoted to one float dtype.
+    Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.boxcox(3.0, np.array([0.0, 1.0, 2.0]))
+    Array([1.0986123, 2.       , 4.       ], dtype=float32)
+    """
     x, lmbda = _real("boxcox", x, lmbda)
     return _power_over(lmbda, lax.log(x))
 
 
-def boxcox1p(x: Any, lmbda: Any) -> Any:
-    """The Box-Cox transformation of `1 + x`."""
+def boxcox1p(x: Any, lmbda: Any) -> Array:
+    """Compute the Box-Cox transformation of `1 + x`, elementwise.
+
+    `x` and `lmbda` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is
+    no array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.boxcox1p(2.0, np.array([0.0, 1.0, 2.0]))
+    Array([1.0986123, 2.       , 4.       ], dtype=float32)
+    """
     x, lmbda = _real("boxcox1p", x, lmbda)
     return _power_over(lmbda, lax.log1p(x))
 
@@ -408,41 +626,105 @@ def _power_over(lmbda: Any, log_x: Any) -> Any:
     return select(zero, log_x, lax.div(lax.expm1(lax.mul(safe, log_x)), safe))
 
 
-def softmax(x: Any, /, *, axis: Any = None) -> Any:
-    """The exponentials of x divided by their sum; over all dims by default."""
+def softmax(x: Any, /, *, axis: Any = None) -> Array:
+    """Compute the exponentials of `x` divided by their sum along `axis`; over all dims by default.
+
+    The shape stays; the dtype rule and the errors are those of `spmd.nn.softmax`: `ArgumentError`,
+    `DimensionError`, `DtypeError`.
+
+    >>> spmd.scipy.special.softmax(np.zeros((2, 2)))
+    Array([[0.25, 0.25],
+           [0.25, 0.25]], dtype=float32)
+    """
     return _softmax(x, axis)
 
 
-def log_softmax(x: Any, /, *, axis: Any = None) -> Any:
-    """The logarithm of `softmax`; over all dims by default."""
+def log_softmax(x: Any, /, *, axis: Any = None) -> Array:
+    """Compute the logarithm of `softmax` along `axis`; over all dims by default.
+
+    The shape stays; the dtype rule and the errors are those of `spmd.nn.log_softmax`:
+    `ArgumentError`, `DimensionError`, `DtypeError`.
+
+    >>> spmd.scipy.special.log_softmax(np.zeros((2, 2)))
+    Array([[-1.3862944, -1.3862944],
+           [-1.3862944, -1.3862944]], dtype=float32)
+    """
     return _log_softmax(x, axis)
 
 
 # ---- Bessel functions --------------------------------------------------------------------------
 
-i0e = _function("i0e", lax.bessel_i0e, "`exp(-|x|)` times the modified Bessel function `i0`.")
-i1e = _function("i1e", lax.bessel_i1e, "`exp(-|x|)` times the modified Bessel function `i1`.")
+i0e = _function(
+    "i0e",
+    lax.bessel_i0e,
+    "Compute `exp(-|x|)` times the modified Bessel function `i0`, elementwise.",
+    ("np.array([0.0, 100.0])", "Array([1.        , 0.03994438], dtype=float32)"),
+)
+i1e = _function(
+    "i1e",
+    lax.bessel_i1e,
+    "Compute `exp(-|x|)` times the modified Bessel function `i1`, elementwise.",
+    ("np.array([0.0, 100.0])", "Array([0.        , 0.03974415], dtype=float32)"),
+)
 
 
-def i0(x: Any) -> Any:
-    """The modified Bessel function of order 0."""
+def i0(x: Any) -> Array:
+    """Compute the modified Bessel function of the first kind of order 0, elementwise.
+
+    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
+    if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.i0(np.array([0.0, 1.0]))
+    Array([1.       , 1.2660658], dtype=float32)
+    """
     return bessel_i0(*_real("i0", x))
 
 
-def i1(x: Any) -> Any:
-    """The modified Bessel function of order 1."""
+def i1(x: Any) -> Array:
+    """Compute the modified Bessel function of the first kind of order 1, elementwise.
+
+    `x` keeps its shape; integers become float32 and floats keep their dtype. Raises `ArgumentError`
+    if `x` is no array, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.i1(np.array([0.0, 1.0]))
+    Array([0.       , 0.5651591], dtype=float32)
+    """
     return bessel_i1(*_real("i1", x))
 
 
 # ---- integrals ---------------------------------------------------------------------------------
 
-exp1 = _function("exp1", exp1_p.bind, "The integral of `exp(-t) / t` from x to infinity.")
-expi = _function("expi", expi_p.bind, "The integral of `exp(t) / t` from -infinity to x.")
-spence = _function("spence", spence_p.bind, "The dilogarithm: `log(t) / (1 - t)` from 1 to x.")
+exp1 = _function(
+    "exp1",
+    exp1_p.bind,
+    "Compute the integral of `exp(-t) / t` from x to infinity, elementwise.",
+    ("np.array([0.5, 1.0])", "Array([0.5597736 , 0.21938394], dtype=float32)"),
+)
+expi = _function(
+    "expi",
+    expi_p.bind,
+    "Compute the integral of `exp(t) / t` from -infinity to x, elementwise.",
+    ("np.array([0.5, 1.0])", "Array([0.4542199, 1.8951178], dtype=float32)"),
+)
+spence = _function(
+    "spence",
+    spence_p.bind,
+    "Compute the dilogarithm, elementwise: the integral of `log(t) / (1 - t)` from 1 to x.",
+    ("np.array([0.0, 1.0])", "Array([ 1.644934, -0.      ], dtype=float32)"),
+)
 
 
-def expn(n: Any, x: Any) -> Any:
-    """The generalised exponential integral of whole order n; NaN for negative n."""
+def expn(n: Any, x: Any) -> Array:
+    """Compute the generalised exponential integral of whole order `n`, elementwise.
+
+    It is NaN for negative `n`, and differentiable in `x`. An array `n` that has no integer dtype
+    raises `DtypeError`. `n` and `x` broadcast and are promoted to one float dtype. Raises
+    `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and `DtypeError` for
+    complex numbers.
+
+    >>> spmd.scipy.special.expn(2, np.array([0.0, 1.0]))
+    Array([1.        , 0.14849551], dtype=float32)
+    """
     if not dtypes.is_integer(typeof(n).dtype) and not isinstance(n, (int, float)):
         raise DtypeError(f"expn: n must be integers, got {typeof(n)}; convert it with .astype(int)")
     n, x = _real("expn", n, x)
@@ -453,10 +735,13 @@ def expn(n: Any, x: Any) -> Any:
 # ---- numbers -----------------------------------------------------------------------------------
 
 
-def bernoulli(n: int) -> Any:
-    """The first n + 1 Bernoulli numbers (that of index 1 is -1/2).
+def bernoulli(n: int) -> Array:
+    """Compute the first `n + 1` Bernoulli numbers (that of index 1 is -1/2).
 
-    >>> bernoulli(2)
+    The result has shape (n + 1,) and the default float dtype; `n` is a Python integer. Raises
+    `ArgumentError` if it is negative.
+
+    >>> spmd.scipy.special.bernoulli(2)
     Array([ 1.        , -0.5       ,  0.16666667], dtype=float32)
     """
     n = operator.index(n)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from spmd.lax.special_oscillating import (
 from spmd.numpy.promotion import check_real, constant_like, promote_args_inexact
 from spmd.numpy.promotion import promote_dtypes_complex as _to_complex
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 
 def _real(name: str, *xs: Any) -> list[Any]:
     out = promote_args_inexact(name, *xs)
@@ -42,22 +45,26 @@ def _real(name: str, *xs: Any) -> list[Any]:
 # ---- error functions ---------------------------------------------------------------------------
 
 
-def wofz(z: Any) -> Any:
-    """The Faddeeva function `exp(-z**2) erfc(-iz)`, complex.
+def wofz(z: Any) -> Array:
+    """Compute the Faddeeva function `exp(-z**2) erfc(-iz)`, elementwise.
 
-    >>> wofz(0.0)
+    The shape stays; the result is complex64 for 32-bit dtypes and integers, complex128 for 64-bit
+    floats. Raises `ArgumentError` if `z` is no array.
+
+    >>> spmd.scipy.special.wofz(0.0)
     Array(1.+0.j, dtype=complex64, weak_type=True)
     """
     (z,) = _to_complex(*promote_args_inexact("wofz", z))
     return faddeeva(z)
 
 
-def erfcx(x: Any) -> Any:
-    """The scaled complementary error function `exp(x**2) erfc(x)`, real or complex.
+def erfcx(x: Any) -> Array:
+    """Compute the scaled complementary error function `exp(x**2) erfc(x)`, elementwise.
 
-    It is small where `erfc(x)` is long zero: about `1 / (sqrt(pi) x)`.
+    It is about `1 / (sqrt(pi) x)` where `erfc(x)` has long vanished. `x` keeps its shape and its
+    float or complex dtype; integers become float32. Raises `ArgumentError` if `x` is no array.
 
-    >>> erfcx(100.0)
+    >>> spmd.scipy.special.erfcx(100.0)
     Array(0.00564161, dtype=float32, weak_type=True)
     """
     (x,) = promote_args_inexact("erfcx", x)
@@ -69,10 +76,14 @@ def erfcx(x: Any) -> Any:
 # ---- integrals with two results ----------------------------------------------------------------
 
 
-def fresnel(x: Any) -> tuple[Any, Any]:
-    """The Fresnel integrals S and C: of sin and of cos of `pi t**2 / 2`, from 0 to x.
+def fresnel(x: Any) -> tuple[Array, Array]:
+    """Compute the Fresnel integrals S and C, elementwise.
 
-    >>> s, c = fresnel(1.0)
+    They are the integrals of sin and of cos of `pi t**2 / 2` from 0 to `x`. Both have the shape of
+    `x`; integers become float32 and floats keep their dtype. Raises `ArgumentError` if `x` is no
+    array, and `DtypeError` for complex numbers.
+
+    >>> s, c = spmd.scipy.special.fresnel(1.0)
     >>> round(float(s), 4), round(float(c), 4)
     (0.4383, 0.7799)
     """
@@ -80,10 +91,14 @@ def fresnel(x: Any) -> tuple[Any, Any]:
     return fresnel_s_p.bind(x), fresnel_c_p.bind(x)
 
 
-def sici(x: Any) -> tuple[Any, Any]:
-    """The sine integral Si(x) and the cosine integral Ci(x); of negative x, Ci of its size.
+def sici(x: Any) -> tuple[Array, Array]:
+    """Compute the sine integral Si and the cosine integral Ci, elementwise.
 
-    >>> si, ci = sici(1.0)
+    Of negative `x`, Ci is that of its absolute value. Both have the shape of `x`; integers become
+    float32 and floats keep their dtype. Raises `ArgumentError` if `x` is no array, and `DtypeError`
+    for complex numbers.
+
+    >>> si, ci = spmd.scipy.special.sici(1.0)
     >>> round(float(si), 4), round(float(ci), 4)
     (0.9461, 0.3374)
     """
@@ -91,10 +106,14 @@ def sici(x: Any) -> tuple[Any, Any]:
     return sine_integral_p.bind(x), cosine_integral_p.bind(x)
 
 
-def owens_t(h: Any, a: Any) -> Any:
-    """Owen's T: the probability of `X > h` and `0 < Y < a X` for independent standard normals.
+def owens_t(h: Any, a: Any) -> Array:
+    """Compute Owen's T, elementwise.
 
-    >>> owens_t(0.0, 1.0)
+    It is the probability of `X > h` and `0 < Y < a X` for independent standard normals X and Y. `h`
+    and `a` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is no
+    array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
+
+    >>> spmd.scipy.special.owens_t(0.0, 1.0)
     Array(0.125, dtype=float32, weak_type=True)
     """
     return owens_t_p.bind(*_real("owens_t", h, a))
@@ -103,24 +122,28 @@ def owens_t(h: Any, a: Any) -> Any:
 # ---- hypergeometric functions ------------------------------------------------------------------
 
 
-def hyp1f1(a: Any, b: Any, x: Any) -> Any:
-    """The confluent hypergeometric function 1F1(a; b; x) of real numbers.
+def hyp1f1(a: Any, b: Any, x: Any) -> Array:
+    """Compute the confluent hypergeometric function 1F1(a; b; x), elementwise.
 
-    1 for a = 0, also where b is 0, as in JAX. First derivatives exist in `a` and `b`, those of
-    every order in `x`.
+    It is 1 for `a = 0`, also where `b` is 0, as in JAX. First derivatives exist in `a` and `b`,
+    those of every order in `x`. `a`, `b` and `x` broadcast and are promoted to one float dtype.
+    Raises `ArgumentError` if one is no array, `ShapeError` if they do not broadcast, and
+    `DtypeError` for complex numbers.
 
-    >>> hyp1f1(1.0, 2.0, 1.0)
+    >>> spmd.scipy.special.hyp1f1(1.0, 2.0, 1.0)
     Array(1.7182819, dtype=float32, weak_type=True)
     """
     return hyp1f1_p.bind(*_real("hyp1f1", a, b, x))
 
 
-def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Any:
-    """The hypergeometric function 2F1(a, b; c; x) of real numbers; infinite for x above 1.
+def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Array:
+    """Compute the hypergeometric function 2F1(a, b; c; x), elementwise; infinite for `x` above 1.
 
-    First derivatives exist in the parameters (not at x = 1), those of every order in `x`.
+    First derivatives exist in the parameters (not at `x = 1`), those of every order in `x`. `a`,
+    `b`, `c` and `x` broadcast and are promoted to one float dtype. Raises `ArgumentError` if one is
+    no array, `ShapeError` if they do not broadcast, and `DtypeError` for complex numbers.
 
-    >>> hyp2f1(1.0, 1.0, 2.0, 0.5)
+    >>> spmd.scipy.special.hyp2f1(1.0, 1.0, 2.0, 0.5)
     Array(1.3862944, dtype=float32, weak_type=True)
     """
     return hyp2f1_p.bind(*_real("hyp2f1", a, b, c, x))
@@ -129,14 +152,16 @@ def hyp2f1(a: Any, b: Any, c: Any, x: Any) -> Any:
 # ---- recurrences -------------------------------------------------------------------------------
 
 
-def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Any:
-    """Bessel functions of the first kind of the orders 0, 1, ..., v, along a new first dim.
+def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Array:
+    """Compute Bessel functions of the first kind of the orders 0, 1, ..., `v`.
 
-    By Miller's backward recurrence over `n_iter` orders, normalised with
-    `J_0 + 2 J_2 + 2 J_4 + ... = 1` (Zhang and Jin, Computation of Special Functions, 1996);
-    `n_iter` must be well above both `v` and the size of `z`.
+    The result has the shape of `z` with a new first dim for the orders; integers become float32 and
+    floats keep their dtype. The method is Miller's backward recurrence over `n_iter` orders,
+    normalised with `J_0 + 2 J_2 + 2 J_4 + ... = 1` (Zhang and Jin 1996); `n_iter` must be well
+    above both `v` and the size of `z`. Raises `ArgumentError` if `v` is not between 0 and `n_iter`,
+    or if one is no integer, and `DtypeError` for complex numbers.
 
-    >>> bessel_jn(1.0, v=1)
+    >>> spmd.scipy.special.bessel_jn(1.0, v=1)
     Array([0.7651977 , 0.44005057], dtype=float32)
     """
     (z,) = _real("bessel_jn", z)
@@ -172,14 +197,16 @@ def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Any:
 
 def sph_harm_y(
     n: Any, m: Any, theta: Any, phi: Any, diff_n: int | None = None, n_max: int | None = None
-) -> Any:
-    """The spherical harmonic of degree `n` and order `m` at polar angle theta and azimuth phi.
+) -> Array:
+    """Compute the spherical harmonic of degree `n` and order `m`, elementwise.
 
-    Orthonormal, with the Condon-Shortley phase; the arguments broadcast. `n_max`, the largest
+    `theta` is the polar angle and `phi` the azimuth. The functions are orthonormal, with the
+    Condon-Shortley phase. The arguments broadcast, and the result is complex. `n_max`, the largest
     degree, must be given where `n` is traced; larger degrees are clipped to it. `diff_n` is
-    SciPy's; here `grad` gives derivatives.
+    SciPy's; here `grad` gives derivatives. Raises `ArgumentError` for a `diff_n` or a missing
+    `n_max`.
 
-    >>> sph_harm_y(1, 0, 0.0, 0.0)
+    >>> spmd.scipy.special.sph_harm_y(1, 0, 0.0, 0.0)
     Array(0.48860252+0.j, dtype=complex64)
     """
     if diff_n is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,14 +27,23 @@ from spmd.lax.linalg.family import (
 )
 from spmd.lax.linalg.triangular import triangular_solve
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- cholesky ----------------------------------------------------------------------------------
 
 
-def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
-    """The lower triangular L with `L @ adjoint(L) == x`, for Hermitian positive definite x.
+def cholesky(x: Any, *, symmetrize_input: bool = True) -> Array:
+    """Compute the lower triangular L with `L @ adjoint(L) == x`.
 
-    `x` is (..., n, n), floating or complex. Without `symmetrize_input` only its lower triangle is
-    read. Where x is not positive definite, the factor is NaN.
+    `x` is (..., n, n), Hermitian and positive definite, of a float or complex dtype; the shape and
+    the dtype stay. Without `symmetrize_input` only its lower triangle is read. Where `x` is not
+    positive definite, the factor is NaN. Raises `ShapeError` if the matrices are not square, and
+    `DtypeError` for integers, booleans and 16-bit floats.
+
+    >>> lax.linalg.cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]))
+    Array([[2., 0.],
+           [1., 2.]], dtype=float32)
     """
     check_matrices("cholesky", typeof(x), square=True)
     return cholesky_p.bind(symmetrize(x) if symmetrize_input else x)
@@ -77,10 +86,15 @@ cholesky_p = stacked(
 # ---- cholesky_update ---------------------------------------------------------------------------
 
 
-def cholesky_update(r_matrix: Any, w_vector: Any) -> Any:
-    """The upper triangular R' with `R'.T @ R' == R.T @ R + outer(w, w)`, for real R and w.
+def cholesky_update(r_matrix: Any, w_vector: Any) -> Array:
+    """Compute the upper triangular R' with `R'.T @ R' == R.T @ R + outer(w, w)`.
 
-    `r_matrix` is (..., n, n), upper triangular, `w_vector` (..., n).
+    `r_matrix`, R, is (..., n, n), upper triangular, and `w_vector` (..., n), both of one float
+    dtype. The result has the shape of R. Raises `ShapeError` or `DtypeError` for other operands.
+
+    >>> lax.linalg.cholesky_update(np.eye(2), np.array([0.0, 3.0])).round(4)
+    Array([[1.    , 0.    ],
+           [0.    , 3.1623]], dtype=float32)
     """
     return cholesky_update_p.bind(r_matrix, w_vector)
 
@@ -134,11 +148,16 @@ def symmetric_product(
     alpha: float = 1.0,
     beta: float = 0.0,
     symmetrize_output: bool = False,
-) -> Any:
-    """`alpha * a @ a.T + beta * c`, where c is symmetric.
+) -> Array:
+    """Compute `alpha * a @ a.T + beta * c`, where c is symmetric.
 
-    `a_matrix` is (..., n, k), `c_matrix` (..., n, n). The whole product is computed, so that
-    `symmetrize_output` changes nothing.
+    `a_matrix` has shape (..., n, k), `c_matrix` (..., n, n), both of one float or complex dtype;
+    `alpha` and `beta` are Python numbers. The whole product is computed, so that
+    `symmetrize_output` changes nothing. Raises `ShapeError` if the shapes do not fit.
+
+    >>> lax.linalg.symmetric_product(np.ones((2, 3)), np.eye(2), beta=1.0)
+    Array([[4., 3.],
+           [3., 4.]], dtype=float32)
     """
     leading, n, _ = check_matrices("symmetric_product", typeof(a_matrix), "a_matrix")
     wanted = (*leading, n, n)

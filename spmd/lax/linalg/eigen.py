@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from spmd.lax.reduce import argmax
 from spmd.lax.slicing import slice_in_dim
 from spmd.lax.sort import take_along
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 
 class EighImplementation(enum.Enum):
     """Which algorithm `eigh` may use; LAPACK's divide and conquer is what runs."""
@@ -65,12 +68,19 @@ def eigh(
     sort_eigenvalues: bool = True,
     subset_by_index: tuple[int, int] | None = None,
     implementation: EighImplementation | None = None,
-) -> tuple[Any, Any]:
-    """Eigenvectors and eigenvalues of Hermitian matrices, `x @ v == v * w`: first v, then w.
+) -> tuple[Array, Array]:
+    """Compute eigenvectors and eigenvalues of Hermitian matrices, `x @ v == v * w`: (v, w).
 
-    For `x` (..., n, n): v (..., n, n) with orthonormal columns, w real (..., n), ascending. Without
+    `x` has shape (..., n, n) and a float or complex dtype; v (..., n, n) has orthonormal columns, w
+    is real (..., n). Eigenvalues are ascending, whatever `sort_eigenvalues` says. Without
     `symmetrize_input` only the `lower` (or the upper) triangle is read. `subset_by_index=(start,
-    stop)` keeps those eigenvalues and vectors.
+    stop)` keeps those eigenvalues and vectors. `implementation` is accepted for JAX's sake. Raises
+    `ShapeError` if the matrices are not square, and `DtypeError` for integers, booleans and 16-bit
+    floats. `ArgumentError` is raised if the subset is out of range.
+
+    >>> v, w = lax.linalg.eigh(np.array([[2.0, 1.0], [1.0, 2.0]]))
+    >>> w.round(5)
+    Array([1., 3.], dtype=float32)
     """
     _, n, _ = check_matrices("eigh", typeof(x), square=True)
     v, w = eigh_p.bind(symmetrize(x) if symmetrize_input else x, lower=bool(lower))
@@ -135,13 +145,20 @@ def eig(
     enable_eigvec_derivs: bool = False,
     implementation: EigImplementation | None = None,
     use_magma: Any = None,
-) -> list[Any]:
-    """Eigenvalues w of general matrices, then left and right eigenvectors, as asked: a list.
+) -> list[Array]:
+    """Compute eigenvalues w of general matrices, then left and right eigenvectors, as a list.
 
-    Complex for any `x` (..., n, n): `x @ vr == vr * w` and `adjoint(vl) @ x == w[:, None] *
-    adjoint(vl)`, columns of length one. Eigenvalues have a derivative; eigenvectors only with
-    `enable_eigvec_derivs`, as their phase is LAPACK's choice. **Left eigenvectors are NaN where
-    the matrix has too few right ones** (a defective matrix).
+    `x` has shape (..., n, n) and a float or complex dtype. The results are complex: `x @ vr == vr *
+    w` and `adjoint(vl) @ x == w[:, None] * adjoint(vl)`, columns of length one;
+    `compute_left_eigenvectors` and `compute_right_eigenvectors` say which there are. Eigenvalues
+    have a derivative; eigenvectors only with `enable_eigvec_derivs`, as their phase is LAPACK's
+    choice. `implementation` and `use_magma` are accepted for JAX's sake. **Left eigenvectors are
+    NaN where the matrix has too few right ones** (a defective matrix). Raises `ShapeError` if the
+    matrices are not square, and `DtypeError` for integers, booleans and 16-bit floats.
+
+    >>> w, vl, vr = lax.linalg.eig(np.array([[0.0, 1.0], [-1.0, 0.0]]))
+    >>> w.imag.round(5)
+    Array([ 1., -1.], dtype=float32)
     """
     left, right = bool(compute_left_eigenvectors), bool(compute_right_eigenvectors)
     return list(eig_p.bind(x, left=left, right=right, vectors_differ=bool(enable_eigvec_derivs)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,19 +28,27 @@ from spmd.lax.linalg.family import (
 from spmd.lax.linalg.triangular import forward_substitution, triangular_solve
 from spmd.lax.slicing import pad, slice
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # Columns factored one by one before the rest is a matrix product.
 _BLOCK = 32
 
 # ---- lu ----------------------------------------------------------------------------------------
 
 
-def lu(x: Any) -> tuple[Any, Any, Any]:
-    """LU factors with partial pivoting, `P @ x == L @ U`: both in one array, pivots, permutation.
+def lu(x: Any) -> tuple[Array, Array, Array]:
+    """Compute LU factors with partial pivoting: the factors, pivots and permutation.
 
-    For `x` of shape (..., m, n) and k = min(m, n): the factors (..., m, n), with L below the
-    diagonal (its own diagonal is one) and U on and above; the int32 pivots (..., k), by which row
-    i was exchanged with row pivots[i]; and the int32 permutation (..., m), so that
-    `x[permutation] == L @ U`.
+    For `x` of shape (..., m, n), of a float or complex dtype, and k = min(m, n): the factors (...,
+    m, n), with L below the diagonal (its own diagonal is one) and U on and above; the int32 pivots
+    (..., k), by which row i was exchanged with row pivots[i]; and the int32 permutation (..., m),
+    so that `x[permutation] == L @ U`. Raises `ShapeError` for less than two dims, and `DtypeError`
+    for integers, booleans and 16-bit floats.
+
+    >>> lax.linalg.lu(np.array([[1.0, 2.0], [4.0, 4.0]]))
+    (Array([[4.  , 4.  ],
+           [0.25, 1.  ]], dtype=float32), Array([1, 1], dtype=int32), Array([1, 0], dtype=int32))
     """
     factors, pivots, permutation = lu_p.bind(x)
     return factors, pivots, permutation
@@ -135,10 +143,15 @@ lu_p = stacked(
 # ---- lu_pivots_to_permutation ------------------------------------------------------------------
 
 
-def lu_pivots_to_permutation(pivots: Any, permutation_size: int) -> Any:
-    """The permutation that exchanging row i with row `pivots[i]`, for each i in order, makes.
+def lu_pivots_to_permutation(pivots: Any, permutation_size: int) -> Array:
+    """Compute the permutation that the row exchanges of an LU factorization make.
 
-    `pivots` is int32 (..., k), the result int32 (..., permutation_size).
+    Row i is exchanged with row `pivots[i]`, for each i in order. `pivots` has shape (..., k) and
+    dtype int32; the result is int32 of shape (..., `permutation_size`). Raises `ShapeError` or
+    `DtypeError` for other operands.
+
+    >>> lax.linalg.lu_pivots_to_permutation(np.array([1, 1], np.int32), 2)
+    Array([1, 0], dtype=int32)
     """
     return lu_pivots_to_permutation_p.bind(pivots, permutation_size=int(permutation_size))
 
@@ -181,8 +194,16 @@ lu_pivots_to_permutation_p = stacked(
 # ---- solve -------------------------------------------------------------------------------------
 
 
-def solve(a: Any, b: Any) -> Any:
-    """Solve `a @ x == b` for square `a` (..., n, n) and `b` (..., n, k); NaN where singular."""
+def solve(a: Any, b: Any) -> Array:
+    """Solve `a @ x == b` for square matrices; NaN where they are singular.
+
+    `a` has shape (..., n, n) and `b` (..., n, k), which is also the shape of the result. Both have
+    one float or complex dtype. Raises `ShapeError` or `DtypeError` for other operands.
+
+    >>> lax.linalg.solve(np.array([[2.0, 0.0], [0.0, 4.0]]), np.ones((2, 1)))
+    Array([[0.5 ],
+           [0.25]], dtype=float32)
+    """
     return solve_p.bind(a, b)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from spmd.lax.logic import bitwise_and, bitwise_not, bitwise_or, gt, lt
 from spmd.lax.reduce import reduce_max
 from spmd.lax.slicing import slice_in_dim
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 
 def qdwh(
     x: Any,
@@ -31,16 +34,17 @@ def qdwh(
     max_iterations: int | None = None,
     eps: float | None = None,
     dynamic_shape: tuple[int, int] | None = None,
-) -> tuple[Any, Any, Any, Any]:
-    """The polar factors of a matrix (m, n) of full rank, m >= n: `(u, h, steps, converged)`.
+) -> tuple[Array, Array, Array, Array]:
+    """Compute the polar factors of a matrix of full rank: `(u, h, steps, converged)`.
 
-    `x == u @ h`, u with orthonormal columns and h Hermitian and positive. An iteration ends when
-    two iterates differ by less than `(4 * eps) ** (1 / 3)` times their size, or after
-    `max_iterations` (10). `is_hermitian` makes no difference. Nakatsukasa, Bai and Gygi,
-    "Optimizing Halley's iteration for computing the matrix polar decomposition" (2010); for
-    derivatives use `scipy.linalg.polar`.
+    `x` has shape (m, n) with m >= n and a float or complex dtype; `x == u @ h`, u with orthonormal
+    columns and h Hermitian and positive. An iteration ends when two iterates differ by less than
+    `(4 * eps) ** (1 / 3)` times their size, or after `max_iterations` (10). `is_hermitian` makes no
+    difference; `dynamic_shape` is not supported. The method is that of Nakatsukasa, Bai and Gygi
+    (2010); for derivatives use `scipy.linalg.polar`. Raises `ShapeError` for other shapes, and
+    `ArgumentError` for a `dynamic_shape`.
 
-    >>> u, h, steps, converged = qdwh(np.array([[2.0, 0.0], [0.0, -3.0]], np.float32))
+    >>> u, h, steps, converged = lax.linalg.qdwh(np.array([[2.0, 0.0], [0.0, -3.0]], np.float32))
     >>> bool(converged), u.shape
     (True, (2, 2))
     """

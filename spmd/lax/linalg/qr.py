@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,15 +31,26 @@ from spmd.lax.linalg.triangular import triangular_solve
 from spmd.lax.slicing import slice_in_dim
 from spmd.lax.sort import take_along
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- qr ----------------------------------------------------------------------------------------
 
 
 def qr(x: Any, *, pivoting: bool = False, full_matrices: bool = True, use_magma: Any = None) -> Any:
-    """QR factors: `x == Q @ R`, Q with orthonormal columns and R upper triangular.
+    """Compute QR factors: `x == Q @ R`, Q with orthonormal columns and R upper triangular.
 
-    For `x` (..., m, n) and k = min(m, n): Q (..., m, m) and R (..., m, n) if `full_matrices`, else
-    Q (..., m, k) and R (..., k, n). With `pivoting` there is a third result, the int32 permutation
-    of columns (..., n), with `x[:, p] == Q @ R` and the diagonal of R decreasing.
+    For `x` of shape (..., m, n), of a float or complex dtype, and k = min(m, n): Q (..., m, m) and
+    R (..., m, n) if `full_matrices`, else Q (..., m, k) and R (..., k, n). With `pivoting` there is
+    a third result, the int32 permutation of columns (..., n), with `x[:, p] == Q @ R` and the
+    diagonal of R decreasing. `use_magma`, a library that spmd does not have, raises
+    `ArgumentError`. Raises `ShapeError` for less than two dims, and `DtypeError` for integers,
+    booleans and 16-bit floats.
+
+    >>> q, r = lax.linalg.qr(np.array([[3.0], [4.0]]), full_matrices=False)
+    >>> abs(q), abs(r)
+    (Array([[0.6],
+           [0.8]], dtype=float32), Array([[5.]], dtype=float32))
     """
     if use_magma is not None:
         raise ArgumentError("qr: use_magma chooses a library that spmd does not have; leave it out")
@@ -168,10 +179,16 @@ qr_p = stacked(
 # ---- geqrf -------------------------------------------------------------------------------------
 
 
-def geqrf(x: Any) -> tuple[Any, Any]:
-    """QR factors as LAPACK holds them: R above, Householder vectors below, and their factors.
+def geqrf(x: Any) -> tuple[Array, Array]:
+    """Compute QR factors as LAPACK holds them: R above the Householder vectors, and taus.
 
-    For `x` (..., m, n): (..., m, n), and taus (..., min(m, n)); `householder_product` makes Q.
+    For `x` of shape (..., m, n), of a float or complex dtype: (..., m, n), and taus (..., min(m,
+    n)). `householder_product` makes Q. Raises `ShapeError` for less than two dims, and `DtypeError`
+    for integers, booleans and 16-bit floats.
+
+    >>> packed, taus = lax.linalg.geqrf(np.array([[3.0], [4.0]]))
+    >>> packed.shape, taus.shape
+    ((2, 1), (1,))
     """
     packed, taus = geqrf_p.bind(x)
     return packed, taus
@@ -202,11 +219,18 @@ geqrf_p = stacked(
 # ---- householder_product -----------------------------------------------------------------------
 
 
-def householder_product(a: Any, taus: Any) -> Any:
-    """The first columns of the product of reflections `I - tau v adjoint(v)`: LAPACK's orgqr.
+def householder_product(a: Any, taus: Any) -> Array:
+    """Compute the first columns of a product of reflections: LAPACK's orgqr.
 
-    Column i of `a` (..., m, n) holds vector i below the diagonal, whose own element is one; `taus`
-    is (..., k) with k <= n <= m. The result is (..., m, n).
+    A reflection is `I - tau v adjoint(v)`. Column i of `a` (..., m, n) holds vector i below the
+    diagonal, whose own element is one; `taus` is (..., k) with k <= n <= m. The result has the
+    shape of `a` and its dtype, a float or complex one. Raises `ShapeError` or `DtypeError` for
+    other operands.
+
+    >>> q = lax.linalg.householder_product(*lax.linalg.geqrf(np.array([[3.0], [4.0]])))
+    >>> abs(q)
+    Array([[0.6],
+           [0.8]], dtype=float32)
     """
     return householder_product_p.bind(a, taus)
 
@@ -255,11 +279,18 @@ householder_product_p = stacked(
 # ---- ormqr -------------------------------------------------------------------------------------
 
 
-def ormqr(a: Any, taus: Any, c: Any, *, left: bool = True, transpose: bool = False) -> Any:
-    """Multiply `c` by the Q that `a` and `taus` hold, without making Q; from the left by default.
+def ormqr(a: Any, taus: Any, c: Any, *, left: bool = True, transpose: bool = False) -> Array:
+    """Multiply `c` by the Q that `a` and `taus` hold, without making Q.
 
-    `transpose` takes the adjoint of Q. `a` is (..., r, k), where r is the number of rows of c
-    (columns, from the right), and c (..., m, n).
+    With `left` it is `Q @ c`, else `c @ Q`; `transpose` takes the adjoint of Q. `a` is (..., r, k),
+    where r is the number of rows of `c` (columns, from the right), and `c` (..., m, n), which is
+    the shape of the result. All have one float or complex dtype. Raises `ShapeError` or
+    `DtypeError` for other operands.
+
+    >>> x = np.array([[3.0], [4.0]])
+    >>> abs(lax.linalg.ormqr(*lax.linalg.geqrf(x), x, transpose=True)).round(5)
+    Array([[5.],
+           [0.]], dtype=float32)
     """
     return ormqr_p.bind(a, taus, c, left=bool(left), transpose=bool(transpose))
 

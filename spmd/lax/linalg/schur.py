@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,14 +14,23 @@ from spmd.lax.linalg.family import check_matrices, not_linear, stacked
 from spmd.lax.linalg.qr import householder_vector, reflect
 from spmd.lax.linalg.schur_steps import complex_schur, real_schur
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- hessenberg --------------------------------------------------------------------------------
 
 
-def hessenberg(a: Any) -> tuple[Any, Any]:
-    """Hessenberg form `adjoint(Q) @ a @ Q`, with Q as Householder vectors: LAPACK's gehrd.
+def hessenberg(a: Any) -> tuple[Array, Array]:
+    """Compute the Hessenberg form `adjoint(Q) @ a @ Q`, as LAPACK's gehrd does.
 
-    For `a` (..., n, n): (..., n, n) with the form on and above the first subdiagonal and the
-    vectors below it, and taus (..., n - 1).
+    Q is held as Householder vectors. For `a` of shape (..., n, n), of a float or complex dtype:
+    (..., n, n) with the form on and above the first subdiagonal and the vectors below it, and taus
+    (..., n - 1). Raises `ShapeError` if the matrices are not square, and `DtypeError` for integers,
+    booleans and 16-bit floats.
+
+    >>> packed, taus = lax.linalg.hessenberg(np.arange(9.0).reshape(3, 3))
+    >>> packed.shape, taus.shape
+    ((3, 3), (2,))
     """
     packed, taus = hessenberg_p.bind(a)
     return packed, taus
@@ -62,11 +71,17 @@ hessenberg_p = stacked(
 # ---- tridiagonal -------------------------------------------------------------------------------
 
 
-def tridiagonal(a: Any, *, lower: bool = True) -> tuple[Any, Any, Any, Any]:
-    """Tridiagonal form of Hermitian matrices: packed vectors, diagonal, off-diagonal, and taus.
+def tridiagonal(a: Any, *, lower: bool = True) -> tuple[Array, Array, Array, Array]:
+    """Compute the tridiagonal form of Hermitian matrices, as LAPACK's sytrd does.
 
-    For `a` (..., n, n), of which one triangle is read: (..., n, n), real (..., n), real
-    (..., n - 1) and (..., n - 1), as LAPACK's sytrd gives them.
+    The result is (packed vectors, diagonal, off-diagonal, taus). For `a` of shape (..., n, n), of
+    which the `lower` (or the upper) triangle is read: (..., n, n), real (..., n), real (..., n - 1)
+    and (..., n - 1). The dtype is a float or complex one. Raises `ShapeError` if the matrices are
+    not square, and `DtypeError` for integers, booleans and 16-bit floats.
+
+    >>> packed, d, e, taus = lax.linalg.tridiagonal(np.eye(3))
+    >>> d
+    Array([1., 1., 1.], dtype=float32)
     """
     packed, d, e, taus = tridiagonal_p.bind(a, lower=bool(lower))
     return packed, d, e, taus
@@ -115,11 +130,19 @@ def schur(
     compute_schur_vectors: bool = True,
     sort_eig_vals: bool = False,
     select_callable: Callable[..., Any] | None = None,
-) -> tuple[Any, ...]:
-    """Schur form `x == Z @ T @ adjoint(Z)`: T, and the unitary Z if asked for.
+) -> tuple[Array, ...]:
+    """Compute the Schur form `x == Z @ T @ adjoint(Z)`: T, and the unitary Z if asked for.
 
-    T is upper triangular for complex `x` (..., n, n); for real x it has 2 by 2 blocks on the
-    diagonal for complex pairs of eigenvalues, their diagonal elements equal.
+    T is upper triangular for complex `x` of shape (..., n, n); for real `x` it has 2 by 2 blocks on
+    the diagonal for complex pairs of eigenvalues, their diagonal elements equal. The dtype stays.
+    The result is (T, Z), or (T,) without `compute_schur_vectors`. `sort_eig_vals` and
+    `select_callable` are not supported: they raise `ArgumentError`. Raises `ShapeError` if the
+    matrices are not square, and `DtypeError` for integers, booleans and 16-bit floats.
+
+    >>> t, z = lax.linalg.schur(np.array([[1.0, 2.0], [0.0, 3.0]]))
+    >>> t
+    Array([[1., 2.],
+           [0., 3.]], dtype=float32)
     """
     if sort_eig_vals or select_callable is not None:
         raise ArgumentError("schur: sorting eigenvalues is not supported")

@@ -47,11 +47,17 @@ def svd(
     subset_by_index: tuple[int, int] | None = None,
     algorithm: SvdAlgorithm | None = None,
 ) -> Any:
-    """Singular value decomposition, `x == (U * s) @ Vh`: U, s in decreasing order, and Vh.
+    """Compute the singular value decomposition, `x == (U * s) @ Vh`: (U, s, Vh).
 
-    For `x` (..., m, n) and k = min(m, n): U (..., m, k), s real (..., k), Vh (..., k, n); with
-    `full_matrices` U is (..., m, m) and Vh (..., n, n). Without `compute_uv` only s is returned.
-    `subset_by_index=(start, stop)` keeps some of the singular values, and needs reduced factors.
+    Singular values are in decreasing order. For `x` of shape (..., m, n), of a float or complex
+    dtype, and k = min(m, n): U (..., m, k), s real (..., k), Vh (..., k, n); with `full_matrices` U
+    is (..., m, m) and Vh (..., n, n). Without `compute_uv` only s is returned.
+    `subset_by_index=(start, stop)` keeps some of the singular values, and needs reduced factors, or
+    `ArgumentError` is raised. `algorithm` is accepted for JAX's sake. Raises `ShapeError` for less
+    than two dims, and `DtypeError` for integers, booleans and 16-bit floats.
+
+    >>> lax.linalg.svd(np.diag([3.0, 4.0]), compute_uv=False)
+    Array([4., 3.], dtype=float32)
     """
     _, m, n = check_matrices("svd", typeof(x))
     full = bool(full_matrices) and m != n

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,13 +24,23 @@ from spmd.lax.linalg.family import (
 from spmd.lax.linalg.schur import complex_form
 from spmd.lax.linalg.triangular import forward_substitution
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- sylvester ---------------------------------------------------------------------------------
 
 
-def sylvester(a: Any, b: Any, c: Any) -> Any:
-    """Solve `a @ x + x @ b == c`: `a` (..., m, m), `b` (..., n, n), `c` (..., m, n).
+def sylvester(a: Any, b: Any, c: Any) -> Array:
+    """Solve `a @ x + x @ b == c`.
 
-    There is one solution if no eigenvalue of a is minus one of b; otherwise infinities or NaN.
+    `a` has shape (..., m, m), `b` (..., n, n), `c` (..., m, n), which is also the shape of the
+    result; all have one float or complex dtype. There is one solution if no eigenvalue of `a` is
+    minus one of `b`; otherwise infinities or NaN. Raises `ShapeError` or `DtypeError` for other
+    operands.
+
+    >>> lax.linalg.sylvester(np.eye(2), np.eye(2), np.ones((2, 2)))
+    Array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
     """
     return sylvester_p.bind(a, b, c)
 
@@ -94,8 +104,16 @@ sylvester_p = stacked(
 # ---- sqrtm -------------------------------------------------------------------------------------
 
 
-def sqrtm(a: Any) -> Any:
-    """The principal square root of complex square matrices, `sqrtm(a) @ sqrtm(a) == a`."""
+def sqrtm(a: Any) -> Array:
+    """Compute the principal square root of complex square matrices, `sqrtm(a) @ sqrtm(a) == a`.
+
+    `a` has shape (..., n, n) and a complex dtype, which stay. Raises `ShapeError` if the matrices
+    are not square, and `DtypeError` for other dtypes.
+
+    >>> lax.linalg.sqrtm(np.diag([4.0 + 0.0j, 9.0])).real
+    Array([[2., 0.],
+           [0., 3.]], dtype=float32)
+    """
     return sqrtm_p.bind(a)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from spmd.lax.linalg.family import (
     upper_part,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # Rows done one by one before the rest is a matrix product; a step costs some microseconds.
 _BLOCK = 32
 
@@ -36,12 +39,18 @@ def triangular_solve(
     transpose_a: bool = False,
     conjugate_a: bool = False,
     unit_diagonal: bool = False,
-) -> Any:
-    """Solve `op(a) @ x == b` (`left_side`) or `x @ op(a) == b` for triangular a.
+) -> Array:
+    """Solve `op(a) @ x == b` (with `left_side`) or `x @ op(a) == b` for triangular `a`.
 
-    `a` is (..., n, n), of which one triangle is read (without the diagonal if `unit_diagonal`);
-    `b` is (..., n, k) on the left side, (..., k, n) on the right, or (..., n). op transposes and
-    conjugates as asked. A zero on the diagonal gives infinities or NaN.
+    `a` has shape (..., n, n), of which the `lower` (or the upper) triangle is read, without the
+    diagonal if `unit_diagonal`; `b` is (..., n, k) on the left side, (..., k, n) on the right, or
+    (..., n), which is also the shape of the result. op is the transpose if `transpose_a`, and
+    conjugates if `conjugate_a`. Both have one float or complex dtype. A zero on the diagonal gives
+    infinities or NaN. Raises `ShapeError` or `DtypeError` for other operands.
+
+    >>> a = np.array([[2.0, 0.0], [1.0, 4.0]])
+    >>> lax.linalg.triangular_solve(a, np.array([2.0, 5.0]), left_side=True, lower=True)
+    Array([1., 1.], dtype=float32)
     """
     matrix, right = typeof(a), typeof(b)
     vector = right.ndim == matrix.ndim - 1

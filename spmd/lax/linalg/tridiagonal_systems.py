@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,15 +15,25 @@ from spmd.lax.families import check_same_dtype, fail
 from spmd.lax.linalg.family import check_matrices, in_columns, stacked
 from spmd.lax.slicing import pad
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 _NAMES = ("dl", "d", "du", "b")
 
 
-def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool = False) -> Any:
-    """Solve `A @ x == b` for A with three diagonals: d, dl below and du above it.
+def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool = False) -> Array:
+    """Solve `A @ x == b` for A with three diagonals: `d`, `dl` below and `du` above it.
 
-    `dl`, `d` and `du` are (..., n) with `dl[i] = A[i, i-1]`, `d[i] = A[i, i]`, `du[i] = A[i, i+1]`;
-    `dl[0]` and `du[n-1]` are not read. `b` is (..., n, k). Rows are exchanged for stability; a
-    singular system gives infinities or NaN.
+    `dl`, `d` and `du` have shape (..., n), with `dl[i] = A[i, i-1]`, `d[i] = A[i, i]`, `du[i] =
+    A[i, i+1]`; `dl[0]` and `du[n-1]` are not read. `b` is (..., n, k), which is also the shape of
+    the result. All have one float or complex dtype. Rows are exchanged for stability; a singular
+    system gives infinities or NaN. `perturb_singular=True` is not supported: it raises
+    `ArgumentError`. Raises `ShapeError` or `DtypeError` for other operands.
+
+    >>> zeros, d = np.zeros(2), np.array([2.0, 4.0])
+    >>> lax.linalg.tridiagonal_solve(zeros, d, zeros, np.ones((2, 1)))
+    Array([[0.5 ],
+           [0.25]], dtype=float32)
     """
     if perturb_singular:
         raise ArgumentError(

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spmd import numpy as snp
 from spmd.base.errors import ShapeError
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, promote_dtypes_inexact
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 __all__ = ["vq"]
 
 
-def vq(obs: Any, code_book: Any, check_finite: bool = True) -> tuple[Any, Any]:
-    """The number of the nearest code for each observation, and the distance to it.
+def vq(obs: Any, code_book: Any, check_finite: bool = True) -> tuple[Array, Array]:
+    """Find the nearest code for each observation, and the distance to it.
 
-    `obs` is (m, n) and `code_book` (k, n); vectors stand for n = 1. `check_finite` changes nothing:
-    a compiled program cannot raise for a value.
+    `obs` has shape (m, n) and `code_book` (k, n); vectors stand for n = 1. The results have shape
+    (m,): integers, and floats of the dtype that both are promoted to. `check_finite` changes
+    nothing: a compiled program cannot raise for a value. Raises `ShapeError` for other shapes.
 
-    >>> vq(np.array([[0.0, 1.0], [9.0, 9.0]]), np.array([[8.0, 9.0], [0.0, 0.0]]))[0]
-    Array([1, 0], dtype=int32)
+    >>> book = np.array([[8.0, 9.0], [0.0, 0.0]])
+    >>> spmd.scipy.cluster.vq.vq(np.array([[0.0, 1.0], [9.0, 9.0]]), book)
+    (Array([1, 0], dtype=int32), Array([1., 1.], dtype=float32))
     """
     del check_finite
     points, codes = promote_dtypes_inexact(as_array(obs), as_array(code_book))

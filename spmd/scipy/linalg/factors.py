@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,16 +26,36 @@ from spmd.numpy.promotion import (
 )
 from spmd.numpy.searching import where
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 _L = lax.linalg
 
 
-def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """The determinants of square matrices; see `spmd.numpy.linalg.det`."""
+def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
+    """Compute the determinants of the square matrices `a` (..., n, n).
+
+    The result has shape (...). Integers become float32. `overwrite_a` and `check_finite` are
+    accepted for SciPy's sake. Raises `ShapeError` if the matrices are not square, and
+    `ArgumentError` if `a` is no array.
+
+    >>> spmd.scipy.linalg.det(np.array([[2.0, 0.0], [1.0, 3.0]]))
+    Array(6., dtype=float32)
+    """
     return factorizations.det(a)
 
 
-def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """The inverses of square matrices; see `spmd.numpy.linalg.inv`."""
+def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Array:
+    """Compute the inverses of the square matrices `a` (..., n, n).
+
+    The shape stays. Integers become float32. `overwrite_a` and `check_finite` are accepted for
+    SciPy's sake. Raises `ShapeError` if the matrices are not square, and `ArgumentError` if `a` is
+    no array.
+
+    >>> spmd.scipy.linalg.inv(np.array([[2.0, 0.0], [0.0, 4.0]]))
+    Array([[0.5 , 0.  ],
+           [0.  , 0.25]], dtype=float32)
+    """
     return factorizations.inv(a)
 
 
@@ -47,7 +67,17 @@ def svd(
     check_finite: bool = True,
     lapack_driver: str = "gesdd",
 ) -> Any:
-    """Singular value decomposition, U, s and Vh; s alone without `compute_uv`."""
+    """Compute the singular value decomposition of `a` (..., m, n): U, s and Vh.
+
+    U is (..., m, m) and Vh (..., n, n), or (..., m, k) and (..., k, n) with k = min(m, n) if
+    `full_matrices` is False; s, descending, is (..., k). Without `compute_uv` the result is s
+    alone. Integers become float32. `overwrite_a`, `check_finite` and `lapack_driver` are accepted
+    for SciPy's sake. Raises `ShapeError` for less than two dims, and `ArgumentError` if `a` is no
+    array.
+
+    >>> spmd.scipy.linalg.svd(np.diag([3.0, 4.0]), compute_uv=False)
+    Array([4., 3.], dtype=float32)
+    """
     a = inexact_matrix("svd", a)
     return _L.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
 
@@ -57,10 +87,18 @@ def svd(
 
 def cholesky(
     a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
-) -> Any:
-    """The Cholesky factor of Hermitian positive definite matrices, upper unless `lower`.
+) -> Array:
+    """Compute the Cholesky factor of the Hermitian positive definite matrices `a` (..., n, n).
 
-    Only the triangle of that name is read; NaN where a is not positive definite.
+    It is the upper factor R with `a == adjoint(R) @ R`, or with `lower` the lower factor L with `a
+    == L @ adjoint(L)`; only the triangle of `a` of that name is read. The shape stays. The result
+    is NaN where `a` is not positive definite. Integers become float32. `overwrite_a` and
+    `check_finite` are accepted for SciPy's sake. Raises `ShapeError` if the matrices are not
+    square, and `ArgumentError` if `a` is no array.
+
+    >>> spmd.scipy.linalg.cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]), lower=True)
+    Array([[2., 0.],
+           [1., 2.]], dtype=float32)
     """
     a = inexact_matrix("cholesky", a, square=True)
     factor = _L.cholesky(a if lower else adjoint(a), symmetrize_input=False)
@@ -69,15 +107,33 @@ def cholesky(
 
 def cho_factor(
     a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
-) -> tuple[Any, bool]:
-    """The Cholesky factor and whether it is the lower one: what `cho_solve` takes."""
+) -> tuple[Array, bool]:
+    """Compute the Cholesky factor and whether it is the lower one: what `cho_solve` takes.
+
+    `a` (..., n, n), `lower`, `overwrite_a`, `check_finite`, the shape, the dtype rule and the
+    errors are those of `cholesky`: `ShapeError` and `ArgumentError`.
+
+    >>> factor = spmd.scipy.linalg.cho_factor(np.array([[4.0, 2.0], [2.0, 5.0]]))
+    >>> spmd.scipy.linalg.cho_solve(factor, np.array([8.0, 12.0]))
+    Array([1., 2.], dtype=float32)
+    """
     return cholesky(a, lower), lower
 
 
 def cho_solve(
     c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False, check_finite: bool = True
-) -> Any:
-    """Solve `a @ x == b` with the Cholesky factor of a that `cho_factor` made."""
+) -> Array:
+    """Solve `a @ x == b` with the Cholesky factor of `a` that `cho_factor` made.
+
+    `c_and_lower` is that pair; `b` is (n,) or (..., n, k), which is also the shape of the result.
+    The dtypes are promoted to one float or complex dtype. `overwrite_b` and `check_finite` are
+    accepted for SciPy's sake. Raises `ShapeError` if sizes do not fit, and `ArgumentError` if an
+    operand is no array.
+
+    >>> factor = spmd.scipy.linalg.cho_factor(np.diag([2.0, 4.0]))
+    >>> spmd.scipy.linalg.cho_solve(factor, np.array([2.0, 2.0]))
+    Array([1. , 0.5], dtype=float32)
+    """
     c, lower = c_and_lower
     first, second = (0, 2) if lower else (2, 0)
     return solve_triangular(c, solve_triangular(c, b, first, lower), second, lower)
@@ -118,10 +174,19 @@ def solve_triangular(
     overwrite_b: bool = False,
     debug: Any = None,
     check_finite: bool = True,
-) -> Any:
-    """Solve `a @ x == b` for triangular a; its transpose for trans=1 or "T", adjoint for 2 or "C".
+) -> Array:
+    """Solve `a @ x == b` for triangular `a`, or with its transpose or adjoint.
 
-    `a` is (..., n, n), upper triangular unless `lower`; `b` is (n,) or (..., n, k).
+    `a` is (..., n, n), upper triangular unless `lower`; `b` is (n,) or (..., n, k), which is also
+    the shape of the result. `trans` is 0 or "N" for `a`, 1 or "T" for its transpose, 2 or "C" for
+    its adjoint; another raises `ArgumentError`. With `unit_diagonal` the diagonal counts as ones.
+    The dtypes are promoted to one float or complex dtype. `overwrite_b`, `debug` and `check_finite`
+    are accepted for SciPy's sake. Raises `ShapeError` if sizes do not fit, and `ArgumentError` if
+    an operand is no array.
+
+    >>> a = np.array([[2.0, 0.0], [1.0, 4.0]])
+    >>> spmd.scipy.linalg.solve_triangular(a, np.array([2.0, 5.0]), lower=True)
+    Array([1., 1.], dtype=float32)
     """
     if trans not in _TRANS:
         raise ArgumentError(f'solve_triangular: trans={trans!r} must be 0, 1, 2, "N", "T" or "C"')
@@ -148,8 +213,19 @@ def solve(
     debug: bool = False,
     check_finite: bool = True,
     assume_a: str = "gen",
-) -> Any:
-    """Solve `a @ x == b`; for `assume_a="pos"` by Cholesky, reading one triangle of a."""
+) -> Array:
+    """Solve `a @ x == b` for square matrices `a` (..., n, n).
+
+    `b` is (n,) or (..., n, k), which is also the shape of the result. `assume_a` is "gen", "sym",
+    "her" or "pos"; another raises `ArgumentError`. For "pos" it solves by Cholesky, and reads the
+    upper triangle (the lower one if `lower`), for the others by LU. The dtypes are promoted to one
+    float or complex dtype. `overwrite_a`, `overwrite_b`, `debug` and `check_finite` are accepted
+    for SciPy's sake. Raises `ShapeError` if sizes do not fit, and `ArgumentError` if an operand is
+    no array.
+
+    >>> spmd.scipy.linalg.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0]))
+    Array([1., 2.], dtype=float32)
+    """
     if assume_a not in ("gen", "sym", "her", "pos"):
         raise ArgumentError(f'solve: assume_a={assume_a!r} must be "gen", "sym", "her" or "pos"')
     if assume_a != "pos":
@@ -161,8 +237,17 @@ def solve(
 # ---- lu ----------------------------------------------------------------------------------------
 
 
-def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Any, Any]:
-    """LU factors in one array and the int32 pivots: what `lu_solve` takes."""
+def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Array, Array]:
+    """Compute the LU factors of `a` (..., m, n) in one array, and the int32 pivots.
+
+    This is the pair that `lu_solve` takes; the pivots are (..., min(m, n)). Integers become
+    float32. `overwrite_a` and `check_finite` are accepted for SciPy's sake. Raises `ShapeError` for
+    less than two dims, and `ArgumentError` if `a` is no array.
+
+    >>> spmd.scipy.linalg.lu_factor(np.array([[1.0, 2.0], [4.0, 4.0]]))
+    (Array([[4.  , 4.  ],
+           [0.25, 1.  ]], dtype=float32), Array([1, 1], dtype=int32))
+    """
     return _L.lu(inexact_matrix("lu_factor", a))[:2]
 
 
@@ -172,8 +257,19 @@ def lu_solve(
     trans: int = 0,
     overwrite_b: bool = False,
     check_finite: bool = True,
-) -> Any:
-    """Solve `a @ x == b` with the factors of a; its transpose for trans=1, its adjoint for 2."""
+) -> Array:
+    """Solve `a @ x == b` with the factors of `a` that `lu_factor` made.
+
+    `lu_and_piv` is that pair; `b` is (n,) or (..., n, k), which is also the shape of the result.
+    `trans` is 0 for `a`, 1 for its transpose, 2 for its adjoint; another raises `ArgumentError`.
+    The dtypes are promoted to one float or complex dtype. `overwrite_b` and `check_finite` are
+    accepted for SciPy's sake. Raises `ShapeError` if sizes do not fit, and `ArgumentError` if an
+    operand is no array.
+
+    >>> factors = spmd.scipy.linalg.lu_factor(np.array([[1.0, 2.0], [4.0, 4.0]]))
+    >>> spmd.scipy.linalg.lu_solve(factors, np.array([3.0, 8.0]))
+    Array([1., 1.], dtype=float32)
+    """
     if trans not in (0, 1, 2):
         raise ArgumentError(f"lu_solve: trans={trans!r} must be 0, 1 or 2")
     factors, pivots = lu_and_piv
@@ -195,8 +291,20 @@ def lu_solve(
 
 def lu(
     a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True
-) -> tuple[Any, ...]:
-    """P, L and U with `a == P @ L @ U`, for `a` (..., m, n); `P @ L` and U if `permute_l`."""
+) -> tuple[Array, ...]:
+    """Compute P, L and U with `a == P @ L @ U`, for `a` (..., m, n).
+
+    P is a permutation (..., m, m), L (..., m, k) has ones on its diagonal, and U (..., k, n) is
+    upper triangular, with k = min(m, n). With `permute_l` the result is the pair of `P @ L` and U.
+    Integers become float32. `overwrite_a` and `check_finite` are accepted for SciPy's sake. Raises
+    `ShapeError` for less than two dims, and `ArgumentError` if `a` is no array.
+
+    >>> p, l, u = spmd.scipy.linalg.lu(np.array([[1.0, 2.0], [4.0, 4.0]]))
+    >>> l, u
+    (Array([[1.  , 0.  ],
+           [0.25, 1.  ]], dtype=float32), Array([[4., 4.],
+           [0., 1.]], dtype=float32))
+    """
     factors, _, order = _L.lu(inexact_matrix("lu", a))
     dtype, (m, n) = typeof(factors).dtype, typeof(factors).shape[-2:]
     k = min(m, n)
@@ -221,10 +329,19 @@ def qr(
     mode: str = "full",
     pivoting: bool = False,
     check_finite: bool = True,
-) -> tuple[Any, ...]:
-    """QR factors, (Q, R), with the permutation of columns if `pivoting`; (R,) for mode "r".
+) -> tuple[Array, ...]:
+    """Compute Q and R with `a == Q @ R`, for `a` (..., m, n).
 
-    Modes: "full", "economic" (which has derivatives for tall matrices) and "r".
+    For `mode="full"` Q is (..., m, m) and R (..., m, n); for "economic", which has derivatives for
+    tall matrices, Q is (..., m, k) and R (..., k, n) with k = min(m, n); for "r" the result is
+    (R,); another raises `ArgumentError`. With `pivoting` the permutation of columns comes third.
+    Integers become float32. `overwrite_a`, `lwork` and `check_finite` are accepted for SciPy's
+    sake. Raises `ShapeError` for less than two dims, and `ArgumentError` if `a` is no array.
+
+    >>> q, r = spmd.scipy.linalg.qr(np.array([[3.0], [4.0]]), mode="economic")
+    >>> abs(q), abs(r)
+    (Array([[0.6],
+           [0.8]], dtype=float32), Array([[5.]], dtype=float32))
     """
     if mode not in ("full", "economic", "r"):
         raise ArgumentError(f'qr: mode={mode!r} must be "full", "economic" or "r"')
@@ -241,14 +358,16 @@ def qr_multiply(
     conjugate: bool = False,
     overwrite_a: bool = False,
     overwrite_c: bool = False,
-) -> tuple[Any, ...]:
-    """`(c @ Q, R)`, or `(Q @ c, R)` for mode "left", of the QR factors of `a`.
+) -> tuple[Array, ...]:
+    """Compute `(c @ Q, R)`, or `(Q @ c, R)` for mode "left", of the QR factors of `a`.
 
-    For `a` (..., m, n) Q has min(m, n) columns. A vector `c` is a row, or a column for "left". With
-    `conjugate` it is the complex conjugate of Q; with `pivoting` the permutation of columns comes
-    third.
+    For `a` of shape (..., m, n) Q has min(m, n) columns. A vector `c` is a row, or a column for
+    `mode="left"`. With `conjugate` it is the complex conjugate of Q; with `pivoting` the
+    permutation of columns comes third. The dtypes are promoted to one float or complex dtype.
+    `overwrite_a` and `overwrite_c` are accepted for SciPy's sake. Raises `ShapeError` if sizes do
+    not fit, and `ArgumentError` for another mode or if one is no array.
 
-    >>> product, r = qr_multiply(np.eye(2, dtype=np.float32), np.float32([1.0, 2.0]))
+    >>> product, r = spmd.scipy.linalg.qr_multiply(np.eye(2), np.array([1.0, 2.0]))
     >>> snp.abs(product)
     Array([1., 2.], dtype=float32)
     """
@@ -287,9 +406,18 @@ def eigh(
     type: int = 1,
     check_finite: bool = True,
 ) -> Any:
-    """Eigenvalues, ascending, and eigenvectors of Hermitian matrices; of `a @ v == w * b @ v` not.
+    """Compute the eigenvalues, ascending, and eigenvectors of Hermitian matrices `a` (..., n, n).
 
-    `b`, `eigvals` and types other than 1 are refused, as in JAX.
+    The result is (w, v) with w of shape (..., n) and the vectors in the columns of v (..., n, n),
+    or w alone if `eigvals_only`. `lower` changes nothing: both triangles are averaged, as in JAX.
+    `b`, `eigvals` and a `type` other than 1 raise `ArgumentError`, as they are not supported in JAX
+    either. Integers become float32. `overwrite_a`, `overwrite_b`, `turbo` and `check_finite` are
+    accepted for SciPy's sake. Raises `ShapeError` if the matrices are not square, and
+    `ArgumentError` if `a` is no array.
+
+    >>> w, v = spmd.scipy.linalg.eigh(np.array([[2.0, 1.0], [1.0, 2.0]]))
+    >>> w.round(5)
+    Array([1., 3.], dtype=float32)
     """
     if b is not None or type != 1 or eigvals is not None:
         raise ArgumentError("eigh: b, type and eigvals are not supported; transform a first")
@@ -307,10 +435,17 @@ def eigh_tridiagonal(
     tol: float | None = None,
     key: Any = None,
 ) -> Any:
-    """Eigenvalues, ascending, and eigenvectors of the matrix with diagonals d and e.
+    """Compute the eigenvalues, ascending, and eigenvectors of a tridiagonal matrix.
 
-    `d` is (n,) and `e` (n - 1,), of one dtype. `select="i"` keeps those from `select_range[0]` to
-    `select_range[1]`, both included. `tol` and `key` are accepted; the result is exact without.
+    Its diagonal `d` has shape (n,) and the one beside it, `e`, (n - 1,); both are promoted to one
+    float or complex dtype. The result is (w, v), or w alone if `eigvals_only`. `select="i"` keeps
+    those from `select_range[0]` to `select_range[1]`, both included; "a" keeps all. `tol` and `key`
+    are accepted; the result is exact without. Raises `ArgumentError` for another `select` or if one
+    is no array.
+
+    >>> w, v = spmd.scipy.linalg.eigh_tridiagonal(np.array([1.0, 2.0]), np.array([0.0]))
+    >>> w
+    Array([1., 2.], dtype=float32)
     """
     check_arraylike("eigh_tridiagonal", d, e)
     d, e = (as_array(x) for x in promote_dtypes_inexact(plain(d), plain(e)))
@@ -326,8 +461,18 @@ def eigh_tridiagonal(
     return w if eigvals_only else (w, v)
 
 
-def schur(a: Any, output: str = "real") -> tuple[Any, Any]:
-    """Schur form T and unitary Z, `a == Z @ T @ adjoint(Z)`; of real matrices real or "complex"."""
+def schur(a: Any, output: str = "real") -> tuple[Array, Array]:
+    """Compute the Schur form T and the unitary Z, `a == Z @ T @ adjoint(Z)`.
+
+    `a` has shape (..., n, n), and so have both. `output` is "real" or "complex"; of real matrices
+    the latter gives complex factors. Integers become float32. Raises `ShapeError` if the matrices
+    are not square, and `ArgumentError` for another `output` or if `a` is no array.
+
+    >>> t, z = spmd.scipy.linalg.schur(np.array([[1.0, 2.0], [0.0, 3.0]]))
+    >>> t
+    Array([[1., 2.],
+           [0., 3.]], dtype=float32)
+    """
     if output not in ("real", "complex"):
         raise ArgumentError(f'schur: output={output!r} must be "real" or "complex"')
     a = inexact_matrix("schur", a, square=True)
@@ -343,10 +488,18 @@ def complex_of(x: Any) -> np.dtype:
 
 
 @promotes_inside(2)
-def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Any, Any]:
-    """From a real Schur form to a complex one: T upper triangular, `Z @ T @ adjoint(Z)` as before.
+def rsf2csf(T: Any, Z: Any, check_finite: bool = True) -> tuple[Array, Array]:
+    """Convert a real Schur form to a complex one, with an upper triangular T.
 
-    Block by block from below, as SciPy does, so that the phases are SciPy's too.
+    `Z @ T @ adjoint(Z)` stays what it is. `T` and `Z` have one shape (..., n, n); the results are
+    complex. Blocks are treated from below, as SciPy does, so that the phases are SciPy's too.
+    `check_finite` is accepted for SciPy's sake. Raises `ShapeError` if the shapes differ or are not
+    square.
+
+    >>> t, z = spmd.scipy.linalg.rsf2csf(np.array([[1.0, 2.0], [0.0, 3.0]]), np.eye(2))
+    >>> t.real
+    Array([[1., 2.],
+           [0., 3.]], dtype=float32)
     """
     T, Z = promote_dtypes_inexact(plain(T), plain(Z))
     T, Z = (inexact_matrix("rsf2csf", x, square=True) for x in (T, Z))
@@ -389,7 +542,16 @@ def _complex_blocks(t: Any, z: Any) -> tuple[Any, Any]:
 def hessenberg(
     a: Any, *, calc_q: bool = False, overwrite_a: bool = False, check_finite: bool = True
 ) -> Any:
-    """Hessenberg form H, with `calc_q` also the unitary Q of `a == Q @ H @ adjoint(Q)`."""
+    """Compute the Hessenberg form H, with `calc_q` also the unitary Q of `a == Q @ H @ adjoint(Q)`.
+
+    `a` has shape (..., n, n), and so have both. Integers become float32. `overwrite_a` and
+    `check_finite` are accepted for SciPy's sake. Raises `ShapeError` if the matrices are not
+    square, and `ArgumentError` if `a` is no array.
+
+    >>> h = spmd.scipy.linalg.hessenberg(np.arange(9.0).reshape(3, 3))
+    >>> float(h[2, 0])
+    0.0
+    """
     a = inexact_matrix("hessenberg", a, square=True)
     packed, taus = _L.hessenberg(a)
     row, column = family._places(packed)
@@ -418,11 +580,19 @@ def polar(
     method: str = "qdwh",
     eps: float | None = None,
     max_iterations: int | None = None,
-) -> tuple[Any, Any]:
-    """U with orthonormal columns (or rows) and Hermitian P, `a == U @ P`; `P @ U` for side "left".
+) -> tuple[Array, Array]:
+    """Compute U with orthonormal columns (or rows) and Hermitian P, `a == U @ P`.
 
-    By singular values, whichever `method` ("qdwh" or "svd") is named. For `a` (..., m, n) of full
-    rank it has derivatives, also where singular values are equal.
+    For `side="left"` it is `a == P @ U`. `a` has shape (..., m, n), and so has U; P is square.
+    Integers become float32. It goes by singular values, whichever `method` ("qdwh" or "svd") is
+    named; `eps` and `max_iterations` change nothing. Where `a` is of full rank it has derivatives,
+    also where singular values are equal. Raises `ArgumentError` for another side or method or if
+    `a` is no array, and `ShapeError` for less than two dims.
+
+    >>> u, p = spmd.scipy.linalg.polar(np.diag([2.0, -3.0]))
+    >>> abs(u).round(5)
+    Array([[1., 0.],
+           [0., 1.]], dtype=float32)
     """
     if side not in ("right", "left") or method not in ("qdwh", "svd"):
         raise ArgumentError(
@@ -457,8 +627,18 @@ def _unitary_jvp(primals: Any, tangents: Any) -> Any:
     return u, matmul(u, turn) + adjoint(_L.solve(p, adjoint(outside)))
 
 
-def solve_sylvester(A: Any, B: Any, C: Any, *, method: str = "schur", tol: float = 1e-8) -> Any:
-    """Solve `A @ X + X @ B == C`: `A` (..., m, m), `B` (..., n, n), `C` (..., m, n)."""
+def solve_sylvester(A: Any, B: Any, C: Any, *, method: str = "schur", tol: float = 1e-8) -> Array:
+    """Solve `A @ X + X @ B == C`.
+
+    `A` is (..., m, m), `B` (..., n, n) and `C` (..., m, n), which is also the shape of the result;
+    the dtypes are promoted to one float or complex dtype. `method` is "schur" or "eigen" and
+    changes nothing, as little as `tol`. Raises `ShapeError` if sizes do not fit, and
+    `ArgumentError` for another method or if an argument is no array.
+
+    >>> spmd.scipy.linalg.solve_sylvester(np.eye(2), np.eye(2), np.ones((2, 2)))
+    Array([[0.5, 0.5],
+           [0.5, 0.5]], dtype=float32)
+    """
     if method not in ("schur", "eigen"):
         raise ArgumentError(f'solve_sylvester: method={method!r} must be "schur" or "eigen"')
     check_arraylike("solve_sylvester", A, B, C)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from spmd.numpy.factorizations import inexact_matrix, norm_of_columns
 from spmd.numpy.promotion import as_array, check_arraylike, plain, promote_dtypes_inexact
 from spmd.numpy.searching import where
 from spmd.scipy.linalg.factors import complex_of, schur
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 # Pade coefficients b_0 .. b_m and the largest norm for which they give full precision (Higham,
 # "The scaling and squaring method for the matrix exponential revisited", 2005, table 2.3).
@@ -42,13 +45,15 @@ _DOUBLE = (
 _DOUBLE_NORM = 5.371920351148152
 
 
-def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Any:
-    """The exponential of square matrices (..., n, n), by scaling and squaring.
+def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Array:
+    """Compute the exponential of the square matrices `A` (..., n, n).
 
-    NaN where more than `max_squarings` would be needed (a norm beyond about 2**18).
+    The shape stays; integers become float32. The method is scaling and squaring with a Pade
+    approximant (Higham 2005). The result is NaN where more than `max_squarings` would be needed (by
+    default for a norm beyond about 2**18). `upper_triangular` is accepted for JAX's sake. Raises
+    `ShapeError` if the matrices are not square, and `ArgumentError` if `A` is no array.
 
-    >>> from spmd.numpy import array
-    >>> expm(array([[0.0, 1.0], [0.0, 0.0]]))
+    >>> spmd.scipy.linalg.expm(np.array([[0.0, 1.0], [0.0, 0.0]]))
     Array([[1., 1.],
            [0., 1.]], dtype=float32)
     """
@@ -83,9 +88,16 @@ def _pade(A: Any, b: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
-    """The exponential of A and its derivative in the direction E; that alone if not `compute_expm`.
+    """Compute the exponential of `A` and its derivative in the direction `E`.
 
-    It is what `jvp` of `expm` gives.
+    Both are (..., n, n) and are promoted to one float or complex dtype; without `compute_expm` the
+    result is the derivative alone. It is what `jvp` of `expm` gives, whatever `method` says. Raises
+    `ShapeError` if the shapes differ or are not square, and `ArgumentError` if one is no array.
+
+    >>> zeros = np.zeros((2, 2))
+    >>> spmd.scipy.linalg.expm_frechet(zeros, np.eye(2), compute_expm=False)
+    Array([[1., 0.],
+           [0., 1.]], dtype=float32)
     """
     check_arraylike("expm_frechet", A, E)
     A, E = promote_dtypes_inexact(plain(A), plain(E))
@@ -99,10 +111,16 @@ def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: boo
     return (value, change) if compute_expm else change
 
 
-def sqrtm(A: Any, blocksize: int = 1) -> Any:
-    """The principal square root of square matrices, complex; the derivative solves Sylvester's.
+def sqrtm(A: Any, blocksize: int = 1) -> Array:
+    """Compute the principal square root of the square matrices `A` (..., n, n).
 
-    `blocksize` is accepted, and must be 1 as in JAX.
+    The shape stays; the dtype is complex. The derivative solves Sylvester's equation. `blocksize`
+    must be 1, as in JAX. Raises `ShapeError` if the matrices are not square, and `ArgumentError`
+    for another `blocksize` or if `A` is no array.
+
+    >>> spmd.scipy.linalg.sqrtm(np.diag([4.0, 9.0])).real
+    Array([[2., 0.],
+           [0., 3.]], dtype=float32)
     """
     if blocksize > 1:
         raise ArgumentError("sqrtm: blocksize must be 1")
@@ -111,11 +129,16 @@ def sqrtm(A: Any, blocksize: int = 1) -> Any:
 
 
 def funm(A: Any, func: Callable[[Any], Any], disp: bool = True) -> Any:
-    """`func` of a square matrix (n, n), by the values of func at its eigenvalues.
+    """Compute `func` of a square matrix `A` (n, n), by the values of `func` at its eigenvalues.
 
-    `func` maps an array elementwise. Without `disp` also an estimate of the error is returned.
-    Parlett's recurrence on the Schur form: inexact where eigenvalues are close. It has no
-    derivative.
+    `func` maps an array elementwise. The result is complex, of the shape of `A`; without `disp`
+    also an estimate of the error is returned. The method is Parlett's recurrence on the Schur form,
+    which is inexact where eigenvalues are close. It has no derivative. Raises `ShapeError` for
+    other shapes, and `ArgumentError` if `A` is no array.
+
+    >>> spmd.scipy.linalg.funm(np.diag([1.0, 2.0]), lambda x: x * x).real.round(4)
+    Array([[1., 0.],
+           [0., 4.]], dtype=float32)
     """
     A = inexact_matrix("funm", A, square=True)
     if typeof(A).ndim != 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,14 +25,20 @@ from spmd.numpy.promotion import (
     promotes_inside,
 )
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- made of arrays ----------------------------------------------------------------------------
 
 
-def block_diag(*arrs: Any) -> Any:
-    """Matrices along the diagonal of a larger one, zeros elsewhere.
+def block_diag(*arrs: Any) -> Array:
+    """Put matrices along the diagonal of a larger one, zeros elsewhere.
 
-    >>> from spmd.numpy import array
-    >>> block_diag(array([[1.0]]), array([[2.0, 3.0]]))
+    `arrs` have at most two dims each, where vectors count as rows. The result has the sums of their
+    sizes as its shape; the dtypes are promoted to one. Raises `ShapeError` for more than two dims,
+    and `ArgumentError` if one is no array.
+
+    >>> spmd.scipy.linalg.block_diag(np.array([[1.0]]), np.array([[2.0, 3.0]]))
     Array([[1., 0., 0.],
            [0., 2., 3.]], dtype=float32)
     """
@@ -57,13 +63,15 @@ def _vectors(name: str, *xs: Any, inexact: bool = False) -> list[Any]:
     return [as_array(atleast_1d(x)) for x in promote(*map(plain, xs))]
 
 
-def toeplitz(c: Any, r: Any = None) -> Any:
-    """Constant along each diagonal: `c` (..., m) is the first column, `r` (..., n) the first row.
+def toeplitz(c: Any, r: Any = None) -> Array:
+    """Make matrices that are constant along each diagonal.
 
-    `r[0]` is not read; without r the first row is the conjugate of c.
+    `c` (..., m) is the first column and `r` (..., n) the first row, whose first element is not
+    read; without `r` the first row is the conjugate of `c`. The result has shape (..., m, n), and
+    the dtype that theirs are promoted to. A scalar counts as a vector of one element. Raises
+    `ArgumentError` if an argument is no array.
 
-    >>> from spmd.numpy import array
-    >>> toeplitz(array([1, 2]), array([0, 3, 4]))
+    >>> spmd.scipy.linalg.toeplitz(np.array([1, 2]), np.array([0, 3, 4]))
     Array([[1, 3, 4],
            [2, 1, 3]], dtype=int32)
     """
@@ -86,8 +94,18 @@ def _stacks(c: Any, r: Any) -> tuple[Any, Any]:
     return as_array(c), as_array(r)
 
 
-def hankel(c: Any, r: Any = None) -> Any:
-    """Constant along each anti-diagonal: first column `c` (..., m), last row `r` (..., n)."""
+def hankel(c: Any, r: Any = None) -> Array:
+    """Make matrices that are constant along each anti-diagonal.
+
+    `c` (..., m) is the first column and `r` (..., n) the last row, whose first element is not read;
+    without `r` it is zeros. The result has shape (..., m, n), and the dtype that theirs are
+    promoted to. A scalar counts as a vector of one element. Raises `ArgumentError` if an argument
+    is no array.
+
+    >>> spmd.scipy.linalg.hankel(np.array([1, 2]), np.array([0, 3, 4]))
+    Array([[1, 2, 3],
+           [2, 3, 4]], dtype=int32)
+    """
     (c,) = _vectors("hankel", c)
     c, r = _stacks(*_vectors("hankel", c, lax.full_like(c, 0) if r is None else r))
     m, n = typeof(c).shape[-1], typeof(r).shape[-1]
@@ -95,15 +113,32 @@ def hankel(c: Any, r: Any = None) -> Any:
     return values[..., np.arange(m)[:, None] + np.arange(n)]
 
 
-def circulant(c: Any) -> Any:
-    """Each column is `c` (..., n), turned down by one more."""
+def circulant(c: Any) -> Array:
+    """Make matrices whose columns are `c`, each turned down by one more.
+
+    For `c` of shape (..., n) the result has shape (..., n, n); the dtype stays. A scalar counts as
+    a vector of one element. Raises `ArgumentError` if an argument is no array.
+
+    >>> spmd.scipy.linalg.circulant(np.array([1, 2, 3]))
+    Array([[1, 3, 2],
+           [2, 1, 3],
+           [3, 2, 1]], dtype=int32)
+    """
     (c,) = _vectors("circulant", c)
     n = typeof(c).shape[-1]
     return c[..., (np.arange(n)[:, None] - np.arange(n)) % max(n, 1)]
 
 
-def companion(a: Any) -> Any:
-    """The matrix whose characteristic polynomial has the coefficients `a` (..., n), up to a[0]."""
+def companion(a: Any) -> Array:
+    """Make the matrices whose characteristic polynomials have the coefficients `a`, up to `a[0]`.
+
+    For `a` of shape (..., n) the result has shape (..., n - 1, n - 1); integers become float32.
+    Raises `ShapeError` for less than two coefficients, and `ArgumentError` if `a` is no array.
+
+    >>> spmd.scipy.linalg.companion(np.array([1.0, -3.0, 2.0]))
+    Array([[ 3., -2.],
+           [ 1.,  0.]], dtype=float32)
+    """
     (a,) = _vectors("companion", a, inexact=True)
     n = typeof(a).shape[-1]
     if n < 2:
@@ -119,13 +154,15 @@ def _over_shift(first: Any) -> Any:
 
 
 @promotes_inside()
-def fiedler_companion(a: Any) -> Any:
-    """A companion matrix with five diagonals, of the polynomial with coefficients `a` (..., n).
+def fiedler_companion(a: Any) -> Array:
+    """Make companion matrices with five diagonals, of the polynomials with coefficients `a`.
 
-    Its eigenvalues are the roots; the first coefficient must not be 0. Fiedler, "A note on
-    companion matrices" (2003).
+    For `a` of shape (..., n) the result has shape (..., n - 1, n - 1); integers become float32. Its
+    eigenvalues are the roots; the first coefficient must not be 0. The construction is Fiedler's,
+    "A note on companion matrices" (2003). Raises `ShapeError` if there is no coefficient, and
+    `ArgumentError` if `a` is no array.
 
-    >>> fiedler_companion(np.array([1.0, -3.0, 2.0], np.float32))
+    >>> spmd.scipy.linalg.fiedler_companion(np.array([1.0, -3.0, 2.0]))
     Array([[ 3., -2.],
            [ 1.,  0.]], dtype=float32)
     """
@@ -147,8 +184,17 @@ def fiedler_companion(a: Any) -> Any:
     return numbers[..., places] * (places > 0).astype(typeof(a).dtype) + ones
 
 
-def leslie(f: Any, s: Any) -> Any:
-    """Fecundity `f` (..., n) in the first row, survival `s` (..., n - 1) below the diagonal."""
+def leslie(f: Any, s: Any) -> Array:
+    """Make Leslie matrices: fecundity `f` in the first row, survival `s` below the diagonal.
+
+    For `f` of shape (..., n) and `s` (..., n - 1) the result has shape (..., n, n), and the dtype
+    that theirs are promoted to. Raises `ShapeError` if `s` is not one shorter than `f`, and
+    `ArgumentError` if one is no array.
+
+    >>> spmd.scipy.linalg.leslie(np.array([0.1, 2.0]), np.array([0.5]))
+    Array([[0.1, 2. ],
+           [0.5, 0. ]], dtype=float32)
+    """
     f, s = _vectors("leslie", f, s)
     n = typeof(f).shape[-1]
     if n < 2 or typeof(s).shape[-1] != n - 1:
@@ -157,15 +203,34 @@ def leslie(f: Any, s: Any) -> Any:
     return concatenate([f[..., None, :], below], -2)
 
 
-def fiedler(a: Any) -> Any:
-    """The distances `abs(a[i] - a[j])`, for `a` (..., n)."""
+def fiedler(a: Any) -> Array:
+    """Make the matrices of the distances `abs(a[i] - a[j])`.
+
+    For `a` of shape (..., n) the result has shape (..., n, n); the dtype stays. A scalar counts as
+    a vector of one element. Raises `ArgumentError` if an argument is no array.
+
+    >>> spmd.scipy.linalg.fiedler(np.array([1, 4, 6]))
+    Array([[0, 3, 5],
+           [3, 0, 2],
+           [5, 2, 0]], dtype=int32)
+    """
     (a,) = _vectors("fiedler", a)
     return lax.abs(a[..., :, None] - a[..., None, :])
 
 
 @promotes_inside()
-def convolution_matrix(a: Any, n: int, mode: str = "full") -> Any:
-    """The matrix M with `M @ v == convolve(a, v, mode)`, for v of length n."""
+def convolution_matrix(a: Any, n: int, mode: str = "full") -> Array:
+    """Make the matrix M with `M @ v == convolve(a, v, mode)`, for v of length `n`.
+
+    `mode` is "full", "valid" or "same". For `a` of shape (..., m) the result has shape (..., k, n),
+    where k is the length of the convolution; the dtype stays. Raises `ShapeError` if `a` or v is
+    empty, and `ArgumentError` for another mode or if `a` is no array.
+
+    >>> spmd.scipy.linalg.convolution_matrix(np.array([1, 2]), 2)
+    Array([[1, 0],
+           [2, 1],
+           [0, 2]], dtype=int32)
+    """
     n = operator.index(n)
     (a,) = _vectors("convolution_matrix", a)
     m = typeof(a).shape[-1]
@@ -195,10 +260,16 @@ def _floats(x: Any) -> Any:
     return as_array(np.asarray(x, default_float()))
 
 
-def dft(n: int, scale: str | None = None, *, dtype: Any = None) -> Any:
-    """The matrix of the discrete Fourier transform, `dft(n) @ x == fft(x)`.
+def dft(n: int, scale: str | None = None, *, dtype: Any = None) -> Array:
+    """Make the matrix of the discrete Fourier transform, `dft(n) @ x == fft(x)`.
 
-    `scale` divides by sqrt(n) ("sqrtn") or n ("n").
+    The result has shape (n, n); `scale` divides by sqrt(n) ("sqrtn") or `n` ("n"). `dtype` is a
+    complex dtype, by default complex64 (complex128 under x64). Raises `ArgumentError` for another
+    scale or dtype.
+
+    >>> spmd.scipy.linalg.dft(2).real
+    Array([[ 1.,  1.],
+           [ 1., -1.]], dtype=float32)
     """
     if scale not in (None, "sqrtn", "n"):
         raise ArgumentError(f'dft: scale={scale!r} must be None, "sqrtn" or "n"')
@@ -211,14 +282,28 @@ def dft(n: int, scale: str | None = None, *, dtype: Any = None) -> Any:
     return as_array((values / {None: 1, "sqrtn": math.sqrt(n), "n": n}[scale]).astype(wanted))
 
 
-def hilbert(n: int) -> Any:
-    """The matrix `1 / (i + j + 1)`, known for how ill-conditioned it is."""
+def hilbert(n: int) -> Array:
+    """Make the matrix `1 / (i + j + 1)`, known for how ill-conditioned it is.
+
+    The result has shape (n, n), for an integer `n`, and the default float dtype.
+
+    >>> spmd.scipy.linalg.hilbert(2)
+    Array([[1.        , 0.5       ],
+           [0.5       , 0.33333334]], dtype=float32)
+    """
     k = np.arange(_check_size("hilbert", n))
     return _floats(1 / (k[:, None] + k + 1))
 
 
-def invhilbert(n: int) -> Any:
-    """The inverse of `hilbert(n)`, whose elements are integers."""
+def invhilbert(n: int) -> Array:
+    """Make the inverse of `hilbert(n)`, whose elements are integers.
+
+    The result has shape (n, n), for an integer `n`, and the default float dtype.
+
+    >>> spmd.scipy.linalg.invhilbert(2)
+    Array([[ 4., -6.],
+           [-6., 12.]], dtype=float32)
+    """
     n = _check_size("invhilbert", n)
     comb = math.comb
 
@@ -244,22 +329,47 @@ def _of_kind(lower: np.ndarray, kind: str, product: np.ndarray) -> Any:
     return _floats({"lower": lower, "upper": lower.T, "symmetric": product}[kind].astype(float))
 
 
-def pascal(n: int, kind: str | None = None) -> Any:
-    """Binomial coefficients: symmetric, `comb(i + j, i)`, or the triangle "lower" or "upper"."""
+def pascal(n: int, kind: str | None = None) -> Array:
+    """Make the matrix of binomial coefficients `comb(i + j, i)`.
+
+    The result has shape (n, n), for an integer `n`, and the default float dtype. `kind` is
+    "symmetric", the default, or "lower" or "upper" for a triangle of `comb(i, j)`. Raises
+    `ArgumentError` for another kind.
+
+    >>> spmd.scipy.linalg.pascal(3)
+    Array([[1., 1., 1.],
+           [1., 2., 3.],
+           [1., 3., 6.]], dtype=float32)
+    """
     lower = np.array(_binomials(_check_size("pascal", n)), dtype=object)
     return _of_kind(lower, _check_kind("pascal", kind), lower @ lower.T)
 
 
-def invpascal(n: int, kind: str | None = None) -> Any:
-    """The inverse of `pascal(n, kind)`: the same coefficients with alternating signs."""
+def invpascal(n: int, kind: str | None = None) -> Array:
+    """Make the inverse of `pascal(n, kind)`.
+
+    `n`, `kind`, the shape, the float dtype and the errors are those of `pascal`: `ArgumentError`.
+
+    >>> spmd.scipy.linalg.invpascal(2)
+    Array([[ 2., -1.],
+           [-1.,  1.]], dtype=float32)
+    """
     n = _check_size("invpascal", n)
     sign = (-1) ** np.add.outer(np.arange(n), np.arange(n))
     lower = np.array(_binomials(n), dtype=object) * sign
     return _of_kind(lower, _check_kind("invpascal", kind), lower.T @ lower)
 
 
-def hadamard(n: int, dtype: Any = int) -> Any:
-    """Orthogonal rows of ones and minus ones, for n a power of two (Sylvester's construction)."""
+def hadamard(n: int, dtype: Any = int) -> Array:
+    """Make a matrix of ones and minus ones whose rows are orthogonal.
+
+    The result has shape (n, n), for `n` a power of two (Sylvester's construction); `dtype` is by
+    default the default integer dtype. Raises `ArgumentError` if `n` is no power of two.
+
+    >>> spmd.scipy.linalg.hadamard(2)
+    Array([[ 1,  1],
+           [ 1, -1]], dtype=int32)
+    """
     n = _check_size("hadamard", n)
     if n & (n - 1):
         raise ArgumentError(f"hadamard: n must be a power of two, got {n}")
@@ -269,10 +379,14 @@ def hadamard(n: int, dtype: Any = int) -> Any:
     return as_array(out.astype(dtypes.canonical(dtype)))
 
 
-def helmert(n: int, full: bool = False) -> Any:
-    """Orthonormal contrasts, (n - 1, n): each row compares an element with those before it.
+def helmert(n: int, full: bool = False) -> Array:
+    """Make orthonormal contrasts: each row compares an element with those before it.
 
-    `full` puts the constant row above them, which makes an orthogonal matrix.
+    The result has shape (n - 1, n), for an integer `n`, and the default float dtype; `full` puts
+    the constant row above, which makes an orthogonal matrix (n, n).
+
+    >>> spmd.scipy.linalg.helmert(2).round(4)
+    Array([[ 0.7071, -0.7071]], dtype=float32)
     """
     n = _check_size("helmert", n)
     k = np.arange(1, n)[:, None]

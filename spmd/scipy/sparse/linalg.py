@@ -38,13 +38,17 @@ def cg(
 ) -> tuple[Any, None]:
     """Solve `A x = b` for a symmetric (Hermitian) positive definite A by conjugate gradients.
 
-    `A` is a matrix or a function of a pytree like `b`; `M` approximates its inverse. The rounds end
-    when the residual is below `max(tol * |b|, atol)`, or after `maxiter` (ten times the number of
-    unknowns). Source: Saad, Iterative Methods for Sparse Linear Systems (2nd ed.), algorithm 9.1.
+    `A` is a matrix or a function of a pytree like `b`; `M` approximates its inverse, and `x0` is
+    the first guess (zeros). The rounds end when the residual is below `max(tol * |b|, atol)`, or
+    after `maxiter` (ten times the number of unknowns). The result is (x, None), where x has the
+    shape of `b` and the float or complex dtype that `A` and `b` are promoted to. The method is
+    algorithm 9.1 of Saad, Iterative Methods for Sparse Linear Systems (2nd ed.). Raises
+    `ShapeError` if a matrix `A` is not square or does not fit `b`.
 
-    >>> A = np.array([[4.0, 1.0], [1.0, 3.0]], np.float32)
-    >>> cg(A, np.array([1.0, 2.0], np.float32))[0]
-    Array([0.09090909, 0.6363636 ], dtype=float32)
+    >>> a = np.array([[4.0, 1.0], [1.0, 3.0]])
+    >>> x, _ = spmd.scipy.sparse.linalg.cg(a, np.array([1.0, 2.0]))
+    >>> x.round(4)
+    Array([0.0909, 0.6364], dtype=float32)
     """
     return _solve("cg", _cg, A, b, x0, tol, atol, maxiter, M, symmetric=True)
 
@@ -59,9 +63,16 @@ def bicgstab(
     maxiter: int | None = None,
     M: Any = None,
 ) -> tuple[Any, None]:
-    """Solve `A x = b` by the stabilised biconjugate gradient method; parameters as for `cg`.
+    """Solve `A x = b` by the stabilised biconjugate gradient method.
 
-    A need not be symmetric. Source: Saad, algorithm 7.7, with the preconditioner from the right.
+    `A`, which need not be symmetric, `b`, `x0`, `tol`, `atol`, `maxiter`, `M`, and the result's
+    shape and dtype are those of `cg`. The method is algorithm 7.7 of Saad, with the preconditioner
+    from the right. Raises `ShapeError` as `cg` does.
+
+    >>> a = np.array([[4.0, 1.0], [0.0, 3.0]])
+    >>> x, _ = spmd.scipy.sparse.linalg.bicgstab(a, np.array([5.0, 3.0]))
+    >>> x.round(4)
+    Array([1., 1.], dtype=float32)
     """
     return _solve("bicgstab", _bicgstab, A, b, x0, tol, atol, maxiter, M, symmetric=False)
 
@@ -78,11 +89,19 @@ def gmres(
     M: Any = None,
     solve_method: str = "batched",
 ) -> tuple[Any, None]:
-    """Solve `A x = b` by generalised minimal residuals; parameters as for `cg`.
+    """Solve `A x = b` by generalised minimal residuals.
 
-    Each of `maxiter` rounds searches a space of `restart` dims. `solve_method` is accepted: both
-    of JAX's methods find the same minimum, and here it is found once a round. Source: Saad,
-    algorithm 6.11 with modified Gram-Schmidt, the preconditioner from the right.
+    `A`, which need not be symmetric, `b`, `x0`, `tol`, `atol`, `M`, and the result's shape and
+    dtype are those of `cg`. Each of `maxiter` rounds searches a space of `restart` dims.
+    `solve_method` is "batched" or "incremental": both of JAX's methods find the same minimum, and
+    here it is found once a round. The method is algorithm 6.11 of Saad with modified Gram-Schmidt,
+    the preconditioner from the right. Raises `ArgumentError` for another `solve_method` or if
+    `restart` is not positive, and `ShapeError` as `cg` does.
+
+    >>> a = np.array([[4.0, 1.0], [0.0, 3.0]])
+    >>> x, _ = spmd.scipy.sparse.linalg.gmres(a, np.array([5.0, 3.0]))
+    >>> x.round(4)
+    Array([1., 1.], dtype=float32)
     """
     if solve_method not in ("batched", "incremental"):
         raise ArgumentError(

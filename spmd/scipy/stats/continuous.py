@@ -44,7 +44,20 @@ norm = continuous(
     logsf=lambda z: special.log_ndtr(-z),
     ppf=special.ndtri,
     isf=lambda q: -special.ndtri(q),
+    examples={
+        "logpdf": ("0.0", "Array(-0.9189385, dtype=float32, weak_type=True)"),
+        "pdf": ("np.array([0.0, 1.0])", "Array([0.3989423 , 0.24197073], dtype=float32)"),
+        "cdf": ("12.0, loc=10.0, scale=2.0", "Array(0.8413447, dtype=float32, weak_type=True)"),
+        "sf": ("0.0", "Array(0.5, dtype=float32, weak_type=True)"),
+        "logcdf": ("-100.0", "Array(-5005.524, dtype=float32, weak_type=True)"),
+        "logsf": ("100.0", "Array(-5005.524, dtype=float32, weak_type=True)"),
+        "ppf": ("np.array([0.0, 0.5, 1.0])", "Array([-inf,   0.,  inf], dtype=float32)"),
+        "isf": ("0.5", "Array(0., dtype=float32, weak_type=True)"),
+    },
 )
+# Of a module doctest finds the functions, not those of its objects.
+__test__ = {f"norm.{name}": getattr(norm, name) for name in ("logpdf", "pdf", "cdf", "sf")}
+__test__ |= {f"norm.{name}": getattr(norm, name) for name in ("logcdf", "logsf", "ppf", "isf")}
 cauchy = continuous(
     "cauchy",
     "The Cauchy distribution.",

@@ -8,8 +8,8 @@ so on. Where the derived one would lose digits, the table gives a formula of its
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,21 +18,36 @@ from spmd import numpy as snp
 from spmd.core.aval import typeof
 from spmd.numpy.promotion import as_array, check_real, constant_like, promote_args_inexact
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 Formula = Callable[..., Any]
 Support = Callable[..., tuple[Any, Any]]
 
 _SUMMARIES = {
-    "logpdf": "The logarithm of the probability density at x.",
-    "pdf": "The probability density at x.",
-    "logpmf": "The logarithm of the probability of k.",
-    "pmf": "The probability of k.",
-    "cdf": "The probability of values up to this one.",
-    "logcdf": "The logarithm of `cdf`.",
-    "sf": "The probability of values above this one.",
-    "logsf": "The logarithm of `sf`.",
-    "ppf": "The quantile: the inverse of `cdf`.",
-    "isf": "The inverse of `sf`.",
+    "logpdf": "Compute the logarithm of the probability density at `x`.",
+    "pdf": "Compute the probability density at `x`.",
+    "logpmf": "Compute the logarithm of the probability of `k`.",
+    "pmf": "Compute the probability of `k`.",
+    "cdf": "Compute the probability of values up to this one.",
+    "logcdf": "Compute the logarithm of `cdf`.",
+    "sf": "Compute the probability of values above this one.",
+    "logsf": "Compute the logarithm of `sf`.",
+    "ppf": "Compute the quantile of the probability `q`: the inverse of `cdf`.",
+    "isf": "Compute the inverse of `sf` at the probability `q`.",
 }
+_RULES = """{names} broadcast and are promoted to one float dtype.
+{meanings}
+Raises `ArgumentError` if an argument is no array, `ShapeError` if they do not broadcast, and
+`DtypeError` for complex numbers."""
+_MEANINGS = {
+    "loc": "`loc` moves the distribution.",
+    "scale": "`loc` moves the distribution, and `scale` stretches it.",
+    "q": "The result is NaN where `q` is no probability.",
+    "shapes": "The result is NaN where {} not valid.",
+}
+# For each operation its arguments, and the result that they give.
+Examples = Mapping[str, tuple[str, str]]
 
 
 class Distribution:
@@ -40,19 +55,53 @@ class Distribution:
 
     Which there are differs; `dir` lists them. They are elementwise, promote and broadcast their
     arguments, and are differentiable in all that the special functions they use are.
+
+    >>> spmd.scipy.stats.norm
+    <distribution norm>
     """
 
-    def __init__(self, name: str, doc: str, functions: dict[str, Formula]):
+    def __init__(
+        self, name: str, doc: str, functions: dict[str, Formula], examples: Examples | None = None
+    ):
         self.__name__ = name
         self.__doc__ = doc
         for operation, function in functions.items():
             function.__name__ = operation
             function.__qualname__ = f"{name}.{operation}"
-            function.__doc__ = _SUMMARIES.get(operation)
+            function.__doc__ = _documentation(name, function, (examples or {}).get(operation))
             setattr(self, operation, function)
 
     def __repr__(self) -> str:
         return f"<distribution {self.__name__}>"
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Array]: ...
+
+
+def _documentation(name: str, function: Formula, example: tuple[str, str] | None) -> str | None:
+    """What a function of a distribution computes, of which arguments, and maybe an example."""
+    operation = function.__name__
+    if function.__doc__ or operation not in _SUMMARIES:
+        return function.__doc__
+    signature = getattr(function, "__signature__", None)
+    if signature is None:
+        return _SUMMARIES[operation]
+    *first, last = signature.parameters
+    names = f"{', '.join(f'`{x}`' for x in first)} and `{last}`"
+    shapes = [f"`{x}`" for x in first[1:] if x != "loc"]
+    meanings = [_MEANINGS[last]]
+    if first[0] == "q":
+        meanings.append(_MEANINGS["q"])
+    if shapes and last == "scale":
+        verb = "is" if len(shapes) == 1 else "are"
+        meanings.append(_MEANINGS["shapes"].format(f"{' and '.join(shapes)} {verb}"))
+    rules = _RULES.format(names=names, meanings="\n".join(meanings))
+    parts = [_SUMMARIES[operation], rules]
+    if example is not None:
+        arguments, result = example
+        parts.append(f">>> spmd.scipy.stats.{name}.{operation}({arguments})\n{result}\n")
+    return "\n\n".join(parts)
 
 
 def operands(name: str, *xs: Any) -> list[Any]:
@@ -121,12 +170,13 @@ def continuous(
     shapes: str = "",
     support: Support = _anywhere,
     valid: Formula = _always,
+    examples: Examples | None = None,
     **given: Formula,
 ) -> Distribution:
     """A distribution from formulas of the standard variable z and its shape parameters.
 
     `support(*shapes)` gives the ends; outside the density is zero. Formulas see z inside only.
-    All is NaN where `valid(*shapes)` does not hold.
+    All is NaN where `valid(*shapes)` does not hold. `examples` are shown in docstrings.
     """
     moved = {"loc": 0, "scale": 1}
     functions: dict[str, Formula] = {}
@@ -172,7 +222,7 @@ def continuous(
             functions[operation] = _public(full, "q", shapes, moved, of_probability(formula))
         else:
             functions[operation] = _public(full, "x", shapes, moved, of_variable(formula))
-    return Distribution(name, doc, functions)
+    return Distribution(name, doc, functions, examples)
 
 
 def discrete(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spmd import lax
 from spmd import numpy as snp
@@ -16,6 +16,9 @@ from spmd.numpy.promotion import (
     promote_dtypes_inexact,
     promotes_inside,
 )
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 _METHODS = ("average", "min", "max", "dense", "ordinal")
 
@@ -35,10 +38,15 @@ def sem(
     nan_policy: str = "propagate",
     *,
     keepdims: bool = False,
-) -> Any:
-    """The standard error of the mean: the standard deviation over the root of the count.
+) -> Array:
+    """Compute the standard error of the mean: the standard deviation over the root of the count.
 
-    >>> sem(snp.asarray([1.0, 2.0, 3.0, 4.0]))
+    It goes along `axis` (None: all dims), which disappears from the shape unless `keepdims`; `ddof`
+    is that of `snp.std`. With `nan_policy="omit"` NaNs do not count; "propagate" lets them win.
+    Integers become float32 and floats keep their dtype. Raises `ArgumentError` for another policy
+    or if `a` is no array.
+
+    >>> spmd.scipy.stats.sem(np.array([1.0, 2.0, 3.0, 4.0]))
     Array(0.6454972, dtype=float32)
     """
     check_arraylike("sem", a)
@@ -62,11 +70,13 @@ class ModeResult(NamedTuple):
 def mode(
     a: Any, axis: int | None = 0, nan_policy: str = "propagate", keepdims: bool = False
 ) -> ModeResult:
-    """The most frequent values along a dim, the smallest of several, and their counts.
+    """Find the most frequent values along `axis`, the smallest of several, and their counts.
 
-    NaNs count as one value.
+    `axis=None` means all dims; it disappears from the shapes unless `keepdims`. The values keep the
+    dtype of `a`; counts are integers. NaNs count as one value; `nan_policy` must be "propagate".
+    Raises `ArgumentError` for another one or if `a` is no array.
 
-    >>> mode(snp.asarray([2, 4, 1, 4, 2]))
+    >>> spmd.scipy.stats.mode(np.array([2, 4, 1, 4, 2]))
     ModeResult(mode=Array(2, dtype=int32), count=Array(2, dtype=int32))
     """
     check_arraylike("mode", a)
@@ -103,13 +113,17 @@ def _modes(x: Any) -> ModeResult:
 @promotes_inside()
 def rankdata(
     a: Any, method: str = "average", *, axis: int | None = None, nan_policy: str = "propagate"
-) -> Any:
-    """The ranks of the elements, from 1; `method` says what equal ones get.
+) -> Array:
+    """Compute the ranks of the elements along `axis`, from 1.
 
-    That is the average, smallest or largest of their ranks, one rank without gaps ("dense"), or
-    ranks in order of position ("ordinal"). The ranks of a vector with a NaN are NaN.
+    `axis=None` ranks the flattened array. `method` says what equal elements get: the "average",
+    "min" or "max" of their ranks, one rank without gaps ("dense"), or ranks in order of position
+    ("ordinal"). The shape stays, for `axis=None` that of a vector; the dtype is the default float
+    dtype for "average" and for floats, and otherwise an integer one. The ranks of a vector with a
+    NaN are NaN; `nan_policy` must be "propagate". Raises `ArgumentError` for another method or
+    policy, or if `a` is no array.
 
-    >>> rankdata(snp.asarray([10, 30, 10]))
+    >>> spmd.scipy.stats.rankdata(np.array([10, 30, 10]))
     Array([1.5, 3. , 1.5], dtype=float32)
     """
     check_arraylike("rankdata", a)
