@@ -89,7 +89,7 @@ def _other_mpiruns(mpi: Mpi) -> Iterator[tuple[str, str]]:
 
 
 def _survival(mpi: Mpi) -> Iterator[tuple[str, str]]:
-    """What happens after the death of a rank, and whether ranks can go on after it."""
+    """The handling of a rank's death, and whether the others can go on."""
     yield "a death", "ends the job; --max-restarts starts it again, --elastic on fewer ranks"
     if has_ulfm(mpi):
         yield (
@@ -101,7 +101,7 @@ def _survival(mpi: Mpi) -> Iterator[tuple[str, str]]:
 
 
 def _this_shell() -> Iterator[tuple[str, str]]:
-    """What a program of spmd that is started right here would take itself for."""
+    """The rank that a program of spmd would be if it were started here."""
     asked = subprocess.run(
         [sys.executable, "-c", _SAY_WHO], capture_output=True, text=True, timeout=60
     )

@@ -103,14 +103,14 @@ class Record:
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """What must be equal on all ranks of the group."""
+        """The fields that must be equal on all ranks of the group."""
         names = ("kind", "op", "dtype", "shape", "axes", "detail")
         return tuple(_hashable(self.label.get(name, "")) for name in names)
 
 
 @dataclass(slots=True)
 class Flight:
-    """What one rank wrote down."""
+    """The records of one rank."""
 
     path: str
     process: int

@@ -71,7 +71,7 @@ def _chosen(timeline: Timeline) -> tuple[list[_Part], int]:
     if left_out:
         parts.sort(key=lambda part: part.end - part.begin, reverse=True)
         parts = parts[:MOST_PARTS]
-    # What contains comes before what lies inside: it is drawn first.
+    # An outer span comes before its inner spans: it is drawn first.
     return sorted(parts, key=lambda part: (part.rank, part.begin, -part.end)), left_out
 
 

@@ -63,7 +63,7 @@ class Late:
 
     @property
     def reason(self) -> str:
-        """What it did most often instead."""
+        """Its most frequent activity meanwhile."""
         return max(self.reasons, key=lambda name: (self.reasons[name], name), default="")
 
 
@@ -328,7 +328,7 @@ def _is_inside(record: Record, spans: list[tuple[int, int]]) -> bool:
 
 
 class _Before:
-    """What each rank did before it came to a meeting."""
+    """The activity of each rank before it came to a collective."""
 
     def __init__(self, timeline: Timeline):
         self.timeline = timeline
@@ -352,7 +352,7 @@ class _Before:
                     end = timeline.at(flight.rank, record.completed)
 
     def reason(self, meeting: Meeting) -> str:
-        """What the last rank did for most of the time by which it was late."""
+        """The activity of the last rank for most of the time by which it was late."""
         rank = meeting.last
         came = meeting.came[rank]
         since = max(self.last_left[rank, meeting.group, meeting.call], came - meeting.lateness)

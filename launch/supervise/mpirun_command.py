@@ -19,7 +19,7 @@ STALL_SECONDS = 600.0
 COLLECTIVE_TIMEOUT = "SPMD_COLLECTIVE_TIMEOUT"
 GUARD = str(Path(__file__).parents[1] / "guard.py")
 
-# What a former launcher told this process about *its* job must not reach the new one.
+# Variables that a former launcher set for *its* job must not reach the new one.
 FORMER_JOB = re.compile(
     r"(OMPI_COMM_WORLD_|PMIX_|PMI_|PMI\d?_|MPI_LOCAL|SPMD_(RANK_PROCESS|STACKS|RESTART)$)"
 )

@@ -21,7 +21,7 @@ from ..options import UsageError
 # A prompt has no line end: text of rank 0 that stays alone for so long is shown as it is.
 PROMPT_SECONDS = 0.1
 TAIL_LINES = 200
-# What was printed so many lines ago is still before the reader's eyes.
+# The reader still sees a line that was printed so many lines ago.
 SCREEN_LINES = 60
 # How long a line waits for the other ranks to say the same.
 COLLAPSE_SECONDS = 0.25

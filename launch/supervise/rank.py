@@ -116,7 +116,7 @@ class Guard:
         self.kills_before = out_of_memory_kills()
 
     def environment(self, cpus: list[int]) -> dict[str, str]:
-        """What the program sees."""
+        """The input that the program sees."""
         environ = {name: v for name, v in os.environ.items() if not name.startswith("SPMDRUN_")}
         for name in THREAD_VARIABLES:
             environ.setdefault(name, str(len(cpus)))

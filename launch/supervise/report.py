@@ -87,7 +87,7 @@ class Ending:
         return f"ended with exit code {self.code}{after}{step}"
 
     def fate(self) -> str:
-        """What became of a rank that was not the first to fail."""
+        """The end of a rank that was not the first to fail."""
         if self.code == 0:
             return "finished"
         if self.report.get("secondary"):

@@ -65,13 +65,13 @@ class View:
 
     @property
     def phase(self) -> int:
-        """What it says that it does."""
+        """The activity that it reports."""
         return self.page.get("phase", HOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is the matter with one rank that others wait for."""
+    """The state of one rank that others wait for."""
 
     rank: int
     kind: str  # the culprit class, one of those in docs/debugging.md
@@ -82,7 +82,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who waits where, and why."""
+    """The ranks that wait, where, and the reason."""
 
     waiting: tuple[tuple[Call, tuple[int, ...]], ...]
     findings: tuple[Finding, ...]
@@ -149,7 +149,7 @@ def explain(views: Sequence[View], soon: float = 1.0) -> Verdict | None:
 
 
 def _crossed(waiting: Sequence[tuple[Call, list[int]]]) -> list[Finding]:
-    """Nobody is missing who does not wait himself: ranks are in different collectives."""
+    """Every missing rank waits itself: ranks are in different collectives."""
     if len(waiting) == 1:
         call, ranks = waiting[0]
         text = f"came to {call.place} like all others: data is under way, or lost"
@@ -165,7 +165,7 @@ def _crossed(waiting: Sequence[tuple[Call, list[int]]]) -> list[Finding]:
 
 
 def judge(view: View, call: Call, soon: float) -> Finding:
-    """What keeps one rank from the collective in which others wait for it.
+    """The reason that keeps one rank from the collective in which others wait for it.
 
     What is certain comes first: how it ended, what the kernel says, what it says of itself. Only
     then its stack is read.

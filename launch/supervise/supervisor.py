@@ -165,7 +165,7 @@ class Supervisor:
             return code
 
     def listen(self, folder: str) -> tuple[socket.socket, str]:
-        """Open the door for the guards: a file on one host, a port where there are several."""
+        """Start to listen for the guards: at a file on one host, a port where there are several."""
         if not self.options.hostfile:
             path = os.path.join(folder, "channel")
             listener = socket.socket(socket.AF_UNIX)

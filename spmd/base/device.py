@@ -96,10 +96,13 @@ def _platform(backend: str | None) -> Platform:
 
 
 def devices(backend: str | None = None) -> list[Device]:
-    """All devices of all processes, in the order of their ids.
+    """List all devices of all processes, in the order of their ids.
 
-    >>> devices()[0]
-    CpuDevice(id=0)
+    `backend` is the platform's name, by default the one in use ("cpu"). The number of virtual CPU
+    devices is the int setting `num_cpu_devices`. Raises `DeviceError` if there is no such platform.
+
+    >>> spmd.devices()[0], len(spmd.devices())
+    (CpuDevice(id=0), 4)
     """
     return list(_platform(backend).devices())
 
@@ -107,7 +110,14 @@ def devices(backend: str | None = None) -> list[Device]:
 def local_devices(
     process_index: int | None = None, backend: str | None = None, host_id: int | None = None
 ) -> list[Device]:
-    """The devices of one process, by default this one."""
+    """List the devices of one process, by default this one.
+
+    `process_index` (or `host_id`, JAX's older name) is the int that numbers the process, and
+    `backend` the platform's name. Raises `DeviceError` if there is no such platform.
+
+    >>> len(spmd.local_devices())
+    4
+    """
     platform = _platform(backend)
     wanted = process_index if process_index is not None else host_id
     mine = platform.process()[0] if wanted is None else wanted
@@ -115,27 +125,57 @@ def local_devices(
 
 
 def device_count(backend: str | None = None) -> int:
-    """How many devices all processes have together."""
+    """Count the devices that all processes have together.
+
+    The result is an int, the size of `devices(backend)`; `backend` is the platform's name. Raises
+    `DeviceError` if there is no such platform.
+
+    >>> spmd.device_count()
+    4
+    """
     return len(_platform(backend).devices())
 
 
 def local_device_count(backend: str | None = None) -> int:
-    """How many devices this process has."""
+    """Count the devices that this process has.
+
+    The result is an int, the size of `local_devices()`; `backend` is the platform's name. Raises
+    `DeviceError` if there is no such platform.
+
+    >>> spmd.local_device_count()
+    4
+    """
     return len(local_devices(backend=backend))
 
 
 def process_index(backend: str | None = None) -> int:
-    """The number of this process: its rank."""
+    """Return the number of this process, an int scalar: its rank.
+
+    `backend` is the platform's name. Raises `DeviceError` if there is no such platform.
+
+    >>> spmd.process_index()
+    0
+    """
     return _platform(backend).process()[0]
 
 
 def process_count(backend: str | None = None) -> int:
-    """How many processes the job has."""
+    """Return how many processes the job has, an int scalar.
+
+    `backend` is the platform's name. Raises `DeviceError` if there is no such platform.
+
+    >>> spmd.process_count()
+    1
+    """
     return _platform(backend).process()[1]
 
 
 def default_backend() -> str:
-    """The platform in use: "cpu" or "cuda"."""
+    """Return the name of the platform in use: "cpu" or "cuda".
+
+    >>> spmd.default_backend()
+    'cpu'
+    """
     return config.platform
 
 

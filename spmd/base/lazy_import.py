@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from spmd.base.context import undisturbed
-from spmd.base.fork_locks import guard
+from spmd.base.fork import guard
 from spmd.base.util import importing
 
 # A child would wait for ever for a module that another thread of its parent was importing.
@@ -32,33 +32,34 @@ class Deferred:
         return value
 
 
-def later(package: str, modules: tuple[str, ...] = (), more: str = "") -> Callable[[str], Any]:
-    """`__getattr__` of a package: it imports what is asked for when it is asked for.
+def attach(
+    package: str, modules: Sequence[str] = (), more: str = ""
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package that imports some of its names when asked (PEP 562).
 
     These are `modules` of it, and the public names of its module `more`, which lists what few
     programs use. `__all__` is all of it.
     """
+    here = vars(sys.modules[package])
+
+    def listed() -> dict[str, Any]:
+        return vars(_load(f"{package}.{more}")) if more else {}
 
     def find(name: str) -> Any:
         if name in modules:
             return _load(f"{package}.{name}")
-        here = vars(sys.modules[package])
-        listed = vars(_load(f"{package}.{more}")) if more and not name.startswith("_") else {}
-        if name in listed:
-            here[name] = listed[name]  # found without this function from now on
-            return listed[name]
         if name == "__all__":
-            return all_names(package, modules, more)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            return all_names()
+        if name.startswith("_") or name not in listed():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = here[name] = listed()[name]  # found without this function from now on
+        return value
 
-    return find
+    def all_names() -> list[str]:
+        names = {*here, *modules, *listed()} - {"annotations"}
+        return sorted(name for name in names if not name.startswith("_"))
 
-
-def all_names(package: str, modules: tuple[str, ...] = (), more: str = "") -> list[str]:
-    """The public names of a package that has some `later`."""
-    listed = vars(_load(f"{package}.{more}")) if more else ()
-    names = {*vars(sys.modules[package]), *modules, *listed} - {more, "annotations"}
-    return sorted(name for name in names if not name.startswith("_"))
+    return find, all_names
 
 
 def _load(name: str) -> ModuleType:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from spmd.base.errors import DimensionError
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -71,9 +73,9 @@ def inverse_permutation(perm: Sequence[int]) -> tuple[int, ...]:
 
 
 def canonical_dim(dim: int, ndim: int, what: str = "axis") -> int:
-    """Turn a possibly negative dim into one in `range(ndim)`; raise an IndexError otherwise."""
+    """Turn a possibly negative dim into one in `range(ndim)`; raise a DimensionError otherwise."""
     if not -ndim <= dim < ndim:
-        raise ValueError(f"{what} {dim} is out of bounds for an array of {ndim} dimensions")
+        raise DimensionError(f"{what} {dim} is out of bounds for an array of {ndim} dimensions")
     return dim + ndim if dim < 0 else dim
 
 

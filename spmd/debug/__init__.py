@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from spmd.base.errors import ArgumentError
 from spmd.base.lazy_import import Deferred
+from spmd.compile.lazy import allocator as _allocator
+from spmd.compile.lazy import async_queue as _queue
 from spmd.debug.debugger import debug_breakpoint as breakpoint
 from spmd.debug.picture import (
     inspect_array_sharding,
@@ -46,8 +48,7 @@ __all__ = [
     "visualize_sharding",
 ]
 
-_allocator = Deferred("spmd.compile.native.runtime.allocator")
-_queue = Deferred("spmd.compile.native.runtime.async_queue")
+# Not in `compile/lazy.py`: no module of the compiler names one of a higher floor.
 _explain = Deferred("spmd.debug.explain")
 _timing = Deferred("spmd.debug.timing")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spmd.compile.executable.memory_analysis import MemoryAnalysis, memory_of
-from spmd.compile.executable.mesh_executable import MeshExecutable
 from spmd.compile.executable.select import MeshProgram
 from spmd.compile.passes.pipeline import PASSES, Report, run_passes
 from spmd.compile.schedule.cost_model import Cost, cost_of
@@ -172,16 +171,14 @@ def explain(fun: Callable[..., Any], args: Any, kwargs: Any, lines: int) -> Expl
 
 def _exchanges(program: Program) -> tuple[str, ...]:
     executable = program.executable
-    return tuple(executable.executable.exchanges) if isinstance(executable, MeshProgram) else ()
+    return tuple(executable.core.exchanges) if isinstance(executable, MeshProgram) else ()
 
 
 def _device_jaxpr(program: Program) -> tuple[ClosedJaxpr, Sequence[Any]]:
     """What goes through the passes: of a mapped function, the program of a device."""
     executable = program.executable
     if isinstance(executable, MeshProgram):
-        core = executable.executable
-        assert isinstance(core, MeshExecutable)
-        return executable.params["jaxpr"], core.passes
+        return executable.params["jaxpr"], executable.core.passes
     return program.traced.jaxpr, PASSES
 
 

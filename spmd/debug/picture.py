@@ -83,7 +83,7 @@ def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> No
     """Call `callback` with the sharding of an array, or of each array of a pytree.
 
     In a traced function it is called when the function is traced: what `jit` compiles holds each
-    value on one device. In the per-device code of `pmap` and `shard_map` a value is the piece of
+    value on one device. In the per-device code of `pmap` and `shard_map` a value is the shard of
     one device; there the call comes when the program runs, for each device with its own.
 
     >>> import spmd, spmd.numpy as snp
@@ -107,10 +107,10 @@ def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> No
 
 @record
 class _OfDevice:
-    """Calls back with the sharding of a piece; equal for equal callbacks."""
+    """Calls back with the sharding of a shard; equal for equal callbacks."""
 
     callback: Callable[[Any], None]
 
-    def __call__(self, piece: Any) -> None:
+    def __call__(self, shard: Any) -> None:
         device = here().device
         self.callback(SingleDeviceSharding(default_device() if device is None else device))

@@ -9,18 +9,15 @@ from typing import Any
 
 from spmd.api.compiled import jit
 from spmd.base.source import UNKNOWN, Source
-from spmd.base.util import product
 from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.dispatch.stages import Traced
 from spmd.compile.executable.executable import Executable
-from spmd.compile.executable.mesh_executable import MeshExecutable
 from spmd.compile.executable.select import MeshProgram, compile_program
 from spmd.compile.lower.steps import (
     Branch,
     Contract,
     Copy,
     Exchange,
-    Host,
     Launch,
     Loop,
     Multiply,
@@ -29,9 +26,9 @@ from spmd.compile.lower.steps import (
     RankExchange,
     Schedule,
     Step,
-    While,
     blocks,
 )
+from spmd.compile.native.program.steps import rounds_of
 from spmd.compile.schedule.cost_model import Cost, step_cost
 from spmd.compile.schedule.memory_plan import Plan
 
@@ -46,10 +43,9 @@ class Program:
     compile_seconds: float
 
     @property
-    def core(self) -> Executable | MeshExecutable:
+    def core(self) -> Executable:
         """What holds the schedule: of a mapped function, the program that each device runs."""
-        executable = self.executable
-        return executable.executable if isinstance(executable, MeshProgram) else executable
+        return self.executable.core
 
     @property
     def schedule(self) -> Schedule:
@@ -64,7 +60,7 @@ class Program:
     @property
     def devices(self) -> int:
         """How many devices of this process run the steps."""
-        return len(self.core.devices) if isinstance(self.core, MeshExecutable) else 1
+        return self.core.count
 
 
 def compile_call(
@@ -115,15 +111,7 @@ def _infos(steps: Sequence[Step], depth: int, rounds: int) -> Iterator[StepInfo]
         source = source if isinstance(source, Source) else UNKNOWN
         yield StepInfo(kind, name, source, depth, rounds, step_cost(step), step)
         for block in blocks(step):
-            yield from _infos(block, depth + 1, rounds * _trips(step))
-
-
-def _trips(step: Step) -> int:
-    if isinstance(step, Loop):
-        return step.trips
-    if isinstance(step, Parallel):
-        return product(step.trips)
-    return 1
+            yield from _infos(block, depth + 1, rounds * rounds_of(step))
 
 
 def describe(step: Step) -> tuple[str, str]:
@@ -144,8 +132,6 @@ def describe(step: Step) -> tuple[str, str]:
             return "contraction", what if name == "conv" else f"{what} {name}"
         case Copy(nbytes=nbytes):
             return "copy", f"{nbytes} bytes"
-        case Host(name=name):
-            return "host", name
         case Exchange():
             return "collective", f"{step.kind} {step.name}"
         case RankExchange():
@@ -154,8 +140,6 @@ def describe(step: Step) -> tuple[str, str]:
             return "loop", f"{trips} rounds"
         case Parallel(trips=trips):
             return "parallel", f"{'x'.join(map(str, trips))} rounds"
-        case While():
-            return "while", ""
         case Branch(branches=branches):
             return "branch", f"one of {len(branches)}"
     return type(step).__name__.lower(), str(getattr(step, "name", ""))

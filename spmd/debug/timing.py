@@ -208,7 +208,7 @@ class _Watched(Builder):
             self._around = outside
         return made
 
-    def parallel(self, step: Parallel) -> NativeStep:
+    def parallel(self, step: Parallel[Step]) -> NativeStep:
         if step.number not in self.plan.lanes.chosen:
             return super().parallel(step)
         # Each lane has a record of its own, in which nothing was measured before its first round.
@@ -230,14 +230,13 @@ def _twin(program: Program) -> tuple[Executable | MeshProgram, _Watched, list[np
     records = [np.zeros(builder.nbytes // 8, np.int64) for _ in range(program.devices)]
     twin = copy.copy(program.core)
     twin.native = build_program(builder.program(program.devices))
-    twin._pack = struct.Struct(f"{twin.native.frame_words}q").pack
-    if isinstance(twin, Executable):
-        twin.const_pointers = [*twin.const_pointers, records[0].__array_interface__["data"][0]]
+    twin.pack_frames = struct.Struct(f"{twin.native.frame_words}q").pack
+    pairs = zip(twin.const_pointers, records, strict=True)
+    twin.const_pointers = [[*each, r.__array_interface__["data"][0]] for each, r in pairs]
+    if not isinstance(program.executable, MeshProgram):
         return twin, builder, records
-    twin._consts = [*twin._consts, records]
-    assert isinstance(program.executable, MeshProgram)
     whole = copy.copy(program.executable)
-    whole.executable = twin
+    whole.core = twin
     return whole, builder, records
 
 

@@ -25,7 +25,7 @@ from spmd.transport.origin import NOWHERE, Origin
 _LAYOUT = struct.Struct("<HHIqq24s48s160s")
 CALL_BYTES = _LAYOUT.size
 assert CALL_BYTES == 256
-# What ranks must agree about; the text that follows names the program as well, for the report.
+# Ranks must agree about these fields; the text after them names the program, for the report.
 LAW_BYTES = 96
 _ELLIPSIS = b" ..."
 _OPS = (None, *ReduceOp)

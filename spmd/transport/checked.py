@@ -274,7 +274,7 @@ class CheckedCommunicator(abc.ABC):
 
 
 def zero(out: np.ndarray) -> None:
-    """What a rank receives when no rank sends to it."""
+    """The result of a rank that no rank sends to."""
     out.view(np.uint8)[...] = 0  # by bytes: not every extension dtype can be assigned an int
 
 

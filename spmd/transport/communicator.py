@@ -1,4 +1,4 @@
-"""The only door to the outside: one small interface that every transport implements.
+"""The only way to other ranks: one small interface that every transport implements.
 
 A `Communicator` is a fixed group of ranks. All its calls are *collective*: every rank of the group
 makes the same calls in the same order. What each call means, for rank `r` of `n`:

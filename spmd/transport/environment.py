@@ -30,7 +30,7 @@ FAULTS = "SPMD_INJECT"
 
 @record
 class Environment:
-    """What the environment says. `size` is None where only MPI knows it."""
+    """The job as the environment describes it. `size` is None where only MPI knows it."""
 
     source: str
     rank: int = 0

@@ -63,7 +63,7 @@ class Fault:
     bit: int = 0
 
 
-# What a fault may and must say besides its rank, when and attempt.
+# The optional and required keys of a fault besides its rank, when and attempt.
 _KEYS = {
     "delay": {"s": "seconds"},
     "kill": {"signal": "signal"},

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from spmd.base.digest import blake2b
+from spmd.base.fork import after_fork_in_child
 from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.transport.call_signature import Call
 
@@ -244,8 +245,7 @@ class Flight:
 
 
 FLIGHT = Flight()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=FLIGHT.forget)
+after_fork_in_child(FLIGHT.forget)
 
 
 class GroupLog:

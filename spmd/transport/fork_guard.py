@@ -10,12 +10,13 @@ import os
 from typing import Any, NoReturn
 
 from spmd.base.errors import LaunchError
+from spmd.base.fork import after_fork_in_child
 from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.transport.shm.native_state import NativeState
 
 
 class ForkedCommunicator(CheckedCommunicator):
-    """What a communicator becomes in a forked child: every call raises."""
+    """The communicator of a forked child: every call raises."""
 
     def _refuse(self, *args: Any, **keywords: Any) -> NoReturn:
         raise LaunchError(
@@ -31,7 +32,7 @@ class ForkedCommunicator(CheckedCommunicator):
 
 def disarm_children() -> None:
     """From now on, in a child made by `os.fork` the communicators of this process refuse."""
-    os.register_at_fork(after_in_child=_disarm)
+    after_fork_in_child(_disarm)
 
 
 def _disarm() -> None:

@@ -11,12 +11,13 @@ calls it; a thread that asks now and then does, and sleeps in between, so that i
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
 
+from spmd.base.background import Worker
 from spmd.base.errors import SpmdError
+from spmd.base.fork import after_fork_in_child
 
 # How long a program that failed lets exchanges come to their end before it calls them off: ranks
 # that are well get theirs.
@@ -51,21 +52,20 @@ class Request:
 
 
 class CalledOffError(SpmdError):
-    """What a transfer ends with whose program has failed meanwhile."""
+    """The error of a transfer whose program has failed meanwhile."""
 
 
 class ProgressThread:
     """The thread that makes exchanges, started with the first of them."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.forget()
+        self._worker = Worker("spmd progress", daemon=True)
+        self._forget()
+        after_fork_in_child(self._forget)
 
-    def forget(self) -> None:
-        """Begin anew: in a forked child there is no such thread."""
-        self._queue: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._ident = 0
+    def _forget(self) -> None:
+        """Begin anew: in a forked child nothing is in flight."""
+        self._lock = threading.Lock()
         self._newest: Request | None = None
         self._error: BaseException | None = None
         self._called_off = False
@@ -73,32 +73,28 @@ class ProgressThread:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is the courier who asks."""
-        return threading.get_ident() == self._ident
+        """Whether this is the progress thread."""
+        thread = self._worker.thread
+        return thread is not None and thread.ident == threading.get_ident()
 
     def send(self, move: Callable[[], None]) -> Request:
         """Let the thread call `move` when it has made what was sent before."""
         transfer = Request(move)
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="spmd courier", daemon=True)
-                self._thread.start()
+            if not self._worker.submit(lambda: self._make(transfer)):
+                self._make(transfer)  # without a thread nothing else is in flight
             self._newest = transfer
-            self._queue.put(transfer)
         return transfer
 
-    def _run(self) -> None:
-        self._ident = threading.get_ident()
-        while True:
-            transfer = self._queue.get()
-            # After an error the ranks are no longer in step: what was sent behind it is not begun.
-            error = self._error
-            if error is None:
-                try:
-                    transfer.move()
-                except BaseException as raised:
-                    error = self._error = raised
-            transfer.end(error)
+    def _make(self, transfer: Request) -> None:
+        # After an error the ranks are no longer in step: what was sent behind it is not begun.
+        error = self._error
+        if error is None:
+            try:
+                transfer.move()
+            except BaseException as raised:
+                error = self._error = raised
+        transfer.end(error)
 
     def await_(self, transfer: Request, seconds: float | None = None) -> bool:
         """Wait for a transfer, which may take the core of who waits; False if it takes longer."""
@@ -111,14 +107,14 @@ class ProgressThread:
                 self._awaited -= 1
 
     def pause(self) -> None:
-        """In the courier, between two looks whether data has moved: let others compute."""
+        """In the progress thread, between two looks whether data has moved: let others compute."""
         if self._awaited:
             os.sched_yield()
         else:
             time.sleep(PAUSE_SECONDS)
 
     def drain(self) -> None:
-        """Return when nothing is in flight; at once for the courier itself."""
+        """Return when nothing is in flight; at once in the progress thread itself."""
         newest = self._newest
         if newest is not None and not newest.has_ended and not self.is_here:
             self.await_(newest)
@@ -135,11 +131,9 @@ class ProgressThread:
         self._error = None
 
     def check(self) -> None:
-        """Raise in the courier if the exchange that it waits in has been called off."""
+        """Raise in the progress thread if the exchange that it waits in has been called off."""
         if self._called_off and self.is_here:
             raise CalledOffError("an exchange in flight was called off: its program has failed")
 
 
 PROGRESS = ProgressThread()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=PROGRESS.forget)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from spmd.base.background import start_thread
 from spmd.base.config import config
 from spmd.transport import flight_recorder as flight
 from spmd.transport.flight_recorder import FLIGHT, RECORDS
@@ -58,8 +59,8 @@ class Tracer:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._write_page(finished=False)
-        self._thread = threading.Thread(target=self._run, name="spmd trace", daemon=True)
-        self._thread.start()
+        # Without a thread the file gets what the ring holds in the end, and how many are lost.
+        self._thread = start_thread(self._run, "spmd trace", daemon=True)
 
     def _remove_what_a_former_job_left(self) -> None:
         if self.rank == 0:
@@ -81,7 +82,7 @@ class Tracer:
             fresh = np.arange(max(self._next, count + 1 - RECORDS), count)
             numbers = np.concatenate([self._unfinished, fresh])
             rows = self._ring[numbers % RECORDS]
-            # What was replaced while we copied is worth nothing.
+            # A record that was replaced during the copy is invalid.
             oldest = FLIGHT.words[flight.COUNT] + 1 - RECORDS
             whole = (rows[:, flight.SEQUENCE] == numbers + 1) & (numbers >= oldest)
             done = whole & (rows[:, flight.COMPLETED] != 0)
@@ -112,7 +113,7 @@ class Tracer:
         if os.getpid() != self._process or self._stop.is_set():
             return
         self._stop.set()
-        if threading.current_thread() is not self._thread:
+        if self._thread not in (None, threading.current_thread()):
             self._thread.join(5.0)
         self.drain()
         self._append(self._ring[self._unfinished % RECORDS])

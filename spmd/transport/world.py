@@ -34,7 +34,7 @@ from spmd.transport.flight_recorder import (
 from spmd.transport.process_exit import ExitHooks
 from spmd.transport.single import SingleCommunicator
 
-# What only a job of several ranks needs.
+# Only a job of several ranks needs these modules. `compile/lazy.py` is on a higher floor.
 forks = Deferred("spmd.transport.fork_guard")
 inject = Deferred("spmd.transport.fault_injection")
 mpi_transport = Deferred("spmd.transport.mpi.communicator")

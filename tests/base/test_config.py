@@ -11,13 +11,13 @@ from spmd.base.config import JAX_NAMES, SETTINGS, TRACING_SETTINGS, Config
 from spmd.base.errors import ArgumentError
 
 
-def test_defaults():
+def test_settings_have_their_defaults_without_an_environment():
     config = Config({})
     for setting in SETTINGS:
         assert getattr(config, setting.name) == setting.default
 
 
-def test_environment():
+def test_environment_variables_are_parsed_and_checked():
     config = Config(
         {"SPMD_NUM_CPU_DEVICES": "8", "SPMD_ENABLE_X64": "true", "SPMD_DISABLE_JIT": "0"}
     )
@@ -128,7 +128,7 @@ def test_the_setting_of_an_attribute_takes_effect():
     assert snp.arange(3.0).dtype == double(np.float64(1)).dtype == "float32"
 
 
-def test_override_comes_back_and_listeners_hear():
+def test_override_restores_the_value_and_calls_listeners():
     config = Config({})
     heard = []
     config.on_update("enable_x64", heard.append)

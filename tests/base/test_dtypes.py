@@ -74,7 +74,7 @@ def test_canonical_is_narrow_unless_asked(given, narrow):
 
 
 @pytest.mark.parametrize("bad", ["no such", "S3", "datetime64[s]", object])
-def test_other_dtypes_are_refused(bad):
+def test_unsupported_dtypes_are_refused(bad):
     with pytest.raises(DtypeError):
         dtypes.canonical(bad)
 
@@ -88,7 +88,7 @@ def test_keys_and_numbers_do_not_mix():
         dtypes.promote((number, (dtypes.float0, False)))
 
 
-def test_names():
+def test_dtypes_have_short_and_long_names():
     assert dtypes.short_name(np.dtype("float32")) == "f32"
     assert dtypes.short_name(dtypes.bfloat16) == "bf16"
     assert dtypes.long_name(dtypes.key_dtype) == "key<fry>"
@@ -103,7 +103,7 @@ def test_classes_are_numpy_s(dtype):
     assert not dtypes.issubdtype(dtype, dtypes.prng_key)
 
 
-def test_limits():
+def test_finfo_and_iinfo_give_the_limits_of_every_dtype():
     assert float(dtypes.finfo(dtypes.bfloat16).eps) == 2**-7
     assert dtypes.iinfo(np.int8).max == 127
     for dtype in dtypes.ORDERED:
@@ -119,7 +119,7 @@ def test_parts_of_complex_dtypes():
     assert dtypes.tangent_dtype(np.dtype("int8")) == dtypes.float0
 
 
-def test_questions_about_values_and_dtypes():
+def test_result_types_and_sizes_in_bits_are_given():
     from spmd import dtypes as public
 
     assert public.result_type(1.0, np.int8(2)) == np.float32

@@ -51,7 +51,7 @@ assert sorted(found) == sorted(f"spmd.{name}" for name in names), found
 
 
 @pytest.mark.parametrize("program", [INSIDE, IN_THREADS], ids=["inside", "in_threads"])
-def test_late_imports(program):
+def test_deferred_modules_are_imported_at_their_first_use(program):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -132,7 +132,7 @@ def behaviour(cls, args):
 
 
 @pytest.mark.parametrize(("pair", "args"), EXAMPLES)
-def test_instances(pair, args):
+def test_records_behave_as_dataclasses(pair, args):
     theirs, ours = pair
     assert behaviour(ours, args) == behaviour(theirs, args)
 
@@ -156,7 +156,7 @@ def test_one_field_is_compared_as_a_tuple_of_it():
     assert (theirs(nan) == theirs(nan)) is (ours(nan) == ours(nan)) is True
 
 
-def test_patterns():
+def test_records_match_patterns():
     Ours = Point[1]
     match Ours(1, (2,)):
         case Ours(2):
@@ -173,7 +173,7 @@ class Importable:
     y: str = "a"
 
 
-def test_pickles():
+def test_records_can_be_pickled_and_copied():
     x = Importable(1, "b")
     assert pickle.loads(pickle.dumps(x)) == x
     assert copy.deepcopy([x]) == [x]

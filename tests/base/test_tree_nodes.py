@@ -21,7 +21,7 @@ def test_one_level_of_a_tree():
         tree_util.flatten_one_level(1.0)
 
 
-def test_structures_tell_their_children():
+def test_structures_give_their_children():
     structure = tree.structure([(1, 2), 3, None])
     assert tree_util.treedef_children(structure) == [tree.structure(t) for t in [(1, 2), 3, None]]
     assert [tree_util.treedef_is_leaf(s) for s in structure.children] == [False, True, False]
@@ -55,7 +55,7 @@ def test_static_fields_of_dataclasses():
     assert leaves == [2.0] and structure.unflatten([3.0]) == Layer(3.0, "w")
 
 
-def test_prefixes_are_spread():
+def test_prefixes_are_broadcast_over_subtrees():
     assert tree.broadcast((0, None), ({"a": 7, "b": 8}, [9])) == ({"a": 0, "b": 0}, [None])
     with pytest.raises(errors.PytreeError, match="prefix_tree"):
         tree.broadcast((0, 1, 2), (1, 2))
@@ -85,7 +85,7 @@ def test_an_empty_tree_needs_an_identity():
         tree.reduce_associative(max, {})
 
 
-def test_leaves_can_be_told_by_their_path():
+def test_leaves_are_chosen_by_their_path():
     pairs = tree.leaves_with_path(
         {"a": [1, 2], "b": [3]}, lambda path, x: tree_util.keystr(path) == "['a']", True
     )

@@ -28,7 +28,7 @@ def test_a_collector_that_the_user_disabled_stays_so():
         gc.enable()
 
 
-def test_what_was_imported_is_old_for_the_collector_and_not_frozen():
+def test_imported_objects_are_old_for_the_collector_and_not_frozen():
     with importing():
         made = [[] for _ in range(100)]
     assert gc.isenabled()
@@ -37,7 +37,7 @@ def test_what_was_imported_is_old_for_the_collector_and_not_frozen():
     assert gc.get_freeze_count() == 0
 
 
-def test_what_the_program_froze_stays_frozen():
+def test_objects_that_the_program_froze_stay_frozen():
     # One object that stays: how many are frozen changes by itself, since frozen ones may die.
     kept: list[object] = [object]
     gc.freeze()

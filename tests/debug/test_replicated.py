@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,19 @@ import spmd
 import spmd.numpy as snp
 from spmd.base.errors import ArgumentError, ReplicaError
 from spmd.debug import assert_replicated
-from spmd.debug.replicated import _copies, _Leaf, compare
 from spmd.sharding import NamedSharding
 from spmd.sharding import PartitionSpec as P
 from spmd.sharding.array import from_numpy, from_shards
+from spmd.transport import world
 from spmd.transport.threads import LocalCommunicator, LocalGroup
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch) -> threading.local:
+    """Threads as ranks: the communicator of all ranks is what a thread sets as `comm`."""
+    own = threading.local()
+    monkeypatch.setattr(world, "world", lambda: own.comm)
+    return own
 
 
 def test_equal_copies_are_fine():
@@ -59,13 +68,13 @@ def test_copies_of_a_sharded_array():
         ([np.arange(3), np.arange(3), np.arange(3) * 2], "by up to 2 at [2]: 2 on rank 0, 4 on"),
     ],
 )
-def test_ranks_that_differ_all_raise_the_same(values: list[Any], told: str):
+def test_ranks_that_differ_all_raise_the_same(ranks: Any, values: list[Any], told: str):
     def body(comm: LocalCommunicator) -> str:
-        leaves = [_Leaf("['w']", _copies(np.asarray(values[comm.rank]), False))]
-        leaves.append(_Leaf("['b']", _copies(np.zeros(2), False)))
+        ranks.comm = comm
+        w, b = np.asarray(values[comm.rank]), np.zeros(2)
         with pytest.raises(ReplicaError) as caught:
-            compare(comm, leaves, "train.py:3")
-        compare(comm, leaves[1:], "train.py:4")  # the ranks are still in step
+            assert_replicated({"w": w, "b": b})
+        assert_replicated({"b": b})  # the ranks are still in step
         return str(caught.value)
 
     texts = LocalGroup(3).run(body)
@@ -73,11 +82,12 @@ def test_ranks_that_differ_all_raise_the_same(values: list[Any], told: str):
     assert "['w']" in texts[0] and told in texts[0] and "['b']" not in texts[0]
 
 
-def test_a_leaf_that_only_some_ranks_have():
+def test_a_leaf_that_only_some_ranks_have_is_named(ranks: Any):
     def body(comm: LocalCommunicator) -> str:
-        names = ["['w']", "['b']"] if comm.rank else ["['w']"]
+        ranks.comm = comm
+        names = ["w", "b"] if comm.rank else ["w"]
         with pytest.raises(ReplicaError) as caught:
-            compare(comm, [_Leaf(n, _copies(np.zeros(2), False)) for n in names], "train.py:3")
+            assert_replicated({name: np.zeros(2) for name in names})
         return str(caught.value)
 
     texts = LocalGroup(3).run(body)

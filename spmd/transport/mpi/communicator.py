@@ -324,7 +324,7 @@ class MpiCommunicator(CheckedCommunicator):
         return arrived
 
     def _finish(self, *requests: Any) -> None:
-        """Wait in the courier for data: by looking now and then, since MPI itself would spin."""
+        """Wait in the progress thread: look for data now and then, since MPI itself would spin."""
         while not self._mpi.Request.Testall(list(requests)):
             PROGRESS.pause()
 

@@ -40,7 +40,7 @@ from spmd.transport.shm.plan import (
 # While each reads at most so much from all others together, it reduces everything for itself: that
 # is one meeting less, and nothing changes hands twice.
 WHOLE_BYTES = 1 << 20
-# What several devices of a process have together is combined first, in such chunks.
+# Values of several devices of a process are combined first, in such chunks.
 COMBINED_BYTES = 4 << 20
 
 

@@ -24,7 +24,7 @@ DIGEST = 13  # of the call that there is trouble with
 UNREAD = 14  # the rank whose memory could not be read
 WORDS = 16
 
-# What native code says when it calls `trouble(what)`; 0 lets it go on waiting.
+# The reasons for which native code calls `trouble(what)`; it waits on if the answer is 0.
 WAITING, DIFFERENT, UNREADABLE = range(3)
 
 _TROUBLE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
@@ -71,7 +71,7 @@ class NativeState:
         self._trouble = trouble
 
     def take(self) -> BaseException:
-        """What made native code stop."""
+        """The exception that made native code stop."""
         raised, self._raised = self._raised, None
         assert raised is not None
         return raised

@@ -1,10 +1,10 @@
-"""A collective over shared memory as a fixed list of copies, reductions and meetings.
+"""A collective over shared memory as a fixed list of copies, reductions and barriers.
 
 The one idea: shapes are known before a program runs, so which bytes go to which slot in which step
 is data, made once: `ExchangePlan`. Native code walks the list without knowing any collective
-(`compile/native/runtime/ir/rank_collectives.py`), and `shm_interpret` walks it with NumPy, as its
-slow twin. For flat buffers the bytes in the slots are those of `ShmCommunicator`'s methods, in the
-same steps: a rank may run either.
+(`compile/native/runtime/ir/rank_collectives.py`), and `ShmCommunicator.run_rounds` walks it with
+NumPy, as its slow twin. For flat buffers the bytes in the slots are those of `ShmCommunicator`'s
+methods, in the same steps: a rank may run either.
 
 A process with several devices gives and gets several buffers. They meet in the order of the
 devices: a reduction combines a process's own first, then the processes'.
@@ -115,7 +115,7 @@ Action = Copy | Clear | Reduce | Barrier | Publish | Read
 
 @record
 class ExchangePlan:
-    """What one rank does in one collective."""
+    """The steps of one rank in one collective."""
 
     call: Call
     actions: tuple[Action, ...]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,11 +46,16 @@ def test_what_is_older_than_the_job_stays(folder: Path):
 def test_folders_of_flight_files(folder: Path, monkeypatch):
     """Of a job that is over and was killed; not of one that runs, and not of a young one."""
     old, used, young = (folder / f"spmdrun-flight-{k}-x" for k in (1, 2, 3))
-    for path in (old, used, young):
+    for path in (old, used):
         path.mkdir()
         (path / "rank-0.flight").write_bytes(bytes(64))
+    while not young.exists() or young.stat().st_ctime <= used.stat().st_ctime:
+        shutil.rmtree(young, ignore_errors=True)  # the clock of a file system has coarse steps
+        young.mkdir()
+        (young / "rank-0.flight").write_bytes(bytes(64))
     assert sweeping.sweep_flights() == []  # all of them are young
-    monkeypatch.setattr(sweeping, "_is_old", lambda path, before: path != young)
+    now = young.stat().st_ctime + sweeping.YOUNG_SECONDS
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(time=lambda: now))
     with open(used / "rank-0.flight", "rb"):
         assert sweeping.sweep_flights() == [str(old)]
     assert not old.exists() and used.exists() and young.exists()
