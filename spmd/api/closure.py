@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from spmd.api.flat import FlatFunction
 from spmd.base.dtypes import is_inexact
@@ -20,19 +20,23 @@ from spmd.core.rewrite import eval_jaxpr
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 # ---- closure_convert ---------------------------------------------------------------------------
 
 
 def closure_convert(
     fun: Callable[..., Any], *example_args: Any
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """A function that takes what `fun` closes over as further arguments, and these values.
+    """Make what `fun` closes over further arguments of it.
 
-    What is moved out are traced floating-point values: those that a derivative may be taken with
-    respect to. `fun` is traced at the shapes of `example_args`; the result accepts those only. Use
-    it in a function with a custom rule (`custom_vjp`) that takes functions as arguments.
+    The result is a pair: the function, and the list of these values. What is moved out are traced
+    floating-point values: those that a derivative may be taken with respect to. `fun` is traced at
+    the shapes and dtypes of `example_args`; the result accepts those only, and raises `PytreeError`
+    for another structure. Use it in a function with a custom rule (`custom_vjp`) that takes
+    functions as arguments.
 
-    >>> import spmd, spmd.numpy as snp
     >>> def outer(y):
     ...     g, consts = spmd.closure_convert(lambda x: snp.sin(x) * y, 0.0)
     ...     return len(consts), g(1.0, *consts)
@@ -88,14 +92,14 @@ class _Rule:
         return tree_unflatten(self.out_tree, outs)
 
 
-def custom_gradient(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function its own reverse derivative, returned beside its value.
+def custom_gradient(fun: Callable[P, tuple[R, Any]]) -> Callable[P, R]:
+    """Give `fun` its own reverse derivative, which it returns beside its value.
 
     `fun(*args)` returns `(value, vjp)`, where `vjp(cotangent)` returns one cotangent for each
-    argument (a tuple if there are several) and may use anything that `fun` computed. As with
-    `custom_vjp`, there is no forward derivative.
+    argument, of its shape and dtype (a tuple if there are several), and may use anything that `fun`
+    computed. As with `custom_vjp`, there is no forward derivative. Raises `GradError` if `fun`
+    returns no such pair.
 
-    >>> import spmd
     >>> @spmd.custom_gradient
     ... def f(x):
     ...     return x**2, lambda ct: ct * x
@@ -103,8 +107,10 @@ def custom_gradient(fun: Callable[..., Any]) -> Callable[..., Any]:
     (9.0, Array(3., dtype=float32, weak_type=True))
     """
 
+    call: Callable[..., Any] = fun
+
     def pair(*args: Any) -> tuple[Any, Callable[..., Any]]:
-        found = fun(*args)
+        found = call(*args)
         if not (isinstance(found, tuple) and len(found) == 2 and callable(found[1])):
             raise GradError(
                 f"custom_gradient({function_name(fun)}): the function must return a pair "
@@ -116,7 +122,7 @@ def custom_gradient(fun: Callable[..., Any]) -> Callable[..., Any]:
     def value(*args: Any) -> Any:
         return pair(*args)[0]
 
-    wrapped = custom_vjp(value)
+    wrapped: Any = custom_vjp(value)
 
     def forward(*args: Any) -> tuple[Any, _Rule]:
         out, rule = pair(*args)

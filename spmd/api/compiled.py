@@ -4,9 +4,59 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from spmd.compile.dispatch.jit import JitFunction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+if TYPE_CHECKING:
+    from spmd.compile.dispatch.stages import Lowered, Traced
+
+    class Jitted(Protocol[P, R_co]):
+        """What type checkers see of a `JitFunction`: the function, and the stages of a call."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+        def __get__(self, instance: Any, owner: Any = None) -> Any: ...
+
+        def trace(self, *args: Any, **kwargs: Any) -> Traced: ...
+
+        def lower(self, *args: Any, **kwargs: Any) -> Lowered: ...
+
+        def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def clear_cache(self) -> None: ...
+
+
+@overload
+def jit(
+    fun: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    inline: bool = False,
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    fun: None = None,
+    *,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    device: Any = None,
+    inline: bool = False,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
 def jit(
@@ -20,15 +70,25 @@ def jit(
     device: Any = None,
     inline: bool = False,
 ) -> Any:
-    """Trace a function once for each signature of its arguments, and run it compiled.
+    """Compile `fun`: trace it once for each signature of its arguments, and run machine code.
 
     A signature is the arguments' structure, shapes, dtypes and weak types, and the values of the
-    static arguments, which must be hashable. Donated arguments may be overwritten by the results
-    and cannot be used afterwards. Python side effects happen only while tracing. Raises an
-    `ArgumentError` that names a non-static argument which is no array.
+    static arguments (`static_argnums`, `static_argnames`), which must be hashable. The result takes
+    the parameters of `fun` and returns what `fun` does. Donated arguments (`donate_argnums`,
+    `donate_argnames`) may be overwritten by the results and cannot be used afterwards. Results lie
+    on `device` if it is given. With `inline`, a `jit` inside another leaves no call in its jaxpr.
+    `keep_unused` is accepted for JAX's sake. Without `fun` this is a decorator with options. Python
+    side effects happen only while tracing.
 
-    >>> jit(lambda x: x * 2 + 1)(3.0)
+    Raises `ArgumentError` if `fun` cannot be called, if an argument that is not static is no array,
+    or if a static one is not hashable. A call with a donated array raises `DeletedError`; an `if`
+    on a traced value raises `TracerBoolConversionError`.
+
+    >>> spmd.jit(lambda x: x * 2 + 1)(3.0)
     Array(7., dtype=float32, weak_type=True)
+    >>> power = spmd.jit(lambda x, n: x**n, static_argnums=1)
+    >>> power(np.arange(3.0), 2)
+    Array([0., 1., 4.], dtype=float32)
     """
     options = {
         "static_argnums": static_argnums,

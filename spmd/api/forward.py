@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeVar, overload
 
 from spmd.api.flat import FlatFunction, as_array
 from spmd.base import dtypes
@@ -23,13 +23,38 @@ from spmd.core.linearize import linearize_flat
 from spmd.core.primitive import Zero
 from spmd.core.rewrite import eval_closed
 
+R = TypeVar("R")
+
+
+@overload
+def jvp(
+    fun: Callable[..., R],
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    has_aux: Literal[False] = False,
+) -> tuple[R, R]: ...
+
+
+@overload
+def jvp(
+    fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool
+) -> tuple[Any, ...]: ...
+
 
 def jvp(
     fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False
 ) -> Any:
-    """Push tangents forward: `(f(x), df(x) t)`.
+    """Push tangents forward: compute `fun(*primals)` and its derivative along `tangents`.
 
-    >>> jvp(lambda x: x * x, (3.0,), (1.0,))
+    The result is the pair (value, tangent), of equal structure, shapes and dtypes; with
+    `has_aux=True`, `fun` returns (value, aux) and the result is (value, tangent, aux). `primals`
+    and `tangents` are tuples of equal structure, and each tangent has the shape and dtype of its
+    primal (float0 for an integer or boolean one).
+
+    Raises `ArgumentError` if they are no tuples, `PytreeError` or `ShapeError` if they do not
+    match, and `GradError` if an integer has a tangent of another dtype than float0.
+
+    >>> spmd.jvp(lambda x: x * x, (3.0,), (1.0,))
     (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
     """
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
@@ -74,12 +99,29 @@ def _check_tangent(fun: Any, name: str, x: Any, t: Any) -> Any:
     return t
 
 
+@overload
+def linearize(
+    fun: Callable[..., R], *primals: Any, has_aux: Literal[False] = False
+) -> tuple[R, Callable[..., R]]: ...
+
+
+@overload
+def linearize(
+    fun: Callable[..., Any], *primals: Any, has_aux: Literal[True]
+) -> tuple[Any, Callable[..., Any], Any]: ...
+
+
 def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate `fun` and return the linear function that maps tangents in to tangents out.
 
-    >>> y, f_jvp = linearize(lambda x: x * x, 3.0)
-    >>> f_jvp(1.0)
-    Array(6., dtype=float32, weak_type=True)
+    The result is the pair (value, pushforward); with `has_aux=True`, `fun` returns (value, aux) and
+    the result is (value, pushforward, aux). `pushforward` takes one tangent for each of `primals`,
+    of its shape and dtype. It holds what `fun` computed, so each call of it does the linear work
+    only. It raises `PytreeError` or `ShapeError` for tangents that do not match.
+
+    >>> y, f_jvp = spmd.linearize(lambda x: x * x, 3.0)
+    >>> f_jvp(1.0), f_jvp(10.0)
+    (Array(6., dtype=float32, weak_type=True), Array(60., dtype=float32, weak_type=True))
     """
     flat, in_tree = tree_flatten((primals, {}))
     names = leaf_names(fun, primals)

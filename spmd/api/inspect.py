@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from spmd.core.transpose import backward_pass
 from spmd.sharding.array import Array
 from spmd.sharding.future import Future, asked
 
+T = TypeVar("T")
+
 
 def _aval_like(x: Any) -> ShapedArray:
     """The aval of an array, or of anything with a shape and a dtype."""
@@ -53,12 +55,17 @@ def make_jaxpr(
     axis_env: Sequence[tuple[Any, int]] | None = None,
     return_shape: bool = False,
 ) -> Callable[..., Any]:
-    """A function that returns the jaxpr of `fun` at the given arguments.
+    """Make the function that returns the jaxpr of `fun` at the given arguments.
 
-    `axis_env` brings axis names into scope for collectives: pairs of a name and a size.
+    Its arguments are arrays, or anything with a shape and a dtype. Arguments `static_argnums` are
+    Python values. `axis_env` brings axis names into scope for collectives: pairs of a name and a
+    size. With `return_shape`, the result is the pair of the jaxpr and what `eval_shape` gives.
+    Nothing is computed. Raises `ArgumentError` if an argument is no array.
 
-    >>> make_jaxpr(lambda x: x * 2.0)(1.0)
+    >>> spmd.make_jaxpr(lambda x: x * 2.0)(1.0)
     { lambda ; a:f32[]. let b:f32[] = mul a 2.0:f32[] in (b,) }
+    >>> spmd.make_jaxpr(lambda x: lax.psum(x, "i"), axis_env=[("i", 4)])(1.0)
+    { lambda ; a:f32[]. let b:f32[] = psum[axes=('i',) groups=None] a in (b,) }
     """
     static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
 
@@ -85,10 +92,14 @@ def make_jaxpr(
 
 
 def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The shapes and dtypes of `fun(*args)` without computing it.
+    """Find the shapes and dtypes of `fun(*args, **kwargs)` without computing it.
 
-    >>> eval_shape(lambda x: x + 1, ShapeDtypeStruct((3,), "float32"))
-    ShapeDtypeStruct(shape=(3,), dtype=float32)
+    `args` and `kwargs` are pytrees of arrays, or of anything with a shape and a dtype; the result
+    is the pytree that `fun` returns, of `ShapeDtypeStruct`s. Raises `ArgumentError` if an argument
+    is no array, and what `fun` itself raises while it is traced.
+
+    >>> spmd.eval_shape(lambda x: x @ x.T, spmd.ShapeDtypeStruct((3, 5), "float32"))
+    ShapeDtypeStruct(shape=(3, 3), dtype=float32)
     """
     flat, in_tree = tree_flatten((args, kwargs))
     flat_f = FlatFunction(fun, in_tree)
@@ -97,10 +108,19 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return flat_f.value([ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
 
 
-def block_until_ready(x: Any) -> Any:
-    """Wait until every array of a pytree is computed, and return the pytree."""
+def block_until_ready(x: T) -> T:
+    """Wait until every array of the pytree `x` is computed, and return `x`.
+
+    Long calls of jitted functions return before they are done; a time that is measured needs this
+    wait. Leaves of other types, a bool or a string, are ignored; shapes and dtypes stay.
+
+    >>> y = spmd.jit(lambda x: x + 1)(np.arange(3))
+    >>> spmd.block_until_ready(y)
+    Array([1, 2, 3], dtype=int32)
+    """
     if type(x) is Array:
-        return x.block_until_ready()
+        x.block_until_ready()
+        return x
     if asked.is_settled(x):
         return x
     for leaf in tree_leaves(x):
@@ -110,14 +130,27 @@ def block_until_ready(x: Any) -> Any:
 
 
 def device_get(x: Any) -> Any:
-    """A pytree of NumPy arrays with the values of a pytree of arrays."""
+    """Return the pytree `x` with a NumPy array in place of each array.
+
+    Shapes and dtypes stay. An array on one device is not copied: the result is a read-only view of
+    it. An array over several devices is assembled, which raises `ShardingError` if other processes
+    hold parts of it.
+
+    >>> spmd.device_get({"w": snp.ones(2)})
+    {'w': array([1., 1.], dtype=float32)}
+    """
     return tree_map(lambda leaf: np.asarray(leaf), x)
 
 
 def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., Any]:
-    """The transpose of a function that is linear in its arguments.
+    """Make the transpose of `fun`, a function that is linear in its arguments.
 
-    `primals` give shapes and dtypes only (arrays, or anything with `.shape` and `.dtype`).
+    `primals` give shapes and dtypes only (arrays, or anything with `.shape` and `.dtype`). The
+    transpose takes a cotangent of the structure and shapes of the output, and returns the tuple of
+    cotangents of the arguments. It raises `PytreeError` if the structure is another one.
+
+    >>> spmd.linear_transpose(lambda x: 2 * x, 1.0)(3.0)
+    (Array(6., dtype=float32, weak_type=True),)
     """
     flat, in_tree = tree_flatten((primals, {}))
     avals = [_aval_like(x) for x in flat]
@@ -139,10 +172,15 @@ def linear_transpose(fun: Callable[..., Any], *primals: Any) -> Callable[..., An
 
 
 def disable_jit(disable: bool = True) -> AbstractContextManager[None]:
-    """A `with` block in which `jit` and `pmap` run their functions op by op, with concrete values.
+    """Run functions under `jit` and `pmap` op by op, with concrete values, in a `with` block.
 
-    >>> with disable_jit():
-    ...     pass
+    `disable` is a bool; False turns compilation on again inside such a block. Breakpoints and
+    `print` inside jitted functions then see values, shapes and dtypes as in plain Python.
+
+    >>> f = spmd.jit(lambda x: float(x) + 1)
+    >>> with spmd.disable_jit():
+    ...     f(2.0)
+    3.0
     """
     return config.override("disable_jit", disable)
 
@@ -150,7 +188,7 @@ def disable_jit(disable: bool = True) -> AbstractContextManager[None]:
 def live_arrays(platform: str | None = None) -> list[Array]:
     """All arrays that are alive: that something still refers to, and that were not deleted.
 
-    An array over several devices is listed once, without its pieces. `platform` is accepted as
+    An array over several devices is listed once, without its shards. `platform` is accepted as
     JAX's; all arrays of a process are on one.
 
     >>> x = snp.ones(3)
@@ -159,5 +197,5 @@ def live_arrays(platform: str | None = None) -> list[Array]:
     """
     del platform
     found = [x for x in gc.get_objects() if type(x) is Array and not x.is_deleted()]
-    pieces = {id(piece) for x in found for piece in x.shards or ()}
-    return [x for x in found if id(x) not in pieces]
+    shards = {id(shard) for x in found for shard in x.shards or ()}
+    return [x for x in found if id(x) not in shards]

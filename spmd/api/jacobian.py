@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from spmd.base.tree import (
 from spmd.base.util import function_name
 from spmd.core.aval import ShapedArray, typeof
 from spmd.sharding.array import from_numpy
+
+P = ParamSpec("P")
 
 
 def _basis(leaves: Sequence[Any]) -> list[Any]:
@@ -81,19 +83,25 @@ def _check_outputs(fun: Any, outs: Sequence[Any], holomorphic: bool) -> None:
 
 
 def jacfwd(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
-) -> Callable[..., Any]:
-    """The Jacobian, column by column in forward mode: best for few inputs.
+) -> Callable[P, Any]:
+    """Make the function that computes the Jacobian of `fun` in forward mode, column by column.
 
-    For an output of shape `S` and an argument of shape `T` it has shape `S + T`. Complex arguments
-    need `holomorphic=True`, or a `GradError` says so.
+    For an output of shape `S` and an argument of shape `T` the Jacobian has shape `S + T` and the
+    output's dtype. Forward mode is best for few inputs. `argnums` and `has_aux` are those of
+    `grad`. Complex arguments need `holomorphic=True`. Raises `GradError` for them otherwise, and
+    for arguments that are not of a floating dtype.
+
+    >>> spmd.jacfwd(lambda x: x**2)(np.array([1.0, 2.0]))
+    Array([[2., 0.],
+           [0., 4.]], dtype=float32)
     """
 
     @functools.wraps(fun)
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
+    def jacobian(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
         check_differentiable(fun, nums, args, holomorphic, False, "jacfwd")
         some = tuple(args[k] for k in nums)
@@ -125,20 +133,26 @@ def jacfwd(
 
 
 def jacrev(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable[..., Any]:
-    """The Jacobian, row by row in reverse mode: best for few outputs.
+) -> Callable[P, Any]:
+    """Make the function that computes the Jacobian of `fun` in reverse mode, row by row.
 
-    For an output of shape `S` and an argument of shape `T` it has shape `S + T`. All outputs must
-    be real floating numbers, or complex ones if `holomorphic`: else it raises a `GradError`.
+    For an output of shape `S` and an argument of shape `T` the Jacobian has shape `S + T` and the
+    argument's dtype. Reverse mode is best for few outputs. `argnums`, `has_aux` and `allow_int` are
+    those of `grad`. Raises `GradError` if an output is not real and floating (complex, with
+    `holomorphic=True`), or if an argument is not of a floating dtype.
+
+    >>> spmd.jacrev(lambda x: x.sum() * x)(np.array([1.0, 2.0]))
+    Array([[4., 1.],
+           [2., 5.]], dtype=float32)
     """
 
     @functools.wraps(fun)
-    def jacobian(*args: Any, **kwargs: Any) -> Any:
+    def jacobian(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
         check_differentiable(fun, nums, args, holomorphic, allow_int, "jacrev")
         some = tuple(args[k] for k in nums)
@@ -163,15 +177,22 @@ jacobian = jacrev
 
 
 def hessian(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
-) -> Callable[..., Any]:
-    """The matrix of second derivatives, forward over reverse.
+) -> Callable[P, Any]:
+    """Make the function that computes the second derivatives of `fun`, forward over reverse.
 
-    >>> hessian(lambda x: x * x * x)(2.0)
+    For an output of shape `S` and an argument of shape `T` the result has shape `S + T + T`.
+    `argnums`, `has_aux` and `holomorphic` are those of `jacrev`, and so are the errors: `GradError`
+    if an argument or an output is not of a floating dtype.
+
+    >>> spmd.hessian(lambda x: x * x * x)(2.0)
     Array(12., dtype=float32, weak_type=True)
+    >>> spmd.hessian(lambda x: x[0] ** 2 * x[1])(np.array([3.0, 5.0]))
+    Array([[10.,  6.],
+           [ 6.,  0.]], dtype=float32)
     """
     inner = jacrev(fun, argnums, has_aux=has_aux, holomorphic=holomorphic)
     return jacfwd(inner, argnums, has_aux=has_aux, holomorphic=holomorphic)

@@ -33,15 +33,23 @@ def device_put(
     donate: Any = False,
     may_alias: Any = None,
 ) -> Any:
-    """Put an array, or a pytree of them, on a device or lay it out by a sharding.
+    """Put an array, or a pytree of them, on a device, or lay it out by a sharding.
 
     `device` is a `Device`, a `Sharding`, None (the default device), or a pytree prefix of those.
-    `src` is where the arrays are, which they know themselves. `may_alias=False` asks for new
-    arrays, which stay when those of `x` are donated. Raises a `ShardingError` that names the leaf
-    if its shape cannot be cut evenly.
+    Global shapes and dtypes stay, and numbers become arrays. `src` is where the arrays are, which
+    they know themselves; `donate` is accepted for JAX's sake. `may_alias=False` asks for new
+    arrays, which stay when those of `x` are donated.
 
-    >>> device_put(np.arange(3.0))
+    Raises `ShardingError` that names the leaf if its shape cannot be cut evenly or if it is traced
+    and `device` is not where its program runs, and `ArgumentError` if a leaf is no array or
+    `device` no place.
+
+    >>> spmd.device_put(np.arange(3.0))
     Array([0., 1., 2.], dtype=float32)
+    >>> mesh = spmd.make_mesh((4,), ("x",))
+    >>> y = spmd.device_put(np.arange(8.0), spmd.NamedSharding(mesh, spmd.P("x")))
+    >>> y.addressable_shards[3].data
+    Array([6., 7.], dtype=float32)
     """
     pairs, tree = tree_flatten_with_path(x)
     leaves = [leaf for _, leaf in pairs]
@@ -95,7 +103,15 @@ def _traced(name: str, x: Tracer, place: Any) -> Tracer:
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
-    """Stack one pytree for each device along a new leading dim, each row on its device."""
+    """Stack one pytree for each device along a new leading dim, each row on its device.
+
+    `shards` are pytrees of arrays of equal shapes `S`; the result has global shape (n, *S) over the
+    n `devices`, and the dtype of the shards. Raises `ShapeError` if there is not one for each
+    device.
+
+    >>> spmd.device_put_sharded([1.0, 2.0], spmd.devices()[:2])
+    Array([1., 2.], dtype=float32)
+    """
     if len(shards) != len(devices):
         raise ShapeError(
             f"{current_source()}: device_put_sharded: {len(shards)} shards for {len(devices)} "
@@ -103,45 +119,65 @@ def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
         )
 
     def one(*rows: Any) -> Array:
-        pieces = [
+        shards = [
             from_numpy(np.asarray(to_numpy(r))[None], device=d)
             for r, d in zip(rows, devices, strict=True)
         ]
-        aval = pieces[0].aval.update(shape=(len(rows), *pieces[0].shape[1:]))
-        return from_shards(aval, PmapSharding(devices), pieces)
+        aval = shards[0].aval.update(shape=(len(rows), *shards[0].shape[1:]))
+        return from_shards(aval, PmapSharding(devices), shards)
 
     return tree_map(one, *shards)
 
 
 def device_put_replicated(x: Any, devices: Sequence[Device]) -> Any:
-    """One row of `x` on each device, stacked along a new leading dim."""
+    """Put one copy of `x` on each device, stacked along a new leading dim.
+
+    `x` is an array or a pytree of them, of shape `S`; the result has global shape (n, *S) over the
+    n `devices`, and the same dtype.
+
+    >>> spmd.device_put_replicated(7, spmd.devices()[:2])
+    Array([7, 7], dtype=int32)
+    """
     return device_put_sharded([x] * len(devices), devices)
 
 
 def make_array_from_callback(
     shape: Sequence[int], sharding: Sharding, data_callback: Any, *, dtype: Any = None
 ) -> Array:
-    """A global array whose local pieces are `data_callback(index)` for each device's slices.
+    """Make a global array whose local shards are `data_callback(index)` for each device's slices.
 
-    `dtype` is that of the pieces; they are converted if it is another one.
+    `shape` is the global one; `sharding` says which slices each device holds, and the callback is
+    called for this process's devices only. `dtype` is by default that of the shards, which are
+    converted if it is another one.
+
+    >>> layout = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> spmd.make_array_from_callback((4,), layout, lambda index: np.arange(4)[index] ** 2)
+    Array([0, 1, 4, 9], dtype=int32)
     """
     mine = process_index()
     wanted = None if dtype is None else canonical(dtype)
-    pieces = [
+    shards = [
         from_numpy(np.asarray(data_callback(index), wanted), device=device)
         for device, index in sharding.devices_indices_map(tuple(shape)).items()
         if device.process_index == mine
     ]
-    return from_shards(pieces[0].aval.update(shape=tuple(shape)), sharding, pieces)
+    return from_shards(shards[0].aval.update(shape=tuple(shape)), sharding, shards)
 
 
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: Sharding, arrays: Sequence[Any], *, dtype: Any = None
 ) -> Array:
-    """A global array from the pieces that are on this process's devices already.
+    """Make a global array from the shards that are on this process's devices already.
 
-    `arrays` holds one array for each local device of `sharding`, in any order, of the shape that
-    the device holds. Raises a `ShapeError` that names a piece that does not fit.
+    `shape` is the global one. `arrays` holds one array for each local device of `sharding`, in any
+    order, of the shape that the device holds; `dtype`, if given, must be theirs. No data moves.
+    Raises `ShapeError` that names a shard of another shape, and `ArgumentError` if the devices or
+    the dtype differ.
+
+    >>> layout = spmd.NamedSharding(spmd.make_mesh((2,), ("x",)), spmd.P("x"))
+    >>> shards = [spmd.device_put(np.array([k]), spmd.devices()[k]) for k in range(2)]
+    >>> spmd.make_array_from_single_device_arrays((2,), layout, shards)
+    Array([0, 1], dtype=int32)
     """
     shape, mine = tuple(shape), process_index()
     given = {x.device: x for x in arrays}
@@ -160,30 +196,40 @@ def make_array_from_single_device_arrays(
                 f"has shape {given[device].shape}; of a {shape} laid out by {sharding} it holds "
                 f"{wanted}"
             )
-    pieces = [given[d] for d in local]
-    aval = pieces[0].aval.update(shape=shape)
+    shards = [given[d] for d in local]
+    aval = shards[0].aval.update(shape=shape)
     if dtype is not None and aval.dtype != canonical(dtype):
         raise ArgumentError(
             f"{current_source()}: make_array_from_single_device_arrays: dtype={dtype} but the "
             f"arrays are {aval.dtype.name}"
         )
-    return from_shards(aval, sharding, pieces)
+    return from_shards(aval, sharding, shards)
 
 
 def copy_to_host_async(x: Any) -> Any:
-    """The same pytree: arrays on CPU devices are in the host's memory already."""
+    """Return the pytree `x` as it is: arrays on CPU devices are in the host's memory already.
+
+    >>> spmd.copy_to_host_async(snp.ones(2))
+    Array([1., 1.], dtype=float32)
+    """
     return x
 
 
 def make_array_from_process_local_data(
     sharding: Any, local_data: Any, global_shape: Any = None
 ) -> Any:
-    """A global array of which each process gives the part that its own devices hold.
+    """Make a global array of which each process gives the part that its own devices hold.
 
-    Each dim of the part has the size of the global dim, or of those pieces along it that this
-    process's devices hold, in their order. Without `global_shape` the parts of all processes are
-    put side by side. `local_data` may be a pytree, the others prefixes of it. Raises a `ShapeError`
-    that names the dim and the sizes that fit.
+    `sharding` lays the array out. Each dim of `local_data` has the size of the global dim, or of
+    those shards along it that this process's devices hold, in their order; the dtype stays. Without
+    `global_shape` the parts of all processes are put side by side. `local_data` may be a pytree,
+    the others prefixes of it. Raises `ShapeError` that names the dim and the sizes that fit, and
+    `ArgumentError` if `sharding` is none.
+
+    >>> layout = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> y = spmd.make_array_from_process_local_data(layout, np.arange(8))
+    >>> y.addressable_shards[1].data
+    Array([2, 3], dtype=int32)
     """
     pairs, tree = tree_flatten_with_path(local_data)
     names = [f"local_data{keystr(path)}" for path, _ in pairs]
@@ -213,7 +259,7 @@ def _of_parts(
     shape = _whole_shape(what, part, sharding, given)
     places = sharding.addressable_devices_indices_map(shape)
     sizes = sharding.shard_shape(shape)
-    # Along each dim: where this process's pieces start in the whole.
+    # Along each dim: where this process's shards start in the whole.
     starts = [sorted({index[d].start or 0 for index in places.values()}) for d in range(part.ndim)]
     for d, (size, whole) in enumerate(zip(part.shape, shape, strict=True)):
         held = len(starts[d]) * sizes[d]
@@ -230,13 +276,13 @@ def _of_parts(
         start = starts[d].index(index.start or 0) * sizes[d]
         return slice(start, start + sizes[d])
 
-    pieces = [
+    shards = [
         from_numpy(
             part[tuple(map(inside, range(part.ndim), index))], aval.update(shape=sizes), device
         )
         for device, index in places.items()
     ]
-    return from_shards(aval.update(shape=shape), sharding, pieces)
+    return from_shards(aval.update(shape=shape), sharding, shards)
 
 
 def _whole_shape(what: str, part: np.ndarray, sharding: Sharding, given: Any) -> tuple[int, ...]:
@@ -246,7 +292,7 @@ def _whole_shape(what: str, part: np.ndarray, sharding: Sharding, given: Any) ->
         if None in counts:
             raise ShapeError(
                 f"{what} has shape {part.shape}; along dim {counts.index(None)} the processes hold "
-                f"pieces of {sharding} that overlap or differ in number, so the global shape does "
+                f"shards of {sharding} that overlap or differ in number, so the global shape does "
                 "not follow: pass global_shape="
             )
         given = [size * (count or 1) for size, count in zip(part.shape, counts, strict=True)]
@@ -262,9 +308,9 @@ def _whole_shape(what: str, part: np.ndarray, sharding: Sharding, given: Any) ->
 
 
 def _groups(sharding: Sharding, dim: int, ndim: int) -> int | None:
-    """How many parts the processes have along a dim: 1 where all hold the same pieces.
+    """How many parts the processes have along a dim: 1 where all hold the same shards.
 
-    None if pieces of two processes overlap without being the same, or differ in number.
+    None if shards of two processes overlap without being the same, or differ in number.
     """
     devices = len(sharding.device_set)
     held: dict[int, set[int]] = {}

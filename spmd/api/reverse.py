@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from spmd.core.linearize import linearize_flat
 from spmd.core.primitive import Linear, Zero
 from spmd.core.transpose import backward_pass
 from spmd.sharding.array import from_numpy
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _Pullback:
@@ -114,12 +117,28 @@ def _unflatten_pullback(parts: _Structure, residuals: Sequence[Any]) -> _Pullbac
 register_pytree_node(_Pullback, _flatten_pullback, _unflatten_pullback)
 
 
+@overload
+def vjp(
+    fun: Callable[..., R], *primals: Any, has_aux: Literal[False] = False
+) -> tuple[R, Callable[[Any], tuple[Any, ...]]]: ...
+
+
+@overload
+def vjp(
+    fun: Callable[..., Any], *primals: Any, has_aux: Literal[True]
+) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]: ...
+
+
 def vjp(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """Evaluate `fun` and return the function that pulls cotangents back.
 
-    That function is a pytree: jitted functions may return and take it.
+    The result is the pair (value, pullback); with `has_aux=True`, `fun` returns (value, aux) and
+    the result is (value, pullback, aux). `pullback` takes a cotangent of the structure, shapes and
+    dtypes of the value, and returns the tuple of the cotangents of `primals`, of their shapes and
+    dtypes (float0 for integers and booleans). It is a pytree: jitted functions may return and take
+    it. It raises `PytreeError` or `ShapeError` for a cotangent that does not match.
 
-    >>> y, pullback = vjp(lambda x: x * x, 3.0)
+    >>> y, pullback = spmd.vjp(lambda x: x * x, 3.0)
     >>> pullback(1.0)
     (Array(6., dtype=float32, weak_type=True),)
     """
@@ -134,12 +153,14 @@ def fwd_and_bwd(
     has_aux: bool = False,
     jitted: bool = True,
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The forward and the backward pass of a function, as two functions (that are jitted).
+    """Make two functions of `fun`, its forward and its backward pass.
 
-    `fwd(*args)` is `(out, pullback)` (and `aux`), `bwd(pullback, ct)` the tuple of cotangents of
-    the arguments `argnums`, or the one cotangent if `argnums` is a number.
+    `fwd(*args)` is `(out, pullback)`, and (out, pullback, aux) if `has_aux`; `bwd(pullback, ct)` is
+    the tuple of cotangents of the arguments `argnums`, of their shapes and dtypes, or the one
+    cotangent if `argnums` is an integer. Both are jitted if `jitted`. Calling them raises the
+    errors of `vjp`: `PytreeError` and `ShapeError`.
 
-    >>> fwd, bwd = fwd_and_bwd(lambda x, w: x * w, argnums=1)
+    >>> fwd, bwd = spmd.fwd_and_bwd(lambda x, w: x * w, argnums=1)
     >>> y, pullback = fwd(3.0, 2.0)
     >>> bwd(pullback, 1.0)
     Array(3., dtype=float32, weak_type=True)
@@ -180,25 +201,31 @@ def vjp_flat(
 
 
 def grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable[..., Any]:
-    """The gradient of a scalar function.
+) -> Callable[P, Any]:
+    """Make the function that computes the gradient of the scalar function `fun`.
 
-    The gradient has the structure and shapes of the argument (a tuple of them if `argnums` is a
-    sequence). Raises a `GradError` if the function's value is not a real scalar, or an argument is
-    not of a floating dtype (unless `allow_int`).
+    The gradient has the structure, shapes and dtypes of argument `argnums` (a tuple of them if
+    `argnums` is a sequence). With `has_aux=True`, `fun` returns (value, aux) and the result is
+    (gradient, aux). With `holomorphic=True`, arguments and value are complex. With
+    `allow_int=True`, integer arguments get gradients of dtype float0.
 
-    >>> grad(lambda x: x * x)(3.0)
+    Raises `GradError` if the value is not a real scalar, or if an argument is not of a floating
+    dtype; `ArgumentError` if `fun` is no function or has no such argument.
+
+    >>> spmd.grad(lambda x: x * x)(3.0)
     Array(6., dtype=float32, weak_type=True)
+    >>> spmd.grad(lambda w, x: (w * x).sum(), argnums=(0, 1))(2.0, np.ones(2))
+    (Array(2., dtype=float32, weak_type=True), Array([2., 2.], dtype=float32))
     """
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
 
     @functools.wraps(fun)
-    def gradient(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: P.args, **kwargs: P.kwargs) -> Any:
         value, found = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
@@ -206,22 +233,29 @@ def grad(
 
 
 def value_and_grad(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
-) -> Callable[..., Any]:
-    """The value of a scalar function and its gradient; see `grad`.
+) -> Callable[P, tuple[R, Any]]:
+    """Make the function that computes the value of the scalar function `fun`, and its gradient.
 
-    >>> value_and_grad(lambda x: x * x)(3.0)
+    The result is the pair (value, gradient), or ((value, aux), gradient) with `has_aux=True`.
+    `argnums`, `holomorphic`, `allow_int`, the gradient's shape and dtype, and the errors are those
+    of `grad`: `GradError` and `ArgumentError`.
+
+    >>> spmd.value_and_grad(lambda x: x * x)(3.0)
     (Array(9., dtype=float32, weak_type=True), Array(6., dtype=float32, weak_type=True))
+    >>> (value, aux), slope = spmd.value_and_grad(lambda x: (x * x, -x), has_aux=True)(3.0)
+    >>> value.item(), aux.item(), slope.item()
+    (9.0, -3.0, 6.0)
     """
     if not callable(fun):
         raise ArgumentError(f"{current_source()}: grad: {fun!r} is not a function")
 
     @functools.wraps(fun)
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def both(*args: P.args, **kwargs: P.kwargs) -> Any:
         nums = normal_argnums(fun, argnums, len(args))
         some = [args[k] for k in nums]
         check_differentiable(fun, nums, args, holomorphic, allow_int)

@@ -39,12 +39,22 @@ __all__ = [
 ]
 
 
+_SWITCH = """{doc}, for the length of a `with` block.
+
+`new_val` is a bool; False switches it off inside such a block.
+
+>>> with spmd.{name}():
+...     spmd.config.{setting}
+True
+"""
+
+
 def _switch(name: str, setting: str, doc: str) -> Callable[..., AbstractContextManager[None]]:
     def f(new_val: bool = True) -> AbstractContextManager[None]:
         return config.override(setting, bool(new_val))
 
     f.__name__ = f.__qualname__ = name
-    f.__doc__ = f"{doc}, for the length of a `with` block."
+    f.__doc__ = _SWITCH.format(doc=doc, name=name, setting=setting)
     return f
 
 
@@ -68,18 +78,23 @@ check_tracer_leaks = _switch(
 def default_matmul_precision(new_val: Any) -> AbstractContextManager[None]:
     """Set the precision of matrix products for the length of a `with` block.
 
-    The CPU computes with full precision whatever it says.
+    `new_val` is a name such as "highest" or None. The CPU computes with full precision whatever it
+    says.
+
+    >>> with spmd.default_matmul_precision("highest"):
+    ...     snp.ones((2, 3)) @ snp.ones(3)
+    Array([3., 3.], dtype=float32)
     """
     return config.override("default_matmul_precision", new_val)
 
 
 def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
-    """What happens to operands of different ranks, for the length of a `with` block.
+    """Choose what happens to operands of different ranks, for the length of a `with` block.
 
-    "allow" broadcasts them as NumPy does, "warn" warns too, "raise" is an error. Scalars go with
-    everything.
+    `new_val` is "allow", which broadcasts them as NumPy does, "warn", which warns too, or "raise",
+    with which they raise `ShapeError`. Scalars go with everything.
 
-    >>> with numpy_rank_promotion("raise"):
+    >>> with spmd.numpy_rank_promotion("raise"):
     ...     snp.ones((2, 3)) + snp.ones(3)
     Traceback (most recent call last):
     ...
@@ -89,12 +104,12 @@ def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
 
 
 def numpy_dtype_promotion(new_val: str) -> AbstractContextManager[None]:
-    """What happens to operands of different dtypes, for the length of a `with` block.
+    """Choose what happens to operands of different dtypes, for the length of a `with` block.
 
-    "standard" promotes them to a common one; under "strict" that is an error, except for Python
-    numbers that take the other operand's dtype.
+    `new_val` is "standard", which promotes them to a common one, or "strict", with which they raise
+    `DtypeError`, except for Python numbers that take the other operand's dtype.
 
-    >>> with numpy_dtype_promotion("strict"):
+    >>> with spmd.numpy_dtype_promotion("strict"):
     ...     snp.ones(2) * 2
     Array([2., 2.], dtype=float32)
     """
@@ -118,9 +133,11 @@ def ensure_compile_time_eval() -> AbstractContextManager[Any]:
 
 
 def process_indices(backend: str | None = None) -> list[int]:
-    """The numbers of all processes of the job.
+    """List the numbers of all processes of the job.
 
-    >>> process_indices()
+    `backend` is accepted for JAX's sake; all devices are of one platform.
+
+    >>> spmd.process_indices()
     [0]
     """
     del backend
@@ -128,7 +145,13 @@ def process_indices(backend: str | None = None) -> list[int]:
 
 
 def print_environment_info(return_string: bool = False) -> str | None:
-    """Print what a report of a problem needs: versions, the system, devices; or return it."""
+    """Print what a report of a problem needs: versions, the system, the devices.
+
+    With `return_string` the text is returned and not printed.
+
+    >>> "numpy" in spmd.print_environment_info(return_string=True)
+    True
+    """
     from_modules = (f"{name} {module.__version__}" for name, module in _modules())
     lines = [
         f"python {platform.python_version()}, {platform.platform()}",

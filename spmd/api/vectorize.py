@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from spmd.api.flat import FlatFunction, as_array
 from spmd.base.context import state
@@ -29,25 +29,36 @@ from spmd.core.aval import typeof
 from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.vmap import BatchAxis, batch_flat
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def vmap(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     in_axes: Any = 0,
     out_axes: Any = 0,
     axis_name: Any = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
-) -> Callable[..., Any]:
-    """Vectorise a function over one dim of its arguments.
+) -> Callable[P, R]:
+    """Vectorise `fun` over one dim of its arguments.
 
     `in_axes` is an integer, None, or a pytree prefix of the arguments: the dim of each that is
-    mapped (None: shared). `out_axes` says where the mapped dim of the results goes. With
-    `axis_name`, collectives inside work along the mapped dim. With `spmd_axis_name`, a mesh axis or
-    a tuple of them, a `shard_map` inside splits the mapped dim over those axes, which its specs
-    must then leave out: each device computes its share of the examples.
+    mapped (None: shared). `out_axes` says where the mapped dim of the results goes. An argument of
+    shape (n, 3) mapped over dim 0 has shape (3,) inside `fun`, and each result gets a dim of size
+    n; dtypes are those of `fun`. `axis_size` is n where no argument is mapped. With `axis_name`,
+    collectives inside work along the mapped dim. With `spmd_axis_name`, a mesh axis or a tuple of
+    them, a `shard_map` inside splits the mapped dim over those axes, which its specs must then
+    leave out: each device computes its share of the examples.
 
-    >>> vmap(lambda x, y: x + y, in_axes=(0, None))(np.arange(3.0), 10.0)
+    Raises `ShapeError` if mapped sizes disagree or a dim does not exist, `PytreeError` if `in_axes`
+    is no prefix, `ArgumentError` if nothing is mapped, if an argument is no array or if `out_axes`
+    does not fit, and `AxisError` if `axis_name` is in use.
+
+    >>> spmd.vmap(lambda x, y: x + y, in_axes=(0, None))(np.arange(3.0), 10.0)
     Array([10., 11., 12.], dtype=float32)
+    >>> spmd.vmap(lambda x: x - lax.pmean(x, "i"), axis_name="i")(np.arange(3.0))
+    Array([-1.,  0.,  1.], dtype=float32)
     """
     if isinstance(in_axes, list):
         in_axes = tuple(in_axes)
@@ -56,7 +67,7 @@ def vmap(
         spmd_names = spmd_axis_name if isinstance(spmd_axis_name, tuple) else (spmd_axis_name,)
 
     @functools.wraps(fun)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: P.args, **kwargs: P.kwargs) -> R:
         what = f"vmap({function_name(fun)})"
         flat, in_tree = tree_flatten((args, kwargs))
         names = leaf_names(fun, args, kwargs)

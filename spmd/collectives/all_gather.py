@@ -38,8 +38,23 @@ def all_gather(
 ) -> Any:
     """Gather the values of every device along a named axis.
 
-    Per device: `x` (an array or a pytree) of shape `S` becomes `S` with a new dim of the axis' size
-    at position `axis`; with `tiled`, dim `axis` of `x` grows by that factor instead.
+    Per device, a leaf of `x` of shape `S` becomes `S` with a new dim of the axis' size n at
+    position `axis`; with `tiled=True`, dim `axis` grows by the factor n instead. Every device gets
+    the same result: globally, `pmap` turns (n, *S) into (n, n, *S). The dtype stays. `axis_name` is
+    a name or a tuple of names; `axis_index_groups` gathers inside each group of positions, as in
+    `psum`.
+
+    Raises `AxisError` if the axis is not in scope, `DimensionError` if `axis` is out of range, and
+    `ArgumentError` if the groups do not divide the axis into parts of equal size.
+
+    >>> spmd.pmap(lambda x: lax.all_gather(x, "i"), axis_name="i")(np.arange(4))
+    Array([[0, 1, 2, 3],
+           [0, 1, 2, 3],
+           [0, 1, 2, 3],
+           [0, 1, 2, 3]], dtype=int32)
+    >>> f = lambda x: lax.all_gather(x, "i", tiled=True)
+    >>> spmd.pmap(f, axis_name="i")(np.arange(8).reshape(4, 2)).shape
+    (4, 8)
     """
     axes = names_of(axis_name)
     groups = normal_groups("all_gather", axes, axis_index_groups)

@@ -1,8 +1,8 @@
 """A collective between processes in two halves: a program starts it, computes, and waits for it.
 
-`start` hands the exchange to the courier, which makes all exchanges of the process in the order in
-which they were started; `wait` returns when the result is there. In between neither operand nor
-result may be touched: the schedule keeps both in use until the wait.
+`start` hands the exchange to the progress thread, which makes all exchanges of the process in the
+order in which they were started; `wait` returns when the result is there. In between neither
+operand nor result may be touched: the schedule keeps both in use until the wait.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,18 +16,34 @@ from spmd.core.trace import unchanged
 from spmd.lax.arithmetic import add, mul
 from spmd.lax.array import iota
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 # ---- axis_size, axis_index ---------------------------------------------------------------------
 
 
 def axis_size(axis_name: Any) -> int:
-    """The number of devices along a named axis (the product, for several): a Python integer."""
+    """Return the number of devices along a named axis as a Python integer.
+
+    For a tuple of names, `axis_name` stands for the product of their sizes. The result is an int,
+    not a tracer, so shapes can depend on it. Raises `AxisError` if the axis is not in scope.
+
+    >>> f = lambda x: x / lax.axis_size("i")
+    >>> spmd.pmap(f, axis_name="i")(np.ones(4))
+    Array([0.25, 0.25, 0.25, 0.25], dtype=float32)
+    """
     return size_of(axis_name)
 
 
-def axis_index(axis_name: Any) -> Any:
-    """The position of this device along a named axis, an int32 scalar.
+def axis_index(axis_name: Any) -> Array:
+    """Return the position of this device along a named axis, an int32 scalar.
 
-    For several axes, the row-major position over all of them.
+    For a tuple of names in `axis_name`, the result is the row-major position over all of them.
+    Raises `AxisError` if the axis is not in scope.
+
+    >>> f = lambda x: 10 * lax.axis_index("i") + x
+    >>> spmd.pmap(f, axis_name="i")(np.arange(4))
+    Array([ 0, 11, 22, 33], dtype=int32)
     """
     out: Any = None
     for name in names_of(axis_name):
@@ -66,7 +82,13 @@ axis_index_p = Primitive(
 def pcast(x: Any, axis_name: Any, *, to: str) -> Any:
     """Let a value count as one that varies over an axis: `pvary` under JAX's newer name.
 
-    `to` must be "varying": nothing else can be cast to without moving data.
+    `x` keeps its shape and dtype, and `axis_name` is that of `pvary`. `to` must be "varying": no
+    other cast is possible without moving data. Raises `ArgumentError` for any other `to`, and
+    `AxisError` if the axis is not in scope.
+
+    >>> f = lambda x: lax.pcast(x, "i", to="varying")
+    >>> spmd.pmap(f, axis_name="i")(np.arange(4))
+    Array([0, 1, 2, 3], dtype=int32)
     """
     if to != "varying":
         raise ArgumentError(f"pcast: to={to!r} must be 'varying'; psum makes a value unvarying")
@@ -76,8 +98,15 @@ def pcast(x: Any, axis_name: Any, *, to: str) -> Any:
 def pvary(x: Any, axis_name: Any) -> Any:
     """Let a value that is equal on all devices of an axis count as one that varies over it.
 
-    No data moves. Inside `shard_map` casts are inserted where they are needed, so calling this is
-    never required; its transpose is `psum`. Outside typed axes it does nothing.
+    `x` is an array or a pytree; shapes, dtypes and values stay, and no data moves. `axis_name` is a
+    name or a tuple of names. Inside `shard_map` casts are inserted where they are needed, so a call
+    is never required; its transpose is `psum`. Outside `shard_map` it does nothing. Raises
+    `AxisError` if the axis is not in scope.
+
+    >>> mesh = spmd.make_mesh((4,), ("i",))
+    >>> f = lambda x: spmd.typeof(lax.pvary(x, "i")).vma and x
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=spmd.P("i"), out_specs=spmd.P("i"))(np.arange(4))
+    Array([0, 1, 2, 3], dtype=int32)
     """
     axes = names_of(axis_name)
 

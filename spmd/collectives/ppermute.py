@@ -33,8 +33,18 @@ from spmd.lax.slicing import index_in_dim
 def ppermute(x: Any, axis_name: Any, perm: Sequence[tuple[int, int]]) -> Any:
     """Send `x` along (source, target) pairs of positions on a named axis.
 
-    Per device: `x` (an array or a pytree) of shape `S` becomes `S`: the value of this device's
-    source, zeros if no pair names it as target. Sources and targets must each be unique.
+    Per device, a leaf of `x` of shape `S` becomes `S`: the value of this device's source, or zeros
+    if no pair of `perm` names this device as target. The dtype stays. `axis_name` is a name or a
+    tuple of names; for a tuple, positions count row-major.
+
+    Raises `ArgumentError` if a source or a target occurs twice or is out of range, and `AxisError`
+    if the axis is not in scope.
+
+    >>> ring = [(0, 1), (1, 2), (2, 3), (3, 0)]
+    >>> spmd.pmap(lambda x: lax.ppermute(x, "i", ring), axis_name="i")(np.arange(4))
+    Array([3, 0, 1, 2], dtype=int32)
+    >>> spmd.pmap(lambda x: lax.ppermute(x, "i", [(0, 3)]), axis_name="i")(np.arange(1, 5))
+    Array([0, 0, 0, 1], dtype=int32)
     """
     axes = names_of(axis_name)
     pairs = _checked("ppermute", perm, size_of(axis_name))
@@ -62,7 +72,14 @@ def _checked(what: str, perm: Any, size: int) -> tuple[tuple[int, int], ...]:
 
 
 def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
-    """Reorder values along a named axis: device k gets the value of device `perm[k]`."""
+    """Reorder values along a named axis: device k gets the value of device `perm[k]`.
+
+    Per device, a leaf of `x` keeps its shape and dtype. `perm` names each position of `axis_name`
+    once. Raises `ArgumentError` if it does not, and `AxisError` if the axis is not in scope.
+
+    >>> spmd.pmap(lambda x: lax.pshuffle(x, "i", [3, 2, 1, 0]), axis_name="i")(np.arange(4))
+    Array([3, 2, 1, 0], dtype=int32)
+    """
     n = size_of(axis_name)
     order = [int(k) for k in perm]
     if sorted(order) != list(range(n)):
@@ -73,7 +90,14 @@ def pshuffle(x: Any, axis_name: Any, perm: Sequence[int]) -> Any:
 
 
 def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
-    """Give every device along a named axis the value of the device at position `source`."""
+    """Give every device along a named axis the value of the device at position `source`.
+
+    Per device, a leaf of `x` keeps its shape, its dtype and the bits of that device. `axis_name` is
+    a name or a tuple of names. Raises `AxisError` if the axis is not in scope.
+
+    >>> spmd.pmap(lambda x: lax.pbroadcast(x, "i", 2), axis_name="i")(np.arange(4))
+    Array([2, 2, 2, 2], dtype=int32)
+    """
     # Gathering keeps the bits (a NaN's payload, the sign of -0.0), which a sum with zeros does not.
     gathered = all_gather(x, axis_name)
     return tree_map(lambda leaf: index_in_dim(leaf, source, 0, keepdims=False), gathered)

@@ -42,9 +42,22 @@ from spmd.lax.reduce import reduce_max, reduce_min, reduce_sum
 def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
     """Sum `x` over every device along a named axis.
 
-    Per device: `x` (an array or a pytree) of shape `S` becomes `S`, equal on all devices of the
-    axis (of the group, with `axis_index_groups`). Booleans are counted as int32. **Every device
-    must reach the call**, or the others wait. Raises an `AxisError` if the axis is not in scope.
+    `x` is an array or a pytree of arrays. Per device, a leaf of shape `S` becomes `S`, equal on all
+    devices of the axis; globally, `pmap` sees shape (n, *S) before and after. `axis_name` is a name
+    or a tuple of names. `axis_index_groups`, a list of lists of positions, sums inside each group.
+    The dtype stays, but booleans are counted as int32; 16-bit floats are summed in float32 and
+    rounded once. A Python number gives its product with the number of devices.
+    **Every device must reach the call**, or the others wait.
+
+    Raises `AxisError` if the axis is not in scope, and `ArgumentError` if the groups do not divide
+    the axis into parts of equal size.
+
+    >>> spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(np.arange(4.0))
+    Array([6., 6., 6., 6.], dtype=float32)
+    >>> pairs = [[0, 1], [2, 3]]
+    >>> f = lambda x: lax.psum(x, "i", axis_index_groups=pairs)
+    >>> spmd.pmap(f, axis_name="i")(np.arange(4.0))
+    Array([1., 1., 5., 5.], dtype=float32)
     """
     axes = names_of(axis_name)
     groups = normal_groups("psum", axes, axis_index_groups)
@@ -69,7 +82,15 @@ def _constant_sum(x: Any, size: int) -> Any:
 
 
 def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
-    """The mean of `x` over every device along a named axis; see `psum`."""
+    """Average `x` over every device along a named axis.
+
+    Per device, a leaf of `x` of shape `S` becomes `S`, equal on all devices. `axis_name` and
+    `axis_index_groups` are those of `psum`. Integers and booleans give the default float dtype;
+    floats keep their dtype. Raises the errors of `psum`: `AxisError` and `ArgumentError`.
+
+    >>> spmd.pmap(lambda x: lax.pmean(x, "i"), axis_name="i")(np.arange(4))
+    Array([1.5, 1.5, 1.5, 1.5], dtype=float32)
+    """
     axes = names_of(axis_name)
     n = group_size(axes, normal_groups("pmean", axes, axis_index_groups))
 
@@ -85,12 +106,30 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
 
 
 def pmax(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
-    """The largest `x` over every device along a named axis, element by element; see `psum`."""
+    """Take the elementwise maximum of `x` over every device along a named axis.
+
+    Per device, a leaf of `x` of shape `S` becomes `S`, equal on all devices; the dtype stays and
+    NaN wins. `axis_name` and `axis_index_groups` are those of `psum`. The derivative is shared
+    equally between the devices that hold the maximum. Raises `DtypeError` for complex numbers,
+    which have no order, and otherwise the errors of `psum`: `AxisError` and `ArgumentError`.
+
+    >>> spmd.pmap(lambda x: lax.pmax(x, "i"), axis_name="i")(np.array([3, 1, 4, 1]))
+    Array([4, 4, 4, 4], dtype=int32)
+    """
     return _extreme("pmax", pmax_p, x, axis_name, axis_index_groups)
 
 
 def pmin(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
-    """The smallest `x` over every device along a named axis, element by element; see `psum`."""
+    """Take the elementwise minimum of `x` over every device along a named axis.
+
+    Per device, a leaf of `x` of shape `S` becomes `S`, equal on all devices; the dtype stays and
+    NaN wins. `axis_name` and `axis_index_groups` are those of `psum`. The derivative is shared
+    equally between the devices that hold the minimum. Raises `DtypeError` for complex numbers,
+    which have no order, and otherwise the errors of `psum`: `AxisError` and `ArgumentError`.
+
+    >>> spmd.pmap(lambda x: lax.pmin(x, "i"), axis_name="i")(np.array([3, 1, 4, 1]))
+    Array([1, 1, 1, 1], dtype=int32)
+    """
     return _extreme("pmin", pmin_p, x, axis_name, axis_index_groups)
 
 

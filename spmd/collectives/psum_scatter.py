@@ -42,11 +42,21 @@ def psum_scatter(
     axis_index_groups: Any = None,
     tiled: bool = False,
 ) -> Any:
-    """Sum `x` over a named axis and keep one part on each device.
+    """Sum `x` over a named axis and keep one part of the sum on each device.
 
-    Per device: dim `scatter_dimension` of `x` must have the size n of the axis and disappears, as
-    device k keeps index k of the sum; with `tiled`, its size must be a multiple of n and device k
-    keeps the k-th n-th of it.
+    Per device, dim `scatter_dimension` of each leaf of `x` must have the size n of the axis; it
+    disappears, as device k keeps index k of the sum. With `tiled=True` its size must be a multiple
+    of n, and device k keeps the k-th n-th of it. The dtype stays; 16-bit floats are summed in
+    float32 and rounded once. `axis_name` is a name or a tuple of names; `axis_index_groups` sums
+    inside each group of positions, as in `psum`.
+
+    Raises `ShapeError` if the dim has another size, `DimensionError` if it is out of range,
+    `AxisError` if the axis is not in scope, and `ArgumentError` if the groups do not divide the
+    axis into parts of equal size.
+
+    >>> x = np.arange(16).reshape(4, 4)
+    >>> spmd.pmap(lambda row: lax.psum_scatter(row, "i"), axis_name="i")(x)
+    Array([24, 28, 32, 36], dtype=int32)
     """
     axes = names_of(axis_name)
     groups = normal_groups("psum_scatter", axes, axis_index_groups)

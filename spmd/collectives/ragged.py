@@ -6,7 +6,7 @@ is sent to it. That costs n times the traffic of the best exchange, and no size 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from spmd.lax.logic import bitwise_and, ge, lt, select
 from spmd.lax.slicing import index_in_dim
 from spmd.lax.windows import GatherDimensionNumbers
 
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
+
 _INDEX = np.dtype(np.int32)
 
 
@@ -40,14 +43,28 @@ def ragged_all_to_all(
     *,
     axis_name: Any,
     axis_index_groups: Any = None,
-) -> Any:
+) -> Array:
     """Send slices of rows of any length to every device, and put what arrives into `output`.
 
-    Per device: `operand` (n, ...) and `output` (m, ...); the four vectors have one length, a
-    multiple of the number of devices, and as many consecutive entries for each. Entry i sends the
-    `send_sizes[i]` rows from `input_offsets[i]` on; they arrive at row `output_offsets[i]` **of the
-    receiver**, whose `recv_sizes` say how many come. Rows that nobody sends stay those of `output`.
-    Raises `ShapeError` where lengths do not fit.
+    Per device: `operand` (n, ...) and `output` (m, ...) of one dtype; the four vectors of integers
+    have one length, a multiple of the size of the axis, and as many consecutive entries for each
+    device. Entry i sends the `send_sizes[i]` rows from `input_offsets[i]` on; they arrive at row
+    `output_offsets[i]` **of the receiver**, whose `recv_sizes` say how many come. Rows that nobody
+    sends stay those of `output`, whose shape is the result's. `axis_name` and `axis_index_groups`
+    are those of `psum`.
+
+    Raises `ShapeError` where lengths do not fit, `AxisError` if the axis is not in scope, and
+    `ArgumentError` if the groups do not divide the axis into parts of equal size.
+
+    >>> def first_rows(x, out):
+    ...     me = lax.axis_index("i")
+    ...     zeros, ones = snp.zeros(2, int), snp.ones(2, int)
+    ...     places = snp.full(2, me)
+    ...     return lax.ragged_all_to_all(x, out, zeros, ones, places, ones, axis_name="i")
+    >>> x = np.array([[1, 2], [3, 4]])
+    >>> spmd.vmap(first_rows, axis_name="i")(x, np.zeros((2, 2), int))
+    Array([[1, 3],
+           [1, 3]], dtype=int32)
     """
     axes = names_of(axis_name)
     size = group_size(axes, normal_groups("ragged_all_to_all", axes, axis_index_groups))

@@ -1,26 +1,39 @@
-"""The back half of the compiler, imported when the first program is compiled.
+"""Modules of the compiler that are imported when they are first used: all of them in one table.
 
 Lowering, kernels, the renderer and the runtime are half of what `import spmd` would load, and a
-program that only asks for its rank needs none of it. The modules of the front half
-(`dispatch/`) reach the back half through the objects here, and in no other way. What makes
-programs is apart from what loads and runs them: `pipeline` (the passes) and `build` (the rest)
-are imported by the first program that no earlier process left on the disk.
+program that only asks for its rank needs none of it. `from spmd.compile.lazy import pipeline` gives
+an object that imports the module when one of its attributes is asked for.
 """
 
 from __future__ import annotations
 
 from spmd.base.lazy_import import Deferred
 
+# From the front half (`dispatch/`) to the back half: imported by the first program.
 elementwise = Deferred("spmd.compile.expressions.scalar_ops")
-build = Deferred("spmd.compile.executable.build")
-warm_up = Deferred("spmd.compile.cpu.assemble.warm_up")
 executable = Deferred("spmd.compile.executable.executable")
 eager_kernels = Deferred("spmd.compile.dispatch.eager_kernels")
-mesh_fast_call = Deferred("spmd.compile.dispatch.mesh_fast_call")
-select = Deferred("spmd.compile.executable.select")
 fast_call = Deferred("spmd.compile.dispatch.fast_call")
 mesh_executable = Deferred("spmd.compile.executable.mesh_executable")
+mesh_fast_call = Deferred("spmd.compile.dispatch.mesh_fast_call")
+select = Deferred("spmd.compile.executable.select")
+
+# What makes programs: imported by the first that no earlier process left on the disk.
+build = Deferred("spmd.compile.executable.build")
+encode = Deferred("spmd.compile.native.program.encode")
 merge_shard_maps = Deferred("spmd.compile.passes.merge_shard_maps")
 pipeline = Deferred("spmd.compile.passes.pipeline")
-memory_analysis = Deferred("spmd.compile.executable.memory_analysis")
+warm_up = Deferred("spmd.compile.cpu.assemble.warm_up")
+
+# What compiles code, and writes the text of the runtime: for the first process on a machine.
+background_compile = Deferred("spmd.compile.native.llvm.background_compile")
+sharing = Deferred("spmd.compile.native.llvm.modules")
+entry_point_ir = Deferred("spmd.compile.native.cpython.ir.entry_point")
+runtime_ir = Deferred("spmd.compile.native.runtime.ir.modules")
+tree_walks_ir = Deferred("spmd.compile.native.cpython.ir.tree_unflatten")
+
+# What looks into programs.
+allocator = Deferred("spmd.compile.native.runtime.allocator")
+async_queue = Deferred("spmd.compile.native.runtime.async_queue")
 cost_model = Deferred("spmd.compile.schedule.cost_model")
+memory_analysis = Deferred("spmd.compile.executable.memory_analysis")

@@ -122,10 +122,15 @@ def is_arraylike(x: Any) -> bool:
 
 
 def typeof(x: Any) -> ShapedArray:
-    """The abstract value of a number, NumPy array, `Array` or tracer.
+    """Return the abstract value of `x`: its shape, its dtype, and whether that is weak.
 
-    >>> typeof(1.0)
+    `x` is a number, a NumPy array, an `Array` or a tracer; the weak type of a Python number gives
+    way in promotion. Raises `ArgumentError` for anything else.
+
+    >>> spmd.typeof(1.0)
     ShapedArray(float32[], weak_type=True)
+    >>> spmd.typeof(np.zeros((2, 3), np.int8))
+    ShapedArray(int8[2,3])
     """
     handler = _aval_of_type.get(type(x))
     if handler is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
@@ -33,22 +33,33 @@ from spmd.core.primitive import Zero
 from spmd.core.trace import EVAL
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class custom_jvp:
-    """Give a function its own forward derivative.
 
-    >>> @custom_jvp
+class custom_jvp(Generic[P, R]):
+    """Give `fun` its own forward derivative, set with `defjvp` or `defjvps`.
+
+    The rule gets tuples of primals and tangents of equal shapes and dtypes, and returns the value
+    and its tangent. Reverse mode transposes what the rule does to tangents. Arguments
+    `nondiff_argnums` or `nondiff_argnames` are not differentiated; the rule gets them first. A call
+    without a rule raises `GradError`, and so does a rule that returns no such pair or a tangent of
+    another shape or dtype than its value.
+
+    >>> @spmd.custom_jvp
     ... def f(x, y):
     ...     return x * y
     >>> @f.defjvp
     ... def f_jvp(primals, tangents):
     ...     (x, y), (tx, ty) = primals, tangents
     ...     return f(x, y), tx * y + x * ty
+    >>> spmd.grad(f, argnums=(0, 1))(2.0, 3.0)
+    (Array(3., dtype=float32, weak_type=True), Array(2., dtype=float32, weak_type=True))
     """
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         nondiff_argnums: Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
@@ -76,8 +87,10 @@ class custom_jvp:
     def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
         """Set one rule per argument, `jvp(tangent, out, *args)`, None for a zero derivative."""
 
+        call = cast("Callable[..., Any]", self)
+
         def jvp(primals: Any, tangents: Any) -> Any:
-            out = self(*primals)
+            out = call(*primals)
             terms = [rule(t, out, *primals) for rule, t in zip(jvps, tangents, strict=True) if rule]
             total = terms[0] if terms else instantiate(Zero(typeof(out).tangent()))
             for term in terms[1:]:
@@ -86,7 +99,7 @@ class custom_jvp:
 
         self.defjvp(jvp)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.jvp is None:
             raise GradError(
                 f"custom_jvp: {function_name(self.fun)} has no rule; set one with .defjvp"

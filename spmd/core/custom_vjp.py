@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from spmd.base import dtypes
 from spmd.base.context import attributed_to, state
@@ -34,19 +34,30 @@ from spmd.core.structural import reduce_sum
 from spmd.core.trace import EVAL
 from spmd.core.vmap import BatchAxis, batch_flat, batch_jaxpr, fronts, to_front
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class custom_vjp:
-    """Give a function its own reverse derivative: `fwd` returns (out, residuals), `bwd` cotangents.
 
-    >>> @custom_vjp
+class custom_vjp(Generic[P, R]):
+    """Give `fun` its own reverse derivative, set with `defvjp(fwd, bwd)`.
+
+    `fwd(*args)` returns (value, residuals), and `bwd(residuals, ct)` the tuple of the cotangents of
+    the arguments, of their shapes and dtypes; `ct` has those of the value. Arguments
+    `nondiff_argnums` or `nondiff_argnames` are not differentiated; `bwd` gets them first. A call
+    without rules raises `GradError`, and so do rules that return another structure. Forward mode
+    raises `RefusedError`.
+
+    >>> @spmd.custom_vjp
     ... def f(x):
     ...     return x * x
-    >>> f.defvjp(lambda x: (f(x), x), lambda x, ct: (2 * x * ct,))
+    >>> f.defvjp(lambda x: (f(x), x), lambda x, ct: (10 * x * ct,))
+    >>> spmd.grad(f)(3.0)
+    Array(30., dtype=float32, weak_type=True)
     """
 
     def __init__(
         self,
-        fun: Callable[..., Any],
+        fun: Callable[P, R],
         nondiff_argnums: Sequence[int] = (),
         nondiff_argnames: str | Sequence[str] = (),
     ):
@@ -80,7 +91,7 @@ class custom_vjp:
         del optimize_remat
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if self.fwd is None or self.bwd is None:
             raise GradError(
                 f"custom_vjp: {function_name(self.fun)} has no rules; set them with .defvjp"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 from spmd.base.context import state
-from spmd.base.tree import tree_flatten, tree_unflatten
+from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
 from spmd.base.util import function_name, split_list
 from spmd.core.argument_names import function_source
 from spmd.core.aval import ShapedArray, typeof
@@ -31,9 +31,11 @@ from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
 from spmd.core.primitive import Primitive, Refused, Zero, linear
 from spmd.core.rewrite import close, dce, eval_closed, hoist_tracers, inline_calls, plain_call
 from spmd.core.stage import Debug, trace_to_jaxpr
-from spmd.core.trace import EVAL
+from spmd.core.trace import EVAL, unchanged
 
 Policy = Callable[..., bool]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # ---- policies ----------------------------------------------------------------------------------
 
@@ -89,6 +91,28 @@ class checkpoint_policies:
 # ---- the public function -----------------------------------------------------------------------
 
 
+@overload
+def checkpoint(
+    fun: Callable[P, R],
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
+) -> Callable[P, R]: ...
+
+
+@overload
+def checkpoint(
+    fun: None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
 def checkpoint(
     fun: Callable[..., Any] | None = None,
     *,
@@ -97,14 +121,21 @@ def checkpoint(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Iterable[str] = (),
 ) -> Callable[..., Any]:
-    """Make a function recompute its intermediate values when it is differentiated in reverse.
+    """Make `fun` recompute its intermediate values when it is differentiated in reverse.
 
-    `policy` names what is kept all the same (`checkpoint_policies`). Without `prevent_cse` the
-    compiler may undo the recomputation; inside a `scan` it cannot, and the barrier is not needed.
-    Arguments named in `static_argnums` or `static_argnames` stay what they are: no arrays.
+    The result takes the arguments of `fun` and returns the same values, shapes and dtypes: only
+    memory and work change. `policy` names what is kept all the same (`checkpoint_policies`).
+    Without `prevent_cse` the compiler may undo the recomputation; inside a `scan` it cannot, and
+    the barrier is not needed. Arguments named in `static_argnums` or `static_argnames` stay what
+    they are: no arrays. Without `fun` this is a decorator with options.
 
-    >>> spmd.grad(checkpoint(lambda x: x * x))(3.0)
+    >>> spmd.grad(spmd.checkpoint(lambda x: x * x))(3.0)
     Array(6., dtype=float32, weak_type=True)
+    >>> keep_products = spmd.checkpoint_policies.dots_saveable
+    >>> layer = spmd.checkpoint(lambda w, x: snp.sin(w @ x).sum(), policy=keep_products)
+    >>> spmd.grad(layer)(np.zeros((2, 3)), np.arange(3.0))
+    Array([[0., 1., 2.],
+           [0., 1., 2.]], dtype=float32)
     """
     if fun is None:
         return functools.partial(
@@ -122,12 +153,14 @@ def checkpoint(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if state.trace is EVAL:
-            return fun(*args, **kwargs)
         fixed = {i % len(args) if i < 0 else i for i in static}
-        dynamic = [x for i, x in enumerate(args) if i not in fixed]
         kept = {key: value for key, value in kwargs.items() if key in names}
         moving = {key: value for key, value in kwargs.items() if key not in names}
+        if state.trace is EVAL:
+            # Traced, the function sees arrays and gives arrays: so it does here.
+            given = [x if i in fixed else tree_map(unchanged, x) for i, x in enumerate(args)]
+            return tree_map(unchanged, fun(*given, **tree_map(unchanged, moving), **kept))
+        dynamic = [x for i, x in enumerate(args) if i not in fixed]
         flat, in_tree = tree_flatten((dynamic, moving))
         trees = []
 
@@ -238,7 +271,13 @@ checkpoint_p = call_primitive(
 
 
 def optimization_barrier(operand: Any) -> Any:
-    """The same pytree, computed anew as far as the compiler is concerned: no pass looks across."""
+    """Return the pytree `operand`, computed anew as far as the compiler is concerned.
+
+    No pass looks across the barrier. The shape, the dtype and the derivative of each leaf stay.
+
+    >>> lax.optimization_barrier(np.arange(3))
+    Array([0, 1, 2], dtype=int32)
+    """
     leaves, tree = tree_flatten(operand)
     return tree_unflatten(tree, optimization_barrier_p.bind(*leaves)) if leaves else operand
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from spmd.base.context import state
 from spmd.base.errors import ArgumentError
 from spmd.base.util import function_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @contextmanager
 def named_scope(name: str) -> Iterator[None]:
     """Name the operations made in a `with` block (or, as a decorator, by a function).
 
-    Scopes nest: `encoder/attention`. Errors, `debug.show` and `debug.profile` tell the scope with
-    the line that an operation comes from. A jitted function keeps the scope of its first trace.
+    Scopes nest: with the `name` "attention" inside the scope "encoder", operations are in
+    `encoder/attention`. Errors, `debug.show` and `debug.profile` tell the scope with the line that
+    an operation comes from. A jitted function keeps the scope of its first trace. Raises
+    `ArgumentError` if `name` is no string.
 
-    >>> import spmd, spmd.numpy as snp
     >>> def f(x):
     ...     with spmd.named_scope("encoder"):
     ...         return snp.sin(x)
@@ -36,10 +40,11 @@ def named_scope(name: str) -> Iterator[None]:
         state.scope = before
 
 
-def named_call(fun: Callable[..., Any], *, name: str | None = None) -> Callable[..., Any]:
-    """The function with its operations in a `named_scope`, by default of the function's name.
+def named_call(fun: Callable[P, R], *, name: str | None = None) -> Callable[P, R]:
+    """Make the function whose operations, those of `fun`, are in a `named_scope`.
 
-    >>> import spmd, spmd.numpy as snp
+    `name` is by default the name of `fun`.
+
     >>> layer = spmd.named_call(lambda x: snp.sin(x), name="layer")
     >>> spmd.make_jaxpr(layer)(1.0).eqns[0].source.scope
     'layer'

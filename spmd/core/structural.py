@@ -7,7 +7,7 @@ Everything else is in `spmd.lax`. `broadcast_in_dim` and `reduce_sum` are each o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from spmd.base.util import inverse_permutation, product
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.trace import unchanged
+
+if TYPE_CHECKING:
+    from spmd.sharding.array import Array
 
 # ---- helpers that use them ---------------------------------------------------------------------
 
@@ -107,10 +110,15 @@ add_any_p = Primitive(
 
 def broadcast_in_dim(
     operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]
-) -> Any:
+) -> Array:
     """Repeat `operand` to `shape`: dim k of it becomes dim `broadcast_dimensions[k]`.
 
-    Dims of size 1 are stretched; dims of `shape` that are not named are new.
+    Dims of size 1 are stretched; dims of `shape` that are not named are new. The dtype stays.
+    Raises `ShapeError` if sizes do not fit or the dims are not in ascending order.
+
+    >>> lax.broadcast_in_dim(np.array([1, 2]), (2, 3), (0,))
+    Array([[1, 1, 1],
+           [2, 2, 2]], dtype=int32)
     """
     shape = tuple(map(int, shape))
     where = tuple(map(int, broadcast_dimensions))
@@ -176,8 +184,15 @@ broadcast_in_dim_p = Primitive(
 # ---- reduce_sum --------------------------------------------------------------------------------
 
 
-def reduce_sum(operand: Any, axes: Sequence[int]) -> Any:
-    """Sum over the given dims; they disappear."""
+def reduce_sum(operand: Any, axes: Sequence[int]) -> Array:
+    """Sum over the given `axes`, which disappear from the shape.
+
+    `operand` keeps its dtype, so integers can wrap around. Over no elements the result is 0. Raises
+    `ShapeError` if a dim is out of range or named twice, and `DtypeError` for booleans.
+
+    >>> lax.reduce_sum(np.array([[1, 2], [3, 4]]), (0,))
+    Array([4, 6], dtype=int32)
+    """
     axes = tuple(map(int, axes))
     return reduce_sum_p.bind(operand, axes=axes) if axes else unchanged(operand)
 
@@ -238,8 +253,19 @@ reduce_sum_p = Primitive(
 # ---- reshape -----------------------------------------------------------------------------------
 
 
-def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Any:
-    """Give the elements, in row-major order (of `dimensions` if given), another shape."""
+def reshape(
+    operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+) -> Array:
+    """Give the elements of `operand`, in row-major order, another shape.
+
+    `new_sizes` is that shape, of as many elements; the dtype stays. With `dimensions`, the dims of
+    `operand` are permuted in that order first. Raises `ShapeError` if the numbers of elements
+    differ or a size is negative.
+
+    >>> lax.reshape(np.arange(6), (2, 3))
+    Array([[0, 1, 2],
+           [3, 4, 5]], dtype=int32)
+    """
     new_sizes = tuple(map(int, new_sizes))
     if dimensions is not None:
         operand = permute_dims(operand, dimensions)
@@ -288,8 +314,16 @@ reshape_p = Primitive(
 # ---- permute_dims ------------------------------------------------------------------------------
 
 
-def permute_dims(operand: Any, permutation: Sequence[int]) -> Any:
-    """Reorder dims: `out.shape[k] == operand.shape[permutation[k]]`."""
+def permute_dims(operand: Any, permutation: Sequence[int]) -> Array:
+    """Reorder dims: `out.shape[k] == operand.shape[permutation[k]]`.
+
+    `permutation` names each dim of `operand` once; the dtype stays. Raises `ShapeError` if it does
+    not.
+
+    >>> lax.permute_dims(np.array([[1, 2], [3, 4]]), (1, 0))
+    Array([[1, 3],
+           [2, 4]], dtype=int32)
+    """
     permutation = tuple(map(int, permutation))
     if permutation == tuple(range(typeof(operand).ndim)):
         return unchanged(operand)

@@ -97,7 +97,7 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
     if not any(reached) and (eqn.outvars or not eqn.effects):
         return
     prim, operands = eqn.prim, []
-    if prim.dce is not None and not eqn.effects and not all(reached):
+    if prim.dce is not None and not eqn.effects:
         of = dict(zip(eqn.outvars, cts, strict=True))
         eqn = prune_eqn(eqn, reached)
         cts = [of[v] for v in eqn.outvars]

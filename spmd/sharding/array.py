@@ -1,10 +1,10 @@
-"""`Array`: an immutable value of global shape, held in pieces by one or several devices.
+"""`Array`: an immutable value of global shape, held in shards by one or several devices.
 
 A single-device array is a raw pointer with the object that owns the memory; its NumPy view is made
 when somebody asks. While a program computes it, it has no address, and its owner is `Future`;
 whoever needs the values settles it first, which waits. An array over several devices holds one
 single-device array per local device.
-Nothing here communicates: `repr` of an array that other processes hold pieces of shows the pieces
+Nothing here communicates: `repr` of an array that other processes hold shards of shows the shards
 that are here.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -34,12 +34,42 @@ BYTES_OFFSET = bytes.__basicsize__ - 1
 
 @record
 class Shard:
-    """One device's piece: which slices of the global array, and their values."""
+    """One device's shard: which slices of the global array, and their values."""
 
     device: Device
     index: Index
     data: Any
     replica_id: int = 0
+
+
+if TYPE_CHECKING:
+
+    class _At:
+        """`x.at`: give it an index."""
+
+        def __getitem__(self, index: Any) -> _AtIndex: ...
+
+    class _AtIndex:
+        """`x.at[index]`: a part of an array, to be read or replaced in a copy."""
+
+        def get(
+            self,
+            *,
+            indices_are_sorted: bool = False,
+            unique_indices: bool = False,
+            mode: Any = None,
+            fill_value: Any = None,
+            wrap_negative_indices: bool = True,
+        ) -> Array: ...
+        def set(self, values: ArrayLike, **how: Any) -> Array: ...
+        def add(self, values: ArrayLike, **how: Any) -> Array: ...
+        def subtract(self, values: ArrayLike, **how: Any) -> Array: ...
+        def multiply(self, values: ArrayLike, **how: Any) -> Array: ...
+        def divide(self, values: ArrayLike, **how: Any) -> Array: ...
+        def power(self, values: ArrayLike, **how: Any) -> Array: ...
+        def min(self, values: ArrayLike, **how: Any) -> Array: ...
+        def max(self, values: ArrayLike, **how: Any) -> Array: ...
+        def apply(self, func: Callable[[Any], Any], **how: Any) -> Array: ...
 
 
 class Array:
@@ -56,7 +86,7 @@ class Array:
     aval: ShapedArray
     ptr: int  # address of a single-device array's first element; 0 for several devices, or pending
     owner: Any  # keeps the memory alive; None when there are several devices, or deleted
-    shards: tuple[Array, ...] | None  # the local pieces, where there are several devices
+    shards: tuple[Array, ...] | None  # the local shards, where there are several devices
     _numpy: np.ndarray | None
     _sharding: Sharding | None
 
@@ -95,10 +125,249 @@ class Array:
     def weak_type(self) -> bool:
         return self.aval.weak_type
 
+    if TYPE_CHECKING:
+        # What `spmd.numpy.operators` installs, for type checkers; a test compares the two.
+        def __add__(self, other: ArrayLike, /) -> Array: ...
+        def __radd__(self, other: ArrayLike, /) -> Array: ...
+        def __sub__(self, other: ArrayLike, /) -> Array: ...
+        def __rsub__(self, other: ArrayLike, /) -> Array: ...
+        def __mul__(self, other: ArrayLike, /) -> Array: ...
+        def __rmul__(self, other: ArrayLike, /) -> Array: ...
+        def __truediv__(self, other: ArrayLike, /) -> Array: ...
+        def __rtruediv__(self, other: ArrayLike, /) -> Array: ...
+        def __floordiv__(self, other: ArrayLike, /) -> Array: ...
+        def __rfloordiv__(self, other: ArrayLike, /) -> Array: ...
+        def __mod__(self, other: ArrayLike, /) -> Array: ...
+        def __rmod__(self, other: ArrayLike, /) -> Array: ...
+        def __pow__(self, other: ArrayLike, /) -> Array: ...
+        def __rpow__(self, other: ArrayLike, /) -> Array: ...
+        def __matmul__(self, other: ArrayLike, /) -> Array: ...
+        def __rmatmul__(self, other: ArrayLike, /) -> Array: ...
+        def __and__(self, other: ArrayLike, /) -> Array: ...
+        def __rand__(self, other: ArrayLike, /) -> Array: ...
+        def __or__(self, other: ArrayLike, /) -> Array: ...
+        def __ror__(self, other: ArrayLike, /) -> Array: ...
+        def __xor__(self, other: ArrayLike, /) -> Array: ...
+        def __rxor__(self, other: ArrayLike, /) -> Array: ...
+        def __lshift__(self, other: ArrayLike, /) -> Array: ...
+        def __rlshift__(self, other: ArrayLike, /) -> Array: ...
+        def __rshift__(self, other: ArrayLike, /) -> Array: ...
+        def __rrshift__(self, other: ArrayLike, /) -> Array: ...
+        def __divmod__(self, other: ArrayLike, /) -> tuple[Array, Array]: ...
+        def __rdivmod__(self, other: ArrayLike, /) -> tuple[Array, Array]: ...
+        def __eq__(self, other: ArrayLike, /) -> Array: ...  # type: ignore[override]
+        def __ne__(self, other: ArrayLike, /) -> Array: ...  # type: ignore[override]
+        def __lt__(self, other: ArrayLike, /) -> Array: ...
+        def __le__(self, other: ArrayLike, /) -> Array: ...
+        def __gt__(self, other: ArrayLike, /) -> Array: ...
+        def __ge__(self, other: ArrayLike, /) -> Array: ...
+        def __neg__(self) -> Array: ...
+        def __pos__(self) -> Array: ...
+        def __abs__(self) -> Array: ...
+        def __invert__(self) -> Array: ...
+        def __getitem__(self, index: Any, /) -> Array: ...
+        def __round__(self, ndigits: int | None = None) -> Array: ...
+        def __contains__(self, item: ArrayLike, /) -> bool: ...
+        def __array_namespace__(self, *, api_version: str | None = None) -> Any: ...
+        def __dlpack__(
+            self,
+            *,
+            stream: None = None,
+            max_version: tuple[int, int] | None = None,
+            dl_device: tuple[int, int] | None = None,
+            copy: bool | None = None,
+        ) -> Any: ...
+        def __dlpack_device__(self) -> tuple[int, int]: ...
+        @property
+        def T(self) -> Array: ...
+        @property
+        def mT(self) -> Array: ...
+        @property
+        def real(self) -> Array: ...
+        @property
+        def imag(self) -> Array: ...
+        @property
+        def at(self) -> _At: ...
+        def all(
+            self,
+            axis: int | Sequence[int] | None = None,
+            out: None = None,
+            keepdims: bool = False,
+            *,
+            where: ArrayLike | None = None,
+        ) -> Array: ...
+        def any(
+            self,
+            axis: int | Sequence[int] | None = None,
+            out: None = None,
+            keepdims: bool = False,
+            *,
+            where: ArrayLike | None = None,
+        ) -> Array: ...
+        def argmax(
+            self, axis: int | None = None, out: None = None, keepdims: bool | None = None
+        ) -> Array: ...
+        def argmin(
+            self, axis: int | None = None, out: None = None, keepdims: bool | None = None
+        ) -> Array: ...
+        def argsort(
+            self,
+            axis: int | None = -1,
+            *,
+            kind: None = None,
+            order: None = None,
+            stable: bool = True,
+            descending: bool = False,
+            dtype: Any = None,
+        ) -> Array: ...
+        def astype(self, dtype: Any, copy: bool = False, device: Any = None) -> Array: ...
+        def choose(self, choices: Any, out: None = None, mode: str = "raise") -> Array: ...
+        def clip(self, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Array: ...
+        def compress(
+            self, condition: ArrayLike, axis: int | None = None, **options: Any
+        ) -> Array: ...
+        def conj(self) -> Array: ...
+        def conjugate(self) -> Array: ...
+        def copy(self, order: str | None = None) -> Array: ...
+        def cumprod(
+            self, axis: int | None = None, dtype: Any = None, out: None = None
+        ) -> Array: ...
+        def cumsum(self, axis: int | None = None, dtype: Any = None, out: None = None) -> Array: ...
+        def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array: ...
+        def dot(
+            self, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+        ) -> Array: ...
+        def flatten(self, order: str = "C") -> Array: ...
+        def max(
+            self,
+            axis: int | Sequence[int] | None = None,
+            out: None = None,
+            keepdims: bool = False,
+            initial: ArrayLike | None = None,
+            where: ArrayLike | None = None,
+        ) -> Array: ...
+        def mean(
+            self,
+            axis: int | Sequence[int] | None = None,
+            dtype: Any = None,
+            out: None = None,
+            keepdims: bool = False,
+            *,
+            where: ArrayLike | None = None,
+        ) -> Array: ...
+        def min(
+            self,
+            axis: int | Sequence[int] | None = None,
+            out: None = None,
+            keepdims: bool = False,
+            initial: ArrayLike | None = None,
+            where: ArrayLike | None = None,
+        ) -> Array: ...
+        def nonzero(
+            self, *, size: int | None = None, fill_value: ArrayLike | None = None
+        ) -> tuple[Array, ...]: ...
+        def prod(
+            self,
+            axis: int | Sequence[int] | None = None,
+            dtype: Any = None,
+            out: None = None,
+            keepdims: bool = False,
+            initial: ArrayLike | None = None,
+            where: ArrayLike | None = None,
+            promote_integers: bool = True,
+        ) -> Array: ...
+        def ptp(
+            self, axis: int | Sequence[int] | None = None, out: None = None, keepdims: bool = False
+        ) -> Array: ...
+        def ravel(self, order: str = "C") -> Array: ...
+        def repeat(
+            self,
+            repeats: ArrayLike,
+            axis: int | None = None,
+            *,
+            total_repeat_length: int | None = None,
+        ) -> Array: ...
+        def reshape(self, *args: Any, order: str = "C") -> Array: ...
+        def round(self, decimals: int = 0) -> Array: ...
+        def searchsorted(
+            self,
+            v: ArrayLike,
+            side: str = "left",
+            sorter: ArrayLike | None = None,
+            *,
+            method: str = "scan",
+        ) -> Array: ...
+        def sort(
+            self,
+            axis: int | None = -1,
+            *,
+            kind: None = None,
+            order: None = None,
+            stable: bool = True,
+            descending: bool = False,
+        ) -> Array: ...
+        def squeeze(self, axis: int | Sequence[int] | None = None) -> Array: ...
+        def std(
+            self,
+            axis: int | Sequence[int] | None = None,
+            dtype: Any = None,
+            out: None = None,
+            ddof: int = 0,
+            keepdims: bool = False,
+            *,
+            where: ArrayLike | None = None,
+            mean: ArrayLike | None = None,
+            correction: float | None = None,
+        ) -> Array: ...
+        def sum(
+            self,
+            axis: int | Sequence[int] | None = None,
+            dtype: Any = None,
+            out: None = None,
+            keepdims: bool = False,
+            initial: ArrayLike | None = None,
+            where: ArrayLike | None = None,
+            promote_integers: bool = True,
+        ) -> Array: ...
+        def swapaxes(self, axis1: int, axis2: int) -> Array: ...
+        def take(
+            self,
+            indices: ArrayLike,
+            axis: int | None = None,
+            out: None = None,
+            mode: str | None = None,
+            unique_indices: bool = False,
+            indices_are_sorted: bool = False,
+            fill_value: ArrayLike | None = None,
+        ) -> Array: ...
+        def to_device(self, device: Any, *, stream: None = None) -> Array: ...
+        def trace(
+            self,
+            offset: int = 0,
+            axis1: int = 0,
+            axis2: int = 1,
+            dtype: Any = None,
+            out: None = None,
+        ) -> Array: ...
+        def transpose(self, *args: Any) -> Array: ...
+        def var(
+            self,
+            axis: int | Sequence[int] | None = None,
+            dtype: Any = None,
+            out: None = None,
+            ddof: int = 0,
+            keepdims: bool = False,
+            *,
+            where: ArrayLike | None = None,
+            mean: ArrayLike | None = None,
+            correction: float | None = None,
+        ) -> Array: ...
+        def view(self, dtype: Any = None) -> Array: ...
+
     # -- devices and shards --
 
     def devices(self) -> set[Device]:
-        """The devices that hold a piece."""
+        """The devices that hold a shard."""
         return self.sharding.device_set
 
     @property
@@ -113,7 +382,7 @@ class Array:
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all pieces are on this process's devices."""
+        """Whether all shards are on this process's devices."""
         return self.shards is None or self.sharding.is_fully_addressable
 
     @property
@@ -122,7 +391,7 @@ class Array:
 
     @property
     def addressable_shards(self) -> list[Shard]:
-        """This process's pieces."""
+        """This process's shards."""
         if self.shards is None:
             index = tuple(slice(None) for _ in self.shape)
             return [Shard(self.device, index, self)]
@@ -134,8 +403,8 @@ class Array:
             replica[device] = counts.get(key, 0)
             counts[key] = replica[device] + 1
         return [
-            Shard(piece.device, where[piece.device], piece, replica[piece.device])
-            for piece in self.shards
+            Shard(shard.device, where[shard.device], shard, replica[shard.device])
+            for shard in self.shards
         ]
 
     def addressable_data(self, index: int) -> Array:
@@ -145,7 +414,7 @@ class Array:
     # -- values --
 
     def _value(self) -> np.ndarray:
-        """A read-only NumPy view (or, of several pieces, an assembled copy, kept)."""
+        """A read-only NumPy view (or, of several shards, an assembled copy, kept)."""
         if self._numpy is None:
             if self.shards is None:
                 if self.owner is None:
@@ -168,7 +437,7 @@ class Array:
             return self.shards[0]._value()
         if not self.is_fully_addressable:
             raise ShardingError(
-                f"this array of shape {self.shape} has pieces on other processes; its whole value "
+                f"this array of shape {self.shape} has shards on other processes; its whole value "
                 "is not here. Read .addressable_shards, or gather it with lax.all_gather."
             )
         out = np.empty(self.shape, self.dtype)
@@ -246,9 +515,9 @@ class Array:
 
     def block_until_ready(self) -> Array:
         """Wait until the values are there; raises what the program failed with."""
-        for piece in self.shards or (self,):
-            if type(piece.owner) is Future:
-                piece.settle()
+        for shard in self.shards or (self,):
+            if type(shard.owner) is Future:
+                shard.settle()
         return self
 
     def copy_to_host_async(self) -> None:
@@ -256,8 +525,8 @@ class Array:
 
     def is_ready(self) -> bool:
         """Whether the program that computes the array has ended."""
-        pieces = self.shards or (self,)
-        return all(type(p.owner) is not Future or p.owner.work.is_done() for p in pieces)
+        shards = self.shards or (self,)
+        return all(type(p.owner) is not Future or p.owner.work.is_done() for p in shards)
 
     def delete(self) -> None:
         """Free the memory now; using the array afterwards is an error."""
@@ -280,8 +549,8 @@ class Array:
         weak = ", weak_type=True" if self.weak_type else ""
         dtype = f"dtype={dtypes.long_name(self.dtype)}{weak}"
         if not self.is_fully_addressable and not self.is_fully_replicated:
-            pieces = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
-            return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {pieces})"
+            shards = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
+            return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {shards})"
         if dtypes.is_key(self.dtype):
             words = _text(self._value()[..., None].view(np.uint32), "")
             return f"Array({self.shape}, dtype=key<fry>) overlaying:\n{words}"
@@ -294,7 +563,7 @@ class Array:
             return repr(self)
         return str(self._value())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Array]:
         if not self.shape:
             raise TypeError("iteration over an array without dimensions")
         value = self._value()
@@ -302,6 +571,9 @@ class Array:
 
 
 register_array_type(Array, lambda x: x.aval)
+
+# What functions of `spmd.numpy` take as an array. Lists and tuples are none: see `numpy.asarray`.
+ArrayLike: TypeAlias = Array | np.ndarray | np.bool_ | np.number | bool | int | float | complex
 
 
 def _text(x: Any, prefix: str) -> str:
@@ -368,7 +640,7 @@ def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | No
 
 
 def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) -> Array:
-    """A global array of this process's pieces, in the order of the sharding's devices."""
+    """A global array of this process's shards, in the order of the sharding's devices."""
     out = Array()
     out.aval = aval
     out.ptr = 0
@@ -423,12 +695,12 @@ def check_donated(
 
 
 def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: int) -> Array:
-    """Cut a whole NumPy value over a sharding; only the pieces of process `mine` are made."""
+    """Cut a whole NumPy value over a sharding; only the shards of process `mine` are made."""
     if isinstance(sharding, NamedSharding):
         sharding.check(aval.shape, "device_put: x")
-    pieces = []
+    shards = []
     for device, index in sharding.devices_indices_map(aval.shape).items():
         if device.process_index == mine:
-            piece = np.ascontiguousarray(value[index]).reshape(sharding.shard_shape(aval.shape))
-            pieces.append(from_numpy(piece, aval.update(shape=piece.shape), device))
-    return from_shards(aval, sharding, pieces)
+            shard = np.ascontiguousarray(value[index]).reshape(sharding.shard_shape(aval.shape))
+            shards.append(from_numpy(shard, aval.update(shape=shard.shape), device))
+    return from_shards(aval, sharding, shards)

@@ -24,14 +24,14 @@ class Sharding:
         raise NotImplementedError
 
     def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one device's piece."""
+        """The shape of one device's shard."""
         first = next(iter(self.devices_indices_map(global_shape).values()))
         pairs = zip(first, global_shape, strict=True)
         return tuple(len(range(*s.indices(size))) for s, size in pairs)
 
     @property
     def layout(self) -> Any:
-        """Equal for shardings that put the same pieces in the same order on the same devices.
+        """Equal for shardings that put the same shards in the same order on the same devices.
 
         Names do not count: rows over axis "i" of one map lie as rows over axis "batch" of another.
         """
@@ -90,7 +90,16 @@ class SingleDeviceSharding(Sharding):
 
 
 class NamedSharding(Sharding):
-    """A mesh, and a spec that lays dims on its axes."""
+    """Lay an array out by a mesh, and a spec that splits its dims over the mesh's axes.
+
+    `mesh` is a `Mesh` and `spec` a `PartitionSpec`. Global shape (8, 4) with `P("x")` over an axis
+    of size 4 gives shards of shape (2, 4); any dtype can be laid out. Raises `ShardingError` if
+    `spec` names an unknown axis or one axis twice.
+
+    >>> mesh = spmd.make_mesh((4,), ("x",))
+    >>> spmd.NamedSharding(mesh, spmd.P("x")).shard_shape((8, 4))
+    (2, 4)
+    """
 
     __slots__ = ("_layout", "mesh", "spec")
 

@@ -7,7 +7,7 @@ one row, and in a multi-process run each process gives and gets the rows of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -59,8 +59,12 @@ class AutoAxis:
 # ---- the public function -----------------------------------------------------------------------
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
 def pmap(
-    fun: Callable[..., Any],
+    fun: Callable[P, R],
     axis_name: Any = None,
     *,
     in_axes: Any = 0,
@@ -70,16 +74,26 @@ def pmap(
     backend: str | None = None,
     axis_size: int | None = None,
     donate_argnums: int | Sequence[int] = (),
-) -> Callable[..., Any]:
+) -> Callable[P, R]:
     """Run `fun` on several devices at once, one row of its arguments on each.
 
     `in_axes` says for each argument (a pytree prefix) which dim is cut into rows; None gives the
-    whole argument to every device. Inside, collectives work over `axis_name`. Over 4 devices an
-    argument of shape (4, 3) is (3,) inside `fun`. In a multi-process run, pass and get the rows of
-    this process's devices only. Raises errors that name the argument and its pytree path.
+    whole argument to every device. Over 4 devices an argument of global shape (4, 3) is (3,) inside
+    `fun`, and results get a dim of size 4 at `out_axes`; dtypes are those of `fun`. Inside,
+    collectives work over `axis_name`. Arguments `static_broadcasted_argnums` are Python values;
+    arguments `donate_argnums` may be overwritten. `devices` are the devices to use, by default the
+    first of `backend`; `axis_size` is their number where no argument is mapped. In a multi-process
+    run, pass and get the rows of this process's devices only.
 
-    >>> pmap(lambda x: x * 2, axis_name="i")(np.arange(1.0))
-    Array([0.], dtype=float32)
+    Raises `ShapeError` if mapped sizes disagree or a dim does not exist, `DeviceError` if there are
+    too few devices, `PytreeError` if `in_axes` is no prefix, and `ArgumentError` if `fun` is no
+    function. The message names the argument and its pytree path.
+
+    >>> spmd.pmap(lambda x: x * 2)(np.arange(4.0))
+    Array([0., 2., 4., 6.], dtype=float32)
+    >>> center = spmd.pmap(lambda x, y: x - lax.pmean(x, "i") + y, axis_name="i", in_axes=(0, None))
+    >>> center(np.arange(4.0), 10.0)
+    Array([ 8.5,  9.5, 10.5, 11.5], dtype=float32)
     """
     if not callable(fun):
         raise ArgumentError(f"{current_source()}: pmap: {fun!r} is not a function")
@@ -361,7 +375,7 @@ class _PmapCall:
         return out + [-1] * named.num_leaves
 
     def _globalize(self, x: Any, aval: ShapedArray, axis: int | None) -> Array:
-        """This process's rows as its pieces of the global array."""
+        """This process's rows as its shards of the global array."""
         if isinstance(x, Tracer) or state.trace is not EVAL:
             raise ShardingError(
                 f"{current_source()}: {self.what} maps over the devices of several processes and "
@@ -376,19 +390,19 @@ class _PmapCall:
             if x.sharding.layout == NamedSharding(self.local_mesh, spec).layout:
                 return from_shards(whole, sharding, x.shards)
         value = to_numpy(x)
-        pieces = []
+        shards = []
         for k, device in enumerate(mine):
-            piece = value if axis is None else np.take(value, [k], axis)
-            pieces.append(from_numpy(piece, aval.update(shape=piece.shape), device))
-        return from_shards(whole, sharding, pieces)
+            shard = value if axis is None else np.take(value, [k], axis)
+            shards.append(from_numpy(shard, aval.update(shape=shard.shape), device))
+        return from_shards(whole, sharding, shards)
 
     def _localize(self, x: Array, spec: PartitionSpec) -> Array:
-        """This process's pieces of a global result as an array of local rows."""
+        """This process's shards of a global result as an array of local rows."""
         sharding = NamedSharding(self.local_mesh, spec)
         shards = x.shards or (x,)
-        piece = shards[0].aval
+        shard = shards[0].aval
         shape = tuple(
-            n * self.local_mesh.axis_size(spec.axes_of(d)) for d, n in enumerate(piece.shape)
+            n * self.local_mesh.axis_size(spec.axes_of(d)) for d, n in enumerate(shard.shape)
         )
         return from_shards(x.aval.update(shape=shape), sharding, shards)
 

@@ -1,4 +1,4 @@
-"""`shard_map`: run per-device code on the pieces of global arrays.
+"""`shard_map`: run per-device code on the shards of global arrays.
 
 A call checks its arguments against the specs, traces the per-device code once for their types, and
 binds the primitive of `shard_map_rules`. Types say over which mesh axes a value varies, and casts
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -53,6 +53,36 @@ from spmd.transport.flight_recorder import FLIGHT, TRACING
 _traced = WeakCache()
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def shard_map(
+    f: Callable[P, R],
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Any = None,
+    check_vma: bool = True,
+) -> Callable[P, R]: ...
+
+
+@overload
+def shard_map(
+    f: None = None,
+    /,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Any = None,
+    check_vma: bool = True,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
 def shard_map(
     f: Callable[..., Any] | None = None,
     /,
@@ -63,13 +93,25 @@ def shard_map(
     axis_names: Any = None,
     check_vma: bool = True,
 ) -> Callable[..., Any]:
-    """Run `f` on every device of a mesh, each with its own pieces of the arguments.
+    """Run `f` on every device of a mesh, each with its own shard of the arguments.
 
     `in_specs` and `out_specs` are pytree prefixes of `PartitionSpec`s: which mesh axes split which
-    dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`. An output whose
-    spec leaves out an axis must be equal along it. `axis_names`, if given, must be all axes of the
-    mesh: none is left to the compiler. Raises a `ShardingError` that names the argument, the
-    arithmetic and the fix.
+    dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`; dtypes are those of
+    `f`. `mesh` is by default that of the surrounding `with mesh:`. An output whose spec leaves out
+    an axis must be equal along it, which `check_vma` verifies while tracing. `axis_names`, if
+    given, must be all axes of the mesh: none is left to the compiler. Without `f` this is a
+    decorator.
+
+    Raises `ShardingError` if a dim cannot be split evenly, if a spec names an unknown axis, if an
+    output may vary along an axis that its spec leaves out, or if there is no mesh; `DeviceError` if
+    an argument lies on other devices. The message names the argument, the arithmetic and the fix.
+
+    >>> mesh = spmd.make_mesh((4,), ("x",))
+    >>> @spmd.shard_map(mesh=mesh, in_specs=spmd.P("x"), out_specs=spmd.P())
+    ... def total(x):
+    ...     return lax.psum(x.sum(), "x")
+    >>> total(np.arange(8.0))
+    Array(28., dtype=float32)
     """
     if f is None:
         return functools.partial(
@@ -114,7 +156,7 @@ def _check_axis_names(f: Any, mesh: Mesh, axis_names: Any) -> None:
     if given and left:
         raise ShardingError(
             f"{what} leaves mesh axis {left[0]!r} to the compiler, which is not supported. Leave "
-            f"axis_names out: f then sees pieces along all axes ({known}); what no spec splits "
+            f"axis_names out: f then sees shards along all axes ({known}); what no spec splits "
             f"over {left[0]!r} is the same on each of its devices."
         )
 
@@ -261,7 +303,7 @@ def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Giv
     """What is known of an argument when the per-device code is traced."""
     rows = None
     if is_evaluated() and not isinstance(x, Tracer):
-        rows = _local_pieces(x, NamedSharding(mesh, spec))
+        rows = _local_shards(x, NamedSharding(mesh, spec))
     return Given(frozenset(spec.all_axes()), name, rows, must_tell=kind == "manual")
 
 
@@ -299,7 +341,7 @@ def _check_out(what: str, k: int, aval: ShapedArray, spec: PartitionSpec, mesh: 
 def _run_eagerly(
     f: Any, what: str, mesh: Mesh, ins: Any, out_specs: Any, kind: str, flat: Sequence[Any]
 ) -> Any:
-    """`disable_jit`: the function runs once, on every local device's concrete pieces."""
+    """`disable_jit`: the function runs once, on every local device's concrete shards."""
     in_tree, avals, specs = ins
     trees: list[TreeDef] = []
 
@@ -309,28 +351,28 @@ def _run_eagerly(
         return outs
 
     local = [piece_aval(a, s, mesh, kind) for a, s in zip(avals, specs, strict=True)]
-    pieces = [_local_pieces(x, NamedSharding(mesh, s)) for x, s in zip(flat, specs, strict=True)]
-    found, out_avals = run_lockstep(run, pieces, local, mesh.shape, mesh.flat_devices(), kind)
+    shards = [_local_shards(x, NamedSharding(mesh, s)) for x, s in zip(flat, specs, strict=True)]
+    found, out_avals = run_lockstep(run, shards, local, mesh.shape, mesh.flat_devices(), kind)
     wanted = _checked_outputs(what, out_specs, trees[0], out_avals, mesh)
     outs = [_join(x, a, s, mesh) for x, a, s in zip(found, out_avals, wanted, strict=True)]
     return tree_unflatten(trees[0], outs)
 
 
-def _local_pieces(x: Any, sharding: NamedSharding) -> list[np.ndarray]:
+def _local_shards(x: Any, sharding: NamedSharding) -> list[np.ndarray]:
     """What each local device holds of an argument."""
     if isinstance(x, Array) and x.shards is not None and x.sharding.layout == sharding.layout:
-        return [np.asarray(piece) for piece in x.shards]
+        return [np.asarray(shard) for shard in x.shards]
     value = to_numpy(x)
     mine = sharding.addressable_devices_indices_map(value.shape)
     return [value[index] for index in mine.values()]
 
 
 def _join(
-    pieces: Sequence[np.ndarray], aval: ShapedArray, spec: PartitionSpec, mesh: Mesh
+    values: Sequence[np.ndarray], aval: ShapedArray, spec: PartitionSpec, mesh: Mesh
 ) -> Array:
     sharding = NamedSharding(mesh, spec)
     whole = whole_aval(aval, spec, mesh)
     devices = sharding.addressable_devices_indices_map(whole.shape)
-    piece = aval.update(vma=whole.vma)
-    shards = [from_numpy(x, piece, d) for x, d in zip(pieces, devices, strict=True)]
+    shard = aval.update(vma=whole.vma)
+    shards = [from_numpy(x, shard, d) for x, d in zip(values, devices, strict=True)]
     return from_shards(whole, sharding, shards)

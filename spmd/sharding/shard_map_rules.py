@@ -35,7 +35,7 @@ from spmd.sharding.lockstep_interpreter import Lockstep
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
-# ---- pieces and wholes -------------------------------------------------------------------------
+# ---- shards and wholes -------------------------------------------------------------------------
 
 
 @contextmanager
@@ -84,19 +84,19 @@ def vary_outputs(
 
 
 def cut(value: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[np.ndarray]:
-    """One piece for each device, in mesh order."""
+    """One shard for each device, in mesh order."""
     indices = NamedSharding(mesh, spec).devices_indices_map(value.shape)
     return [value[indices[d]] for d in mesh.flat_devices()]
 
 
-def join(pieces: Sequence[np.ndarray], spec: PartitionSpec, mesh: Mesh) -> np.ndarray:
-    """The global value made of the pieces of all devices."""
-    parts = [mesh.axis_size(spec.axes_of(d)) for d in range(pieces[0].ndim)]
-    shape = tuple(n * p for n, p in zip(pieces[0].shape, parts, strict=True))
+def join(shards: Sequence[np.ndarray], spec: PartitionSpec, mesh: Mesh) -> np.ndarray:
+    """The global value made of the shards of all devices."""
+    parts = [mesh.axis_size(spec.axes_of(d)) for d in range(shards[0].ndim)]
+    shape = tuple(n * p for n, p in zip(shards[0].shape, parts, strict=True))
     indices = NamedSharding(mesh, spec).devices_indices_map(shape)
-    out = np.empty(shape, pieces[0].dtype)
-    for device, piece in zip(mesh.flat_devices(), pieces, strict=True):
-        out[indices[device]] = piece
+    out = np.empty(shape, shards[0].dtype)
+    for device, shard in zip(mesh.flat_devices(), shards, strict=True):
+        out[indices[device]] = shard
     return out
 
 
@@ -112,8 +112,8 @@ def _abstract(
 def _impl(
     xp: Any, *operands: Any, jaxpr: ClosedJaxpr, mesh: Mesh, in_specs: Any, out_specs: Any, **_: Any
 ) -> list[Any]:
-    pieces = [cut(np.asarray(x), s, mesh) for x, s in zip(operands, in_specs, strict=True)]
-    outs = Lockstep(mesh.shape).run(jaxpr, pieces)
+    shards = [cut(np.asarray(x), s, mesh) for x, s in zip(operands, in_specs, strict=True)]
+    outs = Lockstep(mesh.shape).run(jaxpr, shards)
     return [join(x, s, mesh) for x, s in zip(outs, out_specs, strict=True)]
 
 

@@ -15,8 +15,11 @@ from spmd.base.util import product
 class PartitionSpec(tuple):
     """For each dim of an array, the mesh axis (or tuple of axes) that it is split over, or None.
 
-    >>> PartitionSpec("data", None)
-    PartitionSpec('data', None)
+    `entries` may be fewer than the array has dims: the others are not split. The global shape must
+    be a multiple of the sizes of the axes; specs do not depend on the dtype.
+
+    >>> spmd.P("data", None, ("x", "y"))
+    PartitionSpec('data', None, ('x', 'y'))
     """
 
     def __new__(cls, *entries: Any) -> PartitionSpec:
@@ -43,8 +46,12 @@ class PartitionSpec(tuple):
 class Mesh:
     """An n-dimensional grid of devices whose dims, the axes, have names.
 
-    >>> Mesh(devices()[:1], ("x",)).shape
-    {'x': 1}
+    `devices` is an array of devices of that shape, of dtype object, and `axis_names` holds one name
+    for each of its dims. `with mesh:` makes it the mesh of each `shard_map` inside that names none.
+    Raises `ShardingError` if the numbers of dims and names differ or a name occurs twice.
+
+    >>> spmd.Mesh(np.array(spmd.devices()).reshape(2, 2), ("x", "y")).shape
+    {'x': 2, 'y': 2}
     """
 
     __slots__ = ("_before", "_hash", "axis_names", "devices")
@@ -136,10 +143,14 @@ def current_mesh() -> Mesh | None:
 def make_mesh(
     axis_shapes: Sequence[int], axis_names: Sequence[Any], *, devices: Any = None
 ) -> Mesh:
-    """A mesh of the given shape over the first of all devices (or over `devices`).
+    """Make a mesh of shape `axis_shapes` whose axes are called `axis_names`.
 
-    >>> make_mesh((1,), ("data",))
-    Mesh('data': 1)
+    It covers the first of all devices, or of `devices`, in row-major order. Each of `axis_shapes`
+    is an int. Raises `DeviceError` if there are too few devices, and `ShardingError` if the numbers
+    of sizes and names differ or a name occurs twice.
+
+    >>> spmd.make_mesh((2, 2), ("data", "model"))
+    Mesh('data': 2, 'model': 2)
     """
     shape = tuple(int(s) for s in axis_shapes)
     pool = list(all_devices() if devices is None else devices)

@@ -20,7 +20,7 @@ LARGE = 100_000
 
 
 def places(x):
-    """The addresses of an array's pieces."""
+    """The addresses of an array's shards."""
     return [shard.ptr for shard in x.shards or (x,)]
 
 

@@ -9,7 +9,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.executable.executable import compile_jaxpr
-from spmd.compile.native.program.steps import CallbackStep, walk
+from spmd.compile.native.program.steps import Host, walk
 
 CASES = [
     ((5,), [(0, 0, 1)]),
@@ -31,7 +31,7 @@ def test_interior_padding(shape, config, dtype):
         return lax.pad(x, value, config)
 
     program = compile_jaxpr(spmd.make_jaxpr(f)(x, value))
-    assert not any(isinstance(s, CallbackStep) for s in walk(program.native.program.steps))
+    assert not any(isinstance(s, Host) for s in walk(program.native.program.steps))
     with spmd.disable_jit():
         expected = f(x, value)
     np.testing.assert_array_equal(np.asarray(program([x, value])[0]), np.asarray(expected))

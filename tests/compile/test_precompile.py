@@ -23,17 +23,11 @@ PROGRAM = """
 import numpy as np
 import spmd, spmd.numpy as snp
 from spmd import lax
-from spmd.compile.native.llvm import compiler as loader
 from spmd.compile.native.llvm.modules import symbols_of
+from pytest import MonkeyPatch
+from tests.compile.native.llvm.emissions import note_emissions
 
-made = []
-emit = loader._Emitter.emit
-
-def noted(self, sources, assembly=False):
-    made.extend(name for text, _ in sources for name in symbols_of(text))
-    return emit(self, sources, assembly)
-
-loader._Emitter.emit = noted
+emitted = note_emissions(MonkeyPatch())
 
 def loss(w, v, x):
     h = snp.tanh(x @ w)
@@ -44,7 +38,7 @@ def loss(w, v, x):
 w, v, x = np.ones((64, 50), "f"), np.ones((50, 10), "f"), np.ones((30, 64), "f")
 spmd.jit(spmd.grad(loss, (0, 1, 2)))(w, v, x)
 spmd.jit(lambda a, b: a @ b)(np.ones((300, 70)), np.ones((70, 1)))
-print("made", *made)
+print("made", *(name for texts in emitted for text in texts for name in symbols_of(text)))
 """
 # Kernels are a program's own, whatever else it needs.
 OWN = ("kernel_", "loop_")

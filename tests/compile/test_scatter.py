@@ -11,7 +11,7 @@ from spmd.base.config import config
 from spmd.compile.executable.executable import Executable, compile_jaxpr
 from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.steps import Launch
-from spmd.compile.native.program.steps import CopyStep, KernelStep, walk
+from spmd.compile.native.program.steps import Copy, KernelStep, walk
 from spmd.compile.passes.pipeline import run_passes
 
 RNG = np.random.default_rng(3)
@@ -68,7 +68,7 @@ def test_the_last_of_equal_places_wins():
 def test_the_operand_is_made_where_the_result_is_wanted():
     rows, at = np.ones((700, 64), np.float32), np.zeros(700, np.int32)
     program = _program(add_rows, rows, at)
-    assert not any(isinstance(s, CopyStep) for s in walk(program.native.program.steps))
+    assert not any(isinstance(s, Copy) for s in walk(program.native.program.steps))
 
 
 def test_an_operand_that_is_read_again_is_copied():

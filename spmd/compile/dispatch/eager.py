@@ -211,7 +211,7 @@ def _wrap(value: Any, aval: ShapedArray, operands: Sequence[np.ndarray]) -> Arra
 
 
 def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Apply an elementwise primitive piece by piece where all operands are sharded alike."""
+    """Apply an elementwise primitive shard by shard where all operands are sharded alike."""
     sharded: list[Any] = [x for x in operands if type(x) is Array and x.shards is not None]
     first = sharded[0]
     alike = all(x.shape == first.shape and x._sharding == first._sharding for x in sharded)
@@ -220,12 +220,12 @@ def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
     if not alike or any(typeof(x).shape for x in others):
         whole = [from_numpy(to_numpy(x), typeof(x)) for x in operands]
         return evaluate(prim, whole, params)
-    pieces = []
+    shards = []
     for k in range(len(first.shards)):
         given = [x.shards[k] if any(x is s for s in sharded) else x for x in operands]
-        pieces.append(evaluate(prim, given, params))
+        shards.append(evaluate(prim, given, params))
     aval = prim.rule("abstract")(*[typeof(x) for x in operands], **params)
-    return from_shards(aval, first._sharding, pieces)
+    return from_shards(aval, first._sharding, shards)
 
 
 def _one_equation(

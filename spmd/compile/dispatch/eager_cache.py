@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from spmd.base.config import config
 from spmd.base.context import busy
@@ -25,6 +25,9 @@ from spmd.compile.lazy import eager_kernels
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array
 
+# A wrapped function has the type of what it wraps.
+F = TypeVar("F", bound=Callable[..., Any])
+
 # Calls of one kind before it is compiled: a program costs as much as a few hundred of them, but a
 # kind that came this often mostly comes for ever.
 COMPILE_AFTER = 24
@@ -33,18 +36,18 @@ MOST_KINDS = 1024
 # Results from this many elements on are not dominated by dispatch.
 MOST_ELEMENTS = 1 << 16
 
-# What moves or compares elements, or computes on integers: its result has no rounding.
+# Operations that move or compare elements, or compute on integers: results have no rounding.
 _EXACT = frozenset(
     "and or xor not eq ne lt le gt ge select_n neg abs copy reshape permute_dims squeeze slice "
     "dynamic_slice broadcast_in_dim rev shift_left shift_right_logical floor ceil sign round "
     "shift_right_arithmetic is_finite reduce_and reduce_or reduce_xor argmax argmin".split()
 )
-# What is rounded once, the same by every processor.
+# Operations that round once, the same on every processor.
 _ROUNDED = frozenset("add sub mul div sqrt square convert_element_type".split())
-# What has one result for integers, in whatever order.
+# Operations with one result for integers, in any order.
 _EXACT_OF_INTEGERS = frozenset("reduce_sum reduce_prod reduce_max reduce_min max min".split())
 _DTYPES = frozenset("float32 float64 int32 int64 uint32 uint64 bool".split())
-# What may stand beside the operations of `eager_kernels.py`, one step each.
+# Operations that may stand beside those of `eager_kernels.py`, one step each.
 _STEPS = frozenset("add sub mul div neg abs sqrt square convert_element_type select_n".split())
 _ALIASES = frozenset(("reshape", "squeeze", "broadcast_in_dim"))
 
@@ -155,7 +158,7 @@ def is_size_generic(closed: ClosedJaxpr) -> bool:
 # ---- functions that become hot -----------------------------------------------------------------
 
 
-def cached_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def cached_unary(f: F) -> F:
     """A function of one array, or a method of arrays."""
     hot = EagerCache(f)
     table = hot.table
@@ -171,10 +174,10 @@ def cached_unary(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 return out
         return hot(self.aval, (self,))
 
-    return method
+    return cast(F, method)
 
 
-def cached_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def cached_binary(f: F) -> F:
     """A function of an array and another one or a number, or a method of arrays.
 
     Operands of any other type go straight to `f`.
@@ -200,10 +203,10 @@ def cached_binary(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
                 return out
         return hot(key, (self, other))
 
-    return method
+    return cast(F, method)
 
 
-def cached_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
+def cached_arrays(f: F) -> F:
     """A function of several arrays; with further arguments, or anything else, it is as it was."""
     hot = EagerCache(f)
     table = hot.table
@@ -223,10 +226,10 @@ def cached_arrays(f: Callable[..., Any]) -> Callable[..., Any]:
                 return out
         return hot(key, args)
 
-    return call
+    return cast(F, call)
 
 
-def cached_options(f: Callable[..., Any]) -> Callable[..., Any]:
+def cached_options(f: F) -> F:
     """A function of one array and options, which are part of its kind if they are plain."""
     hot = EagerCache(f)
     table = hot.table
@@ -248,7 +251,7 @@ def cached_options(f: Callable[..., Any]) -> Callable[..., Any]:
                 return out
         return hot(key, (x,), tuple(options), named)
 
-    return call
+    return cast(F, call)
 
 
 def cached_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

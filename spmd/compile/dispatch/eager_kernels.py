@@ -210,7 +210,7 @@ class SizeGenericExecutable(Executable):
         results = entry_point.Results(
             [entry_point.Result(last, entry_point.OF_SLAB, aval)], slab=aval.nbytes, slab_word=last
         )
-        template = [arena.address, *[0] * last, *self.const_pointers]
+        template = [arena.address, *[0] * last, *self.const_pointers[0]]
         return entry_point.make_entry_point(
             self.native, template, given, (), results, (arena, self._consts)
         )
@@ -232,7 +232,7 @@ class _Steps:
             self.slots[var] = self.const(value, var)
 
     def const(self, value: Any, atom: Atom) -> Slot:
-        self.consts.append(constant(value, atom.aval))
+        self.consts.append([constant(value, atom.aval)])
         return Slot(len(self.closed.in_avals) + len(self.closed.out_avals) + len(self.consts))
 
     def place(self, atom: Atom) -> Slot:
@@ -247,7 +247,7 @@ class _Steps:
 
     def program(self) -> Program:
         avals = (*self.closed.in_avals, *self.closed.out_avals)
-        sizes = [a.nbytes for a in avals] + [c.nbytes for c in self.consts]
+        sizes = [a.nbytes for a in avals] + [c.nbytes for (c,) in self.consts]
         return Program((self.arena, *sizes), tuple(self.steps))
 
 

@@ -1,98 +1,189 @@
-"""The fast path where native code reads and makes arrays: less Python, and for most calls none.
+"""Fast calls: closures written for one kind of call of a jitted function.
 
-A subclass of `python_fast_call.Writer`, whose Python text stays the slow twin: the entry point
-compares the avals of operands and makes the results. If the arguments are trees of arrays and
-numbers, and the results small, nothing is left to be written: the entry point itself is the
-function.
+A `Writer` says how each leaf is matched, which word of the frames it fills, which results are made
+and where a donated block goes, as the plain records of an entry point (`Operand`, `Result`). The
+entry point does all of it in native code; what it does not know (containers of users, donation,
+shards) is Python text around its call. If the arguments are trees of arrays and numbers, and the
+results too, nothing is left to be written: the entry point itself is the closure.
+
+A program that is long runs in the queue. Then the text matches, and the executable does the rest,
+a few microseconds of Python beside a program of a millisecond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from spmd.base.tree import LEAF, TreeDef
-from spmd.base.util import MISS
-from spmd.compile.dispatch.async_fast_call import QueuedWriter, is_queued, now_or_later
-from spmd.compile.dispatch.python_fast_call import (
-    ALIGNMENT,
-    KEPT_ARENA_BYTES,
-    SLAB_BYTES,
-    UnmatchedError,
-    Writer,
-    is_matchable,
-    packed,
-)
+from spmd.compile.dispatch.argument_matcher import DEEPEST, Matcher, UnmatchedError
 from spmd.compile.dispatch.signature import Split
+from spmd.compile.executable.async_operands import copied_bytes, most_copied
 from spmd.compile.executable.executable import Executable
 from spmd.compile.native.cpython import entry_point
 from spmd.compile.native.cpython.entry_layout import is_plain
 from spmd.compile.native.cpython.object_layout import object_layout
-from spmd.compile.native.runtime.allocator import SMALL_ALIGNMENT, SMALL_BYTES, SizeClass, home_of
+from spmd.compile.native.runtime.allocator import (
+    SMALL_ALIGNMENT,
+    SMALL_BYTES,
+    SizeClass,
+    alloc,
+    home_of,
+)
+from spmd.compile.native.runtime.async_queue import QUEUE
+from spmd.compile.native.runtime.run import NativeProgram
+from spmd.core.aval import ShapedArray
 from spmd.sharding.array import Array
 from spmd.transport.flight_recorder import FLIGHT
+
+# Results that are small together share one block; larger ones get a block each.
+SLAB_BYTES = 16 * 1024
+ALIGNMENT = 64
+# An arena up to this size stays with its closure; larger ones go back to the allocator.
+KEPT_ARENA_BYTES = 64 * 1024
+
+Match = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+_NO_KEYWORDS: dict[str, Any] = {}
 
 
 def specialise(
     split: Split, executable: Executable, out_tree: TreeDef, direct: bool = False
 ) -> Callable[..., Any] | None:
-    """A closure for calls like this one, or None if its arguments are not of matched kinds.
+    """A closure for calls like this one, or None if it is of no kind that is matched.
 
     `closure(args, kwargs)` gives the results, or `MISS`; with `direct`, `closure(*args)` does.
     """
-    pairs = zip(split.leaves, executable.in_avals, strict=True)
-    if any(not is_matchable(x, aval) for x, aval in pairs):
-        return None
+    queued = is_queued(split.leaves, executable.native)
+
+    def writer(checks: bool = False) -> Writer:
+        return Writer(split, executable, out_tree, checks, direct and not queued)
+
+    match = written(writer, executable.native, queued)
+    return spread(match) if direct and queued and match is not None else match
+
+
+def written(
+    writer: Callable[..., Writer], native: NativeProgram, queued: bool
+) -> Callable[..., Any] | None:
+    """The closure that a writer makes; for a long program, that of the queue beside it."""
+    if object_layout() is None:
+        return None  # this Python's objects are not known, so an entry point cannot read them
     try:
-        queued = is_queued(split.leaves, executable.native)
-        if object_layout() is not None:
-            match = NativeWriter(split, executable, out_tree, direct and not queued).function()
-            direct = direct and queued
-        else:
-            match = Writer(split, executable, out_tree).function()
-        if queued:
-            later = QueuedWriter(split, executable, out_tree).function()
-            match = now_or_later(executable.native, match, later)
+        match = writer().function()
+        return now_or_later(native, match, writer(checks=True).enqueued()) if queued else match
     except UnmatchedError:
         return None
-    return spread(match) if direct else match
 
 
-def spread(match: Callable[..., Any]) -> Callable[..., Any]:
+def spread(match: Match) -> Callable[..., Any]:
     """A closure that takes the arguments one by one."""
     return lambda *args: match(args, _NO_KEYWORDS)
 
 
-_NO_KEYWORDS: dict[str, Any] = {}
+def is_queued(leaves: Sequence[Any], native: NativeProgram) -> bool:
+    """Whether calls like this one go through the queue as long as it is open."""
+    return QUEUE.is_open and native.is_long and copied_bytes(leaves) <= most_copied(native)
 
 
-class NativeWriter(Writer):
-    """Writes the function of one signature, or makes the entry point that is that function."""
+def now_or_later(native: NativeProgram, now: Match, later: Match) -> Match:
+    """The function that runs a program at once, for callers that wait at once, or in the queue."""
+    jobs = QUEUE.jobs
 
-    def __init__(self, split: Split, executable: Any, out_tree: TreeDef, direct: bool):
-        super().__init__(split, executable, out_tree)
+    def match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        left = native.calls_at_once
+        if left and not jobs:
+            native.calls_at_once = left - 1
+            return now(args, kwargs)
+        return later(args, kwargs)
+
+    return match
+
+
+def packed(sizes: Sequence[int], alignment: int) -> tuple[int, list[int]]:
+    """The bytes that aligned arrays take one behind the other, and where each starts."""
+    *starts, total = itertools.accumulate(
+        (-(-n // alignment) * alignment for n in sizes), initial=0
+    )
+    return total, starts
+
+
+class Writer(Matcher):
+    """Writes the closure of one kind of call, or makes the entry point that is that closure."""
+
+    # Whether the results of the program are those of the call, not shards of them.
+    makes_results = True
+
+    def __init__(
+        self,
+        split: Split,
+        executable: Executable,
+        out_tree: TreeDef,
+        checks: bool = False,
+        direct: bool = False,
+    ):
+        if out_tree.is_deeper_than(DEEPEST):
+            raise UnmatchedError
+        self.executable = executable
+        self.out_tree = out_tree
         self.direct = direct
+        # Nothing shall be taken or recorded for a call that does not fit.
+        checks = checks or bool(self.takes) or FLIGHT.keeps_programs
+        super().__init__(split, executable.in_avals, checks)
+        self.frame = executable.native.frame_words // executable.count  # of one device
         self.slab_bytes = self.slab_word = 0
         # The blocks that the entry point makes: their classes, and the words that get their
         # addresses.
         self.fresh_blocks: list[tuple[SizeClass, int]] = []
-        # Then nothing shall be taken or recorded for a call that does not fit.
-        self.checks = bool(executable.takes) or FLIGHT.keeps_programs
-        self.template: list[int] = []
+        # Arrays whose addresses were compared: whether they differ, and what they are.
+        self.compared: dict[tuple[str, ...], tuple[str, str]] = {}
+
+    # ---- what the call of one device and that of a mesh answer differently ----
+
+    @property
+    def donated(self) -> Sequence[bool]:
+        """Whether each argument is donated."""
+        return self.executable.donated
+
+    @cached_property
+    def takes(self) -> Mapping[int, int]:
+        """For each output that may be written over a donated argument: which one."""
+        return self.executable.takes
+
+    def held_by(self, leaf: int, device: int) -> str | None:
+        """The name of the array that is what a device holds of an argument, if it is one."""
+        return self.arrays[leaf] if type(self.split.leaves[leaf]) is Array else None
+
+    def forwarded(self, leaf: int, aval: ShapedArray, made: list[entry_point.Result]) -> list[str]:
+        """The text of a result on each device that is an argument."""
+        if self.held_by(leaf, 0) is None:
+            raise UnmatchedError
+        made.append(entry_point.Result(1 + leaf, entry_point.of_operand(leaf), aval))
+        return [f"made[{len(made) - 1}]"]
+
+    def wholes(self, shards: Sequence[Sequence[str]]) -> list[str]:
+        """The text of each result of the call, from that of its shards."""
+        return [row[0] for row in shards]
+
+    def enqueue(self) -> Callable[[Sequence[Any]], list[Any]]:
+        """The call of the executable through the queue."""
+        return self.executable.call
+
+    # ---- the closure ----
 
     def function(self) -> Callable[..., Any]:
         """The function `match(args, kwargs)`, or `match(*args)` if it is to be direct."""
-        self.match_call()
+        matching = self.matched()
         self.match_distinct()
-        matching, self.lines = self.lines, []
-        made = self.results_made()
-        out = self.out_tree
-        if is_plain(out) and self.takes_arguments():
+        made, shards = self.results_made()
+        out, is_whole = self.out_tree, self.makes_results and is_plain(self.out_tree)
+        if is_whole and self.takes_arguments():
             args, kwargs = self.split.tree.children
             return self.open(made, out, None if self.direct else (args, kwargs))
         # Containers that the entry point does not know are made here, of a tuple of the results.
         flat = TreeDef(tuple, None, (LEAF,) * len(made))
-        self.names["run"] = self.open(made, out if is_plain(out) else flat)
+        self.names["run"] = self.open(made, out if is_whole else flat)
         # A call of the entry point that did not fit has done nothing.
         if FLIGHT.keeps_programs:
             self.names |= {"begin": FLIGHT.begin, "completed": FLIGHT.completed}
@@ -102,13 +193,29 @@ class NativeWriter(Writer):
         if FLIGHT.keeps_programs:
             self.put("completed(span)")
         self.put("if made is MISS: return MISS")
+        outs = [] if is_whole else self.wholes(shards)
         self.give_up()
-        if is_plain(out):
-            self.put("return made")
-        else:
-            self.put("return " + self.tree(out, (f"made[{k}]" for k in range(len(made)))))
+        self.put("return made" if is_whole else "return " + self.tree(out, iter(outs)))
         match = self.compiled(matching)
         return spread(match) if self.direct else match
+
+    def enqueued(self) -> Callable[..., Any]:
+        """The function of a long program, whose run goes through the queue."""
+        matching = self.matched()
+        self.match_distinct()
+        self.names |= {"QUEUE": QUEUE, "enqueue": self.enqueue()}
+        # What has no memory is an error of the general path.
+        devices = range(self.executable.count)
+        held = {self.held_by(k, d) for k in range(len(self.arrays)) for d in devices}
+        gone = [f" or {name}.owner is None" for name in sorted(filter(None, held))]
+        self.put(f"if not QUEUE.is_open{''.join(gone)}: return MISS")
+        outs = [self.fresh() for _ in range(self.out_tree.num_leaves)]
+        call = f"enqueue(({''.join(f'{name}, ' for name in self.arrays)}))"
+        self.put(f"{', '.join(outs)}, = {call}" if outs else call)
+        if not self.makes_results:
+            self.give_up()  # else the executable does it
+        self.put("return " + self.tree(self.out_tree, iter(outs)))
+        return self.compiled(matching)
 
     def operands_as_read(self, matching: list[str]) -> tuple[list[str], str]:
         """The lines that match, and the operands; leaves of a wide dict are not taken apart if all
@@ -129,98 +236,147 @@ class NativeWriter(Writer):
         args, kwargs = tree.children
         if self.direct and (kwargs.children or any(c.kind is not None for c in args.children)):
             return False
-        leaves, kinds = self.split.leaves, self.kinds
-        known = len(kinds) == len(leaves) and entry_point.BUFFER not in kinds
+        kinds = [given.kind for given in self.given]
+        known = len(kinds) == len(self.arrays) and entry_point.BUFFER not in kinds
         return known and is_plain(tree) and not any(self.donated_arrays)
 
     @property
     def donated_arrays(self) -> list[bool]:
         """Of each argument whether it is an array that the call uses up."""
-        pairs = zip(self.executable.donated, self.split.leaves, strict=True)
+        pairs = zip(self.donated, self.split.leaves, strict=True)
         return [gone and type(leaf) is Array for gone, leaf in pairs]
 
-    # ---- matching ----
+    def whole_arrays(self) -> list[str]:
+        """The names of the arguments that are arrays on one device."""
+        pairs = zip(self.arrays, self.split.leaves, strict=True)
+        return [name for name, leaf in pairs if type(leaf) is Array and leaf.shards is None]
 
-    def match_leaf(self, name: str) -> None:
-        leaf, aval = self.split.leaves[self.leaf], self.executable.in_avals[self.leaf]
-        if type(leaf) is not Array:
-            super().match_leaf(name)
-            return
-        self.leaf += 1
-        self.arrays.append(name)
-        if self.checks:
-            self.put(f"if {name}.aval is not {self.bind(aval)}: return MISS")
-        self.operand(name, entry_point.ARRAY, aval)
+    def match_distinct(self) -> None:
+        """Write the check that no donated array is another argument too, which is an error."""
+        arrays = self.whole_arrays()
+        if any(self.donated) and len(arrays) > 1:
+            ids = ", ".join(f"id({x})" for x in arrays)
+            self.put(f"if len({{{ids}}}) != {len(arrays)}: return MISS")
 
-    def match_number(self, name: str, leaf: Any, aval: Any) -> None:
-        self.operand(name, entry_point.NUMBERS[aval.dtype.name], type(leaf))
+    def give_up(self) -> None:
+        """Write the end of the donated arguments."""
+        whole = self.whole_arrays()
+        for x, gone in zip(self.arrays, self.donated_arrays, strict=True):
+            if gone:
+                gives = f"{x}.ptr = 0; {x}.owner = {x}._numpy = None"
+                self.put(gives if x in whole else f"{x}.delete()")
 
     # ---- results ----
 
-    def results_made(self) -> list[entry_point.Result]:
-        """What the entry point makes; writes the allocation of what it does not allocate itself."""
+    def results_made(self) -> tuple[list[entry_point.Result], list[list[str]]]:
+        """What the entry point makes, and the text of each result on each device.
+
+        Writes the allocation of what the entry point does not allocate itself.
+        """
         executable = self.executable
-        first = 1 + len(self.operands)
-        self.words += range(1, first)
-        arena = self.arena(executable.native.is_alone, "arena", 0)
-        owners = self.owners([max(a.nbytes, 1) for a in executable.outputs], first)
-        words = iter(range(first, first + len(owners)))
-        self.template = [arena, *[0] * (first - 1 + len(owners)), *executable.const_pointers]
-        made = []
+        inputs, count = len(executable.in_avals), len(executable.outputs)
+        self.template: list[int] = []
+        for d, consts in enumerate(executable.const_pointers):
+            self.template += [self.arena(d * self.frame), *[0] * (inputs + count), *consts]
+        places = list(enumerate(executable.places))
+        words = [d * self.frame + 1 + inputs + k for d, _ in places for k in range(count)]
+        sizes = [max(a.nbytes, 1) for a in executable.outputs] * len(places)
+        owners = self.owners(sizes, words)
+        written = itertools.count()
+        made: list[entry_point.Result] = []
+        shards = []
         for result, aval in zip(executable.results, executable.out_avals, strict=True):
-            if result is None:
-                word = next(words)
-                made.append(entry_point.Result(word, owners[word - first], aval))
-            elif type(self.split.leaves[result]) is Array:
-                made.append(entry_point.Result(1 + result, entry_point.of_operand(result), aval))
-            else:
-                raise UnmatchedError
-        return made
+            if result is not None:
+                shards.append(self.forwarded(result, aval, made))
+                continue
+            k = next(written)
+            own = [(d * count + k, home) for d, home in places]
+            shards.append([f"made[{len(made) + d}]" for d, _ in places])
+            made += [entry_point.Result(words[n], owners[n], aval, home) for n, home in own]
+        return made, shards
 
-    def owners(self, sizes: Sequence[int], first: int) -> list[int]:
-        """Whose memory each output is; the first has the word `first`."""
-        words = [first + k for k in range(len(sizes))]
-        total, starts = packed(sizes, SMALL_ALIGNMENT)
-        if sizes and not self.executable.takes and total <= SMALL_BYTES:
-            self.slab_bytes, self.slab_word = total, first
-            self.put_offsets(words, starts)
-            return [entry_point.OF_SLAB] * len(sizes)
-        total, starts = packed(sizes, ALIGNMENT)
-        if sizes and not self.executable.takes and total <= SLAB_BYTES:
-            self.put_offsets(words, starts)
-            return [self.fresh_block(total, first)] * len(sizes)
-        return [self.owner(k, nbytes, words[k]) for k, nbytes in enumerate(sizes)]
+    def arena(self, word: int) -> int:
+        """The address of a device's arena, whose word this is; 0 if each call gets its own.
 
-    def owner(self, k: int, nbytes: int, word: int) -> int:
+        An arena stays with the closure if it is small and no two runs can meet in it.
+        """
+        executable = self.executable
+        if executable.native.is_alone and executable.arena <= KEPT_ARENA_BYTES:
+            arena = alloc(executable.arena)
+            self.bind(arena)
+            return arena.address
+        self.fresh_block(executable.arena, word)
+        return 0
+
+    def owners(self, sizes: Sequence[int], words: Sequence[int]) -> list[int]:
+        """Whose memory each output of each device is; the outputs have these words."""
+        for alignment, most in ((SMALL_ALIGNMENT, SMALL_BYTES), (ALIGNMENT, SLAB_BYTES)):
+            total, starts = packed(sizes, alignment)
+            if not sizes or self.takes or total > most:
+                continue
+            self.offsets += [
+                (word, words[0], start) for word, start in zip(words[1:], starts[1:], strict=True)
+            ]
+            if alignment == SMALL_ALIGNMENT:
+                self.slab_bytes, self.slab_word = total, words[0]
+                return [entry_point.OF_SLAB] * len(sizes)
+            return [self.fresh_block(total, words[0])] * len(sizes)
+        return [self.owner(n, nbytes, words[n]) for n, nbytes in enumerate(sizes)]
+
+    def owner(self, number: int, nbytes: int, word: int) -> int:
         """The owner of one output: a block of the entry point, or one that Python chooses."""
-        taken = self.executable.takes.get(k)
-        if taken is None or type(self.split.leaves[taken]) is not Array:
+        device, k = divmod(number, len(self.executable.outputs))
+        taken = self.takes.get(k)
+        donor = None if taken is None else self.held_by(taken, device)
+        if donor is None:
             return self.fresh_block(nbytes, word)
-        self.put_block(f"block{k}", taken, nbytes)
-        return self.block(f"block{k}", word)
+        found = (self.held_by(leaf, device) for leaf in range(len(self.arrays)))
+        everyone = [name for name in found if name is not None]
+        self.take(f"block{number}", donor, everyone, nbytes)
+        self.operand(f"block{number}", entry_point.BLOCK, word)
+        return len(self.operands) - 1
 
     def fresh_block(self, nbytes: int, word: int) -> int:
         """Let the entry point make a block; gives the owner of what is in it."""
         self.fresh_blocks.append((home_of(nbytes), word))
         return entry_point.of_block(len(self.fresh_blocks) - 1)
 
-    def arena(self, kept: bool, name: str, word: int) -> int:
-        """As `Writer.arena`, but that of one call is a block that the entry point makes."""
-        if kept and self.executable.arena <= KEPT_ARENA_BYTES:
-            return super().arena(kept, name, word)
-        self.fresh_block(self.executable.arena, word)
-        return 0
+    def take(self, owner: str, donated: str, operands: Sequence[str], nbytes: int) -> None:
+        """Write the choice between a donated array's block and a new one, as `executable.take`."""
+        # Three references are ours: the array's, the variable's, and getrefcount's own. Then no
+        # other array has the block; but one array may be two operands.
+        alone, everyone = self.distinct(operands)
+        self.put(f"{owner} = {donated}.owner")
+        self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3 or")
+        self.lines[-1] += f" {owner}.address != {donated}.ptr"
+        self.lines[-1] += f" or not {alone} and {everyone}.count({donated}.ptr) > 1:"
+        self.put(f"    {owner} = alloc({nbytes})")
 
-    def put_offsets(self, words: Sequence[int], starts: Sequence[int]) -> None:
-        """Note that the results after the first lie so many bytes behind it."""
-        pairs = zip(words[1:], starts[1:], strict=True)
-        self.offsets += [(word, words[0], start) for word, start in pairs]
+    def distinct(self, operands: Sequence[str]) -> tuple[str, str]:
+        """The names of whether arrays have different addresses, and of the list of these."""
+        key = tuple(operands)
+        if key not in self.compared:
+            alone, everyone = self.compared[key] = self.fresh(), self.fresh()
+            self.put(f"{everyone} = [{', '.join(f'{x}.ptr' for x in operands)}]")
+            self.put(f"{alone} = len(set({everyone})) == {len(operands)}")
+        return self.compared[key]
 
-    def block(self, name: str, word: int) -> int:
-        """Hand a block to the entry point; gives the operand's number."""
-        self.operand(name, entry_point.BLOCK)
-        self.words.append(word)
-        return len(self.operands) - 1
+    def tree(self, tree: TreeDef, leaves: Any) -> str:
+        """An expression that builds a tree of results."""
+        if tree.kind is None:
+            return next(leaves)
+        if tree.kind is type(None):
+            return "None"
+        parts = [self.tree(child, leaves) for child in tree.children]
+        if tree.kind is tuple:
+            return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        if tree.kind is list:
+            return f"[{', '.join(parts)}]"
+        if tree.kind is dict:
+            pairs = zip(tree.aux, parts, strict=True)
+            return "{" + ", ".join(f"{self.key(k)}: {v}" for k, v in pairs) + "}"
+        flat = TreeDef(tree.kind, tree.aux, tuple(TreeDef(None, None, ()) for _ in parts))
+        return f"{self.bind(flat.unflatten)}([{', '.join(parts)}])"
 
     def open(
         self,
@@ -229,17 +385,10 @@ class NativeWriter(Writer):
         given: tuple[TreeDef, TreeDef] | None = None,
     ) -> Callable[..., Any]:
         """The entry point."""
-        operands = [
-            entry_point.Operand(kind, word, expected)
-            for kind, word, expected in zip(self.kinds, self.words, self.expected, strict=True)
-        ]
         slab = self.slab_bytes, self.slab_word
         results = entry_point.Results(made, out, given, *slab, self.fresh_blocks)
         native = self.executable.native
         kept = (self.executable, *self.names.values())
         return entry_point.make_entry_point(
-            native, self.template, operands, self.offsets, results, kept
+            native, self.template, self.given, self.offsets, results, kept
         )
-
-
-__all__ = ["MISS", "NativeWriter", "specialise", "spread"]

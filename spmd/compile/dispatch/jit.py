@@ -369,7 +369,10 @@ def _specialised(
 
 @recovery.forgets
 def clear_caches() -> None:
-    """Forget everything that any jitted function has traced and compiled."""
+    """Forget everything that any jitted function has traced and compiled.
+
+    >>> spmd.clear_caches()
+    """
     for function in list(_instances):
         function.clear_cache()
 

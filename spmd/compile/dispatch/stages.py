@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 
 class ShapeDtypeStruct:
-    """A shape and dtype without data: what `eval_shape` takes and returns."""
+    """A shape and dtype without data: what `eval_shape` and `make_jaxpr` take and return.
+
+    `sharding` and `weak_type` are those of the array that it stands for.
+
+    >>> spmd.ShapeDtypeStruct((2, 3), np.float32)
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
 
     __slots__ = ("dtype", "shape", "sharding", "weak_type")
 

@@ -61,8 +61,8 @@ def most_copied(program: NativeProgram) -> float:
 def _is_pending(x: Any) -> bool:
     if type(x) is not Array:
         return False
-    pieces = x.shards or (x,)
-    return any(type(p.owner) is Future and not p.owner.work.is_done() for p in pieces)
+    shards = x.shards or (x,)
+    return any(type(p.owner) is Future and not p.owner.work.is_done() for p in shards)
 
 
 class Operands:

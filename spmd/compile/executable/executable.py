@@ -1,16 +1,18 @@
 """Executables: an optimised closed jaxpr as a native program that takes and gives arrays.
 
-A call fills a frame (arena, inputs, outputs, constants) with addresses and runs the program.
-Results are blocks of the recycling allocator; a donated input's block becomes that of a result if
-the program has read it before that result is written and nobody else holds it.
+A call fills a frame (arena, inputs, outputs, constants) of each device with addresses and runs the
+program. One device is a mesh of one; `mesh_executable` says what differs for several. Results are
+blocks of the recycling allocator; a donated input's block becomes that of a result if the program
+has read it before that result is written and nobody else holds it.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +40,7 @@ from spmd.compile.native.program.stored import (
     save_program,
 )
 from spmd.compile.native.runtime.allocator import Block, alloc
-from spmd.compile.native.runtime.async_queue import QUEUE
+from spmd.compile.native.runtime.async_queue import QUEUE, Job
 from spmd.compile.native.runtime.run import NativeProgram
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
@@ -57,14 +59,19 @@ _OWN_REFERENCES = 3
 
 
 class Executable:
-    """Runs one program; call it with the flat list of arguments.
+    """Runs one program on the local devices; this class itself on one.
 
     `closed` is as it was traced, `optimise` gives what the passes make of it. If an earlier process
     stored the program, neither passes nor lowering run, unless somebody asks for the
-    schedule or the plan.
+    schedule or the plan. Each device has a frame of its own (arena, inputs, outputs, constants).
     """
 
     is_map = False
+    count = 1  # devices
+    # Where each device's results are; None is where the operands of a call are.
+    places: Sequence[SingleDeviceSharding | None] = (None,)
+    # Whether all calls donate the same arguments, `donated`.
+    knows_donated = True
 
     def __init__(
         self,
@@ -78,7 +85,7 @@ class Executable:
         self._optimise = optimise
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.
         self._closed = weakref.ref(closed)
-        key = program_key(partial(fingerprint, closed), self.donated)
+        key = self._key(closed)
         stored = load_program(key) if key else None
         if stored is None:
             self._compile(key)
@@ -89,124 +96,187 @@ class Executable:
     def prepare(self, name: str) -> None:
         """Note what every call needs, when the native program and the constants are there."""
         self.native.name = name
-        self.const_pointers = [pointer(c) for c in self._consts]
+        # Of each device.
+        self.const_pointers = [[pointer(c[d]) for c in self._consts] for d in range(self.count)]
         self.outputs = [a for a, r in zip(self.out_avals, self.results, strict=True) if r is None]
-        self.result_bytes = sum(a.nbytes for a in self.outputs)
-        self._report = bytes(8 * (1 + self.native.devices))
-        self._pack = struct.Struct(f"{self.native.frame_words}q").pack
+        self.result_bytes = self.count * sum(a.nbytes for a in self.outputs)
+        self._report = bytes(8 * (1 + self.count))
+        self.pack_frames = struct.Struct(f"{self.native.frame_words}q").pack
+
+    # -- compiling --
+
+    def _key(self, closed: ClosedJaxpr) -> str | None:
+        """The name under which the program is stored; None if it is not."""
+        return program_key(partial(fingerprint, closed), self.donated)
+
+    @property
+    def core(self) -> Executable:
+        """What holds the schedule and the plan."""
+        return self
 
     @cached_property
     def schedule(self) -> Schedule:
         """The steps of the program over buffers."""
-        return self._make_schedule(None)
+        return self._make_schedule(self._traced_jaxpr(), None)
 
-    def _make_schedule(self, callees: CalleeCompiler | None) -> Schedule:
+    def _make_schedule(self, closed: ClosedJaxpr, callees: CalleeCompiler | None) -> Schedule:
+        return build.make_schedule(self._optimise(closed), callees=callees)
+
+    def _traced_jaxpr(self) -> ClosedJaxpr:
         closed = self._closed()
         assert closed is not None, "the jaxpr of this program is gone"
-        return build.make_schedule(self._optimise(closed), callees=callees)
+        return closed
 
     @cached_property
     def plan(self) -> Plan:
         """Where the buffers lie."""
-        return build.plan_program(self.schedule, self.donated, available_cores())
+        # Several devices are the parallel work of their program.
+        threads = available_cores() if self.count == 1 else 1
+        donated = self.donated if self.knows_donated else [True] * len(self.in_avals)
+        return build.plan_program(self.schedule, donated, threads)
+
+    def takes_of(self, donated: Sequence[bool]) -> dict[int, int]:
+        """For outputs that may be written over a donated input: which one."""
+        return build.takes(self.schedule, self.plan, donated) if any(donated) else {}
+
+    def _assemble(self, callees: CalleeCompiler | None = None) -> NativeProgram:
+        takes = self.takes if self.knows_donated else None
+        return build.assemble(self.schedule, self.plan, self.count, takes, callees).native
 
     def _compile(self, key: str | None) -> None:
         warm_up.warm_up_runtime()
+        closed = self._traced_jaxpr()
         with build.CalleeCompiler() as callees:
-            schedule = self.schedule = self._make_schedule(callees)
-            self.takes = build.takes(schedule, self.plan, self.donated)
-            made = build.assemble(schedule, self.plan, takes=self.takes, callees=callees)
-        self.arena, self.native = self.plan.arena, made.native
-        self._consts = [constant(value, aval) for _, (value, aval) in schedule.consts]
+            schedule = self.schedule = self._make_schedule(closed, callees)
+            self.takes = self.takes_of(self.donated)
+            self.native = self._assemble(callees)
+        self.arena = self.plan.arena
+        self._consts = [self._on_each(value, aval) for _, (value, aval) in schedule.consts]
         # For each result: the input that it equals, or None.
         self.results = tuple(r if isinstance(r, int) else None for r in schedule.results)
         if key:
-            self._save(key)
-
-    def _save(self, key: str) -> None:
-        closed = self._closed()
-        assert closed is not None
-        consts = among_given(closed, [const for _, const in self.schedule.consts], self._consts)
-        save_program(key, self.native.encoded, self.arena, self.results, self.takes, consts, closed)
+            kept = among_given(closed, [const for _, const in schedule.consts], self._consts)
+            save_program(
+                key, self.native.encoded, self.arena, self.results, self.takes, kept, closed
+            )
 
     def _load(self, stored: StoredProgram, closed: ClosedJaxpr) -> None:
-        self.arena = stored.arena
-        self.takes = stored.takes
-        self.results = stored.results
+        self.arena, self.takes, self.results = stored.arena, stored.takes, stored.results
         self.native = NativeProgram(stored.encoded(closed), steps_again=self._steps_again)
         given = zip(closed.consts, closed.jaxpr.constvars, strict=True)
-        self._consts = stored.constants([constant(value, v.aval) for value, v in given])
+        self._consts = stored.constants([self._on_each(value, v.aval) for value, v in given])
 
     def _steps_again(self) -> StepsById:
         """The steps of a loaded program, which is compiled for that."""
-        return build.assemble(self.schedule, self.plan, takes=self.takes).native.encoded.steps
+        return self._assemble().encoded.steps
+
+    def _on_each(self, value: Any, aval: ShapedArray) -> list[Any]:
+        """A constant as an array of each device."""
+        return [constant(value, aval)] * self.count
+
+    def as_text(self) -> str:
+        """The steps of the program."""
+        return str(self.schedule)
+
+    # -- calling --
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Run on arguments of exactly the avals compiled for, now or beside Python."""
         # Before anything is written over a donated argument.
         home = common_home(leaves)
-        results = (
-            self.enqueue(leaves) if belongs_in_queue(self.native, leaves) else self.run(leaves)
-        )
+        results = self.call(leaves, belongs_in_queue(self.native, leaves))
         place(results, home)
         return results
 
-    def run(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run now; the results are there when it returns."""
-        arrays = [_readable(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
-        owners: list[Any] = []
-        for k, aval in enumerate(self.outputs):
-            block = take(self.takes[k], leaves) if k in self.takes else None
-            owners.append(alloc(aval.nbytes) if block is None else block)
-        arena = alloc(self.arena)
-        words = [arena.address, *map(pointer, arrays), *(o.address for o in owners)]
-        frames = bytearray(self._pack(*words, *self.const_pointers) + self._report)
-        view = np.frombuffer(frames, np.int64)
-        self.native.run_address(view.__array_interface__["data"][0])
-        made = [from_memory(o.address, o, a) for o, a in zip(owners, self.outputs, strict=True)]
-        return self._results(leaves, made)
-
-    def enqueue(self, leaves: Sequence[Any]) -> list[Any]:
-        """Run beside Python, after what is in the queue; the results are pending.
-
-        Where there is no memory for that, run when what is in the queue has let go of its own.
-        """
-        try:
-            return self._enqueue(leaves)
-        except MemoryError:
-            QUEUE.drain()
-            return self.run(leaves)
-
-    def _enqueue(self, leaves: Sequence[Any]) -> list[Any]:
-        QUEUE.make_room(self.result_bytes)
-        with QUEUE.lock:
-            blocks = result_blocks(self.outputs, self.takes, leaves)
-        given = Operands()
-        addresses = [given.add(x, aval) for x, aval in zip(leaves, self.in_avals, strict=True)]
-        arena = QUEUE.arena(0, self.arena)
-        kept = {**given.kept, **{id(x): x for x in (self, arena, *blocks)}}
-        words = [arena.address, *addresses, *(b.address for b in blocks), *self.const_pointers]
-        causes, nbytes = given.causes, self.result_bytes
-        job = QUEUE.submit(self.native, words, kept, causes, nbytes, self._closed())
-        made = [pending(job, b, aval) for b, aval in zip(blocks, self.outputs, strict=True)]
-        return self._results(leaves, made)
-
-    def _results(self, leaves: Sequence[Any], made: Sequence[Array]) -> list[Any]:
-        fresh = iter(made)
-        results: list[Any] = []
-        for aval, result in zip(self.out_avals, self.results, strict=True):
-            if result is None:
-                results.append(next(fresh))
-            else:
-                results.append(_forwarded(leaves[result], aval))
+    def call(self, leaves: Sequence[Any], in_queue: bool = True) -> list[Any]:
+        """The same, decided, for operands that are not committed to a device."""
+        outs = self.start([(x,) for x in leaves], self.takes, in_queue)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and type(leaf) is Array:
                 leaf.delete()
-        return results
+        return [out for (out,) in outs]
 
-    def as_text(self) -> str:
-        """The steps of the program."""
-        return str(self.schedule)
+    def start(
+        self,
+        operands: Sequence[Sequence[Any]],
+        takes: Mapping[int, int],
+        in_queue: bool,
+        may_change: Sequence[bool] | None = None,
+    ) -> list[list[Array]]:
+        """Run on operands, of each what each device holds; results likewise.
+
+        In the queue it runs beside Python, after what is in the queue, and results are pending.
+        Where there is no memory for that, it runs when what is in the queue has let go of its own.
+        `may_change` says which operands lie in memory that the caller may write to.
+        """
+        if in_queue:
+            try:
+                return self._enqueue(operands, takes, may_change or [True] * len(operands))
+            except MemoryError:
+                QUEUE.drain()
+        return self._run(operands, takes)
+
+    def _run(
+        self, operands: Sequence[Sequence[Any]], takes: Mapping[int, int]
+    ) -> list[list[Array]]:
+        pairs = zip(operands, self.in_avals, strict=True)
+        readable = [[_readable(x, aval) for x in each] for each, aval in pairs]
+        arenas = [alloc(self.arena) for _ in range(self.count)]
+        blocks: list[list[Any]] = []
+        words: list[int] = []
+        for d, consts in enumerate(self.const_pointers):
+            given = [x[d] for x in readable]
+            mine = []
+            for k, aval in enumerate(self.outputs):
+                block = take(takes[k], given) if k in takes else None
+                mine.append(alloc(aval.nbytes) if block is None else block)
+            blocks.append(mine)
+            words += [arenas[d].address, *map(pointer, given), *(b.address for b in mine), *consts]
+        frames = bytearray(self.pack_frames(*words) + self._report)
+        self.native.run_address(np.frombuffer(frames, np.int64).__array_interface__["data"][0])
+        return self._results(operands, blocks, None)
+
+    def _enqueue(
+        self,
+        operands: Sequence[Sequence[Any]],
+        takes: Mapping[int, int],
+        may_change: Sequence[bool],
+    ) -> list[list[Array]]:
+        QUEUE.make_room(self.result_bytes)
+        with QUEUE.lock:
+            of_devices = ([x[d] for x in operands] for d in range(self.count))
+            blocks = [result_blocks(self.outputs, takes, given) for given in of_devices]
+        read = Operands()
+        arenas = [QUEUE.arena(d, self.arena) for d in range(self.count)]
+        words: list[int] = []
+        for d, consts in enumerate(self.const_pointers):
+            given = zip(operands, self.in_avals, may_change, strict=True)
+            words.append(arenas[d].address)
+            words += [read.add(x[d], aval, changes) for x, aval, changes in given]
+            words += [*(b.address for b in blocks[d]), *consts]
+        kept = {id(x): x for x in (self, *arenas, *itertools.chain.from_iterable(blocks))}
+        causes, nbytes = read.causes, self.result_bytes
+        job = QUEUE.submit(self.native, words, read.kept | kept, causes, nbytes, self._closed())
+        return self._results(operands, blocks, job)
+
+    def _results(
+        self, operands: Sequence[Sequence[Any]], blocks: Sequence[Sequence[Any]], job: Job | None
+    ) -> list[list[Array]]:
+        """The results of each device: in its blocks, which a job may have yet to write."""
+        made = itertools.count()
+        outs: list[list[Array]] = []
+        for aval, result in zip(self.out_avals, self.results, strict=True):
+            if result is not None:
+                pairs = zip(operands[result], self.places, strict=True)
+                outs.append([_forwarded(x, aval, home) for x, home in pairs])
+                continue
+            k = next(made)
+            own = zip([mine[k] for mine in blocks], self.places, strict=True)
+            if job is None:
+                outs.append([from_memory(b.address, b, aval, home) for b, home in own])
+            else:
+                outs.append([pending(job, b, aval, home) for b, home in own])
+        return outs
 
 
 def compile_jaxpr(
@@ -250,15 +320,15 @@ def constant(value: Any, aval: ShapedArray) -> Any:
     )
 
 
-def _forwarded(x: Any, aval: ShapedArray) -> Array:
+def _forwarded(x: Any, aval: ShapedArray, home: SingleDeviceSharding | None) -> Array:
     """A result that is an argument: a new array over the same memory if that is immutable."""
     if type(x) is Array:
         if x.shards is not None:
             return from_shards(aval, x.sharding, x.shards)
-        return same_memory(x, aval, x._sharding)
+        return same_memory(x, aval, home or x._sharding)
     block = alloc(aval.nbytes)
     block.view(aval.shape, aval.dtype)[...] = to_numpy(x)
-    return from_memory(block.address, block, aval)
+    return from_memory(block.address, block, aval, home)
 
 
 def common_home(operands: Sequence[Any]) -> SingleDeviceSharding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spmd.base.record import record
 from spmd.compile.lower.steps import TEMP, Buffer, Schedule
@@ -53,7 +53,7 @@ class MemoryAnalysis:
 
 def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
     """The memory of a call; of a mapped function, on one device."""
-    core: Any = getattr(executable, "executable", executable)
+    core = executable.core
     return analyse(core.schedule, core.plan, executable.takes)
 
 

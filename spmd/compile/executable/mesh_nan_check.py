@@ -72,18 +72,18 @@ def check_mesh_nans(
     name: str,
     closed: ClosedJaxpr,
     mesh: Mesh,
-    pieces: Sequence[Sequence[Any]],
+    shards: Sequence[Sequence[Any]],
     outs: Sequence[Sequence[Any]],
 ) -> None:
     """Raise on every rank if any device of any rank holds a NaN among its results.
 
-    `pieces` are what each local device was given, operand by operand, `outs` what it made.
+    `shards` are what each local device was given, operand by operand, `outs` what it made.
     """
     search = _Search(mesh)
     mine = any(what_is_wrong(x) for row in outs for x in row)
     if not any(_everyone(search, f"the NaN check of {name}", mine)):
         return
-    given = [[to_numpy(x) for x in row] for row in pieces]
+    given = [[to_numpy(x) for x in row] for row in shards]
     names = closed.jaxpr.arg_names
     for k, values in enumerate(given):
         at = k - len(given) + len(names)

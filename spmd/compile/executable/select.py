@@ -67,7 +67,7 @@ class MeshProgram:
         self.out_avals = tuple(closed.out_avals)
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self.params: dict[str, Any] = eqn.params
-        self.executable = mesh_executable.mesh_executable(**eqn.params)
+        self.core = mesh_executable.mesh_executable(**eqn.params)
         arguments: dict[Any, int] = {v: k for k, v in enumerate(jaxpr.invars)}
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         # Each operand is an argument, by number, or a value.
@@ -83,20 +83,20 @@ class MeshProgram:
             number is not None and self.donated[number] and given.count(number) == 1
             for number in given
         ]
-        return self.executable.takes(donated)
+        return self.core.takes_of(donated)
 
     @property
     def is_plain(self) -> bool:
         """Whether arguments and results are the equation's, in order."""
         arguments = [number for number, _ in self._operands]
-        results = list(range(len(self.executable.out_avals)))
+        results = list(range(len(self.core.whole_avals)))
         return arguments == list(range(len(self.in_avals))) and self._results == results
 
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""
         common_home(leaves)
         operands = [value if number is None else leaves[number] for number, value in self._operands]
-        outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.executable)
+        outs = mesh_executable.evaluate_map(self.params, operands, self.takes, self.core)
         for leaf, gone in zip(leaves, self.donated, strict=True):
             if gone and isinstance(leaf, Array):
                 leaf.delete()
@@ -104,7 +104,7 @@ class MeshProgram:
 
     def as_text(self) -> str:
         """The steps of the program that each device runs."""
-        return str(self.executable.schedule)
+        return str(self.core.schedule)
 
 
 def _operand(

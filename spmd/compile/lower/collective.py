@@ -20,7 +20,7 @@ from spmd.collectives.order_check import entry_of
 from spmd.collectives.shm_plans import make_rounds
 from spmd.compile.lower.lowering import Lowering, rule
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
-from spmd.compile.lower.steps import Exchange, Host, RankExchange
+from spmd.compile.lower.steps import Exchange, Host, RankExchange, Ref, view
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
 from spmd.transport.origin import Origin
@@ -72,7 +72,7 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
 
 def _between_processes(
     lowering: Lowering, eqn: Eqn, topology: Topology, groups: Groups
-) -> Host | RankExchange:
+) -> Host[Ref] | RankExchange[Ref]:
     x, out = eqn.invars[0], eqn.outvars[0]
     source, target = lowering.ref(x), lowering.refs[out]
     origin = topology.origins.get(eqn) or Origin(str(entry_of(eqn)), source=eqn.source.short)
@@ -86,7 +86,7 @@ def _between_processes(
         eqn.source,
         lowering.program,
     )
-    ins, outs = ((source, x.aval),), ((target, out.aval),)
+    ins, outs = (view(source, x.aval),), (view(target, out.aval),)
     if topology.overlaps:
         halves = Overlapped(across)
         both = halves.start, halves.wait

@@ -77,7 +77,7 @@ def cond(lowering: Lowering, eqn: Eqn) -> None:
         lowering.block(lambda branch=branch: lowering.body(branch, given, outs))[0]
         for branch in eqn.params["branches"]
     )
-    lowering.steps.append(Branch(lowering.ref(index), index.aval.dtype, branches))
+    lowering.steps.append(Branch(lowering.ref(index), branches, index.aval.dtype))
 
 
 def _start(lowering: Lowering, results: Sequence[Var], init: Sequence[Ref]) -> list[Ref]:

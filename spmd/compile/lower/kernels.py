@@ -370,7 +370,7 @@ class _PartWriter:
         source = lowering.ref(operand)
         place = lowering.place(out)
         if any(ref.buffer is place.buffer for ref in reads):
-            # What is written over the operand's old contents must not be read from them.
+            # A value written over the operand's old contents must not be read from them.
             aside = [lowering.temp(v.aval) for v in self.reads]
             for target, ref, v in zip(aside, reads, self.reads, strict=True):
                 lowering.copy(target, ref, v.aval.nbytes)

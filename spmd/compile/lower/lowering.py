@@ -27,6 +27,8 @@ from spmd.compile.lower.steps import (
     Ref,
     Schedule,
     Step,
+    View,
+    view,
 )
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
@@ -258,15 +260,15 @@ class Lowering:
 
 def host(lowering: Lowering, eqn: Eqn) -> None:
     """The step that runs an equation's `impl` over NumPy."""
-    read: list[tuple[Ref, ShapedArray]] = []
+    read: list[View[Ref]] = []
     slots: list[tuple[bool, Any]] = []
     for atom in eqn.invars:
         if isinstance(atom, Literal):
             slots.append((False, np.asarray(atom.val, atom.aval.dtype)))
         else:
             slots.append((True, len(read)))
-            read.append((lowering.refs[atom], atom.aval))
-    outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
+            read.append(view(lowering.refs[atom], atom.aval))
+    outs = tuple(view(lowering.place(v), v.aval) for v in eqn.outvars)
     call = HostCall(eqn.prim, eqn.params, tuple(slots))
     effects = bool(eqn.effects)
     lowering.steps.append(Host(call, tuple(read), outs, eqn.prim.name, eqn.source, effects=effects))

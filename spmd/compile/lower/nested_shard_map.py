@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from spmd.compile.lower.lowering import Lowering, rule
-from spmd.compile.lower.steps import Host
+from spmd.compile.lower.steps import Host, view
 from spmd.core.ir import Eqn
 from spmd.core.trace import EVAL
 
@@ -18,6 +18,6 @@ def shard_map(lowering: Lowering, eqn: Eqn) -> None:
         for target, value in zip(outputs, EVAL.process(eqn.prim, inputs, eqn.params), strict=True):
             target[...] = value._value()
 
-    ins = tuple((lowering.ref(a), a.aval) for a in eqn.invars)
-    outs = tuple((lowering.place(v), v.aval) for v in eqn.outvars)
+    ins = tuple(view(lowering.ref(a), a.aval) for a in eqn.invars)
+    outs = tuple(view(lowering.place(v), v.aval) for v in eqn.outvars)
     lowering.steps.append(Host(run, ins, outs, f"shard_map {eqn.params['name']}", eqn.source))

@@ -16,8 +16,8 @@ from spmd.compile.lower.steps import (
     Parallel,
     RankExchange,
     Step,
-    accesses,
-    blocks,
+    accesses_inside,
+    walk,
 )
 
 # A loop of fewer rounds has nothing to share.
@@ -26,11 +26,7 @@ _LEAST_TRIPS = 2
 
 def can_be_parallel(steps: Sequence[Step]) -> bool:
     """Whether the rounds of a body without a carry may run on several threads."""
-    return all(
-        not isinstance(step, Host | Exchange | RankExchange)
-        and all(can_be_parallel(b) for b in blocks(step))
-        for step in steps
-    )
+    return not any(isinstance(step, Host | Exchange | RankExchange) for step in walk(steps))
 
 
 def parallel(length: int, body: tuple[Step, ...], before: int, number: int) -> Step:
@@ -48,10 +44,7 @@ def parallel(length: int, body: tuple[Step, ...], before: int, number: int) -> S
 
 def _own(steps: Sequence[Step], before: int, number: int) -> None:
     """Give the loop what its body made and no loop inside of it owns."""
-    for step in steps:
-        for ref, _ in accesses(step):
-            buffer = ref.buffer
-            if buffer.kind == TEMP and buffer.number >= before and buffer.owner is None:
-                buffer.owner = number
-        for block in blocks(step):
-            _own(block, before, number)
+    for ref, _ in accesses_inside(steps):
+        buffer = ref.buffer
+        if buffer.kind == TEMP and buffer.number >= before and buffer.owner is None:
+            buffer.owner = number

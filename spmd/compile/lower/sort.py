@@ -177,12 +177,12 @@ class _Space:
         """The words in order, after sorting by each part, the last (least important) one first."""
         before: Ref | None = None
         # With their positions below them words are in one order only.
-        work = self._work() if len(parts) == 1 and kept is None else None
+        work = self._work() if len(parts) == 1 and kept is None else ()
         for number, part in reversed(parts):
             words = Ref(self.lowering.buffer(TEMP, 8 * self.words.size))
             self._encode(number, part, before, words)
             name, source = self.eqn.prim.name, self.eqn.source
-            step = Sort(self.rows, self.length, kept, words, name, source, work)
+            step = Sort(self.rows, self.length, kept, (words, *work), name, source)
             self.lowering.steps.append(step)
             before = words
         assert before is not None, "there is at least one key"
@@ -201,17 +201,17 @@ class _Space:
             operand, result = rows, Ref(lowering.buffer(TEMP, nbytes))
         else:
             result = lowering.place(var)
-        what = self.rows, self.length, dtype, operand, result, self._work()
-        step = SortRows(*what, eqn.prim.name, eqn.source)
+        refs = operand, result, *self._work()
+        step = SortRows(self.rows, self.length, dtype, refs, eqn.prim.name, eqn.source)
         lowering.steps.append(step)
         if turned:
             self._move(dtype, result, self.words, lowering.place(var), there)
 
-    def _work(self) -> Ref | None:
+    def _work(self) -> tuple[Ref, ...]:
         """Memory for threads that share rows, if there are only a few."""
         if self.rows > SHARED_ROWS:
-            return None
-        return Ref(self.lowering.buffer(TEMP, SORT_WORK * self.rows))
+            return ()
+        return (Ref(self.lowering.buffer(TEMP, SORT_WORK * self.rows)),)
 
     def _move(self, dtype: str, source: Ref, there: _Along, target: Ref, here: _Along) -> None:
         """Copy numbers that lie in another way."""

@@ -1,16 +1,16 @@
 """Schedules: a program as a tree of steps over named buffers, before memory is planned.
 
 A `Ref` is a contiguous value: a place in a `Buffer`. Inside loops a ref may move by a fixed number
-of bytes per iteration. The steps know nothing of addresses or of a backend; `memory_plan` gives
-buffers their place in the arena, `assemble` turns the steps into those of the runtime.
+of bytes per iteration. The kinds of steps here name what is to be compiled, for any platform. The
+others (copies, host steps, exchanges, loops, branches) are those of `native/program/steps.py`, over
+refs. `memory_plan` gives buffers their place in the arena; `assemble` replaces refs by slots, and
+the kinds of this module by calls of machine code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from spmd.base.record import field, record
 from spmd.base.source import UNKNOWN, Source
@@ -18,8 +18,21 @@ from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.kernel.window_contraction import Contraction
+from spmd.compile.native.program.steps import (
+    PLACES,
+    Branch,
+    Copy,
+    Exchange,
+    Host,
+    Loop,
+    Parallel,
+    RankExchange,
+    View,
+    While,
+    blocks,
+    walk,
+)
 from spmd.core.aval import ShapedArray
-from spmd.transport.shm.plan import ExchangePlan
 
 # ---- buffers -----------------------------------------------------------------------------------
 
@@ -69,6 +82,11 @@ class Ref:
 # ---- steps -------------------------------------------------------------------------------------
 
 
+def view(ref: Ref, aval: ShapedArray) -> View[Ref]:
+    """A place seen as an array of a type."""
+    return View(ref, aval.shape, aval.dtype)
+
+
 @record
 class Launch:
     """Run a kernel over the values at `refs`, one for each of its arguments."""
@@ -105,20 +123,20 @@ MOST_KEPT = 64
 
 @record
 class Sort:
-    """Sort rows of unsigned 64-bit words in place, stably by their upper halves.
+    """Sort rows of unsigned 64-bit words at `refs[0]` in place, stably by their upper halves.
 
     With `kept` (at most MOST_KEPT) only so many least words, by all their bits, come first; the
-    rest is undefined. With `work`, SORT_WORK bytes a row, no lower half comes before that of an
-    earlier word with an equal upper half: words may then be sorted by all their bits.
+    rest is undefined. With room for work at `refs[1]`, SORT_WORK bytes a row, no lower half comes
+    before that of an earlier word with an equal upper half: words may then be sorted by all their
+    bits.
     """
 
     rows: int
     size: int
     kept: int | None
-    words: Ref
+    refs: tuple[Ref, ...]
     name: str = "sort"
     source: Source = UNKNOWN
-    work: Ref | None = None
 
 
 # Memory for a row that threads may share in sorting it, where there are only a few rows.
@@ -129,16 +147,14 @@ SORT_WORK, SHARED_ROWS = 256, 4
 class SortRows:
     """Write rows of numbers in order: NaNs last, numbers that are equal in the order they came.
 
-    Of whole numbers the result may be the operand. `work` are SORT_WORK bytes a row, if there are
-    not more than SHARED_ROWS.
+    The operand is at `refs[0]`, the result at `refs[1]`; of whole numbers the two may be the same.
+    At `refs[2]` are SORT_WORK bytes a row, if there are not more than SHARED_ROWS.
     """
 
     rows: int
     size: int
     dtype: str
-    operand: Ref
-    result: Ref
-    work: Ref | None
+    refs: tuple[Ref, ...]
     name: str = "sort"
     source: Source = UNKNOWN
 
@@ -161,200 +177,68 @@ class Contract:
         return 2 * self.contraction.multiply_adds * self.contraction.batch[0]
 
 
-@record
-class Copy:
-    """Copy bytes."""
-
-    target: Ref
-    source: Ref
-    nbytes: int
-
-
-@record
-class Host:
-    """Run a Python function on NumPy views: what has no native step.
-
-    With `together` one call serves all devices of the process: a collective with other processes.
-    One that can be in flight while other steps run has `halves`: functions that start it and wait
-    for it. With `effects` it does more than to compute its outputs.
-    """
-
-    function: Any
-    inputs: tuple[tuple[Ref, ShapedArray], ...]
-    outputs: tuple[tuple[Ref, ShapedArray], ...]
-    name: str = "host"
-    source: Source = UNKNOWN
-    together: bool = False
-    halves: tuple[Any, Any] | None = None
-    effects: bool = False
-
-
-@record
-class Exchange:
-    """A collective between the devices of this process; the fields are those of the runtime's."""
-
-    kind: Any
-    input: Ref
-    output: Ref
-    dtype: np.dtype
-    rows: int
-    count: int
-    groups: tuple[tuple[int, ...], ...]
-    op: str | None = None
-    pairs: tuple[tuple[int, int], ...] = ()
-    name: str = "collective"
-
-
-@record
-class RankExchange:
-    """A collective with other processes, by native code: `rounds` over a group's memory.
-
-    `state` is the address of the group's words, `take` gives the error that stopped it, `label` is
-    what the flight record calls it.
-    """
-
-    rounds: ExchangePlan
-    state: int
-    take: Callable[[], BaseException]
-    input: Ref
-    output: Ref
-    scratch: Ref | None
-    label: int = 0
-    name: str = "collective"
-
-
-@record
-class Loop:
-    """Run `body` a fixed number of times."""
-
-    trips: int
-    body: tuple[Step, ...]
-    reverse: bool = False
-
-
-@record
-class Parallel:
-    """Run `body` for each index of some dims, in any order or at the same time.
-
-    The dims are as many loop levels, the outermost first. What the body keeps for itself lies in
-    the buffers that the loop owns. A backend may run it in order and share the work inside.
-    """
-
-    trips: tuple[int, ...]
-    body: tuple[Step, ...]
-    number: int
-
-
-@record
-class While:
-    """Run `test`; while the bool at `predicate` is true run `body` and repeat."""
-
-    test: tuple[Step, ...]
-    predicate: Ref
-    body: tuple[Step, ...]
-
-
-@record
-class Branch:
-    """Run one of `branches`, chosen by the integer (or bool) at `index`."""
-
-    index: Ref
-    dtype: np.dtype
-    branches: tuple[tuple[Step, ...], ...]
-
+# The steps that name what is to be compiled; each has its `refs`, a name and a source.
+Compiled: TypeAlias = Launch | Multiply | Pack | Contract | Sort | SortRows
 
 Step: TypeAlias = (
-    Launch
-    | Multiply
-    | Pack
-    | Contract
-    | Sort
-    | SortRows
-    | Copy
-    | Host
-    | Exchange
-    | RankExchange
-    | Loop
-    | Parallel
-    | While
-    | Branch
+    Compiled
+    | Copy[Ref]
+    | Host[Ref]
+    | Exchange[Ref]
+    | RankExchange[Ref]
+    | "Loop[int, Step]"
+    | "Parallel[Step]"
+    | "While[Ref, Step]"
+    | "Branch[Ref, Step]"
 )
 
 
 def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
     """The refs that a step itself reads (False) or writes (True)."""
     match step:
-        case Launch():
-            for ref, arg in zip(step.refs, step.kernel.args, strict=True):
-                if arg.role != "out":
+        case Launch() | Multiply() | Pack() | Contract() | Sort() | SortRows():
+            for ref, role in zip(step.refs, _roles(step), strict=True):
+                if role != "out":
                     yield ref, False
-                if arg.role != "in":
+                if role != "in":
                     yield ref, True
-        case Multiply():
-            yield step.refs[0], False
-            yield step.refs[1], False
-            for ref, arg in zip(step.refs[2:], step.product.epilogue.args[1:], strict=True):
-                yield ref, arg.role == "out"
-        case Pack():
-            yield step.refs[0], False
-            yield step.refs[1], True
-        case Contract():
-            yield step.refs[0], False
-            yield step.refs[1], False
-            yield step.refs[2], True
-            if step.contraction.epilogue is not None:
-                others = step.contraction.epilogue.args[1:]
-                yield from (
-                    (r, a.role == "out") for r, a in zip(step.refs[3:], others, strict=True)
-                )
-        case Sort():
-            yield step.words, False
-            yield step.words, True
-            if step.work is not None:
-                yield step.work, True
-        case SortRows():
-            yield step.operand, False
-            yield step.result, True
-            if step.work is not None:
-                yield step.work, True
-        case Copy():
-            yield step.source, False
-            yield step.target, True
         case Host():
-            yield from ((ref, False) for ref, _ in step.inputs)
-            yield from ((ref, True) for ref, _ in step.outputs)
-        case Exchange():
-            yield step.input, False
-            yield step.output, True
-        case RankExchange():
-            yield step.input, False
-            yield step.output, True
-            if step.scratch is not None:
-                yield step.scratch, True
-        case While():
-            yield step.predicate, False
-        case Branch():
-            yield step.index, False
+            for view in step.inputs:
+                yield view.place, False
+            for view in step.outputs:
+                yield view.place, True
+        case _:
+            reads, writes = PLACES.get(type(step), ((), ()))
+            for name in reads:
+                yield getattr(step, name), False
+            for name in writes:
+                ref = getattr(step, name)
+                if ref is not None:
+                    yield ref, True
 
 
-def blocks(step: Step) -> tuple[tuple[Step, ...], ...]:
-    """The step lists nested in a step."""
+def _roles(step: Compiled) -> list[str]:
+    """Whether compiled code reads what is at each ref, or writes it, or both."""
     match step:
-        case Loop() | Parallel():
-            return (step.body,)
-        case While():
-            return step.test, step.body
-        case Branch():
-            return step.branches
-    return ()
+        case Launch(kernel=kernel):
+            return [arg.role for arg in kernel.args]
+        case Multiply(product=product):
+            return ["in", "in", *(arg.role for arg in product.epilogue.args[1:])]
+        case Contract(contraction=contraction):
+            after = contraction.epilogue
+            others = () if after is None else after.args[1:]
+            return ["in", "in", "out", *(arg.role for arg in others)]
+        case Pack():
+            return ["in", "out"]
+        case Sort():
+            return ["inout", "out"][: len(step.refs)]
+        case SortRows():
+            return ["in", "out", "out"][: len(step.refs)]
 
 
-def walk(steps: Sequence[Step]) -> Iterator[Step]:
-    """All steps in order, those in loops and branches behind theirs."""
-    for step in steps:
-        yield step
-        for block in blocks(step):
-            yield from walk(block)
+def accesses_inside(steps: Sequence[Step]) -> Iterator[tuple[Ref, bool]]:
+    """The refs that some steps and those in their blocks read or write, in order."""
+    return (access for step in walk(steps) for access in accesses(step))
 
 
 # ---- the whole ---------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def _joined(bucket: list[Eqn]) -> list[Eqn]:
     """
     if len(bucket) == 1:
         return bucket
-    # What would leave the others at odd addresses comes last.
+    # Operands that would leave the others at odd addresses come last.
     bucket = sorted(bucket, key=lambda eqn: eqn.invars[0].aval.nbytes % ALIGNMENT != 0)
     first = bucket[0]
     source = dataclasses.replace(first.source, operand=f"{len(bucket)} arrays joined")

@@ -3,8 +3,8 @@
 A `jit` of a training step is often a `shard_map` that makes gradients and, around it, an update of
 all weights. As a program of one device it would have to gather what the map gives, and over
 processes it could not. So the work around becomes part of the map: every device does it on whole
-values, which all of them have. What a map gives in pieces and the rest wants whole is gathered; a
-piece of a whole value is cut out by each device for itself.
+values, which all of them have. What a map gives in shards and the rest wants whole is gathered; a
+shard of a whole value is cut out by each device for itself.
 
 The one idea: a value of the program has *forms*, whole or cut by some spec, and whoever reads it
 asks for one.
@@ -183,7 +183,7 @@ class _Body:
     # ---- equations ----
 
     def map(self, eqn: Eqn) -> None:
-        """The body of a map, on pieces."""
+        """The body of a map, on shards."""
         params = eqn.params
         ins, outs = ([_normal(s) for s in params[key]] for key in ("in_specs", "out_specs"))
         found = write_body(self.writer, params["jaxpr"], self.read_all(eqn.invars, ins))
@@ -238,8 +238,8 @@ class _Body:
         forms = self.forms[atom]
         if spec not in forms:
             if WHOLE not in forms:
-                cut, piece = next(iter(forms.items()))
-                forms[WHOLE] = self.moved(_gather, cut, piece)
+                cut, shard = next(iter(forms.items()))
+                forms[WHOLE] = self.moved(_gather, cut, shard)
             if spec:
                 forms[spec] = self.moved(_cut, spec, forms[WHOLE])
         return forms[spec]
@@ -253,7 +253,7 @@ class _Body:
 
 
 def _gather(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
-    """The whole of a value of which each device has a piece."""
+    """The whole of a value of which each device has a shard."""
     for d in range(len(spec)):
         axes = spec.axes_of(d)
         if mesh.axis_size(axes) > 1:
@@ -262,7 +262,7 @@ def _gather(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
 
 
 def _cut(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
-    """The piece that this device has of a value that all have."""
+    """The shard that this device has of a value that all have."""
     counts = [mesh.axis_size(spec.axes_of(d)) for d in range(x.ndim)]
     if product(counts) == 1:
         return x

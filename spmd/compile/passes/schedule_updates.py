@@ -15,7 +15,7 @@ from spmd.compile.lower.lowering import ALIASES
 from spmd.compile.passes.rewriter import finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn
 
-# What frees less may stay where it is, beside others that run at the same time.
+# An update that frees less may stay where it is, beside others that run at the same time.
 LEAST_FREED = 1 << 14
 # The memory of a result that is not written yet is shared with other values
 # (`schedule/memory_plan.py`): it is given up for what frees so many times as much.

@@ -30,6 +30,7 @@ from spmd.compile.lower.steps import (
     While,
     accesses,
 )
+from spmd.compile.native.program.steps import rounds_of
 
 # Operations that compute nothing: they choose, convert or rename.
 _MOVES = frozenset(("convert", "bitcast", "select", "copy", "real", "imag", "complex"))
@@ -77,16 +78,14 @@ def step_cost(step: Step) -> Cost:
         case Copy(nbytes=nbytes):
             return Cost(nbytes, nbytes)
         case Host(inputs=inputs, outputs=outputs):
-            return Cost(sum(a.nbytes for _, a in inputs), sum(a.nbytes for _, a in outputs))
+            return Cost(sum(v.nbytes for v in inputs), sum(v.nbytes for v in outputs))
         case Exchange():
             nbytes = step.rows * step.count * step.dtype.itemsize
             return Cost(nbytes, nbytes)
         case RankExchange(rounds=rounds):
             return Cost(rounds.nbytes, rounds.nbytes)
-        case Loop(trips=trips, body=body):
-            return cost_of(body).times(trips)
-        case Parallel(trips=trips, body=body):
-            return cost_of(body).times(math.prod(trips))
+        case Loop(body=body) | Parallel(body=body):
+            return cost_of(body).times(rounds_of(step))
         case While(test=test, body=body):
             return cost_of(test) + cost_of(body)
         case Branch(branches=branches):

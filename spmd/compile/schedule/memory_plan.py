@@ -25,16 +25,14 @@ from spmd.compile.lower.steps import (
     Buffer,
     Copy,
     Launch,
-    Loop,
     Multiply,
-    Parallel,
     Ref,
     Schedule,
     Step,
-    While,
     accesses,
     blocks,
 )
+from spmd.compile.native.program.steps import levels
 from spmd.compile.schedule.thread_plan import Lanes, choose_lanes, rounded
 
 # Smaller results share blocks of coarser alignment, and smaller temporaries don't matter.
@@ -291,7 +289,7 @@ def _walk(
     for step in steps:
         position = len(seen)
         seen.append(step)
-        is_loop = isinstance(step, Loop | Parallel | While)
+        is_loop = levels(step) > 0
         inside = (*loops, position) if is_loop else loops
         # What a loop itself reads, it reads in every round.
         for ref, _ in accesses(step):

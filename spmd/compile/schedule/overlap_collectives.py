@@ -18,18 +18,16 @@ from dataclasses import replace
 
 from spmd.base.record import record
 from spmd.compile.lower.steps import (
-    Branch,
     Buffer,
     Host,
-    Loop,
-    Parallel,
     RankExchange,
+    Ref,
     Schedule,
     Step,
-    While,
-    accesses,
+    accesses_inside,
     walk,
 )
+from spmd.compile.native.program.steps import with_blocks
 from spmd.compile.schedule.cost_model import step_cost
 
 # What a core does, and what a network between hosts does that is slow: 1 Gbit/s.
@@ -61,23 +59,8 @@ def overlapped(steps: Sequence[Step], worth: float = WORTH_SECONDS) -> Sequence[
     """The same steps in an order in which exchanges overlap with others."""
     if not any(map(_can_fly, walk(steps))):
         return steps
-    return _joined(_Order([_inside(step, worth) for step in steps]).run(), worth)
-
-
-def _inside(step: Step, worth: float) -> Step:
-    """A step with the order inside of it changed."""
-
-    def block(steps: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(overlapped(steps, worth))
-
-    match step:
-        case Loop() | Parallel():
-            return replace(step, body=block(step.body))
-        case While():
-            return replace(step, test=block(step.test), body=block(step.body))
-        case Branch():
-            return replace(step, branches=tuple(map(block, step.branches)))
-    return step
+    inside = [with_blocks(step, lambda block: overlapped(block, worth)) for step in steps]
+    return _joined(_Order(inside).run(), worth)
 
 
 def seconds_of(step: Step) -> float:
@@ -91,9 +74,7 @@ def seconds_of(step: Step) -> float:
 
 def _used(step: Step) -> Iterator[tuple[Buffer, bool]]:
     """The buffers that a step reads or writes, those inside of it included."""
-    for one in walk([step]):
-        for ref, writes in accesses(one):
-            yield ref.buffer, writes
+    return ((ref.buffer, writes) for ref, writes in accesses_inside([step]))
 
 
 def _is_fixed(step: Step) -> bool:
@@ -152,13 +133,13 @@ class _Flight:
 @record
 class _Start:
     number: int
-    step: Host
+    step: Host[Ref]
 
 
 @record
 class _Wait:
     number: int
-    step: Host
+    step: Host[Ref]
 
 
 class _Order:
@@ -263,8 +244,8 @@ class _Order:
         self.bytes_ahead = 0
 
 
-def _flight(number: int, step: Host) -> _Flight:
-    ((_, given),), ((_, got),) = step.inputs, step.outputs
+def _flight(number: int, step: Host[Ref]) -> _Flight:
+    (given,), (got,) = step.inputs, step.outputs
     seconds = LINK_SECONDS + max(given.nbytes, got.nbytes) / LINK_BYTES_A_SECOND
     return _Flight(number, seconds, max(got.nbytes - given.nbytes, 0))
 
@@ -308,7 +289,7 @@ def _alone(order: Sequence[Step | _Start | _Wait], worth: float) -> set[int]:
     return whole
 
 
-def _half(step: Host, which: int) -> Host:
+def _half(step: Host[Ref], which: int) -> Host[Ref]:
     assert step.halves is not None
     name = f"{HALVES[which]} {step.name}"
     return replace(step, function=step.halves[which], name=name, halves=None)

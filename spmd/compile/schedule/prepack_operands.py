@@ -12,25 +12,23 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from spmd.base.record import field, record
-from spmd.base.util import product
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.kernel.packing import Packing
 from spmd.compile.lower.steps import (
     TEMP,
     Branch,
     Buffer,
-    Loop,
     Multiply,
     Pack,
     Parallel,
     Ref,
     Schedule,
     Step,
-    While,
-    accesses,
+    accesses_inside,
     blocks,
     walk,
 )
+from spmd.compile.native.program.steps import levels, rounds_of, with_blocks
 
 # A loop of which only run time knows the rounds counts as one of so many.
 _ASSUMED_ROUNDS = 8
@@ -66,9 +64,12 @@ class _Around:
     @property
     def rounds(self) -> int:
         """How often its body runs."""
-        if isinstance(self.step, Loop):
-            return self.step.trips
-        return product(self.step.trips) if isinstance(self.step, Parallel) else _ASSUMED_ROUNDS
+        return rounds_of(self.step, _ASSUMED_ROUNDS)
+
+    @property
+    def inside(self) -> int:
+        """Loops around its body."""
+        return self.level + levels(self.step)
 
     def keeps(self, ref: Ref) -> bool:
         """Whether a value is the same in all rounds."""
@@ -89,8 +90,7 @@ class _Prepacker:
         self.prefers = prefers
         numbers = [
             ref.buffer.number
-            for step in walk(schedule.steps)
-            for ref, _ in accesses(step)
+            for ref, _ in accesses_inside(schedule.steps)
             if ref.buffer.kind == TEMP
         ]
         self.next_number = 1 + max(numbers, default=-1)
@@ -105,8 +105,9 @@ class _Prepacker:
                 made += (pack, multiply) if pack else (multiply,)
                 step = multiply
             elif blocks(step):
-                frame = _Around(step, _level(around), _written(step))
-                step = self.nested(step, (*around, frame))
+                frame = _Around(step, around[-1].inside if around else 0, _written(step))
+                inside = (*around, frame)
+                step = with_blocks(step, lambda block, inside=inside: self.block(block, inside))
                 made += (*frame.packs.values(), step)
             else:
                 made.append(step)
@@ -114,19 +115,6 @@ class _Prepacker:
                 changed = _written(step)
                 known = {key: pack for key, pack in known.items() if key[1].buffer not in changed}
         return made
-
-    def nested(self, step: Step, around: tuple[_Around, ...]) -> Step:
-        """A loop or branch with its blocks rewritten."""
-        match step:
-            case Loop() | Parallel():
-                return replace(step, body=tuple(self.block(step.body, around)))
-            case While():
-                test, body = (tuple(self.block(b, around)) for b in (step.test, step.body))
-                return replace(step, test=test, body=body)
-            case Branch():
-                branches = tuple(tuple(self.block(b, around)) for b in step.branches)
-                return replace(step, branches=branches)
-        raise AssertionError(step)
 
     def multiply(
         self,
@@ -176,14 +164,5 @@ class _Prepacker:
         return made
 
 
-def _level(around: tuple[_Around, ...]) -> int:
-    if not around:
-        return 0
-    last = around[-1]
-    if isinstance(last.step, Parallel):
-        return last.level + len(last.step.trips)
-    return last.level + (not isinstance(last.step, Branch))
-
-
 def _written(step: Step) -> set[Buffer]:
-    return {ref.buffer for one in walk((step,)) for ref, writes in accesses(one) if writes}
+    return {ref.buffer for ref, writes in accesses_inside((step,)) if writes}

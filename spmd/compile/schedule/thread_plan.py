@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from spmd.base.record import field, record
 from spmd.base.util import product
-from spmd.compile.lower.steps import TEMP, Buffer, Parallel, Step, accesses, blocks, walk
+from spmd.compile.lower.steps import TEMP, Parallel, Step, accesses_inside, blocks, walk
 
 ALIGNMENT = 64
 # What the lanes of a loop may keep for themselves in all; with more it runs in order.
@@ -45,7 +45,7 @@ def choose_lanes(steps: Sequence[Step], threads: int) -> Lanes:
     return Lanes(threads if roots else 1, frozenset(roots.values()), roots)
 
 
-def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel]:
+def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel[Step]]:
     """The loops to choose among some steps and what is nested in them."""
     for step in steps:
         if isinstance(step, Parallel) and product(step.trips) >= threads and _fits(step, threads):
@@ -55,9 +55,7 @@ def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel]:
             yield from _outermost(block, threads)
 
 
-def _fits(loop: Parallel, threads: int) -> bool:
-    kept: dict[Buffer, None] = {}
-    for step in walk(loop.body):
-        kept.update((ref.buffer, None) for ref, _ in accesses(step) if ref.buffer.kind == TEMP)
-    owned = sum(rounded(b.nbytes) for b in kept if b.owner is not None)
-    return owned * threads <= MOST_BYTES
+def _fits(loop: Parallel[Step], threads: int) -> bool:
+    kept = dict.fromkeys(ref.buffer for ref, _ in accesses_inside(loop.body))
+    owned = [b for b in kept if b.kind == TEMP and b.owner is not None]
+    return threads * sum(rounded(b.nbytes) for b in owned) <= MOST_BYTES

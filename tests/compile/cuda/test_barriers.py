@@ -49,7 +49,7 @@ def test_a_removed_barrier_is_found(name):
     assert not np.allclose(wrong, expected, rtol=1e-5)
 
 
-def test_a_meeting_that_some_threads_miss_is_found():
+def test_a_barrier_that_some_threads_miss_is_found():
     kernel = row_sum(3, 1000)
     rendered = render(kernel)
     source = module_text(rendered.functions)

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from spmd.compile.cuda.kernel import render, render_product
-from spmd.compile.kernel.builder import Builder
 from spmd.compile.kernel.interpret import interpret
-from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Operand, Product, store_epilogue
 from tests.compile.cuda.corpus import (
     operation_cases,
@@ -20,7 +18,7 @@ from tests.compile.cuda.corpus import (
 )
 from tests.compile.cuda.emulator import Emulator
 from tests.compile.cuda.large_kernels import LARGE, elementwise, large_inputs
-from tests.compile.kernel.op_kernels import assert_close, row_sum
+from tests.compile.kernel.op_kernels import assert_close, renumbered, row_sum
 from tests.compile.kernel.random_kernels import Case
 
 
@@ -36,15 +34,15 @@ def assert_emulates(cases: Iterable[Case]) -> None:
             assert_close(case.kernel, expected, got)
 
 
-def test_every_feature_of_the_ir():
+def test_each_feature_of_the_ir_gives_the_values_of_the_interpreter():
     assert_emulates(written_cases())
 
 
-def test_each_operation_on_each_dtype():
+def test_each_operation_gives_the_values_of_the_interpreter_on_each_dtype():
     assert_emulates(operation_cases())
 
 
-def test_the_kernels_of_programs():
+def test_kernels_of_programs_give_the_values_of_the_interpreter():
     kernels = program_kernels()
     assert len(kernels) > 200, "the corpus has shrunk: is the lowering still asked?"
     assert_emulates(with_inputs(kernel, seed) for seed, kernel in enumerate(kernels))
@@ -59,7 +57,7 @@ def large():
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_each_way_to_run_a_large_kernel(name, large):
+def test_large_kernels_give_the_values_of_the_interpreter_in_each_form(name, large):
     made, emulator = large
     kernel, rendered = made[name]
     assert any(LARGE[name][1] in function.text for function in rendered.functions)
@@ -70,7 +68,7 @@ def test_each_way_to_run_a_large_kernel(name, large):
     assert_close(kernel, expected, got)
 
 
-def test_the_same_bits_on_every_run(large):
+def test_every_run_gives_the_same_bits(large):
     made, emulator = large
     for name in ("a split sum", "positions", "scan in teams"):
         kernel, rendered = made[name]
@@ -84,25 +82,19 @@ def test_the_same_bits_on_every_run(large):
 
 
 def test_equal_kernels_have_equal_text_whatever_their_value_numbers():
-    def kernel(unused: int) -> Kernel:
-        b = Builder((), (5,))
-        x, out = b.arg("f32", 5), b.arg("f32", 5, "out")
-        b._dtypes += ["f32"] * unused  # the numbers of values start later
-        with b.row():
-            b.store(out, (1,), b.op("exp", b.load(x, (1,))))
-        return b.build()
-
-    first, second = (render(kernel(unused)).functions[0].symbol for unused in (0, 3))
-    assert first == second
+    for case in written_cases():
+        # The comment above a function shows the kernel as it is; its symbol is that of the code.
+        first, second = render(case.kernel), render(renumbered(case.kernel, 3))
+        assert [f.symbol for f in first.functions] == [f.symbol for f in second.functions]
     assert render(row_sum(3, 4)).functions[0].symbol != render(row_sum(3, 5)).functions[0].symbol
 
 
-def test_the_text_of_a_row_kernel(golden):
+def test_a_row_kernel_has_the_golden_text(golden):
     (function,) = render(LARGE["registers"][0]()).functions
     golden("cuda/softmax.cu", function.text)
 
 
-def test_the_text_of_a_tiled_product(golden):
+def test_a_tiled_product_has_the_golden_text(golden):
     epilogue = store_epilogue((), 100, 60, "f32", "bf16", (60, 1))
     product = Product(100, 60, 70, Operand("bf16", 70, 1), Operand("bf16", 1, 70), "f32", epilogue)
     (function,) = render_product(product).functions

@@ -46,7 +46,7 @@ def assert_same(case: ProductCase, expected, got) -> None:
         assert_close(case.product.epilogue, expected[1:], got[1:], loose=4)
 
 
-def test_products_are_what_the_interpreter_says():
+def test_products_give_the_values_of_the_interpreter():
     cases = CASES + of_programs()
     assert len(cases) > len(CASES) + 5
     rendered = [render_product(case.product) for case in cases]

@@ -14,11 +14,10 @@ from spmd.compile.dispatch import eager_cache
 from spmd.compile.dispatch.eager_cache import (
     COMPILE_AFTER,
     EagerCache,
-    cached_binary,
     is_determined,
 )
-from spmd.compile.native.llvm.compiler import loader
 from spmd.sharding.array import Array
+from tests.compile.dispatch.fast_calls import cached, forget, linked
 
 OPERATORS = [
     operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
@@ -28,17 +27,12 @@ OPERATORS = [
 
 @pytest.fixture(autouse=True)
 def cold():
-    for each in eager_cache._all:
-        each.forget()
+    forget()
 
 
 def bits(x):
     value = np.asarray(x)
     return x.dtype, x.weak_type, x.shape, value.tobytes()
-
-
-def compiled_kinds():
-    return sum(closure is not None for each in eager_cache._all for closure in each.table.values())
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.float16], ids=str)
@@ -54,23 +48,26 @@ def test_every_call_gives_the_same_bits(f, dtype):
             assert bits(f(other, x)) == swapped
 
 
-def test_what_is_hot_is_compiled_once_for_all_numbers():
+def test_a_repeated_operation_is_compiled_once_for_all_numbers():
     x = snp.arange(5.0)
-    for k in range(COMPILE_AFTER):
-        x + float(k)
-    before = len(loader._loaded), compiled_kinds()
-    assert before[1] >= 1
-    for k in range(3 * COMPILE_AFTER):
-        np.testing.assert_array_equal(x + float(k), np.arange(5, dtype=np.float32) + np.float32(k))
-    assert (len(loader._loaded), compiled_kinds()) == before
+    with cached() as closures:
+        for k in range(COMPILE_AFTER):
+            x + float(k)
+    assert closures and None not in closures
+    with cached() as closures, linked() as code:
+        for k in range(3 * COMPILE_AFTER):
+            wanted = np.arange(5, dtype=np.float32) + np.float32(k)
+            np.testing.assert_array_equal(x + float(k), wanted)
+    assert not closures and not code
 
 
-def test_elements():
+def test_elements_by_number_share_one_program():
     x = snp.asarray(np.arange(12, dtype=np.int32).reshape(4, 3))
-    for _ in range(COMPILE_AFTER):
-        for k in range(-4, 4):
-            np.testing.assert_array_equal(x[k], np.asarray(x)[k])
-    assert compiled_kinds() == 1
+    with cached() as closures:
+        for _ in range(COMPILE_AFTER):
+            for k in range(-4, 4):
+                np.testing.assert_array_equal(x[k], np.asarray(x)[k])
+    assert len(closures) == 1 and None not in closures
     np.testing.assert_array_equal(x[7], np.asarray(x)[3])  # clamped, as cold
 
 
@@ -81,16 +78,17 @@ PARTS = [
 
 
 @pytest.mark.parametrize("index", PARTS, ids=str)
-def test_parts(index):
+def test_slices_become_a_program_and_read_other_arrays(index):
     values = np.arange(12, dtype=np.int32).reshape(4, 3)
     x, again = snp.asarray(values), snp.asarray(values[::-1].copy())
-    for _ in range(COMPILE_AFTER + 2):
-        np.testing.assert_array_equal(x[index], values[index])
-    assert compiled_kinds() == 1
+    with cached() as closures:
+        for _ in range(COMPILE_AFTER + 2):
+            np.testing.assert_array_equal(x[index], values[index])
+    assert len(closures) == 1 and None not in closures
     np.testing.assert_array_equal(again[index], values[::-1][index])
 
 
-def test_parts_that_are_told_apart():
+def test_indices_of_different_types_are_told_apart():
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     x = snp.asarray(values)
     rows = np.array([2, 0])
@@ -102,7 +100,7 @@ def test_parts_that_are_told_apart():
             np.testing.assert_array_equal(x[index], values[index], err_msg=str(index))
 
 
-def test_what_rounds_twice_stays_as_it_was():
+def test_a_program_that_rounds_twice_is_not_determined():
     assert is_determined(spmd.make_jaxpr(lambda x, y: x * y)(1.0, 2.0))
     assert not is_determined(spmd.make_jaxpr(lambda x, y: x * y + x)(1.0, 2.0))
     assert not is_determined(spmd.make_jaxpr(snp.exp)(1.0))
@@ -111,7 +109,7 @@ def test_what_rounds_twice_stays_as_it_was():
     assert not is_determined(spmd.make_jaxpr(lambda x: x + x)(np.ones(1 << 17, np.float32)))
 
 
-def test_odd_operands_go_the_general_way():
+def test_other_operands_take_the_general_path():
     x = snp.arange(3.0)
     for _ in range(COMPILE_AFTER + 2):
         x + x, x + 1
@@ -149,11 +147,24 @@ def test_transformations_and_settings_are_respected():
     assert (snp.arange(3.0) * 2.0).dtype == np.float32
 
 
-def test_memory_of_kinds_is_bounded(monkeypatch):
+def test_the_number_of_compiled_kinds_is_bounded(monkeypatch):
     monkeypatch.setattr(eager_cache, "MOST_KINDS", 4)
-    method = cached_binary(operator.add)
-    each: EagerCache = eager_cache._all[-1]
+    cache = EagerCache(operator.add)
     for n in range(10):
         for _ in range(COMPILE_AFTER):
-            assert type(method(snp.ones(n), 1)) is Array
-    assert len(each.table) == 4 and len(each._counts) <= 5
+            assert type(cache(n, (snp.ones(n), 1))) is Array
+    assert list(cache.table) == [0, 1, 2, 3]
+
+
+def test_counts_begin_again_when_there_are_too_many_kinds(monkeypatch):
+    monkeypatch.setattr(eager_cache, "MOST_KINDS", 4)
+    cache, x = EagerCache(operator.add), snp.ones(3)
+    for _ in range(COMPILE_AFTER - 1):
+        cache("counted", (x, 1))
+    for other in range(4):
+        cache(other, (x, 1))
+    for _ in range(COMPILE_AFTER - 1):
+        cache("counted", (x, 1))
+    assert not cache.table
+    cache("counted", (x, 1))
+    assert list(cache.table) == ["counted"]

@@ -13,6 +13,7 @@ from spmd import lax
 from spmd.base.errors import DeletedError, ShapeError
 from spmd.sharding import NamedSharding
 from spmd.sharding import PartitionSpec as P
+from tests.compile.dispatch.fast_calls import is_fast
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 
@@ -28,18 +29,14 @@ def repeat(f: Any, *args: Any, times: int = 4) -> Any:
     return outs[-1]
 
 
-def has_closure(f: Any) -> bool:
-    return bool(f._fast.matchers)
-
-
-def test_sharded_arguments():
+def test_sharded_arguments_take_the_fast_call():
     f = spmd.pmap(lambda x: lax.psum(x, "i") + x, axis_name="i")
     y = f(X)
     np.testing.assert_array_equal(repeat(f, y), np.asarray(y) + np.asarray(y).sum(0))
-    assert has_closure(f)
+    assert is_fast(f, y)
 
 
-def test_results_of_closures_go_on():
+def test_results_of_fast_calls_are_arguments_of_the_next():
     f = spmd.pmap(lambda x: lax.pmean(x, "i") + 1, axis_name="i")
     out = X
     for _ in range(6):
@@ -59,7 +56,7 @@ def test_whole_arguments_are_cut_by_address(kind: str, in_axes: int | None):
     row = X if in_axes == 0 else np.broadcast_to(X, (4, *X.shape))
     scale = np.arange(1, 5, dtype=np.float32).reshape(4, *[1] * (row.ndim - 1))
     np.testing.assert_array_equal(repeat(f, x), row * scale)
-    assert has_closure(f)
+    assert is_fast(f, x)
     # The closure reads what is there now, and a view of other strides goes the general way.
     other = X[::-1] + 1
     expected = (other if in_axes == 0 else np.broadcast_to(other, row.shape)) * scale
@@ -71,10 +68,10 @@ def test_arguments_cut_along_another_dim_take_the_general_path():
     f = spmd.pmap(lambda x: x.sum(), in_axes=1)
     x = np.arange(12.0, dtype=np.float32).reshape(3, 4)
     np.testing.assert_array_equal(repeat(f, x), x.sum(0))
-    assert not has_closure(f)
+    assert not is_fast(f, x)
 
 
-def test_numbers_static_arguments_trees_and_keywords():
+def test_numbers_static_arguments_trees_and_keywords_are_matched():
     def f(params: Any, scale: Any, mode: str, *, x: Any) -> Any:
         out = {"y": params["w"] * scale + x, "same": params["b"]}
         return (out, [x + 0]) if mode == "pair" else (out, [])
@@ -90,7 +87,7 @@ def test_numbers_static_arguments_trees_and_keywords():
         np.testing.assert_array_equal(out["y"], X * np.float32(scale) + X)
         np.testing.assert_array_equal(out["same"], X + 1)
         assert len(rest) == (mode == "pair")
-    assert has_closure(mapped)
+    assert is_fast(call, 2.0, "pair") and is_fast(call, 2.0, "one")
 
 
 def test_other_shapes_dtypes_and_shardings_miss():
@@ -106,11 +103,11 @@ def test_other_shapes_dtypes_and_shardings_miss():
         f(3.0)
 
 
-def test_transformations_do_not_meet_closures():
+def test_transformations_do_not_use_fast_calls():
     f = spmd.pmap(lambda x: snp.sin(x) * lax.psum(x, "i"), axis_name="i")
     y = spmd.pmap(lambda x: x)(X)
     repeat(f, y)
-    assert has_closure(f)
+    assert is_fast(f, y)
     gradient = spmd.grad(lambda x: f(x).sum())(y)
     plain = spmd.vmap(lambda x: snp.sin(x) * lax.psum(x, "i"), axis_name="i")
     np.testing.assert_allclose(gradient, spmd.grad(lambda x: plain(x).sum())(X), rtol=1e-5)
@@ -121,7 +118,7 @@ def test_transformations_do_not_meet_closures():
     assert "CPU_3 (i=3)" in seen[0]
 
 
-def test_wide_dicts():
+def test_wide_dicts_are_matched_by_their_keys():
     f = spmd.pmap(lambda t: {k: v + lax.axis_index("i") for k, v in t.items()}, axis_name="i")
     tree = {f"k{7 * k % 10}": X + k for k in range(10)}
     for given in (tree, f(tree)):
@@ -131,7 +128,7 @@ def test_wide_dicts():
                 np.testing.assert_array_equal(out[k], v + np.arange(4, dtype=np.float32)[:, None])
 
 
-def test_donated_arguments_are_gone():
+def test_donated_arguments_are_deleted():
     f = spmd.pmap(lambda x, y: (x + y, y), donate_argnums=0)
     make = spmd.pmap(lambda x: x * 1)
     y = make(X)
@@ -154,7 +151,7 @@ def test_deleted_arguments_are_errors():
         f(y)
 
 
-def test_shard_map_of_large_and_small_results():
+def test_shard_map_has_large_and_small_results():
     mesh = spmd.make_mesh((2, 2), ("a", "b"))
     specs = {"in_specs": (P("a", "b"), P()), "out_specs": (P("a", "b"), P(), P("b"))}
 
@@ -171,12 +168,12 @@ def test_shard_map_of_large_and_small_results():
         np.testing.assert_allclose(column, x[0] + x[128], rtol=1e-5)
 
 
-def test_a_change_of_settings_forgets_closures():
+def test_a_change_of_settings_forgets_fast_calls():
     f = spmd.pmap(lambda x: x + 1)
     repeat(f, X)
-    assert has_closure(f)
+    assert is_fast(f, X)
     with spmd.config.override("enable_x64", True):
-        assert not has_closure(f)
+        assert not is_fast(f, X)
         assert f(X.astype(np.float64)).dtype == np.float64
 
 
@@ -189,7 +186,7 @@ def mapped_rows(f: Any) -> Any:
     )
 
 
-def test_jit_of_shard_map_keeps_pieces_in_place():
+def test_jit_of_shard_map_keeps_shards_in_place():
     f = spmd.jit(mapped_rows(lambda w, x: (lax.psum(x.sum(), "i") + w, x * w)))
     total, rows = f(2.0, X)
     assert rows.sharding.spec == P("i")
@@ -197,12 +194,12 @@ def test_jit_of_shard_map_keeps_pieces_in_place():
         total, rows = f(total * 0 + 1, rows)
         np.testing.assert_allclose(total, 2 * X.sum() + 1)
         np.testing.assert_array_equal(rows, 2 * X)
-    assert f._matchers
+    assert is_fast(f, total, rows)
     compiled = f.lower(total, rows).compile()
     np.testing.assert_array_equal(compiled(total, rows)[1], np.asarray(total) * 2 * X)
 
 
-def test_jit_of_shard_map_with_captured_swapped_and_repeated_values():
+def test_jit_of_shard_map_may_capture_swap_and_repeat_values():
     inner = mapped_rows(lambda w, x: (w * 1, x * w))
     captured = spmd.device_put(X)
 
@@ -218,7 +215,7 @@ def test_jit_of_shard_map_with_captured_swapped_and_repeated_values():
         assert float(b) == 3.0
 
 
-def test_jit_of_shard_map_donates():
+def test_jit_of_shard_map_donates_its_arguments():
     f = spmd.jit(mapped_rows(lambda w, x: (w + 1, x + w)), donate_argnums=1)
     w, x = f(0.0, X)
     for _ in range(4):
@@ -228,7 +225,7 @@ def test_jit_of_shard_map_donates():
     np.testing.assert_array_equal(x, X + 10)
 
 
-def test_jit_around_more_than_a_shard_map():
+def test_jit_may_hold_more_than_a_shard_map():
     inner = mapped_rows(lambda w, x: (lax.psum(x.sum(), "i"), x * w))
     f = spmd.jit(lambda w, x: (inner(w + 1, x * 2)[1] - 1, x))
     for argument in (X, inner(1.0, X)[1]):

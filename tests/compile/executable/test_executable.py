@@ -28,7 +28,7 @@ def executable(f, *args, donated=()):
     return compile_jaxpr(make_jaxpr(f)(*args), donated)
 
 
-def test_what_was_lowered_is_compiled_without_passes(monkeypatch):
+def test_lowered_programs_are_compiled_without_passes(monkeypatch):
     lowered = jit(lambda x: lax.sin(x) + 1).lower(X)
 
     def refuse(*_):
@@ -102,7 +102,7 @@ def test_a_donated_argument_is_deleted():
         f(x)
 
 
-def test_memory_that_somebody_looks_at_is_not_overwritten():
+def test_memory_with_other_views_is_not_overwritten():
     f = jit(lambda x: lax.mul(x, np.float32(2)), donate_argnums=0)
     for _ in range(4):
         x = jit(lambda x: lax.add(x, np.float32(1)))(array(X))
@@ -127,7 +127,7 @@ def test_a_donated_input_read_later_is_not_overwritten_early():
 # ---- results that nothing computes -------------------------------------------------------------
 
 
-def test_forwarded_repeated_and_constant_results():
+def test_results_may_be_forwarded_repeated_or_constant():
     table = np.arange(3.0, dtype=np.float32)
     f = jit(lambda x: (x, lax.neg(x), lax.neg(x), table, 7))
     for given in (X, array(X), array(X)):
@@ -146,7 +146,7 @@ def test_a_forwarded_numpy_argument_is_copied():
     np.testing.assert_array_equal(same, X)
 
 
-def test_sizes_of_zero():
+def test_arrays_of_size_zero_are_computed():
     empty = np.zeros((0, 4), np.float32)
     outs = jit(lambda x: (lax.sin(x), lax.reduce_sum(x, (0,)), lax.reduce_sum(x, (0, 1))))(empty)
     assert outs[0].shape == (0, 4)
@@ -157,7 +157,7 @@ def test_sizes_of_zero():
 # ---- steps -------------------------------------------------------------------------------------
 
 
-def test_what_has_no_kernel_runs_on_the_host():
+def test_primitives_without_a_kernel_run_on_the_host():
     made = executable(lambda x: lax.cumlogsumexp(lax.neg(x), axis=1), X)
     assert [type(s) for s in made.schedule.steps] == [Launch, Host]
     np.testing.assert_allclose(made([X])[0], np.logaddexp.accumulate(-X, 1), rtol=1e-5)
@@ -224,7 +224,7 @@ def test_one_long_sum_is_shared_work(shape):
     np.testing.assert_allclose(made([x])[0], np.sin(x.astype(np.float64)).sum(), atol=1e-2)
 
 
-def test_a_long_sum_does_not_write_its_terms_too():
+def test_a_long_sum_does_not_write_its_terms():
     def f(x):
         y = lax.sin(x)
         return y, lax.reduce_sum(y, (0,))
@@ -251,7 +251,7 @@ def test_a_carry_updated_by_branches_is_not_copied():
     np.testing.assert_array_equal(made([X])[0], X + 2)
 
 
-def test_a_circle_of_carried_values():
+def test_carries_may_change_places_in_a_cycle():
     def f(a, b, c):
         return lax.fori_loop(0, 2, lambda i, v: (v[1], v[2], v[0]), (a, b, c))
 

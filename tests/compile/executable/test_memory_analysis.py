@@ -38,13 +38,13 @@ def test_broadcast_operands_count_their_own_elements():
     assert found == Cost(X.nbytes + 160, X.nbytes, X.size)
 
 
-def test_reductions_and_rows():
+def test_reductions_and_softmax_read_their_operand_once():
     assert cost(lambda x: x.sum(), X) == Cost(X.nbytes, 4, X.size)
     softmax = cost(spmd.nn.softmax, X)
     assert (softmax.read, softmax.written) == (X.nbytes, X.nbytes)
 
 
-def test_loops_count_rounds_and_branches_the_dearest():
+def test_loops_count_all_iterations_and_branches_the_costliest():
     once = cost(lambda x: snp.sin(x), X)
     loop = cost(lambda x: lax.fori_loop(0, 5, lambda i, c: snp.sin(c), x), X)
     assert loop.flops == 5 * once.flops
@@ -52,7 +52,7 @@ def test_loops_count_rounds_and_branches_the_dearest():
     assert branch.flops == 2 * once.flops
 
 
-def test_a_gather_reads_what_it_takes():
+def test_a_gather_reads_the_elements_of_its_result():
     tall = np.ones((10_000, 40), F)
     found = cost(lambda x, at: x[at], tall, np.array([1, 1, 3]))
     assert 3 * 40 * 4 <= found.written and found.moved < 2000
@@ -67,7 +67,7 @@ def test_products_count_their_matrices_and_jax_agrees():
     assert mine["bytes accessed"] == theirs["bytes accessed"]
 
 
-def test_arguments_results_and_constants():
+def test_arguments_results_and_constants_are_counted():
     table = np.arange(1000, dtype=F)
     found = memory(lambda x: (x.sum(), table * x[0, 0]), X)
     assert found.argument_size_in_bytes == X.nbytes
@@ -83,7 +83,7 @@ def test_a_result_that_is_an_argument_takes_no_memory():
     assert found.peak_memory_in_bytes == X.nbytes
 
 
-def test_temporaries_that_do_not_meet_share_bytes():
+def test_temporaries_with_disjoint_lifetimes_share_bytes():
     def chain(x):
         for _ in range(6):
             x = snp.sort(x, axis=0)[::-1] @ np.eye(40, dtype=F)

@@ -40,14 +40,14 @@ def test_pmap_names_device_operation_and_line():
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_shard_map(jitted: bool):
+def test_shard_map_names_the_device_with_a_nan(jitted: bool):
     f = spmd.shard_map(body, mesh=spmd.make_mesh((4,), ("i",)), in_specs=P("i"), out_specs=P("i"))
     f = spmd.jit(f) if jitted else f
     with pytest.raises(FloatingPointError, match=r"shard_map\(body\): sqrt made a NaN on CPU_2"):
         f(X)
 
 
-def test_inside_a_loop_with_collectives():
+def test_a_nan_in_a_loop_with_collectives_is_found():
     def f(x: Any) -> Any:
         step = lambda _, c: snp.log(lax.psum(c, "i") - 20)  # noqa: E731
         return lax.fori_loop(0, 3, step, x)
@@ -65,7 +65,7 @@ def test_a_nan_in_an_argument_is_named():
         spmd.pmap(f, axis_name="i")({"w": x})
 
 
-def test_infinities_that_meet():
+def test_the_difference_of_infinities_is_named():
     x = np.array([np.inf, -np.inf, 0, 0], np.float32)
     with pytest.raises(FloatingPointError, match="infinities of both signs"):
         spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")(x)

@@ -24,7 +24,7 @@ def bases(dtype):
 
 
 @pytest.mark.parametrize(("y", "dtype"), CASES)
-def test_known_exponents(y, dtype):
+def test_powers_with_known_exponents_are_accurate(y, dtype):
     with config.override("enable_x64", True), np.errstate(all="ignore"):
         x = bases(dtype)
         got = np.asarray(jit(lambda x: x ** dtype(y))(x))

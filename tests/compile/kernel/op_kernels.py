@@ -4,6 +4,8 @@ of two ways to run a kernel are compared. Every renderer runs these."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -159,3 +161,33 @@ def row_sum(rows: int, columns: int, dtype: str = "f32", op: str = "add") -> Ker
     with b.point():
         b.store(out, (1,), total)
     return b.build()
+
+
+def renumbered(kernel: Kernel, first: int) -> Kernel:
+    """The same kernel with value numbers that start at `first`."""
+
+    def moved(item: Any) -> Any:
+        changes: dict[str, Any] = {}
+        for name in ("out", "operand", "value", "guard", "fill"):
+            number = getattr(item, name, None)
+            if number is not None:
+                changes[name] = number + first
+        if hasattr(item, "operands"):
+            changes["operands"] = tuple(number + first for number in item.operands)
+        if hasattr(item, "map"):
+            gathered = tuple((number + first, stride) for number, stride in item.map.gathered)
+            changes["map"] = replace(item.map, gathered=gathered)
+        return replace(item, **changes)
+
+    return replace(
+        kernel,
+        passes=tuple(
+            replace(
+                step,
+                instrs=tuple(map(moved, step.instrs)),
+                stores=tuple(map(moved, step.stores)),
+                reductions=tuple(map(moved, step.reductions)),
+            )
+            for step in kernel.passes
+        ),
+    )

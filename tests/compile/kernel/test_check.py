@@ -89,7 +89,7 @@ BROKEN = {
 }
 
 
-def test_the_good_kernel_is_good():
+def test_a_correct_kernel_passes():
     check_kernel(good())
 
 
@@ -109,7 +109,7 @@ def test_overlapping_strides_write_twice():
         b.build()
 
 
-def test_text_of_a_kernel():
+def test_a_kernel_is_printed_as_text():
     assert format_kernel(good()) == (
         "kernel(a0: f32[12] in, a1: f32[3] out) outer (3) inner (4)\n"
         "row:\n"

@@ -21,7 +21,7 @@ def run(kernel: Kernel, *inputs: np.ndarray) -> list[np.ndarray]:
     return [array for arg, array in zip(kernel.args, arrays, strict=True) if arg.role != "in"]
 
 
-def test_elementwise_with_broadcast_transpose_and_reverse():
+def test_elementwise_work_reads_broadcast_transposed_and_reversed():
     b = Builder((3,), (4,))
     x, y, z, out = b.arg("f32", 12), b.arg("f32", 4), b.arg("f32", 12), b.arg("f32", 12, "out")
     with b.row():
@@ -82,7 +82,7 @@ def test_pad_is_a_guarded_load():
     np.testing.assert_array_equal(got, [7, 7, 1, 2, 3, 7])
 
 
-def test_scatter_add_meets_an_element_twice():
+def test_scatter_add_adds_twice_to_a_repeated_element():
     b = Builder((), (4,))
     index, values, table = b.arg("i32", 4), b.arg("f32", 4), b.arg("f32", 3, "inout")
     with b.row():
@@ -98,7 +98,7 @@ def test_scatter_add_meets_an_element_twice():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_scan_along_the_row(reverse):
+def test_a_scan_accumulates_along_the_row(reverse):
     b = Builder((2,), (5,))
     x, out = b.arg("i64", 10), b.arg("i64", 10, "out")
     with b.row():
@@ -132,7 +132,7 @@ def test_narrow_floats_round_when_stored():
         ("shr_arith", [-1, -128, 64, -5], [9, 1, 9, -1], [-1, -64, 0, -1]),
     ],
 )
-def test_integer_corners(op, x, y, expected):
+def test_integer_operations_wrap_at_their_limits(op, x, y, expected):
     operation = scalar_op(op, ("i8", "i8"), "i8", None)
     got = operation(np.array(x, np.int8), np.array(y, np.int8))
     np.testing.assert_array_equal(got, np.array(expected, np.int8))

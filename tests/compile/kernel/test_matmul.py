@@ -40,7 +40,7 @@ def bias_kernel(shape):
     return b.build()
 
 
-def test_the_meaning_of_a_plain_product():
+def test_a_plain_product_is_that_of_numpy():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((4, 6)).astype("f4"), rng.standard_normal((6, 5)).astype("f4")
     out = np.zeros(20, np.float32)
@@ -48,7 +48,7 @@ def test_the_meaning_of_a_plain_product():
     np.testing.assert_array_equal(out.reshape(4, 5), a @ b)
 
 
-def test_the_transpose_means_the_same():
+def test_the_transposed_product_gives_the_same_values():
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((4, 6)).astype("f4"), rng.standard_normal((6, 5)).astype("f4")
     p = plain(4, 5, 6)
@@ -59,7 +59,7 @@ def test_the_transpose_means_the_same():
 
 
 @pytest.mark.parametrize("shape, sizes", [((6, 5), (6, 5)), ((2, 3, 5), (6, 5)), ((30,), (6, 5))])
-def test_a_kernel_joins_whatever_dims_it_has(shape, sizes):
+def test_a_kernel_of_any_dims_becomes_an_epilogue(shape, sizes):
     """Dims are cut and joined; the strides of other arguments follow."""
     if len(shape) == 1:
         b = Builder(shape, ())
@@ -83,7 +83,7 @@ def test_a_kernel_joins_whatever_dims_it_has(shape, sizes):
     np.testing.assert_array_equal(out.reshape(6, 5), expected)
 
 
-def test_a_result_that_is_wanted_otherwise_is_kept():
+def test_a_product_with_other_readers_is_kept():
     kernel = bias_kernel((6, 5))
     found = attach(kernel, 0, Result((6, 5), (5, 1), "f32"), "f32", keep=True)
     assert found is not None
@@ -99,7 +99,7 @@ def test_a_result_that_is_wanted_otherwise_is_kept():
     np.testing.assert_array_equal(out.reshape(6, 5), np.maximum(a @ b + 1, 0))
 
 
-def test_what_cannot_be_an_epilogue_is_refused():
+def test_kernels_that_cannot_be_an_epilogue_are_refused():
     result = Result((6, 5), (5, 1), "f32")
     turned = Builder((6, 5), ())
     c, out = turned.arg("f32", 30), turned.arg("f32", 30, "out")
@@ -139,7 +139,7 @@ def test_a_narrow_result_is_rounded_before_the_epilogue():
     np.testing.assert_allclose(out.reshape(6, 5), x @ y, rtol=1e-2)
 
 
-def test_the_law():
+def test_products_that_break_the_law_are_refused():
     check_product(plain(4, 5, 6))
     with pytest.raises(KernelError, match="batch strides"):
         check_product(plain(4, 5, 6, a=Operand("f32", 6, 1, (3,))))
@@ -167,5 +167,5 @@ def test_plain_stores_are_recognised():
         ("c64", "c64", None),
     ],
 )
-def test_the_dtype_of_sums(source, result, carried):
+def test_product_dtype_is_the_dtype_of_the_sum(source, result, carried):
     assert product_dtype(source, result) == carried

@@ -70,7 +70,7 @@ def edge_kernel(rng: np.random.Generator) -> tuple[Kernel, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_pieces_keep_the_meaning(seed):
+def test_split_kernels_give_the_values_of_the_whole(seed):
     kernel, arrays = edge_kernel(np.random.default_rng(seed))
     expected = [a.copy() for a in arrays]
     interpret(kernel, expected)
@@ -82,7 +82,7 @@ def test_pieces_keep_the_meaning(seed):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_other_kernels_keep_theirs(seed):
+def test_random_kernels_keep_their_values_when_split(seed):
     case = random_case(seed)
     pieces = cut_pieces(case.kernel, 1)
     if pieces:
@@ -106,7 +106,7 @@ def joined(sizes: tuple[int, ...]) -> Kernel:
     return b.build()
 
 
-def test_parts_of_a_concatenation_ask_nothing():
+def test_parts_of_a_concatenation_have_no_condition():
     sizes = (5, 9, 2)
     kernel = joined(sizes)
     pieces = cut_pieces(kernel, 1)
@@ -120,14 +120,14 @@ def test_parts_of_a_concatenation_ask_nothing():
     assert_same(kernel, [*arrays, np.zeros(16, np.float32)], 3)
 
 
-def test_what_is_not_worth_it_stays_whole():
+def test_small_or_many_parts_stay_whole():
     assert not cut_pieces(joined((LEAST_POINTS, LEAST_POINTS - 1)))
     assert len(cut_pieces(joined((LEAST_POINTS, LEAST_POINTS)))) == 2
     assert len(cut_pieces(joined((4,) * MOST_PIECES), 1)) == MOST_PIECES
     assert not cut_pieces(joined((4,) * (MOST_PIECES + 1)), 1)
 
 
-def test_an_index_that_wraps_around_is_no_line():
+def test_an_index_that_wraps_around_is_not_linear():
     b = Builder((200,), ())
     out = b.arg("f32", 200, "out")
     with b.row():
@@ -157,7 +157,7 @@ def join(x, y, axis=0):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_a_concatenation_between_elementwise_work(axis):
+def test_a_concatenation_between_elementwise_work_is_split(axis):
     x, y = RNG.standard_normal((2, 96, 128)).astype(np.float32)
     found = spmd.jit(join, static_argnums=2)(x, y, axis)
     np.testing.assert_array_equal(found, np.concatenate([2 * x, y - 1], axis) * 3)
@@ -165,7 +165,7 @@ def test_a_concatenation_between_elementwise_work(axis):
     assert len(steps) == 2 and all(isinstance(s, Launch) for s in steps)
 
 
-def test_parts_that_lie_apart_are_one_job():
+def test_disjoint_parts_are_one_job():
     x, y = RNG.standard_normal((2, 50_000)).astype(np.float32)
     program = compile_jaxpr(spmd.make_jaxpr(join)(x, y))
     native = program.native.program
@@ -174,7 +174,7 @@ def test_parts_that_lie_apart_are_one_job():
     assert [len(s.steps) for s in steps] == [2]
 
 
-def test_a_loop_carries_what_is_made_in_pieces():
+def test_a_loop_may_carry_the_result_of_a_split_kernel():
     x, y = RNG.standard_normal((2, 20_000)).astype(np.float32)
 
     def body(carry, _):

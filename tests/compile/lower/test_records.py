@@ -55,7 +55,7 @@ def compiled(record, dtype):
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)
-def test_compiled_is_impl(record):
+def test_compiled_records_give_the_values_of_impl(record):
     for dtype in record.dtypes:
         closed, executable, args = compiled(record, dtype)
         for found, wanted in zip(executable(args), by_impl(closed, args), strict=True):

@@ -21,8 +21,8 @@ def wide_dtypes():
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=str)
-def test_compiled_is_impl(record):
-    suite.test_compiled_is_impl(record)
+def test_compiled_windows_give_the_values_of_impl(record):
+    suite.test_compiled_records_give_the_values_of_impl(record)
 
 
 def steps_of(f, *args):
@@ -63,7 +63,7 @@ NHWC = ("NHWC", "HWIO", "NHWC")
     ],
     ids=str,
 )
-def test_what_a_convolution_becomes(shapes, strides, expected):
+def test_a_convolution_becomes_the_expected_steps(shapes, strides, expected):
     x, w = (np.ones(s, np.float32) for s in shapes)
     steps = steps_of(
         lambda x, w: lax.conv_general_dilated(x, w, strides, "VALID", dimension_numbers=NHWC), x, w
@@ -86,7 +86,7 @@ def test_strided_gradient_is_not_computed_on_zeros():
     assert forward <= backward <= 1.2 * forward
 
 
-def test_many_taps():
+def test_windows_of_many_taps_give_the_values_of_impl():
     """Windows of more taps than are written out, in both kinds of kernels."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 20, 20, 3)).astype(np.float32)

@@ -76,14 +76,14 @@ def update_before_and_after(w: Any, x: Any, y: Any) -> Any:
     return gradient(w / scale, x, y) * scale + w, scale
 
 
-def mean_of_pieces(w: Any, x: Any, y: Any) -> Any:
-    """The whole of what a map gave in pieces."""
+def mean_of_shards(w: Any, x: Any, y: Any) -> Any:
+    """The whole of what a map gave in shards."""
     each = errors(w, x, y)
     return snp.mean(each), each, each - snp.sort(each)
 
 
 def whole_and_cut(w: Any, x: Any, y: Any) -> Any:
-    """An argument that the work around reads too, and one map's pieces for another, cut anew."""
+    """An argument that the work around reads too, and one map's shards for another, cut anew."""
     return columns(errors(w, x, y).reshape(2, 4)) + snp.sum(x), x - snp.mean(x)
 
 
@@ -92,7 +92,7 @@ def gradient_of_a_map(w: Any, x: Any, y: Any) -> Any:
 
 
 def loop(w: Any, x: Any, y: Any) -> Any:
-    """Steps over batches, whose examples are pieces; the weights are whole."""
+    """Steps over batches, whose examples are shards; the weights are whole."""
 
     def body(w: Any, batch: Any) -> Any:
         x, y = batch
@@ -130,7 +130,7 @@ def nested_calls(w: Any, x: Any, y: Any) -> Any:
 PROGRAMS = [
     step,
     update_before_and_after,
-    mean_of_pieces,
+    mean_of_shards,
     whole_and_cut,
     gradient_of_a_map,
     loop,
@@ -151,15 +151,15 @@ def test_values(f):
     assert isinstance(program(f, W, X, Y), MeshProgram)
     with spmd.disable_jit():
         expected = f(W, X, Y)
-    pieces = spmd.device_put(X, NamedSharding(line(), P("data")))
-    for x in (X, snp.asarray(X), pieces):
+    shards = spmd.device_put(X, NamedSharding(line(), P("data")))
+    for x in (X, snp.asarray(X), shards):
         found = spmd.jit(f)(W, x, Y)
         for a, b in zip(spmd.tree.leaves(found), spmd.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_on_the_mesh():
-    """Whole on every device, or in the pieces that a map gave; as arguments they stay there."""
+    """Whole on every device, or in the shards that a map gave; as arguments they stay there."""
     f = spmd.jit(lambda w, x, y: (*step(w, x, y), errors(w, x, y)))
     w, norm, each = f(W, X, Y)
     assert w.sharding == norm.sharding == NamedSharding(line(), P())

@@ -27,6 +27,7 @@ from spmd.compile.lower.steps import (
     Schedule,
     Step,
     accesses,
+    view,
     walk,
 )
 from spmd.compile.passes.pipeline import PASSES_OVERLAPPED, run_passes
@@ -76,13 +77,13 @@ class Steps:
         got = ShapedArray((count * grows,), np.dtype(np.float32))
         name = f"psum {target}"
         halves = Half(name, "start"), Half(name, "wait")
-        ins, outs = ((self.ref(source), given),), ((self.ref(target), got),)
+        ins, outs = (view(self.ref(source), given),), (view(self.ref(target), got),)
         step = Host(Half(name, "whole"), ins, outs, name, together=True, halves=halves)
         self.steps.append(step)
 
     def effect(self, source: str) -> None:
         aval = ShapedArray((), np.dtype(np.float32))
-        read = ((self.ref(source), aval),)
+        read = (view(self.ref(source), aval),)
         self.steps.append(Host(print, read, (), f"print {source}", effects=True))
 
 

@@ -7,13 +7,14 @@ gets its addresses and slots, and the runner checks and encodes the whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
-from spmd.base.record import field, record
+from spmd.base.record import record
 from spmd.compile.cpu.assemble import kernel_batches
 from spmd.compile.cpu.assemble.compile_callees import (
     Callee,
     CalleeCompiler,
+    callee_of,
     contracting,
     cpu_target,
     packing,
@@ -28,8 +29,8 @@ from spmd.compile.cpu.sort.value_steps import shares_rows, values_steps
 from spmd.compile.kernel.ir import Kernel
 from spmd.compile.kernel.matmul import Product
 from spmd.compile.lower.steps import (
-    Branch,
     Buffer,
+    Compiled,
     Contract,
     Copy,
     Exchange,
@@ -39,29 +40,20 @@ from spmd.compile.lower.steps import (
     Multiply,
     Pack,
     Parallel,
-    RankExchange,
     Ref,
     Schedule,
     Sort,
     SortRows,
     Step,
-    While,
     blocks,
 )
 from spmd.compile.native.program.steps import (
     LANE,
-    CallbackStep,
-    CollectiveStep,
-    CondStep,
-    CopyStep,
-    ForStep,
     KernelStep,
-    ParallelStep,
     Program,
-    RankStep,
     Slot,
-    View,
-    WhileStep,
+    with_blocks,
+    with_places,
 )
 from spmd.compile.native.program.steps import Step as NativeStep
 from spmd.compile.native.runtime.run import NativeProgram, build_program
@@ -99,58 +91,14 @@ def assemble(
 def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Callee]:
     """What steps run, apart from the kernels that are written into loops."""
     for step in steps:
-        if isinstance(step, Launch):
-            yield step.kernel
-        elif isinstance(step, Multiply):
-            yield step.product
-        elif isinstance(step, Pack):
-            yield step.packing
-        elif isinstance(step, Contract):
-            yield step.contraction
-        elif isinstance(step, Sort | SortRows):
-            yield step
+        callee = callee_of(step)
+        if callee is not None:
+            yield callee
         elif id(step) in loops:
             yield from loops[id(step)].calls
         else:
             for block in blocks(step):
                 yield from _called(block, loops)
-
-
-@record
-class _Code:
-    """What the steps of a program call: small loops, by the id of their step, and symbols."""
-
-    loops: dict[int, LoopCode]
-    addresses: Mapping[str, int]
-    # What the kernels of products are given, by the product: layers share theirs.
-    given: dict[Product, tuple[int, ...]] = field(default_factory=dict)
-
-    def address(self, kernel: Kernel) -> int:
-        return self.addresses[rendering(kernel).symbol]
-
-    def words(self, callee: Kernel | Product) -> tuple[int, ...]:
-        """The address of a function that a loop calls, and the sizes that it is given."""
-        if isinstance(callee, Kernel):
-            return (self.address(callee),)
-        return (self.addresses[planning(callee).symbol], *self.sizes(callee))
-
-    def sizes(self, product: Product) -> tuple[int, ...]:
-        """What the kernel of a product is given."""
-        found = self.given.get(product)
-        if found is None:
-            found = self.given[product] = matmul_plan.product_words(
-                planning(product), self.addresses
-            )
-        return found
-
-
-def _compile(steps: Sequence[Step], loops: dict[int, LoopCode], callees: CalleeCompiler) -> _Code:
-    """Render and compile all kernels, products and small loops of a program."""
-    for callee in dict.fromkeys(_called(steps, loops)):
-        callees.callee(callee)
-    for loop in loops.values():
-        callees.batch.add(loop.text, optimize=True)
-    return _Code(loops, callees.batch.finish())
 
 
 class Builder:
@@ -175,11 +123,22 @@ class Builder:
         self.named = (*schedule.inputs, *schedule.outputs, *consts)
         self.bases = {buffer: k for k, buffer in enumerate(self.named, 1)}
         self.places: dict[Buffer, tuple[int, int, int]] = {}
-        loops: dict[int, LoopCode] = {}
+        # Small loops as functions, by the id of their step.
+        self.loops: dict[int, LoopCode] = {}
         if self.compiles_loops and any(blocks(step) for step in schedule.steps):
             compiler = LoopCompiler(cpu_target(), rendering, planning, self.slot)
-            loops = compiler.find(schedule.steps)
-        self.code = _compile(schedule.steps, loops, callees or CalleeCompiler())
+            self.loops = compiler.find(schedule.steps)
+        self.addresses = self._compiled(callees or CalleeCompiler())
+        # What the kernels of products are given, by the product: layers share theirs.
+        self.given: dict[Product, tuple[int, ...]] = {}
+
+    def _compiled(self, callees: CalleeCompiler) -> Mapping[str, int]:
+        """Render and compile all kernels, products and small loops: addresses by symbol."""
+        for callee in dict.fromkeys(_called(self.schedule.steps, self.loops)):
+            callees.callee(callee)
+        for loop in self.loops.values():
+            callees.batch.add(loop.text, optimize=True)
+        return callees.batch.finish()
 
     def program(self, devices: int) -> Program:
         """The whole, for a number of virtual devices."""
@@ -210,115 +169,65 @@ class Builder:
         return kernel_batches.join(made, self.aliases)
 
     def step(self, step: Step) -> Sequence[NativeStep]:
-        loop = self.code.loops.get(id(step))
+        loop = self.loops.get(id(step))
         if loop is not None:
-            return (loop.step(self.code.addresses[loop.symbol], self.code.words),)
+            return (loop.step(self.addresses[loop.symbol], self.words),)
+        if isinstance(step, Compiled):
+            return self.calls(step)
         match step:
-            case Launch():
-                return (self.launch(step),)
-            case Copy(target=target, source=source, nbytes=nbytes):
-                to, origin = self.slot(target), self.slot(source)
-                return () if to == origin else (CopyStep(to, origin, nbytes),)
-            case Host():
-                return (self.host(step),)
-            case Exchange():
-                return (self.exchange(step),) if step.rows * step.count else ()
-            case RankExchange():
-                return (self.rank_exchange(step),)
-            case Loop(trips=trips, body=body, reverse=reverse):
-                return (ForStep(trips, tuple(self.steps(body)), reverse),)
             case Parallel():
                 return (self.parallel(step),)
-            case While(test=test, predicate=predicate, body=body):
-                test_steps, body_steps = tuple(self.steps(test)), tuple(self.steps(body))
-                return (WhileStep(test_steps, self.slot(predicate), body_steps),)
-            case Branch(index=index, dtype=dtype, branches=branches):
-                made = tuple(tuple(self.steps(b)) for b in branches)
-                return (CondStep(self.slot(index), made, dtype),)
-            case Contract():
-                return (self.contraction(step),)
-            case Multiply():
-                return (self.product(step),)
+            case Exchange() if not step.rows * step.count:
+                return ()
+            case Host():
+                step = replace(step, name=f"{step.name} {step.source}")
+        placed = with_places(with_blocks(step, self.steps), self.slot)
+        is_moved = isinstance(placed, Copy) and placed.target == placed.source
+        return () if is_moved else (placed,)
+
+    def calls(self, step: Compiled) -> tuple[KernelStep, ...]:
+        """The calls of the machine code that was compiled for a step."""
+        addresses, name = self.addresses, f"{step.name} {step.source}"
+        slots = tuple([self.slot(ref) for ref in step.refs])
+        match step:
+            case Launch(kernel=kernel):
+                known = rendering(kernel)
+                address = addresses[known.symbol]
+                made = KernelStep(address, slots, known.units, known.cost_ns, name=name)
+            case Multiply(product=product):
+                plan, words = planning(product), self.sizes(product)
+                made = matmul_plan.product_step(plan, addresses, slots, name, words)
             case Pack():
-                return (self.pack(step),)
-            case Sort():
-                name = f"{step.name} {step.source}"
-                words = self.slot(step.words)
-                extents = step.rows, step.size, step.kept
-                if step.work is not None and shares_rows(step.size):
-                    slots = words, words, self.slot(step.work)
-                    what = step.rows, step.size, "u64"
-                    return values_steps(self.code.addresses, slots, *what, name)
-                return (sort_step(self.code.addresses, words, *extents, name),)
-            case SortRows():
-                name = f"{step.name} {step.source}"
-                refs = (step.operand, step.result, step.work)
-                slots = tuple(self.slot(ref) for ref in refs if ref is not None)
-                what = step.rows, step.size, step.dtype
-                return values_steps(self.code.addresses, slots, *what, name)
+                made = matmul_plan.packing_step(packing(step.packing), addresses, slots, name)
+            case Contract():
+                plan = contracting(step.contraction)
+                made = window_plan.contract_step(plan, addresses, slots, name)
+            case Sort(rows=rows, size=size) if len(step.refs) > 1 and shares_rows(size):
+                return values_steps(addresses, (slots[0], *slots), rows, size, "u64", name)
+            case Sort(rows=rows, size=size, kept=kept):
+                made = sort_step(addresses, slots[0], rows, size, kept, name)
+            case SortRows(rows=rows, size=size, dtype=dtype):
+                return values_steps(addresses, slots, rows, size, dtype, name)
+        return (made,)
 
-    def launch(self, step: Launch) -> KernelStep:
-        rendered, address = rendering(step.kernel), self.code.address(step.kernel)
-        slots = tuple(self.slot(ref) for ref in step.refs)
-        return KernelStep(
-            address, slots, rendered.units, rendered.cost_ns, name=f"{step.name} {step.source}"
-        )
+    def words(self, callee: Kernel | Product) -> tuple[int, ...]:
+        """The address of a function that a loop calls, and the sizes that it is given."""
+        if isinstance(callee, Kernel):
+            return (self.addresses[rendering(callee).symbol],)
+        return (self.addresses[planning(callee).symbol], *self.sizes(callee))
 
-    def parallel(self, step: Parallel) -> NativeStep:
-        body = tuple(self.steps(step.body))
+    def sizes(self, product: Product) -> tuple[int, ...]:
+        """What the kernel of a product is given."""
+        found = self.given.get(product)
+        if found is None:
+            words = matmul_plan.product_words(planning(product), self.addresses)
+            found = self.given[product] = words
+        return found
+
+    def parallel(self, step: Parallel[Step]) -> NativeStep:
+        body: tuple[NativeStep, ...] = tuple(self.steps(step.body))
         if step.number in self.plan.lanes.chosen:
-            return ParallelStep(step.trips, body, self.plan.lanes.count)
+            return Parallel(step.trips, body, step.number, self.plan.lanes.count)
         for trips in reversed(step.trips):
-            body = (ForStep(trips, body),)
+            body = (Loop(trips, body),)
         return body[0]
-
-    def host(self, step: Host) -> CallbackStep:
-        def views(pairs: Sequence[tuple[Ref, Any]]) -> tuple[View, ...]:
-            return tuple(View(self.slot(ref), a.shape, a.dtype) for ref, a in pairs)
-
-        name = f"{step.name} {step.source}"
-        ins, outs = views(step.inputs), views(step.outputs)
-        return CallbackStep(step.function, ins, outs, step.together, name)
-
-    def exchange(self, step: Exchange) -> CollectiveStep:
-        return CollectiveStep(
-            kind=step.kind,
-            input=self.slot(step.input),
-            output=self.slot(step.output),
-            dtype=step.dtype,
-            count=step.count,
-            groups=step.groups,
-            rows=step.rows,
-            op=step.op,
-            pairs=step.pairs,
-            name=step.name,
-        )
-
-    def rank_exchange(self, step: RankExchange) -> RankStep:
-        return RankStep(
-            rounds=step.rounds,
-            state=step.state,
-            take=step.take,
-            input=self.slot(step.input),
-            output=self.slot(step.output),
-            scratch=None if step.scratch is None else self.slot(step.scratch),
-            label=step.label,
-            name=step.name,
-        )
-
-    def contraction(self, step: Contract) -> NativeStep:
-        slots = [self.slot(ref) for ref in step.refs]
-        plan = contracting(step.contraction)
-        name = f"{step.name} {step.source}"
-        return window_plan.contract_step(plan, self.code.addresses, slots, name)
-
-    def product(self, step: Multiply) -> NativeStep:
-        slots = [self.slot(ref) for ref in step.refs]
-        name = f"{step.name} {step.source}"
-        plan, words = planning(step.product), self.code.sizes(step.product)
-        return matmul_plan.product_step(plan, self.code.addresses, slots, name, words)
-
-    def pack(self, step: Pack) -> NativeStep:
-        slots = [self.slot(ref) for ref in step.refs]
-        name = f"{step.name} {step.source}"
-        return matmul_plan.packing_step(packing(step.packing), self.code.addresses, slots, name)

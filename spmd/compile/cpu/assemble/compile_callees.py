@@ -31,7 +31,7 @@ from spmd.compile.lower.steps import (
     Contract,
     Launch,
     Multiply,
-    Ref,
+    Pack,
     Sort,
     SortRows,
     Step,
@@ -82,6 +82,22 @@ def contracting(contraction: Contraction) -> window_plan.Plan:
     return window_plan.plan_contraction(contraction)
 
 
+def callee_of(step: Step) -> Callee | None:
+    """What a step runs, if it names what is to be compiled."""
+    match step:
+        case Launch():
+            return step.kernel
+        case Multiply():
+            return step.product
+        case Pack():
+            return step.packing
+        case Contract():
+            return step.contraction
+        case Sort() | SortRows():
+            return step
+    return None
+
+
 class CalleeCompiler:
     """Compiles what the steps of one program run; left by an error, it stops."""
 
@@ -97,18 +113,14 @@ class CalleeCompiler:
                 # may read operands that are packed outside.
                 if isinstance(inner, Launch) and size_of(inner.kernel.sizes) > INLINE_POINTS:
                     self.callee(inner.kernel)
-            match step:
-                case Launch(kernel=kernel):
-                    self.callee(kernel)
-                case Multiply(product=product):
-                    found = packed_product(product, matmul_plan.prefers_packed)
-                    self.callee(product if found is None else found[0])
-                    if found is not None:
-                        self.callee(found[1])
-                case Contract(contraction=contraction):
-                    self.callee(contraction)
-                case Sort() | SortRows():
-                    self.callee(step)
+            callee = callee_of(step)
+            if callee is None:
+                continue
+            found = None
+            if isinstance(callee, Product):
+                found = packed_product(callee, matmul_plan.prefers_packed)
+            for one in (callee,) if found is None else found[:2]:
+                self.callee(one)
 
     def callee(self, callee: Callee) -> None:
         """Add the texts of what a step runs."""
@@ -124,12 +136,12 @@ class CalleeCompiler:
                 self._plan(packing(callee))
             case Contraction():
                 self._plan(contracting(callee))
-            case Sort(size=size, work=Ref()) if shares_rows(size):
+            case Sort(size=size, refs=(_, _)) if shares_rows(size):
                 self.batch.add(text_for("u64", size, True), optimize=True)
             case Sort(kept=kept):
                 self.batch.add(sort_text(kept is not None), optimize=True)
-            case SortRows(dtype=dtype, size=size, work=work):
-                self.batch.add(text_for(dtype, size, work is not None), optimize=True)
+            case SortRows(dtype=dtype, size=size, refs=refs):
+                self.batch.add(text_for(dtype, size, len(refs) > 2), optimize=True)
 
     def _plan(self, plan: matmul_plan.Plan | window_plan.Plan) -> None:
         for text in plan.texts:

@@ -27,17 +27,16 @@ from spmd.compile.lower.steps import (
     Launch,
     Loop,
     Multiply,
-    Parallel,
     Ref,
     Step,
     While,
-    accesses,
+    accesses_inside,
     blocks,
     walk,
 )
 from spmd.compile.native.llvm.function_builder import Function, Operand, Value
 from spmd.compile.native.llvm.vector_emitter import Module, Target, attributes_text
-from spmd.compile.native.program.steps import ASSUMED_TRIPS, KernelStep, Slot
+from spmd.compile.native.program.steps import ASSUMED_TRIPS, KernelStep, Slot, levels
 from spmd.compile.native.runtime.ir.interrupt import between_rounds
 
 # Steps of more work than this are worth several threads, or so long that dispatch is nothing.
@@ -58,14 +57,6 @@ Callee: TypeAlias = Kernel | Product
 # What steps cost inside of a loop, where the executor would take 20 ns.
 STEP_NS = 3.0
 NS_PER_COPIED_BYTE = 0.05
-
-
-@record
-class Place:
-    """Where a buffer is, as seen from a loop: its base moves with the loops around."""
-
-    buffer: Buffer
-    around: tuple[tuple[int, int], ...]
 
 
 @record(frozen=False)
@@ -113,7 +104,7 @@ class LoopCompiler:
 
     def find(self, steps: Sequence[Step]) -> dict[int, LoopCode]:
         """The loops that become functions, by the id of their step."""
-        self.uses.update(ref.buffer for step in walk(steps) for ref, _ in accesses(step))
+        self.uses.update(ref.buffer for ref, _ in accesses_inside(steps))
         return {id(step): _Writer(self, step, level).code() for step, level in self._loops(steps)}
 
     def _loops(self, steps: Sequence[Step], level: int = 0) -> Iterator[tuple[Step, int]]:
@@ -121,11 +112,8 @@ class LoopCompiler:
             if isinstance(step, Loop | While) and self._is_small(blocks(step)):
                 yield step, level
                 continue
-            deeper = (
-                len(step.trips) if isinstance(step, Parallel) else isinstance(step, Loop | While)
-            )
             for block in blocks(step):
-                yield from self._loops(block, level + deeper)
+                yield from self._loops(block, level + levels(step))
 
     def _is_small(self, nested: Sequence[Sequence[Step]]) -> bool:
         return all(self._is_short(step) for block in nested for step in block)
@@ -159,7 +147,8 @@ class _Writer:
         self.module = Module(compiler.target, shares_math=True)
         self.uses: Counter[Buffer] = Counter()
         self.index: dict[int, Value] = {}
-        self.pointers: dict[Place, Value] = {}
+        # By the start of a buffer as seen from the loop: it moves with the loops around.
+        self.pointers: dict[Ref, Value] = {}
         self.outside: dict[Buffer, Value] = {}
         self.locals: dict[Buffer, Value] = {}
         self.calls: list[Callee] = []
@@ -169,7 +158,7 @@ class _Writer:
     def code(self) -> LoopCode:
         """The whole function."""
         f = self.function
-        refs = [access for step in walk((self.loop,)) for access in accesses(step)]
+        refs = list(accesses_inside((self.loop,)))
         self.uses.update(ref.buffer for ref, _ in refs)
         places = list(dict.fromkeys(self._place(ref) for ref, _ in refs))
         args = f.params[0]
@@ -195,7 +184,7 @@ class _Writer:
         return LoopCode(
             text.replace("@SYMBOL", f"@{symbol}"),
             symbol,
-            tuple(self.compiler.slot(Ref(p.buffer, 0, p.around)) for p in places),
+            tuple(map(self.compiler.slot, places)),
             tuple(self.calls),
             self.most_scratch,
             cost,
@@ -204,8 +193,8 @@ class _Writer:
 
     # ---- places ----
 
-    def _place(self, ref: Ref) -> Place:
-        return Place(ref.buffer, tuple(s for s in ref.strides if s[0] < self.level))
+    def _place(self, ref: Ref) -> Ref:
+        return Ref(ref.buffer, 0, tuple(s for s in ref.strides if s[0] < self.level))
 
     def _is_private(self, buffer: Buffer) -> bool:
         """Whether nothing outside of the loop uses a buffer."""
@@ -215,7 +204,7 @@ class _Writer:
         """Choose the values that become variables: small, and always at the same place."""
         moving = {ref.buffer for ref in refs if any(s[0] >= self.level for s in ref.strides)}
         # Of a stack that a loop around reads or writes, a round sees a part only.
-        moving |= {place.buffer for place in self.pointers if place.around}
+        moving |= {place.buffer for place in self.pointers if place.strides}
         room = MOST_LOCAL_BYTES
         for buffer in dict.fromkeys(place.buffer for place in self.pointers):
             if 0 < buffer.nbytes <= min(LOCAL_BYTES, room) and buffer not in moving:
@@ -301,7 +290,7 @@ class _Writer:
         self.module.declare(f"@{name}", f"declare void @{name}(ptr, ptr, i64, i1)")
         f.call(name, "void", target, source, f.value("i64", nbytes), f.value("i1", 0))
 
-    def _counted(self, step: Loop, level: int) -> float:
+    def _counted(self, step: Loop[int, Step], level: int) -> float:
         if step.trips <= ROUNDS_TO_LOOK:
             return self._rounds(step, level, 0, step.trips)
         f, cost = self.function, 0.0
@@ -311,14 +300,14 @@ class _Writer:
             cost = self._rounds(step, level, first, f.smaller(first + ROUNDS_TO_LOOK, step.trips))
         return cost
 
-    def _rounds(self, step: Loop, level: int, first: Operand, last: Operand) -> float:
+    def _rounds(self, step: Loop[int, Step], level: int, first: Operand, last: Operand) -> float:
         f, cost = self.function, 0.0
         with f.range(first, last) as trip:
             self.index[level] = step.trips - 1 - trip if step.reverse else trip
             cost = self._block(step.body, level + 1)
         return step.trips * cost
 
-    def _while(self, step: While, level: int) -> float:
+    def _while(self, step: While[Ref, Step], level: int) -> float:
         f, cost = self.function, 0.0
         trip = f.var("i64", 0)
         with f.loop():
@@ -332,7 +321,7 @@ class _Writer:
             trip.set(trip.get() + 1)
         return ASSUMED_TRIPS * cost
 
-    def _branch(self, step: Branch, level: int) -> float:
+    def _branch(self, step: Branch[Ref, Step], level: int) -> float:
         f, width = self.function, step.dtype.itemsize
         chosen = f.load(f"i{8 * width}", self._address(step.index), align=1)
         if width < 8:

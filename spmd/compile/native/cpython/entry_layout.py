@@ -11,16 +11,16 @@ from typing import Any
 from spmd.base.tree import TreeDef, is_named_tuple
 
 # The words of an entry point: program header, number of operands, words of all frames, whether the
-# run releases the GIL, address of the frames' template, number of buffers, number of offsets; what
-# the function returns (`STATUS`...), how many bytes behind the entry point's first word the trees
-# of the arguments (0: it takes the operands themselves) and of the results are; the number of
-# results, the size of the bytes object for them (0: none) and its word, the number of blocks that
-# are made, the object that says that nothing fits, the function that raises for a status, the type
-# of arrays and of blocks, None. Then for each operand its kind, the word of the frames that gets
-# its address, and the object it is compared with; then for each offset a word, the word that it
-# starts from, and the bytes in between; then for each result the word with its address, its owner,
-# its aval and its sharding; then for each block its size class and the word that gets its address;
-# then the nodes of the trees (`ir/entry_trees.py`).
+# run releases the GIL, address of the frames' template, number of buffers, number of offsets; how
+# many bytes behind the entry point's first word the trees of the arguments (0: it takes the
+# operands themselves) and of the results are; the number of results, the size of the bytes object
+# for them (0: none) and its word, the number of blocks that are made, the object that says that
+# nothing fits, the function that raises for a status, the type of arrays and of blocks, None. Then
+# for each operand its kind, the word of the frames that gets its address, and the object it is
+# compared with; then for each offset a word, the word that it starts from, and the bytes in
+# between; then for each result the word with its address, its owner, its aval and its sharding;
+# then for each block its size class and the word that gets its address; then the nodes of the trees
+# (`ir/entry_trees.py`).
 (
     HEADER,
     COUNT,
@@ -29,7 +29,6 @@ from spmd.base.tree import TreeDef, is_named_tuple
     TEMPLATE,
     BUFFERS,
     OFFSETS,
-    RETURNS,
     GIVEN,
     OUT,
     RESULTS,
@@ -42,20 +41,12 @@ from spmd.base.tree import TreeDef, is_named_tuple
     BLOCK_TYPE,
     NONE,
     OPERANDS,
-) = range(20)
+) = range(19)
 
-# How an operand is given: the address itself, a bytes object that gets results, an object with the
-# buffer protocol, a Python number that is stored as an element, an array of one device with the
-# aval it is compared with, or a block of the allocator. Numbers are of the type they are compared
-# with, if there is one.
-ADDRESS, BYTES, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(10)
-
-# What an entry point returns: a number, which is the address of the last operand if all went well,
-# the negative status of the run if not, or UNFIT, if an operand was not what the entry point
-# expects and nothing has run. Or the tree of results; then a status is raised, and MISS stands for
-# UNFIT.
-STATUS, TREE = range(2)
-UNFIT = -64
+# How an operand is given: the address itself, an object with the buffer protocol, a Python number
+# that is stored as an element, an array of one device with the aval it is compared with, or a block
+# of the allocator. Numbers are of the type they are compared with, if there is one.
+ADDRESS, BUFFER, F32, F64, I32, I64, BOOL, ARRAY, BLOCK = range(9)
 
 # Whose memory a result is: operand k itself is its owner (k >= 0), the owner of the array that is
 # operand k is (`of_operand(k)`), block k is (`of_block(k)`), or the bytes object is.

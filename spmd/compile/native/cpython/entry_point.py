@@ -4,9 +4,8 @@ An entry point is made once for a program and a kind of call: which words of the
 constant, how each operand is given (an address, a buffer, a number, an array), and how the results
 are made.
 
-Without results its call returns the address of its last operand when all went well; a negative
-number, whose opposite is to be handed to `NativeProgram.fail`, if not; or `UNFIT` if an operand was
-not what it should be and nothing ran. With results it returns these, raises, or returns `MISS`.
+Its call returns the results, or raises; or it returns `MISS` if an operand was not what it should
+be, and nothing ran. Only Pythons whose objects are known (`object_layout`) have entry points.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.base.lazy_import import Deferred
 from spmd.base.tree import LEAF, TreeDef
 from spmd.base.util import MISS
+from spmd.compile.lazy import entry_point_ir
 from spmd.compile.native.cpython.builtin_function import keep_for_ever, make_builtin, make_method
 from spmd.compile.native.cpython.entry_layout import (
     ADDRESS,
@@ -28,16 +27,12 @@ from spmd.compile.native.cpython.entry_layout import (
     BLOCK,
     BOOL,
     BUFFER,
-    BYTES,
     F32,
     F64,
     I32,
     I64,
     OF_SLAB,
     OPERANDS,
-    STATUS,
-    TREE,
-    UNFIT,
     of_block,
     of_operand,
     tree_words,
@@ -54,10 +49,8 @@ __all__ = [
     "ARRAY",
     "BLOCK",
     "BUFFER",
-    "BYTES",
     "NUMBERS",
     "OF_SLAB",
-    "UNFIT",
     "Operand",
     "Result",
     "Results",
@@ -65,9 +58,6 @@ __all__ = [
     "of_block",
     "of_operand",
 ]
-
-# Written once a machine.
-_texts = Deferred("spmd.compile.native.cpython.ir.entry_point")
 
 # The kind of an operand that is a Python number, by the dtype of the element it becomes.
 NUMBERS = {"float32": F32, "float64": F64, "int32": I32, "int64": I64, "bool": BOOL}
@@ -116,14 +106,14 @@ def entry_point_code() -> int:
     """The code that all entry points share."""
     expect_walks()
     layout = object_layout()
+    assert layout is not None
     found = compile_written(
-        Written(f"entry point {layout}", lambda: _texts.entry_point_source(layout))
+        Written(f"entry point {layout}", lambda: entry_point_ir.entry_point_source(layout))
     )
-    if layout is not None:
-        words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
-        setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])
-        setup((ctypes.c_int64 * len(words))(*words))
-        Block.__del__ = make_method(Block, "__del__", found["spmd_block_del"])
+    words = [keep_for_ever(x) for x in (alloc_of, give_back, Block, None)]
+    setup = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(found["spmd_block_setup"])
+    setup((ctypes.c_int64 * len(words))(*words))
+    Block.__del__ = make_method(Block, "__del__", found["spmd_block_del"])
     return found["spmd_entry_point"]
 
 
@@ -131,8 +121,8 @@ def make_entry_point(
     program: NativeProgram,
     template: Sequence[int],
     operands: Sequence[tuple[int, int] | Operand],
-    offsets: Sequence[tuple[int, int, int]] = (),
-    results: Results | None = None,
+    offsets: Sequence[tuple[int, int, int]],
+    results: Results,
     kept: Sequence[Any] = (),
 ) -> Callable[..., Any]:
     """The function that runs a program for one kind of call.
@@ -143,28 +133,25 @@ def make_entry_point(
     and `kept`.
     """
     given = [Operand(*operand) for operand in operands]
-    flags = Results(()) if results is None else results
-    made = () if results is None else results.made
+    made = results.made
     words = [o.word for o in given] + [w for word, origin, _ in offsets for w in (word, origin)]
-    words += [r.word for r in made] + [word for _, word in flags.blocks]
+    words += [r.word for r in made] + [word for _, word in results.blocks]
     if len(template) != program.frame_words:
         raise ValueError(f"{len(template)} words for frames of {program.frame_words}")
     if any(not 0 <= word < len(template) for word in words):
         raise ValueError(f"frames of {len(template)} words do not have all of {words}")
-    if flags.out.num_leaves != len(made) and results:
-        raise ValueError(f"{len(made)} results are no {flags.out}")
-    if flags.given and sum(t.num_leaves for t in flags.given) != len(given):
-        raise ValueError(f"{len(given)} operands are not the leaves of {flags.given}")
-    if object_layout() is None and (results or any(o.kind in (ARRAY, BLOCK) for o in given)):
-        raise ValueError(
-            "the layout of arrays is not known, so an entry point cannot read or make them"
-        )
+    if results.out.num_leaves != len(made):
+        raise ValueError(f"{len(made)} results are no {results.out}")
+    if results.given and sum(t.num_leaves for t in results.given) != len(given):
+        raise ValueError(f"{len(given)} operands are not the leaves of {results.given}")
+    if object_layout() is None:
+        raise ValueError("the layout of arrays is not known, so an entry point cannot read them")
     fixed = np.array(template, np.int64)
     fail = program.fail  # one bound method, kept
     kept_trees: list[Any] = []
-    into = [word for tree in flags.given or () for word in tree_words(tree, kept_trees)]
-    out = tree_words(flags.out, kept_trees)
-    sizes = 3 * (len(given) + len(offsets)) + 4 * len(made) + 2 * len(flags.blocks)
+    into = [word for tree in results.given or () for word in tree_words(tree, kept_trees)]
+    out = tree_words(results.out, kept_trees)
+    sizes = 3 * (len(given) + len(offsets)) + 4 * len(made) + 2 * len(results.blocks)
     behind = 8 * (OPERANDS + sizes)
     numbers = [
         program.header_address,
@@ -174,13 +161,12 @@ def make_entry_point(
         fixed.__array_interface__["data"][0],
         sum(o.kind == BUFFER for o in given),
         len(offsets),
-        STATUS if results is None else TREE,
         behind if into else 0,
         behind + 8 * len(into),
         len(made),
-        flags.slab,
-        flags.slab_word,
-        len(flags.blocks),
+        results.slab,
+        results.slab_word,
+        len(results.blocks),
         *map(id, (MISS, fail, Array, Block, None)),
     ]
     for operand in given:
@@ -189,11 +175,11 @@ def make_entry_point(
         numbers += entry
     for result in made:
         numbers += [result.word, result.owner, id(result.aval), id(result.sharding)]
-    for home, word in flags.blocks:
+    for home, word in results.blocks:
         numbers += [id(home), word]
     # What native code knows by address only; the function holds it by its `__self__`.
     words_of_entry_point = np.array([*numbers, *into, *out], np.int64).tobytes()
-    me = (words_of_entry_point, program, fixed, fail, given, flags, kept_trees, kept)
+    me = (words_of_entry_point, program, fixed, fail, given, results, kept_trees, kept)
     return make_builtin("spmd_entry_point", entry_point_code(), me)
 
 

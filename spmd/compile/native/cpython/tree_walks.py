@@ -11,15 +11,12 @@ from typing import Any
 import numpy as np
 
 from spmd.base import tree
-from spmd.base.lazy_import import Deferred
+from spmd.compile.lazy import tree_walks_ir
 from spmd.compile.native.cpython.builtin_function import make_builtin
 from spmd.compile.native.cpython.object_layout import object_layout, tree_layout
 from spmd.compile.native.llvm.compiler import Written, compile_written
 from spmd.sharding import future
 from spmd.sharding.array import Array
-
-# Written once a machine.
-_texts = Deferred("spmd.compile.native.cpython.ir.tree_unflatten")
 
 
 @cache
@@ -28,7 +25,7 @@ def native_walks() -> dict[str, Any]:
     layout, of_tree = object_layout(), tree_layout()
     if layout is None or of_tree is None:
         return {}
-    written = Written(f"trees {layout} {of_tree}", lambda: _texts.tree_text(layout, of_tree))
+    written = Written(f"trees {layout} {of_tree}", lambda: tree_walks_ir.tree_text(layout, of_tree))
     found = compile_written(written)
     # In the order of `ir/tree_flatten.py`'s words.
     kept = (

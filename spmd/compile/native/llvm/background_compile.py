@@ -9,10 +9,11 @@ most, and a forked child, which has no such thread, finds no source half compile
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 
+from spmd.base.background import Worker, is_ending
+from spmd.base.fork import after_fork_in_child
 from spmd.base.record import record
 from spmd.compile.native.llvm.modules import EMISSIONS, Source
 
@@ -31,9 +32,9 @@ class BackgroundCompiler:
 
     def __init__(self, emit: Callable[[Sequence[Source]], bytes]):
         self._emit = emit
+        self._worker = Worker("spmd-early")
         self._forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+        after_fork_in_child(self._forget)
 
     def _forget(self) -> None:
         self._coming: set[str] = set()
@@ -45,10 +46,7 @@ class BackgroundCompiler:
     def begin(self, items: Sequence[Item]) -> None:
         """Make these, in their order."""
         self._coming = {item.name for item in items}
-        thread = threading.Thread(target=self._run, args=(items,), name="spmd-early")
-        try:
-            thread.start()
-        except RuntimeError:  # there are as many threads as there may be, or the program ends
+        if not self._worker.submit(lambda: self._run(items)):
             self._coming = set()
 
     def is_pending(self, name: str) -> bool:
@@ -66,7 +64,7 @@ class BackgroundCompiler:
     def _run(self, items: Sequence[Item]) -> None:
         with EMISSIONS.helping():
             for item in items:
-                if not threading.main_thread().is_alive():
+                if is_ending():
                     return
                 source = item.write()  # it may import, which forks wait for by themselves
                 with EMISSIONS.one():  # no fork until this one is made

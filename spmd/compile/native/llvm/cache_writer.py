@@ -9,11 +9,12 @@ leaves half a file.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
+
+from spmd.base.background import Worker
+from spmd.base.fork import after_fork_in_child
 
 # Entries are written when there was no request for so long: a program that is compiled reads
 # several entries and stores others, and runs for the first time next. If requests go on and on,
@@ -32,14 +33,14 @@ class CacheWriter:
 
     def __init__(self, write: Callable[[str, bytes], None]):
         self._write = write
+        self._worker = Worker("spmd-cache")
         self._forget()
-        _everyone.add(self)
+        after_fork_in_child(self._forget)
 
     def _forget(self) -> None:
         """There is nothing to write; in a forked child: its parent does that."""
         self._waiting: dict[str, bytes] = {}
         self._nbytes = 0
-        self._thread: threading.Thread | None = None
         self._changed = 0.0
         # Of the fields above, for moments only; and of who writes. The handler of a signal may
         # store something while what it interrupts has one of them.
@@ -48,24 +49,12 @@ class CacheWriter:
 
     def put(self, path: str, payload: bytes) -> None:
         """Have `payload` written to `path`, soon."""
-        starting = None
         with self._lock:
             self._nbytes += len(payload) - len(self._waiting.get(path, b""))
             self._waiting[path] = payload
             self._changed = time.monotonic()
             is_full = self._nbytes > MOST_BYTES
-            if self._thread is None:
-                starting = self._thread = threading.Thread(target=self._run, name="spmd-cache")
-        # At the end of the process nothing would wait for a new thread.
-        is_late = not threading.main_thread().is_alive()
-        if starting is not None and not is_late:
-            try:
-                starting.start()
-            except RuntimeError:  # there are as many threads as there may be
-                is_late = True
-        if is_late:
-            self._thread = None
-        if is_late or is_full:
+        if not self._worker.submit(self._write_at_rest) or is_full:
             self.flush()
 
     def get(self, path: str) -> bytes | None:
@@ -89,32 +78,15 @@ class CacheWriter:
                         del self._waiting[path]
                         self._nbytes -= len(payload)
 
-    def _run(self) -> None:
-        while True:
-            self._wait_for_rest()
-            self.flush()
-            with self._lock:
-                if not self._waiting:
-                    self._thread = None
-                    return
-
-    def _wait_for_rest(self) -> None:
-        """Return when nothing was added for a while, or when the program has ended."""
+    def _write_at_rest(self) -> None:
+        """Write when nothing was requested for a while, or when the program has ended."""
         now = time.monotonic()
         latest = now + LONGEST_WAIT_SECONDS
         program = threading.main_thread()
-        while program.is_alive() and (until := min(self._changed + REST_SECONDS, latest)) > now:
+        while self._waiting and program.is_alive():
+            until = min(self._changed + REST_SECONDS, latest)
+            if until <= now:
+                break
             program.join(until - now)
             now = time.monotonic()
-
-
-_everyone: weakref.WeakSet[CacheWriter] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for behind in _everyone:
-        behind._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+        self.flush()

@@ -24,9 +24,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from spmd.base.config import config
-from spmd.base.fork_locks import guard
-from spmd.base.lazy_import import Deferred
+from spmd.base.fork import guard
 from spmd.base.record import record
+from spmd.compile.lazy import background_compile, sharing
 from spmd.compile.native.llvm.cores import available_cores
 from spmd.compile.native.llvm.linker import UnfamiliarError, link
 from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
@@ -43,10 +43,6 @@ from spmd.compile.native.llvm.target import Host, find_host
 if TYPE_CHECKING:
     from spmd.compile.native.llvm.background_compile import BackgroundCompiler
     from spmd.compile.native.llvm.modules import Source, Team
-
-# How compiling is shared between threads: not for who finds all on the disk.
-sharing = Deferred("spmd.compile.native.llvm.modules")
-early = Deferred("spmd.compile.native.llvm.background_compile")
 
 # What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
@@ -145,7 +141,7 @@ class Loader:
     def store_texts(self, texts: Sequence[str], *, optimize: bool = False) -> None:
         """Put the code of texts on the disk, for later: each by itself, and none is loaded.
 
-        What is stored by itself is loaded by itself: who needs one does not read the others.
+        An entry that is stored by itself is loaded by itself, without reading the others.
         """
         with self._lock:
             keys = {t: self._key(t, optimize) for t in dict.fromkeys(texts)}
@@ -176,13 +172,13 @@ class Loader:
             return mark is None or object_cache.load(mark) is None
 
         missing = [
-            early.Item(each.name, lambda each=each: (each.write(), True), use)
+            background_compile.Item(each.name, lambda each=each: (each.write(), True), use)
             for each, use in written.items()
             if is_new(each)
         ]
         if missing:
             self._find_sharing()
-            begun = self._early = early.BackgroundCompiler(self._emit_now)
+            begun = self._early = background_compile.BackgroundCompiler(self._emit_now)
             begun.begin(missing)
 
     def is_pending(self, written: Written) -> bool:

@@ -36,7 +36,7 @@ def _ranks_here() -> int:
     """The ranks of this job on this host, as the launcher's environment tells."""
     try:
         return max(1, detect(os.environ).local_size or 1)
-    except LaunchError:  # who joins the job is told
+    except LaunchError:  # joining the job raises it
         return 1
 
 

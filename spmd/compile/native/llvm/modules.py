@@ -8,7 +8,6 @@ of others.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -19,8 +18,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeAlias
 
+from spmd.base.background import start_thread
 from spmd.base.config import config
-from spmd.base.fork_locks import enter_before_forks
+from spmd.base.fork import after_fork_in_child, enter_before_forks
 from spmd.compile.native.llvm.shared_functions import is_shared
 
 # A text, and whether it needs the few passes.
@@ -245,9 +245,12 @@ class Team:
             new = min(wanted, self._most - self._working)
             self._working += max(new, 0)
         for _ in range(new):
-            helper = threading.Thread(target=self._helping, name="spmd-compile")
-            self._helpers.append(helper)
-            helper.start()
+            helper = start_thread(self._helping, "spmd-compile")
+            if helper is not None:
+                self._helpers.append(helper)
+            else:
+                with self._lock:  # what it would take is left to the other threads
+                    self._working -= 1
 
     def _helping(self) -> None:
         with EMISSIONS.helping():
@@ -280,8 +283,8 @@ class _Emissions:
         self._threads: list[int] = []
         # The interval that each helping thread found, or would have.
         self._intervals: list[float] = []
-        self._process = os.getpid()
-        enter_before_forks("units", self._hold, self._release)
+        enter_before_forks("units", self._hold, self._changed.release)
+        after_fork_in_child(self._forget)
 
     @contextmanager
     def one(self) -> Iterator[None]:
@@ -316,14 +319,12 @@ class _Emissions:
         here = threading.get_ident()
         while any(thread != here for thread in self._threads):
             self._changed.wait()
-        self._process = os.getpid()
 
-    def _release(self) -> None:
-        if os.getpid() != self._process and self._intervals:
-            # No thread helps in a child.
+    def _forget(self) -> None:
+        """In a forked child no thread helps."""
+        if self._intervals:
             sys.setswitchinterval(self._intervals[0])
             self._intervals.clear()
-        self._changed.release()
 
 
 EMISSIONS = _Emissions()

@@ -92,8 +92,8 @@ class ObjectCache:
     """A folder of checked, content-addressed entries, bounded in size.
 
     `folder` gives the folder at each use (None: no cache). A folder that others than this user
-    and root may write to is not used: its entries are run as machine code. With `behind`, who
-    stores something does not wait until it is on the disk; this process finds it at once.
+    and root may write to is not used: its entries are run as machine code. With `behind`, a
+    caller that stores an entry does not wait for the disk; this process finds it at once.
     """
 
     def __init__(

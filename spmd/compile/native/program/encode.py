@@ -10,7 +10,8 @@ before unsafe code.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,18 +44,18 @@ from spmd.compile.native.program.steps import (
     ASSUMED_TRIPS,
     LANE,
     BatchStep,
-    CallbackStep,
-    CollectiveStep,
-    CondStep,
-    CopyStep,
-    ForStep,
+    Branch,
+    Copy,
+    Exchange,
+    Host,
     KernelStep,
-    ParallelStep,
+    Loop,
+    Parallel,
     Program,
-    RankStep,
+    RankExchange,
     Slot,
     Step,
-    WhileStep,
+    While,
     walk,
 )
 
@@ -90,7 +91,7 @@ _OF_STEPS = {
 # Steps whose work threads may share, not only that of steps inside.
 _SHARED = (KERNEL, COPY, COLLECTIVE, SEGMENT, PARALLEL, BATCH)
 # Steps in which devices meet each other, or Python.
-_MEETINGS = (CollectiveStep, CallbackStep, RankStep)
+_MEETINGS = (Exchange, Host, RankExchange)
 
 _INTEGER_BYTES = {"bool": 1, "uint8": 1, "int32": 4, "int64": 8, "uint32": 4}
 
@@ -127,8 +128,8 @@ class Encoder:
             cost_ps=cost,
             bases=len(self._program.bases),
             devices=self._program.devices,
-            calls_python=has_callbacks(self._program),
-            is_open=has_open_loops(self._program),
+            calls_python=CALLBACK in self._opcodes,
+            is_open=any(map(_is_open, self._steps)),
             parts=self._parts(),
             places=_places(words, array),
         )
@@ -157,29 +158,8 @@ class Encoder:
     def _step(self, step: Step) -> tuple[list[int], int]:
         number = len(self._steps)
         self._steps.append(step)
-        match step:
-            case KernelStep():
-                opcode, (words, cost) = KERNEL, self._kernel(step)
-            case CopyStep():
-                opcode, (words, cost) = COPY, self._copy(step)
-            case CallbackStep():
-                opcode, (words, cost) = CALLBACK, self._callback(step)
-            case ForStep():
-                opcode, (words, cost) = FOR, self._for(step)
-            case ParallelStep():
-                opcode, (words, cost) = PARALLEL, self._parallel(step)
-            case BatchStep():
-                opcode, (words, cost) = BATCH, self._batch(step)
-            case WhileStep():
-                opcode, (words, cost) = WHILE, self._while(step)
-            case CondStep():
-                opcode, (words, cost) = COND, self._cond(step)
-            case CollectiveStep():
-                opcode, (words, cost) = COLLECTIVE, self._collective(step)
-            case RankStep():
-                opcode, (words, cost) = RANKS, self._ranks(step)
-            case _:
-                raise TypeError(f"not a step: {step!r}")
+        opcode, write = _WRITERS[type(step)]
+        words, cost = write(self, step)
         is_whole = isinstance(step, KernelStep) and step.units * self._program.devices == 1
         self._note(opcode, 0 if is_whole else cost)
         return [opcode, HEAD + len(words), number, *words], cost + STEP_PS
@@ -218,22 +198,22 @@ class Encoder:
         fields = [step.address, step.units, cost_ps, len(step.slots), step.scratch, sizes_at]
         return [*fields, *slots, *step.sizes], cost_ps * step.units
 
-    def _copy(self, step: CopyStep) -> tuple[list[int], int]:
+    def _copy(self, step: Copy[Slot]) -> tuple[list[int], int]:
         if step.nbytes < 0:
             raise ValueError(f"copy of {step.nbytes} bytes")
         target = self._slot(step.target, step.nbytes, "copy target")
         source = self._slot(step.source, step.nbytes, "copy source")
         return [step.nbytes, *target, *source], step.nbytes * _TRAFFIC_PS
 
-    def _callback(self, step: CallbackStep) -> tuple[list[int], int]:
+    def _callback(self, step: Host[Slot]) -> tuple[list[int], int]:
         views = (*step.inputs, *step.outputs)
         self._max_args = max(self._max_args, len(views))
         slots: list[int] = []
         for view in views:
-            slots += self._slot(view.slot, view.nbytes, step.name)
+            slots += self._slot(view.place, view.nbytes, step.name)
         return [len(views), int(step.together), *slots], CALLBACK_PS
 
-    def _for(self, step: ForStep) -> tuple[list[int], int]:
+    def _for(self, step: Loop[int | Slot, Step]) -> tuple[list[int], int]:
         slot: list[int] = []
         if isinstance(step.trips, Slot):
             width = _integer_bytes(step.trips_dtype)
@@ -250,7 +230,7 @@ class Encoder:
         fields = [level, trips, width, bound, int(step.reverse), len(body)]
         return [*fields, *slot, *body], cost * assumed
 
-    def _parallel(self, step: ParallelStep) -> tuple[list[int], int]:
+    def _parallel(self, step: Parallel[Step]) -> tuple[list[int], int]:
         if self._lanes or step.lanes < 1 or not step.trips or min(step.trips) < 0:
             raise ValueError(
                 f"a parallel loop of {step.trips} trips on {step.lanes} lanes"
@@ -260,10 +240,7 @@ class Encoder:
             raise ValueError("a parallel loop cannot call Python or meet other devices")
         level, total = len(self._trips), math.prod(step.trips)
         self._lanes = step.lanes
-        self._trips.extend(step.trips)
-        self._levels = max(self._levels, len(self._trips))
-        body, cost = self._block(step.body)
-        del self._trips[level:]
+        body, cost = self._nested(step.body, *step.trips)
         self._lanes = 0
         grain = max(1, min(_GRAIN_PS // max(cost, 1), total // (4 * step.lanes)))
         fields = [level, len(step.trips), total, step.lanes, grain, cost, len(body)]
@@ -284,7 +261,7 @@ class Encoder:
         fields = [len(pieces), max(1, total // max(1, len(pieces)))]
         return [*fields, *table, *(w for words, _ in encoded for w in words)], total
 
-    def _while(self, step: WhileStep) -> tuple[list[int], int]:
+    def _while(self, step: While[Slot, Step]) -> tuple[list[int], int]:
         level = len(self._trips)
         test, test_cost = self._nested(step.test, None)
         body, body_cost = self._nested(step.body, None)
@@ -294,17 +271,18 @@ class Encoder:
         fields = [level, len(test), len(body)]
         return [*fields, *predicate, *test, *body], (test_cost + body_cost) * ASSUMED_TRIPS
 
-    def _nested(self, steps: Sequence[Step], trips: int | None) -> tuple[list[int], int]:
-        self._trips.append(trips)
+    def _nested(self, steps: Sequence[Step], *trips: int | None) -> tuple[list[int], int]:
+        level = len(self._trips)
+        self._trips.extend(trips)
         self._levels = max(self._levels, len(self._trips))
-        words, cost = self._block(steps)
-        self._trips.pop()
-        return words, cost
+        made = self._block(steps)
+        del self._trips[level:]
+        return made
 
-    def _cond(self, step: CondStep) -> tuple[list[int], int]:
+    def _cond(self, step: Branch[Slot, Step]) -> tuple[list[int], int]:
         if not step.branches:
             raise ValueError("a conditional without branches")
-        width = _integer_bytes(step.index_dtype)
+        width = _integer_bytes(step.dtype)
         slot = self._slot(step.index, width, "branch index")
         blocks = [self._block(branch) for branch in step.branches]
         lengths = [len(words) for words, _ in blocks]
@@ -312,14 +290,13 @@ class Encoder:
         fields = [width, len(blocks)]
         return [*fields, *slot, *lengths, *body], max(cost for _, cost in blocks)
 
-    def _collective(self, step: CollectiveStep) -> tuple[list[int], int]:
+    def _collective(self, step: Exchange[Slot]) -> tuple[list[int], int]:
         size = _check_collective(step, self._program.devices)
-        gathers = step.kind in ("all_gather", "all_to_all")
-        scatters = step.kind in ("reduce_scatter", "all_to_all")
+        given, made = _blocks_of(step)
         block = step.count * step.dtype.itemsize
         whole = block * step.rows
-        source = self._slot(step.input, whole * (size if scatters else 1), step.name)
-        target = self._slot(step.output, whole * (size if gathers else 1), step.name)
+        source = self._slot(step.input, whole * given, step.name)
+        target = self._slot(step.output, whole * made, step.name)
         reduces = step.kind in ("all_reduce", "reduce_scatter")
         kernel = self._reduce_kernels[_reduction(step)] if reduces else 0
         members = [device for group in step.groups for device in group]
@@ -334,7 +311,7 @@ class Encoder:
         fields += [step.count, step.root, cost, members_at, sources_at, int(_streams(step))]
         return [*fields, *source, *target, *members, *sources], cost
 
-    def _ranks(self, step: RankStep) -> tuple[list[int], int]:
+    def _ranks(self, step: RankExchange[Slot]) -> tuple[list[int], int]:
         rounds, devices = step.rounds, self._program.devices
         if rounds.is_direct and step.input == step.output:
             raise ValueError(f"{step.name}: the others read the input while the output is written")
@@ -389,6 +366,21 @@ class Encoder:
         return [slot.base, slot.offset, len(slot.strides), *strides]
 
 
+# The opcode of each kind of step, and what writes its fields and its blocks.
+_WRITERS: dict[type, tuple[int, Callable[[Encoder, Any], tuple[list[int], int]]]] = {
+    KernelStep: (KERNEL, Encoder._kernel),
+    Copy: (COPY, Encoder._copy),
+    Host: (CALLBACK, Encoder._callback),
+    Loop: (FOR, Encoder._for),
+    Parallel: (PARALLEL, Encoder._parallel),
+    BatchStep: (BATCH, Encoder._batch),
+    While: (WHILE, Encoder._while),
+    Branch: (COND, Encoder._cond),
+    Exchange: (COLLECTIVE, Encoder._collective),
+    RankExchange: (RANKS, Encoder._ranks),
+}
+
+
 # ---- helpers ---------------------------------------------------------------------------------
 
 
@@ -428,7 +420,7 @@ def _integer_bytes(dtype: np.dtype) -> int:
         raise ValueError(f"a count or an index is one of {known}, not {dtype}") from None
 
 
-def _check_collective(step: CollectiveStep, devices: int) -> int:
+def _check_collective(step: Exchange[Slot], devices: int) -> int:
     """Check groups and parameters; give the group size."""
     sizes = {len(group) for group in step.groups}
     members = [device for group in step.groups for device in group]
@@ -461,36 +453,32 @@ def needed_reductions(program: Program) -> list[Reduction]:
     """The reductions for which the program needs kernels."""
     found: dict[Reduction, None] = {}
     for step in walk(program.steps):
-        if isinstance(step, CollectiveStep) and step.kind in ("all_reduce", "reduce_scatter"):
+        if isinstance(step, Exchange) and step.kind in ("all_reduce", "reduce_scatter"):
             found[_reduction(step)] = None
-        if isinstance(step, RankStep):
+        if isinstance(step, RankExchange):
             found |= dict.fromkeys(encode_collectives.reductions(step.rounds))
     return list(found)
 
 
-def _reduction(step: CollectiveStep) -> Reduction:
+def _reduction(step: Exchange[Slot]) -> Reduction:
     return step.op or "", step.dtype.name, step.dtype.name, _streams(step)
 
 
-def _streams(step: CollectiveStep) -> bool:
-    """Whether a collective moves more than stays in the caches."""
-    given = step.rows * step.count * step.dtype.itemsize * sum(map(len, step.groups))
+def _blocks_of(step: Exchange[Slot]) -> tuple[int, int]:
+    """How many blocks a row of the input has, and one of the output."""
     size = len(step.groups[0])
-    taken = {"reduce_scatter": size, "all_to_all": size}.get(step.kind, 1)
-    made = {"all_gather": size, "all_to_all": size}.get(step.kind, 1)
-    return given * (taken + made) >= STREAM_FROM_BYTES
+    scatters, gathers = ("reduce_scatter", "all_to_all"), ("all_gather", "all_to_all")
+    return size if step.kind in scatters else 1, size if step.kind in gathers else 1
 
 
-def has_callbacks(program: Program) -> bool:
-    """Whether the program calls Python."""
-    return any(isinstance(step, CallbackStep) for step in walk(program.steps))
+def _streams(step: Exchange[Slot]) -> bool:
+    """Whether a collective moves more than stays in the caches."""
+    nbytes = step.rows * step.count * step.dtype.itemsize * sum(map(len, step.groups))
+    return nbytes * sum(_blocks_of(step)) >= STREAM_FROM_BYTES
 
 
-def has_open_loops(program: Program) -> bool:
-    """Whether the program may take any time: it waits for others, or loops until a condition."""
-    return any(
-        isinstance(step, WhileStep | RankStep)
-        or (isinstance(step, ForStep) and isinstance(step.trips, Slot))
-        or (isinstance(step, KernelStep) and step.is_open)
-        for step in walk(program.steps)
-    )
+def _is_open(step: Step) -> bool:
+    """Whether a step may take any time: it waits for others, or loops until a condition."""
+    if isinstance(step, Loop):
+        return isinstance(step.trips, Slot)
+    return isinstance(step, While | RankExchange) or (isinstance(step, KernelStep) and step.is_open)

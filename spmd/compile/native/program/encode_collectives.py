@@ -124,15 +124,12 @@ def extents(rounds: ExchangePlan, devices: int) -> tuple[int, int]:
 
     for action in rounds.actions:
         match action:
-            case Copy(rows=rows, width=width):
-                if rows:
-                    touch(action.target, (rows - 1) * action.target_stride + width)
-                    touch(action.source, (rows - 1) * action.source_stride + width)
+            case Copy() | Read() if action.rows:
+                touch(action.target, (action.rows - 1) * action.target_stride + action.width)
+                if isinstance(action, Copy):
+                    touch(action.source, (action.rows - 1) * action.source_stride + action.width)
             case Clear():
                 touch(action.target, action.nbytes)
-            case Read(rows=rows, width=width):
-                if rows:
-                    touch(action.target, (rows - 1) * action.target_stride + width)
             case Reduce(count=count):
                 for source in action.sources:
                     touch(source, count * action.dtype.itemsize)

@@ -1,25 +1,33 @@
-"""The program format of the CPU runtime: a frozen list of steps over a frame of base pointers.
+"""Steps: what a program does, one record a kind, and the program format of the CPU runtime.
 
-The one idea: a compiled function is *data*. Each virtual device owns a **frame**, an array of base
-pointers (arena, inputs, outputs, constants) in the order of `Program.bases`. A step names its
-operands by `Slot` (base, byte offset), so the same program runs for every device and every call by
-exchanging frames only. `spmd.compile.native.runtime.run` turns a Program into native words and runs
-it.
+The one idea: a compiled function is *data*. Lowering writes these steps over the `Ref`s of a
+schedule (`lower/steps.py`), which adds the kinds that name what is to be compiled: kernels,
+products, packings, contractions and sorts. Assembly gives every place its base and offset, a
+`Slot`, and replaces the added kinds by calls of machine code: `KernelStep` and `BatchStep`, which
+hold addresses and so exist here only. All other kinds stay the records that they are: they are
+generic in their places and in the steps of their blocks.
 
-Loops nest. Level 0 is the outermost loop (`ForStep` or `WhileStep`), level 1 the loop in it, and
-so on; a slot may advance by a fixed number of bytes per iteration of any enclosing loop, so a scan
-body reads `xs[i]` and writes `ys[i]` in place.
+Each virtual device owns a **frame**, an array of base pointers (arena, inputs, outputs, constants)
+in the order of `Program.bases`. A step names its operands by `Slot` (base, byte offset), so the
+same program runs for every device and every call by exchanging frames only.
+`spmd.compile.native.runtime.run` turns a Program into native words and runs it.
+
+Loops nest. Level 0 is the outermost loop (`Loop` or `While`), level 1 the loop in it, and so on; a
+place may advance by a fixed number of bytes per iteration of any enclosing loop, so a scan body
+reads `xs[i]` and writes `ys[i]` in place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from spmd.base.record import field, record
+from spmd.base.record import record
+from spmd.base.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
     from spmd.transport.shm.plan import ExchangePlan
@@ -28,19 +36,26 @@ CollectiveKind = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
 ]
 
-# The "loop level" at which a slot moves with the lane of a `ParallelStep`.
+# The "loop level" at which a slot moves with the lane of a `Parallel` loop.
 LANE = -1
 
 # What a loop with an unknown trip count is assumed to run when the runner estimates its cost.
 ASSUMED_TRIPS = 8
+
+# The places that steps read and write, the steps in their blocks, and a loop's number of trips.
+P = TypeVar("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
+# ---- places ------------------------------------------------------------------------------------
 
 
 @record
 class Slot:
     """An address relative to a frame: `frame[base] + offset + sum(index[level] * stride)`.
 
-    `strides` lists (loop level, bytes per iteration). The index of a reversed `ForStep` counts
-    down from trips - 1; the index of a `WhileStep` counts its iterations from 0. The level `LANE`
+    `strides` lists (loop level, bytes per iteration). The index of a reversed `Loop` counts
+    down from trips - 1; the index of a `While` counts its iterations from 0. The level `LANE`
     is not a loop: its index is the lane of the parallel loop around.
     """
 
@@ -50,10 +65,10 @@ class Slot:
 
 
 @record
-class View:
-    """A slot seen as a C-contiguous array, the way a callback receives it."""
+class View(Generic[P]):
+    """A place seen as a C-contiguous array, the way a Python function receives it."""
 
-    slot: Slot
+    place: P
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -61,6 +76,9 @@ class View:
     def nbytes(self) -> int:
         """The bytes that the array occupies."""
         return math.prod(self.shape) * self.dtype.itemsize  # asked in every callback
+
+
+# ---- steps that call machine code --------------------------------------------------------------
 
 
 @record
@@ -87,63 +105,6 @@ class KernelStep:
 
 
 @record
-class CopyStep:
-    """Copy `nbytes` bytes from `source` to `target`; the two may overlap."""
-
-    target: Slot
-    source: Slot
-    nbytes: int
-
-
-@record
-class CallbackStep:
-    """Call Python: `function(device, inputs, outputs)` with lists of NumPy views of the slots.
-
-    The inputs are read-only views, the outputs are to be filled in place; neither may be kept
-    after the call returns. With `together=True` one call serves all local devices,
-    `function(devices, inputs, outputs)`, where `devices` is the tuple of device numbers and
-    `inputs[j]`, `outputs[j]` are the lists of views of `devices[j]`; it is a collective, that is
-    all devices must reach it. An exception stops the program and is raised from `run`.
-    """
-
-    function: Callable[[Any, list, list], None]
-    inputs: tuple[View, ...]
-    outputs: tuple[View, ...]
-    together: bool = False
-    name: str = "callback"
-
-
-@record
-class ForStep:
-    """Run `body` a known number of times: `trips` is a number, or a slot holding one.
-
-    A slot is read once when the loop starts, as a signed integer of `trips_dtype`; devices may
-    disagree. `reverse` runs the indices from trips - 1 down to 0. `max_trips` bounds a count read
-    from a slot for the checks of strided slots; larger counts are an error at run time.
-    """
-
-    trips: int | Slot
-    body: tuple[Step, ...]
-    reverse: bool = False
-    trips_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.int32))
-    max_trips: int | None = None
-
-
-@record
-class ParallelStep:
-    """Run `body` for each index of the dims `trips`, in any order, on up to `lanes` threads.
-
-    Each dim is a loop level of its own, the outermost first. A lane is taken by one thread at a
-    time, so what a round keeps for itself lies in slots that move with the level `LANE`. Rounds
-    must not depend on each other; no callback, no collective and no other parallel loop inside.
-    """
-
-    trips: tuple[int, ...]
-    body: tuple[Step, ...]
-    lanes: int
-
-
-@record
 class BatchStep:
     """Run kernels that do not depend on each other, their units in any order, as one shared job.
 
@@ -153,33 +114,43 @@ class BatchStep:
     steps: tuple[KernelStep, ...]
 
 
-@record
-class WhileStep:
-    """Run `test`, read the bool at `predicate`, and as long as it is true run `body` and repeat.
+# ---- steps over places of any kind -------------------------------------------------------------
 
-    Devices may leave the loop at different times; those that left wait for the others.
+
+@record
+class Copy(Generic[P]):
+    """Copy `nbytes` bytes from `source` to `target`; the two may overlap."""
+
+    target: P
+    source: P
+    nbytes: int
+
+
+@record
+class Host(Generic[P]):
+    """Call Python, what has no native step: `function(device, inputs, outputs)`.
+
+    The inputs are lists of read-only NumPy views, the outputs are to be filled in place; neither
+    may be kept after the call returns. With `together` one call serves all local devices,
+    `function(devices, inputs, outputs)`, where `devices` is the tuple of device numbers and
+    `inputs[j]`, `outputs[j]` are the lists of views of `devices[j]`; it is a collective, that is
+    all devices must reach it. One that can be in flight while other steps run has `halves`:
+    functions that start it and wait for it. With `effects` it does more than to compute its
+    outputs. An exception stops the program and is raised from `run`.
     """
 
-    test: tuple[Step, ...]
-    predicate: Slot
-    body: tuple[Step, ...]
+    function: Callable[[Any, list, list], None]
+    inputs: tuple[View[P], ...]
+    outputs: tuple[View[P], ...]
+    name: str = "host"
+    source: Source = UNKNOWN
+    together: bool = False
+    halves: tuple[Any, Any] | None = None
+    effects: bool = False
 
 
 @record
-class CondStep:
-    """Run one of `branches`, chosen by the integer at `index` (clamped into their range).
-
-    Devices may choose different branches; each branch then runs for its devices only. A bool
-    index chooses branch 0 for False and branch 1 for True.
-    """
-
-    index: Slot
-    branches: tuple[tuple[Step, ...], ...]
-    index_dtype: np.dtype = field(default_factory=lambda: np.dtype(np.int32))
-
-
-@record
-class CollectiveStep:
+class Exchange(Generic[P]):
     """Combine or exchange a value between the local devices of each group.
 
     `groups` are disjoint tuples of device numbers of equal length G; the results depend on
@@ -205,8 +176,8 @@ class CollectiveStep:
     """
 
     kind: CollectiveKind
-    input: Slot
-    output: Slot
+    input: P
+    output: P
     dtype: np.dtype
     count: int
     groups: tuple[tuple[int, ...], ...]
@@ -218,36 +189,95 @@ class CollectiveStep:
 
 
 @record
-class RankStep:
+class RankExchange(Generic[P]):
     """A collective with other processes of this host, through memory that they share.
 
     All local devices must reach it. `rounds` say what this process does, `state` is the address of
     the group's words; both come from the group, whose `take` gives the error that stopped a run.
     `label` is what the flight record calls it.
-    Only an all_reduce may have equal input and output slots.
+    Only an all_reduce may have equal input and output places.
     """
 
     rounds: ExchangePlan
     state: int
     take: Callable[[], BaseException]
-    input: Slot
-    output: Slot
-    scratch: Slot | None = None
+    input: P
+    output: P
+    scratch: P | None = None
     label: int = 0
     name: str = "collective"
 
 
-Step = (
+@record
+class Loop(Generic[T, S]):
+    """Run `body` a known number of times: `trips` is a number, or a slot holding one.
+
+    A slot is read once when the loop starts, as a signed integer of `trips_dtype`; devices may
+    disagree. `reverse` runs the indices from trips - 1 down to 0. `max_trips` bounds a count read
+    from a slot for the checks of strided slots; larger counts are an error at run time.
+    """
+
+    trips: T
+    body: tuple[S, ...]
+    reverse: bool = False
+    trips_dtype: np.dtype = np.dtype(np.int32)
+    max_trips: int | None = None
+
+
+@record
+class Parallel(Generic[S]):
+    """Run `body` for each index of the dims `trips`, in any order, on up to `lanes` threads.
+
+    Each dim is a loop level of its own, the outermost first. Rounds must not depend on each other;
+    no callback, no collective and no other parallel loop on several lanes inside. What a round
+    keeps for itself lies in buffers that the loop of this `number` owns. One thread at a time takes
+    a lane: in a program the slots of these buffers move with the level `LANE`.
+    """
+
+    trips: tuple[int, ...]
+    body: tuple[S, ...]
+    number: int = 0
+    lanes: int = 1
+
+
+@record
+class While(Generic[P, S]):
+    """Run `test`, read the bool at `predicate`, and as long as it is true run `body` and repeat.
+
+    Devices may leave the loop at different times; those that left wait for the others.
+    """
+
+    test: tuple[S, ...]
+    predicate: P
+    body: tuple[S, ...]
+
+
+@record
+class Branch(Generic[P, S]):
+    """Run one of `branches`, chosen by the integer at `index` (clamped into their range).
+
+    Devices may choose different branches; each branch then runs for its devices only. A bool
+    index chooses branch 0 for False and branch 1 for True.
+    """
+
+    index: P
+    branches: tuple[tuple[S, ...], ...]
+    dtype: np.dtype = np.dtype(np.int32)
+
+
+# ---- programs ----------------------------------------------------------------------------------
+
+Step: TypeAlias = (
     KernelStep
-    | CopyStep
-    | CallbackStep
-    | ForStep
-    | ParallelStep
     | BatchStep
-    | WhileStep
-    | CondStep
-    | CollectiveStep
-    | RankStep
+    | Copy[Slot]
+    | Host[Slot]
+    | Exchange[Slot]
+    | RankExchange[Slot]
+    | "Loop[int | Slot, Step]"
+    | "Parallel[Step]"
+    | "While[Slot, Step]"
+    | "Branch[Slot, Step]"
 )
 
 
@@ -264,24 +294,75 @@ class Program:
     devices: int = 1
 
 
-def blocks_of(step: Step) -> tuple[tuple[Step, ...], ...]:
-    """The step lists nested in `step`, in execution order."""
+# ---- walks -------------------------------------------------------------------------------------
+
+
+def blocks(step: S) -> tuple[tuple[S, ...], ...]:
+    """The step lists nested in a step, in execution order."""
+    found: tuple[Any, ...] = ()
     match step:
-        case ForStep() | ParallelStep():
-            return (step.body,)
+        case Loop() | Parallel():
+            found = (step.body,)
         case BatchStep():
-            return (step.steps,)
-        case WhileStep():
-            return (step.test, step.body)
-        case CondStep():
-            return step.branches
-        case _:
-            return ()
+            found = (step.steps,)
+        case While():
+            found = step.test, step.body
+        case Branch():
+            found = step.branches
+    return found
 
 
-def walk(steps: Sequence[Step]) -> Iterator[Step]:
-    """All steps, those nested in loops and branches included."""
+def walk(steps: Sequence[S]) -> Iterator[S]:
+    """All steps in order, those in loops and branches behind theirs."""
     for step in steps:
         yield step
-        for block in blocks_of(step):
+        for block in blocks(step):
             yield from walk(block)
+
+
+def with_blocks(step: Any, write: Callable[[Any], Iterable[Any]]) -> Any:
+    """A step over other blocks: what `write` makes of each, in execution order."""
+    match step:
+        case Loop() | Parallel():
+            return replace(step, body=tuple(write(step.body)))
+        case While():
+            return replace(step, test=tuple(write(step.test)), body=tuple(write(step.body)))
+        case Branch():
+            return replace(step, branches=tuple([tuple(write(b)) for b in step.branches]))
+    return step
+
+
+# The fields of each kind that are places: those that a step reads, and those that it writes.
+PLACES: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    Copy: (("source",), ("target",)),
+    Exchange: (("input",), ("output",)),
+    RankExchange: (("input",), ("output", "scratch")),
+    While: (("predicate",), ()),
+    Branch: (("index",), ()),
+}
+
+
+def with_places(step: Any, place: Callable[[Any], Any]) -> Any:
+    """A step of a kind that keeps its record, over other places: what `place` makes of each."""
+    if isinstance(step, Host):
+        inputs, outputs = (
+            tuple([View(place(view.place), view.shape, view.dtype) for view in views])
+            for views in (step.inputs, step.outputs)
+        )
+        return replace(step, inputs=inputs, outputs=outputs)
+    reads, writes = PLACES.get(type(step), ((), ()))
+    found = {name: getattr(step, name) for name in (*reads, *writes)}
+    placed = {name: place(ref) for name, ref in found.items() if ref is not None}
+    return replace(step, **placed) if placed else step
+
+
+def rounds_of(step: Any, unknown: int = 1) -> int:
+    """How often a loop of a schedule runs its body; `unknown` for every other step."""
+    if isinstance(step, Parallel):
+        return math.prod(step.trips)
+    return step.trips if isinstance(step, Loop) else unknown
+
+
+def levels(step: Any) -> int:
+    """How many loop levels the blocks of a step are further in."""
+    return len(step.trips) if isinstance(step, Parallel) else isinstance(step, Loop | While)

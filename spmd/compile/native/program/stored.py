@@ -24,7 +24,7 @@ from spmd.compile.native.llvm.compiler import loader
 from spmd.compile.native.llvm.cores import available_cores
 from spmd.compile.native.llvm.object_cache import entry_key, object_cache, source_digest
 from spmd.compile.native.program.encoded import Encoded
-from spmd.compile.native.program.steps import CallbackStep, Slot, View
+from spmd.compile.native.program.steps import Host, Slot, View
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
@@ -45,6 +45,8 @@ _IRRELEVANT = {
     "disable_jit",
     "overlap",
 }
+# What `Encoded` says of a program in built-in types.
+_FACTS = tuple(f.name for f in fields(Encoded) if f.name not in ("words", "steps", "places"))
 
 
 @record
@@ -61,16 +63,10 @@ class StoredProgram:
     results: tuple[int | None, ...]
     takes: dict[int, int]
     consts: tuple[int | bytes | tuple[bytes, ...], ...]
-    devices: int
     words: bytes
     places: tuple[tuple[int, int, str], ...]
     entries: tuple[tuple[str, tuple[str, ...]], ...]
-    bases: int
-    levels: int
-    max_args: int
-    cost_ps: int
-    is_open: bool
-    parts: tuple[str, ...]
+    facts: dict[str, Any]  # of the `Encoded` program, as it has them
     # Steps that call Python: their number, what they run (see `lower/host_steps.py`), and the shape
     # and dtype of each input and each output.
     hosts: tuple[tuple[int, Any, tuple[Any, ...], tuple[Any, ...]], ...]
@@ -88,15 +84,8 @@ class StoredProgram:
         return Encoded(
             words=words,
             steps={number: _host_step(host, closed) for number, *host in self.hosts},
-            levels=self.levels,
-            max_args=self.max_args,
-            cost_ps=self.cost_ps,
-            bases=self.bases,
-            devices=self.devices,
-            calls_python=bool(self.hosts),
-            is_open=self.is_open,
-            parts=self.parts,
             places=places,
+            **self.facts,
         )
 
     def constants(self, given: Sequence[Any]) -> list[Any]:
@@ -169,16 +158,10 @@ def save_program(
         results=results,
         takes=takes,
         consts=tuple(c if isinstance(c, int) else _bytes_of(c) for c in consts),
-        devices=encoded.devices,
         words=words.tobytes(),
         places=tuple((place, numbers[a.entry], a.symbol) for place, a in encoded.places),
         entries=tuple((entry, tuple(loader.loaded(entry))) for entry in numbers),
-        bases=encoded.bases,
-        levels=encoded.levels,
-        max_args=encoded.max_args,
-        cost_ps=encoded.cost_ps,
-        is_open=encoded.is_open,
-        parts=encoded.parts,
+        facts={name: getattr(encoded, name) for name in _FACTS},
         hosts=hosts,
     )
     object_cache.store(key, marshal.dumps([getattr(stored, f.name) for f in fields(StoredProgram)]))
@@ -188,7 +171,7 @@ def _kept_hosts(encoded: Encoded, closed: ClosedJaxpr) -> tuple[Any, ...] | None
     """The steps that call Python as they are stored; None if one of them cannot be kept."""
     made = []
     for number, step in enumerate(encoded.steps):
-        if isinstance(step, CallbackStep):
+        if isinstance(step, Host):
             kept = None if step.together else keep(step.function, closed)
             views = [
                 [(v.shape, keep_dtype(v.dtype)) for v in s] for s in (step.inputs, step.outputs)
@@ -199,12 +182,12 @@ def _kept_hosts(encoded: Encoded, closed: ClosedJaxpr) -> tuple[Any, ...] | None
     return tuple(made)
 
 
-def _host_step(host: Sequence[Any], closed: ClosedJaxpr) -> CallbackStep:
+def _host_step(host: Sequence[Any], closed: ClosedJaxpr) -> Host[Slot]:
     """A step that calls Python; its words know where its operands lie."""
     kept, *views = host
     ins, outs = (tuple(View(Slot(0), s, np.dtype(d)) for s, d in each) for each in views)
     function = find(kept, closed)
-    return CallbackStep(function, ins, outs, name=function.prim.name)
+    return Host(function, ins, outs, name=function.prim.name)
 
 
 def _bytes_of(const: Any) -> bytes | tuple[bytes, ...]:

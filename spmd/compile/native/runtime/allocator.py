@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from spmd.base.fork_locks import guard
+from spmd.base.fork import guard
 from spmd.sharding.array import BYTES_OFFSET
 
 ALIGNMENT = 64
@@ -214,7 +214,7 @@ def _fresh(capacity: int) -> int:
     place = ctypes.c_void_p()
     alignment = HUGE_PAGE if huge else ALIGNMENT
     if _posix_memalign(ctypes.byref(place), alignment, capacity):
-        # What waits in the lists may be what is missing.
+        # Blocks in the free lists may be the missing memory.
         trim()
         if _posix_memalign(ctypes.byref(place), alignment, capacity):
             raise MemoryError(f"no memory for an array of {capacity / 2**20:.1f} MiB")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any, NoReturn
 from spmd.base.config import config
 from spmd.base.context import attributed_to
 from spmd.base.errors import SpmdError
+from spmd.base.fork import after_fork_in_child, before_fork
 from spmd.base.source import current_source
 from spmd.compile.native.program.run_layout import INTERRUPTED
 from spmd.compile.native.runtime import queue_layout
@@ -300,9 +300,9 @@ class Queue:
     def _register(self) -> None:
         self._is_registered = True
         atexit.register(self.close)
-        if hasattr(os, "register_at_fork"):
-            # A child has the memory of its parent, but not the thread that writes to it.
-            os.register_at_fork(before=self.drain, after_in_child=self._forget)
+        # A child has the memory of its parent, but not the thread that writes to it.
+        before_fork(self.drain)
+        after_fork_in_child(self._forget)
 
     def close(self) -> None:
         """End all jobs, at the end of the process: what they use is about to go.

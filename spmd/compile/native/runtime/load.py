@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
-from spmd.base.fork_locks import guard
-from spmd.base.lazy_import import Deferred
+from spmd.base.fork import after_fork_in_child, guard
 from spmd.base.record import record
+from spmd.compile.lazy import runtime_ir
 from spmd.compile.native.llvm.compiler import Written, available_cores, compile_written, loader
 from spmd.compile.native.program.run_layout import (
     POOL,
@@ -28,8 +28,6 @@ from spmd.compile.native.program.run_layout import (
 )
 from spmd.compile.native.runtime.pool_layout import MOST_WORKERS, POOL_BYTES, WORKERS
 
-# Written once a machine.
-_texts = Deferred("spmd.compile.native.runtime.ir.modules")
 _lock = guard("runtime")
 
 
@@ -72,12 +70,12 @@ class QueueCalls:
 
 def runtime_source() -> Written:
     """The text of the core."""
-    return Written("runtime", lambda: _texts.core())
+    return Written("runtime", lambda: runtime_ir.core())
 
 
 def part_source(part: str) -> Written:
     """The text of a part."""
-    return Written(f"runtime {part}", lambda: _texts.part(part))
+    return Written(f"runtime {part}", lambda: runtime_ir.part(part))
 
 
 # ---- loading -----------------------------------------------------------------------------------
@@ -184,8 +182,7 @@ def _load_pool() -> None:
         words=(ctypes.c_byte * POOL_BYTES).from_address(symbols["spmd_pool"]),
     )
     calls.reset(_wanted_workers())
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: calls.reset(_wanted_workers()))
+    after_fork_in_child(lambda: calls.reset(_wanted_workers()))
     _pool.append(calls)
 
 

@@ -22,23 +22,19 @@ from typing import Any, NoReturn
 import numpy as np
 
 from spmd.base.errors import CollectiveError, SpmdError
-from spmd.base.lazy_import import Deferred
+from spmd.compile.lazy import encode
 from spmd.compile.native.program import run_layout
 from spmd.compile.native.program.encoded import Encoded, StepsById
 from spmd.compile.native.program.steps import (
     ASSUMED_TRIPS,
-    CallbackStep,
-    CollectiveStep,
-    CondStep,
-    CopyStep,
-    ForStep,
+    Host,
     KernelStep,
+    Loop,
     Program,
-    RankStep,
+    RankExchange,
     Slot,
     Step,
     View,
-    WhileStep,
 )
 from spmd.compile.native.runtime.load import load_parts, raise_signal, runtime
 from spmd.compile.native.runtime.thread_pool import num_threads
@@ -47,24 +43,14 @@ from spmd.transport.progress_thread import PROGRESS
 
 __all__ = [
     "ASSUMED_TRIPS",
-    "CallbackStep",
-    "CollectiveStep",
-    "CondStep",
-    "CopyStep",
-    "ForStep",
     "KernelStep",
     "NativeProgram",
     "Program",
-    "RankStep",
     "Slot",
     "Step",
     "View",
-    "WhileStep",
     "build_program",
 ]
-
-# A program from the disk is encoded already.
-_encode = Deferred("spmd.compile.native.program.encode")
 
 # A program is long if all threads together (or so many) would compute for this time at least.
 LONG_NS = 1e6
@@ -80,7 +66,7 @@ def build_program(program: Program) -> NativeProgram:
 
     A malformed program (a slot outside its base, overlapping groups, ...) is a ValueError.
     """
-    return NativeProgram(_encode.encoded(program), program)
+    return NativeProgram(encode.encoded(program), program)
 
 
 class NativeProgram:
@@ -110,7 +96,7 @@ class NativeProgram:
         # their caller waits for them at once, and how many there were when that was last found.
         self.calls_at_once = self.trust = 0
         # Whether it may run beside Python: who calls Python or meets other ranks stays in order.
-        meets = any(isinstance(step, RankStep) for step in encoded.steps)
+        meets = any(isinstance(step, RankExchange) for step in encoded.steps)
         self.may_queue = not encoded.calls_python and not meets
         self._failure = np.zeros(1 + devices, dtype=np.int64)
         loaded = runtime()
@@ -182,11 +168,11 @@ class NativeProgram:
         if status == run_layout.RAISED and self._callbacks:
             raise self._callbacks.take()
         step = self._step(report[run_layout.REPORT_STEP])
-        if status == run_layout.TROUBLE and isinstance(step, RankStep):
+        if status == run_layout.TROUBLE and isinstance(step, RankExchange):
             raise step.take()
         if status == run_layout.MISMATCH:
             raise CollectiveError(_mismatch(step, report[run_layout.REPORT_REACHED :]))
-        if status == run_layout.TOO_MANY_TRIPS and isinstance(step, ForStep):
+        if status == run_layout.TOO_MANY_TRIPS and isinstance(step, Loop):
             raise SpmdError(
                 f"a loop was told at run time to make more than its {step.max_trips} trips"
             )
@@ -237,7 +223,7 @@ class _Callbacks:
     def _call(self, number: int, device: int, args: int) -> int:
         try:
             step = self._steps[number]
-            assert isinstance(step, CallbackStep)
+            assert isinstance(step, Host)
             if step.together:
                 self._call_together(step, args)
             else:
@@ -248,13 +234,13 @@ class _Callbacks:
             return 1
         return 0
 
-    def _call_together(self, step: CallbackStep, args: int) -> None:
+    def _call_together(self, step: Host, args: int) -> None:
         width = 8 * (len(step.inputs) + len(step.outputs))
         views = [_views(step, args + width * device) for device in self._devices]
         step.function(self._devices, [v[0] for v in views], [v[1] for v in views])
 
 
-def _views(step: CallbackStep, args: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _views(step: Host, args: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """NumPy arrays over the operands of one device, whose addresses stand at `args`."""
     count = len(step.inputs) + len(step.outputs)
     addresses = (ctypes.c_int64 * count).from_address(args)

@@ -8,7 +8,6 @@ import pytest
 import spmd.numpy as snp
 from spmd import lax, nn
 from spmd.api import grad, jit
-from spmd.compile.cpu.assemble import assemble
 from spmd.compile.cpu.assemble.compile_callees import CalleeCompiler
 from spmd.compile.executable import executable
 
@@ -49,21 +48,21 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_begun_ahead_is_what_the_program_runs(name, monkeypatch):
-    begun, needed = [], []
-    watch, called = CalleeCompiler.watch, assemble._called
+def test_callees_compiled_ahead_are_those_of_the_program(name, monkeypatch):
+    begun, needed, watches = [], [], []
+    watch, callee = CalleeCompiler.watch, CalleeCompiler.callee
 
     def watching(self, steps):
+        watches.append(steps)
         watch(self, steps)
-        begun.extend(self._seen)
+        watches.pop()
 
-    def calling(steps, loops):
-        found = list(called(steps, loops))
-        needed.extend(found)
-        return found
+    def noting(self, each):
+        (begun if watches else needed).append(each)
+        callee(self, each)
 
     monkeypatch.setattr(CalleeCompiler, "watch", watching)
-    monkeypatch.setattr(assemble, "_called", calling)
+    monkeypatch.setattr(CalleeCompiler, "callee", noting)
     jit(PROGRAMS[name])(X)
     assert set(begun) <= set(needed)
     assert begun

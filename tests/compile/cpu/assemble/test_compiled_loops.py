@@ -14,7 +14,7 @@ import spmd.numpy as snp
 from spmd import lax
 from spmd.compile.cpu.assemble import compiled_loops
 from spmd.compile.executable.executable import Executable, compile_jaxpr
-from spmd.compile.native.program.steps import ForStep, KernelStep, WhileStep, walk
+from spmd.compile.native.program.steps import KernelStep, Loop, While, walk
 
 F32 = np.float32
 
@@ -152,7 +152,7 @@ def _run(case: Case) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_native_loops_are_the_loops_of_the_executor(case, monkeypatch):
+def test_compiled_loops_give_the_bits_of_interpreted_loops(case, monkeypatch):
     fast = _run(case)
     monkeypatch.setattr(compiled_loops, "LONGEST_NS", -1.0)
     monkeypatch.setattr(compiled_loops, "LONGEST_COPY", -1)
@@ -162,7 +162,7 @@ def test_native_loops_are_the_loops_of_the_executor(case, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_native_loops_mean_what_the_primitives_mean(case):
+def test_compiled_loops_give_the_values_of_impl(case):
     with spmd.disable_jit():
         args = spmd.tree_util.tree_map(snp.asarray, case.args)
         expected = spmd.tree_util.tree_leaves(case.body(*args))
@@ -173,15 +173,15 @@ def test_native_loops_mean_what_the_primitives_mean(case):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_small_loops_become_functions(case):
     steps = list(walk(_compiled(case).native.program.steps))
-    assert sum(isinstance(s, ForStep | WhileStep) for s in steps) == case.loops_left
+    assert sum(isinstance(s, Loop | While) for s in steps) == case.loops_left
     assert any(isinstance(s, KernelStep) and s.name == "loop" for s in steps)
 
 
-def test_a_loop_of_unknown_length_gives_the_lock_back():
+def test_a_loop_of_unknown_length_releases_the_gil():
     native = _compiled(CASES[0]).native
     assert not native.keeps_gil
 
 
-def test_loops_end_for_each_device_by_itself():
+def test_a_loop_ends_for_each_device_separately():
     found = spmd.pmap(collatz)(np.array([27, 1, 6, 97], np.int32))[1]
     np.testing.assert_array_equal(found, [111, 0, 8, 118])

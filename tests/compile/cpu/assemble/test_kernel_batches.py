@@ -52,7 +52,7 @@ def test_a_reader_waits_for_what_it_reads():
     assert len(sizes(steps)) == 2 and all(isinstance(s, KernelStep) for s in steps)
 
 
-def test_two_chains_go_side_by_side():
+def test_two_chains_run_side_by_side():
     def chains(xs):
         totals = [x.sum(0) for x in xs]
         return [(x - t).sum(1) for x, t in zip(xs, totals, strict=True)]
@@ -60,7 +60,7 @@ def test_two_chains_go_side_by_side():
     assert sizes(native_steps(chains, LEAVES[:3])) == [3, 3]
 
 
-def test_in_loops_too():
+def test_kernels_in_loops_are_batched_too():
     def body(carry, _):
         return [x * 0.5 + 1 for x in carry], None
 
@@ -82,14 +82,14 @@ READ = MemoryAccess(1, 0, 64, (), False)
     ],
     ids=["two reads", "overlap", "behind", "another base", "moves otherwise"],
 )
-def test_when_touches_meet(other, conflicts_with):
+def test_accesses_conflict_where_their_ranges_overlap(other, conflicts_with):
     assert (
         READ.conflicts_with(other) is conflicts_with
         and other.conflicts_with(READ) is conflicts_with
     )
 
 
-def test_an_output_that_takes_a_donated_input_is_that_input():
+def test_an_output_over_a_donated_input_conflicts_as_that_input():
     def swap(x, y):
         return (y * 2).sum(0), x + 1
 
@@ -102,7 +102,7 @@ def test_an_output_that_takes_a_donated_input_is_that_input():
     assert sizes(Builder(schedule, plan, {1: 1}).program(1).steps) == [1, 1]
 
 
-def test_values_on_threads():
+def test_batches_on_threads_give_the_same_values():
     def adam(params, first, second):
         first = [0.9 * m + 0.1 * p for m, p in zip(first, params, strict=True)]
         second = [0.9 * v + 0.1 * p * p for v, p in zip(second, params, strict=True)]

@@ -33,7 +33,7 @@ def assert_close(got: np.ndarray, exact: np.ndarray, ulps: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["log", "sqrt", "abs"])
-def test_over_the_whole_range(name):
+def test_complex_functions_are_accurate_over_the_whole_range(name):
     z = samples()
     z = z[z != 0] if name == "log" else z
     got = np.asarray(spmd.jit(getattr(lax, name))(z))

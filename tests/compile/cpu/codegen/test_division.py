@@ -41,7 +41,7 @@ def _wide():
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_rows(dtype):
+def test_quotients_by_a_row_divisor_are_those_of_numpy(dtype):
     x, y = numbers(dtype, 500, 1), numbers(dtype, 30, 2)
     x = np.broadcast_to(np.concatenate([x, y]), (len(y), len(x) + len(y))).copy()
     got = np.asarray(spmd.jit(lambda x, y: x / y[:, None])(x, y))
@@ -49,7 +49,7 @@ def test_rows(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_columns_with_sums(dtype):
+def test_quotients_in_a_column_sum_are_those_of_numpy(dtype):
     # Lanes run along the divisors here: each has its own, for all rows.
     rng = np.random.default_rng(3)
     x = rng.standard_normal((50, 129)).astype(dtype)
@@ -61,12 +61,12 @@ def test_columns_with_sums(dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("divisor", [3.0, -7.0, 0.1, 1e-30, 1e30, 4.0, 0.0, np.inf, 1e38, 1e-38])
-def test_constants(dtype, divisor):
+def test_quotients_by_a_constant_are_those_of_numpy(dtype, divisor):
     x = numbers(dtype, 500, 4)
     assert_quotients(np.asarray(spmd.jit(lambda x: x / divisor)(x)), x, dtype(divisor))
 
 
-def test_rows_are_not_divided_by_the_divider():
+def test_a_divisor_of_a_whole_row_needs_no_vector_division():
     b = Builder((8,), (256,))
     x, y, out = b.arg("f32", 8 * 256), b.arg("f32", 8), b.arg("f32", 8 * 256, "out")
     with b.row():

@@ -67,17 +67,17 @@ def check(kernel: Kernel, calls: bool) -> str:
 
 @pytest.mark.parametrize("turn", [wave, two_values, same_constant, compared])
 @pytest.mark.parametrize("turns", [24, 31])
-def test_what_repeats_is_a_function(turn, turns):
+def test_a_repeated_stretch_becomes_a_function(turn, turns):
     text = check(unrolled(turn, turns), calls=True)
     assert text.count("@spmd_shared_") < turns
 
 
 @pytest.mark.parametrize("turns", [3, 6])
-def test_what_repeats_a_few_times_is_not(turns):
+def test_a_stretch_repeated_a_few_times_stays_in_place(turns):
     check(unrolled(wave, turns), calls=False)
 
 
-def test_constants_that_decide_how_something_is_written_stay_in_place():
+def test_constants_that_choose_instructions_stay_in_place():
     check(unrolled(bounded, 24), calls=False)
 
 
@@ -86,7 +86,7 @@ def test_results_on_the_way_are_read_where_a_stretch_ends(also):
     check(unrolled(wave, 24, also), calls=True)
 
 
-def test_two_results_of_a_stretch_are_none_too_many_to_be_right():
+def test_a_stretch_with_two_results_stays_in_place():
     b = Builder((), (COUNT,))
     arg = b.arg("f32", COUNT)
     with b.row():
@@ -98,13 +98,13 @@ def test_two_results_of_a_stretch_are_none_too_many_to_be_right():
     check(b.build(), calls=False)
 
 
-def test_functions_of_texts_in_one_unit_are_apart():
+def test_functions_of_two_texts_in_one_module_have_different_names():
     texts = [render(unrolled(turn, 24), host_target()).text for turn in (wave, two_values)]
     assert all("@helper0(" in text for text in texts)
     assert not any("helper" in symbol for symbol in compile_texts(texts))
 
 
-def test_text_grows_with_what_differs():
+def test_the_text_grows_with_the_distinct_stretches_only():
     few, many = (len(render(unrolled(wave, n), host_target()).text) for n in (24, 96))
     assert many < 2 * few
 

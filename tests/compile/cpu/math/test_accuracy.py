@@ -118,7 +118,7 @@ def samples(low: float, high: float, dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_error_in_ulp(name, dtype, target):
+def test_errors_stay_below_their_bounds_in_ulp(name, dtype, target):
     reference, narrow, wide, allowed_32, allowed_64 = FUNCTIONS[name]
     x = samples(*(narrow if dtype == "f32" else wide), dtype)
     x = x[::20].copy() if name in SLOW_REFERENCES else x
@@ -132,7 +132,7 @@ def test_error_in_ulp(name, dtype, target):
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_special_values(name, dtype):
+def test_special_values_give_those_of_numpy(name, dtype):
     kind = NUMPY[dtype]
     info = np.finfo(kind)
     tiny = [info.tiny, -info.tiny, info.smallest_subnormal, -info.smallest_subnormal]
@@ -148,7 +148,7 @@ def test_special_values(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["exp", "exp2", "tanh", "logistic"])
-def test_few_lanes_do_what_many_do(name):
+def test_all_vector_widths_give_the_same_bits(name):
     # A scalar, and vectors that are less than a register, look up the same tables.
     x = np.array([0.0, -0.0, 1e-40, 3.7, -0.06, 0.4, np.inf, -np.inf, np.nan, -2.5], np.float32)
     x = np.concatenate([x, np.random.default_rng(1).normal(0, 4, 118).astype(np.float32)])
@@ -171,7 +171,7 @@ def test_large_angles_are_reduced_exactly(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_pow(dtype):
+def test_pow_is_accurate_and_gives_the_special_values_of_numpy(dtype):
     rng = np.random.default_rng(2)
     corners = [0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 0.5, -0.5]
     grid = np.array([(x, y) for x in corners for y in corners])
@@ -186,7 +186,7 @@ def test_pow(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_pow_of_large_exponents(dtype):
+def test_pow_of_large_exponents_is_accurate(dtype):
     # The exponent multiplies the error of the logarithm: it has to have far more digits than f64.
     rng = np.random.default_rng(3)
     limit = {"f32": 85, "f64": 700}[dtype]

@@ -50,7 +50,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_samples_of_all_exponents(name):
+def test_samples_of_all_exponents_stay_below_their_bounds(name):
     # A prime stride visits every exponent, sign and kind of number with other mantissas.
     worst = worst_error(getattr(lax, name), 0, PATTERNS, step=4093)
     assert worst.ulps <= ALLOWED[name], f"{name}: {worst}"
@@ -58,7 +58,7 @@ def test_samples_of_all_exponents(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ALLOWED)
-def test_every_argument(name, capsys):
+def test_all_arguments_stay_below_their_bounds(name, capsys):
     worst = worst_error(getattr(lax, name), 0, PATTERNS)
     with capsys.disabled():
         print(f"\n| {name} | {worst.ulps:.3f} | `{worst.argument!r}` |", end="")

@@ -110,7 +110,7 @@ def assert_product(actual: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 
 @pytest.mark.parametrize("m, n, k", SHAPES)
 @pytest.mark.parametrize("source, result", DTYPES, ids=lambda d: d.name)
-def test_shapes_and_dtypes(m, n, k, source, result):
+def test_products_of_all_shapes_and_dtypes_are_those_of_numpy(m, n, k, source, result):
     rng = np.random.default_rng(m + n + k)
     a, b = matrix(rng, (m, k), source, "rows"), matrix(rng, (k, n), source, "rows")
     c = np.full((m, n), np.nan, result)
@@ -124,7 +124,7 @@ LAYOUTS = ("rows", "columns", "sliced", "backwards")
 @pytest.mark.parametrize("a_layout", LAYOUTS)
 @pytest.mark.parametrize("b_layout", LAYOUTS)
 @pytest.mark.parametrize("c_layout", LAYOUTS[:3])
-def test_any_strides(a_layout, b_layout, c_layout):
+def test_products_of_any_strides_are_those_of_numpy(a_layout, b_layout, c_layout):
     rng = np.random.default_rng(7)
     for m, n, k in ((14, 35, 21), (1, 40, 33), (40, 1, 33), (70, 90, 600)):
         a, b = matrix(rng, (m, k), np.float32, a_layout), matrix(rng, (k, n), np.float32, b_layout)
@@ -153,7 +153,7 @@ def test_a_is_read_where_it_lies_or_packed(m, n, k, layout, packed):
     assert_product(c, a, b)
 
 
-def test_random_products():
+def test_random_products_are_those_of_numpy():
     rng = np.random.default_rng(11)
     for _ in range(150):
         m, n, k = (int(2 ** rng.uniform(0, 7.5)) for _ in range(3))
@@ -168,7 +168,7 @@ def test_random_products():
 
 @pytest.mark.parametrize("batch", [(0,), (1,), (5,), (2, 3), (2, 1, 3)])
 @pytest.mark.parametrize("m, n, k", [(9, 20, 8), (1, 30, 6), (30, 1, 6)])
-def test_batches(batch, m, n, k):
+def test_batches_of_products_are_those_of_numpy(batch, m, n, k):
     rng = np.random.default_rng(3)
     a, b = (
         matrix(rng, (*batch, m, k), np.float32, "rows"),
@@ -179,7 +179,7 @@ def test_batches(batch, m, n, k):
     assert_product(c, a, b)
 
 
-def test_batch_dims_in_the_middle_and_broadcast():
+def test_batch_dims_may_be_in_the_middle_or_broadcast():
     """The products of attention: heads lie between sequence and feature, keys are shared."""
     rng = np.random.default_rng(5)
     queries = rng.standard_normal((2, 10, 4, 16)).astype(np.float32).transpose(0, 2, 1, 3)
@@ -202,7 +202,7 @@ def test_nothing_outside_the_result_is_written():
     assert_product(frame[:, 4:41, 4:57], a, b)
 
 
-def test_nan_and_inf_stay_where_they_belong():
+def test_nan_and_inf_stay_in_their_rows_and_columns():
     a, b = np.ones((40, 20), np.float32), np.ones((20, 50), np.float32)
     a[3, 5], b[7, 11] = np.nan, np.inf
     c = np.zeros((40, 50), np.float32)
@@ -240,7 +240,7 @@ def test_the_bits_do_not_depend_on_threads(m, n, k, monkeypatch):
 @pytest.mark.parametrize(
     "features, vector_bytes", [("+avx2,+fma", 32), ("+avx2", 32), ("+sse4.2", 16)]
 )
-def test_the_code_for_smaller_processors(features, vector_bytes, monkeypatch):
+def test_code_for_smaller_processors_gives_the_same_products(features, vector_bytes, monkeypatch):
     """The tiles of other processors run here too, on wider registers than they need."""
     machine = Host("x86-64", features, loader.host.llvm_version)
     assert machine.vector_bytes == vector_bytes
@@ -471,7 +471,7 @@ def test_a_bias_and_an_activation_cost_no_bits():
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("source", [np.dtype("f4"), BF16, np.dtype("f8")], ids=str)
-def test_few_rows_in_every_layout(m, source):
+def test_products_of_few_rows_take_every_layout(m, source):
     rng = np.random.default_rng(m)
     for n, k in ((77, 130), (1, 64), (300, 17), (9, 3)):
         for a_layout in LAYOUTS[:2]:

@@ -15,7 +15,7 @@ from spmd.base.config import config
 from spmd.compile.cpu.sort.steps import MOST_INSERTED
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.lower.steps import MOST_KEPT
-from spmd.compile.native.program.steps import CallbackStep, walk
+from spmd.compile.native.program.steps import Host, walk
 
 RNG = np.random.default_rng(11)
 DTYPES = ["float32", "int32", "uint32", "int8", "uint8", "int16", "float16", "bfloat16", "bool"]
@@ -34,7 +34,7 @@ def _array(shape: tuple[int, ...], dtype: str) -> Any:
 def _same(f: Callable[..., Any], *args: Any) -> None:
     """A function compiled natively gives the bits that the primitives' `impl` gives."""
     program = compile_jaxpr(spmd.make_jaxpr(f)(*args))
-    assert not any(isinstance(s, CallbackStep) for s in walk(program.native.program.steps))
+    assert not any(isinstance(s, Host) for s in walk(program.native.program.steps))
     found = program([snp.asarray(x) for x in args])
     with spmd.disable_jit():
         expected = spmd.tree_util.tree_leaves(f(*args))
@@ -45,7 +45,7 @@ def _same(f: Callable[..., Any], *args: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "dim"), SHAPES, ids=str)
-def test_sorts_and_positions(shape, dim, dtype):
+def test_sorts_and_positions_are_those_of_numpy(shape, dim, dtype):
     x, ties = _array(shape, dtype), _array(shape, "int8") % 5
     _same(lambda x, y: lax.sort((x, y), dim), x, ties)
     _same(lambda x, y: (lax.argsort(x, dim), lax.argsort(y, dim)), x, ties)
@@ -76,7 +76,7 @@ SPECIAL = [0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1, -1, 1e-45, -1e-45, 3e
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 40])
-def test_zeros_infinities_and_nans(rounds):
+def test_zeros_infinities_and_nans_have_their_order(rounds):
     x = RNG.permutation(np.array(SPECIAL * rounds, np.float32))
     _same(lambda x: lax.argsort(x), x)
     _same(lambda x: lax.top_k(x, min(x.size, 30))[1], x)
@@ -85,12 +85,12 @@ def test_zeros_infinities_and_nans(rounds):
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_rows_that_are_in_order_already(order):
+def test_sorted_rows_stay_as_they_are(order):
     x = np.arange(500, dtype=np.int32)[::order]
     _same(lambda x: (lax.sort(x), lax.argsort(x), *lax.top_k(x, 8)), x)
 
 
-def test_sorting_inside_a_loop():
+def test_rows_are_sorted_inside_a_loop():
     def f(x):
         return lax.scan(lambda c, x: (lax.sort(c + x), lax.top_k(c, 2)[1]), x[0], x)
 

@@ -78,7 +78,7 @@ def rows_of(dtype: str, size: int, rng: np.random.Generator) -> list[np.ndarray]
 
 @pytest.mark.parametrize("compresses", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_are_what_numpy_gives(dtype, compresses):
+def test_sorted_rows_are_those_of_numpy(dtype, compresses):
     if compresses and not value_steps.can_compress():
         pytest.skip("this processor cannot compress registers")
     run, rng = native(8 * np.dtype(dtype).itemsize, compresses), np.random.default_rng(5)
@@ -147,7 +147,7 @@ def test_bad_pivots_do_not_make_it_quadratic():
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-def test_what_patience_leaves_is_sorted_by_bytes(bits, monkeypatch):
+def test_rows_with_bad_pivots_are_sorted_by_bytes(bits, monkeypatch):
     if not value_steps.can_compress():
         pytest.skip("this processor cannot compress registers")
     x = np.random.default_rng(9).integers(-(2**30), 2**30, (2, 5000)).astype(f"i{bits // 8}")

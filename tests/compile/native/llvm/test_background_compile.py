@@ -1,5 +1,6 @@
 """Code that is made before it is asked for: who asks gets it once, waits for it, or makes it."""
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -8,8 +9,10 @@ import time
 
 import pytest
 
+from spmd.compile.native.llvm import compiler
 from spmd.compile.native.llvm.background_compile import BackgroundCompiler, Item
 from spmd.compile.native.llvm.compiler import Loader, Written
+from spmd.compile.native.llvm.object_cache import ObjectCache
 
 PATIENCE = 60
 EXAMPLE = "define i64 @{name}() {{\n  ret i64 {value}\n}}\n"
@@ -30,19 +33,19 @@ def until(condition) -> None:
         time.sleep(0.001)
 
 
-def test_what_is_made_is_given_once():
+def test_compiled_code_is_given_once():
     seen = []
     early = BackgroundCompiler(lambda unit: seen.append(unit) or unit[0][0].encode())
     first, second = sources(2)
     early.begin(writers(first, second))
-    until(lambda: len(seen) == 2 and early._now is None)
+    until(lambda: not early.is_pending("text 1"))
     assert early.take(first) == b"text 0"
     assert early.take(first) is None
     assert early.take(second) == b"text 1"
     assert seen == [[first], [second]]
 
 
-def test_who_asks_waits_for_what_is_under_way_and_makes_what_is_not_begun():
+def test_a_caller_waits_for_a_started_source_and_compiles_one_that_is_not():
     reached, gate, seen = threading.Event(), threading.Event(), []
 
     def emit(unit):
@@ -64,11 +67,11 @@ def test_who_asks_waits_for_what_is_under_way_and_makes_what_is_not_begun():
     gate.set()
     waiting.join(PATIENCE)
     assert found == [b"code"]
-    until(lambda: third in early._codes)
+    until(lambda: not early.is_pending("text 2"))
     assert seen == [first, third]
 
 
-def test_what_cannot_be_compiled_is_left_to_who_asks():
+def test_a_source_that_fails_is_left_to_the_caller():
     def emit(unit):
         raise RuntimeError("not LLVM IR")
 
@@ -78,13 +81,13 @@ def test_what_cannot_be_compiled_is_left_to_who_asks():
     assert early.take(sources(1)[0]) is None
 
 
-def test_what_is_made_is_put_to_use_if_nobody_made_it_before():
-    used, gate = [], threading.Event()
-    early = BackgroundCompiler(lambda unit: gate.wait(PATIENCE) and b"code")
+def test_compiled_code_is_used_unless_a_caller_compiled_it():
+    used, reached, gate = [], threading.Event(), threading.Event()
+    early = BackgroundCompiler(lambda unit: reached.set() or (gate.wait(PATIENCE) and b"code"))
     first, second = sources(2)
     items = [Item(s[0], lambda s=s: s, lambda s=s: used.append(s)) for s in (first, second)]
     early.begin(items)
-    until(lambda: early._now == first)
+    assert reached.wait(PATIENCE)
     assert early.take(second) is None
     assert early.is_pending("text 0") and early.is_pending("text 1")
     gate.set()
@@ -92,17 +95,20 @@ def test_what_is_made_is_put_to_use_if_nobody_made_it_before():
     assert used == [first] and not early.is_pending("text 0")
 
 
-def test_a_loader_compiles_written_texts_once(monkeypatch, tmp_path):
-    loader = Loader()
-    written = Written("early", lambda: EXAMPLE.format(name="early_example", value=5))
-    emitted = []
-    emit = loader._emit_now
-    monkeypatch.setattr(loader, "_emit_now", lambda unit: emitted.append(unit) or emit(unit))
-    monkeypatch.setattr(loader, "_mark", lambda name: None)
+def test_a_loader_takes_the_code_of_a_text_that_was_compiled_early(monkeypatch):
+    """The background compiler emits another number here, so that its code is known by it."""
+    monkeypatch.setattr(compiler, "object_cache", ObjectCache(lambda: None))
+    early_text, text = (EXAMPLE.format(name="early_example", value=value) for value in (6, 5))
+    monkeypatch.setattr(
+        compiler.background_compile,
+        "BackgroundCompiler",
+        lambda emit: BackgroundCompiler(lambda unit: emit([(early_text, unit[0][1])])),
+    )
+    loader, written = Loader(), Written("early", lambda: text)
     loader.begin_early({written: None})
-    until(lambda: emitted)
-    assert "early_example" in loader.compile_written(written)
-    assert len(emitted) == 1
+    until(lambda: not loader.is_pending(written))
+    address = loader.compile_written(written)["early_example"]
+    assert ctypes.CFUNCTYPE(ctypes.c_int64)(address)() == 6
 
 
 _FORK = """
@@ -121,7 +127,7 @@ print("early" if early else "done")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
-def test_a_child_is_forked_while_code_is_made_early():
+def test_a_process_may_fork_during_background_compilation():
     """The first result is there, the rest of the runtime is not."""
     environment = os.environ | {"SPMD_CACHE_DIR": ""}
     done = subprocess.run(

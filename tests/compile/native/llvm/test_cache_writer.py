@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,21 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def wait_for_writer(cache: ObjectCache) -> None:
-    assert cache._behind is not None
-    thread = cache._behind._thread
-    if thread is not None:
-        thread.join(60)
-        assert not thread.is_alive()
+@pytest.fixture
+def wait_for_writers() -> Callable[[], None]:
+    """Call it: the threads that write what was stored during the test have ended."""
+    before = threading.enumerate()
+
+    def wait() -> None:
+        for thread in threading.enumerate():
+            if thread.name == "spmd-cache" and thread not in before:
+                thread.join(60)
+                assert not thread.is_alive()
+
+    return wait
 
 
-def test_what_waits_is_found_by_this_process_and_after_a_flush_by_others(tmp_path, no_rest):
+def test_waiting_entries_are_found_here_and_after_a_flush_by_others(tmp_path, no_rest):
     cache = ObjectCache(lambda: tmp_path, behind=True)
     for key in KEYS:
         cache.store(key, key.encode())
@@ -52,15 +59,15 @@ def test_what_waits_is_found_by_this_process_and_after_a_flush_by_others(tmp_pat
     cache.flush()  # there is nothing to write
 
 
-def test_it_is_written_although_nobody_asks_and_the_thread_ends(tmp_path):
+def test_entries_are_written_without_a_flush_and_the_thread_ends(tmp_path, wait_for_writers):
     cache = ObjectCache(lambda: tmp_path, behind=True)
     for turn in range(2):  # a thread that ended is followed by another
         cache.store(KEYS[turn], b"object code")
-        wait_for_writer(cache)
+        wait_for_writers()
         assert len(files(tmp_path)) == turn + 1
 
 
-def test_who_stores_again_and_again_is_written_for_too(tmp_path, monkeypatch):
+def test_entries_are_written_while_a_thread_stores_without_rest(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_writer, "LONGEST_WAIT_SECONDS", 0.1)
     monkeypatch.setattr(cache_writer, "REST_SECONDS", 30.0)
     cache = ObjectCache(lambda: tmp_path, behind=True)
@@ -71,7 +78,7 @@ def test_who_stores_again_and_again_is_written_for_too(tmp_path, monkeypatch):
         time.sleep(0.001)
 
 
-def test_much_is_not_kept_in_memory(no_rest, monkeypatch):
+def test_a_full_buffer_is_written_at_once(no_rest, monkeypatch):
     written: list[str] = []
     monkeypatch.setattr(cache_writer, "MOST_BYTES", 1000)
     behind = CacheWriter(lambda path, payload: written.append(path))
@@ -82,7 +89,7 @@ def test_much_is_not_kept_in_memory(no_rest, monkeypatch):
     assert written == ["a", "b"] and behind.get("a") is None
 
 
-def test_the_last_that_was_put_is_what_is_written():
+def test_the_last_payload_of_a_path_is_written_last():
     written: dict[str, list[bytes]] = {}
     begun, go = threading.Event(), threading.Event()
 
@@ -120,7 +127,7 @@ def test_threads_that_store_lose_nothing(tmp_path):
     assert not failed and len(files(tmp_path)) == len(KEYS)
 
 
-def test_where_no_thread_can_be_started_it_is_written_at_once(tmp_path, monkeypatch):
+def test_entries_are_written_at_once_where_no_thread_can_start(tmp_path, monkeypatch):
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -131,7 +138,7 @@ def test_where_no_thread_can_be_started_it_is_written_at_once(tmp_path, monkeypa
     assert len(files(tmp_path)) == 2
 
 
-def test_a_full_disk_ends_writing_and_raises_in_no_thread(tmp_path, monkeypatch):
+def test_a_full_disk_ends_writing_and_raises_in_no_thread(tmp_path, monkeypatch, wait_for_writers):
     raised: list[object] = []
     calls: list[object] = []
 
@@ -145,13 +152,13 @@ def test_a_full_disk_ends_writing_and_raises_in_no_thread(tmp_path, monkeypatch)
     for key in KEYS:
         cache.store(key, b"object code")
     cache.flush()
-    wait_for_writer(cache)
+    wait_for_writers()
     assert len(calls) == 1 and not raised and files(tmp_path) == []
     assert "any more" in str(cache.problem())
     assert cache.load(KEYS[0]) is None
 
 
-def test_the_handler_of_a_signal_may_store_while_something_is_written(no_rest):
+def test_a_signal_handler_may_store_during_a_write(no_rest):
     """As one does that writes a checkpoint with a compiled function before the job ends."""
     written: list[str] = []
 
@@ -187,7 +194,7 @@ def test_a_limit_of_file_sizes_raises_nowhere_and_leaves_no_half_file(tmp_path):
     assert files(tmp_path) == []
 
 
-def test_a_change_of_folder_does_not_move_what_was_stored(tmp_path, no_rest):
+def test_a_change_of_folder_does_not_move_stored_entries(tmp_path, no_rest):
     folders = [tmp_path / "first"]
     cache = ObjectCache(lambda: folders[0], behind=True)
     cache.store(KEYS[0], b"object code")
@@ -197,7 +204,7 @@ def test_a_change_of_folder_does_not_move_what_was_stored(tmp_path, no_rest):
     assert [path.relative_to(tmp_path).parts[0] for path in files(tmp_path)] == ["first"]
 
 
-def test_what_a_killed_process_left_unfinished_goes_after_an_hour(tmp_path):
+def test_unfinished_files_of_killed_processes_go_after_an_hour(tmp_path):
     cache = ObjectCache(lambda: tmp_path)
     cache.store(KEYS[0], b"object code")
     new, old = (tmp_path / KEYS[0][:2] / f".new-{name}" for name in ("new", "old"))
@@ -249,7 +256,7 @@ ENDINGS = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_all_of_it_is_there_when_a_process_has_ended(tmp_path, ending):
+def test_all_entries_are_there_when_a_process_has_ended(tmp_path, ending):
     text, code = ENDINGS[ending]
     command = [sys.executable, "-c", _STORE + text, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -299,9 +306,18 @@ def test_a_process_that_ends_at_once_leaves_whole_entries_only(tmp_path, ending)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_forked_while_something_is_written_neither_waits_nor_writes_it(tmp_path):
-    """The other thread stands in the middle of a write, and has both locks that there are."""
-    begun, go = threading.Event(), threading.Event()
+def test_a_child_forked_during_a_write_neither_waits_nor_writes_it(tmp_path):
+    """One other thread is in the middle of a write, a third holds the lock of what waits."""
+    begun, held, go = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(bytes):
+        """The writer asks for the length of a payload while it holds its lock."""
+
+        def __len__(self) -> int:
+            held.set()
+            assert go.wait(60)
+            return super().__len__()
+
     written: list[tuple[int, str]] = []
 
     def write(path: str, payload: bytes) -> None:
@@ -314,17 +330,20 @@ def test_a_child_forked_while_something_is_written_neither_waits_nor_writes_it(t
     behind.put("slow", b"slow")
     behind.put("next", b"next")
     assert begun.wait(60)
-    with behind._lock:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(60)  # it must not wait for anybody
-            before = len(written)
-            behind.put("own", b"own")
-            behind.flush()
-            own = written[before:]
-            os._exit(0 if own == [(os.getpid(), "own")] and behind.get("next") is None else 1)
+    putting = threading.Thread(target=lambda: behind.put("held", Slow(b"held")))
+    putting.start()
+    assert held.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # it must not wait for anybody
+        before = len(written)
+        behind.put("own", b"own")
+        behind.flush()
+        own = written[before:]
+        os._exit(0 if own == [(os.getpid(), "own")] and behind.get("next") is None else 1)
     _, status = os.waitpid(child, 0)
     go.set()
+    putting.join(60)
     behind.flush()
     assert os.waitstatus_to_exitcode(status) == 0
-    assert written == [(os.getpid(), "slow"), (os.getpid(), "next")]
+    assert written == [(os.getpid(), name) for name in ("slow", "next", "held")]

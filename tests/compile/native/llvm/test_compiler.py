@@ -16,6 +16,7 @@ from spmd.compile.native.llvm.compiler import Host, Loader, Written, compile_tex
 from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.llvm.modules import CONTROL
 from spmd.compile.native.llvm.object_cache import ObjectCache
+from tests.compile.native.llvm.emissions import note_emissions, refuse_emissions
 
 
 def constant(name: str, number: int) -> str:
@@ -37,7 +38,7 @@ def test_equal_texts_are_compiled_once(folder):
     assert loader.compile_texts([constant("same", 5)]) == first
 
 
-def test_one_symbol_in_different_calls(folder):
+def test_one_symbol_may_be_defined_in_different_calls(folder):
     loader = Loader()
     first = loader.compile_texts([constant("f", 1)])["f"]
     second = loader.compile_texts([constant("f", 2)])["f"]
@@ -50,7 +51,7 @@ def test_one_symbol_twice_in_a_call_is_refused(folder):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_many_texts_at_once(folder, monkeypatch, workers):
+def test_many_texts_are_compiled_at_once(folder, monkeypatch, workers):
     monkeypatch.setattr(compiler, "available_cores", lambda: workers)
     texts = [constant(f"many{workers}_{i}", i * i) for i in range(40)]
     addresses = Loader().compile_texts(texts)
@@ -73,7 +74,7 @@ def test_threads_compile_side_by_side(folder):
     assert results == {f"t{s}_{i}": s * 100 + i for s in range(4) for i in range(10)}
 
 
-def test_private_and_global_symbols(folder):
+def test_private_symbols_are_not_global(folder):
     text = (
         "@shared = global i64 7\n@table = constant [2 x i64] [i64 3, i64 4]\n"
         "@hidden = internal global i64 1\n"
@@ -131,11 +132,7 @@ def test_a_missing_symbol_is_an_error_not_a_crash(folder):
 def test_the_second_process_loads_what_the_first_compiled(folder, monkeypatch):
     texts = [constant("cached", 9), constant("cached_too", 10)]
     Loader().compile_texts(texts)
-
-    def refuse(*_):
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(compiler._Emitter, "emit", refuse)
+    refuse_emissions(monkeypatch)
     fresh = Loader()
     assert call(fresh.compile_texts(texts)["cached"]) == 9
     with pytest.raises(AssertionError, match="compiled again"):
@@ -149,16 +146,21 @@ def test_a_damaged_entry_is_compiled_again(folder):
     assert call(Loader().compile_texts([constant("damaged", 11)])["damaged"]) == 11
 
 
-def test_optimized_code_keeps_its_variables_in_registers(folder):
+def counting_loop() -> str:
+    """The sum of the numbers below n, in a stack variable."""
     f = Function("count", "i64", ["i64"])
     total = f.var("i64", 0)
     with f.range(0, f.params[0]) as i:
         total.set(total.get() + i)
     f.ret(total.get())
-    loader = Loader()
-    assert "rsp" in loader.emit_assembly(f.text()) or sys.platform != "linux"
-    assert "rsp" not in loader.emit_assembly(f.text(), optimize=True)
-    address = loader.compile_texts([f.text()], optimize=True)["count"]
+    return f.text()
+
+
+def test_optimized_code_keeps_its_variables_in_registers(folder):
+    text, loader = counting_loop(), Loader()
+    assert "rsp" in loader.emit_assembly(text) or sys.platform != "linux"
+    assert "rsp" not in loader.emit_assembly(text, optimize=True)
+    address = loader.compile_texts([text], optimize=True)["count"]
     assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(address)(10) == 45
 
 
@@ -173,12 +175,20 @@ def test_the_host_is_described():
 def asked(monkeypatch, tmp_path):
     """How often LLVM is asked for the processor, by `find()`, with files to be described by."""
     cpuinfo, library = tmp_path / "cpuinfo", tmp_path / "llvmlite" / "binding" / "libllvmlite.so"
-    lines = [f"{name}\t: {name} of it" for name in target._TELLING]
+    told = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
+    lines = [f"{name}\t: {name} of it" for name in told]
     cpuinfo.write_text("\n".join(["processor\t: 0", *lines, "", "processor\t: 1", ""]))
     library.parent.mkdir(parents=True)
     library.write_text("code")
     origin = SimpleNamespace(origin=str(tmp_path / "llvmlite" / "__init__.py"))
-    monkeypatch.setattr(target, "_CPUINFO", str(cpuinfo))
+    monkeypatch.setattr(
+        target,
+        "open",
+        lambda path, *args, **more: open(
+            cpuinfo if path == "/proc/cpuinfo" else path, *args, **more
+        ),
+        raising=False,
+    )
     monkeypatch.setattr(target.importlib.util, "find_spec", lambda name: origin)
     monkeypatch.setattr(target.sys, "platform", "linux")
     times = []
@@ -283,17 +293,9 @@ def helped(name: str, number: int) -> str:
 @pytest.fixture
 def emitted(monkeypatch):
     """The texts of each module that is compiled."""
-    seen = []
-    emit = compiler._Emitter.emit
-
-    def noted(self, sources, **more):
-        seen.append([text for text, _ in sources])
-        return emit(self, sources, **more)
-
-    monkeypatch.setattr(compiler._Emitter, "emit", noted)
     monkeypatch.setattr(compiler, "available_cores", lambda: 2)
     monkeypatch.setattr(modules, "LEAST_UNIT", 1)
-    return seen
+    return note_emissions(monkeypatch)
 
 
 def test_new_texts_share_modules(folder, emitted):
@@ -333,9 +335,7 @@ def test_texts_whose_unit_is_gone_are_compiled_again(folder, emitted):
     assert sorted(itertools.chain(*emitted)) == sorted(texts)
 
 
-def test_a_text_that_another_process_made_a_part_of_a_unit_is_not_loaded_alone(
-    folder, emitted, monkeypatch
-):
+def test_an_entry_that_points_to_a_unit_is_not_loaded_as_code(folder, emitted, monkeypatch):
     texts = [helped(f"both{k}", k) for k in range(20)]
     (alone,) = Loader().compile_texts(texts[:1]).values()
     assert Loader().load_entries({alone.entry: ("both0",)})
@@ -354,30 +354,28 @@ def test_texts_that_define_one_symbol_are_never_in_one_module(folder, emitted):
     assert not any(set(both) <= set(module) for module in emitted)
 
 
-def test_control_is_compiled_apart_and_without_passes(folder, emitted, monkeypatch):
-    levels = []
-    machine = Loader._target_machine
-    monkeypatch.setattr(
-        Loader,
-        "_target_machine",
-        lambda self, level=2: levels.append(level) or machine(self, level),
-    )
-    optimized = []
-    monkeypatch.setattr(compiler._Emitter, "_optimize", lambda self, _: optimized.append(1))
+def test_control_is_compiled_apart(folder, emitted):
     control = [f"{CONTROL}\n{constant(f'control{k}', k)}" for k in range(3)]
     others = [constant(f"other{k}", 10 + k) for k in range(4)]
     loader = Loader()
     addresses = loader.compile_texts(others, optimized=control)
     assert [call(addresses[f"control{k}"]) for k in range(3)] == [0, 1, 2]
     assert [call(addresses[f"other{k}"]) for k in range(4)] == [10, 11, 12, 13]
-    # All control in one module, by a machine of its own, whatever passes are asked for.
+    # All control is in one module, whatever passes are asked for.
     assert [sorted(m) for m in emitted if set(m) & set(control)] == [control]
-    assert levels.count(0) == 1 and not optimized
     again = Loader().compile_texts([], optimized=control)
     assert [call(again[f"control{k}"]) for k in range(3)] == [0, 1, 2]
 
 
-def test_what_a_helping_thread_raises_is_raised(folder, emitted):
+def test_no_pass_runs_over_control():
+    text, loader = counting_loop(), Loader()
+    for optimize in (False, True):
+        control = loader.emit_assembly(f"{CONTROL}\n{text}", optimize=optimize)
+        assert "rsp" in control or sys.platform != "linux"
+    assert "rsp" not in loader.emit_assembly(text, optimize=True)
+
+
+def test_an_error_on_a_helping_thread_is_raised(folder, emitted):
     with pytest.raises(RuntimeError, match="does not parse"):
         Loader().compile_texts([*(constant(f"fine{k}", k) for k in range(20)), "define nothing"])
     assert call(Loader().compile_texts([constant("fine", 3)])["fine"]) == 3

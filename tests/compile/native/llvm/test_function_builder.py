@@ -47,7 +47,7 @@ def integer(name: str, params: int, body) -> object:
         ("choose", lambda f, a, b: f.select(a.equals(b), a, -1), lambda a, b: a if a == b else -1),
     ],
 )
-def test_integer_arithmetic(name, body, expected):
+def test_integer_arithmetic_is_that_of_python(name, body, expected):
     function = integer(f"ir_{name}", 2, body)
     for a in (-100, -7, 0, 3, 99):
         for b in (-3, 0, 3, 100):
@@ -65,7 +65,7 @@ def test_floating_point_constants_are_exact(number):
         assert build(g, ctypes.c_float)() == np.float32(number)
 
 
-def test_if_else_and_early_return():
+def test_branches_and_early_returns_are_taken():
     f = Function("ir_sign", "i64", ["i64"])
     (x,) = f.params
     with f.if_(x.equals(0)):
@@ -93,7 +93,7 @@ def test_loops_nest_and_break():
     assert build(f, I64, I64)(9) == expected
 
 
-def test_memory_vectors_and_calls():
+def test_memory_vectors_and_calls_are_emitted():
     half = Function("ir_half", "double", ["double"], internal=True)
     half.ret(half.params[0] * 0.5)
     f = Function("ir_memory", "double", ["ptr"])
@@ -122,7 +122,7 @@ def test_atomics_give_the_value_before():
     assert values.tolist() == [14, 12]
 
 
-def test_null_and_symbols():
+def test_null_and_symbols_are_addresses():
     f = Function("ir_null", "i64", ["ptr"])
     f.ret(f.convert("zext", f.params[0].equals(0), "i64"))
     function = build(f, I64, ctypes.c_void_p)

@@ -6,34 +6,33 @@ import ctypes
 import platform
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-import spmd
-import spmd.numpy as snp
-from spmd import lax
-from spmd.base.config import config
 from spmd.compile.native.llvm import compiler, linker
-from spmd.compile.native.llvm.compiler import Loader, _Unit
+from spmd.compile.native.llvm.compiler import Loader
 from spmd.compile.native.llvm.linker import UnfamiliarError, link
 from spmd.compile.native.llvm.modules import symbols_of
 from spmd.compile.native.llvm.object_cache import ObjectCache
+from tests.compile.native.llvm.emissions import emit_of
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="other processors' code is linked by LLVM"
 )
 
-LOADER = Loader()
+EMIT = emit_of(Loader())
 
 
-def object_of(*texts: str) -> bytes:
-    return LOADER._emit([(text, False) for text in texts])
+def object_of(text: str) -> bytes:
+    return EMIT([(text, False)])
 
 
-def by_llvm(*texts: str) -> list[Mapping[str, int]]:
-    units = [_Unit(str(k), symbols_of(t), object_of(t)) for k, t in enumerate(texts)]
-    return LOADER._link_by_llvm(units)
+def by_llvm(text: str) -> Mapping[str, int]:
+    """The addresses of a text's symbols that LLVM's linker loads."""
+    with patch.object(compiler, "link", side_effect=UnfamiliarError("left to LLVM")):
+        return Loader().compile_texts([text])
 
 
 def call(address: int, *args: int) -> int:
@@ -109,10 +108,10 @@ TEXTS: dict[str, tuple[str, list[int]]] = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_it_links_as_llvm_does(name):
+def test_the_linker_gives_the_functions_that_llvm_links(name):
     text, expected = TEXTS[name]
     (ours,) = link([object_of(text)])
-    (theirs,) = by_llvm(text)
+    theirs = by_llvm(text)
     assert [call(ours["f"], n) for n in range(3)] == expected
     assert [call(theirs["f"], n) for n in range(3)] == expected
     assert set(symbols_of(text)) == set(ours)
@@ -168,12 +167,12 @@ UNFAMILIAR = {
 
 
 @pytest.mark.parametrize("name", UNFAMILIAR)
-def test_what_it_does_not_know_it_refuses(name):
+def test_unfamiliar_object_code_is_refused(name):
     with pytest.raises(UnfamiliarError):
         link([object_of(UNFAMILIAR[name])])
 
 
-def test_what_is_no_object_is_refused():
+def test_bytes_that_are_no_object_are_refused():
     code = object_of(TEXTS["nothing"][0])
     for damaged in (
         b"",
@@ -205,7 +204,7 @@ def test_damaged_objects_are_linked_or_refused(name):
     assert refused > 20
 
 
-def test_what_is_further_away_than_distances_reach_is_refused():
+def test_a_section_beyond_the_reach_of_distances_is_refused():
     text = "@large = global [3000000000 x i8] zeroinitializer\n" + TEXTS["nothing"][0]
     with pytest.raises(UnfamiliarError, match="further than distances reach"):
         link([object_of(text)])
@@ -223,7 +222,7 @@ def test_a_link_that_fails_keeps_no_memory(monkeypatch):
     assert len(Path("/proc/self/maps").read_text().splitlines()) < before + 20
 
 
-def test_the_loader_leaves_to_llvm_what_is_unfamiliar(tmp_path, monkeypatch):
+def test_the_loader_leaves_unfamiliar_code_to_llvm(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "object_cache", ObjectCache(lambda: tmp_path))
     texts = [
         UNFAMILIAR["tables for unwinding"],
@@ -236,28 +235,41 @@ def test_the_loader_leaves_to_llvm_what_is_unfamiliar(tmp_path, monkeypatch):
     assert second.compiled == 0
 
 
-def test_all_that_the_compiler_writes_is_familiar(tmp_path, monkeypatch):
+_EVERYTHING = """
+import numpy as np, spmd, spmd.numpy as snp
+from spmd import lax
+from spmd.compile.native.llvm import compiler
+from spmd.compile.native.llvm.linker import UnfamiliarError
+
+link, left = compiler.link, []
+
+def noting(*args):
+    try:
+        return link(*args)
+    except UnfamiliarError as error:
+        left.append(str(error))
+        raise
+
+compiler.link = noting
+x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(8, 8)
+
+def turn(h, row):
+    h = snp.tanh(h @ x + row)
+    return h, lax.cond(snp.sum(h) > 0, snp.sin, snp.exp, row)
+
+def f(x):
+    image = lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME")
+    kept = lax.while_loop(lambda v: snp.sum(v) < 3, lambda v: v * v + 0.7, x[0])
+    return lax.scan(turn, x[0], x), image, kept, lax.sort(x @ x), lax.lgamma(x), x**2.5
+
+made = spmd.jit(f)(x)
+gradient = spmd.jit(spmd.grad(lambda x: snp.sum(f(x)[1] ** 2)))(x)
+assert all(np.all(np.isfinite(a)) for a in spmd.tree.leaves((made[0], gradient)))
+print(left)
+"""
+
+
+def test_all_code_of_the_compiler_is_familiar(run_python):
     """Runtime, kernels, products, loops, sorts, convolutions: none of it needs LLVM's linker."""
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("left to LLVM's linker")
-
-    fresh = Loader()
-    monkeypatch.setattr(Loader, "_link_by_llvm", refuse)
-    monkeypatch.setattr(compiler.loader, "_loaded", fresh._loaded)
-    monkeypatch.setattr(compiler.loader, "_texts", fresh._texts)
-    x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(8, 8)
-
-    def turn(h, row):
-        h = snp.tanh(h @ x + row)
-        return h, lax.cond(snp.sum(h) > 0, snp.sin, snp.exp, row)
-
-    def f(x):
-        image = lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME")
-        kept = lax.while_loop(lambda v: snp.sum(v) < 3, lambda v: v * v + 0.7, x[0])
-        return lax.scan(turn, x[0], x), image, kept, lax.sort(x @ x), lax.lgamma(x), x**2.5
-
-    with config.override("check", False):
-        made = spmd.jit(f)(x)
-        gradient = spmd.jit(spmd.grad(lambda x: snp.sum(f(x)[1] ** 2)))(x)
-    assert all(np.all(np.isfinite(a)) for a in spmd.tree.leaves((made[0], gradient)))
+    done = run_python(["-c", _EVERYTHING], env={"SPMD_CHECK": "0"})
+    assert done.stdout.strip() == "[]", done.stderr

@@ -17,6 +17,7 @@ from spmd.compile.native.llvm.modules import (
     into_units,
     symbols_of,
 )
+from tests.compile.native.llvm.emissions import replace_emit
 
 
 def constant(name: str, number: int, lines: int = 0) -> str:
@@ -31,7 +32,7 @@ def call(address: int) -> int:
 # ---- texts and units ---------------------------------------------------------------------------
 
 
-def test_symbols_are_what_others_may_look_up():
+def test_symbols_are_the_definitions_that_are_not_private():
     text = (
         "@shared = global i64 0\n@table = internal constant i64 1\n@known = constant i64 2\n"
         "declare void @elsewhere()\n"
@@ -56,7 +57,7 @@ def test_a_stream_closes_a_unit_when_it_is_long_enough():
     assert work == sorted(work) and work[0] >= modules.FIRST_UNIT
 
 
-def test_a_text_that_is_enough_by_itself_does_not_wait_for_others_nor_they_for_it():
+def test_a_long_text_is_a_unit_at_once_and_closes_no_other():
     stream = Stream()
     small, large = (constant("small", 1), False), (constant("large", 2, lines=2000), False)
     assert stream.add(small) is None
@@ -70,15 +71,15 @@ def test_work_counts_blocks_and_registers():
         filling = block or " ;"
         return f"define void @f() {{\n{filling}\n  %x = fadd {element} %a, %b\n}}\n", False
 
-    wide = modules.work_of(add("<64 x float>")) - modules.work_of(add("<16 x float>"))
-    assert wide == pytest.approx(3 * modules._US_PER_REGISTER)
-    block = modules.work_of(add("float", "b:")) - modules.work_of(add("float"))
-    assert block == pytest.approx(modules._US_PER_BLOCK)
+    one, two, four = (modules.work_of(add(f"<{n} x float>")) for n in (16, 32, 64))
+    assert two > one
+    assert four - one == pytest.approx(3 * (two - one)), "three registers more than one"
+    assert modules.work_of(add("float", "b:")) > modules.work_of(add("float"))
     control = f"{CONTROL}\n{constant('walk', 0, lines=100)}"
     assert modules.work_of((control, True)) < modules.work_of((control[1:], True))
 
 
-def test_a_stream_keeps_apart_what_defines_one_symbol_and_control():
+def test_a_stream_separates_equal_symbols_and_control():
     stream = Stream()
     control = (f"{CONTROL}\n{constant('walk', 0)}", True)
     first, second = (constant("same", 1), False), (constant("same", 2), False)
@@ -100,7 +101,7 @@ def test_few_texts_are_few_units():
 
 
 @pytest.mark.parametrize("cores", [1, 2, 4])
-def test_a_team_gives_the_code_of_all_units_in_order(cores):
+def test_a_team_returns_the_code_of_all_units_in_order(cores):
     team = Team(lambda unit: unit[0][0].encode(), cores)
     for k in range(5):
         team.put([(f"put{k}", False)])
@@ -121,7 +122,7 @@ def test_a_team_works_before_it_is_asked_to_finish():
     assert team.finish([]) == [b""]
 
 
-def test_what_a_unit_raises_is_raised_by_finish():
+def test_an_error_in_a_unit_is_raised_by_finish():
     def emit(unit):
         if unit[0][0] == "bad":
             raise RuntimeError("does not parse")
@@ -132,6 +133,17 @@ def test_what_a_unit_raises_is_raised_by_finish():
         team.put([(name, False)])
     with pytest.raises(RuntimeError, match="does not parse"):
         team.finish([[("fine", False)]])
+
+
+def test_without_helping_threads_the_one_that_finishes_does_all(monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    team = Team(lambda unit: unit[0][0].encode(), 3)
+    for k in range(3):
+        team.put([(f"put{k}", False)])
+    assert team.finish([[("last", False)]]) == [b"put0", b"put1", b"put2", b"last"]
 
 
 def test_a_dropped_team_begins_nothing_more_and_leaves_no_thread():
@@ -174,7 +186,7 @@ def test_the_switch_interval_is_put_back():
     assert sys.getswitchinterval() == pytest.approx(before)
 
 
-def test_what_waits_at_the_end_is_taken_by_its_length():
+def test_waiting_units_are_compiled_longest_first():
     inside, go, seen = threading.Event(), threading.Event(), []
 
     def emit(unit):
@@ -206,16 +218,19 @@ def no_cache(monkeypatch):
 
 @pytest.mark.parametrize("slow", ["nobody", "helpers", "the last"])
 def test_units_of_a_batch_do_not_depend_on_time(no_cache, monkeypatch, slow):
-    main, emit, seen = threading.get_ident(), compiler._Emitter.emit, []
+    main, seen = threading.get_ident(), []
 
-    def delayed(self, sources, **more):
-        seen.append([text for text, _ in sources])
-        helping = threading.get_ident() != main
-        if slow != "nobody" and helping == (slow == "helpers"):
-            time.sleep(0.02)
-        return emit(self, sources, **more)
+    def change(emit):
+        def delayed(sources):
+            seen.append([text for text, _ in sources])
+            helping = threading.get_ident() != main
+            if slow != "nobody" and helping == (slow == "helpers"):
+                time.sleep(0.02)
+            return emit(sources)
 
-    monkeypatch.setattr(compiler._Emitter, "emit", delayed)
+        return delayed
+
+    replace_emit(monkeypatch, change)
     texts = [constant(f"f{k}", k, lines=100) for k in range(30)]
     batch = Loader().batch()
     for text in texts:
@@ -231,7 +246,7 @@ def test_units_of_a_batch_do_not_depend_on_time(no_cache, monkeypatch, slow):
     assert sorted(seen) == sorted([text for text, _ in unit] for unit in expected)
 
 
-def test_a_batch_takes_what_is_loaded_as_it_is(no_cache, monkeypatch):
+def test_a_batch_uses_loaded_texts(no_cache, monkeypatch):
     loader = Loader()
     known = loader.compile_texts([constant("known", 1)])
     batch = loader.batch()

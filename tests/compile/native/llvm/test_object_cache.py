@@ -22,7 +22,7 @@ def files(folder) -> list:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_what_is_stored_is_loaded(tmp_path):
+def test_a_stored_entry_is_loaded(tmp_path):
     assert cache_in(tmp_path).load(KEY) is None
     cache_in(tmp_path).store(KEY, b"object code")
     assert cache_in(tmp_path).load(KEY) == b"object code"
@@ -76,7 +76,7 @@ def test_an_unwritable_folder_is_read_but_not_written(tmp_path):
         path.chmod(0o700)
 
 
-def test_a_failing_write_ends_writing_and_harms_nobody(tmp_path, monkeypatch):
+def test_a_failing_write_ends_writing_and_raises_nothing(tmp_path, monkeypatch):
     cache = cache_in(tmp_path)
     calls = []
 
@@ -199,6 +199,8 @@ def test_processes_that_compile_the_same_share_the_folder(tmp_path):
     # Each text has a name, each module that they share another. A process that finds some texts of
     # another there makes modules of the rest.
     units = min(20, compiler.available_cores())
-    described = target._key() is not None  # the processor, beside all of these
+    # The description of the processor is beside all of these, where there is one.
+    target.find_host(cache_in(tmp_path / "host"), compiler.host)
+    described = len(files(tmp_path / "host"))
     modules = len(files(tmp_path / "objects")) - 20 - described
     assert units <= modules <= len(running) * units if units < 20 else modules == 0

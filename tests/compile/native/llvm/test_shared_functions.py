@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +23,13 @@ from spmd.compile.native.llvm.modules import Stream, into_units
 from spmd.compile.native.llvm.shared_functions import (
     called_by_code,
     called_by_text,
+    needs_passes,
     share,
     shared_text,
 )
 from spmd.compile.native.llvm.vector_emitter import Emitter, Module
-
-from ...cpu.native import host_target
+from tests.compile.cpu.native import host_target
+from tests.compile.native.llvm.emissions import note_emissions
 
 
 def shared(number: int) -> str:
@@ -50,17 +52,19 @@ def call(address: int) -> int:
 @pytest.fixture
 def emitted(monkeypatch):
     """The texts of each module that is compiled."""
-    seen, emit = [], compiler._Emitter.emit
-
-    def noted(self, sources, **more):
-        seen.append([text for text, _ in sources])
-        return emit(self, sources, **more)
-
-    monkeypatch.setattr(compiler._Emitter, "emit", noted)
-    return seen
+    return note_emissions(monkeypatch)
 
 
-def test_a_symbol_is_that_of_a_content():
+def remove(folder: Path, symbol: str) -> None:
+    """Remove the code of a shared function from the disk."""
+    compiler.object_cache.flush()
+    loader = Loader()
+    entry = loader.compile_texts([shared_text(symbol)], optimize=needs_passes(symbol))[symbol].entry
+    compiler.object_cache.flush()
+    (folder / entry[:2] / f"{entry[2:]}.o").unlink()
+
+
+def test_a_symbol_names_the_content_of_a_function():
     same = [share("name", "define i64 @SYMBOL() {\n  ret i64 5\n}\n") for _ in range(2)]
     other = share("name", "define i64 @SYMBOL() {\n  ret i64 6\n}\n")
     assert same[0] == same[1] != other
@@ -68,7 +72,7 @@ def test_a_symbol_is_that_of_a_content():
     assert called_by_text(caller("f", other)) == [other] and called_by_text("ret void") == []
 
 
-def test_it_is_compiled_once_and_by_itself(folder, emitted):
+def test_a_shared_function_is_compiled_once_and_by_itself(folder, emitted):
     symbol, loader = shared(70), Loader()
     first = loader.compile_texts([caller("a", symbol, 1), caller("b", symbol, 2)])
     assert [call(first[name]) for name in "ab"] == [71, 72]
@@ -79,7 +83,7 @@ def test_it_is_compiled_once_and_by_itself(folder, emitted):
     assert emitted == [[caller("c", symbol, 3)]]
 
 
-def test_it_is_a_unit_of_its_own():
+def test_a_shared_function_is_a_unit_of_its_own():
     text, stream = (shared_text(shared(71)), False), Stream()
     small = (caller("f", shared(71)), False)
     assert stream.add(small) is None
@@ -88,14 +92,14 @@ def test_it_is_a_unit_of_its_own():
     assert sorted(map(len, into_units([text, small, other], 1))) == [1, 2]
 
 
-def test_object_code_says_what_it_calls(folder):
+def test_object_code_names_the_shared_functions_it_calls(folder):
     symbol, loader = shared(72), Loader()
     entry = loader.compile_texts([caller("f", symbol)])["f"].entry
     assert called_by_code(compiler.object_cache.load(entry)) == [symbol]
 
 
 @pytest.mark.parametrize("by_llvm", [False, True])
-def test_entries_bring_what_they_call(folder, emitted, monkeypatch, by_llvm):
+def test_entries_load_the_shared_functions_they_call(folder, emitted, monkeypatch, by_llvm):
     if by_llvm:
 
         def refuse(*_):
@@ -114,7 +118,7 @@ def test_entries_bring_what_they_call(folder, emitted, monkeypatch, by_llvm):
 
 
 @pytest.mark.parametrize("missing", [None, 0, 1, 2])
-def test_shared_functions_bring_others_that_they_call(folder, emitted, missing):
+def test_shared_functions_load_those_they_call(folder, emitted, missing):
     symbols = [shared(76)]
     for more in (1, 2):
         text = caller("SYMBOL", symbols[-1], more)
@@ -123,28 +127,24 @@ def test_shared_functions_bring_others_that_they_call(folder, emitted, missing):
             "  ret", "  %a = alloca i64\n  store i64 %y, ptr %a\n  %z = load i64, ptr %a\n  ret"
         )
         symbols.append(share(f"test{76 + more}", text, optimize=True))
-    first = Loader()
-    entry = first.compile_texts([caller("f", symbols[-1], 1)])["f"].entry
-    compiler.object_cache.flush()
+    entry = Loader().compile_texts([caller("f", symbols[-1], 1)])["f"].entry
+    if missing is not None:
+        remove(folder, symbols[missing])
     emitted.clear()
     fresh = Loader()
     if missing is None:
         assert fresh.load_entries({entry: ("f",)}) and call(fresh.loaded(entry)["f"]) == 80
         assert emitted == []
         return
-    (folder / compiler.object_cache._path(first._shared_key(symbols[missing]))).unlink()
     assert not fresh.load_entries({entry: ("f",)})
     assert call(fresh.compile_texts([caller("f", symbols[-1], 1)])["f"]) == 80
     assert [shared_text(symbols[missing])] in emitted
 
 
-def test_what_calls_a_function_that_is_gone_is_compiled_again(folder, emitted):
+def test_a_caller_of_a_missing_function_is_compiled_again(folder, emitted):
     symbol = shared(74)
-    first = Loader()
-    entry = first.compile_texts([caller("f", symbol, 1)])["f"].entry
-    compiler.object_cache.flush()
-    gone = compiler.object_cache._path(first._shared_key(symbol))
-    (folder / gone).unlink()
+    entry = Loader().compile_texts([caller("f", symbol, 1)])["f"].entry
+    remove(folder, symbol)
     fresh = Loader()
     assert not fresh.load_entries({entry: ("f",)})
     emitted.clear()
@@ -173,7 +173,7 @@ print(loader.compiled, np.asarray(y).tobytes().hex()[:64])
 """
 
 
-def test_a_second_process_finds_a_program_and_what_it_calls(tmp_path):
+def test_a_second_process_finds_a_program_and_its_shared_functions(tmp_path):
     variables = {"SPMD_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
     outputs = []
     for _ in range(2):

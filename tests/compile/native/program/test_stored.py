@@ -27,15 +27,15 @@ from spmd.core.primitive import Primitive, Refused
 from spmd.core.trace import to_numpy
 from spmd.lax.families import FLOAT, unary
 from spmd.scipy.sparse.linalg import cg, gmres
+from tests.compile.native.llvm.emissions import refuse_emissions
 from tests.compile.programs import by_impl, random_program
 
 X = np.linspace(-2, 2, 40, dtype=np.float32).reshape(5, 8)
 
 
 def forget(monkeypatch):
-    """As in a new process: no code is loaded yet."""
-    monkeypatch.setattr(compiler.loader, "_loaded", {})
-    monkeypatch.setattr(compiler.loader, "_texts", {})
+    """Have the loader be as in a new process: it has loaded no code yet."""
+    monkeypatch.setattr(compiler.loader, "__dict__", vars(compiler.Loader()))
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def second_process(folder, monkeypatch):
     def begin():
         forget(monkeypatch)
         monkeypatch.setattr(build, "lower", refuse)
-        monkeypatch.setattr(compiler._Emitter, "emit", refuse)
+        refuse_emissions(monkeypatch)
 
     return begin
 
@@ -253,12 +253,12 @@ def test_a_loaded_program_over_a_mesh_takes_donated_memory(folder, monkeypatch):
 
     first = run()
     forget(monkeypatch)
-    monkeypatch.setattr(compiler._Emitter, "emit", None)
+    refuse_emissions(monkeypatch)
     np.testing.assert_array_equal(run(), first)
     assert np.all(first == 2)
 
 
-def test_donated_memory_is_taken_by_a_loaded_program(second_process):
+def test_a_loaded_program_takes_donated_memory(second_process):
     closed = make_jaxpr(lambda x: x + 1)(X)
     results = compile_jaxpr(closed, [True])([X])
     second_process()
@@ -311,7 +311,7 @@ def test_processes_with_other_addresses_agree(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "code gone"])
-def test_damaged_images_are_compiled_again(folder, monkeypatch, damage):
+def test_damaged_stored_programs_are_compiled_again(folder, monkeypatch, damage):
     closed = make_jaxpr(lambda x: snp.sin(x) + 3)(X)
     first = run(closed, X)
     forget(monkeypatch)
@@ -332,7 +332,7 @@ def test_programs_that_call_the_user_are_compiled_in_every_process(folder):
     assert compile_jaxpr(again(closed)).native.program is not None
 
 
-def test_host_steps_that_a_pass_made_are_not_kept(folder):
+def test_programs_with_host_steps_of_a_pass_are_not_stored(folder):
     """What is not among the user's equations cannot be found among them again."""
     closed = make_jaxpr(lax.igamma)(X, X)
     other = make_jaxpr(lambda x: lax.igamma(x, x) + 1)(X)
@@ -343,7 +343,7 @@ def test_host_steps_that_a_pass_made_are_not_kept(folder):
     assert host_steps.find((0, (0, 0)), other).prim is step.function.prim
 
 
-def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
+def test_a_program_with_an_unknown_address_is_not_stored(folder):
     closed = make_jaxpr(lambda x: x * 2)(X)
     made = compile_jaxpr(closed).native.encoded
     before = set(folder.rglob("*.o"))
@@ -352,7 +352,7 @@ def test_a_word_that_may_be_an_address_unknown_to_us_is_not_kept(folder):
     assert set(folder.rglob("*.o")) == before
 
 
-def test_who_looks_at_passes_sees_them(folder):
+def test_programs_are_not_loaded_where_passes_are_checked(folder):
     closed = make_jaxpr(lambda x: x * 5)(X)
     run(closed, X)
     with config.override("check", True):
@@ -378,7 +378,7 @@ def of(f, *args):
     return fingerprint(make_jaxpr(f)(*args))
 
 
-def test_lines_and_names_do_not_count():
+def test_lines_and_names_are_not_part_of_the_fingerprint():
     def f(x):
         y = lax.sin(x)
         return lax.add(y, y)
@@ -403,11 +403,11 @@ def test_lines_and_names_do_not_count():
         lambda x, y: lax.cos(x) * X + y,
     ],
 )
-def test_what_is_computed_counts(other):
+def test_the_computation_is_part_of_the_fingerprint(other):
     assert of(lambda x, y: lax.cos(x) * 2.0 + y, X, X) != of(other, X, X)
 
 
-def test_types_and_contents_count():
+def test_types_and_constants_are_part_of_the_fingerprint():
     texts = [
         of(lambda x: x + x, X),
         of(lambda x: x + x, X[:4]),
@@ -424,7 +424,7 @@ def test_types_and_contents_count():
     assert len(set(texts)) == len(texts)
 
 
-def test_rules_of_custom_derivatives_do_not_hide_a_program():
+def test_custom_derivatives_leave_a_program_its_fingerprint():
     assert of(lambda x: spmd.nn.relu(spmd.nn.softmax(x)), X) is not None
 
 

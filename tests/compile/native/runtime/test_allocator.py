@@ -127,7 +127,7 @@ def test_adoption_shares_memory_and_keeps_the_array():
     ],
     ids=["transposed", "strided", "unaligned", "byte-swapped"],
 )
-def test_what_cannot_be_adopted(array):
+def test_memory_that_cannot_be_adopted_is_refused(array):
     assert adopt(array) is None
 
 

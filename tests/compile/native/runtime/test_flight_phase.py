@@ -40,7 +40,7 @@ def test_a_program_is_a_phase_of_its_own(as_one_of_two):
     assert FLIGHT.words[flight.SINCE] > since
 
 
-def test_a_process_that_is_alone_does_not_read_the_clock():
+def test_a_single_process_does_not_read_the_clock():
     seen_inside()
     since = FLIGHT.words[flight.SINCE]
     f = spmd.jit(lambda x: x + 1)

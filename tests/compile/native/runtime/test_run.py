@@ -11,15 +11,15 @@ from spmd.base.errors import CollectiveError, SpmdError
 from spmd.compile.native.llvm.compiler import compile_texts
 from spmd.compile.native.llvm.function_builder import Function
 from spmd.compile.native.program.steps import (
-    CallbackStep,
-    CondStep,
-    CopyStep,
-    ForStep,
+    Branch,
+    Copy,
+    Host,
     KernelStep,
+    Loop,
     Program,
     Slot,
     View,
-    WhileStep,
+    While,
 )
 from spmd.compile.native.runtime.run import build_program
 from tests.compile.native.programs import F32, I32, address, binary, compile_for, run
@@ -39,7 +39,7 @@ def threads(request):
 
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("count", [0, 1, 7, 40_000])
-def test_a_chain_of_kernels(devices, count):
+def test_a_chain_of_kernels_runs_in_order(devices, count):
     rng = np.random.default_rng(count)
     arrays = [
         [rng.random(count, F32), rng.random(count, F32), np.zeros(count, F32)]
@@ -62,9 +62,9 @@ def test_expensive_units_are_spread_over_threads_and_devices():
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-def test_offsets_and_overlapping_copies(devices):
+def test_copies_take_offsets_and_may_overlap(devices):
     arrays = [[np.arange(100, dtype=F32) + d] for d in range(devices)]
-    run([CopyStep(Slot(0, 40), Slot(0, 0), 200), CopyStep(Slot(0), Slot(0, 396), 4)], arrays)
+    run([Copy(Slot(0, 40), Slot(0, 0), 200), Copy(Slot(0), Slot(0, 396), 4)], arrays)
     for d, (a,) in enumerate(arrays):
         expected = np.arange(100, dtype=F32) + d
         expected[10:60] = expected[:50].copy()
@@ -73,14 +73,14 @@ def test_offsets_and_overlapping_copies(devices):
 
 
 @pytest.mark.parametrize("shift", [0, 1, 70_000, 300_000, -70_000, -300_000])
-def test_long_copies_overlap_or_not(shift):
+def test_long_copies_may_overlap(shift):
     nbytes, start = 300_000, 350_000
     rng = np.random.default_rng(0)
     arrays = [[rng.integers(0, 256, 1_000_000).astype(np.uint8)] for _ in range(2)]
     expected = [a.copy() for (a,) in arrays]
     for e in expected:
         e[start + shift : start + shift + nbytes] = e[start : start + nbytes].copy()
-    run([CopyStep(Slot(0, start + shift), Slot(0, start), nbytes)], arrays)
+    run([Copy(Slot(0, start + shift), Slot(0, start), nbytes)], arrays)
     for (a,), e in zip(arrays, expected, strict=True):
         np.testing.assert_array_equal(a, e)
 
@@ -157,7 +157,7 @@ def test_callbacks_see_and_fill_arrays(devices):
         assert not inputs[0].flags.writeable
         outputs[0][...] = inputs[0].T * 2
 
-    step = CallbackStep(double, (View(Slot(0), (2, 3), F32),), (View(Slot(1), (3, 2), I32),))
+    step = Host(double, (View(Slot(0), (2, 3), F32),), (View(Slot(1), (3, 2), I32),))
     run([step], arrays)
     assert seen == list(range(devices))
     for x, out in arrays:
@@ -165,7 +165,7 @@ def test_callbacks_see_and_fill_arrays(devices):
 
 
 @pytest.mark.parametrize("devices", DEVICES)
-def test_one_callback_for_all_devices(devices):
+def test_one_callback_sees_all_devices(devices):
     arrays = [[np.full(4, d, F32), np.zeros(4, F32)] for d in range(devices)]
 
     def total(who, inputs, outputs):
@@ -174,7 +174,7 @@ def test_one_callback_for_all_devices(devices):
             out[...] = sum(x for (x,) in inputs)
 
     view = View(Slot(0), (4,), F32), View(Slot(1), (4,), F32)
-    run([CallbackStep(total, view[:1], view[1:], together=True)], arrays)
+    run([Host(total, view[:1], view[1:], together=True)], arrays)
     for _, out in arrays:
         assert (out == sum(range(devices))).all()
 
@@ -188,7 +188,7 @@ def test_an_exception_in_a_callback_stops_the_program():
 
     steps = [
         binary("fadd", "float", Slot(0), Slot(1), Slot(0)),
-        CallbackStep(fail, (), ()),
+        Host(fail, (), ()),
         binary("fadd", "float", Slot(0), Slot(1), Slot(0)),
     ]
     native = compile_for(steps, arrays)
@@ -211,7 +211,7 @@ def test_a_callback_may_run_another_program():
         native.run(frames)
         outputs[0][...] = inner[2]
 
-    run([CallbackStep(nest, (), (View(Slot(0), (2,), F32),))], [[out]])
+    run([Host(nest, (), (View(Slot(0), (2,), F32),))], [[out]])
     assert (out == 2).all()
 
 
@@ -228,18 +228,18 @@ def test_scan_reads_and_writes_its_rows_in_place(devices, reverse):
     rng = np.random.default_rng(1)
     arrays = [[rng.random(50, F32), np.zeros(50, F32), np.zeros(1, F32)] for _ in range(devices)]
     xs, ys, carry = Slot(0, 0, ((0, 4),)), Slot(1, 0, ((0, 4),)), Slot(2)
-    body = (add_at(xs, carry), CopyStep(ys, carry, 4))
-    run([ForStep(50, body, reverse=reverse)], arrays)
+    body = (add_at(xs, carry), Copy(ys, carry, 4))
+    run([Loop(50, body, reverse=reverse)], arrays)
     for x, y, _ in arrays:
         expected = np.cumsum(x[::-1] if reverse else x, dtype=F32)
         np.testing.assert_array_equal(y, expected[::-1] if reverse else expected)
 
 
-def test_nested_loops_with_two_strides():
+def test_nested_loops_have_two_strides():
     x = np.arange(12, dtype=F32).reshape(3, 4)
     out = np.zeros((4, 3), F32)
-    inner = CopyStep(Slot(1, 0, ((0, 4), (1, 12))), Slot(0, 0, ((0, 16), (1, 4))), 4)
-    run([ForStep(3, (ForStep(4, (inner,)),))], [[x, out]])
+    inner = Copy(Slot(1, 0, ((0, 4), (1, 12))), Slot(0, 0, ((0, 16), (1, 4))), 4)
+    run([Loop(3, (Loop(4, (inner,)),))], [[x, out]])
     np.testing.assert_array_equal(out, x.T)
 
 
@@ -248,8 +248,8 @@ def test_nested_loops_with_two_strides():
 def test_devices_may_loop_for_different_times(reverse, dtype):
     trips = (3, 0, 5, 1)
     arrays = [[np.array([n], dtype), np.arange(5, dtype=F32), np.zeros(5, F32)] for n in trips]
-    copy = CopyStep(Slot(2, 0, ((0, 4),)), Slot(1, 0, ((0, 4),)), 4)
-    loop = ForStep(Slot(0), (copy,), reverse, np.dtype(dtype), max_trips=5)
+    copy = Copy(Slot(2, 0, ((0, 4),)), Slot(1, 0, ((0, 4),)), 4)
+    loop = Loop(Slot(0), (copy,), reverse, np.dtype(dtype), max_trips=5)
     run([loop], arrays)
     for n, x, out in arrays:
         np.testing.assert_array_equal(out, np.where(np.arange(5) < n[0], x, 0))
@@ -257,7 +257,7 @@ def test_devices_may_loop_for_different_times(reverse, dtype):
 
 def test_more_trips_than_promised_are_an_error():
     arrays = [[np.array([6], np.int32), np.zeros(1, F32)]]
-    loop = ForStep(Slot(0), (add_at(Slot(1), Slot(1)),), max_trips=5)
+    loop = Loop(Slot(0), (add_at(Slot(1), Slot(1)),), max_trips=5)
     with pytest.raises(SpmdError, match="more than its 5 trips"):
         run([loop], arrays)
 
@@ -269,7 +269,7 @@ def countdown(devices: int):
         for d in range(devices)
     ]
     zero, minus = Slot(1, 4), Slot(1)
-    loop = WhileStep(
+    loop = While(
         test=(binary("icmp sgt", "i32", Slot(0), zero, Slot(2)),),
         predicate=Slot(2),
         body=(
@@ -290,10 +290,10 @@ def test_devices_leave_a_while_loop_one_after_the_other(devices):
 
 def test_a_while_loop_counts_its_level():
     arrays, loop = countdown(3)
-    trace = CopyStep(Slot(3, 4), Slot(0), 4)
+    trace = Copy(Slot(3, 4), Slot(0), 4)
     rows = [[*a, np.zeros(9, I32)] for a in arrays]
-    body = (*loop.body, CopyStep(Slot(4, 0, ((0, 4),)), Slot(3), 4), trace)
-    run([WhileStep(loop.test, loop.predicate, body)], rows)
+    body = (*loop.body, Copy(Slot(4, 0, ((0, 4),)), Slot(3), 4), trace)
+    run([While(loop.test, loop.predicate, body)], rows)
     for d, a in enumerate(rows):
         np.testing.assert_array_equal(a[4][: 3 * d], np.arange(1, 3 * d + 1))
 
@@ -304,8 +304,8 @@ def test_branches_differ_between_devices(devices):
     arrays = [[np.array([c], I32), np.array([10, 20, 30], F32), np.zeros(1, F32)] for c in choices]
     branches = tuple((add_at(Slot(1, 4 * b), Slot(2)),) for b in range(3))
     # The first branch overwrites the index; the choice must be made by then.
-    spoil = CopyStep(Slot(0), Slot(1), 4)
-    run([CondStep(Slot(0), ((*branches[0], spoil), *branches[1:]))], arrays)
+    spoil = Copy(Slot(0), Slot(1), 4)
+    run([Branch(Slot(0), ((*branches[0], spoil), *branches[1:]))], arrays)
     for choice, (_, values, out) in zip(choices, arrays, strict=True):
         assert out[0] == values[min(max(choice, 0), 2)]
 
@@ -313,25 +313,25 @@ def test_branches_differ_between_devices(devices):
 @pytest.mark.parametrize("value", [False, True])
 def test_a_bool_chooses_between_two_branches(value):
     arrays = [[np.array([value]), np.array([10, 20], F32), np.zeros(1, F32)]]
-    branches = tuple((CopyStep(Slot(2), Slot(1, 4 * b), 4),) for b in range(2))
-    run([CondStep(Slot(0), branches, np.dtype(bool))], arrays)
+    branches = tuple((Copy(Slot(2), Slot(1, 4 * b), 4),) for b in range(2))
+    run([Branch(Slot(0), branches, np.dtype(bool))], arrays)
     assert arrays[0][2][0] == (20 if value else 10)
 
 
 def test_callbacks_in_a_branch_see_only_their_devices():
     arrays = [[np.array([d % 2], I32)] for d in range(6)]
     seen = []
-    note = CallbackStep(lambda device, inputs, outputs: seen.append(device), (), ())
-    run([CondStep(Slot(0), ((), (note,)))], arrays)
+    note = Host(lambda device, inputs, outputs: seen.append(device), (), ())
+    run([Branch(Slot(0), ((), (note,)))], arrays)
     assert seen == [1, 3, 5]
 
 
 def test_a_common_callback_that_not_all_reach_is_an_error():
     arrays = [[np.array([d == 2], I32)] for d in range(3)]
-    note = CallbackStep(lambda *_: None, (), (), together=True, name="psum at train.py:41")
+    note = Host(lambda *_: None, (), (), together=True, name="psum at train.py:41")
     expected = r"psum at train.py:41: devices \[2\] reached it, devices \[0, 1\] did not"
     with pytest.raises(CollectiveError, match=expected):
-        run([CondStep(Slot(0), ((), (note,)))], arrays)
+        run([Branch(Slot(0), ((), (note,)))], arrays)
 
 
 # ---- what the builder refuses --------------------------------------------------------------------
@@ -340,22 +340,22 @@ def test_a_common_callback_that_not_all_reach_is_an_error():
 @pytest.mark.parametrize(
     "step, message",
     [
-        (CopyStep(Slot(0, 8), Slot(1), 93), r"\[8, 101\) of base 0, which holds 100"),
-        (CopyStep(Slot(0, -1), Slot(1), 4), r"\[-1, 3\) of base 0"),
-        (CopyStep(Slot(2), Slot(1), 4), "base 2 of a frame with 2 bases"),
-        (CopyStep(Slot(0, 0, ((0, 4),)), Slot(1), 4), "level 0 inside 0 loops"),
-        (ForStep(26, (CopyStep(Slot(0, 0, ((0, 4),)), Slot(1), 4),)), r"\[0, 104\)"),
-        (ForStep(3, (CopyStep(Slot(0, 4, ((0, -4),)), Slot(1), 4),)), r"\[-4, 8\)"),
-        (ForStep(-1, ()), "-1 trips"),
-        (ForStep(Slot(0), (), trips_dtype=np.dtype("f4")), "float32"),
-        (CondStep(Slot(0), ()), "without branches"),
-        (CondStep(Slot(0, 97), ((), ())), r"\[97, 101\)"),
+        (Copy(Slot(0, 8), Slot(1), 93), r"\[8, 101\) of base 0, which holds 100"),
+        (Copy(Slot(0, -1), Slot(1), 4), r"\[-1, 3\) of base 0"),
+        (Copy(Slot(2), Slot(1), 4), "base 2 of a frame with 2 bases"),
+        (Copy(Slot(0, 0, ((0, 4),)), Slot(1), 4), "level 0 inside 0 loops"),
+        (Loop(26, (Copy(Slot(0, 0, ((0, 4),)), Slot(1), 4),)), r"\[0, 104\)"),
+        (Loop(3, (Copy(Slot(0, 4, ((0, -4),)), Slot(1), 4),)), r"\[-4, 8\)"),
+        (Loop(-1, ()), "-1 trips"),
+        (Loop(Slot(0), (), trips_dtype=np.dtype("f4")), "float32"),
+        (Branch(Slot(0), ()), "without branches"),
+        (Branch(Slot(0, 97), ((), ())), r"\[97, 101\)"),
         (KernelStep(0, (), 1, 1.0), "null"),
         (KernelStep(1, (Slot(0),), 1, 1.0, extents=(104,)), r"\[0, 104\)"),
         (KernelStep(1, (Slot(0),), 1, 1.0, extents=()), None),
         (KernelStep(1, (Slot(0),), 1, 1.0, extents=(1, 2)), "1 slots, but extents for 2"),
         (KernelStep(1, (), -1, 1.0), "must not be negative"),
-        (CallbackStep(print, (View(Slot(0), (5, 6), F32),), ()), r"\[0, 120\)"),
+        (Host(print, (View(Slot(0), (5, 6), F32),), ()), r"\[0, 120\)"),
     ],
 )
 def test_malformed_programs_are_refused(step, message):
@@ -368,7 +368,7 @@ def test_malformed_programs_are_refused(step, message):
 
 
 def test_frames_are_checked():
-    native = build_program(Program((4, 4), (CopyStep(Slot(0), Slot(1), 4),), 2))
+    native = build_program(Program((4, 4), (Copy(Slot(0), Slot(1), 4),), 2))
     assert native.words_needed == 2 * 2 + 3
     with pytest.raises(ValueError, match="frames of 3 words"):
         native.run(np.zeros(3, np.int64))
@@ -381,7 +381,7 @@ def test_short_programs_keep_the_gil_and_long_ones_do_not():
         step = binary("fadd", "float", Slot(0), Slot(1), Slot(2), 1, cost_ns)
         return build_program(Program((4, 4, 4), (step,)))
 
-    endless = WhileStep((), Slot(0), (CopyStep(Slot(0), Slot(1), 4),))
+    endless = While((), Slot(0), (Copy(Slot(0), Slot(1), 4),))
     assert not build_program(Program((4, 4), (endless,))).keeps_gil
     assert program(1.0).keeps_gil
     assert not program(1e6).keeps_gil
@@ -391,7 +391,7 @@ def test_a_step_costs_little(threads):
     """Not a benchmark: an upper bound that only a broken executor would miss."""
     x = np.zeros(3, F32)
     slots = [Slot(0, 4 * i) for i in range(3)]
-    native = compile_for([ForStep(100_000, (binary("fadd", "float", *slots),))], [[x]])
+    native = compile_for([Loop(100_000, (binary("fadd", "float", *slots),))], [[x]])
     frames = native.new_frames()
     frames[0] = address(x)
     clock = ctypes.CDLL(None).clock  # CPU time, so that a busy machine does not matter

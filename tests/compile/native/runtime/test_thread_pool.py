@@ -70,7 +70,7 @@ def test_every_unit_is_done_once(threads):
         assert (counts == 1).all()
 
 
-def test_many_tiny_jobs(threads):
+def test_many_tiny_jobs_are_done(threads):
     kernel = count_kernel()
     counts, calls = np.zeros(64, np.int64), np.zeros(1, np.int64)
     for _ in range(20_000):
@@ -79,7 +79,7 @@ def test_many_tiny_jobs(threads):
     assert calls[0] == 80_000 or threads == 1
 
 
-def test_jobs_with_pauses_in_which_workers_park():
+def test_jobs_are_done_after_pauses_in_which_workers_park():
     kernel = count_kernel()
     counts, calls = np.zeros(64, np.int64), np.zeros(1, np.int64)
     with config.override("num_threads", 3):
@@ -138,7 +138,7 @@ def test_workers_stay_off_the_core_of_their_caller():
     assert (counts == 4).all()
 
 
-def test_callers_in_several_threads_do_not_mix():
+def test_callers_in_several_threads_get_their_own_results():
     kernel = slow_kernel()
     wrong = []
 
@@ -175,7 +175,7 @@ def test_a_job_inside_a_job_runs_on_its_caller():
     assert (counts == 10).all()
 
 
-def test_resizing_while_jobs_run():
+def test_the_pool_may_be_resized_while_jobs_run():
     kernel = slow_kernel()
     stop = threading.Event()
     wrong = []
@@ -202,7 +202,7 @@ def test_resizing_while_jobs_run():
     assert not wrong
 
 
-def test_no_units_and_bad_grains():
+def test_zero_units_do_nothing_and_bad_grains_are_refused():
     parallel_for(0, [], [], 0)
     with pytest.raises(ValueError, match="-1 units"):
         parallel_for(0, [], [], -1)

@@ -120,15 +120,16 @@ def test_compiled_to_the_same_bits(told, monkeypatch):
 def test_neither_guesses_nor_remembered_pairs_change_groups(seed, monkeypatch):
     closed = simplified(*deep(5, seed, (1,)))
     found, tried = groups(fuse.fuse(closed)), Counter()
-    follow, merge_all = memo._follow, merge_siblings._merge_all
+    traces_of, merge_all = memo.FusionTraces.of, merge_siblings._merge_all
 
-    def counted(*args):
-        tried[without] += 1
-        return follow(*args)
+    def counted(self, kind):
+        for trace in traces_of(self, kind):
+            tried[without] += 1
+            yield trace
 
     for without in (False, True):
         with monkeypatch.context() as patch:
-            patch.setattr(memo, "_follow", counted)
+            patch.setattr(memo.FusionTraces, "of", counted)
             if without:
                 patch.setattr(memo.FusionTraces, "follow", lambda self, growth: None)
                 patch.setattr(
@@ -141,14 +142,14 @@ def test_neither_guesses_nor_remembered_pairs_change_groups(seed, monkeypatch):
 def work(layers, monkeypatch):
     """What is done for a network: groups grown, jaxprs of groups, kernels, texts."""
     done = Counter()
-    grow = fuse._Fuser.grow
+    add = memo.FusionTraces.add
 
-    def counted(self, root):
+    def counted(self, trace):
         done["grown"] += 1
-        return grow(self, root)
+        add(self, trace)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fuse._Fuser, "grow", counted)
+        patch.setattr(memo.FusionTraces, "add", counted)
         fused = fuse_epilogues(fuse.fuse(simplified(*deep(layers, 3))))
     bodies = {id(e.params["jaxpr"]) for e in fused.eqns if e.prim.name in ("fused", "product")}
     kernels = {step.kernel for step in lower(fused).steps if isinstance(step, Launch)}

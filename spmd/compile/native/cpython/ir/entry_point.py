@@ -2,9 +2,9 @@
 
 The one idea: a `ctypes` call converts each argument through Python-level descriptors and needs a
 buffer that was packed before; a function with CPython's own calling convention reads the operands
-off the interpreter's stack, in a quarter of the time. Where it is told how arrays lie in memory
-(`native/cpython/object_layout.py`) it also checks that the operands are the arrays that the program
-was made for, and makes the results, which in Python costs more than running a small program.
+off the interpreter's stack, in a quarter of the time. It is told how arrays lie in memory
+(`native/cpython/object_layout.py`), checks that the operands are the arrays that the program was
+made for, and makes the results, which in Python costs more than running a small program.
 
 `spmd_entry_point(self, args, count)` is a METH_FASTCALL function. `self` is a tuple; its first item
 is a `bytes` object with the entry point's words: what to call, the frames' constant words, how to
@@ -23,7 +23,6 @@ from spmd.compile.native.cpython.entry_layout import (
     BOOL,
     BUFFER,
     BUFFERS,
-    BYTES,
     COUNT,
     F32,
     F64,
@@ -40,17 +39,14 @@ from spmd.compile.native.cpython.entry_layout import (
     OUT,
     RELEASES,
     RESULTS,
-    RETURNS,
     SLAB,
     SLAB_WORD,
-    STATUS,
     TEMPLATE,
-    UNFIT,
     WORDS,
 )
 from spmd.compile.native.cpython.ir.blocks import BLOCK_DECLARATIONS, block_functions
 from spmd.compile.native.cpython.ir.entry_trees import (
-    DOOR_TREE_DECLARATIONS,
+    TREE_DECLARATIONS,
     gather_functions,
     spread_functions,
 )
@@ -91,15 +87,14 @@ declare ptr @memcpy(ptr, ptr, i64)
 """
 
 
-def entry_point_source(layout: Layout | None) -> str:
-    """The module of the entry point; without a layout it knows no arrays and no trees."""
-    functions = [_release(), *_read_functions(layout), *spread_functions(layout)]
-    if layout is not None:
-        functions += [*block_functions(layout), _make_blocks(layout)]
-        functions += [_make(layout), _make_next(layout), *gather_functions()]
-    functions += [_run_entry_point(layout), _door(layout)]
+def entry_point_source(layout: Layout) -> str:
+    """The module of the entry point."""
+    functions = [_release(), _address(layout), _read(layout), *spread_functions(layout)]
+    functions += [*block_functions(layout), _make_blocks(layout)]
+    functions += [_make(layout), _make_next(layout), *gather_functions()]
+    functions += [_run_entry_point(), _entry_point()]
     return "\n".join(
-        [_DECLARATIONS, DOOR_TREE_DECLARATIONS, BLOCK_DECLARATIONS, *(f.text() for f in functions)]
+        [_DECLARATIONS, TREE_DECLARATIONS, BLOCK_DECLARATIONS, *(f.text() for f in functions)]
     )
 
 
@@ -110,11 +105,6 @@ def _release() -> Function:
     with f.range(0, taken) as i:
         f.call("PyBuffer_Release", "void", f.at(views, i * VIEW_BYTES))
     return f
-
-
-def _read_functions(layout: Layout | None) -> list[Function]:
-    """What reads operands."""
-    return [_read(layout)] if layout is None else [_address(layout), _read(layout)]
 
 
 def _address(layout: Layout) -> Function:
@@ -132,7 +122,7 @@ def _address(layout: Layout) -> Function:
     return f
 
 
-def _read(layout: Layout | None) -> Function:
+def _read(layout: Layout) -> Function:
     """read_operand(fields, entry, object, cell, view): the address of an operand, or 0 or -1.
 
     Numbers are written to `cell`; `view` is filled by a buffer. Without an address a Python error
@@ -142,27 +132,24 @@ def _read(layout: Layout | None) -> Function:
     fields, entry, operand, cell, view = f.params
     kind, expected = f.load("i64", entry), f.load("ptr", entry, 16)
     here = f.convert("ptrtoint", cell, "i64")
-    if layout is not None:
-        kind_of = f.load("ptr", operand, layout.type)
-        with f.if_(kind.equals(ARRAY)):
-            with f.if_(kind_of.differs(f.load("ptr", fields, 8 * ARRAY_TYPE))):
-                f.ret(0)
-            same = f.load("ptr", operand, layout.aval).equals(expected)
-            none = f.load("ptr", fields, 8 * NONE)
-            with f.if_(same & f.load("ptr", operand, layout.sharding).equals(none)):
-                f.ret(f.call("address_of", "i64", f.load("ptr", operand, layout.ptr)))
+    kind_of = f.load("ptr", operand, layout.type)
+    with f.if_(kind.equals(ARRAY)):
+        with f.if_(kind_of.differs(f.load("ptr", fields, 8 * ARRAY_TYPE))):
             f.ret(0)
-        with f.if_(kind.equals(BLOCK)):
-            with f.if_(kind_of.differs(f.load("ptr", fields, 8 * BLOCK_TYPE))):
-                f.ret(0)
-            address = f.load("ptr", operand, layout.block_address)
-            f.ret(f.call("address_of", "i64", address))
-        with f.if_(expected.differs(0) & expected.differs(kind_of)):
+        same = f.load("ptr", operand, layout.aval).equals(expected)
+        none = f.load("ptr", fields, 8 * NONE)
+        with f.if_(same & f.load("ptr", operand, layout.sharding).equals(none)):
+            f.ret(f.call("address_of", "i64", f.load("ptr", operand, layout.ptr)))
+        f.ret(0)
+    with f.if_(kind.equals(BLOCK)):
+        with f.if_(kind_of.differs(f.load("ptr", fields, 8 * BLOCK_TYPE))):
             f.ret(0)
+        address = f.load("ptr", operand, layout.block_address)
+        f.ret(f.call("address_of", "i64", address))
+    with f.if_(expected.differs(0) & expected.differs(kind_of)):
+        f.ret(0)
     with f.if_(kind.equals(ADDRESS)):
         f.ret(f.call("PyLong_AsLongLong", "i64", operand))
-    with f.if_(kind.equals(BYTES)):
-        f.ret(f.convert("ptrtoint", f.call("PyBytes_AsString", "ptr", operand), "i64"))
     with f.if_(kind.equals(BUFFER)):
         failed = f.call("PyObject_GetBuffer", "i32", operand, view, f.value("i32", _PYBUF_SIMPLE))
         with f.if_(failed.differs(0)):
@@ -269,16 +256,14 @@ def _make_next(layout: Layout) -> Function:
 # ---- the entry point -----------------------------------------------------------------------------
 
 
-def _ret_unfit(f: Function, fields: Value) -> None:
+def _ret_miss(f: Function, fields: Value) -> None:
     """Return that nothing fits."""
-    with f.if_(f.load("i64", fields, 8 * RETURNS).differs(STATUS)):
-        miss = f.load("ptr", fields, 8 * MISS)
-        f.call("Py_IncRef", "void", miss)
-        f.ret(miss)
-    f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", UNFIT)))
+    miss = f.load("ptr", fields, 8 * MISS)
+    f.call("Py_IncRef", "void", miss)
+    f.ret(miss)
 
 
-def _door(layout: Layout | None) -> Function:
+def _entry_point() -> Function:
     """spmd_entry_point(self, args, count): find the operands, and run.
 
     An entry point with trees is called like the matchers of jitted functions, with a tuple of
@@ -290,29 +275,28 @@ def _door(layout: Layout | None) -> Function:
         "PyBytes_AsString", "ptr", f.call("PyTuple_GetItem", "ptr", me, f.value("i64", 0))
     )
     count, trees = f.load("i64", fields, 8 * COUNT), f.load("i64", fields, 8 * GIVEN)
-    if layout is not None:
-        with f.if_(trees.differs(0)):
-            with f.if_(given.differs(2)):
-                _ret_unfit(f, fields)
-            operands = f.stack_bytes(count * 8)
-            nodes, place = f.var("ptr", f.at(fields, trees)), f.var("i64", 0)
-            places = nodes.pointer, operands, place.pointer
-            for k in range(2):
-                fits = f.call("spread_node", "i64", *places, f.load("ptr", args, 8 * k))
-                with f.if_(fits.equals(0)):
-                    f.call("PyErr_Clear", "void")
-                    f.call("release_objects", "void", operands, place.get())
-                    _ret_unfit(f, fields)
-            out = f.call("run_entry_point", "ptr", fields, operands)
-            f.call("release_objects", "void", operands, count)
-            f.ret(out)
+    with f.if_(trees.differs(0)):
+        with f.if_(given.differs(2)):
+            _ret_miss(f, fields)
+        operands = f.stack_bytes(count * 8)
+        nodes, place = f.var("ptr", f.at(fields, trees)), f.var("i64", 0)
+        places = nodes.pointer, operands, place.pointer
+        for k in range(2):
+            fits = f.call("spread_node", "i64", *places, f.load("ptr", args, 8 * k))
+            with f.if_(fits.equals(0)):
+                f.call("PyErr_Clear", "void")
+                f.call("release_objects", "void", operands, place.get())
+                _ret_miss(f, fields)
+        out = f.call("run_entry_point", "ptr", fields, operands)
+        f.call("release_objects", "void", operands, count)
+        f.ret(out)
     with f.if_(given.differs(count)):
-        _ret_unfit(f, fields)
+        _ret_miss(f, fields)
     f.ret(f.call("run_entry_point", "ptr", fields, args))
     return f
 
 
-def _run_entry_point(layout: Layout | None) -> Function:
+def _run_entry_point() -> Function:
     """run_entry_point(fields, operands): fill the frames, run, make the results."""
     f = Function("run_entry_point", "ptr", ["ptr", "ptr"], internal=True)
     fields, operands = f.params
@@ -327,7 +311,7 @@ def _run_entry_point(layout: Layout | None) -> Function:
     cells = f.stack_bytes(count * 8)
     views = f.stack_bytes(word(BUFFERS) * VIEW_BYTES)
     f.call("memcpy", "ptr", frames, word(TEMPLATE, "ptr"), words * 8)
-    taken, last = f.var("i64", 0), f.var("i64", 0)
+    taken = f.var("i64", 0)
     with f.range(0, count) as i:
         entry = f.at(fields, i * _OPERAND_BYTES + 8 * OPERANDS)
         operand, view = f.load("ptr", operands, i * 8), f.at(views, taken.get() * VIEW_BYTES)
@@ -335,26 +319,24 @@ def _run_entry_point(layout: Layout | None) -> Function:
         with f.if_(address <= 0):
             f.call("PyErr_Clear", "void")
             f.call("release_views", "void", views, taken.get())
-            _ret_unfit(f, fields)
+            _ret_miss(f, fields)
         with f.if_(f.load("i64", entry).equals(BUFFER)):
             taken.set(taken.get() + 1)
         f.store(address, frames, f.load("i64", entry, 8) * 8)
-        last.set(address)
     offsets = f.at(fields, count * _OPERAND_BYTES + 8 * OPERANDS)
     entries = f.at(offsets, word(OFFSETS) * _OFFSET_BYTES)
     blocks = f.stack_bytes(word(BLOCKS) * 8)
-    if layout is not None:
-        fresh = f.at(entries, word(RESULTS) * _RESULT_BYTES)
-        made = f.call("make_blocks", "i64", fresh, word(BLOCKS), blocks, frames)
-        with f.if_(made.equals(0)):
-            f.call("release_views", "void", views, taken.get())
-            f.ret(f.null())
+    fresh = f.at(entries, word(RESULTS) * _RESULT_BYTES)
+    made = f.call("make_blocks", "i64", fresh, word(BLOCKS), blocks, frames)
+    with f.if_(made.equals(0)):
+        f.call("release_views", "void", views, taken.get())
+        f.ret(f.null())
     slab = f.var("ptr", 0)
     with f.if_(word(SLAB).differs(0)):
         slab.set(f.call("PyBytes_FromStringAndSize", "ptr", f.null(), word(SLAB)))
         with f.if_(slab.get().equals(0)):
             f.call("release_views", "void", views, taken.get())
-            _release_made(f, layout, blocks, word(BLOCKS))
+            f.call("release_objects", "void", blocks, word(BLOCKS))
             f.ret(f.null())
         start = f.call("PyBytes_AsString", "ptr", slab.get())
         f.store(start, frames, word(SLAB_WORD) * 8)
@@ -375,23 +357,14 @@ def _run_entry_point(layout: Layout | None) -> Function:
         report = f.load("ptr", header, 8 * run_layout.FAILURE)
         with f.range(0, devices + 1) as i:
             f.store(f.load("i64", f.at(frames, words * 8), i * 8), report, i * 8)
-        _release_made(f, layout, blocks, word(BLOCKS))
-        _ret_failure(f, word(RETURNS), word(FAIL, "ptr"), result.get(), slab.get())
-    if layout is not None:
-        with f.if_(word(RETURNS).differs(STATUS)):
-            out = _gathered(f, fields, entries, frames, operands, slab.get(), blocks)
-            _release_made(f, layout, blocks, word(BLOCKS))
-            with f.if_(slab.get().differs(0)):
-                f.call("Py_DecRef", "void", slab.get())  # the results hold it
-            f.ret(out)
-    f.ret(f.call("PyLong_FromLongLong", "ptr", last.get()))
+        f.call("release_objects", "void", blocks, word(BLOCKS))
+        _ret_failure(f, word(FAIL, "ptr"), result.get(), slab.get())
+    out = _gathered(f, fields, entries, frames, operands, slab.get(), blocks)
+    f.call("release_objects", "void", blocks, word(BLOCKS))
+    with f.if_(slab.get().differs(0)):
+        f.call("Py_DecRef", "void", slab.get())  # the results hold it
+    f.ret(out)
     return f
-
-
-def _release_made(f: Function, layout: Layout | None, blocks: Value, count: Value) -> None:
-    """Let go of the blocks that were made."""
-    if layout is not None:
-        f.call("release_objects", "void", blocks, count)
 
 
 def _gathered(
@@ -405,12 +378,10 @@ def _gathered(
     return f.call("gather_node", "ptr", nodes.pointer, state)
 
 
-def _ret_failure(f: Function, returns: Value, fail: Value, status: Value, slab: Value) -> None:
-    """Return the opposite of a status, or what `fail` raises for it."""
+def _ret_failure(f: Function, fail: Value, status: Value, slab: Value) -> None:
+    """Return what `fail` raises for a status."""
     with f.if_(slab.differs(0)):
         f.call("Py_DecRef", "void", slab)
-    with f.if_(returns.equals(STATUS)):
-        f.ret(f.call("PyLong_FromLongLong", "ptr", f.value("i64", 0) - status))
     number = f.call("PyLong_FromLongLong", "ptr", status)
     with f.if_(number.equals(0)):
         f.ret(f.null())

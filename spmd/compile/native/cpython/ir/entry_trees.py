@@ -24,7 +24,7 @@ from spmd.compile.native.cpython.ir.sequences import ret_null_if, ret_sequence
 from spmd.compile.native.cpython.object_layout import Layout
 from spmd.compile.native.llvm.function_builder import Function, Value
 
-DOOR_TREE_DECLARATIONS = """
+TREE_DECLARATIONS = """
 declare i64 @PyList_Size(ptr)
 declare ptr @PyList_GetItem(ptr, i64)
 declare ptr @PyList_New(i64)
@@ -40,10 +40,8 @@ declare ptr @PyObject_CallObject(ptr, ptr)
 # ---- operands ----------------------------------------------------------------------------------
 
 
-def spread_functions(layout: Layout | None) -> list[Function]:
+def spread_functions(layout: Layout) -> list[Function]:
     """What takes operands out of containers: `spread_node`, and `release_objects`."""
-    if layout is None:
-        return []
     return [_release(), _spread_sequence(), _spread_dict(), _spread_node(layout)]
 
 

@@ -33,7 +33,7 @@ _ENSURE, _RELEASE, _CHECK, _FETCH = range(PYTHON, PYTHON + 4)
 
 
 def interrupt_texts() -> list[str]:
-    """What loops call."""
+    """The functions that loops call."""
     return [_look().text()]
 
 

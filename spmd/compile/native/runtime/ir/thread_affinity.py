@@ -1,10 +1,10 @@
 """Where the workers of the pool run: not on the core of the thread that called them.
 
-The one idea: a system that wakes a thread may put it on the core of the one who wakes it, most of
-all on virtual machines, where idle cores do not look idle; there the two take turns, and it takes
-the system up to tens of milliseconds to part them (seen: kernels at the speed of one thread for 150
-calls on end). So the caller of a job says where the workers may not run. That is a system call a
-worker, and only when the caller itself has moved.
+The one idea: a system that wakes a thread may put it on the core of the thread that wakes it, most
+of all on virtual machines, where idle cores do not look idle. The two then take turns, and the
+system takes up to tens of milliseconds to separate them (seen: kernels at the speed of one thread
+for 150 calls on end). So the caller of a job says where the workers may not run. That is a system
+call a worker, and only when the caller itself has moved.
 
 Then the system cannot help a worker whose core somebody else takes while it is in the middle of a
 job, so the caller does: when all that is left is to wait, it looks whether the workers inside get
@@ -105,7 +105,7 @@ def _used() -> Function:
 
 
 def _bring_held() -> Function:
-    """bring_held(threads, avoided, lines, count): bring here who works and gets no time.
+    """bring_held(threads, avoided, lines, count): bring workers that get no time to this core.
 
     Gives how many. `lines` are those of the threads; see `LINE_BYTES`.
     """
@@ -126,7 +126,7 @@ def _bring_held() -> Function:
         relax(f)
     with f.range(0, count) as i:
         thread = f.load("i64", threads, i * 8)
-        # Its time first: who starts to work after this was not seen to stand still.
+        # Read its time first: a thread that starts to work after this was not seen to stand still.
         still = f.call("used", "i64", thread).equals(f.load("i64", before, i * 8))
         works = f.atomic_load("i64", f.at(lines, i * LINE_BYTES), INSIDE).differs(0)
         with f.if_(still & works):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, PeerError
 from spmd.compile.native.program.run_layout import PARTS
-from spmd.compile.native.program.steps import CallbackStep, Program, RankStep, Slot, WhileStep
+from spmd.compile.native.program.steps import Host, Program, RankExchange, Slot, While
 from spmd.compile.native.runtime.load import load_parts
 from spmd.compile.native.runtime.run import build_program
 from spmd.transport.communicator import ReduceOp
@@ -59,7 +60,7 @@ def run_native(
     comm.announce(rounds.call)
     scratch = np.empty(max(rounds.scratch, 1), np.uint8)
     bases = (inputs[0].nbytes, outputs[0].nbytes, scratch.nbytes)
-    step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(1), Slot(2))
+    step = RankExchange(rounds, comm.state.address, comm.state.take, Slot(0), Slot(1), Slot(2))
     native = build_program(Program(bases, (step,), len(inputs)))
     frames = native.new_frames()
     for device, (x, out) in enumerate(zip(inputs, outputs, strict=True)):
@@ -248,7 +249,7 @@ def test_in_place():
 def test_what_the_others_read_is_not_written_over():
     def body(comm: ShmCommunicator) -> str:
         rounds = rounds_of(comm, Case("all_reduce", "float32", 100, ReduceOp.SUM))
-        step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(0), Slot(1))
+        step = RankExchange(rounds, comm.state.address, comm.state.take, Slot(0), Slot(0), Slot(1))
         with pytest.raises(ValueError) as caught:
             build_program(Program((400, rounds.scratch), (step,)))
         return str(caught.value)
@@ -271,15 +272,15 @@ def test_a_loop_meets_in_every_round():
         case = Case("all_reduce", "float32", 1, ReduceOp.SUM)
         rounds = rounds_of(comm, case)
         comm.announce(rounds.call)
-        step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(0))
+        step = RankExchange(rounds, comm.state.address, comm.state.take, Slot(0), Slot(0))
         x, go = np.ones(1, np.float32), np.zeros(1, np.bool_)
         trips = itertools.count()
 
         def again(device: int, inputs: list, outputs: list) -> None:
             go[0] = next(trips) < 10
 
-        test = (CallbackStep(again, (), ()),)
-        native = build_program(Program((4, 1), (WhileStep(test, Slot(1), (step,)),)))
+        test = (Host(again, (), ()),)
+        native = build_program(Program((4, 1), (While(test, Slot(1), (step,)),)))
         frames = native.new_frames()
         frames[:2] = x.ctypes.data, go.ctypes.data
         native.run(frames)
@@ -319,7 +320,21 @@ def test_a_killed_rank_is_named():
 
 @pytest.mark.usefixtures("direct")
 @pytest.mark.parametrize("native", [True, False])
-def test_a_rank_that_dies_while_it_is_read_from_is_named(native: bool):
+@pytest.mark.parametrize(
+    ("last_word", "expected"),
+    [
+        (
+            None,
+            r"rank 1 \(process \d+\) ended without a word \(killed, or out of memory\) "
+            r"while rank 0 read from it; its last was all_reduce\(sum\) of float32\[1000\]",
+        ),
+        ("raised", r"\Arank 1: ZeroDivisionError\Z"),
+        ("left", r"rank 1 left the program \(exit code 4\) while rank 0 (read from|waited for) it"),
+    ],
+)
+def test_a_rank_that_ends_while_it_is_read_from_is_named(
+    native: bool, last_word: str | None, expected: str
+):
     def body(comm: ShmCommunicator) -> None:
         pages = comm._pages
         if comm.rank == 1:  # it is there at the meeting, and gone afterwards
@@ -330,6 +345,10 @@ def test_a_rank_that_dies_while_it_is_read_from_is_named(native: bool):
         if comm.rank == 0:
             comm._sees_processes = False  # it would find that out while it waits, too
         comm.barrier()
+        if comm.rank == 1 and last_word == "raised":
+            comm.announce_failure("rank 1: ZeroDivisionError")
+        elif comm.rank == 1 and last_word == "left":
+            comm.announce_exit(4)
         if native or comm.rank == 1:
             native_sum(comm, 1000)
         else:
@@ -337,9 +356,7 @@ def test_a_rank_that_dies_while_it_is_read_from_is_named(native: bool):
 
     error = Ranks(2, body).run(timeout=60)[0]
     assert isinstance(error, PeerError)
-    assert "rank 1 (process" in str(error)
-    assert "ended without a word (killed, or out of memory) while rank 0 read from it" in str(error)
-    assert "its last was all_reduce(sum) of float32[1000]" in str(error)
+    assert re.search(expected, str(error))
 
 
 @pytest.mark.usefixtures("direct")
@@ -510,7 +527,7 @@ def test_places_outside_are_refused():
     rounds = Planner(0, 2, Limits(4096, 4096, 99)).all_gather(Operand(F32, 1, 8), [0, 1])
 
     def body(comm: ShmCommunicator) -> str:
-        step = RankStep(rounds, comm.state.address, comm.state.take, Slot(0), Slot(1))
+        step = RankExchange(rounds, comm.state.address, comm.state.take, Slot(0), Slot(1))
         with pytest.raises(ValueError) as caught:
             build_program(Program((32, 32), (step,)))
         return str(caught.value)

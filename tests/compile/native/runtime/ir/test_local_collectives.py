@@ -10,12 +10,12 @@ from spmd.compile.native.program import encode
 from spmd.compile.native.program.encode import needed_reductions
 from spmd.compile.native.program.reduction_kernels import OPERATORS, supports
 from spmd.compile.native.program.steps import (
-    CollectiveStep,
-    CondStep,
-    CopyStep,
+    Branch,
+    Copy,
+    Exchange,
     Program,
     Slot,
-    WhileStep,
+    While,
 )
 from spmd.compile.native.runtime.run import build_program
 from tests.compile.native.programs import F32, I32, binary, run
@@ -82,9 +82,9 @@ def devices_of(groups) -> int:
     return max(max(group) for group in groups) + 1
 
 
-def collective(kind, name, count, groups, rows=1, **more) -> CollectiveStep:
+def collective(kind, name, count, groups, rows=1, **more) -> Exchange:
     dtype = dtype_of(name)
-    return CollectiveStep(kind, Slot(0), Slot(1), dtype, count, groups, rows, **more)
+    return Exchange(kind, Slot(0), Slot(1), dtype, count, groups, rows, **more)
 
 
 def zeros_at(shape, dtype: np.dtype, place: int) -> np.ndarray:
@@ -127,7 +127,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("op", OPERATORS)
 @pytest.mark.parametrize("name", DTYPES)
-def test_all_reduce_of_every_dtype(op, name):
+def test_all_reduce_gives_the_values_of_numpy_in_every_dtype(op, name):
     if not supports(op, name):
         with pytest.raises(DtypeError, match=f"is not defined for {name}"):
             exchange("all_reduce", name, 3, ((0, 1),), op=op)
@@ -142,18 +142,18 @@ def test_all_reduce_of_every_dtype(op, name):
 
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
 @pytest.mark.parametrize("count", [0, 1, 31, 100_000])
-def test_all_reduce_of_every_size(groups, count):
+def test_all_reduce_gives_the_values_of_numpy_at_every_size(groups, count):
     inputs, outputs = exchange("all_reduce", "float32", count, groups, rows=2, op="sum")
     for group in groups:
         for d in group:
             assert_same(outputs[d], reduce_in_order("sum", [inputs[g] for g in group]))
 
 
-def test_all_reduce_in_place():
+def test_all_reduce_runs_in_place():
     rng = np.random.default_rng(0)
     arrays = [[rng.random(50_000, F32)] for _ in range(4)]
     expected = reduce_in_order("sum", [a.copy() for (a,) in arrays])
-    step = CollectiveStep(
+    step = Exchange(
         "all_reduce", Slot(0), Slot(0), F32, 50_000, ((0, 1, 2, 3),), op="sum", name="psum"
     )
     run([step], arrays)
@@ -185,7 +185,7 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_denormals():
 @pytest.mark.parametrize("groups", GROUPS, ids=str)
 @pytest.mark.parametrize("rows, count", [(1, 1), (3, 5), (1, 40_000), (0, 4), (2, 0)])
 @pytest.mark.parametrize("name", ["float32", "int8"])
-def test_gather_scatter_and_exchange(groups, rows, count, name):
+def test_gather_scatter_and_exchange_give_the_values_of_numpy(groups, rows, count, name):
     inputs, outputs = exchange("all_gather", name, count, groups, rows)
     for group in groups:
         expected = np.concatenate([inputs[d] for d in group], axis=1)
@@ -206,7 +206,7 @@ def test_gather_scatter_and_exchange(groups, rows, count, name):
 @pytest.mark.parametrize("place", [0, 16])
 @pytest.mark.parametrize("name", ["bool", "int8", "bfloat16", "float32", "float64", "complex64"])
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "all_to_all"])
-def test_writing_past_the_caches_changes_nothing(
+def test_streaming_stores_change_no_value(
     kind: str, name: str, place: int, monkeypatch: pytest.MonkeyPatch
 ):
     """Aligned outputs, odd rows behind them, and outputs that are not aligned at all."""
@@ -236,7 +236,7 @@ def test_permute_sends_and_fills_with_zeros(count):
 
 
 @pytest.mark.parametrize("root", [0, 2])
-def test_broadcast_from_the_root(root):
+def test_broadcast_copies_the_values_of_the_root(root):
     groups = ((0, 1, 2), (5, 4, 3))
     inputs, outputs = exchange("broadcast", "int16", 777, groups, root=root)
     for group in groups:
@@ -256,23 +256,21 @@ def test_results_do_not_depend_on_threads():
 # ---- partial arrival ----------------------------------------------------------------------------
 
 
-def test_a_group_may_meet_in_a_branch_while_others_stay_away():
+def test_a_group_may_communicate_in_a_branch_without_the_others():
     arrays = [[np.array([d >= 2], I32), np.full(3, d, F32), np.zeros(3, F32)] for d in range(4)]
-    meet = CollectiveStep(
-        "all_reduce", Slot(1), Slot(2), F32, 3, ((0, 1), (2, 3)), op="sum", name="psum"
-    )
-    run([CondStep(Slot(0), ((), (meet,)))], arrays)
+    meet = Exchange("all_reduce", Slot(1), Slot(2), F32, 3, ((0, 1), (2, 3)), op="sum", name="psum")
+    run([Branch(Slot(0), ((), (meet,)))], arrays)
     assert [a[2][0] for a in arrays] == [0, 0, 5, 5]
 
 
-def test_a_group_that_is_only_partly_there_is_an_error():
+def test_a_collective_without_all_members_is_an_error():
     arrays = [[np.array([d == 1], I32), np.full(3, d, F32), np.zeros(3, F32)] for d in range(4)]
-    meet = CollectiveStep(
+    meet = Exchange(
         "all_reduce", Slot(1), Slot(2), F32, 3, ((0, 1), (2, 3)), op="sum", name="psum (a.py:3)"
     )
     expected = r"psum \(a.py:3\): devices \[1\] reached it, devices \[0, 2, 3\] did not"
     with pytest.raises(CollectiveError, match=expected):
-        run([CondStep(Slot(0), ((), (meet,)))], arrays)
+        run([Branch(Slot(0), ((), (meet,)))], arrays)
 
 
 def test_a_loop_that_all_devices_leave_together_may_hold_a_collective():
@@ -281,10 +279,8 @@ def test_a_loop_that_all_devices_leave_together_may_hold_a_collective():
         [np.full(1, d + 1.0, F32), np.zeros(1, F32), np.array([100.0], F32), np.zeros(1, np.bool_)]
         for d in range(3)
     ]
-    total = CollectiveStep(
-        "all_reduce", Slot(0), Slot(1), F32, 1, ((0, 1, 2),), op="sum", name="psum"
-    )
-    loop = WhileStep(
+    total = Exchange("all_reduce", Slot(0), Slot(1), F32, 1, ((0, 1, 2),), op="sum", name="psum")
+    loop = While(
         test=(total, binary("fcmp olt", "float", Slot(1), Slot(2), Slot(3))),
         predicate=Slot(3),
         body=(binary("fadd", "float", Slot(0), Slot(1), Slot(0)),),
@@ -312,14 +308,14 @@ def test_a_loop_that_all_devices_leave_together_may_hold_a_collective():
         (collective("broadcast", "float32", 4, ((0, 1),), root=2), "out of range"),
         (collective("gossip", "float32", 4, ((0, 1),)), "unknown kind 'gossip'"),
         (
-            CollectiveStep("all_gather", Slot(0), Slot(0), F32, 4, ((0, 1),)),
+            Exchange("all_gather", Slot(0), Slot(0), F32, 4, ((0, 1),)),
             "cannot work in place",
         ),
     ],
 )
 def test_malformed_collectives_are_refused(step, message):
     with pytest.raises(ValueError, match=message):
-        build_program(Program((100, 100), (step, CopyStep(Slot(0), Slot(1), 1)), 3))
+        build_program(Program((100, 100), (step, Copy(Slot(0), Slot(1), 1)), 3))
 
 
 def test_an_unknown_operator_is_refused():

@@ -157,7 +157,7 @@ def test_only_b_has_panels():
         _ = panels.transposed
 
 
-def test_what_one_block_reads_is_not_packed_by_itself():
+def test_an_operand_that_one_block_reads_is_not_packed():
     small, large = np.zeros((64, 64), np.float32), np.zeros((2048, 2048), np.float32)
     assert prefers_packed(product_of(small, small, small), 1) is None
     assert prefers_packed(product_of(small, small.T, small), 1) is None

@@ -17,7 +17,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import lax
-from spmd.compile.dispatch import async_fast_call
+from spmd.compile.dispatch import fast_call
 from spmd.compile.executable import async_operands
 from spmd.compile.executable.executable import compile_jaxpr
 from spmd.compile.native.runtime import async_queue
@@ -40,7 +40,7 @@ def all_long(monkeypatch: pytest.MonkeyPatch):
     """Every program counts as long while the test runs, and may copy what it wants."""
     monkeypatch.setattr(native_run, "LONG_NS", 0.0)
     monkeypatch.setattr(async_queue, "AT_ONCE_NS", 0)
-    for module in (async_operands, async_fast_call):
+    for module in (async_operands, fast_call):
         monkeypatch.setattr(module, "most_copied", lambda program: float("inf"))
     yield
     QUEUE.drain()
@@ -142,7 +142,7 @@ def test_random_programs(seed):
     closed, args = random_program(seed, length=20)
     made = compile_jaxpr(closed)
     arrays = [snp.asarray(x) for x in args]
-    now = made.run(arrays)
+    now = made.call(arrays, in_queue=False)
     with shut_gate():
         later = made(arrays)
         assert all(is_pending(x) for x, r in zip(later, made.results, strict=True) if r is None)
@@ -450,10 +450,12 @@ def test_an_error_shows_where_the_result_is_needed():
     np.testing.assert_array_equal(beside, np.arange(4.0) + 2)
     for array in (behind, out, behind, good(beside)):
         if array is out or array is behind:
-            with pytest.raises(CollectiveError, match=r"test_queue.py:.*did not") as caught:
+            with pytest.raises(
+                CollectiveError, match=r"test_async_dispatch.py:.*did not"
+            ) as caught:
                 array.block_until_ready()
             (note,) = caught.value.__notes__
-            assert "diverging was called at" in note and "test_queue.py" in note
+            assert "diverging was called at" in note and "test_async_dispatch.py" in note
         else:
             np.testing.assert_array_equal(array, np.arange(4.0) + 3)
     with pytest.raises(CollectiveError):

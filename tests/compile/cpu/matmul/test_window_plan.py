@@ -79,7 +79,7 @@ def image_case(rng, dtype, batch, size, features, window, columns):
     ],
     ids=str,
 )
-def test_native_is_interpreted(dtype, sizes):
+def test_native_contractions_give_the_values_of_the_interpreter(dtype, sizes):
     given, a, b = image_case(np.random.default_rng(0), dtype, *sizes)
     check_contraction(given)
     wanted = np.full(given.rows.count * given.columns, np.nan, dtype)
@@ -110,7 +110,7 @@ def test_long_tables_become_loops(monkeypatch):
     np.testing.assert_allclose(run(given, a, b, wanted.size), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_batch():
+def test_a_batch_of_contractions_gives_the_values_of_the_interpreter():
     rng = np.random.default_rng(0)
     given, a, b = image_case(rng, "float32", 1, 5, 2, 2, 3)
     members = [(rng.permutation(a), rng.permutation(b)) for _ in range(3)]
@@ -164,7 +164,7 @@ def with_epilogue(given):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("table", [8, 4096])
 @pytest.mark.parametrize("sizes", [(1, 4, 1, 2, 1), (2, 9, 8, 3, 33), (3, 6, 300, 2, 70)], ids=str)
-def test_epilogue(monkeypatch, dtype, table, sizes):
+def test_an_epilogue_gives_the_values_of_the_interpreter(monkeypatch, dtype, table, sizes):
     """Rows of any number of units, of tables that are loops, of a depth in several blocks."""
     monkeypatch.setattr(window_plan, "_TABLE", table)
     rng = np.random.default_rng(1)
@@ -181,7 +181,7 @@ def test_epilogue(monkeypatch, dtype, table, sizes):
     assert (found[1] == wanted[1]).mean() > 0.999  # a sum next to zero may fall on either side
 
 
-def test_law_of_epilogues():
+def test_epilogues_that_break_the_law_are_refused():
     given, _, _ = image_case(np.random.default_rng(0), "float32", 2, 5, 2, 2, 3)
     good = with_epilogue(given)
     check_contraction(good)
@@ -200,14 +200,14 @@ def test_law_of_epilogues():
 
 
 @pytest.mark.parametrize("features", ["", "+avx2", "+avx512f,+avx512vl"])
-def test_plans_for_other_processors(features):
+def test_plans_for_other_processors_fit_their_registers(features):
     given, _, _ = image_case(np.random.default_rng(0), "float32", 1, 30, 8, 3, 32)
     plan = window_plan.plan_contraction(given, Host("generic", features, host().llvm_version))
     assert plan.units >= 1
     assert plan.symbol in plan.texts[0]
 
 
-def test_law():
+def test_contractions_that_break_the_law_are_refused():
     good = Contraction("f32", Dims((2,), (1,), (3,)), Dims((2,), (1,), (3,)), 3)
     check_contraction(good)
     for change, text in (
