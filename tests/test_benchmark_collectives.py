@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_a_run_over_ranks(mpirun: object, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_side_that_ends_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(collectives, "QUICK_SIZES", (4,))
-    monkeypatch.setattr(collectives, "_commands", lambda *_: [["false"]])
+    monkeypatch.setattr(sys, "executable", "false")
     only = case_name("psum", Setting(1, 2), 4)
     found = collectives.measure_collectives(only, True, ("spmd",), lambda _: None)
     assert found == [Failure(only, "spmd", "a process ended: without a word")]

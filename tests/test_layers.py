@@ -34,7 +34,7 @@ FLOORS = (
     "lax",
     "collectives",
     "sharding",
-    "compile.kernel compile.fingerprint",
+    "compile.kernel compile.fingerprint compile.native.program.steps",
     "compile.expressions",
     "compile.lower",
     "compile.passes",
@@ -55,10 +55,11 @@ FLOORS = (
     "api",
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching custom_derivatives tree tree_util "
-    "flatten_util dtypes errors distributed ops jet extend export debug profiler testing __main__",
+    "flatten_util dtypes errors distributed ops jet extend export debug profiler testing typing "
+    "__main__",
 )
 
-# Each optional or late package has one door.
+# Each optional or late package has one entrance.
 ONE_DOOR = ("mpi4py", "cupy", "llvmlite", "onnx")
 # Never a dependency of the library: oracles and rivals.
 FOREIGN = ("jax", "jaxlib", "torch", "tensorflow")
@@ -112,11 +113,12 @@ def imports(path: Path) -> tuple[Import, ...]:
     importer = module_name(path)
     package = importer if path.name == "__init__.py" else importer.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    annotations = set(_annotations(tree))
     return tuple(
         Import(importer, module, path, line, nested)
         for node, nested in _walk(tree, nested=False)
         for module, line in _imported(node, package)
-        if importer != LAZY
+        if importer != LAZY and node not in annotations
     )
 
 
@@ -145,6 +147,21 @@ def _walk(node: ast.AST, nested: bool) -> Iterator[tuple[ast.AST, bool]]:
     for child in ast.iter_child_nodes(node):
         yield from _walk(child, inside)
 
+
+def _annotations(tree: ast.AST) -> Iterator[ast.AST]:
+    """The imports of `ANNOTATION` that no program runs: it is what functions on any floor return.
+
+    Others under TYPE_CHECKING count: what is imported later is listed like that.
+    """
+    for block in ast.walk(tree):
+        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING"):
+            for node in block.body:
+                if isinstance(node, ast.ImportFrom) and node.module == ANNOTATION:
+                    yield node
+
+
+# The module of the class `Array`, for type checkers.
+ANNOTATION = "spmd.sharding.array"
 
 # Calls that import what their first argument names.
 BY_NAME = ("import_module", "__import__", "Deferred")
@@ -286,6 +303,10 @@ def test_reader_sees_every_way_to_import(tmp_path, monkeypatch):
         "    importlib.import_module('spmd.nn')\n"
         "later = Deferred('spmd.debug')\n"
         "from spmd.compile.lazy import pipeline\n"
+        "if TYPE_CHECKING:\n"
+        "    from spmd.sharding.array import Array\n"
+        "    from spmd.sharding.spec import Mesh\n"
+        "from spmd.sharding.array import alias\n"
     )
     lazy = tmp_path / "spmd" / "compile" / "lazy.py"
     lazy.parent.mkdir()
@@ -305,6 +326,8 @@ def test_reader_sees_every_way_to_import(tmp_path, monkeypatch):
         ("spmd.nn", 8, True),
         ("spmd.debug", 9, False),
         ("spmd.compile.passes.pipeline", 10, False),
+        ("spmd.sharding.spec", 13, False),
+        ("spmd.sharding.array", 14, False),
     ]
     _deferred.cache_clear()
 
@@ -328,3 +351,36 @@ def test_what_is_imported_later_is_not_hidden_by_its_module(package):
     names = {alias.asname or alias.name for node in found for alias in node.names}
     modules = {node.module.rpartition(".")[2] for node in found if node.module != package}
     assert modules and not names & modules
+
+
+@pytest.mark.parametrize("package", ["spmd", "spmd.numpy", "spmd.lax"])
+def test_what_a_package_imports_later_is_what_type_checkers_see(package):
+    """`attach` has names of modules; the imports under `TYPE_CHECKING` are what this file reads."""
+    tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text())
+    (table,) = (
+        ast.literal_eval(node.args[1])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_attach"
+    )
+    (guarded,) = (
+        node.body
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "_typing.TYPE_CHECKING"
+    )
+    seen = [
+        alias.name
+        for node in guarded
+        if isinstance(node, ast.ImportFrom) and node.module == package
+        for alias in node.names
+    ]
+    assert seen == sorted(table)
+
+
+def test_deferred_modules_stand_in_the_table_of_the_compiler():
+    """Modules of other floors are deferred where they are used."""
+    found = [
+        str(path.relative_to(ROOT / "spmd"))
+        for path in SOURCES
+        if " = Deferred(" in path.read_text(encoding="utf-8")
+    ]
+    assert found == ["compile/lazy.py", "debug/__init__.py", "transport/world.py"]

@@ -47,7 +47,7 @@ def _minimize(converted, x0, *consts):
     return solve(x0, *consts)
 
 
-def test_closure_convert_in_an_implicit_derivative():
+def test_closure_convert_serves_an_implicit_derivative():
     def best(a):
         return minimize(lambda x: (x - snp.sin(a)) ** 2 + 0 * a, snp.float32(0.0))
 
@@ -76,7 +76,7 @@ def test_closure_convert_moves_traced_floats_only():
 # ---- custom_gradient ---------------------------------------------------------------------------
 
 
-def test_custom_gradient():
+def test_custom_gradient_is_the_gradient_at_every_order():
     @spmd.custom_gradient
     def f(x):
         return x**2, lambda ct: ct * x
@@ -90,7 +90,7 @@ def test_custom_gradient():
     )
 
 
-def test_custom_gradient_of_several():
+def test_custom_gradient_takes_several_arguments():
     @spmd.custom_gradient
     def f(x, tree):
         y = snp.sin(x)
@@ -114,7 +114,7 @@ def test_custom_gradient_must_return_a_pair():
 # ---- ravel_pytree ------------------------------------------------------------------------------
 
 
-def test_ravel_pytree():
+def test_ravel_pytree_and_its_inverse_are_inverse():
     tree = {"b": snp.arange(3.0), "a": (snp.ones((2, 2)), 7.0), "n": None}
     flat, unravel = ravel_pytree(tree)
     np.testing.assert_array_equal(np.asarray(flat), [1, 1, 1, 1, 7, 0, 1, 2])
@@ -136,12 +136,12 @@ def test_ravel_pytree_promotes():
         unravel(flat[1:])
 
 
-def test_ravel_pytree_of_nothing():
+def test_ravel_pytree_of_no_leaves_is_empty():
     flat, unravel = ravel_pytree({})
     assert flat.shape == (0,) and unravel(flat) == {}
 
 
-def test_ravel_pytree_gradient():
+def test_ravel_pytree_is_differentiable():
     def f(tree):
         flat, unravel = ravel_pytree(tree)
         return snp.sum(unravel(flat**2)["w"] * 3.0)

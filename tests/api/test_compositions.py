@@ -33,7 +33,7 @@ Z = np.array([1 + 2j, 2.0], np.complex64)
     grad_vmap_jit=lambda j: j.grad(lambda x: j.vmap(j.jit(j.np.sin))(x).sum())(V),
     grad_of_vmap_of_grad=lambda j: j.grad(lambda x: j.vmap(j.grad(j.np.sin))(x).sum())(V),
 )
-def test_grad(case):
+def test_grad_of_transformations_is_that_of_jax(case):
     assert_same(case)
 
 
@@ -69,7 +69,7 @@ def test_grad(case):
         lambda x: j.lax.fori_loop(0, 3, lambda i, c: c * i + x, x), V
     )(V),
 )
-def test_forward_and_reverse(case):
+def test_forward_and_reverse_mode_are_those_of_jax(case):
     assert_same(case)
 
 
@@ -92,7 +92,7 @@ def test_forward_and_reverse(case):
     reverse_over_forward=lambda j: j.jacrev(j.jacfwd(lambda x: (j.np.sin(x) * x).sum()))(V),
     vmap_of_hessian=lambda j: j.vmap(j.hessian(lambda x: (x**3).sum()))(A),
 )
-def test_jacobians(case):
+def test_jacobians_are_those_of_jax(case):
     assert_same(case)
 
 
@@ -118,7 +118,7 @@ def test_jacobians(case):
     of_jit=lambda j: j.vmap(j.jit(lambda x, y: x @ y), in_axes=(0, None))(A, V),
     in_jit_twice=lambda j: (lambda f: (f(V), f(V + 1)))(j.jit(j.vmap(lambda x: x * 2))),
 )
-def test_vmap(case):
+def test_vmap_of_transformations_is_that_of_jax(case):
     assert_same(case)
 
 
@@ -135,7 +135,7 @@ def test_vmap(case):
         2.0
     ),
 )
-def test_jit_inside(case):
+def test_jit_inside_transformations_is_that_of_jax(case):
     assert_same(case)
 
 

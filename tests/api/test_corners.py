@@ -153,7 +153,7 @@ COMPLEX = V.astype(np.complex64)
         (lambda j: j.grad(lambda z: z.real.sum(), holomorphic=True)(COMPLEX), "returned float32"),
     ],
 )
-def test_what_is_part_of_a_derivative_only_is_refused(case: Any, message: str):
+def test_derivatives_of_unfit_dtypes_are_refused(case: Any, message: str):
     with pytest.raises(TypeError):
         case(jax)
     with pytest.raises(GradError, match=message):

@@ -13,7 +13,7 @@ from spmd.base.errors import AxisError, PytreeError, RefusedError
 V = np.ones(3, np.float32)
 
 
-def test_shapes_without_work():
+def test_eval_shape_computes_nothing():
     calls = []
 
     def f(x, scale=1.0):
@@ -30,7 +30,7 @@ def test_shapes_without_work():
     ).shape == (2, 2)
 
 
-def test_jaxprs_of_calls():
+def test_make_jaxpr_takes_static_and_keyword_arguments():
     jaxpr = spmd.make_jaxpr(lambda x, n, k=2: x * n * k, static_argnums=1)(V, 3, k=4)
     assert [a.short() for a in jaxpr.in_avals] == ["f32[3]", "i32[]"]
     closed, shapes = spmd.make_jaxpr(lambda x: {"a": x, "b": x.sum()}, return_shape=True)(V)
@@ -40,7 +40,7 @@ def test_jaxprs_of_calls():
     )
 
 
-def test_axis_names_for_a_jaxpr():
+def test_make_jaxpr_takes_an_axis_environment():
     f = lambda x: lax.psum(x, "i") / lax.axis_size("i")  # noqa: E731
     jaxpr = spmd.make_jaxpr(f, axis_env=[("i", 4)])(V)
     assert "psum" in str(jaxpr) and "4.0" in str(jaxpr)
@@ -48,7 +48,7 @@ def test_axis_names_for_a_jaxpr():
         spmd.make_jaxpr(f)(V)
 
 
-def test_transposes():
+def test_linear_transpose_gives_cotangents_in_the_trees_of_arguments():
     back = spmd.linear_transpose(lambda p: {"sum": p["a"].sum() + p["b"]}, {"a": V, "b": 1.0})
     (found,) = back({"sum": 2.0})
     np.testing.assert_array_equal(found["a"], 2 * V)
@@ -69,7 +69,7 @@ def test_transposes():
         lambda x: 1.0,
     ],
 )
-def test_gradients_have_the_type_of_what_they_are_for(loss):
+def test_gradients_have_the_types_of_their_arguments(loss):
     """Else the second step of a training loop would compile everything again."""
     for x in (1.5, np.float32(1.5), np.float16(1.5)):
         for how in (lambda f: f, spmd.jit):
@@ -77,7 +77,7 @@ def test_gradients_have_the_type_of_what_they_are_for(loss):
             assert spmd.typeof(gradient) is spmd.typeof(x)
 
 
-def test_values_come_back():
+def test_device_get_gives_numpy_arrays_of_a_tree():
     tree = {"a": snp.ones(3), "b": (snp.zeros(()), 2.0)}
     assert spmd.block_until_ready(tree) is tree
     host = spmd.device_get(tree)

@@ -49,7 +49,7 @@ SPECS = [P(), P("i"), P(None, "i"), P("i", "j"), P(("j", "i")), P(None, ("i", "j
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("shape", [None, (8, 4)])
-def test_one_process_gives_the_whole(spec: P, shape: Any):
+def test_one_process_gives_the_whole_array(spec: P, shape: Any):
     whole = np.arange(32, dtype=np.float32).reshape(8, 4)
     sharding = NamedSharding(spmd.make_mesh((2, 2), ("i", "j")), spec)
     made = spmd.make_array_from_process_local_data(sharding, whole, shape)
@@ -75,7 +75,9 @@ CASES = [
 
 @pytest.mark.parametrize("owners, spec, part, whole", CASES)
 @pytest.mark.parametrize("gives_all", [False, True])
-def test_parts_of_processes(owners: Any, spec: P, part: Any, whole: Any, gives_all: bool):
+def test_parts_of_processes_are_joined(
+    owners: Any, spec: P, part: Any, whole: Any, gives_all: bool
+):
     several = OfSeveral(owners)
     values = np.arange(np.prod(whole), dtype=np.float32).reshape(whole)
     places = NamedSharding(several.mesh, spec).addressable_devices_indices_map(whole)
@@ -92,7 +94,7 @@ def test_parts_of_processes(owners: Any, spec: P, part: Any, whole: Any, gives_a
         np.testing.assert_array_equal(shard.data, values[places[shard.device]])
 
 
-def test_parts_that_do_not_fit():
+def test_parts_that_do_not_fit_are_refused():
     halves = OfSeveral([[0, 0], [1, 1]])
     with pytest.raises(ShapeError, match=r"hold 2 along dim 0.*must have 2 there, or all 4"):
         halves.array(P("a"), np.ones((3, 3)), (4, 3))
@@ -105,7 +107,7 @@ def test_parts_that_do_not_fit():
         mixed.array(P(("a", "b")), np.ones((2, 3)))
 
 
-def test_parts_in_a_pytree():
+def test_parts_may_be_a_pytree():
     sharding = rows(line(0, 1))
     tree = {"w": X, "b": [X[0], X[1].astype(np.int32)]}
     made = spmd.make_array_from_process_local_data(sharding, tree)
@@ -191,7 +193,7 @@ def double(x: Any) -> Any:
 
 @pytest.mark.parametrize("other", [(2, 3), (0, 1, 2, 3), (1, 0)], ids=str)
 @pytest.mark.parametrize("name", MEETINGS)
-def test_arrays_on_other_devices_do_not_meet(name: str, other: tuple[int, ...]):
+def test_arrays_on_other_devices_are_refused_together(name: str, other: tuple[int, ...]):
     x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, rows(line(*other)))
     with pytest.raises(DeviceError) as caught:
         MEETINGS[name](x, y)
@@ -201,7 +203,7 @@ def test_arrays_on_other_devices_do_not_meet(name: str, other: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("name", [n for n in MEETINGS if n != "map"])
-def test_an_array_on_one_device_does_not_meet_one_on_several(name: str):
+def test_an_array_on_one_device_is_refused_beside_one_on_several(name: str):
     x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, spmd.devices()[0])
     for pair in ((x, y), (y, x)):
         with pytest.raises(DeviceError, match=r"CPU_0.*device_put"):
@@ -209,7 +211,7 @@ def test_an_array_on_one_device_does_not_meet_one_on_several(name: str):
 
 
 @pytest.mark.parametrize("name", MEETINGS)
-def test_arrays_on_the_same_devices_meet(name: str):
+def test_arrays_on_the_same_devices_compute_together(name: str):
     x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, NamedSharding(line(0, 1), P()))
     wanted = MEETINGS[name](spmd.device_put(X, rows(line(0, 1))), X)  # X is on no device yet
     np.testing.assert_array_equal(MEETINGS[name](x, y), wanted)

@@ -23,7 +23,7 @@ def lines(capsys, f, *args):
     return sorted(line.partition(" from /")[0] for line in capsys.readouterr().out.splitlines())
 
 
-def test_each_array_with_its_origin(capsys):
+def test_residuals_are_listed_with_their_origins(capsys):
     found = lines(capsys, lambda x: snp.sin(x) * 2.0 * snp.cos(X[0]), X[0])
     assert found == ["f32[3] output of cos", "f32[3] output of cos"]
     found = lines(capsys, loss, P, X)
@@ -31,7 +31,7 @@ def test_each_array_with_its_origin(capsys):
     assert "f32[] output of jitted function 'exp'" in found
 
 
-def test_policies_change_it(capsys):
+def test_policies_change_the_residuals(capsys):
     policies = spmd.checkpoint_policies
     kept = lines(capsys, spmd.checkpoint(loss), P, X)
     assert kept == ["f32[3,2] from the argument p['w']", "f32[4,3] from the argument x"]

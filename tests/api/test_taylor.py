@@ -137,7 +137,7 @@ def test_a_custom_vjp_is_taken_by_its_body():
     np.testing.assert_allclose(terms, [12.0, 12.0, 6.0])
 
 
-def test_several_arguments_and_outputs_and_constant_ones():
+def test_jet_takes_several_arguments_and_constant_outputs():
     out, terms = jet(lambda x, y: {"p": x * y, "c": 3.0}, (2.0, 5.0), ((1.0, 0.5), (2.0, 0.0)))
     assert out["p"] == 10 and out["c"] == 3
     np.testing.assert_allclose(terms["p"], [2 * 2 + 5, 2 * 1 * 2 + 0.5 * 5])
@@ -150,7 +150,7 @@ def test_without_factorials_terms_are_coefficients_of_polynomials():
     np.testing.assert_allclose([out, *terms], [1, 2, 3, 2, 1], rtol=1e-6)
 
 
-def test_under_jit_vmap_and_grad():
+def test_jet_works_under_jit_vmap_and_grad():
     def second(x):
         return jet(lambda y: snp.sin(y) * y, (x,), ((1.0, 0.0),))[1][1]
 
@@ -162,7 +162,7 @@ def test_under_jit_vmap_and_grad():
     np.testing.assert_allclose(spmd.jit(spmd.grad(second))(0.3), slope(0.3))
 
 
-def test_through_shard_map_and_its_collectives():
+def test_jet_passes_through_shard_map_and_its_collectives():
     mesh = spmd.make_mesh((4,), ("i",))
     x = np.linspace(0.2, 0.9, 4)
 
@@ -191,7 +191,7 @@ def test_integer_results_have_zero_terms_as_in_jax():
 
 
 @pytest.mark.parametrize("name", ["sin", "exp", "tanh", "log", "sqrt", "logistic", "expm1"])
-def test_the_same_numbers_as_jax(name):
+def test_jet_gives_the_numbers_of_jax(name):
     jax = pytest.importorskip("jax")
     from jax.experimental import jet as jax_jet
 

@@ -122,7 +122,7 @@ def test_pmap_means_vmap(body: Any):
 
 
 @WITH_GRADIENT
-def test_gradients(body: Any):
+def test_gradients_are_those_of_vmap(body: Any):
     def gradient(mapped: Any) -> Any:
         return spmd.grad(lambda x: snp.sum(snp.sin(mapped(x))))(X)
 
@@ -136,7 +136,7 @@ def test_gradients(body: Any):
 
 
 @pytest.mark.parametrize("body", [scan_ring, cond_in_scan], ids=lambda f: f.__name__)
-def test_second_order(body: Any):
+def test_second_derivatives_are_finite_differences(body: Any):
     check_grads(spmd.pmap(body, axis_name="i"), (X,), 2, atol=5e-2, rtol=5e-2)
     check_grads(over_mesh(body), (X,), 2, atol=5e-2, rtol=5e-2)
 
@@ -154,7 +154,7 @@ def collatz(n: Any) -> Any:
     return lax.while_loop(lambda c: c[0] != 1, step, (n, 0))[1]
 
 
-def test_each_device_makes_its_own_trips():
+def test_devices_loop_for_different_numbers_of_iterations():
     starts = np.array([1, 6, 27, 97])
     wanted = np.array([0, 8, 111, 118])
     np.testing.assert_array_equal(spmd.pmap(collatz)(starts), wanted)
@@ -164,7 +164,7 @@ def test_each_device_makes_its_own_trips():
         np.testing.assert_array_equal(spmd.pmap(collatz)(starts), wanted)
 
 
-def test_trip_counts_by_device():
+def test_the_number_of_iterations_may_depend_on_the_device():
     def f(x, trips):
         return lax.fori_loop(0, trips, lambda k, c: c * 2, x)
 

@@ -135,17 +135,17 @@ DIFFERENCES = {f.__name__: f for f in (kinds, an_extra_call, fewer_rounds, anoth
 
 
 @pytest.mark.parametrize("name", DIFFERENCES)
-def test_what_ranks_that_differ_are_told(golden: Any, name: str):
+def test_each_difference_between_ranks_has_its_text(golden: Any, name: str):
     found = [schedule(DIFFERENCES[name](rank), X) for rank in range(3)]
-    golden(f"schedule/{name}.txt", _without_lines(str(difference(found))))
+    golden(f"order_check/{name}.txt", _without_lines(str(difference(found))))
 
 
-def test_another_order(golden: Any):
+def test_another_order_of_collectives_is_named(golden: Any):
     found = [schedule(another_order(rank), X, X) for rank in range(2)]
-    golden("schedule/another_order.txt", _without_lines(str(difference(found))))
+    golden("order_check/another_order.txt", _without_lines(str(difference(found))))
 
 
-def test_ranks_may_compute_in_different_ways_what_they_reduce():
+def test_ranks_may_reduce_results_of_different_computations():
     def f(rank: int) -> Callable[..., Any]:
         return lambda x: lax.psum(x * x.sum() if rank else -x, "i")
 
@@ -160,12 +160,12 @@ def test_another_shape_names_the_argument(golden: Any):
         schedule(lambda batch: lax.psum(batch["x"], "i"), {"x": x, "y": X})
         for x in (X, X, X[:, :2], X)
     ]
-    golden("schedule/another_shape.txt", _without_lines(str(difference(found))))
+    golden("order_check/another_shape.txt", _without_lines(str(difference(found))))
 
 
-def test_another_program(golden: Any):
+def test_another_program_is_named(golden: Any):
     found = [schedule(whole_psum, X), schedule(kinds(1), X, name="evaluate")]
-    golden("schedule/another_program.txt", _without_lines(str(difference(found))))
+    golden("order_check/another_program.txt", _without_lines(str(difference(found))))
 
 
 def test_the_rest_of_the_differences_on_request(monkeypatch: pytest.MonkeyPatch):

@@ -24,7 +24,7 @@ def over_mesh(f: Any, n: int) -> Any:
 
 
 @SEEDS
-def test_values(seed: int):
+def test_pmap_and_shard_map_give_the_values_of_vmap(seed: int):
     n = 2 + seed % 3
     f, x = random_program(seed, n), example(seed, n)
     expected = spmd.vmap(f, axis_name="i")(x)
@@ -35,7 +35,7 @@ def test_values(seed: int):
 
 
 @SEEDS
-def test_gradients(seed: int):
+def test_pmap_and_shard_map_give_the_gradients_of_vmap(seed: int):
     n = 2 + seed % 3
     f, x = random_program(seed, n), example(seed, n)
 

@@ -47,7 +47,7 @@ def mapped_over_mesh(f: Any, typed: bool = True) -> Any:
 
 
 @EACH
-def test_grad_inside_pmap(case: Case):
+def test_grad_inside_pmap_is_grad_inside_vmap(case: Case):
     f, x = setup(case)
     gradient = spmd.grad(lambda x: weigh(f(x)))
     expected = spmd.vmap(gradient, axis_name="i")(x)
@@ -73,7 +73,7 @@ def test_grad_inside_is_jaxs(case: Case):
 
 
 @EACH
-def test_grad_outside(case: Case):
+def test_grad_of_pmap_is_grad_of_vmap(case: Case):
     f, x = setup(case)
 
     def gradient(mapped: Any) -> Any:
@@ -87,7 +87,7 @@ def test_grad_outside(case: Case):
 
 @EACH
 @pytest.mark.parametrize("kind", ["pmap", "shard_map"])
-def test_second_order(case: Case, kind: str):
+def test_second_derivatives_are_finite_differences(case: Case, kind: str):
     f, x = setup(case)
     mapped = spmd.pmap(f, axis_name="i") if kind == "pmap" else mapped_over_mesh(f)
     check_grads(mapped, (x,), 2, atol=3e-2, rtol=3e-2)
@@ -147,7 +147,7 @@ def test_vmap_and_pmap_commute(case: Case):
 
 
 @EACH
-def test_jit_inside_and_outside(case: Case):
+def test_jit_inside_and_outside_of_pmap_changes_nothing(case: Case):
     f, x = setup(case)
     expected = spmd.pmap(f, axis_name="i")(x)
     assert_close(spmd.jit(spmd.pmap(f, axis_name="i"))(x), expected, "jit of pmap")
@@ -155,7 +155,7 @@ def test_jit_inside_and_outside(case: Case):
     assert_close(spmd.jit(mapped_over_mesh(f))(x), expected, "jit of shard_map")
 
 
-def test_vmap_with_a_name_inside_pmap():
+def test_vmap_with_a_name_inside_pmap_is_nested_vmap():
     x = np.arange(12.0, dtype=np.float32).reshape(4, 3)
 
     def f(x):
@@ -166,7 +166,7 @@ def test_vmap_with_a_name_inside_pmap():
     np.testing.assert_array_equal(index, 10 * np.arange(4)[:, None] + np.arange(3))
 
 
-def test_grad_of_jit_of_pmap_of_jit():
+def test_grad_passes_through_jit_of_pmap_of_jit():
     x = np.arange(4.0, dtype=np.float32)
     f = spmd.jit(lambda x: snp.sin(x) * lax.pmean(x, "i"))
     mapped = spmd.jit(lambda x: spmd.pmap(f, axis_name="i")(x).sum())
@@ -180,7 +180,7 @@ def test_grad_of_jit_of_pmap_of_jit():
     )
 
 
-def test_jvp_and_jacobians_of_pmap():
+def test_jvp_and_jacobians_of_pmap_are_those_of_the_whole_function():
     x = np.arange(4.0, dtype=np.float32)
     mapped = spmd.pmap(lambda x: x * lax.psum(x, "i"), axis_name="i")
     plain = lambda x: x * x.sum()  # noqa: E731

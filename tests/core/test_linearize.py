@@ -102,3 +102,13 @@ def test_batched_jaxprs_have_their_dim_first():
     assert flags == [True, False] and batched.out_avals[0].shape == (3, 4, 2)
     batched, flags = batch_jaxpr(closed, BatchAxis(None, 3), [True, False], force_out=True)
     assert flags == [True, True] and batched.out_avals[1].shape == (3,)
+
+
+def test_what_a_loop_does_not_read_gets_no_cotangent():
+    # The derivative of 1 / x is infinite at 0; times a cotangent of zero it would be NaN.
+    def f(x):
+        return lax.scan(lambda c, _: ((c[0], c[1] * c[0]), c[0]), (-1, x.sum()), 1 / x)[0][1]
+
+    x = np.array([0.0, 1.0, -2.0], np.float32)
+    for gradient in (spmd.grad(f), spmd.jit(spmd.grad(f))):
+        np.testing.assert_array_equal(gradient(x), [-1, -1, -1])

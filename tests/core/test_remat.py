@@ -165,3 +165,10 @@ def test_static_arguments_by_name():
     slope = spmd.grad(lambda x: f(x, "sin", times=3) + f(x, mode="plain"))(0.5)
     np.testing.assert_allclose(slope, 3 * np.cos(0.5) + 1, rtol=1e-6)
     assert set(seen) == {("sin", 3), ("plain", 1)}
+
+
+def test_a_number_becomes_an_array_as_when_it_is_traced():
+    seen = []
+    found = spmd.checkpoint(lambda x, *, y: (seen.append((x, y)), x, 2.5))(0.5, y=2)
+    assert all(isinstance(x, spmd.Array) for x in (*seen[0], *spmd.tree.leaves(found)))
+    assert found[1].weak_type

@@ -111,6 +111,8 @@ def function(s: Scope, x: str, order: int) -> str:
     name = s.pick(ELEMENTWISE)
     if (order and name in ROUGH) or name in ("special.exp1", "special.expi"):
         x = f"np.tanh(np.nan_to_num({x})) * 0.4 + 0.5"
+    if name == "np.spacing":
+        x = f"np.abs({x}) + 1"  # JAX takes floats that are too small to be normal for 0
     return f"{name}({x})"
 
 
@@ -167,10 +169,13 @@ def cast(s: Scope) -> str:
     exact = s.value(lambda v: not is_float(v)) if s.chance(0.5) else "x0"
     # JAX takes floats that are too small to be normal for 0.
     bits = s.pick([d for d in DTYPES if "float" not in d])
+    # One rounding takes a float that is nearly whole to the next integer.
+    whole = is_float(s.avals[a]) and "int" in dtype
+    source = f"({a} + 0.01)" if whole else a
     return s.pick(
         [
-            f"{a}.astype('{dtype}')",
-            f"lax.convert_element_type({a}, '{dtype}')",
+            f"{source}.astype('{dtype}')",
+            f"lax.convert_element_type({source}, '{dtype}')",
             f"lax.bitcast_convert_type({exact}, '{bits}')",
             f"lax.reduce_precision({a}, 5, 7)",
             f"np.full_like({a}, {s.pick(LITERALS)})",
@@ -241,7 +246,8 @@ def product(s: Scope) -> str:
         [
             f"{a} @ {b}",
             f"{a} @ {b}.T",
-            f"np.dot({a}, {b})",
+            # XLA drops products with zeros, also where the other factor is an infinity.
+            f"np.dot(np.nan_to_num({a}), np.nan_to_num({b}))",
             f"np.outer({a}, {b})",
             f"np.einsum('i...,i...->...', {a}, {b})",
             f"np.einsum('ij,kj->ik', {a}, {b})",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, DimensionError, ShapeError
 from tests.jax.compare import assert_same, cases
 
 A = np.arange(1.0, 13.0, dtype=np.float32).reshape(4, 3) / 7
@@ -65,3 +65,9 @@ def test_mistakes_are_named():
         lax.associative_scan(3, V)
     with pytest.raises(ShapeError, match="same size along axis 0"):
         lax.associative_scan(affine, (V, A))
+    with pytest.raises(DimensionError, match=r"axis 0 is out of bounds for float32\[\]"):
+        lax.associative_scan(affine, (np.float32(1), np.float32(2)))
+    with pytest.raises(ArgumentError, match="batch_size=0, a batch has at least 1 slice"):
+        lax.map(lambda x: x, V, batch_size=0)
+    with pytest.raises(ArgumentError, match="xs has no leaves"):
+        lax.map(lambda x: x, (), batch_size=2)

@@ -9,7 +9,8 @@ import spmd
 import spmd.numpy as snp
 from spmd import nn
 from spmd.compile.executable.executable import compile_jaxpr
-from spmd.lax.attention import _formula, attention_and_residual, attention_p
+from spmd.core.rewrite import eval_closed
+from spmd.lax.attention import attention_and_residual, attention_formula, attention_p
 from spmd.lax.attention_blocks import Attention
 from spmd.testing import check_grads
 
@@ -190,7 +191,8 @@ def test_attention_stays_one_equation_until_it_is_compiled():
 
 def test_the_formula_is_softmax():
     q, k, v = values(1, 1, 1, 4, 3), values(1, 1, 5, 3), values(1, 1, 5, 3, seed=1)
-    out, top, rest = _formula(Attention(0.5), q, k, v)
+    formula = attention_formula(Attention(0.5), tuple(map(spmd.typeof, (q, k, v))))
+    out, top, rest = map(np.asarray, eval_closed(formula, q, k, v))
     scores = 0.5 * np.einsum("tn,sn->ts", q[0, 0, 0], k[0, 0])
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     np.testing.assert_allclose(out[0, 0, 0], weights @ v[0, 0], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Arrays over several devices: their pieces, their values, and what computes with them."""
+"""Arrays over several devices: their shards, their values, and what computes with them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sharding_of(spec: P) -> NamedSharding:
 
 
 @EACH
-def test_pieces_and_values(spec: P):
+def test_shards_and_values(spec: P):
     x = spmd.device_put(X, sharding_of(spec))
     assert x.shape == X.shape and x.dtype == X.dtype and len(x) == 8
     assert x.sharding == sharding_of(spec)

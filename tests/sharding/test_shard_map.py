@@ -1,4 +1,4 @@
-"""shard_map: pieces in and out, types that know what varies, gradients; JAX's as the oracle."""
+"""shard_map: shards in and out, types that know what varies, gradients; JAX's as the oracle."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ def test_vmap(name: str):
 def test_cut_and_join_are_inverse():
     mesh = mesh_of(2, 2)
     for spec in (P(), P("x"), P(None, "y"), P("y", "x"), P(("x", "y")), P(("y", "x"), None)):
-        pieces = cut(X, spec, mesh)
-        assert len(pieces) == 4
-        np.testing.assert_array_equal(join(pieces, spec, mesh), X)
+        shards = cut(X, spec, mesh)
+        assert len(shards) == 4
+        np.testing.assert_array_equal(join(shards, spec, mesh), X)
 
 
 def test_lockstep_runs_a_jaxpr_on_given_sizes():

@@ -23,7 +23,7 @@ TOLD = {
 
 @pytest.mark.parametrize("ranks, shared", [(2, "1"), (3, "0")], ids=["2", "3 by messages"])
 def test_all_ranks_reach_the_same_verdict(mpirun: Run, ranks: int, shared: str):
-    program = ["-m", "tests.multiprocess.programs.verdicts"]
+    program = ["-m", "tests.multiprocess.programs.debugging"]
     done = mpirun(ranks, program, env={"SPMD_SHARED_MEMORY": shared}, timeout=150)
     assert done.returncode == 0, done.stderr
     said: dict[str, list[str]] = {}

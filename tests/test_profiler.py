@@ -1,0 +1,132 @@
+"""Timelines of one process: what is kept, and what is not while none is under way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spmd
+from launch.flight.file import parse_trace
+from spmd.errors import ArgumentError
+from spmd.transport import flight_recorder as flight
+from spmd.transport import trace_export
+from spmd.transport.flight_recorder import FLIGHT
+
+
+def kept(folder: Path) -> list[tuple[str, str]]:
+    """Kind and name of the records of a timeline, by their begin."""
+    found, lost = parse_trace((folder / "rank-0.trace").read_bytes())
+    assert lost == 0
+    assert all(record.completed >= record.enqueued > 0 for record in found.records)
+    return [(r.label["kind"], r.label.get("program", "")) for r in found.records]
+
+
+def test_programs_compiles_and_names(tmp_path: Path):
+    def double_it(x):
+        return x * 2
+
+    f = spmd.jit(double_it)
+    f(np.float32(1)), f(np.float32(1)), f(np.float32(1))  # calls made ready before
+    with spmd.profiler.trace(tmp_path):
+        for k in range(4):
+            with spmd.profiler.StepTraceAnnotation("train", step_num=k):
+                f(np.float32(k))
+        with spmd.profiler.TraceAnnotation("augment", images=3):
+            spmd.jit(lambda x: x - 1)(np.float32(1))
+        with spmd.debug.loading():
+            pass
+    f(np.float32(1))
+    found = kept(tmp_path)
+    assert [name for kind, name in found if kind == "step"] == [f"train {k}" for k in range(4)]
+    assert found.count(("program", "double_it")) == 4
+    at = found.index(("annotation", "augment (images=3)"))
+    assert found[at + 1 :] == [
+        ("trace", "<lambda>"),
+        ("compile", "<lambda>"),
+        ("program", "<lambda>"),
+        ("data", ""),
+    ]
+    names = {e["name"] for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"train 3", "double_it", "compile <lambda>", "augment (images=3)"} <= names
+
+
+def test_without_a_timeline_programs_leave_no_record():
+    f = spmd.jit(lambda x: x + 1)
+    for _ in range(3):
+        f(np.float32(1))
+    count = FLIGHT.words[flight.COUNT]
+    with spmd.profiler.TraceAnnotation("nothing"):
+        f(np.float32(1))
+    assert FLIGHT.words[flight.COUNT] == count
+
+
+def test_mapped_programs(tmp_path: Path):
+    f = spmd.pmap(lambda x: x * 2, axis_name="i")
+    x = np.ones((2, 3), np.float32)
+    with spmd.profiler.trace(tmp_path):
+        for _ in range(4):
+            f(x)
+    assert [kind for kind, _ in kept(tmp_path)].count("program") == 4
+
+
+def test_more_records_than_the_ring_holds(tmp_path: Path):
+    tracer = trace_export.start(tmp_path)
+    label = FLIGHT.label("annotation", program="many")
+    outer = FLIGHT.begin(FLIGHT.label("annotation", program="outer"), 0)
+    for _ in range(3 * flight.RECORDS // 1000):
+        for _ in range(1000):
+            FLIGHT.completed(FLIGHT.begin(label, 0))
+        tracer.drain()
+    FLIGHT.completed(outer)
+    spmd.profiler.stop_trace()
+    found, lost = parse_trace((tmp_path / "rank-0.trace").read_bytes())
+    names = [r.label["program"] for r in found.records]
+    # The outer one was overwritten before it ended: that is said, not hidden.
+    assert names.count("many") == 12_000 and "outer" not in names and lost == 1
+
+
+def test_a_record_that_never_ends_is_kept(tmp_path: Path):
+    spmd.profiler.start_trace(tmp_path)
+    FLIGHT.begin(FLIGHT.label("annotation", program="open"), 0)
+    spmd.profiler.stop_trace()
+    (record,) = parse_trace((tmp_path / "rank-0.trace").read_bytes())[0].records
+    assert record.completed == 0
+    (event,) = [
+        e
+        for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        if e["ph"] == "X"
+    ]
+    assert event["args"]["note"] == "still open at the end"
+
+
+def test_what_a_former_job_left_is_not_merged(tmp_path: Path):
+    for name in ("rank-0.trace", "rank-1.trace", "trace.json"):
+        (tmp_path / name).write_text("old")
+    with spmd.profiler.trace(tmp_path):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.trace", "trace.json"]
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["ranks"] == 1
+
+
+def test_mistakes(tmp_path: Path):
+    with pytest.raises(ArgumentError, match="no timeline is under way"):
+        spmd.profiler.stop_trace()
+    with spmd.profiler.trace(tmp_path):
+        with pytest.raises(ArgumentError, match=f"a timeline is under way in {tmp_path}"):
+            spmd.profiler.start_trace(tmp_path)
+    with pytest.raises(ArgumentError, match="number=-1 must be at least 0"):
+        spmd.debug.step(-1)
+
+
+def test_names_of_functions(tmp_path: Path):
+    @spmd.profiler.TraceAnnotation("shuffle")
+    def shuffled(n):
+        return list(range(n)) if n < 2 else shuffled(n - 1)
+
+    with spmd.profiler.trace(tmp_path):
+        assert shuffled(3) == [0]
+        assert spmd.profiler.annotate_function(abs)(-2) == 2
+    assert kept(tmp_path) == [("annotation", "shuffle")] * 3 + [("annotation", "abs")]
