@@ -88,7 +88,7 @@ def shape_of(x): return x.shape if isinstance(x, Tracer) else np.shape(x)
 def belongs(x, trace): return isinstance(x, Tracer) and x.trace is trace
 
 # ==== 2. The operations ===========================================================================
-# Most of what changes shapes is *multilinear*: linear in each operand while the others are held.
+# Most operations that change shapes are *multilinear*: linear in each operand, the others fixed.
 # Such a primitive is its own derivative: the part that an operand's tangent plays is the primitive
 # itself with the tangent in the operand's place. One definition serves them all.
 # `transpose` answers: the operation is a matrix (you never see it); what does its transpose do to a
@@ -216,7 +216,7 @@ def example_jvp():
 
 # ==== 4. Writing it down: jaxprs ==================================================================
 # The second way of noting is to write: operations on our stand-ins become the lines of a program, a
-# jaxpr. What doesn't depend on them is computed at once by the parent: a constant of the program.
+# jaxpr. The parent computes at once what doesn't depend on them: a constant of the program.
 Var = make_dataclass("Var", ["shape"], eq=False)
 Eqn = make_dataclass("Eqn", ["prim", "operands", "params", "out"], eq=False)  # Vars and constants
 
@@ -262,8 +262,8 @@ def example_jaxpr():
 
 # ==== 5. Reverse mode, without a tape =============================================================
 # Now a small miracle. Run `jvp` on ordinary numbers, but let the *tangents* be `Record`'s
-# stand-ins. All primal work depends on no stand-in and happens at once. All that is written down is
-# what happens to tangents, and that is a linear program: the derivative at this point, as data.
+# stand-ins. All primal work depends on no stand-in and happens at once. Only work on
+# tangents is written down, and that is a linear program: the derivative at this point, as data.
 def linearize(f, *primals):
     with running(Record(current_trace())) as trace:
         out, moved = jvp(f, primals, [trace.input(shape_of(x)) for x in primals])
@@ -440,8 +440,8 @@ def compile_kernel(group, inputs, outputs) -> Callable:  # from input arrays to 
         return results
     return call
 
-# A program is the steps in order, each reading and writing named values. Who meets the other
-# devices at a `psum` is a parameter: nobody for `jit`, somebody in the next chapter.
+# A program is the steps in order, each reading and writing named values. The function that meets
+# the other devices at a `psum` is a parameter: `jit` has none, the next chapter has one.
 class Program:
     def __init__(self, jaxpr):
         self.constants: dict[Var, Any] = {}
