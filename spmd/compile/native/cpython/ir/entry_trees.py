@@ -20,7 +20,7 @@ from spmd.compile.native.cpython.entry_layout import (
     NODE_OP,
     NODE_TEMPLATE,
 )
-from spmd.compile.native.cpython.ir.sequences import ret_null_if, ret_sequence
+from spmd.compile.native.cpython.ir.sequences import call_of_sequence, ret_null_if, ret_sequence
 from spmd.compile.native.cpython.object_layout import Layout
 from spmd.compile.native.llvm.function_builder import Function, Value
 
@@ -63,21 +63,13 @@ def _spread_sequence() -> Function:
     f = Function("spread_sequence", "i64", ["ptr"] * 4 + ["i64"] * 2, internal=True)
     nodes, operands, place, x, op, count = f.params
     is_list = op.equals(IS_LIST)
-    size, item = f.var("i64"), f.var("ptr")
-    with f.if_else(is_list) as it:
-        size.set(f.call("PyList_Size", "i64", x))
-        it.otherwise()
-        size.set(f.call("PyTuple_Size", "i64", x))
-    with f.if_(size.get().differs(count)):
+    with f.if_(call_of_sequence(f, is_list, "Size", "i64", x).differs(count)):
         f.ret(0)
     with f.range(0, count) as i:
-        with f.if_else(is_list) as it:
-            item.set(f.call("PyList_GetItem", "ptr", x, i))
-            it.otherwise()
-            item.set(f.call("PyTuple_GetItem", "ptr", x, i))
-        with f.if_(item.get().equals(0)):
+        item = call_of_sequence(f, is_list, "GetItem", "ptr", x, i)
+        with f.if_(item.equals(0)):
             f.ret(0)
-        fits = f.call("spread_node", "i64", nodes, operands, place, item.get())
+        fits = f.call("spread_node", "i64", nodes, operands, place, item)
         with f.if_(fits.equals(0)):
             f.ret(0)
     f.ret(1)

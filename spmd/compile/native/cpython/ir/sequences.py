@@ -1,4 +1,4 @@
-"""Tuples and lists filled by native code: for pytrees that are put together, and for results."""
+"""Tuples and lists in native code, and which of both an object is, decided when the code runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ def ret_null_if(f: Function, condition: Value, *references: Value) -> None:
         f.ret(f.null())
 
 
+def call_of_sequence(
+    f: Function, is_list: Value, function: str, returns: str, *operands: Value
+) -> Value:
+    """Call `PyList_<function>` or `PyTuple_<function>`."""
+    out = f.var(returns)
+    with f.if_else(is_list) as it:
+        out.set(f.call(f"PyList_{function}", returns, *operands))
+        it.otherwise()
+        out.set(f.call(f"PyTuple_{function}", returns, *operands))
+    return out.get()
+
+
 def ret_sequence(
     f: Function, is_list: Value, count: Value, make_item: Callable[[Value], Value]
 ) -> None:
     """Return a list or a tuple of so many items, each a new reference, or null where one is."""
-    out = f.var("ptr")
-    with f.if_else(is_list) as it:
-        out.set(f.call("PyList_New", "ptr", count))
-        it.otherwise()
-        out.set(f.call("PyTuple_New", "ptr", count))
-    ret_null_if(f, out.get().equals(0))
+    out = call_of_sequence(f, is_list, "New", "ptr", count)
+    ret_null_if(f, out.equals(0))
     with f.range(0, count) as i:
         item = make_item(i)
-        ret_null_if(f, item.equals(0), out.get())
-        with f.if_else(is_list) as it:
-            f.call("PyList_SetItem", "i32", out.get(), i, item)
-            it.otherwise()
-            f.call("PyTuple_SetItem", "i32", out.get(), i, item)
-    f.ret(out.get())
+        ret_null_if(f, item.equals(0), out)
+        call_of_sequence(f, is_list, "SetItem", "i32", out, i, item)
+    f.ret(out)

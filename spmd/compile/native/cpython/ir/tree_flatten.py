@@ -12,7 +12,7 @@ with the addresses of what the walk asks for. Only functions of the stable ABI a
 from __future__ import annotations
 
 from spmd.compile.native.cpython.ir.calls import call_python, error, held
-from spmd.compile.native.cpython.ir.sequences import ret_null_if
+from spmd.compile.native.cpython.ir.sequences import call_of_sequence, ret_null_if
 from spmd.compile.native.cpython.object_layout import Layout, TreeLayout
 from spmd.compile.native.llvm.function_builder import Function, Value
 
@@ -146,34 +146,32 @@ def _flatten_sequence() -> Function:
     """flatten_sequence(words, last, leaves, x, kind, is_list): the TreeDef of the items."""
     f = Function("flatten_sequence", "ptr", ["ptr"] * 5 + ["i64"], internal=True)
     words, last, leaves, x, kind, is_list = f.params
-    count = f.var("i64")
-    with f.if_else(is_list.differs(0)) as it:
-        count.set(f.call("PyList_Size", "i64", x))
-        it.otherwise()
-        count.set(f.call("PyTuple_Size", "i64", x))
-    children = f.call("PyTuple_New", "ptr", count.get())
+    listed = is_list.differs(0)
+    count = call_of_sequence(f, listed, "Size", "i64", x)
+    children = f.call("PyTuple_New", "ptr", count)
     ret_null_if(f, children.equals(0))
     before = f.call("PyList_Size", "i64", leaves)
-    item = f.var("ptr")
-    with f.range(0, count.get()) as i:
-        with f.if_else(is_list.differs(0)) as it:
-            item.set(f.call("PyList_GetItem", "ptr", x, i))
-            it.otherwise()
-            item.set(f.call("PyTuple_GetItem", "ptr", x, i))
-        ret_null_if(f, item.get().equals(0), children)
-        _put_child(f, words, last, leaves, item.get(), children, i)
+    with f.range(0, count) as i:
+        item = call_of_sequence(f, listed, "GetItem", "ptr", x, i)
+        ret_null_if(f, item.equals(0), children)
+        _put_child(f, words, last, leaves, item, i, children)
     found = f.call("PyList_Size", "i64", leaves) - before
     f.ret(f.call("make_tree", "ptr", words, kind, word(f, words, NONE), children, found))
     return f
 
 
-def _put_child(f: Function, words: Value, last, leaves, item, children: Value, i: Value) -> None:
-    """Flatten a child, which Python may let go of meanwhile, and put its TreeDef in its place."""
+def _put_child(
+    f: Function, words: Value, last: Value, leaves: Value, item: Value, i: Value, *kept: Value
+) -> None:
+    """Flatten a child, which Python may let go of meanwhile, and put its TreeDef in its place.
+
+    `kept` is the tuple of the children, and what else is let go of where that fails.
+    """
     f.call("Py_IncRef", "void", item)
     child = f.call("flatten_node", "ptr", words, last, leaves, item)
     f.call("Py_DecRef", "void", item)
-    ret_null_if(f, child.equals(0), children)
-    f.call("PyTuple_SetItem", "i32", children, i, child)
+    ret_null_if(f, child.equals(0), *kept)
+    f.call("PyTuple_SetItem", "i32", kept[0], i, child)
 
 
 def _flatten_dict() -> Function:
@@ -200,11 +198,7 @@ def _flatten_dict() -> Function:
             with f.if_(f.call("PyErr_Occurred", "ptr").equals(0)):
                 f.call("PyErr_SetObject", "void", error(f, "KeyError"), key)
             ret_null_if(f, item.equals(0), children, keys)
-        f.call("Py_IncRef", "void", item)
-        child = f.call("flatten_node", "ptr", words, last, leaves, item)
-        f.call("Py_DecRef", "void", item)
-        ret_null_if(f, child.equals(0), children, keys)
-        f.call("PyTuple_SetItem", "i32", children, i, child)
+        _put_child(f, words, last, leaves, item, i, children, keys)
     found = f.call("PyList_Size", "i64", leaves) - before
     out = f.call("make_tree", "ptr", words, word(f, words, DICT), keys, children, found)
     f.call("Py_DecRef", "void", keys)
@@ -275,17 +269,16 @@ def _up_to_sequence(tree: TreeLayout) -> Function:
     f = Function("up_to_sequence", "i64", ["ptr"] * 4 + ["i64"], internal=True)
     words, leaves, node, x, is_list = f.params
     children = f.load("ptr", node, tree.children)
-    for name, listed in (("PyList", 1), ("PyTuple", 0)):
-        with f.if_(is_list.equals(listed)):
-            count = f.call(f"{name}_Size", "i64", x)
-            with f.if_(count.differs(f.call("PyTuple_Size", "i64", children))):
-                f.ret(0)
-            with f.range(0, count) as i:
-                item = f.call(f"{name}_GetItem", "ptr", x, i)
-                with f.if_(item.equals(0)):
-                    f.ret(-1)
-                child = f.call("PyTuple_GetItem", "ptr", children, i)
-                _up_to_children(f, words, leaves, child, item)
+    listed = is_list.differs(0)
+    count = call_of_sequence(f, listed, "Size", "i64", x)
+    with f.if_(count.differs(f.call("PyTuple_Size", "i64", children))):
+        f.ret(0)
+    with f.range(0, count) as i:
+        item = call_of_sequence(f, listed, "GetItem", "ptr", x, i)
+        with f.if_(item.equals(0)):
+            f.ret(-1)
+        child = f.call("PyTuple_GetItem", "ptr", children, i)
+        _up_to_children(f, words, leaves, child, item)
     f.ret(1)
     return f
 

@@ -6,7 +6,7 @@ Taking them apart is in `tree_flatten.py`; the built-in functions are here.
 from __future__ import annotations
 
 from spmd.compile.native.cpython.ir.calls import call_python, error, held
-from spmd.compile.native.cpython.ir.sequences import ret_null_if, ret_sequence
+from spmd.compile.native.cpython.ir.sequences import call_of_sequence, ret_null_if, ret_sequence
 from spmd.compile.native.cpython.ir.tree_flatten import (
     ARRAY_TYPE,
     DICT,
@@ -205,14 +205,12 @@ def _settled_items() -> Function:
             with f.if_(f.call("settled_node", "i64", words, last, value.get()).equals(0)):
                 f.ret(0)
         f.ret(1)
-    for index, name in ((TUPLE, "PyTuple"), (LIST, "PyList")):
-        with f.if_(kind.equals(word(f, words, index))):
-            with f.range(0, f.call(f"{name}_Size", "i64", x)) as i:
-                item = f.call(f"{name}_GetItem", "ptr", x, i)
-                with f.if_(f.call("settled_node", "i64", words, last, item).equals(0)):
-                    f.ret(0)
-            f.ret(1)
-    f.ret(0)
+    is_list = kind.equals(word(f, words, LIST))
+    with f.range(0, call_of_sequence(f, is_list, "Size", "i64", x)) as i:
+        item = call_of_sequence(f, is_list, "GetItem", "ptr", x, i)
+        with f.if_(f.call("settled_node", "i64", words, last, item).equals(0)):
+            f.ret(0)
+    f.ret(1)
     return f
 
 
