@@ -80,6 +80,7 @@ class _Checker:
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel
+        self.sizes = kernel.sizes
         self.visible: dict[int, str] = {}
         self.used: set[int] = set()
         self.filled: set[int] = set()
@@ -102,11 +103,11 @@ class _Checker:
         for dtype in kernel.buffers:
             if dtype not in DTYPES:
                 raise self.broken(f"a row buffer has unknown dtype {dtype!r}")
-        if min(kernel.sizes, default=0) < 0:
-            raise self.broken(f"negative size in {kernel.sizes}")
+        if min(self.sizes, default=0) < 0:
+            raise self.broken(f"negative size in {self.sizes}")
         lanes = kernel.vector_dim
-        if lanes is not None and not 0 <= lanes < len(kernel.sizes):
-            raise self.broken(f"vector_dim {lanes} is not one of the {len(kernel.sizes)} dims")
+        if lanes is not None and not 0 <= lanes < len(self.sizes):
+            raise self.broken(f"vector_dim {lanes} is not one of the {len(self.sizes)} dims")
         for number, step in enumerate(kernel.passes):
             self.check_pass(number, step)
 
@@ -114,7 +115,7 @@ class _Checker:
         self.where = ("pass ", number)
         if step.level not in (ROW, POINT):
             raise self.broken(f"unknown level {step.level!r}")
-        sizes = self.kernel.sizes if step.level == ROW else self.kernel.outer
+        sizes = self.sizes if step.level == ROW else self.kernel.outer
         outside = dict(self.visible)
         for index, instr in enumerate(step.instrs):
             self.where = "pass ", number, ", instr ", index, " ", instr
@@ -226,7 +227,7 @@ class _Checker:
                 raise self.broken(f"gathered index %{value} is {dtype}, not an integer")
         if guard is not None and self.visible[guard] != "bool":
             raise self.broken(f"guard %{guard} is not bool")
-        if guard is None and not where.gathered and 0 not in sizes and 0 not in self.kernel.sizes:
+        if guard is None and not where.gathered and 0 not in sizes and 0 not in self.sizes:
             low, high = affine_range(where, sizes)
             if low < 0 or high >= args[number].size:
                 raise self.broken(

@@ -7,6 +7,8 @@ are stored or converted to that dtype, not after each operation. Bools are store
 
 from __future__ import annotations
 
+from functools import cache
+
 import ml_dtypes
 import numpy as np
 
@@ -50,11 +52,13 @@ def kernel_dtype(dtype: np.dtype) -> str | None:
     return _BY_NUMPY.get(np.dtype(dtype))
 
 
+@cache
 def kind(dtype: str) -> str:
     """Return the kind letter (b, i, u, f, c) of a kernel dtype."""
     return DTYPES[dtype].kind
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Return the bytes of one stored element."""
     return DTYPES[dtype].bits // 8

@@ -19,6 +19,7 @@ Meaning where Python, C and NumPy differ (the rules of XLA, which JAX users know
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 from spmd.base.record import record
 from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
@@ -26,7 +27,7 @@ from spmd.compile.kernel.dtypes import COMPLEX_OF, DTYPES, REAL_OF, kind
 
 @record
 class OpInfo:
-    """What an operation accepts: operand kinds, how many, and the rule of its result dtype.
+    """The signature of an operation: operand kinds, their number, and the rule of its result dtype.
 
     `result` is "same" (all operands and the result have one dtype), "bool" (a comparison),
     "real", "complex", or "free" (any result dtype: convert, bitcast), "select", or "words" (two
@@ -81,6 +82,7 @@ def _table() -> dict[str, OpInfo]:
 OPS = _table()
 
 
+@cache
 def result_dtype(op: str, operands: tuple[str, ...], wanted: str) -> str | None:
     """Return the dtype that `op` gives for operand dtypes, or None if it does not take them.
 
@@ -110,7 +112,7 @@ def result_dtype(op: str, operands: tuple[str, ...], wanted: str) -> str | None:
     return dtype
 
 
-# What kernels do with complex numbers; programs that need more leave it to NumPy.
+# Operations of kernels on complex numbers; programs that need others leave them to NumPy.
 COMPLEX_OPS = frozenset(
     "add sub mul div neg conj real imag complex abs exp log sqrt eq ne select convert "
     "integer_pow".split()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from spmd.compile.cpu.math.coefficients_piecewise import Pieces
 from spmd.compile.cpu.math.floats import Floats
-from spmd.compile.native.llvm.vector_emitter import float_literal
+from spmd.compile.native.llvm.vector_emitter import float_literals
 
 # Lanes of a register, which are the numbers of a short table, and the digits of a piece's number.
 LANES = 16
@@ -82,7 +82,7 @@ def _pick_of_two(m: Floats, low: str, high: str, places: str) -> str:
 def _load(m: Floats, name: str, numbers: Sequence[float]) -> list[str]:
     """Load the registers of a constant."""
     e, count = m.emitter, len(numbers)
-    values = ", ".join(f"{m.element} {float_literal(x, m.element)}" for x in numbers)
+    values = ", ".join(f"{m.element} {x}" for x in float_literals(numbers, m.element))
     kind = f"[{count} x {m.element}]"
     e.module.declare(f"@{name}", f"@{name} = internal constant {kind} [{values}], align 64")
     with e.at_width(LANES):

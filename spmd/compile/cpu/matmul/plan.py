@@ -1,8 +1,8 @@
 """Matrix products as kernel steps: orientation, packing, blocking, and which code is needed.
 
 The one idea: a `Product` of the kernel IR says by sizes and strides what is multiplied, so
-transposes, broadcast batches and slices cost nothing; here it becomes one `KernelStep`. What the
-kernel does is in `loops_ir`; here are only the decisions, all of them taken from sizes and
+transposes, broadcast batches and slices cost nothing; here it becomes one `KernelStep`. The kernel
+itself is in `loops_ir`; here are only the decisions, all of them taken from sizes and
 strides, and only the block sizes from the number of threads, so that no bit depends on it.
 
     plan = plan_product(product)                    # decisions, and the texts to compile
@@ -80,7 +80,7 @@ _STREAMED_ROWS = 32
 _MOST_STREAMING = 32
 # C is added to all the time, and stays in a cache.
 _STREAMED_C = 2**18
-# What stays in the L2 cache.
+# The bytes that stay in the L2 cache.
 _NEAR_BYTES = 2**20
 # A product as shallow as this, in bytes of a row of A, mostly writes C: in whole rows, a few tiles
 # of them at a time, as memory likes it (1024 x 16 x 1024 on a core: 315 us, 365 in columns).
@@ -94,9 +94,9 @@ _PACK_FROM = 96
 # From this many multiply-adds on a round of a tile takes two elements along k, where their number
 # is even: some percent faster, and a fifth more to compile. Few products are shorter, so that most
 # of a program's share one tile.
-_LONG = 2**17
+LONG_PRODUCT = 2**17
 # Below this many a product of a batch takes no longer than the loops around its tiles.
-_TINY = 2**13
+TINY_PRODUCT = 2**13
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
 # they meet each other in the same places of the L2 cache, and their pages are too many.
 _SPREAD = 2**20
@@ -111,7 +111,7 @@ _BYTES_PER_NS = 12.0
 # From here on a matrix is not in the caches when it comes again, but what was read last is: as
 # every second call goes through the units backwards, small ones find more of it.
 _BEYOND_CACHES_NS = 300_000
-# What a vector's store may write behind the end of a panel.
+# The bytes that a vector's store may write behind the end of a panel.
 _SLACK = 64
 
 
@@ -182,7 +182,7 @@ def plan_product(product: Product, machine: Host | None = None) -> Plan:
     if len(product.batch) > MOST_BATCH_DIMS:
         raise ValueError(f"a product takes up to {MOST_BATCH_DIMS} batch dims: {product.batch}")
     oriented = orient(product)
-    planner = _Planner(oriented, machine or host())
+    planner = _planner(oriented, machine or host())
     return planner.plan(oriented is not product)
 
 
@@ -206,15 +206,15 @@ def orient(p: Product) -> Product:
 
 
 def _stored(p: Product) -> Map:
-    """Where the first result of a product goes."""
+    """The address map of the first result of a product."""
     first = p.epilogue.passes[0].stores[0]
     assert isinstance(first, Store)
     return first.map
 
 
-# What a step of a tile along k has beside its loads and multiply-adds.
+# Instructions of a tile's step along k, beside its loads and multiply-adds.
 _STEP_INSTRUCTIONS = 3
-# How much dearer a tile is that a program has for one of its products only.
+# The cost factor of a tile that a program has for one of its products only.
 _WORTH_ANOTHER = 1.06
 
 
@@ -236,7 +236,7 @@ def tile_shape(machine: Host, m: int, vectors: int) -> tuple[int, int]:
     tallest = min(sums // width, most)
 
     def instructions(rows: int) -> float:
-        """Those of a step along k for all rows; the last tile computes rows that are not there."""
+        """The instructions of a step along k for all rows; the last tile has rows to spare."""
         each = (rows + 1) * (width + 1) + _STEP_INSTRUCTIONS
         # Most products of a program share the tallest tile: others must be worth compiling.
         return -(-m // rows) * each * (1 if rows == tallest else _WORTH_ANOTHER)
@@ -249,7 +249,7 @@ def tile_shape(machine: Host, m: int, vectors: int) -> tuple[int, int]:
 # Below this many multiply-adds a step that packs would take longer than it saves.
 _PACKED_FROM = 2**22
 # The part of a product's time that it may take with B packed by a step before it.
-_WORTH_PACKING = 0.9
+PACKED_TIME_RATIO = 0.9
 # Larger operands stay as they are: their panels would take as much memory again.
 _MOST_PACKED = 2**27
 # Elements of B that are packed at a time: by rows where these are read from end to end.
@@ -258,14 +258,14 @@ _PACKED_ELEMENTS = 2**14
 
 @cache
 def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | None:
-    """What reads panels instead of a product, the packing, whether A and B change places.
+    """The product that reads panels, the packing, and whether A and B change places.
 
-    None where the product had better stay as it is. It runs in some rounds with the same B.
+    None if the product had better stay as it is. It runs `rounds` times with the same B.
     """
     oriented = orient(p)
     if rounds == 1 and (any(oriented.b.batch) or p.multiply_adds < _PACKED_FROM):
         return None
-    planner = _Planner(oriented, host())
+    planner = _planner(oriented, host())
     plan = planner.plan(False, epilogue=False)
     size = oriented.k * oriented.n * NBYTES[p.carried]
     tiled = plan.symbol == product_symbol(planner.vectors)
@@ -276,7 +276,7 @@ def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | N
     if rounds == 1:
         cut = planner.cut(sizes["mr"], sizes["nr"])
         apart = replace(cut, packs_b=False)
-        least = _WORTH_PACKING * cut.time(*cut.best())
+        least = PACKED_TIME_RATIO * cut.time(*cut.best())
         if apart.time(*apart.best()) + packing_ns(size, cut.cores) > least:
             return None
     o = oriented
@@ -345,12 +345,17 @@ def packing_step(
 # ---- the plan ----------------------------------------------------------------------------------
 
 
+def _planner(p: Product, machine: Host) -> _Planner:
+    return _Planner(p, machine, Vectors(p.carried, machine.vector_bytes))
+
+
 @record(frozen=False)
 class _Planner:
     """Collects the decisions on one oriented product."""
 
     p: Product
     machine: Host
+    vectors: Vectors
     sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SIZES, 0))
     functions: dict[str, str] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
@@ -393,10 +398,6 @@ class _Planner:
     # ---- facts ----
 
     @property
-    def vectors(self) -> Vectors:
-        return Vectors(self.p.carried, self.machine.vector_bytes)
-
-    @property
     def direct(self) -> bool:
         """Whether tiles write C where it is wanted."""
         where = plain_store(self.p.epilogue)
@@ -405,12 +406,12 @@ class _Planner:
     @property
     def steps(self) -> int:
         """Elements along k that a round of a tile takes."""
-        return 2 if self.p.multiply_adds >= _LONG and not self.p.k % 2 else 1
+        return 2 if self.p.multiply_adds >= LONG_PRODUCT and not self.p.k % 2 else 1
 
     @property
     def is_hot(self) -> bool:
         """Whether the loops around tiles take part of the time: many products, next to no size."""
-        return math.prod(self.p.batch) > 1 and self.p.multiply_adds < _TINY
+        return math.prod(self.p.batch) > 1 and self.p.multiply_adds < TINY_PRODUCT
 
     def arguments(self) -> tuple[tuple[Map, ...], list[int]]:
         """The maps of the epilogue's arguments but C, and the bytes of their elements."""
@@ -598,7 +599,7 @@ class _Planner:
         return -(-self.p.n // (parts * nr)) * nr
 
     def cut(self, mr: int, nr: int) -> Cut:
-        """What decides on the rows and columns of a unit."""
+        """The facts that decide on the rows and columns of a unit."""
         p, v = self.p, self.vectors
         return Cut(
             p,
@@ -676,7 +677,7 @@ class _Planner:
 
 
 def _way(b: Operand) -> str:
-    """Which function packs columns that lie so."""
+    """The name of the function that packs columns of this layout."""
     return "copy" if b.column == 1 else "turn" if b.row == 1 else "gather"
 
 

@@ -17,9 +17,10 @@ All integer arithmetic is signed and wraps. Addresses are plain `ptr` with byte 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from spmd.compile.native.llvm.vector_emitter import float_literal
 
 # What vectors that are written past the caches must be aligned to, and how they are marked.
 STREAM_ALIGNMENT = 64
@@ -426,7 +427,5 @@ def _constant(type: str, number: int | float) -> str:
     if type == "ptr" and number == 0:
         return "null"
     if type in ("float", "double"):
-        # LLVM takes the bits of a double for both types; they must be exact in the type meant.
-        double = struct.unpack("f", struct.pack("f", number))[0] if type == "float" else number
-        return f"0x{struct.unpack('Q', struct.pack('d', double))[0]:016X}"
+        return float_literal(number, type)
     return str(int(number))

@@ -62,7 +62,13 @@ def rounded(value: float, element: str) -> float:
 
 def float_literal(value: float, element: str) -> str:
     """Write a float constant exactly: LLVM wants the bits of the double, also for `float`."""
-    return f"0x{struct.unpack('<Q', struct.pack('<d', rounded(value, element)))[0]:016X}"
+    return float_literals([value], element)[0]
+
+
+def float_literals(values: Sequence[float], element: str) -> list[str]:
+    """Write float constants exactly, as `float_literal`."""
+    bits = struct.pack(f"<{len(values)}d", *[rounded(value, element) for value in values])
+    return [f"0x{word:016X}" for (word,) in struct.iter_unpack("<Q", bits)]
 
 
 class Module:
