@@ -27,14 +27,14 @@ GRADIENT = """
 import numpy as np, spmd, spmd.numpy as snp
 f = spmd.jit(spmd.grad(lambda w: snp.sum(snp.tanh(w @ w) * w)))
 x = snp.asarray(np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8))
-call = lambda: spmd.block_until_ready(f(x))
+call = lambda: f(x)
 """
 REDUCTION = """
 import numpy as np, spmd
 from spmd import lax
 f = spmd.pmap(lambda x: lax.psum(x, "i"), axis_name="i")
 x = np.ones((2, 8), np.float32)[: spmd.local_device_count()]
-call = lambda: spmd.block_until_ready(f(x))
+call = lambda: f(x)
 """
 
 # Of each row: the program, how many calls come before, the devices, whether a process has made the
@@ -44,6 +44,7 @@ ROWS: dict[str, tuple[str, int, int, bool, int]] = {
     "second": (GRADIENT, 1, 1, False, 1),
     "third": (GRADIENT, 2, 1, False, 1),
     "from-disk": (GRADIENT, 0, 1, True, 1),
+    "from-disk-second": (GRADIENT, 1, 1, True, 1),
     "pmap-first": (REDUCTION, 0, 2, False, 1),
     "pmap-second": (REDUCTION, 1, 2, False, 1),
     "pmap-third": (REDUCTION, 2, 2, False, 1),
@@ -53,7 +54,7 @@ ROWS: dict[str, tuple[str, int, int, bool, int]] = {
 
 
 class Passage:
-    """Counts what a call passes through: a profile function."""
+    """Counts what a call passes through: a profile function. The wait for results is not part."""
 
     def __init__(self) -> None:
         self.functions: Counter[tuple[str, str]] = Counter()
@@ -76,9 +77,10 @@ class Passage:
         """Make the call and count what it passes through."""
         sys.setprofile(self)
         try:
-            call()
+            result = call()
         finally:
             sys.setprofile(None)
+        result.block_until_ready()
 
 
 def _imports(frame: FrameType | None) -> bool:
@@ -98,14 +100,14 @@ def follow(row: str, details: bool) -> None:
     namespace: dict[str, Any] = {}
     exec(program, namespace)
     for _ in range(before):
-        namespace["call"]()
+        namespace["call"]().block_until_ready()
     path = Passage()
     path.follow(namespace["call"])
     files = {file for file, _ in path.functions}
     if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", 0))):
         return
     if not details:
-        print(f"{row:12} {len(files):6d} {len(path.functions):10d} {path.hops:6d}", flush=True)
+        print(f"{row:16} {len(files):6d} {len(path.functions):10d} {path.hops:6d}", flush=True)
         return
     for file in sorted(files):
         names = ", ".join(sorted(name for found, name in path.functions if found == file))
@@ -136,7 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
         follow(options.here, options.details)
         return
     if not options.rows:
-        print(f"{'call':12} {'files':>6} {'functions':>10} {'hops':>6}", flush=True)
+        print(f"{'call':16} {'files':>6} {'functions':>10} {'hops':>6}", flush=True)
     for row in options.rows or ROWS:
         with tempfile.TemporaryDirectory() as cache:
             run(row, bool(options.rows), cache)
