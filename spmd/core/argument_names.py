@@ -50,7 +50,7 @@ def leaf_names(
 
 
 def function_source(f: Callable[..., Any]) -> Source:
-    """Where a function is defined."""
+    """The source location of a function."""
     code = getattr(inspect.unwrap(f) if callable(f) else f, "__code__", None)
     if code is None:
         return UNKNOWN
@@ -60,7 +60,7 @@ def function_source(f: Callable[..., Any]) -> Source:
 def debug_info(
     f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None
 ) -> Debug:
-    """What errors inside a traced function say about it and its arguments."""
+    """The texts about a traced function and its arguments, for errors inside of it."""
     names = tuple(leaf_names(f, args, kwargs))
     return Debug(function_name(f), names, function_source(f))
 
@@ -79,6 +79,8 @@ def _how_to_bind(what: str, name: str) -> str:
     """The advice for an argument that belongs to the program and not to its data."""
     if what.startswith("pmap"):
         return "Name its position in static_broadcasted_argnums, or bind it with functools.partial."
+    if what.startswith("device_put"):
+        return "Devices hold arrays and numbers only: keep other values beside them."
     kind = what.partition("(")[0]
     root = name.partition("[")[0].partition(".")[0]
     if root != name:

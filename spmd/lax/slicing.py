@@ -220,7 +220,7 @@ def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, in
     """
     aval = typeof(operand)
     config = tuple(_integers(entry) for entry in padding_config)
-    if len(config) == aval.ndim and not any(map(any, config)):
+    if len(config) == aval.ndim and all(entry == (0, 0, 0) for entry in config):
         return unchanged(operand)
     if isinstance(padding_value, (bool, int, float, complex)):
         padding_value = dtypes.number(padding_value, aval.dtype)

@@ -61,11 +61,7 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
     """
     check_arraylike_or_none("softmax", where)
     (x,) = promote_args_inexact("softmax", x)
-    return _softmax(x, _hashable(axis), where)
-
-
-def _hashable(axis: Axis) -> int | tuple[int, ...] | None:
-    return axis if axis is None or isinstance(axis, int) else tuple(axis)
+    return _softmax(x, canonical_axes(axis, x.ndim, "softmax"), where)
 
 
 @partial(custom_jvp, nondiff_argnums=(1,))
@@ -100,7 +96,7 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Array:
     """
     check_arraylike_or_none("log_softmax", where)
     (x,) = promote_args_inexact("log_softmax", x)
-    return _log_softmax(x, _hashable(axis), where)
+    return _log_softmax(x, canonical_axes(axis, x.ndim, "log_softmax"), where)
 
 
 @one_program("axis")
@@ -169,7 +165,8 @@ def logsumexp(
     >>> spmd.nn.logsumexp(np.zeros(2), b=np.array([1.0, -3.0]), return_sign=True)
     (Array(0.6931472, dtype=float32), Array(-1., dtype=float32))
     """
-    return _logsumexp(a, _hashable(axis), b, bool(keepdims), bool(return_sign), where)
+    dims = axis if axis is None or isinstance(axis, int) else tuple(axis)
+    return _logsumexp(a, dims, b, bool(keepdims), bool(return_sign), where)
 
 
 @one_program("axis", "keepdims", "return_sign")
@@ -270,7 +267,8 @@ def standardize(
     check_arraylike_or_none("standardize", mean, variance, where)
     if algorithm not in ("fast", "stable"):
         raise ArgumentError(f"standardize: algorithm must be 'fast' or 'stable', not {algorithm!r}")
-    return _standardize(x, _hashable(axis), mean, variance, epsilon, where, algorithm)
+    dims = canonical_axes(axis, typeof(x).ndim, "standardize")
+    return _standardize(x, dims, mean, variance, epsilon, where, algorithm)
 
 
 @one_program("axis", "algorithm")

@@ -12,7 +12,7 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax
 from spmd.base.device import Device
-from spmd.errors import DeviceError, ShapeError, ShardingError
+from spmd.errors import ArgumentError, DeviceError, ShapeError, ShardingError
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P
 
@@ -25,6 +25,11 @@ def line(*numbers: int, name: str = "i") -> Mesh:
 
 def rows(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P("i"))
+
+
+def test_what_no_device_can_hold_is_an_error_about_the_value():
+    with pytest.raises(ArgumentError, match=r"argument x is 'a' of type str.*keep other values"):
+        spmd.device_put("a")
 
 
 # ---- parts of processes ------------------------------------------------------------------------

@@ -83,6 +83,8 @@ def test_pad_errors(x):
         make_jaxpr(lambda x: lax.pad(x, 0.0, ((0, 0, 0), (-4, -3, 0))))(x)
     with pytest.raises(ShapeError, match=r"for each of the 2 dims"):
         make_jaxpr(lambda x: lax.pad(x, 0.0, ((1, 0, 0),)))(x)
+    with pytest.raises(ShapeError, match=r"must hold \(low, high, interior\)"):
+        lax.pad(x, 0.0, ((0, 0), (0, 0)))
     with pytest.raises(DtypeError, match=r"one dtype, got float32.* and int32"):
         make_jaxpr(lambda x: lax.pad(x, np.int32(0), ((1, 0, 0), (0, 0, 0))))(x)
 

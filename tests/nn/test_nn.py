@@ -8,7 +8,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import nn, random
-from spmd.base.errors import SpmdError
+from spmd.base.errors import DimensionError, SpmdError
 from spmd.testing import check_grads
 from tests.numpy.oracle import Case, assert_agrees, jax, values
 
@@ -208,3 +208,10 @@ def test_softmax_of_integers(name, dtype):
         assert found.dtype == np.float32
         # JAX flushes subnormal numbers to zero.
         np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("function", [nn.softmax, nn.log_softmax, nn.logsumexp, nn.standardize])
+@pytest.mark.parametrize("axis", [2, (0, -3)])
+def test_a_dim_out_of_range_names_the_function_that_was_called(function, axis):
+    with pytest.raises(DimensionError, match=rf"{function.__name__}: axis (2|-3) is out of bounds"):
+        function(np.ones((2, 3), np.float32), axis=axis)
