@@ -21,13 +21,6 @@ PUBLIC = {"_exit", "_asdict", "_fields", "_replace"}
 
 # By reason: the file below tests/, and the private names that it uses.
 PRIVATE: dict[str, dict[str, set[str]]] = {
-    "a threshold, moved or read so that a small program lies on either side of it": {
-        "compile/cpu/matmul/test_plan.py": {"_LONG", "_TINY"},
-        "compile/cpu/matmul/test_window_plan.py": {"_GROUP_TILES", "_TABLE"},
-        "compile/cpu/sort/test_value_steps.py": {"_MANY", "_MANY_SAMPLES", "_PATIENCE"},
-        "compile/native/runtime/ir/test_rank_collectives.py": {"_DEATH_SECONDS"},
-        "compile/schedule/test_prepack_operands.py": {"_WORTH_PACKING"},
-    },
     "a failure of the system or of a peer, planted where no public call can cause it": {
         "compile/native/llvm/test_linker.py": {"_mprotect"},
         "compile/native/runtime/ir/test_rank_collectives.py": {

@@ -22,7 +22,7 @@ def test_equal_avals_are_one_object():
     assert a.update(shape=(3,)).update(shape=(2, 3)) is a
 
 
-def test_fields():
+def test_an_aval_knows_its_sizes_and_tangent_type():
     a = ShapedArray((2, 3), np.float32)
     assert (a.ndim, a.size, a.nbytes) == (2, 6, 24)
     assert ShapedArray((), np.int32).tangent().dtype == dtypes.float0
@@ -41,17 +41,17 @@ def test_fields():
         (ml_dtypes.bfloat16(1), "ShapedArray(bfloat16[])"),
     ],
 )
-def test_avals_of_values(value, text):
+def test_typeof_gives_the_aval_of_a_value(value, text):
     assert repr(typeof(value)) == text
 
 
-def test_printing():
+def test_avals_print_dtype_shape_and_axes():
     a = ShapedArray((2,), np.float32, vma=frozenset({"j", "i"}))
     assert a.short() == "f32[2]{i,j}"
     assert str(a) == "float32[2]{i,j}"
 
 
-def test_arrays_by_protocol():
+def test_objects_with_the_array_protocol_are_arrays():
     class Wrapped:
         def __spmd_array__(self):
             return np.zeros(3, np.float32)

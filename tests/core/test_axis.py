@@ -53,7 +53,7 @@ def test_scopes_end_with_errors():
     assert state.axes == () and state.trace is EVAL
 
 
-def test_each_thread_has_its_own():
+def test_each_thread_has_its_own_axes_trace_and_source():
     found = []
 
     def look():

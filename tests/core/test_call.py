@@ -57,7 +57,7 @@ def test_two_calls_share_their_parts():
     assert len(traces) == 1 and len(jaxprs) == 4 and len(set(map(id, jaxprs))) == 2
 
 
-def test_what_is_derived_depends_on_the_axes_in_scope():
+def test_derivatives_depend_on_the_axes_in_scope():
     f = spmd.jit(lambda x: x * lax.axis_size("i"))
     sizes = [
         float(spmd.vmap(spmd.grad(f), axis_name="i")(np.ones(n, np.float32))[0]) for n in (2, 3)
@@ -90,7 +90,7 @@ def test_tracers_are_not_kept_in_caches():
     np.testing.assert_allclose(spmd.vmap(spmd.grad(outer))(V), 2 * V)
 
 
-def test_calls_that_ignore_some_inputs():
+def test_inputs_that_a_call_ignores_have_zero_derivatives():
     f = spmd.jit(lambda x, y, i: (x * 2, y, i))
     out, back = spmd.vjp(lambda x, y: f(x, y, 3)[:2], 1.0, 2.0)
     assert [float(v) for v in back((1.0, 0.0))] == [2.0, 0.0]

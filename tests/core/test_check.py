@@ -36,28 +36,28 @@ def test_traced_programs_obey(good):
         check_jaxpr(spmd.make_jaxpr(f)(1.0))
 
 
-def test_order(good):
+def test_equations_out_of_order_are_refused(good):
     with pytest.raises(
         InternalError, match=r"read before it is defined.*after shuffle.*from.*check"
     ):
         check_jaxpr(good.replace(eqns=good.eqns[::-1]), after="shuffle")
 
 
-def test_unknown_variable(good):
+def test_an_unknown_variable_is_refused(good):
     with pytest.raises(InternalError, match="read before it is defined"):
         check_jaxpr(swap(good, 0, invars=(Var(F3),)))
     with pytest.raises(InternalError, match="read before it is defined: the outputs"):
         check_jaxpr(good.replace(outvars=[Var(F3)]))
 
 
-def test_single_assignment(good):
+def test_a_variable_defined_twice_is_refused(good):
     with pytest.raises(InternalError, match="defined twice"):
         check_jaxpr(swap(good, 1, outvars=good.eqns[0].outvars))
     with pytest.raises(InternalError, match="defined twice: the inputs"):
         check_jaxpr(good.replace(invars=good.invars * 2))
 
 
-def test_types(good):
+def test_results_that_contradict_the_rule_are_refused(good):
     wrong = Var(ShapedArray((4,), np.float32))
     with pytest.raises(InternalError, match=r"float32\[4\] written, the rule gives float32\[3\]"):
         check_jaxpr(swap(good, 1, outvars=(wrong,)).replace(outvars=[wrong]))
@@ -65,7 +65,7 @@ def test_types(good):
         check_jaxpr(swap(good, 1, outvars=(*good.eqns[1].outvars, Var(F3))))
 
 
-def test_operands_that_no_rule_accepts(good):
+def test_operands_that_no_rule_accepts_are_refused(good):
     other = Var(ShapedArray((4,), np.float32))
     with pytest.raises(ShapeError):
         check_jaxpr(
@@ -79,7 +79,7 @@ def test_literals_are_scalars(good):
         check_jaxpr(swap(good, 0, invars=(literal,)))
 
 
-def test_nested_jaxprs():
+def test_nested_jaxprs_are_checked():
     outer = spmd.make_jaxpr(spmd.jit(lambda x: snp.sin(x) * x))(V).jaxpr
     call = outer.eqns[0]
     inner = call.params["jaxpr"].jaxpr

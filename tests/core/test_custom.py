@@ -131,7 +131,7 @@ def test_rule_may_branch_on_concrete_values():
     assert_same(case)
 
 
-def test_defaults_and_nondifferentiated_arguments():
+def test_rules_take_defaults_and_nondifferentiated_arguments():
     def case(j):
         @partial(j.custom_jvp, nondiff_argnums=(0, 2))
         def f(g, x, power=3.0):
@@ -143,7 +143,7 @@ def test_defaults_and_nondifferentiated_arguments():
     assert_same(case)
 
 
-def test_arguments_that_are_not_differentiated_by_name():
+def test_nondifferentiated_arguments_may_be_given_by_name():
     def case(j):
         f = j.custom_jvp(lambda g, x: g(x), nondiff_argnames="g")
         f.defjvp(lambda g, p, t: (f(g, p[0]), t[0] * 4))
@@ -156,7 +156,7 @@ def test_arguments_that_are_not_differentiated_by_name():
         spmd.custom_jvp(lambda g, x: g(x), nondiff_argnames="h")
 
 
-def test_one_rule_per_argument():
+def test_each_argument_may_have_a_rule_of_its_own():
     def case(j):
         f = j.custom_jvp(lambda x, y: x * y)
         f.defjvps(lambda t, out, x, y: t * y * 2, None)
@@ -215,7 +215,7 @@ def test_output_structures_must_agree():
         spmd.jit(spmd.grad(lambda x: f(x)[0]))(2.0)
 
 
-def test_missing_rule():
+def test_a_function_without_a_rule_is_refused():
     with pytest.raises(GradError, match=r"f has no rule; set one with \.defjvp"):
 
         @spmd.custom_jvp
@@ -234,7 +234,7 @@ def test_closing_over_a_differentiated_value_is_refused():
             spmd.grad(around(outer))(3.0)
 
 
-def test_unsupported_options_say_so():
+def test_keyword_only_arguments_are_refused():
     f = with_rule(lambda p, t: (p[0], t[0]), lambda x, *, flag: x)
     with pytest.raises(ArgumentError, match=r"keyword-only arguments \(flag\)"):
         spmd.grad(lambda x: f(x, flag=True))(1.0)

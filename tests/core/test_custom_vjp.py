@@ -180,6 +180,6 @@ def test_closing_over_a_differentiated_value_is_refused():
             spmd.grad(around(outer))(3.0)
 
 
-def test_missing_rules():
+def test_a_function_without_rules_is_refused():
     with pytest.raises(GradError, match=r"has no rules; set them with \.defvjp"):
         spmd.custom_vjp(lambda x: x)(1.0)

@@ -47,7 +47,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_printing(name, golden):
+def test_jaxprs_print_as_the_golden_text(name, golden):
     f, *args = PROGRAMS[name]
     golden(f"jaxprs/{name}.txt", f"{spmd.make_jaxpr(f)(*args)}\n")
 
@@ -69,7 +69,7 @@ def test_values_stand_where_they_are_used():
     assert not jaxpr.consts
 
 
-def test_one_constant_for_one_array():
+def test_each_array_becomes_one_constant():
     jaxpr = spmd.make_jaxpr(lambda x: x + V + ROW + V)(V)
     assert len(jaxpr.consts) == 2
 

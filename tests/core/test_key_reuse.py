@@ -72,7 +72,7 @@ def test_a_second_use_is_found(where: str):
     assert len(re.findall(r"test_key_reuse.py:\d+", str(caught.value))) == 2  # both lines
 
 
-def test_what_is_no_reuse():
+def test_keys_that_are_split_cloned_or_folded_are_no_reuse():
     def draws(key):
         first, second = random.split(key)
         return random.normal(first) + random.uniform(second)
@@ -95,7 +95,7 @@ def test_what_is_no_reuse():
         random.normal(random.fold_in(key, step_number))
 
 
-def test_without_the_setting_nothing_is_asked():
+def test_keys_may_be_reused_without_the_setting():
     with spmd.debug_key_reuse(False):
         key = random.key(0)
         assert random.normal(key) == random.normal(key)

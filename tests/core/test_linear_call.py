@@ -22,7 +22,7 @@ def transposed(f, example):
     return lambda y: spmd.linear_transpose(f, example)(y)[0]
 
 
-def test_the_transpose_is_the_users_and_that_of_it_the_function():
+def test_the_transpose_is_the_users_and_its_transpose_is_the_function():
     f = lambda x: scaled(2.0, x)  # noqa: E731
     assert f(8.0) == 4
     assert transposed(f, 1.0)(8.0) == 28
@@ -30,7 +30,7 @@ def test_the_transpose_is_the_users_and_that_of_it_the_function():
     assert transposed(transposed(transposed(f, 1.0), 1.0), 1.0)(8.0) == 28
 
 
-def test_derivatives():
+def test_derivatives_use_the_function_and_its_transpose():
     f = lambda x, r: x + scaled(r, x)  # noqa: E731
     assert spmd.grad(f)(9.0, 2.0) == 1 + 7 / 2
     out, tangent = spmd.jvp(f, (9.0, 3.0), (1.0, 1.0))
@@ -40,7 +40,7 @@ def test_derivatives():
     np.testing.assert_allclose(second(3.0), 2 * (3.5 + 0.5) * 3, rtol=1e-6)
 
 
-def test_batched_where_only_one_side_is():
+def test_either_side_alone_may_be_batched():
     x = np.arange(3, dtype=np.float32)
     np.testing.assert_allclose(spmd.vmap(scaled, (None, 0))(2.0, x), x / 2)
     np.testing.assert_allclose(spmd.vmap(scaled, (0, None))(x + 1, 6.0), 6 / (x + 1))
@@ -50,7 +50,7 @@ def test_batched_where_only_one_side_is():
     np.testing.assert_allclose(total, (7 / (x + 1)).sum(), rtol=1e-6)
 
 
-def test_closed_over_values_pytrees_and_shard_map():
+def test_functions_may_close_over_values_take_pytrees_and_run_in_shard_map():
     def f(w, tree):
         out = linear_call(
             lambda r, t: {"sum": (t["a"] + t["b"]) * w},

@@ -104,7 +104,7 @@ def test_batched_jaxprs_have_their_dim_first():
     assert flags == [True, True] and batched.out_avals[1].shape == (3,)
 
 
-def test_what_a_loop_does_not_read_gets_no_cotangent():
+def test_values_that_a_loop_does_not_read_get_no_cotangent():
     # The derivative of 1 / x is infinite at 0; times a cotangent of zero it would be NaN.
     def f(x):
         return lax.scan(lambda c, _: ((c[0], c[1] * c[0]), c[0]), (-1, x.sum()), 1 / x)[0][1]

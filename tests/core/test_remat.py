@@ -64,7 +64,7 @@ def layer(j):
     grad_of_barrier=lambda j: j.grad(lambda x: j.lax.optimization_barrier(x) * 2)(1.0),
     vmap_of_barrier=lambda j: j.vmap(lambda x: j.lax.optimization_barrier((x, 1.0))[0])(V),
 )
-def test_same_as_jax(case):
+def test_checkpoint_and_barrier_give_the_values_of_jax(case):
     assert_same(case)
 
 
@@ -135,7 +135,7 @@ def test_nothing_is_stacked_but_the_carry():
 
 
 @pytest.mark.parametrize("prevent", [True, False])
-def test_barrier_only_where_asked(prevent):
+def test_a_barrier_is_there_only_where_asked_for(prevent):
     f = spmd.checkpoint(lambda x: snp.sin(snp.sin(x)), prevent_cse=prevent)
     assert (count(f, "optimization_barrier", 1.0) > 0) == prevent
 
@@ -154,7 +154,7 @@ def test_names_are_the_identity():
     np.testing.assert_allclose(spmd.jit(spmd.vmap(spmd.grad(f)))(V), 2 * V)
 
 
-def test_static_arguments_by_name():
+def test_static_arguments_may_be_given_by_name():
     seen = []
 
     @functools.partial(spmd.checkpoint, static_argnames=("mode", "times"))

@@ -176,7 +176,7 @@ def modes_of(pair: tuple[str, str]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_second_derivatives_of_pairs(pair):
+def test_checkpoint_keeps_second_derivatives_of_pairs(pair):
     k = PAIRS.index(pair)
     modes = modes_of(pair)
     policies = list(POLICIES)[k % len(POLICIES)], list(POLICIES)[k % 3]
@@ -186,14 +186,14 @@ def test_second_derivatives_of_pairs(pair):
 
 
 @pytest.mark.parametrize("pair", REFUSED, ids="-".join)
-def test_what_is_refused_stays_refused(pair):
+def test_derivatives_refused_without_checkpoint_are_refused_with_it(pair):
     for policies in ((PLAIN,) * 3, ("default",) * 3):
         assert outcome(staged, pair, policies, "rf") is None
 
 
 @pytest.mark.parametrize("modes", ["rr", "rf", "rrr"])
 @pytest.mark.parametrize("wrapper", ["custom_jvp", "linearize"])
-def test_a_loop_whose_carry_starts_at_a_constant(wrapper, modes):
+def test_checkpoint_keeps_derivatives_of_a_loop_with_a_constant_start(wrapper, modes):
     """Its transpose looks for what it knows of the carry inside the calls of the body."""
 
     def looped(policy: str) -> Function:
@@ -212,7 +212,7 @@ def test_a_loop_whose_carry_starts_at_a_constant(wrapper, modes):
 
 @settings(max_examples=15, derandomize=True)
 @given(st.data())
-def test_any_order_of_any_nesting(data):
+def test_checkpoint_keeps_derivatives_of_any_order_and_nesting(data):
     wrappers = data.draw(st.lists(st.sampled_from(list(WRAPPERS)), min_size=1, max_size=3))
     n = len(wrappers) + 1
     policies = data.draw(st.lists(st.sampled_from([*POLICIES, PLAIN]), min_size=n, max_size=n))
@@ -227,7 +227,7 @@ def test_any_order_of_any_nesting(data):
     ("wrapper", "modes"),
     [("custom_vjp", "rrr"), ("scan", "rr"), ("cond", "rfr"), ("vmap", "frr")],
 )
-def test_high_orders_as_they_run(wrapper, modes, run):
+def test_checkpoint_keeps_high_orders_eagerly_and_under_jit(wrapper, modes, run):
     compare(run, ("custom_jvp", wrapper), ("default", PLAIN, "not n"), modes)
 
 
@@ -246,6 +246,6 @@ def test_high_orders_as_they_run(wrapper, modes, run):
     ],
     ids=lambda x: x if isinstance(x, str) else "-".join(x),
 )
-def test_same_as_jax(nest, modes):
+def test_derivatives_of_nested_wrappers_are_those_of_jax(nest, modes):
     policies = ("n", "default", *["everything"] * (len(nest) - 1))
     assert_same(lambda j: derivative(j, nested(j, nest, policies), modes)(X), 3e-4, 3e-4)

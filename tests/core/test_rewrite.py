@@ -47,7 +47,7 @@ def test_evaluating_is_running():
     assert batched[0].shape == (2, 3)
 
 
-def test_dead_code():
+def test_dead_code_is_removed():
     jaxpr = spmd.make_jaxpr(several)(V, V).jaxpr
     smaller, used = dce(jaxpr, [False, True, False])
     assert [e.prim.name for e in smaller.eqns] == ["cos"] and used == [False, True]
@@ -68,7 +68,7 @@ def test_values_die_after_their_last_use():
     assert sum(map(len, dead)) == len({v for e in jaxpr.eqns for v in (*e.invars, *e.outvars)}) - 1
 
 
-def test_hoisting_constants():
+def test_hoisted_constants_become_inputs():
     closed = spmd.make_jaxpr(several)(V, V)
     hoisted, consts = hoist_consts(closed)
     assert len(consts) == 1 and hoisted.consts == () and len(hoisted.in_avals) == 3
@@ -94,7 +94,7 @@ def test_inlining_looks_inside_every_call():
     assert inline_calls(flat) is flat
 
 
-def test_dependents():
+def test_dependents_are_all_values_computed_from_a_variable():
     jaxpr = spmd.make_jaxpr(several)(V, V).jaxpr
     x, y = jaxpr.invars
     first, second, third = jaxpr.outvars

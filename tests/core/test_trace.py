@@ -35,7 +35,7 @@ CONCRETE = {
 
 @pytest.mark.parametrize("how", [spmd.jit, spmd.make_jaxpr, spmd.vmap])
 @pytest.mark.parametrize("name", CONCRETE)
-def test_values_that_are_not_there(name, how):
+def test_traced_values_read_as_concrete_are_refused(name, how):
     f, error, advice = CONCRETE[name]
     x = np.ones((2, 3), np.float32) if how is spmd.vmap else V
     with pytest.raises(error, match=advice) as caught:
@@ -45,7 +45,7 @@ def test_values_that_are_not_there(name, how):
         assert "Traced<ShapedArray(" in str(caught.value)
 
 
-def test_values_that_are_there():
+def test_values_are_concrete_under_grad_and_jvp():
     """Under grad alone, values are known: Python may branch on them."""
 
     def f(x):
@@ -100,7 +100,7 @@ def test_leaked_tracers_are_refused(name):
 
 
 @pytest.mark.parametrize("name", HOLDERS)
-def test_leak_check_finds_who_keeps(name):
+def test_leak_check_names_the_line_of_a_kept_tracer(name):
     how, x = HOLDERS[name]
     kept = []
 

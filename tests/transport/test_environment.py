@@ -47,7 +47,7 @@ SLURM_STEP = {
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else value.source,
 )
-def test_precedence(environ: dict[str, str], wanted: Environment):
+def test_variables_are_read_in_order_of_precedence(environ: dict[str, str], wanted: Environment):
     assert detect(environ) == wanted
 
 

@@ -79,7 +79,7 @@ def test_without_a_fault_nothing_changes():
     assert job(2, "delay:rank=1,op=9,s=0", three_sums) == [[3.0, 23.0, 43.0]] * 2
 
 
-def test_delay():
+def test_a_delay_makes_its_rank_late():
     began = time.monotonic()
     assert job(2, "delay:rank=1,op=1,s=0.3", three_sums) == [[3.0, 23.0, 43.0]] * 2
     assert time.monotonic() - began >= 0.3
@@ -104,7 +104,7 @@ def test_skip_makes_the_next_call_meet_the_wrong_one():
         job(2, "skip:rank=1,op=0", body)
 
 
-def test_raise_names_who_asked_for_it():
+def test_raise_names_the_variable_that_asked_for_it():
     with pytest.raises(InjectedFault, match="asked for by SPMD_INJECT, at collective 2"):
         job(2, "raise:rank=0,op=2", three_sums)
 
@@ -121,7 +121,7 @@ def test_groups_count_together_and_objects_do_not_count():
     assert job(2, "corrupt:rank=0,op=1,bit=63", body) == [-2.0, 2.0]
 
 
-def test_by_the_users_step():
+def test_a_fault_may_wait_for_the_users_step():
     def body(comm):
         seen = []
         for step in range(4):

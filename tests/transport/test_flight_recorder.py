@@ -38,7 +38,7 @@ def labels(recorder: Flight) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_the_page_of_a_rank(recorder: Flight, tmp_path: Path):
+def test_the_file_of_a_rank_holds_its_state_and_labels(recorder: Flight, tmp_path: Path):
     address = recorder.address
     before = recorder.label("compile", program="f")
     recorder.join(3, 8, str(tmp_path))
@@ -100,7 +100,7 @@ def test_labels_are_written_once_and_a_full_table_is_no_failure(recorder: Flight
     assert labels(recorder)[-1]["id"] == len(labels(recorder)) - 1
 
 
-def test_calls_of_a_communicator(recorder: Flight):
+def test_each_call_of_a_communicator_is_one_record(recorder: Flight):
     comm = SingleCommunicator()
     comm.log = GroupLog(flight.WORLD, "world", [0])
     comm.all_reduce(np.ones(3, np.float32))
@@ -125,7 +125,7 @@ def test_a_program_s_collective_is_one_record(recorder: Flight):
     assert recorder.words[flight.COUNT] == 1
 
 
-def test_what_raised_stays_open(recorder: Flight):
+def test_the_record_of_a_call_that_raised_stays_open(recorder: Flight):
     comm = SingleCommunicator()
     comm.log = GroupLog(flight.WORLD, "world", [0])
 

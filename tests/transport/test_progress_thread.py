@@ -41,7 +41,7 @@ def test_drain_waits_for_all_and_not_for_itself(progress: ProgressThread):
     assert made == [True, True] and not progress.is_here
 
 
-def test_what_is_sent_behind_an_error_is_not_begun(progress: ProgressThread):
+def test_transfers_behind_a_failed_one_are_not_begun(progress: ProgressThread):
     made: list[int] = []
     error = ValueError("the peer is gone")
 

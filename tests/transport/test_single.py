@@ -11,18 +11,18 @@ from tests.transport.cases import Case, all_cases, check_all
 
 
 @pytest.mark.parametrize("kind", sorted({case.kind for case in all_cases()}))
-def test_cases(kind: str):
+def test_every_case_holds_in_a_group_of_one(kind: str):
     comm = SingleCommunicator()
     for case in all_cases():
         if case.kind == kind:
             case.check(comm)
 
 
-def test_groups_and_objects():
+def test_groups_and_objects_hold_in_a_group_of_one():
     assert check_all(SingleCommunicator()) == len(all_cases())
 
 
-def test_is_a_communicator():
+def test_a_single_communicator_is_a_communicator():
     assert isinstance(SingleCommunicator(), Communicator)
 
 
@@ -56,6 +56,6 @@ def refusals():
 
 
 @pytest.mark.parametrize(("text", "call", "args"), list(refusals()), ids=lambda v: str(v)[:20])
-def test_refuses(text: str, call: str, args: tuple):
+def test_malformed_calls_are_refused(text: str, call: str, args: tuple):
     with pytest.raises(CollectiveError, match=text):
         getattr(SingleCommunicator(), call)(*args)

@@ -15,7 +15,7 @@ from tests.transport.cases import all_cases, check_all
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_cases(size: int):
+def test_every_case_holds_in_groups_of_any_size(size: int):
     assert LocalGroup(size).run(check_all) == [len(all_cases())] * size
 
 
@@ -78,7 +78,7 @@ def test_different_collectives_are_reported_on_every_rank():
     ],
     ids=["op", "dtype", "count", "kind"],
 )
-def test_every_difference_counts(other):
+def test_calls_that_differ_in_any_way_are_refused(other):
     def body(comm):
         mine = other if comm.rank else (lambda c: c.all_reduce(np.zeros(4, np.float32)))
         return catch(comm, mine)

@@ -119,7 +119,7 @@ def connect(
 CONNECT_GATHERS = 3
 
 # So long a process may take to count as dead after its memory is gone.
-_DEATH_SECONDS = 5.0
+DEATH_SECONDS = 5.0
 
 
 class ShmCommunicator(CheckedCommunicator):
@@ -328,7 +328,7 @@ class ShmCommunicator(CheckedCommunicator):
     # ---- native code ---------------------------------------------------------------------------
 
     def planner(self, origin: Origin = NOWHERE) -> Planner:
-        """What makes the rounds of collectives of this group, for native code."""
+        """The planner of this group's collectives, for native code."""
         direct = self._direct_from
         limits = Limits(
             self._slot_bytes,
@@ -368,7 +368,7 @@ class ShmCommunicator(CheckedCommunicator):
     def _unreadable(self, rank: int, why: str) -> Exception:
         """Why the memory of a rank could not be read: because it is no more, most likely."""
         pages = self._pages
-        deadline = time.monotonic() + _DEATH_SECONDS
+        deadline = time.monotonic() + DEATH_SECONDS
         while is_running(pages, rank) and time.monotonic() < deadline:
             time.sleep(FIRST_PARK_SECONDS)  # its memory goes first, then it counts as dead
         if failed := pages.words[FAILED]:
@@ -382,7 +382,7 @@ class ShmCommunicator(CheckedCommunicator):
         )
 
     def _ended(self, rank: int, when: str) -> str:
-        """How a rank ended whose process is gone, and which others are gone without a word.
+        """The end of a rank whose process is gone, and the others that are gone without a word.
 
         One rank's death ends others: the first that this rank misses need not be the cause.
         """
@@ -444,7 +444,7 @@ class ShmCommunicator(CheckedCommunicator):
         bounds = [chunk.size * r // self.size for r in range(self.size + 1)]
         begin, end = bounds[self.rank], bounds[self.rank + 1]
         given = self._next_slots(chunk.dtype, chunk.size)
-        # This rank reduces its own part from `chunk` itself: nobody else needs that.
+        # This rank reduces its own part from `chunk` itself: no other rank needs that.
         np.copyto(given[self.rank][:begin], chunk[:begin])
         np.copyto(given[self.rank][end:], chunk[end:])
         self._meet(call, first)

@@ -91,7 +91,7 @@ def test_static_arguments_are_part_of_the_signature():
     assert len(calls) == 3
 
 
-def test_static_values_of_different_types_are_different():
+def test_static_values_of_different_types_are_traced_apart():
     f, calls = counted(lambda x, n: lax.mul(x, np.float32(2 if isinstance(n, bool) else 3)))
     g = jit(f, static_argnums=1)
     for _ in range(3):

@@ -118,7 +118,7 @@ def test_each_lane_has_its_own_temporaries():
     assert plan_memory(steps, 4).arena == 4 * rounded(plan_memory(steps, 1).arena)
 
 
-def test_what_lanes_keep_does_not_meet():
+def test_all_values_of_a_lane_lie_in_one_region():
     """Whatever each lane is just doing: all it has lies in a region of its own."""
     steps = schedule_of(nested_with_work_between, (9, 6, 30, 20))
     plan = plan_memory(steps, 4)

@@ -121,7 +121,7 @@ def test_bodies_of_loops_are_joined_too():
     assert_same(f, *args)
 
 
-def test_gradients_through_joined_products():
+def test_gradients_through_joined_products_agree_with_single_operations():
     def loss(w, b, x):
         return (snp.tanh(x @ w + b) ** 2).sum()
 
@@ -149,7 +149,7 @@ def test_the_pass_keeps_the_meaning():
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "complex64", "int64"])
-def test_integers_and_complex_numbers_are_kernels(dtype):
+def test_products_of_integers_and_complex_numbers_are_kernels(dtype):
     def f(x, y):
         return lax.dot_general(x, y, (((1,), (1,)), ((0,), (2,))))
 
@@ -297,7 +297,7 @@ APART = {
 
 
 @pytest.mark.parametrize("case", APART)
-def test_convolutions_that_stay_apart(case):
+def test_convolutions_of_other_layouts_or_readers_stay_apart(case):
     f, image, count = APART[case]
     args = arrays(image, IMAGE[1], (count,))
     assert "product" not in names(f, *args)
@@ -311,14 +311,14 @@ def test_narrow_convolutions_stay_apart():
     np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.1)
 
 
-def test_gradients_through_joined_convolutions():
+def test_gradients_through_joined_convolutions_agree_with_differences():
     args = [a.astype(np.float64) for a in arrays((1, 5, 4, 2), (3, 3, 2, 3), (3,))]
     f = spmd.jit(lambda *args: snp.sum(snp.tanh(convolve(*args[:2]) + args[2])))
     with spmd.enable_x64(True):
         check_grads(f, args, order=2)
 
 
-def test_joined_convolutions_in_loops():
+def test_joined_convolutions_in_loops_agree_with_single_operations():
     def f(x, w, b):
         def body(x, _):
             y = x + nn.relu(convolve(x, w) + b)

@@ -61,7 +61,7 @@ def test_a_carried_value_that_is_handed_on_counts_as_constant():
     assert "tanh" in names(closed)
 
 
-def test_what_depends_on_the_round_stays():
+def test_work_that_depends_on_the_iteration_stays():
     def body(carry, row):
         return carry + snp.exp(carry).sum() + snp.tanh(row), snp.sin(carry)
 
@@ -69,7 +69,7 @@ def test_what_depends_on_the_round_stays():
     assert not {"exp", "tanh", "sin"} & set(names(closed))
 
 
-def test_inner_loops_first_then_outer_ones():
+def test_work_on_constants_leaves_inner_and_outer_loops():
     def inner(c, w):
         return repeat(lambda d, w: d * snp.exp(w).mean(), c, w, length=2)
 
@@ -121,7 +121,7 @@ def _two_loops(x, w):
 
 
 @pytest.mark.parametrize("f", [_while_without_rounds, _stacked, _bounded, _two_loops])
-def test_results_stay(f):
+def test_results_agree_with_single_operations(f):
     with disable_jit():
         expected = f(X, W)
     for got, want in zip(_flat(jit(f)(X, W)), _flat(expected), strict=True):
@@ -132,7 +132,7 @@ def _flat(out):
     return list(out) if isinstance(out, tuple) else [out]
 
 
-def test_gradients_stay():
+def test_gradients_agree_with_single_operations_and_differences():
     def loss(w, x):
         return (_bounded(x, w) ** 2).sum() + _stacked(x, w)[1].sum()
 

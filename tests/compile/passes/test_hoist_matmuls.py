@@ -97,7 +97,7 @@ def test_results_and_gradients_are_those_of_the_loop(f):
     assert_same(grad(loss, (0, 1, 2)), XS, W, V)
 
 
-def test_a_reversed_loop():
+def test_gradients_of_a_reversed_loop_agree_with_single_operations():
     def loss(xs, w, v):
         return snp.sum(network(xs, w, v, reverse=True) ** 2)
 
@@ -111,7 +111,7 @@ def test_the_inputs_of_all_rounds_are_multiplied_before():
     assert inside(closed) == 1
 
 
-def test_weights_on_the_left_too():
+def test_products_with_weights_on_the_left_leave_the_loop():
     closed = rewritten(weights_first, XS, W, V)
     assert dots(closed.eqns) == 1
     assert inside(closed) == 1
@@ -126,7 +126,7 @@ def test_gradients_of_weights_are_one_product_after():
     assert dots(closed.eqns) == 3
 
 
-def test_gradients_of_biases_go_with_them():
+def test_gradients_of_biases_leave_the_loop_with_those_of_weights():
     def loss(w, v, bias):
         def step(h, x):
             h = snp.tanh(x @ w + h @ v + bias)
@@ -180,7 +180,7 @@ def test_sums_that_are_also_read_stay():
     assert_same(f, XS, normal(7, 5, 16))
 
 
-def test_sums_of_products_with_several_contracted_dims():
+def test_sums_of_products_with_several_contracted_dims_leave_the_loop():
     def f(xs, ys):
         def step(total, xy):
             x, y = xy
@@ -194,7 +194,7 @@ def test_sums_of_products_with_several_contracted_dims():
     assert_same(f, xs, ys)
 
 
-def test_checkpointed_steps():
+def test_gradients_of_checkpointed_steps_agree_with_single_operations():
     def loss(w, v):
         def step(h, x):
             h = snp.tanh(x @ w + h @ v)

@@ -147,7 +147,7 @@ def program(f: Any, *args: Any) -> Executable | MeshProgram:
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_values(f):
+def test_merged_maps_agree_with_single_operations(f):
     assert isinstance(program(f, W, X, Y), MeshProgram)
     with spmd.disable_jit():
         expected = f(W, X, Y)
@@ -170,7 +170,7 @@ def test_results_are_on_the_mesh():
     np.testing.assert_allclose(again, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_maps_want_is_never_whole():
+def test_arguments_that_only_maps_read_are_never_whole():
     """Arguments that only maps read are cut as they want them, in loops too."""
     made = program(step, W, X, Y)
     assert made.params["in_specs"] == (P(), P("data"), P("data"))
@@ -197,7 +197,7 @@ def test_donated_weights_are_written_over():
     assert [shard.data.ptr for shard in new.addressable_shards] == places
 
 
-def test_batched_and_differentiated_from_outside():
+def test_merged_maps_are_batched_and_differentiated_from_outside():
     ws = np.stack([W, W + 1])
     found = spmd.jit(spmd.vmap(lambda w: step(w, X, Y)[1]))(ws)
     np.testing.assert_allclose(found, [step(w, X, Y)[1] for w in ws], rtol=1e-5)

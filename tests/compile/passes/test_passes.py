@@ -100,7 +100,7 @@ NOT_IDENTITIES = {
 
 
 @pytest.mark.parametrize("name", NOT_IDENTITIES)
-def test_what_only_looks_like_an_identity_stays(name):
+def test_operations_that_only_look_like_identities_stay(name):
     f, expected = NOT_IDENTITIES[name]
     assert simplified(f, X) == expected
 
@@ -128,7 +128,7 @@ def test_equal_equations_are_computed_once():
     assert simplified(lambda x: lax.mul(lax.sin(x), lax.sin(x)), X) == ["sin", "mul"]
 
 
-def test_different_parameters_are_different():
+def test_equations_with_different_parameters_are_not_merged():
     f = lambda x: lax.add(lax.rev(x, (0,)), lax.rev(x, (1,)))  # noqa: E731
     assert simplified(f, X) == ["rev", "rev", "add"]
 
@@ -241,7 +241,7 @@ def test_matrix_products_stand_alone():
     assert fused(f, X) == ["dot_general", "3x3", "dot_general"]
 
 
-def test_no_circle_through_a_product():
+def test_fusion_makes_no_cycle_through_a_product():
     """sin feeds the product, which feeds the root: the root's kernel cannot make it for both."""
 
     def f(x):
@@ -273,7 +273,7 @@ def bodies(f, *args):
     return loop
 
 
-def test_a_scan_does_not_carry_what_nobody_needs():
+def test_a_scan_drops_carries_that_no_result_needs():
     def f(x, xs):
         def step(carry, row):
             used, counter, unused = carry
@@ -323,7 +323,7 @@ def test_a_cond_loses_unused_results():
 # ---- what is asked often -------------------------------------------------------------------------
 
 
-def test_what_a_pass_leaves_costs_nothing():
+def test_a_pass_with_nothing_to_do_keeps_every_equation():
     closed = make_jaxpr(lambda x: lax.tanh(lax.add(lax.sin(x), x)))(X)
     assert inline_calls(closed) is closed and hoist_invariants(closed) is closed
     kept = simplify(closed)
@@ -392,7 +392,7 @@ def test_the_graph_of_a_jaxpr_is_what_its_variables_say():
         assert all(graph.makers[v] == k for v in eqn.outvars)
 
 
-def test_which_equations_nest_jaxprs():
+def test_a_jaxpr_knows_which_equations_nest_jaxprs():
     def f(x):
         turned = lax.cond(x[0, 0] > 0, lax.sin, lax.cos, x)
         return lax.scan(lambda c, row: (c + row, c), turned[0], turned)[1]

@@ -72,7 +72,7 @@ def arena(closed: ClosedJaxpr) -> int:
 
 
 @pytest.mark.parametrize("f", STEPS)
-def test_the_same_equations_in_another_order(f: Any):
+def test_moved_updates_keep_all_equations_and_values(f: Any):
     late, soon = around(f)
     assert sorted(names(soon)) == sorted(names(late))
     args = spmd.tree.leaves((WS, X))

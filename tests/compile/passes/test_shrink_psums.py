@@ -82,7 +82,7 @@ def largest(x: Any) -> Any:
     ],
     ids=lambda v: getattr(v, "__name__", ""),
 )
-def test_psums_of_sums(f, sizes):
+def test_a_psum_that_one_sum_reads_moves_behind_it(f, sizes):
     assert sizes_of_psums(f, X) == sizes
     assert_same(f, X)
 

@@ -153,7 +153,7 @@ def planned(f: Any, *args: Any) -> int:
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_nothing_of_queries_times_keys_is_left(name: str):
+def test_no_array_of_queries_times_keys_is_left(name: str):
     f, *args = FORMULAS[name]
     whole, rows = around(f, *args)
     loops = [e for e in all_eqns(rows) if e.prim.name == "scan" and not e.params["num_carry"]]
@@ -163,7 +163,7 @@ def test_nothing_of_queries_times_keys_is_left(name: str):
 
 
 @pytest.mark.parametrize("name", [*FORMULAS, "in a map"])
-def test_the_same_bits_with_less_memory(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_tiled_chains_give_the_same_bits_in_less_memory(name: str, monkeypatch: pytest.MonkeyPatch):
     f, *args = {**FORMULAS, "in a map": (in_a_map, Q, K, V)}[name]
     found, less = np.asarray(spmd.jit(f)(*args)), planned(f, *args)
     monkeypatch.setattr(module, "LEAST_BYTES", 2 * WIDE)
@@ -174,7 +174,7 @@ def test_the_same_bits_with_less_memory(name: str, monkeypatch: pytest.MonkeyPat
         np.testing.assert_allclose(found, f(*args), rtol=2e-4, atol=2e-5)
 
 
-def test_memory_of_a_block_for_each_thread():
+def test_each_thread_has_memory_for_one_block():
     """A block of scores, and of weights in its place, on each lane, however many queries."""
     q, k = normal(1, 1, 2048, H), normal(1, 1, 256, H)
     steps = lower(run_passes(spmd.make_jaxpr(plain)(q, k, k))).steps
@@ -210,7 +210,7 @@ def squared(q: Any, k: Any, v: Any) -> Any:
         spmd.grad(lambda *qkv: snp.sum(plain(*qkv) ** 2), (0, 1, 2)),
     ],
 )
-def test_what_is_wanted_as_a_whole_stays(f: Any):
+def test_products_that_are_wanted_as_a_whole_stay(f: Any):
     _, rows = around(f, Q, K, V)
     assert not any(e.prim.name == "scan" for e in all_eqns(rows))
     with spmd.disable_jit():
@@ -219,7 +219,7 @@ def test_what_is_wanted_as_a_whole_stays(f: Any):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_a_formula_without_a_loop_for_its_sum():
+def test_weights_that_the_sum_and_the_result_read_stay():
     """The sum divides the result, not the weights, so that both read them: they stay."""
     whole, rows = around(by_hand, Q, K, V)
     assert largest(rows) == largest(whole)

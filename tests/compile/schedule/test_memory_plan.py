@@ -102,7 +102,7 @@ W64, X128 = np.ones((64, 64), np.float32), np.ones((128, 64), np.float32)
 STEPPED = W64 - X128.T @ (X128 @ W64) / np.sqrt(np.sum((X128.T @ (X128 @ W64)) ** 2))
 
 
-def test_what_becomes_a_result_needs_no_memory_of_its_own():
+def test_values_that_become_results_need_no_memory_of_their_own():
     compiled = planned(normalised_step, W64, X128)
     assert {out.nbytes for out in compiled.executable.plan.aliased_into.values()} == {W64.nbytes}
     assert compiled.memory_analysis().temp_size_in_bytes <= 2 * X128.nbytes
@@ -130,7 +130,7 @@ def test_result_that_a_loop_writes_shares_nothing_in_the_loop():
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_several_results_lend_to_what_fits():
+def test_results_lend_their_memory_to_temporaries_that_fit():
     def f(x: Any) -> Any:
         a = snp.sort(x @ x, axis=0)
         b = snp.sort(a @ x, axis=1)

@@ -316,7 +316,7 @@ def test_a_training_step_is_as_the_golden_text_says(request, monkeypatch):
     assert said == GOLDEN.read_text()
 
 
-def test_a_schedule_keeps_what_it_has():
+def test_a_schedule_keeps_its_inputs_and_results():
     p = Steps()
     p.exchange("sum", "x")
     before = Schedule([p.ref("x").buffer], [], [], p.steps, [0])

@@ -88,11 +88,11 @@ def branches(w, xs):
 @pytest.mark.parametrize(
     "f", [recurrent, nested, powers, layers, until, maps, branches], ids=lambda f: f.__name__
 )
-def test_results_are_those_without(f):
+def test_results_are_those_without_packing(f):
     same_as_interpreted(f, W, XS)
 
 
-def test_gradients_are_those_without():
+def test_gradients_are_those_without_packing():
     same_as_interpreted(spmd.grad(recurrent), W, XS)
     same_as_interpreted(spmd.hessian(lambda w: recurrent(w, XS[:3, :8, :5])), W[:5, :5])
 
@@ -114,7 +114,7 @@ def test_loops_in_loops_pack_before_the_outermost():
 
 
 @pytest.mark.parametrize("f", [powers, layers], ids=lambda f: f.__name__)
-def test_what_changes_in_each_round_is_not_packed(f):
+def test_operands_that_change_in_each_iteration_are_not_packed(f):
     assert not any(isinstance(s, Pack) for s in walk(steps_of(f, W, XS)))
 
 
@@ -135,7 +135,7 @@ def test_a_branch_that_may_not_run_packs_nothing_before():
 def test_large_products_share_what_is_packed(monkeypatch):
     """Two products with the same weights read the same panels."""
     monkeypatch.setattr(matmul_plan, "available_cores", lambda: 8)
-    monkeypatch.setattr(matmul_plan, "_WORTH_PACKING", 10.0)  # on any machine
+    monkeypatch.setattr(matmul_plan, "PACKED_TIME_RATIO", 10.0)  # on any machine
     w, x = normal(2048, 128), normal(256, 2048)
 
     def f(w, x, y):
@@ -145,7 +145,7 @@ def test_large_products_share_what_is_packed(monkeypatch):
     assert len(packs) == 1
 
 
-def test_over_devices(monkeypatch):
+def test_packed_operands_give_the_same_values_over_devices(monkeypatch):
     """Each device packs what it reads."""
     devices = spmd.local_devices()[:1]
     mesh = spmd.make_mesh((len(devices),), ("i",))

@@ -33,7 +33,7 @@ SIZES = (
 # Strides of an epilogue's argument: along rows, columns and the batch dims.
 ARGUMENT_STRIDES = 5
 
-# What `whole_a` says of the packing of A: by panels, all panels in one call, or as rows.
+# Values of `whole_a`, the packing of A: by panels, all panels in one call, or as rows.
 BY_PANELS, ALL_PANELS, AS_ROWS = range(3)
 
 LAY_A, LAY_B, FINISH = "product_lay_a", "product_lay_b", "product_finish"

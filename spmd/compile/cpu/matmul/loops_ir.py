@@ -9,8 +9,8 @@ it falls to, so the result does not depend on how the work was split.
 Three kernels: `product` for matrices; for few rows of A, which mean one sweep over B, `combine`
 adds multiples of the rows of B, and `dots` multiplies rows of A with contiguous columns of B.
 
-A finished block of C that is not wanted as it is lies in scratch memory, and the epilogue's kernel
-runs on its rows. What only some products need is in `functions_ir`.
+A finished block of C that an epilogue changes lies in scratch memory, and the epilogue's kernel
+runs on its rows. Code that only some products need is in `functions_ir`.
 """
 
 from __future__ import annotations

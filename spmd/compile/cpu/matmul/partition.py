@@ -26,13 +26,13 @@ _MOST_UNITS = 8
 _PIECES = 4
 # The part of a run of units by which threads end apart.
 _WAITED = 0.25
-# What a unit costs before it computes, in nanoseconds.
+# The cost of a unit before it computes, in nanoseconds.
 _UNIT_NS = 200.0
 # Estimates, per core: operations by bytes of a vector; bytes that are packed, or read on the way.
 _FLOPS_PER_NS = {64: 150.0, 32: 75.0, 16: 25.0}
 PACKED_BYTES_PER_NS = 14.0
 _READ_BYTES_PER_NS = 30.0
-# What the rows and columns of a product are cut into, in multiples of the fewest blocks.
+# The numbers of parts of a product's rows and columns, in multiples of the fewest blocks.
 _ROW_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _COLUMN_FACTORS = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -44,7 +44,7 @@ def flops_per_ns(vector_bytes: int, nbytes: int) -> float:
 
 @record
 class Cut:
-    """What a cut of a product into units depends on."""
+    """The facts that decide on the cut of a product into units."""
 
     p: Product
     mr: int
@@ -147,7 +147,7 @@ _found: dict[Cut, tuple[int, int]] = {}
 
 # ---- packing by itself -------------------------------------------------------------------------
 
-# What a step of its own costs at least: threads meet once more.
+# The least cost of a separate step: threads meet once more.
 _STEP_NS = 4000.0
 
 

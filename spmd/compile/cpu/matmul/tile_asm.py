@@ -1,14 +1,12 @@
 """The register tile of matrix products as assembly, for x86-64 with AVX-512 or AVX2.
 
-The one idea: of a tile nothing is left to decide but which register holds what, so LLVM, which
-looks at it in a hundred passes for 7 to 14 ms, is given the instructions; its assembler takes half
-a millisecond. The first product of a machine waits for that, and so does every program whose tiles
-no program before it needed.
+The one idea: of a tile only the choice of registers is left to decide. LLVM takes a hundred passes
+and 7 to 14 ms for that, so it is given the instructions; its assembler takes half a millisecond.
+The first product of a machine waits for that, and so does every program with a new kind of tile.
 
-It does what `tile_ir` says, operation for operation, so that the bits are equal; other processors
-have that one. Two loads of a B that all rows of a tile need, or of the elements of A that all its
-columns need, would be more than a step of the loop has time for: the fewer of both stay in
-registers for the step.
+It does the operations of `tile_ir` one for one, so that the bits are equal; other processors use
+`tile_ir`. A step of the loop has no time for two loads of a B that all rows of a tile need, nor of
+the elements of A that all its columns need: the fewer of both stay in registers for the step.
 
 Formulas: System V Application Binary Interface, AMD64 Architecture Processor Supplement, 3.2.
 """
@@ -27,12 +25,12 @@ from spmd.compile.native.llvm.target import Host
 # on belong to the caller.
 _LINES = ("rdi", "rax", "r11", "rbx", "rbp", "r12", "r13", "r14")
 _KEPT = frozenset(("rbx", "rbp", "r12", "r13", "r14", "r15"))
-# Where the other arguments are: bytes between rows of A and between its k; B, bytes between its k;
-# how many k are left.
+# Registers of the other arguments: bytes between rows of A and between its k; B, bytes between
+# its k; the number of k that are left.
 _A_ROW, _A_K, _B, _B_K, _LEFT = "rsi", "rdx", "rcx", "r8", "r9"
 # How far the loop has come in all rows of A; the rows of the tile before and after it.
 _ALONG = _ROWS = "r10"
-# Where rows of C are, once those of A are known.
+# The register of C's rows, once those of A are known.
 _C = "rsi"
 # The place of the mask, where masks lie in memory: tiles are no higher than six rows there.
 _MASK = "r14"
@@ -111,7 +109,7 @@ class _Writer:
         raise NotImplementedError
 
     def constants(self) -> Iterator[str]:
-        """What stands behind the code."""
+        """The lines behind the code."""
         return iter(())
 
     # ---- names ----
@@ -165,7 +163,7 @@ class _Writer:
         yield from (self.zero(total) for sums in self.sums for total in sums)
 
     def _each_row(self, end: str, act: Callable[[int, int, str], Iterator[str]]) -> Iterator[str]:
-        """What `act` writes for each vector of C, in the rows that are there."""
+        """The instructions of `act` for each vector of C, in the rows that exist."""
         yield f"mov {self.argument('c')}, %{_C}"
         for row in range(self.shape.rows):
             if row:

@@ -92,7 +92,7 @@ class Tile:
         return f
 
     def _lines(self, f: Function, first: Value, stride: Value, rows: Value) -> list[Value]:
-        """Where the rows of the tile begin; the last one again for those that are missing."""
+        """The addresses of the tile's rows; the last one again for those that are missing."""
         lines = [first]
         for row in range(1, self.rows):
             lines.append(f.select(rows > row, f.at(lines[-1], stride), lines[-1]))

@@ -37,9 +37,9 @@ from spmd.compile.native.program.steps import KernelStep, Slot
 # A. One of four is not deeper: what comes from L2 meanwhile is fetched in time.
 _BLOCK_BYTES = 768
 # The longest table inside a step: rows and depth of a 56 x 56 image and more.
-_TABLE = 4096
+LONGEST_TABLE = 4096
 # Tiles of a unit, two vectors wide: enough that packing B for them costs a few percent.
-_GROUP_TILES = 16
+UNIT_TILES = 16
 # Below this many multiply-adds a contraction is not worth sharing.
 _SHARED_FROM = 2**17
 _FLOPS_PER_NS = {64: 100.0, 32: 60.0, 16: 20.0}
@@ -101,8 +101,8 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
     """Choose tiles, blocks and units, and lay out the tables."""
     v = Vectors(given.dtype, (machine or host()).vector_bytes)
     nbytes = v.nbytes
-    outer_rows, rows = given.rows.split(_TABLE)
-    outer_depth, depth = given.depth.split(_TABLE)
+    outer_rows, rows = given.rows.split(LONGEST_TABLE)
+    outer_depth, depth = given.depth.split(LONGEST_TABLE)
     members, *strides = given.batch
     around = outer_rows.count * members
     width = panel_width(v, given.columns)
@@ -161,7 +161,7 @@ def plan_contraction(given: Contraction, machine: Host | None = None) -> Plan:
 
 
 class _Epilogue:
-    """What runs on up to `rows` finished rows of a unit, if anything does."""
+    """The kernel that runs on up to `rows` finished rows of a unit, if there is one."""
 
     def __init__(self, given: Contraction, rows: int, machine: Host):
         self.rendered: tuple[Rendered, ...] = ()
@@ -213,5 +213,5 @@ def _block(depth: int, v: Vectors) -> int:
 def _group(tiles: int, around: int, cores: int, width: int) -> int:
     """Tiles of a unit: fewer where there would not be enough units for the cores."""
     wanted = 4 * cores if cores > 1 else 1
-    groups = max(-(-tiles // (_GROUP_TILES * width // 2)), min(-(-wanted // around), tiles))
+    groups = max(-(-tiles // (UNIT_TILES * width // 2)), min(-(-wanted // around), tiles))
     return -(-tiles // groups)

@@ -15,7 +15,7 @@ from spmd.base.record import record
 from spmd.compile.native.llvm.function_builder import Function, Value
 from spmd.compile.native.llvm.vectors import VECTOR_REGISTER, FullVectors, lane_mask, masked_name
 
-# Which registers a network compares, by their number: the smaller elements go into the first.
+# The registers that a network compares, by their number: smaller elements go into the first.
 COLUMN_NETWORKS: dict[int, Sequence[tuple[int, int]]] = {
     1: (),
     4: ((0, 2), (1, 3), (0, 1), (2, 3), (1, 2)),
@@ -197,8 +197,8 @@ class _Sorter:
     def _lanes_without(self, bit: int) -> Value:
         """A mask of the lanes whose number is without a bit.
 
-        LLVM is not to see which: it would look for shuffles that do what a mask does at once, which
-        takes three fifths of the time of compiling.
+        The bit is hidden from LLVM: it would look for shuffles that do what a mask does at once,
+        which takes three fifths of the time of compiling.
         """
         found = self._masks.get(bit)
         if found is None:

@@ -21,10 +21,10 @@ from spmd.compile.native.llvm.vectors import lane_mask, splat
 # Registers of a partition's turn.
 _TURN = 4
 # From so many keys on a pivot is the middle one of a larger sample.
-_MANY = 2048
-_FEW_SAMPLES, _MANY_SAMPLES = 16, 64
+LARGE_SAMPLE_FROM = 2048
+_SMALL_SAMPLE, LARGE_SAMPLE = 16, 64
 # How often partitions may go through a row, besides twice the logarithm of its length.
-_PATIENCE = 8
+EXTRA_PASSES = 8
 # The larger part of each partition waits: one for each bit of a length.
 _WAITING = 64
 _BUCKETS = 256
@@ -38,13 +38,13 @@ class Sorter:
     """A function `(place, count, scratch)` that sorts keys, for texts that call it."""
 
     name: str
-    # What defines or declares it there, and all that it calls.
+    # The functions that define it, or their declarations, with all that it calls.
     functions: Sequence[Function]
     declared: Sequence[str]
 
 
 def sorter(keys: Keys, compresses: bool, registers: int) -> Sorter:
-    """What sorts keys; scratch memory is as long as these and a register.
+    """The function that sorts keys; scratch memory is as long as these and a register.
 
     `compresses` says whether the processor compresses registers; there are no more keys than
     `registers` hold, if that is not 0.
@@ -230,8 +230,8 @@ def _partition(keys: Keys) -> Function:
         if live is not None:
             mask = lane_mask(f, keys.lanes, live)
             below, above = below & mask, above & mask
-        # What is not kept of a register is written over later: of the lower keys by what comes
-        # next, since they never get ahead of what was read.
+        # Lanes that are not kept are overwritten later: those of the lower keys by the next
+        # stores, which never get ahead of the loads.
         before = low.get()
         bits = f.convert("bitcast", below, f"i{keys.lanes}")
         found = f.call("llvm.ctpop.i64", "i64", f.convert("zext", bits, "i64"))
@@ -263,7 +263,7 @@ def _quick(keys: Keys) -> Function:
     waiting = f.stack("i64", 2 * _WAITING)
     depth, first, size = f.var("i64", 0), f.var("i64", 0), f.var("i64", count)
     logarithm = 64 - f.call("llvm.ctlz.i64", "i64", count, f.value("i1", 0))
-    patience = f.var("i64", (logarithm * 2 + _PATIENCE) * count)
+    patience = f.var("i64", (logarithm * 2 + EXTRA_PASSES) * count)
     with f.loop():
         here = f.at(place, first.get() * keys.nbytes)
         with f.if_else(size.get() <= _most(keys)) as it:
@@ -290,9 +290,9 @@ def _pivot(keys: Keys, sorts: str, rare: bool = False) -> Function:
     """
     f = inner(keys, "sort_pivot", keys.element, *_SORTER[1:], rare=rare)
     place, count, scratch = f.params
-    sample = f.stack(keys.element, _MANY_SAMPLES)
-    most = f.value("i64", min(_MANY_SAMPLES, _most(keys)))
-    taken = f.select(count >= _MANY, most, _FEW_SAMPLES)
+    sample = f.stack(keys.element, LARGE_SAMPLE)
+    most = f.value("i64", min(LARGE_SAMPLE, _most(keys)))
+    taken = f.select(count >= LARGE_SAMPLE_FROM, most, _SMALL_SAMPLE)
     step = count // taken
     half = step // 2
     with f.range(0, taken) as i:

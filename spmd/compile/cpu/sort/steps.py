@@ -1,7 +1,7 @@
 """Sorting as native code: rows of 64-bit words by their upper halves, or the least words of rows.
 
-The one idea: whoever sorts puts an order-preserving 32-bit key above a 32-bit position. Then one
-function serves all dtypes, and what it leaves in the lower halves is the permutation. Long rows
+The one idea: the caller puts an order-preserving 32-bit key above a 32-bit position. Then one
+function serves all dtypes, and the lower halves become the permutation. Long rows
 are sorted by their bytes, the lowest first (a stable counting sort each, and none for a byte that
 all words share); short ones by insertion.
 """

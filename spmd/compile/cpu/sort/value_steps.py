@@ -21,7 +21,7 @@ from spmd.compile.native.llvm.function_builder import Function, Value
 from spmd.compile.native.llvm.vectors import splat
 from spmd.compile.native.program.steps import KernelStep, Slot
 
-# What the bits of a number are: the last of a step's sizes.
+# The kind of a number's bits: the last of a step's sizes.
 SIGNED, UNSIGNED, FLOAT = range(3)
 _KINDS = {"i": SIGNED, "u": UNSIGNED, "f": FLOAT}
 
@@ -29,7 +29,7 @@ _KINDS = {"i": SIGNED, "u": UNSIGNED, "f": FLOAT}
 _LONG = 1 << 14
 _HALVINGS = 4
 _PIECES = 1 << _HALVINGS
-# What is kept of a cut row: where its pieces begin and end, and whether it has odd numbers.
+# The words kept for a cut row: the bounds of its pieces, and whether it has odd numbers.
 _WORDS = _PIECES + 2
 
 # Measured on one core: nanoseconds for a key, once and for each halving of a row.
@@ -136,7 +136,7 @@ def _step(keys: Keys, part: str, registers: int = 0, rare: bool = False) -> Func
 
 
 def _turning(f: Function, keys: Keys, kind: Value) -> tuple[Value, Value, Value]:
-    """What is turned over in negative numbers, what in all, and behind what there are NaNs."""
+    """The bits turned over in negative numbers, those in all, and the last key before NaNs."""
     is_float, none = kind.equals(FLOAT), f.value(keys.element, 0)
     found = (
         f.select(is_float, f.value(keys.element, keys.largest), 0),

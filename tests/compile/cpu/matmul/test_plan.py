@@ -383,8 +383,8 @@ def test_small_products_have_the_bits_of_large_ones(m, n, k, batch, monkeypatch)
     b = matrix(rng, (*batch, k, n), np.float32, "rows")
     results = []
     for long, tiny in ((2**40, 2**13), (0, 0), (2**40, 2**40)):
-        monkeypatch.setattr(matmul_plan, "_LONG", long)
-        monkeypatch.setattr(matmul_plan, "_TINY", tiny)
+        monkeypatch.setattr(matmul_plan, "LONG_PRODUCT", long)
+        monkeypatch.setattr(matmul_plan, "TINY_PRODUCT", tiny)
         c = np.full((*batch, m, n), np.nan, np.float32)
         multiply(a, b, c)
         assert_product(c, a, b)

@@ -103,7 +103,7 @@ def test_panels_are_wide_where_columns_fill_them():
 
 
 def test_long_tables_become_loops(monkeypatch):
-    monkeypatch.setattr(window_plan, "_TABLE", 8)
+    monkeypatch.setattr(window_plan, "LONGEST_TABLE", 8)
     given, a, b = image_case(np.random.default_rng(0), "float32", 3, 6, 5, 3, 20)
     wanted = np.empty(given.rows.count * given.columns, np.float32)
     interpret_contraction(given, a, b, wanted)
@@ -134,7 +134,7 @@ def test_result_does_not_depend_on_the_units(monkeypatch):
     given, a, b = image_case(np.random.default_rng(0), "float32", 2, 20, 16, 3, 40)
     found = []
     for tiles in (1, 3, 100):
-        monkeypatch.setattr(window_plan, "_GROUP_TILES", tiles)
+        monkeypatch.setattr(window_plan, "UNIT_TILES", tiles)
         found.append(run(given, a, b, given.rows.count * given.columns).tobytes())
     assert len(set(found)) == 1
 
@@ -166,7 +166,7 @@ def with_epilogue(given):
 @pytest.mark.parametrize("sizes", [(1, 4, 1, 2, 1), (2, 9, 8, 3, 33), (3, 6, 300, 2, 70)], ids=str)
 def test_an_epilogue_gives_the_values_of_the_interpreter(monkeypatch, dtype, table, sizes):
     """Rows of any number of units, of tables that are loops, of a depth in several blocks."""
-    monkeypatch.setattr(window_plan, "_TABLE", table)
+    monkeypatch.setattr(window_plan, "LONGEST_TABLE", table)
     rng = np.random.default_rng(1)
     given, a, b = image_case(rng, dtype, *sizes)
     given = with_epilogue(given)

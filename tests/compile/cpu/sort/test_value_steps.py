@@ -119,7 +119,7 @@ def test_networks_sort_every_row_of_zeros_and_ones():
 
 def against_pivots(size: int) -> tuple[np.ndarray, int]:
     """A row in which every pivot is nearly the least key, and how many keys partitions see."""
-    samples, fewest = quicksort._MANY_SAMPLES, quicksort._MANY
+    samples, fewest = quicksort.LARGE_SAMPLE, quicksort.LARGE_SAMPLE_FROM
     places, keys = np.arange(size), np.full(size, size, np.int32)
     following = seen = 0
     # Partitions leave what is behind the pivot in its order, so samples can be foreseen.
@@ -142,7 +142,7 @@ def test_bad_pivots_do_not_make_it_quadratic():
         pytest.skip("this processor cannot compress registers")
     size = 30_000
     keys, seen = against_pivots(size)
-    assert seen > 10 * (2 * size.bit_length() + quicksort._PATIENCE) * size
+    assert seen > 10 * (2 * size.bit_length() + quicksort.EXTRA_PASSES) * size
     np.testing.assert_array_equal(native(32, True)(keys[None])[0], np.arange(size))
 
 
@@ -152,7 +152,7 @@ def test_rows_with_bad_pivots_are_sorted_by_bytes(bits, monkeypatch):
         pytest.skip("this processor cannot compress registers")
     x = np.random.default_rng(9).integers(-(2**30), 2**30, (2, 5000)).astype(f"i{bits // 8}")
     for patience in (1, 3):
-        monkeypatch.setattr(quicksort, "_PATIENCE", patience - 2 * (5000).bit_length())
+        monkeypatch.setattr(quicksort, "EXTRA_PASSES", patience - 2 * (5000).bit_length())
         text = values_text.__wrapped__(bits, 0, True)
         text = text.replace(values_symbol(bits), f"impatient_{bits}_{patience}")
         np.testing.assert_array_equal(

@@ -135,7 +135,7 @@ def test_an_error_in_a_unit_is_raised_by_finish():
         team.finish([[("fine", False)]])
 
 
-def test_without_helping_threads_the_one_that_finishes_does_all(monkeypatch):
+def test_finish_compiles_all_units_where_no_thread_can_start(monkeypatch):
     def refuse(self):
         raise RuntimeError("can't start new thread")
 

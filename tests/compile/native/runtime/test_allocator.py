@@ -68,7 +68,7 @@ def test_a_view_keeps_its_block():
     assert (part == 7).all()
 
 
-def test_views_of_other_dtypes_and_offsets():
+def test_views_may_have_other_dtypes_and_offsets():
     block = alloc(64)
     block.view((32,), ml_dtypes.bfloat16)[:] = 1.5
     assert (block.view((2, 3), np.uint16, offset=4) == 0x3FC0).all()

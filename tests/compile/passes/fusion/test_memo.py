@@ -86,7 +86,7 @@ def assert_same_groups(closed, monkeypatch):
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("told", [(), (2,)], ids=["equal", "one read from outside"])
-def test_groups_of_deep_programs(seed, told, monkeypatch):
+def test_deep_programs_have_the_groups_of_fusion_without_memo(seed, told, monkeypatch):
     function, args = deep(4, seed, told)
     closed = simplified(function, args)
     found = assert_same_groups(closed, monkeypatch)
@@ -96,18 +96,18 @@ def test_groups_of_deep_programs(seed, told, monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(200, 230))
-def test_groups_of_random_programs(seed, monkeypatch):
+def test_random_programs_have_the_groups_of_fusion_without_memo(seed, monkeypatch):
     closed, _ = random_program(seed, length=60)
     assert_same_groups(simplify(closed), monkeypatch)
 
 
-def test_groups_of_fusion_programs(monkeypatch):
+def test_fusion_programs_have_the_groups_of_fusion_without_memo(monkeypatch):
     for function, args in PROGRAMS.values():
         assert_same_groups(simplified(function, args), monkeypatch)
 
 
 @pytest.mark.parametrize("told", [(), (2,)], ids=["equal", "one read from outside"])
-def test_compiled_to_the_same_bits(told, monkeypatch):
+def test_programs_fused_with_the_memo_compute_the_same_bits(told, monkeypatch):
     function, args = deep(5, 3, told)
     closed, flat = simplified(function, args), tree_leaves(args)
     found = compile_jaxpr(closed, optimised=fuse_epilogues(fuse.fuse(closed)))(flat)
@@ -164,7 +164,7 @@ def test_more_layers_are_no_more_work(monkeypatch):
     assert eight == work(4, monkeypatch) == work(13, monkeypatch)
 
 
-def test_equal_in_every_process(monkeypatch):
+def test_a_program_fused_twice_gives_one_text(monkeypatch):
     function, args = deep(4, 5)
     texts = {str(fuse.fuse(simplified(function, args))) for _ in range(2)}
     assert len(texts) == 1

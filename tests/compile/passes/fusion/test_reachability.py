@@ -16,7 +16,7 @@ class Members:
         self.root = max(members)
 
 
-def test_a_group_in_the_place_of_one_that_is_gone():
+def test_a_group_at_the_address_of_a_freed_one_is_told_apart():
     """Python gives the address of an object that is gone to the next one of its kind."""
     users = [[1], [2], [], [4], []]  # 0 -> 1 -> 2, and 3 -> 4
     group_of: dict[int, Any] = {}

@@ -75,7 +75,7 @@ def test_programs_agree_with_single_operations(name: str):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4)
 
 
-def test_gradients_through_what_is_made_again():
+def test_gradients_through_recomputed_values_agree_with_differences():
     check_grads(lambda x: nn.gelu(x @ W[:, :40]) @ V[:40], (X[:40],), order=2, atol=2e-2, rtol=2e-2)
 
 
@@ -88,7 +88,7 @@ def test_bodies_keep_one_number_for_each_pair():
     assert needed == F(0).nbytes * count * count
 
 
-def test_what_is_dear_small_or_read_otherwise_stays():
+def test_values_that_are_dear_small_or_read_otherwise_stay():
     def dear(x: Any) -> Any:
         y = snp.exp(x)
         return snp.cumsum(y, 0) @ y.T

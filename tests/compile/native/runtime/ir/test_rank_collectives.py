@@ -382,7 +382,7 @@ def test_memory_that_cannot_be_read_is_reported(monkeypatch: pytest.MonkeyPatch)
         else:
             native_sum(comm, 1000)
 
-    monkeypatch.setattr(shm, "_DEATH_SECONDS", 0.2)
+    monkeypatch.setattr(shm, "DEATH_SECONDS", 0.2)
     error = Ranks(2, body).run(timeout=60)[1]
     assert isinstance(error, CollectiveError)
     assert "rank 1 | could no longer read the memory of rank 0 (process" in str(error)
