@@ -44,7 +44,7 @@ from spmd.base.record import record
 from spmd.base.source import is_ours
 from spmd.core.aval import ShapedArray
 
-# ---- what a slot can hold ----------------------------------------------------------------------
+# ---- values of slots ---------------------------------------------------------------------------
 
 
 @record
@@ -85,7 +85,8 @@ class Dims:
     `operands[k][d]` labels dim d of operand k, `results[k][d]` dim d of result k. A label that is
     in operands only is summed (or otherwise combined) over: `reduces` says with which operator
     ("add", "max", ...), None meaning that it must not be split. Labels in `whole` must not be
-    split; a negative label is a dim that no other shares.
+    split. A negative label is a dim that no other shares; it is never split, and `reduces` does not
+    speak of it.
     """
 
     operands: tuple[tuple[int, ...], ...]
@@ -129,7 +130,7 @@ def no_effects(params: dict[str, Any]) -> frozenset[str]:
 
 
 def _made_by_our_modules() -> bool:
-    """Whether what is running is the import of one of spmd's modules, and no call by a user."""
+    """Whether one of spmd's modules is being imported, and no user's call runs."""
     frame: Any = sys._getframe(2)
     name = ""
     while frame is not None and is_ours(frame.f_code.co_filename):
@@ -150,7 +151,7 @@ def remembered(rule: Callable[..., ShapedArray]) -> Callable[..., ShapedArray]:
 class Primitive:
     """One operation with all its rules; see the module's table.
 
-    `is_own` says that it is part of spmd, whose version then determines what it means.
+    `is_own` says that it is part of spmd, whose version then determines its meaning.
     """
 
     def __init__(

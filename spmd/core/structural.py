@@ -69,7 +69,7 @@ def unbroadcast(x: Any, aval: ShapedArray) -> Any:
 
 
 def add_any(x: Any, y: Any) -> Any:
-    """Add two values of the same type: what cotangents of a value used twice need."""
+    """Add two values of the same type: cotangents of a value used twice need it."""
     return add_any_p.bind(x, y)
 
 
@@ -295,8 +295,8 @@ def _reshape_dims(x: ShapedArray, *, new_sizes: Any) -> Any:
     labels_out = [-101 - k for k in range(len(new_sizes))]
     for i in range(x.ndim):
         for j in range(len(new_sizes)):
-            same_lead = product(x.shape[:i]) == product(new_sizes[:j])
-            if same_lead and x.shape[i] == new_sizes[j] > 1:
+            lead = product(x.shape[:i])  # behind an empty dim nothing tells dims apart
+            if lead == product(new_sizes[:j]) > 0 and x.shape[i] == new_sizes[j] > 1:
                 labels_in[i] = labels_out[j] = i
     return dims([labels_in], [labels_out])
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from spmd import lax
 from spmd.api import device_put
-from spmd.base import dtypes
+from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.trace import Tracer
+from spmd.core.trace import EVAL, Tracer
 from spmd.numpy.promotion import (
     as_array,
     broadcast_shapes,
@@ -31,7 +31,7 @@ from spmd.numpy.promotion import (
     result_type,
     user_dtype,
 )
-from spmd.sharding.array import Array, ArrayLike, alias
+from spmd.sharding.array import Array, ArrayLike, alias, from_shards
 
 
 def placed(x: Any, device: Any) -> Any:
@@ -317,6 +317,12 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
         found = dtypes.canonical(a.dtype) if aval is None else aval.dtype
         weak = aval is not None and aval.weak_type
     new_shape = np.shape(a) if shape is None else canonical_shape(shape, name)
+    if device is None and _is_placed(a) and tuple(new_shape) == a.shape:
+        device = a.sharding
+        if a.shards is not None and typeof(value).ndim == 0:
+            # Each device fills its own shard: the whole may fit on none of them.
+            shards = [_like(name, s, value, dtype, None, s.device) for s in a.shards]
+            return from_shards(shards[0].aval.update(shape=a.shape), device, shards)
     if weak and typeof(value).ndim == 0:
         value = convert(value, found, weak=True)
         result = lax.full(new_shape, value)
@@ -325,10 +331,17 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
     return placed(result, device)
 
 
-def zeros_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
-    """Make an array of zeros with the shape and dtype of `a`.
+def _is_placed(a: Any) -> bool:
+    """Whether an array has devices of its own, and no transformation is at work."""
+    state = context.state
+    return isinstance(a, Array) and a.committed and state.trace is EVAL and not state.axes
 
-    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result.
+
+def zeros_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+    """Make an array of zeros with the shape, dtype and sharding of `a`.
+
+    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result. The
+    result has the sharding of `a` if that was placed and no other shape or device is given.
 
     >>> snp.zeros_like(np.array([1, 2, 3]))
     Array([0, 0, 0], dtype=int32)
@@ -337,9 +350,10 @@ def zeros_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: An
 
 
 def ones_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
-    """Make an array of ones with the shape and dtype of `a`.
+    """Make an array of ones with the shape, dtype and sharding of `a`.
 
-    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result.
+    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result. The
+    result has the sharding of `a` if that was placed and no other shape or device is given.
 
     >>> snp.ones_like(np.array([1, 2, 3]))
     Array([1, 1, 1], dtype=int32)

@@ -220,3 +220,37 @@ def test_arrays_on_the_same_devices_compute_together(name: str):
     x, y = spmd.device_put(X, rows(line(0, 1))), spmd.device_put(X, NamedSharding(line(0, 1), P()))
     wanted = MEETINGS[name](spmd.device_put(X, rows(line(0, 1))), X)  # X is on no device yet
     np.testing.assert_array_equal(MEETINGS[name](x, y), wanted)
+
+
+# ---- arrays like others ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "full_like"])
+def test_an_array_like_a_sharded_one_is_sharded_alike(name):
+    make = getattr(snp, name)
+    value = (7,) if name == "full_like" else ()
+    mesh = Mesh(np.array(spmd.devices()[:4], dtype=object).reshape(2, 2), ("x", "y"))
+    for spec in (P("x", "y"), P(None, "x"), P()):
+        x = spmd.device_put(X, NamedSharding(mesh, spec))
+        out = make(x, *value)
+        assert out.sharding == x.sharding
+        assert [s.device for s in out.addressable_shards] == [
+            s.device for s in x.addressable_shards
+        ]
+        np.testing.assert_array_equal(out, make(X, *value))
+        assert make(x, *value, dtype="int8").sharding == x.sharding
+        assert make(x, *value, shape=(3,)).sharding.device_set == {spmd.devices()[0]}
+        assert make(x, *value, device=spmd.devices()[1]).device == spmd.devices()[1]
+
+
+def test_an_array_like_one_of_another_device_is_there():
+    x = spmd.device_put(X, spmd.devices()[3])
+    assert snp.zeros_like(x).device == spmd.devices()[3]
+    np.testing.assert_array_equal(snp.full_like(x, X[0]), np.full_like(X, X[0]))
+    assert snp.full_like(x, X[0]).device == spmd.devices()[3]
+
+
+def test_an_array_like_a_sharded_one_is_staged_under_transformations():
+    x = spmd.device_put(X, rows(line(0, 1)))
+    np.testing.assert_array_equal(spmd.jit(lambda a: a + snp.ones_like(x))(X), X + 1)
+    np.testing.assert_array_equal(spmd.vmap(lambda a: a + snp.ones_like(x)[0])(X), X + 1)
