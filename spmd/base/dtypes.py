@@ -1,6 +1,6 @@
-"""dtypes: which exist, how they promote, and what a Python scalar becomes.
+"""dtypes: their names, their promotion, and the dtypes of Python scalars.
 
-Promotion follows JAX's documented lattice. A *weak* type is what a bare Python number has: it takes
+Promotion follows JAX's documented lattice. A bare Python number has a *weak* type: it takes
 part in promotion as `int`, `float` or `complex` without a width and so never widens an array.
 
 Typed PRNG keys are 8-byte elements (a NumPy structured dtype of two uint32 words), so that every
@@ -153,12 +153,26 @@ def issubdtype(a: Any, b: Any) -> bool:
 
 
 def finfo(dtype: Any) -> Any:
-    """Limits of a floating dtype, as `numpy.finfo`; bfloat16 too."""
+    """The limits of a floating dtype, as of `numpy.finfo`, for bfloat16 too.
+
+    `dtype` is a dtype, its name, or a scalar type. The result is an object with `bits`, `eps`,
+    `max`, `min`, `tiny` and others. Raises a `ValueError` if the dtype is not floating or complex.
+
+    >>> snp.finfo(snp.bfloat16).bits
+    16
+    """
     return ml_dtypes.finfo(np.dtype(dtype))
 
 
 def iinfo(int_type: Any) -> Any:
-    """Limits of an integer dtype, as `numpy.iinfo`."""
+    """The limits of an integer dtype, as of `numpy.iinfo`.
+
+    `int_type` is a dtype, its name, or a scalar type. The result is an object with `bits`, `max`
+    and `min`. Raises a `ValueError` if the dtype is no integer dtype.
+
+    >>> snp.iinfo(snp.int8).max
+    127
+    """
     return np.iinfo(int_type)
 
 
@@ -191,14 +205,14 @@ def complex_of(dtype: np.dtype) -> np.dtype:
 
 
 def to_inexact(dtype: np.dtype) -> np.dtype:
-    """What `sin` of this dtype has: itself if inexact, else the float of as many bits (or 32)."""
+    """The dtype of `sin` of this one: itself if inexact, else the float of as many bits (or 32)."""
     if is_inexact(dtype):
         return dtype
     return canonical(np.float64 if dtype.itemsize == 8 else np.float32)
 
 
 def tangent_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of tangents: the same for floats, `float0` for what has no derivative."""
+    """The dtype of tangents: the same for floats, `float0` for dtypes without a derivative."""
     return dtype if is_inexact(dtype) else float0
 
 
@@ -357,5 +371,12 @@ def _promote(pairs: tuple[tuple[np.dtype, bool], ...], x64: bool) -> tuple[np.dt
 
 
 def promote_types(a: Any, b: Any) -> np.dtype:
-    """The common dtype of two dtypes (neither weak)."""
+    """The dtype to which two dtypes are promoted.
+
+    `a` and `b` are dtypes, their names, or scalar types, none of which counts as weak. 64-bit
+    dtypes are halved unless x64 is on. Raises a `DtypeError` for dtypes without a common one.
+
+    >>> snp.promote_types(snp.int8, snp.uint8)
+    dtype('int16')
+    """
     return promote(((canonical(a), False), (canonical(b), False)))[0]

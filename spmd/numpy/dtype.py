@@ -140,10 +140,18 @@ _KINDS = {
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
-    """Whether a dtype is of a kind (or one of several), as the array API standard names kinds.
+    """Test whether a dtype is of a kind, as the array API standard names kinds.
+
+    `dtype` is a dtype, its name, or a scalar type like `float32`. `kind` is such a dtype too, or
+    one of the words "bool", "signed integer", "unsigned integer", "integral", "real floating",
+    "complex floating" and "numeric". It may also be a tuple of these, of which one must fit. The
+    result is a Python bool; bfloat16 is a real floating dtype. Raises a `TypeError` for another
+    word.
 
     >>> isdtype(float32, ("real floating", "complex floating"))
     True
+    >>> isdtype(uint8, "signed integer")
+    False
     """
     if isinstance(kind, tuple):
         return any(isdtype(dtype, k) for k in kind)
@@ -153,11 +161,30 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
-    """Whether values of one dtype can be converted to another under NumPy's casting rule."""
+    """Test whether values of one dtype can be converted to another under NumPy's casting rule.
+
+    `from_` is a dtype, or an array or a scalar, of which only the dtype counts and not the values.
+    `to` is a dtype. `casting` is the rule: "no", "equiv", "safe" (the default), "same_kind" or
+    "unsafe". The result is a Python bool. Raises a `ValueError` for another rule, and a `TypeError`
+    for a name that is no dtype.
+
+    >>> can_cast(int16, float32), can_cast(int32, float32)
+    (True, False)
+    >>> can_cast(int32, float32, "same_kind")
+    True
+    """
     source = typeof(from_).dtype if is_arraylike(from_) else np.dtype(from_)
     return np.can_cast(source, np.dtype(to), casting=casting)  # type: ignore[arg-type]
 
 
 def issubdtype(arg1: Any, arg2: Any) -> bool:
-    """Whether a dtype is, or is a kind of, another: as `numpy.issubdtype`, with bfloat16."""
+    """Test whether a dtype is another one, or belongs to an abstract type like `floating`.
+
+    `arg1` and `arg2` are dtypes, their names, scalar types, or abstract types. The answers are
+    those of `numpy.issubdtype`, but bfloat16 belongs to `floating`. The result is a Python bool.
+    Raises a `TypeError` for a name that is no dtype.
+
+    >>> issubdtype(bfloat16, floating), issubdtype(int8, floating)
+    (True, False)
+    """
     return dtypes.issubdtype(arg1, arg2)

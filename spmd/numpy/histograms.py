@@ -35,10 +35,18 @@ def histogramdd(
     weights: Any = None,
     density: bool | None = None,
 ) -> tuple[Any, list[Any]]:
-    """How many points (rows of `sample`) fall into each box of a grid, and the grid's edges.
+    """Count the points in each box of a grid, and give the edges of the boxes.
 
-    `bins` is a number for all dims, or one number or vector of edges a dim. Points outside the
-    edges count nowhere; the last bin of each dim is closed.
+    `sample` has shape (points, dims). `bins` is a number for all dims, or a number or vector of
+    edges for each dim. `range` has a pair of bounds or None for each dim; without bounds they are
+    the smallest and largest coordinate. Points outside the edges count nowhere; the last bin of
+    each dim is closed. `weights`, of shape (points,), say how much each point counts. With
+    `density` the counts are divided by their sum and by the volume of each box.
+
+    The result is an array with one dim of bins for each dim of the grid, and a list of vectors of
+    edges. `sample` and `weights` are promoted to one floating dtype. The edges have that dtype; the
+    counts have it with `weights` or `density`, and otherwise the default integer dtype. Raises a
+    `ShapeError` if `sample`, `bins`, `range` or `weights` do not fit.
 
     >>> points = np.array([[0.0, 0.0], [1.0, 1.0], [0.9, 0.1]])
     >>> histogramdd(points, 2)[0]
@@ -109,9 +117,17 @@ def histogram2d(
     weights: Any = None,
     density: bool | None = None,
 ) -> tuple[Any, Any, Any]:
-    """How many points (x, y) fall into each box of a grid, and the edges along both dims.
+    """Count the points (x, y) in each box of a grid, and give the edges along both dims.
 
-    `bins` is a number or a vector of edges for both, or a pair of those.
+    `x` and `y` are vectors of one size. `bins` is a number or a vector of edges for both dims, or a
+    pair of those. `range`, `weights` and `density` are those of `histogramdd`, and so are the
+    dtypes. The results are the counts, of shape (bins of `x`, bins of `y`), and two vectors of
+    edges. Raises a `ShapeError` if `x` and `y` differ in shape or are no vectors.
+
+    >>> x, y = np.array([0.0, 1.0, 0.9]), np.array([0.0, 1.0, 0.1])
+    >>> counts, x_edges, y_edges = histogram2d(x, y, [1, 2])
+    >>> counts, y_edges
+    (Array([[2, 1]], dtype=int32), Array([0. , 0.5, 1. ], dtype=float32))
     """
     check_arraylike("histogram2d", x, y)
     count = 1 if is_arraylike(bins) and np.ndim(bins) == 0 else len(bins)

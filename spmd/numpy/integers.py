@@ -48,6 +48,9 @@ def _size(x: Any) -> Any:
 def gcd(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The greatest common divisor, by Euclid's algorithm; gcd(0, 0) is 0.
 
+    `x1` and `x2` broadcast to one shape and are promoted to one integer dtype, which the result
+    has. Their signs do not matter. Raises a `DtypeError` if they are no integers.
+
     >>> gcd(np.array([12, 0, -9]), np.array([18, 5, 6]))
     Array([6, 5, 3], dtype=int32)
     """
@@ -69,6 +72,9 @@ def _gcd(x1: Any, x2: Any) -> Any:
 
 def lcm(x1: ArrayLike, x2: ArrayLike) -> Array:
     """The least common multiple; it is 0 where one of the two is.
+
+    `x1` and `x2` broadcast to one shape and are promoted to one integer dtype, which the result
+    has. Their signs do not matter. Raises a `DtypeError` if they are no integers.
 
     >>> lcm(np.array([4, 0]), 6)
     Array([12,  0], dtype=int32)
@@ -98,7 +104,13 @@ def _weights(bitorder: str, name: str) -> np.ndarray:
 
 
 def packbits(a: ArrayLike, axis: int | None = None, bitorder: str = "big") -> Array:
-    """Eight truth values (elements that are not zero) a byte, along a dim or of the flat array.
+    """Pack every eight truth values into a byte, along a dim or of the flat array.
+
+    `a` has bools or integers, of which those that are not zero count as true. `axis` is the dim, or
+    None for the flat array. Its size n becomes n / 8, rounded up; the last byte is filled with
+    zeros. `bitorder` says whether the first of eight is the highest bit ("big", the default) or the
+    lowest ("little"). The result is uint8. Raises a `DtypeError` if `a` has another dtype, and an
+    `ArgumentError` for another `bitorder`.
 
     >>> packbits(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1]))
     Array([129, 128], dtype=uint8)
@@ -121,13 +133,18 @@ def packbits(a: ArrayLike, axis: int | None = None, bitorder: str = "big") -> Ar
 def unpackbits(
     a: ArrayLike, axis: int | None = None, count: int | None = None, bitorder: str = "big"
 ) -> Array:
-    """The bits of bytes as zeros and ones, along a dim or of the flat array.
+    """Unpack the bits of bytes into zeros and ones, along a dim or of the flat array.
 
-    `count` is how many to give: as for a slice, negative ones count from the end, and what is
-    missing is zero.
+    `a` is uint8, and so is the result. `axis` is the dim, or None for the flat array; its size n
+    becomes 8 n, or `count`. Like the end of a slice, a negative `count` counts from the end; a
+    `count` above 8 n adds zeros. `bitorder` says whether the first bit is the highest of its byte
+    ("big", the default) or the lowest ("little"). Raises a `DtypeError` if `a` has another dtype,
+    and an `ArgumentError` for another `bitorder`.
 
     >>> unpackbits(np.array([129], np.uint8))
     Array([1, 0, 0, 0, 0, 0, 0, 1], dtype=uint8)
+    >>> unpackbits(np.array([129], np.uint8), count=-5)
+    Array([1, 0, 0], dtype=uint8)
     """
     check_arraylike("unpackbits", a)
     weights, a = _weights(bitorder, "unpackbits"), plain(a)

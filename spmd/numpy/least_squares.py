@@ -65,6 +65,12 @@ def matrix_rank(
 def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:
     """The condition number of matrices: `norm(x, p) * norm(inv(x), p)`, by singular values for 2.
 
+    `x` has shape (..., m, n), and the result has shape (...). `p` is 2 or None for the ratio of the
+    largest to the smallest singular value, and -2 for its inverse. For square matrices it may also
+    be "fro", "nuc", 1, -1, inf or -inf, as in `norm`. The result has the real floating dtype to
+    which `x` is promoted. Raises a `ShapeError` if `x` has fewer than two dims, if the matrices are
+    empty, and if they are not square for such a `p`.
+
     >>> cond(array([[2.0, 0.0], [0.0, 1.0]]))
     Array(2., dtype=float32)
     """

@@ -199,7 +199,17 @@ def _matrix_norm(x: Any, ord: Any, dims: tuple[int, ...], keepdims: bool) -> Any
 
 
 def matrix_power(a: ArrayLike, n: int) -> Array:
-    """A square matrix multiplied with itself n times; for n < 0, the inverse -n times."""
+    """Raise square matrices to an integer power.
+
+    `a` has shape (..., m, m), which the result has too. `n` is a Python integer: 0 gives the
+    identity matrix, and a negative one the power `-n` of the inverse. Integers become the default
+    float. Raises a `ShapeError` if the matrices are not square, and a `TypeError` if `n` is no
+    integer.
+
+    >>> snp.linalg.matrix_power(np.array([[1, 1], [0, 1]]), 3)
+    Array([[1., 3.],
+           [0., 1.]], dtype=float32)
+    """
     check_arraylike("matrix_power", a)
     (a,) = promote_dtypes_inexact(plain(a))
     shape = typeof(a).shape

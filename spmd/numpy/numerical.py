@@ -294,7 +294,15 @@ def i0(x: ArrayLike) -> Array:
 
 
 def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]:
-    """Positions in the flat array as indices of an array of a shape; clipped if outside."""
+    """Convert positions in a flat array to indices of an array of a shape.
+
+    `indices` are the positions, as integers; negative ones count from the end, and those outside
+    are clipped. `shape` is an integer or a tuple of integers. The result is a tuple with an array
+    for each dim of `shape`; each has the shape and dtype of `indices`.
+
+    >>> snp.unravel_index(np.array([5, -1]), (2, 4))
+    (Array([1, 1], dtype=int32), Array([1, 3], dtype=int32))
+    """
     check_arraylike("unravel_index", indices)
     sizes = tuple(shape) if np.iterable(shape) else (shape,)
     rest = as_array(plain(indices))
@@ -322,7 +330,21 @@ def ravel_multi_index(
     *,
     dtype: Any = None,
 ) -> Array:
-    """Indices of an array of shape `dims` as positions in the flat array, integers of `dtype`."""
+    """Convert indices of an array of shape `dims` to positions in the flat array.
+
+    `multi_index` has an array of integers for each dim; they broadcast to one shape, which the
+    result has. `mode` says what is done with an index that is out of bounds: "wrap", "clip", or
+    "raise" (the default), which needs concrete indices. `order` is "C" if the last index varies
+    fastest, and "F" if the first does. The result has the integer `dtype`, by default the one to
+    which the indices and the default integer are promoted.
+
+    Raises an `ArgumentError` for an index out of bounds or a traced one with "raise", for another
+    `mode` or `order`, for another number of arrays than of dims, and for a `dtype` without
+    integers.
+
+    >>> snp.ravel_multi_index((np.array([1, 1]), np.array([1, 3])), (2, 4))
+    Array([5, 7], dtype=int32)
+    """
     if len(multi_index) != len(dims):
         raise ArgumentError(f"ravel_multi_index: {len(multi_index)} indices for {len(dims)} dims")
     check_arraylike("ravel_multi_index", *multi_index)
@@ -364,34 +386,79 @@ def _triangle_indices(n: int, k: int, m: int | None, lower: bool) -> tuple[Any, 
 
 
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
-    """The indices of the lower triangle of a matrix of n rows."""
+    """The indices of the lower triangle of a matrix: a vector of rows and one of columns.
+
+    The matrix has `n` rows and `m` columns, by default `n`. The triangle ends at diagonal `k`: 0,
+    the default, is the main one, and positive ones lie above it. Both vectors have one size and the
+    default integer dtype; they are in row-major order.
+
+    >>> snp.tril_indices(2)
+    (Array([0, 1, 1], dtype=int32), Array([0, 0, 1], dtype=int32))
+    """
     return _triangle_indices(n, k, m, lower=True)
 
 
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Any, Any]:
-    """The indices of the upper triangle of a matrix of n rows."""
+    """The indices of the upper triangle of a matrix: a vector of rows and one of columns.
+
+    The matrix has `n` rows and `m` columns, by default `n`. The triangle begins at diagonal `k`: 0,
+    the default, is the main one, and positive ones lie above it. Both vectors have one size and the
+    default integer dtype; they are in row-major order.
+
+    >>> snp.triu_indices(2)
+    (Array([0, 0, 1], dtype=int32), Array([0, 1, 1], dtype=int32))
+    """
     return _triangle_indices(n, k, m, lower=False)
 
 
 def tril_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Any, Any]:
-    """The indices of the lower triangle of a matrix like `arr`."""
+    """The indices of the lower triangle of a matrix like `arr`.
+
+    `arr` gives only the shape, of two dims. `k` is the last diagonal and 0 by default, as for
+    `tril_indices`. The result is a vector of rows and one of columns, of the default integer dtype.
+
+    >>> snp.tril_indices_from(np.ones((2, 3)), 1)
+    (Array([0, 0, 1, 1, 1], dtype=int32), Array([0, 1, 0, 1, 2], dtype=int32))
+    """
     rows, columns = typeof(plain(arr)).shape
     return tril_indices(rows, k, columns)
 
 
 def triu_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Any, Any]:
-    """The indices of the upper triangle of a matrix like `arr`."""
+    """The indices of the upper triangle of a matrix like `arr`.
+
+    `arr` gives only the shape, of two dims. `k` is the first diagonal and 0 by default, as for
+    `triu_indices`. The result is a vector of rows and one of columns, of the default integer dtype.
+
+    >>> snp.triu_indices_from(np.ones((2, 3)), 1)
+    (Array([0, 0, 1], dtype=int32), Array([1, 2, 2], dtype=int32))
+    """
     rows, columns = typeof(plain(arr)).shape
     return triu_indices(rows, k, columns)
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
-    """The indices of the diagonal of an array with `ndim` dims of size n."""
+    """The indices of the diagonal of an array with `ndim` dims of size `n`.
+
+    The result is a tuple of `ndim` vectors, 2 by default, of the integers below `n`, in the default
+    integer dtype. Raises a `TypeError` if `n` is no integer.
+
+    >>> snp.diag_indices(2)
+    (Array([0, 1], dtype=int32), Array([0, 1], dtype=int32))
+    """
     return (lax.iota(default_int(), operator.index(n)),) * ndim
 
 
 def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]:
-    """The indices of the diagonal of an array whose dims are of one size."""
+    """The indices of the diagonal of an array whose dims are of one size.
+
+    `arr` gives only the shape. The result is a tuple with a vector for each dim, of the default
+    integer dtype, as of `diag_indices`. Raises a `ShapeError` if `arr` has fewer than two dims, or
+    dims of different sizes.
+
+    >>> snp.diag_indices_from(np.ones((2, 2)))
+    (Array([0, 1], dtype=int32), Array([0, 1], dtype=int32))
+    """
     check_arraylike("diag_indices_from", arr)
     shape = typeof(plain(arr)).shape
     if len(shape) < 2 or len(set(shape)) != 1:
@@ -404,10 +471,13 @@ def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]:
 def mask_indices(
     n: int, mask_func: Callable[[Any, Any], Any], k: Any = 0, *, size: int | None = None
 ) -> tuple[Any, Any]:
-    """Where `mask_func(ones((n, n)), k)`, `triu` for example, is not zero.
+    """The indices at which `mask_func(ones((n, n)), k)`, `triu` for example, is not zero.
 
-    >>> from spmd.numpy import triu
-    >>> mask_indices(2, triu)
+    `n` is the number of rows and columns. `mask_func` takes the matrix of ones and `k`, 0 by
+    default, and returns a matrix. The result is a vector of rows and one of columns, of the default
+    integer dtype. `size` is that of `nonzero`: the size of both vectors, which a traced mask needs.
+
+    >>> snp.mask_indices(2, snp.triu)
     (Array([0, 0, 1], dtype=int32), Array([0, 1, 1], dtype=int32))
     """
     rows, columns = nonzero(mask_func(lax.full((n, n), 1, default_float()), k), size=size)

@@ -26,9 +26,13 @@ def _refuse_in_place(name: str, inplace: bool) -> None:
 
 
 def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Array:
-    """A copy of `a` with the elements at flat positions replaced; `v` is repeated as needed.
+    """Copy `a` with the elements at flat positions replaced.
 
-    Positions outside are ignored, or with `mode` "clip" or "wrap" brought inside.
+    `ind` are the positions, as integers; `v` are the new values, repeated as often as needed and
+    converted to the dtype of `a`. The result has the shape and dtype of `a`. By default negative
+    positions count from the end, and positions outside are ignored. With `mode` "clip" or "wrap"
+    both are brought inside. As arrays are immutable, `inplace=False` must be given. Raises an
+    `ArgumentError` without it, and for another `mode`.
 
     >>> put(np.zeros((2, 2)), np.array([0, 3]), np.array([5.0, 7.0]), inplace=False)
     Array([[5., 0.],
@@ -53,7 +57,12 @@ def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = Tr
 
 
 def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Array:
-    """A copy of `arr` whose elements where the mask holds are `vals`, in order and repeated.
+    """Copy `arr` with the elements replaced at which a mask holds.
+
+    `mask` has as many elements as `arr`; those that are not zero hold. `vals` are the new values,
+    in order, repeated as often as needed, and converted to the dtype of `arr`. The result has the
+    shape and dtype of `arr`. As arrays are immutable, `inplace=False` must be given. Raises an
+    `ArgumentError` without it, and a `ShapeError` if `mask` has another size or `vals` is empty.
 
     >>> place(np.arange(4), np.array([True, False, True, True]), np.array([8, 9]), inplace=False)
     Array([8, 1, 9, 8], dtype=int32)

@@ -59,6 +59,10 @@ def _padded(p: Any, before: int, after: int = 0) -> Any:
 def polyadd(a1: ArrayLike, a2: ArrayLike) -> Array:
     """The sum of two polynomials.
 
+    `a1` and `a2` are vectors of coefficients, the highest power first. They are promoted to one
+    dtype, and the result has the size of the longer one. Raises a `ShapeError` if they are no
+    vectors.
+
     >>> polyadd(np.array([1, 2]), np.array([5, 0, 1]))
     Array([5, 1, 3], dtype=int32)
     """
@@ -68,7 +72,15 @@ def polyadd(a1: ArrayLike, a2: ArrayLike) -> Array:
 
 
 def polysub(a1: ArrayLike, a2: ArrayLike) -> Array:
-    """The difference of two polynomials."""
+    """The difference of two polynomials.
+
+    `a1` and `a2` are vectors of coefficients, the highest power first. They are promoted to one
+    dtype, and the result has the size of the longer one. Raises a `ShapeError` if they are no
+    vectors.
+
+    >>> polysub(np.array([5, 0, 1]), np.array([1, 2]))
+    Array([ 5, -1, -1], dtype=int32)
+    """
     first, second = _coefficients("polysub", a1, a2, inexact=False)
     return polyadd(first, negative(second))
 
@@ -76,7 +88,10 @@ def polysub(a1: ArrayLike, a2: ArrayLike) -> Array:
 def polymul(a1: ArrayLike, a2: ArrayLike, *, trim_leading_zeros: bool = False) -> Array:
     """The product of two polynomials.
 
-    `trim_leading_zeros` drops the operands' leading zeros first, which needs concrete values.
+    `a1` and `a2` are vectors of n and m coefficients, the highest power first, and are promoted to
+    one floating or complex dtype. The result has n + m - 1 elements; an empty vector counts as the
+    polynomial 0. `trim_leading_zeros` drops the operands' leading zeros first, which needs concrete
+    values. Raises a `ShapeError` if they are no vectors.
 
     >>> polymul(np.array([1.0, 1.0]), np.array([1.0, -1.0]))
     Array([ 1.,  0., -1.], dtype=float32)
@@ -89,10 +104,13 @@ def polymul(a1: ArrayLike, a2: ArrayLike, *, trim_leading_zeros: bool = False) -
 
 
 def polydiv(u: Any, v: ArrayLike, *, trim_leading_zeros: bool = False) -> tuple[Any, Any]:
-    """Quotient and remainder of two polynomials; the remainder has the length of `u`.
+    """The quotient and the remainder of two polynomials.
 
-    `trim_leading_zeros` drops what is zero up to rounding from the remainder, which needs concrete
-    values.
+    `u` and the divisor `v` are vectors of n and m coefficients, the highest power first, and are
+    promoted to one floating or complex dtype. The quotient has n - m + 1 elements, at least one;
+    the remainder has n. `trim_leading_zeros` drops from its front the coefficients that are zero up
+    to rounding, which needs concrete values. Raises a `ShapeError` if the operands are no vectors,
+    or `v` is empty.
 
     >>> polydiv(np.array([1.0, 0.0, -1.0]), np.array([1.0, 1.0]))
     (Array([ 1., -1.], dtype=float32), Array([0., 0., 0.], dtype=float32))
@@ -141,7 +159,12 @@ def _order(name: str, m: Any) -> int:
 
 
 def polyder(p: Any, m: int = 1) -> Array:
-    """The derivative of order `m`.
+    """The derivative of order `m` of a polynomial.
+
+    `p` is a vector of coefficients, the highest power first. The result is `m` elements (1 by
+    default) shorter, down to none, and has the floating or complex dtype to which `p` is promoted.
+    Raises an `ArgumentError` if `m` is no integer or negative, and a `ShapeError` if `p` is no
+    vector.
 
     >>> polyder(np.array([1.0, 2.0, 3.0]))
     Array([2., 2.], dtype=float32)
@@ -157,7 +180,13 @@ def polyder(p: Any, m: int = 1) -> Array:
 
 
 def polyint(p: Any, m: int = 1, k: Any = None) -> Array:
-    """The integral of order `m`; `k` are the constants of integration, one or `m` of them.
+    """The integral of order `m` of a polynomial.
+
+    `p` is a vector of coefficients, the highest power first. `k` are the constants of integration,
+    one for all or `m` of them, and 0 by default. The result is `m` elements (1 by default) longer,
+    and has the floating or complex dtype to which `p` and `k` are promoted. Raises a `ShapeError`
+    if `p` is no vector or `k` has another size, and an `ArgumentError` if `m` is no integer or
+    negative.
 
     >>> polyint(np.array([2.0, 2.0]), k=3)
     Array([1., 2., 3.], dtype=float32)
@@ -187,8 +216,10 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Array:
 def poly(seq_of_zeros: Any) -> Array:
     """The coefficients of the polynomial with the given roots and leading coefficient 1.
 
-    Of a square matrix the roots are its eigenvalues: the characteristic polynomial, as complex
-    numbers.
+    `seq_of_zeros` is a scalar or vector of roots. The result has one element more, and the floating
+    or complex dtype to which they are promoted; without any root it is the scalar 1. For a square
+    matrix the roots are its eigenvalues: the result is its characteristic polynomial, in complex
+    numbers. Raises a `ShapeError` for another shape.
 
     >>> poly(np.array([1.0, 2.0]))
     Array([ 1., -3.,  2.], dtype=float32)
@@ -222,8 +253,11 @@ def _from_roots(zeros: Any) -> Any:
 def roots(p: ArrayLike, *, strip_zeros: bool = True) -> Array:
     """The complex roots of a polynomial: the eigenvalues of its companion matrix.
 
-    Leading zeros are dropped, which needs concrete values; with `strip_zeros=False` they are not
-    looked at, and the roots that are then missing are NaN and come last.
+    `p` is a vector of coefficients, the highest power first. Leading zeros are dropped, which needs
+    concrete values. With `strip_zeros=False` they are not looked at; the roots that are then
+    missing are NaN and come last. The result is a vector with one element less, complex64 or
+    complex128. Raises a `ShapeError` if `p` is no vector, and a `ConcretizationError` if it is
+    traced and `strip_zeros` is true.
 
     >>> snp.sort(roots(np.array([1.0, -3.0, 2.0])).real)
     Array([1., 2.], dtype=float32)

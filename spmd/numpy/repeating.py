@@ -420,7 +420,8 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
 def ediff1d(ary: ArrayLike, to_end: Any = None, to_begin: Any = None) -> Array:
     """The differences of neighbours of the flat array, as a vector.
 
-    `to_begin` is put before them and `to_end` behind, in the dtype of `ary`, which the result has.
+    `ary` has any shape, and the differences are one fewer than its elements. `to_begin` is put
+    before them and `to_end` behind, in the dtype of `ary`, which the result has.
 
     >>> snp.ediff1d(np.array([1, 4, 9]), to_end=0)
     Array([3, 5, 0], dtype=int32)

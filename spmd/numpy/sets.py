@@ -30,7 +30,17 @@ def _sets(name: str, *sets: Any) -> list[Any]:
 def union1d(
     ar1: ArrayLike, ar2: ArrayLike, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> Array:
-    """The elements that are in one of two arrays, in order."""
+    """The elements that are in one of two arrays or in both, in ascending order and once each.
+
+    `ar1` and `ar2` have any shape and are promoted to one dtype; the result is a vector of that
+    dtype. Traced arrays need `size`, the number of elements: those missing are `fill_value`, by
+    default the smallest, and those beyond are left out. Raises a `ConcretizationError` without it.
+
+    >>> snp.union1d(np.array([3, 1]), np.array([1, 2]))
+    Array([1, 2, 3], dtype=int32)
+    >>> snp.union1d(np.array([3, 1]), np.array([1, 2]), size=4, fill_value=-1)
+    Array([ 1,  2,  3, -1], dtype=int32)
+    """
     return unique(concatenate(_sets("union1d", ar1, ar2)), size=size, fill_value=fill_value)
 
 
@@ -43,10 +53,18 @@ def intersect1d(
     size: int | None = None,
     fill_value: ArrayLike | None = None,
 ) -> Any:
-    """The elements that are in both of two arrays, in order.
+    """The elements that are in both of two arrays, in ascending order and once each.
 
-    With `return_indices` also where each occurs first in the one and in the other array.
-    `assume_unique` promises that no array has an element twice.
+    `ar1` and `ar2` have any shape and are promoted to one dtype; the result is a vector of that
+    dtype. NaN equals nothing. `assume_unique` promises that neither array has an element twice.
+    With `return_indices` the result is a tuple: the elements, and their first positions in the flat
+    `ar1` and in the flat `ar2`, as default integers.
+
+    Traced arrays need `size`, the number of elements: those missing are `fill_value`, by default
+    the smallest, and those beyond are left out. Raises a `ConcretizationError` without it.
+
+    >>> snp.intersect1d(np.array([3, 1, 2, 3]), np.array([2, 3]))
+    Array([2, 3], dtype=int32)
     """
     first, second = _sets("intersect1d", ar1, ar2)
     values, _, twice, origin = _in_order(first, second, assume_unique)
@@ -98,9 +116,17 @@ def setdiff1d(
     size: int | None = None,
     fill_value: ArrayLike | None = None,
 ) -> Array:
-    """The elements of the first array that are not in the second, in order.
+    """The elements of the first array that are not in the second, in ascending order and once each.
 
-    With `assume_unique` they are in the order of the first array.
+    `ar1` and `ar2` have any shape; the result is a vector with the dtype of `ar1`. NaN equals
+    nothing. `assume_unique` promises that `ar1` has no element twice; the elements then stay in its
+    order.
+
+    Traced arrays need `size`, the number of elements: those missing are `fill_value`, 0 by default,
+    and those beyond are left out. Raises a `ConcretizationError` without it.
+
+    >>> snp.setdiff1d(np.array([5, 3, 1, 3]), np.array([5, 2]))
+    Array([1, 3], dtype=int32)
     """
     check_arraylike("setdiff1d", ar1, ar2)
     first = ravel(ar1)
@@ -123,9 +149,16 @@ def setxor1d(
     size: int | None = None,
     fill_value: ArrayLike | None = None,
 ) -> Array:
-    """The elements that are in exactly one of two arrays, in order.
+    """The elements that are in exactly one of two arrays, in ascending order and once each.
 
-    `assume_unique` promises that no array has an element twice.
+    `ar1` and `ar2` have any shape and are promoted to one dtype; the result is a vector of that
+    dtype. NaN equals nothing. `assume_unique` promises that neither array has an element twice.
+
+    Traced arrays need `size`, the number of elements: those missing are `fill_value`, by default
+    the smallest, and those beyond are left out. Raises a `ConcretizationError` without it.
+
+    >>> snp.setxor1d(np.array([3, 1]), np.array([1, 2]))
+    Array([2, 3], dtype=int32)
     """
     first, second = _sets("setxor1d", ar1, ar2)
     values, counts, twice, _ = _in_order(first, second, assume_unique)
@@ -187,9 +220,13 @@ class UniqueInverse(NamedTuple):
 def unique_all(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueAll:
-    """The different elements, where each occurs first, which one each element is, and how often.
+    """The different elements in ascending order, with their positions and counts.
 
-    Each NaN counts as different. Under a transformation give `size`, as for `unique`.
+    The result is a named tuple. `values` are the elements, as a vector with the dtype of `x`.
+    `indices` are their first positions in the flat `x`, and `counts` the numbers of their
+    occurrences. `inverse_indices`, in the shape of `x`, is the position of each of its elements in
+    `values`. These three are default integers. Each NaN is different. `size` and `fill_value` are
+    those of `unique`. Raises a `ConcretizationError` for a traced `x` without `size`.
 
     >>> unique_all(np.array([3, 1, 3])).counts
     Array([1, 2], dtype=int32)
@@ -201,7 +238,15 @@ def unique_all(
 def unique_counts(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueCounts:
-    """The different elements, and how often each occurs."""
+    """The different elements in ascending order, and their counts.
+
+    The result is a named tuple: `values`, a vector with the dtype of `x`, and `counts`, a vector of
+    default integers. Each NaN is different. `size` and `fill_value` are those of `unique`. Raises a
+    `ConcretizationError` for a traced `x` without `size`.
+
+    >>> unique_counts(np.array([3, 1, 3]))
+    UniqueCounts(values=Array([1, 3], dtype=int32), counts=Array([1, 2], dtype=int32))
+    """
     found = unique(x, return_counts=True, equal_nan=False, size=size, fill_value=fill_value)
     return UniqueCounts(*found)
 
@@ -209,6 +254,15 @@ def unique_counts(
 def unique_inverse(
     x: ArrayLike, /, *, size: int | None = None, fill_value: ArrayLike | None = None
 ) -> UniqueInverse:
-    """The different elements, and which one each element of `x` is."""
+    """The different elements in ascending order, and the position of each element of `x` in them.
+
+    The result is a named tuple: `values`, a vector with the dtype of `x`, and `inverse_indices`,
+    default integers in the shape of `x`; `values[inverse_indices]` gives `x`. Each NaN is
+    different. `size` and `fill_value` are those of `unique`. Raises a `ConcretizationError` for a
+    traced `x` without `size`.
+
+    >>> unique_inverse(np.array([3, 1, 3])).inverse_indices
+    Array([1, 0, 1], dtype=int32)
+    """
     found = unique(x, return_inverse=True, equal_nan=False, size=size, fill_value=fill_value)
     return UniqueInverse(*found)

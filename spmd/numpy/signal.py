@@ -53,7 +53,20 @@ def convolve(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Array:
-    """The convolution of two vectors."""
+    """The convolution of two vectors, `out[k] = sum of a[j] v[k - j]`.
+
+    For vectors `a` and `v` of n and m elements, n >= m, the result has n + m - 1 elements. `mode`
+    may also be "same" (n of them, in the middle) or "valid" (n - m + 1, those whose sum has m
+    products) instead of "full". The operands are promoted to one floating or complex dtype.
+    `precision` and `preferred_element_type`, the dtype of the result if it is given, are those of
+    `lax.dot_general`. Raises a `ShapeError` if the operands are empty or no vectors, and an
+    `ArgumentError` for another `mode`.
+
+    >>> snp.convolve(np.array([1, 2, 3]), np.array([1, 1]))
+    Array([1., 3., 5., 3.], dtype=float32)
+    >>> snp.convolve(np.array([1, 2, 3]), np.array([1, 1]), mode="valid")
+    Array([3., 5.], dtype=float32)
+    """
     a, v = _vectors("convolve", a, v)
     if typeof(a).shape[0] < typeof(v).shape[0]:
         a, v = v, a
@@ -68,7 +81,18 @@ def correlate(
     precision: Any = None,
     preferred_element_type: Any = None,
 ) -> Array:
-    """The cross-correlation of two vectors, the second conjugated."""
+    """The cross-correlation of two vectors, `out[k] = sum of a[j + k] conj(v[j])`.
+
+    `mode` says for which k: "full" (all for which the vectors overlap), "same" (the middle part, of
+    the size of the longer one), or "valid" (those for which the shorter one lies inside the longer
+    one, the default). The operands are promoted to one floating or complex dtype. `precision` and
+    `preferred_element_type`, the dtype of the result if it is given, are those of
+    `lax.dot_general`. Raises a `ShapeError` if the operands are empty or no vectors, and an
+    `ArgumentError` for another `mode`.
+
+    >>> snp.correlate(np.array([1, 2, 3]), np.array([0, 1]))
+    Array([2., 3.], dtype=float32)
+    """
     a, v = _vectors("correlate", a, v)
     v = conjugate(v)
     if typeof(a).shape[0] >= typeof(v).shape[0]:
@@ -85,12 +109,59 @@ def _window(name: str, doc: str) -> Callable[[int], Any]:
     return named(f, name, doc)
 
 
-bartlett = _window("bartlett", "The Bartlett window: a triangle.")
-blackman = _window("blackman", "The Blackman window.")
-hamming = _window("hamming", "The Hamming window.")
-hanning = _window("hanning", "The Hann window.")
+bartlett = _window(
+    "bartlett",
+    """The Bartlett window: a triangle that is zero at both ends.
+
+    `M` is the number of points, which must not be traced: the result is a vector of that size, of
+    the default float.
+
+    >>> snp.bartlett(5)
+    Array([0. , 0.5, 1. , 0.5, 0. ], dtype=float32)
+    """,
+)
+blackman = _window(
+    "blackman",
+    """The Blackman window: a sum of cosines that is almost zero at both ends.
+
+    `M` is the number of points, which must not be traced: the result is a vector of that size, of
+    the default float.
+
+    >>> snp.blackman(5)[1:4]
+    Array([0.34, 1.  , 0.34], dtype=float32)
+    """,
+)
+hamming = _window(
+    "hamming",
+    """The Hamming window: a raised cosine that is 0.08 at both ends.
+
+    `M` is the number of points, which must not be traced: the result is a vector of that size, of
+    the default float.
+
+    >>> snp.hamming(5)
+    Array([0.08, 0.54, 1.  , 0.54, 0.08], dtype=float32)
+    """,
+)
+hanning = _window(
+    "hanning",
+    """The Hann window: a raised cosine that is zero at both ends.
+
+    `M` is the number of points, which must not be traced: the result is a vector of that size, of
+    the default float.
+
+    >>> snp.hanning(5)
+    Array([0. , 0.5, 1. , 0.5, 0. ], dtype=float32)
+    """,
+)
 
 
 def kaiser(M: int, beta: float) -> Array:
-    """The Kaiser window with shape parameter `beta`."""
+    """The Kaiser window with shape parameter `beta`, which is a number.
+
+    `M` is the number of points: the result is a vector of that size, of the default float. A larger
+    `beta` makes the window narrower. Neither may be traced.
+
+    >>> snp.kaiser(5, 0.0)
+    Array([1., 1., 1., 1., 1.], dtype=float32)
+    """
     return as_array(np.asarray(np.kaiser(M, beta), default_float()))

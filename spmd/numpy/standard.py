@@ -134,10 +134,11 @@ def dlpack_device(self: Any) -> tuple[int, int]:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """An array with the values of another library's array.
+    """Make an array with the values of another library's array.
 
-    The values are copied, as that array may change. `copy=False` is refused for that reason. 64-bit
-    dtypes are halved unless x64 is on.
+    `x` is an object with `__dlpack__`, whose shape and dtype the result has; 64-bit dtypes are
+    halved unless x64 is on. The values are copied, as that array may change. `device` is a device
+    or sharding for the result. Raises an `ArgumentError` for `copy=False`, and if `x` is traced.
 
     >>> from_dlpack(np.arange(3.0, dtype=np.float32))
     Array([0., 1., 2.], dtype=float32)

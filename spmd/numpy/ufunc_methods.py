@@ -216,7 +216,12 @@ class ufunc:
 
 
 def frompyfunc(func: Method, /, nin: int, nout: int, *, identity: Any = None) -> ufunc:
-    """A ufunc from a function of scalars that spmd can trace.
+    """Make a ufunc of a function of scalars that spmd can trace.
+
+    `func` takes `nin` scalars and returns `nout` results. The arguments of the ufunc broadcast to
+    one shape, which the results have; they have the dtypes that `func` gives. `identity` is the
+    operand that changes nothing, with which `reduce` begins; without one it begins with the first
+    element.
 
     >>> hypotenuse = frompyfunc(lambda x, y: (x * x + y * y) ** 0.5, 2, 1, identity=0)
     >>> hypotenuse.reduce(np.array([2.0, 3.0, 6.0]))
