@@ -1,4 +1,4 @@
-"""What mpirun starts on every rank: finds the package that this file lies in, and runs its guard.
+"""Started by mpirun on every rank: finds the package that this file lies in, and runs its guard.
 
 mpirun starts it by its path, isolated from the program's environment, so the package has to be put
 on the module path by hand; it goes last, and only the launcher's own modules are taken from there.

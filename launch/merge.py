@@ -1,4 +1,4 @@
-"""What rank 0 starts when a job with a timeline ends: merges the traces of all ranks.
+"""Started by rank 0 when a job with a timeline ends: merges the traces of all ranks.
 
 It is started by its path, isolated from the program's environment, like a guard.
 """

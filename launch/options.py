@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 
 class UsageError(Exception):
-    """The command line or the machine does not allow the job; the message says what to change."""
+    """The command line or the machine does not allow the job; the message has the advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for. `command` is complete: it starts with an executable."""
+    """The user's options. `command` is complete: it starts with an executable."""
 
     command: tuple[str, ...]
     ranks: int
@@ -43,7 +43,7 @@ class Options:
 
     @property
     def supervised(self) -> bool:
-        """Whether even a single rank wants somebody beside it."""
+        """Whether even a single rank needs a supervisor."""
         wanted = self.timeout, self.log_dir, self.only_ranks, self.elastic
         return any(w is not None for w in wanted) or bool(self.inject or self.max_restarts)
 
@@ -208,7 +208,7 @@ def rank_list(text: str, ranks: int, parser: argparse.ArgumentParser) -> tuple[i
 
 
 def _program_at(argv: list[str], parser: argparse.ArgumentParser) -> int:
-    """Where the program begins: at the first word that is neither an option nor its value."""
+    """The index of the program: the first word that is neither an option nor its value."""
     actions = parser._option_string_actions
     at = 0
     while at < len(argv):

@@ -1,4 +1,4 @@
-"""The command `spmd`: what ranks wrote down, merged and explained; and a machine, prepared.
+"""The command `spmd`: merges and explains the records of ranks, and prepares a machine.
 
 spmd flight                    # of the jobs that run on this host
 spmd flight --job PID          # of the job that spmdrun (or mpirun) with this number runs
@@ -24,7 +24,7 @@ from .flight.timeline import MERGED, TraceError, load, write_trace
 from .pipes import with_output
 
 FOLDER = "SPMD_FLIGHT_DIR"
-# Where spmdrun lets the ranks of a host write.
+# The folder in which the ranks of a host write for spmdrun.
 SHARED = Path("/dev/shm")
 OF_SPMDRUN = "spmdrun-flight-*"
 

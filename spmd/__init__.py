@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import typing as _typing
 
-from spmd.base import stack_dump as _stacks  # isort: skip  # first: what follows may be what hangs
+from spmd.base import stack_dump as _stacks  # isort: skip  # first: a later import may hang
 from spmd.base.lazy_import import attach as _attach
 from spmd.base.util import importing as _importing
 

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_prepare() -> int:
-    """`prepare`: a line for each part, and what it was in all."""
+    """`prepare`: a line for each part, and the total."""
     start = time.perf_counter()
     print(
         f"for {host().cpu} with LLVM {host().llvm_version}, into {object_cache.folder}", flush=True

@@ -1,4 +1,4 @@
-"""This process's place in the job: `spmd.distributed.initialize()` and what it found out.
+"""This process's place in the job: `spmd.distributed.initialize()` and its findings.
 
 Calling `initialize` is optional: the first question about devices joins the job by itself.
 """

@@ -1,4 +1,4 @@
-"""What one needs to extend spmd: make a primitive, give it a kernel, walk a jaxpr.
+"""Tools to extend spmd: make a primitive, give it a kernel, walk a jaxpr.
 
 Mostly a re-export of the stable parts of the floors below; `docs/extending.md` is the tutorial.
 """
@@ -49,7 +49,7 @@ __all__ = [
 
 
 class KernelBuilder:
-    """What a lowering rule writes with: operations on the values of one element."""
+    """The builder of a lowering rule: operations on the values of one element."""
 
     def __init__(self, builder: Any):
         self._builder = builder
@@ -70,7 +70,7 @@ class KernelBuilder:
 def register_lowering(prim: Primitive, rule: Callable[..., int]) -> None:
     """Give an elementwise primitive a kernel: compiled programs fuse it, on every platform.
 
-    `rule(k, *values, **params)` writes what happens to one element with the `KernelBuilder` `k`,
+    `rule(k, *values, **params)` writes the operations on one element with the `KernelBuilder` `k`,
     and returns the result's value. Without a rule, or where an operation does not take the
     operands' dtypes, a program runs the primitive's `impl` as a step of its own. Raises an
     `ArgumentError` if there is a rule already: programs may have been compiled with it.

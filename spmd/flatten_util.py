@@ -27,7 +27,7 @@ __all__ = ["ravel_pytree"]
 
 
 def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """The elements of all arrays of a pytree as one 1-D array, and the function that puts back.
+    """The elements of all arrays of a pytree as one 1-D array, and the function that restores it.
 
     Leaves come in the pytree's order, each in row-major order, promoted to one dtype; `unravel`
     gives each its shape and dtype again. Where all leaves have one dtype, `unravel` accepts arrays

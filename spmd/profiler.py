@@ -2,7 +2,7 @@
 
 `SPMD_TRACE=dir` keeps the timeline of a whole run; `with profiler.trace(dir)` of a part. The folder
 gets one file a rank, and at the end `trace.json` for Perfetto (https://ui.perfetto.dev);
-`spmd stats dir` says who was late and what it cost, `spmd stats dir --html file` shows it.
+`spmd stats dir` names late ranks and their cost, `spmd stats dir --html file` shows them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def start_trace(log_dir: str | Path) -> None:
     """Begin a timeline of this rank in the folder `log_dir`, until `stop_trace`.
 
-    **Every rank must make the call**: a timeline without one says nothing about who waited for it.
+    **Every rank must make the call**: a timeline without one shows no waits for it.
     Raises `ArgumentError` while another timeline is under way.
     """
     if config.trace and FLIGHT.keeps_programs:
@@ -78,7 +78,7 @@ def trace(log_dir: str | Path) -> Iterator[None]:
 
 
 class TraceAnnotation:
-    """Names what happens in a `with` block, or in a function, in the timeline.
+    """Names the work in a `with` block, or in a function, in the timeline.
 
     Without a timeline it costs nothing that matters. Keyword arguments become part of the name.
 

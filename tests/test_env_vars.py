@@ -26,7 +26,7 @@ generated from `spmd/base/config.py`.
 
 # Variables that are no settings: the launcher or a scheduler sets them for each rank.
 TAIL = """
-Who a process is comes from the environment too; `spmd/transport/environment.py` reads
+Rank, size and host of a process come from the environment too; `spmd/transport/environment.py` reads
 it, and the first complete group wins:
 
 | variables | set by |

@@ -1,1 +1,1 @@
-"""What `spmdrun` finds out about a machine: MPI, cores, links."""
+"""Checks of a machine by `spmdrun`: MPI, cores, links."""

@@ -1,4 +1,4 @@
-"""`spmdrun --doctor`: what was detected on this machine, and why."""
+"""`spmdrun --doctor`: findings on this machine, and their reasons."""
 
 from __future__ import annotations
 

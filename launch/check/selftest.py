@@ -1,7 +1,7 @@
 """`spmdrun --selftest`: do ranks on this machine reach each other, rightly and fast?
 
 A program of its own on every rank, through the same launcher and transports as any user's program:
-a ring, reductions over all dtypes against what they must give, and a table of speed.
+a ring, reductions over all dtypes against their exact results, and a table of speed.
 """
 
 from __future__ import annotations

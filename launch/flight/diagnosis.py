@@ -1,7 +1,7 @@
-"""Says what the flight files of a job mean: who waits where, who is missing, where ranks part.
+"""Diagnosis of a job's flight files: waiting ranks, missing ranks, the call where ranks part.
 
-A pure function from what the ranks wrote down to a `Verdict`. The rank that waits is usually the
-victim: blame goes to those that the others wait for and that wait for nobody themselves. Where all
+A pure function from the ranks' records to a `Verdict`. The rank that waits is usually the
+victim: blame goes to those that the others wait for and that wait for none themselves. Where all
 of them wait, they do so in a circle, or in calls that do not belong together.
 """
 
@@ -74,7 +74,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the files say. `headline` is the explanation in one line."""
+    """The diagnosis. `headline` is the explanation in one line."""
 
     kind: str  # waiting, mismatch, order, raised, gone, left early, unfinished, running, finished
     headline: str
@@ -112,7 +112,7 @@ class Verdict:
 
 
 def explain(flights: Sequence[Flight], now: int | None = None) -> Verdict:
-    """What the flight files of one job say together.
+    """The diagnosis of the flight files of one job.
 
     `now` is the time in nanoseconds of the ranks' monotonic clock, if it is known; the moment of
     reading if their processes run.
@@ -238,7 +238,7 @@ class _Job:
         return RankState(rank, flight.host, self.doing(flight), calls, where, flight.step)
 
     def doing(self, flight: Flight) -> str:
-        """What a rank does, or how it ended."""
+        """A rank's present action, or its end."""
         if flight.state == RAISED:
             return f"raised: {flight.text}".replace(f"raised: {STOPPED}", STOPPED)
         if flight.state == LEFT:
@@ -255,7 +255,7 @@ class _Job:
     def judge(
         self, waits: Sequence[Wait], divergence: Divergence | None
     ) -> tuple[str, str, tuple[Culprit, ...]]:
-        """The kind of trouble, the line that explains it, and who caused it."""
+        """The kind of trouble, the line that explains it, and the ranks that caused it."""
         if not self.flights:
             return "empty", "there are no flight files", ()
         culprits = self.culprits(waits)
@@ -281,7 +281,7 @@ class _Job:
         return kind, f"{line}: {said}", culprits
 
     def culprits(self, waits: Sequence[Wait]) -> tuple[Culprit, ...]:
-        """Ranks that are the reason: they raised, or others wait for them and they for nobody."""
+        """Ranks that are the reason: they raised, or others wait for them and they for none."""
         found = [
             Culprit(f.rank, "raised", _without_rank(f.text) + _in_step(f))
             for f in sorted(self.flights.values(), key=lambda f: f.since)
@@ -305,7 +305,7 @@ class _Job:
         if flight.state == LEFT:
             return Culprit(rank, "left", flight.text + after)
         phase = PHASES[flight.phase]
-        # After a job everyone is gone; while others are there, or said so, it means something.
+        # After a job all ranks are gone; while others are there, or said so, it means something.
         others = [f for f in self.flights.values() if f.rank != rank]
         outlived = any(f.alive or f.state != RUNNING for f in others)
         if flight.alive is False and outlived:

@@ -40,7 +40,7 @@ PHASES = (
     "waiting for data",
     "in a breakpoint",
 )
-# Records of this group are no collectives: a compile, a program, what the user named.
+# Records of this group are no collectives: a compile, a program, a part that the user named.
 NO_GROUP = -1
 
 UNKNOWN = {"kind": "an unknown collective"}
@@ -182,7 +182,7 @@ class Flight:
 
 
 def label_name(label: Mapping[str, Any]) -> str:
-    """`psum train.py:88`: what, and the user's line without folders."""
+    """`psum train.py:88`: the operation, and the user's line without folders."""
     place = short(label.get("source", ""))
     return f"{label.get('kind', '?')}{' ' + place if place else ''}"
 
@@ -193,7 +193,7 @@ def short(source: str) -> str:
 
 
 def operand(label: Mapping[str, Any]) -> str:
-    """`float32[4] of grads['w'] over i`: what a collective works on, as far as its label says."""
+    """`float32[4] of grads['w'] over i`: the operand of a collective, as far as its label says."""
     shape = ",".join(map(str, label.get("shape", ())))
     said = f"{label['dtype']}[{shape}]" if label.get("dtype") else ""
     axes = ", ".join(label.get("axes", ()))
@@ -213,7 +213,7 @@ def _hashable(value: Any) -> Any:
 def read(path: str | Path, look: bool = True) -> Flight:
     """Read one file; a `FlightFileError` if it is none. `look` says whether its process runs.
 
-    The page is read before and after the ring: what the rank replaced in between is left out.
+    The page is read before and after the ring: records replaced in between are left out.
     """
     with open(path, "rb") as file:
         head = file.read(PAGE)
@@ -351,7 +351,7 @@ def find(places: Iterable[str | Path]) -> list[Path]:
 
 
 def read_all(places: Iterable[str | Path]) -> tuple[list[Flight], list[str]]:
-    """Read the files in some places, by rank; and what is wrong with those that cannot be read."""
+    """Read the files in some places, by rank; and the errors of those that cannot be read."""
     flights: dict[int, Flight] = {}
     problems: list[str] = []
     for path in find(places):

@@ -1,7 +1,7 @@
-"""The report of a job as one HTML page: a row a rank, who was late, where the time went.
+"""The report of a job as one HTML page: a row a rank, late ranks, the use of time.
 
-The page needs nothing else: no server, no network, no library. The picture is SVG whose parts say
-what they are when the pointer rests on them; a few lines of script zoom it.
+The page needs nothing else: no server, no network, no library. The picture is SVG whose parts
+have labels for the pointer; a few lines of script zoom it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def page(timeline: Timeline, stats: Stats) -> str:
 
 
 class _Part:
-    """A rectangle: of a rank, from, to, its class, and what it says."""
+    """A rectangle: of a rank, from, to, its class, and its label."""
 
     __slots__ = ("begin", "end", "kind", "rank", "text")
 

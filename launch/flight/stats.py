@@ -1,7 +1,7 @@
-"""Who was late and what it cost: the meetings of a timeline by collective, by rank, by line.
+"""Late ranks and their cost: the meetings of a timeline by collective, by rank, by line.
 
-The rank that comes last makes all others wait. What it did since its meeting before, as far as it
-was recorded (a compile, waiting for data, a part the user named), is the reason that is given.
+The rank that comes last makes all others wait. The reason given is its recorded work since its
+meeting before (a compile, waiting for data, a part the user named).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .diagnosis import duration, ranks_text, table
 from .file import Flight, Record, label_name, operand
 from .timeline import CLOCK, MEETINGS, Meeting, Timeline, span_name
 
-# Below this nobody is called late: it is the skew of ranks that do the same.
+# Below this no rank is called late: it is the skew of ranks that do the same.
 LATE_NS = 20_000.0
 # The part of the time before a late arrival that a record must explain to be its reason.
 EXPLAINS = 0.5
@@ -39,7 +39,7 @@ class CollectiveStats:
     worst: float = 0.0
     unfinished: int = 0
     flown: float = 0.0  # while programs went on: from the begin to the end, over all ranks
-    stood: float = 0.0  # of that, what programs waited for
+    stood: float = 0.0  # of that, the waits of programs
 
     @property
     def hidden(self) -> float | None:
@@ -49,7 +49,7 @@ class CollectiveStats:
 
 @dataclass(slots=True)
 class Late:
-    """A rank that was the last to come to a collective: how often, and what it cost the others."""
+    """A rank that was the last to come to a collective: how often, and the cost for the others."""
 
     rank: int
     name: str
@@ -58,7 +58,7 @@ class Late:
     of: int = 0
     late: float = 0.0  # in all, after the rank in the middle of the others
     worst: float = 0.0
-    cost: float = 0.0  # what the others waited, added up
+    cost: float = 0.0  # the others' waits, added up
     reasons: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -69,7 +69,7 @@ class Late:
 
 @dataclass(slots=True)
 class RankStats:
-    """Where one rank's time went, in seconds."""
+    """The use of one rank's time, in seconds."""
 
     rank: int
     host: str
@@ -81,7 +81,7 @@ class RankStats:
 
     @property
     def rest(self) -> float:
-        """Host code: what is none of the others."""
+        """Host code: the rest of the time."""
         known = self.programs + self.compiling + self.waiting + self.moving
         return max(self.seconds - known, 0.0)
 
@@ -252,7 +252,7 @@ def _add(entry: CollectiveStats, meeting: Meeting) -> None:
 
 
 def _add_flights(timeline: Timeline, collectives: dict[tuple, CollectiveStats]) -> None:
-    """Note what flew, and for how long programs waited for it all the same.
+    """Note the exchanges in flight, and the programs' waits for them.
 
     One exchange is under way at a time, so times add up; a program that waits for one may wait for
     those before it too, and all of that counts as waiting for the last.
@@ -371,12 +371,12 @@ class _Before:
         while at < len(spans) and spans[at][0] < came:
             at += 1
         self.at[rank] = at
-        # Meetings are looked at in order: what ended long before is not met again.
+        # Meetings are looked at in order: records that ended long before are not met again.
         return [span for span in spans[max(0, at - 256) : at] if span[1] > since]
 
 
 def reason_name(record: Record) -> str:
-    """`compiling step`, `waiting for data`, `running step`, or what the user called it."""
+    """`compiling step`, `waiting for data`, `running step`, or the user's name."""
     kind, program = record.label.get("kind", ""), record.label.get("program", "")
     words = {"compile": "compiling", "trace": "tracing", "program": "running"}
     if kind == "data":

@@ -1,6 +1,6 @@
-"""The timeline of a job: the traces of all ranks on one clock, and who waited for whom.
+"""The timeline of a job: the traces of all ranks on one clock, and the ranks' waits for each other.
 
-The clocks of hosts differ. A collective that needs everyone (a barrier, a psum) cannot end on one
+The clocks of hosts differ. A collective that needs all ranks (a barrier, a psum) cannot end on one
 rank before another has come to it, so each such meeting bounds the difference of two clocks from
 both sides, as a ping does; the tightest bounds of many meetings, at the start and at the end of the
 job, give offset and drift. Ranks that share a clock need no correction.
@@ -80,7 +80,7 @@ class Meeting:
 
 @dataclass(slots=True)
 class Timeline:
-    """What all ranks did, on the clock of the first rank, in nanoseconds since the start."""
+    """The actions of all ranks, on the clock of the first rank, in nanoseconds since the start."""
 
     ranks: list[Flight]
     clocks: dict[int, Clock]
@@ -153,7 +153,7 @@ def set_clocks(ranks: Sequence[Flight]) -> dict[int, Clock]:
 
 
 def clock_of(flight: Flight) -> str:
-    """What two ranks have in common whose clocks are one."""
+    """The name of a rank's clock; ranks that share a clock share the name."""
     own = (label for label in flight.labels.values() if label.get("kind") == "rank")
     return next(own, {}).get("clock_of", "")
 
@@ -168,7 +168,7 @@ def compare(reference: Flight, flight: Flight) -> Clock:
     ]
     pairs.sort(key=lambda pair: pair[0].began)
     if not pairs:
-        # Nothing but what the hosts think the time is.
+        # Nothing but the hosts' own times.
         mine, theirs = flight.clock, reference.clock
         offset = float((mine[0] - mine[1]) - (theirs[0] - theirs[1]))
         return Clock((0.0, offset), (0.0, offset), float("inf"))
@@ -193,7 +193,7 @@ def _bounds(pairs: Iterable[tuple[Record, Record]]) -> tuple[tuple[float, float]
 # ---- the trace for Perfetto and chrome://tracing -------------------------------------------------
 
 HOST_ROW, PROGRAM_ROW, QUEUE_ROW, FLIGHT_ROW = 0, 1, 2, 3
-# What a rank does beside the programs: they may overlap in time with it.
+# A rank's actions beside the programs, which may overlap in time with them.
 HOST_KINDS = frozenset(("trace", "compile", "annotation", "step", "data"))
 
 
@@ -257,7 +257,7 @@ def _span(timeline: Timeline, rank: int, record: Record) -> dict[str, Any]:
 
 
 def span_name(label: Mapping[str, Any]) -> str:
-    """`compile step`, `step` of a program, or what the user called it."""
+    """`compile step`, `step` of a program, or the user's name."""
     kind, program = label.get("kind", ""), label.get("program", "")
     return f"{kind} {program}" if kind in ("trace", "compile") else str(program or kind)
 
@@ -299,7 +299,7 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
 
 
 def merge_if_wanted(environ: Mapping[str, str]) -> None:
-    """After a job that had a timeline and no time to merge it: write what there is."""
+    """After a job that had a timeline and no time to merge it: write the traces that exist."""
     folder = environ.get(FOLDER)
     if folder and not Path(folder, MERGED).exists():
         with contextlib.suppress(OSError, TraceError):  # no rank came so far

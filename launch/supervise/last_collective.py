@@ -18,7 +18,7 @@ def last_call(path: str | Path) -> tuple[Call | None, int]:
     if not collectives:
         return None, flight.step
     last = flight.open or collectives[-1]
-    # One in flight holds nobody up before the program waits for it.
+    # An exchange in flight delays no rank before the program waits for it.
     flies = last.is_overlapped and flight.phase != COLLECTIVE
     group = flight.groups.get(last.group)
     call = Call(

@@ -1,4 +1,4 @@
-"""Where a rank is, in a few words: from the frames of its stack, and from what it last recorded.
+"""A rank's place in a few words: from the frames of its stack, and from its last record.
 
 The place that helps is the user's own line: frames of Python's library, of installed packages and
 of spmd are only named where there is nothing else.

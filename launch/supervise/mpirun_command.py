@@ -80,7 +80,7 @@ def read_hostfile(path: str) -> list[Host]:
 
 
 def flight_folder(folder: str) -> str:
-    """Where the ranks' flight files lie, on every host: in memory, where there is a place."""
+    """The folder of the ranks' flight files, on every host: in memory, where there is a place."""
     if not os.access("/dev/shm", os.W_OK):
         return os.path.join(folder, "flight")
     return f"/dev/shm/{FLIGHTS}{os.getpid()}-{os.path.basename(folder)}"
@@ -93,14 +93,14 @@ def stall_timeout(options: Options) -> float:
     try:
         return float(os.environ.get(COLLECTIVE_TIMEOUT, STALL_SECONDS))
     except ValueError:
-        return STALL_SECONDS  # the ranks will say what is wrong with it
+        return STALL_SECONDS  # the ranks will report the error
 
 
 def device(options: Options, rank: int) -> str:
     """The devices of a rank: `cpu:1`, or `cpu:2-3`."""
     platform = os.environ.get("SPMD_PLATFORM", "cpu")
     said = os.environ.get("SPMD_NUM_CPU_DEVICES", "")
-    # The ranks will say what is wrong with a number that is none.
+    # The ranks will report a number that is none.
     count = options.devices_per_rank or (int(said) if said.isdecimal() else 1) or 1
     if platform != "cpu" or count == 1:
         return f"{platform}:{rank}"

@@ -30,7 +30,7 @@ _PIECE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)?")
 
 @dataclass(slots=True)
 class Stream:
-    """One stream of one rank: what it wrote since its last line end."""
+    """One stream of one rank: its text since its last line end."""
 
     rank: int
     kind: bytes
@@ -71,7 +71,7 @@ class Printer:
         self.tails: dict[int, list[str]] = {}
         self.on_screen: deque[bytes] = deque(maxlen=SCREEN_LINES)  # without the ranks' marks
         self.has_reader = True
-        self.open_line: Stream | None = None  # whose text the cursor stands behind
+        self.open_line: Stream | None = None  # the one whose text the cursor stands behind
         self.logs: dict[int, BinaryIO] = {}
         self.log_dir = Path(log_dir) if log_dir else None
         if self.log_dir:
@@ -119,7 +119,7 @@ class Printer:
                     self._draw(stream)
 
     def idle(self) -> None:
-        """Show what looks like a prompt, and lines that have waited long enough."""
+        """Show text that looks like a prompt, and lines that have waited long enough."""
         self._release(time.monotonic() - COLLAPSE_SECONDS)
         for kind in self.sinks if 0 in self.shown else ():
             stream = self.streams[0, kind]
@@ -152,7 +152,7 @@ class Printer:
         self._end_open_line()
 
     def note(self, text: str) -> None:
-        """A line of spmdrun's own; what the ranks said before comes first."""
+        """A line of spmdrun's own; earlier text of the ranks comes first."""
         self._release(float("inf"))
         self._end_open_line()
         self._write(b"e", text.encode() + b"\n")
@@ -243,7 +243,7 @@ class Printer:
         return [(kind, line) for _, kind, line in self.held.pop(rank, ())]
 
     def _return(self, stream: Stream, text: bytes) -> None:
-        """The cursor goes back to the start of the line: what comes next replaces `text`."""
+        """The cursor goes back to the start of the line: the next text replaces `text`."""
         stream.is_bar, stream.text = True, text
         if text and text != stream.drawn and stream.rank == 0:
             self._draw(stream)
@@ -270,7 +270,7 @@ class Printer:
         try:
             sink.write(data)
             sink.flush()
-        except BrokenPipeError:  # the job is to end; what it still says goes nowhere
+        except BrokenPipeError:  # the job is to end; its remaining output goes nowhere
             self.has_reader = False
             os.dup2(os.open(os.devnull, os.O_WRONLY), sink.fileno())
 

@@ -3,7 +3,7 @@
 mpirun starts it (`launch/guard.py`) once a rank; it needs the standard library only. The program is
 its child in a session of its own, so that ending the rank ends all that it started. The guard and
 spmdrun talk over a socket in frames: one letter, the length of the payload, the payload. The guard
-passes output on, tells what changes on the rank's flight page, and looks closer when asked.
+passes output on, tells changes of the rank's flight page, and looks closer when asked.
 When spmdrun is gone the socket closes, and the guard ends its program.
 """
 
@@ -24,11 +24,11 @@ import zlib
 from .inspection import LOST, STACK_SIGNAL, Subject, ended_by_kernel, out_of_memory_kills
 
 HEADER = struct.Struct("!cI")
-# What a guard says: it is there; it wants the input; the program's output; what is new on its page;
-# what a closer look found; its flight file; how it ended.
+# Messages of a guard: it is there; it wants the input; the program's output; changes of its page;
+# results of a closer look; its flight file; its end.
 HELLO, STDIN, STDOUT, STDERR = b"h", b"i", b"o", b"e"
 PULSE, LOOK, FLIGHT, EXIT = b"p", b"l", b"f", b"x"
-# What spmdrun says: end the program, with this signal; pass this signal on; look closer.
+# Messages of spmdrun: end the program, with this signal; pass this signal on; look closer.
 END, SIGNAL, ASK = b"E", b"S", b"?"
 
 CHANNEL, TOKEN, SETTINGS = "SPMDRUN_CHANNEL", "SPMDRUN_TOKEN", "SPMDRUN_SETTINGS"
@@ -100,7 +100,7 @@ def share(cpus: list[int], local_rank: int, local_size: int) -> list[int]:
 
 
 class Guard:
-    """Runs one program and forwards what it says."""
+    """Runs one program and forwards its output."""
 
     def __init__(self, command: list[str], settings: dict, channel: socket.socket | None):
         self.rank, self.local_rank, self.local_size = place(dict(os.environ))
@@ -155,9 +155,9 @@ class Guard:
         )
 
     def standard_input(self) -> int | None:
-        """What one rank reads from: spmdrun's own input, be it a terminal, handed over as it is."""
+        """The input of one rank: spmdrun's own, be it a terminal, handed over as it is."""
         if self.channel is None or self.channel.family != socket.AF_UNIX:
-            return None  # mpirun forwards what it can
+            return None  # mpirun forwards it if it can
         if self.rank != self.settings.get("stdin", 0):
             return subprocess.DEVNULL
         self.channel.sendall(frame(STDIN, b""))
@@ -182,7 +182,7 @@ class Guard:
         self.hello(program.pid)
         self.forward(program)
         code = program.wait()
-        _kill_group(program.pid, signal.SIGKILL)  # what the program left running ends with it
+        _kill_group(program.pid, signal.SIGKILL)  # processes left running end with it
         if code:
             self.send_flight()
         self.send(EXIT, json.dumps(self.ending(code)).encode())
@@ -216,7 +216,7 @@ class Guard:
         return ending
 
     def remove_files(self) -> None:
-        """Remove what was written for spmdrun, which has it now; a folder of the user's stays."""
+        """Remove the files for spmdrun, which has it now; a folder of the user's stays."""
         left = [self.subject.stacks]
         if os.path.dirname(self.subject.flight) == self.settings["flight"]:
             left.append(self.subject.flight)
@@ -253,7 +253,7 @@ class Guard:
             _kill_group(program.pid, signal.SIGCONT)  # one that is stopped would not hear of it
 
     def listen(self, program: subprocess.Popen, data: bytes) -> None:
-        """Do what spmdrun says. That it is gone means: end."""
+        """Follow the messages of spmdrun; end if it is gone."""
         self.heard += data
         if not data:
             self.stop(program, signal.SIGTERM)
@@ -280,7 +280,7 @@ class Guard:
             pass  # it has not joined the job
 
     def pulse(self) -> None:
-        """Tell what is new on the rank's page."""
+        """Tell the changes of the rank's page."""
         now = time.monotonic()
         if now < self.pulse_at or self.channel is None:
             return

@@ -1,7 +1,8 @@
-"""What is said about a job that failed: who was first, and what became of the others.
+"""The report about a job that failed: its first failure, and the ends of the others.
 
-The cause of a failure is not who ended first: a rank that was waiting may see the failure and end
-before the one that caused it has printed its traceback. So causes come before victims, then time.
+The rank that ended first need not be the cause of a failure: a rank that was waiting may see the
+failure and end before the one that caused it has printed its traceback. So causes come before
+victims, then time.
 The traceback of the cause stands near the end, and the last line says it all.
 """
 
@@ -30,7 +31,7 @@ class Ending:
     stopped: bool = False  # asked to end by spmdrun or mpirun
     at: float = 0.0
     report: dict[str, Any] = field(default_factory=dict)
-    why: str = ""  # what the kernel says about a kill
+    why: str = ""  # the kernel's reason for a kill
     step: int = -1  # the user's step, if the program said it
     last: Call | None = None  # the last collective it came to
     host: str = ""
@@ -72,7 +73,7 @@ class Ending:
         return 1 if waits and self.code > 0 else 0
 
     def cause(self) -> str:
-        """What happened to the rank, as the end of `rank 1 ...`."""
+        """The end of the rank, as the end of `rank 1 ...`."""
         step = f" in step {self.step}" if self.step >= 0 else ""
         if self.report:
             first = (self.report["message"].splitlines() or [""])[0][:MESSAGE_SHOWN]
@@ -103,7 +104,7 @@ def _signal_name(number: int) -> str:
 
 
 def survived(endings: Sequence[Ending]) -> str:
-    """What to say of a job whose ranks went on without some that died; nothing if it is not one."""
+    """The text about a job whose ranks went on without some that died; empty for other jobs."""
     dead = [ending for ending in endings if ending.left_behind]
     rest = [ending for ending in endings if not ending.left_behind]
     if not dead or any(e.code != 0 or e.lost < len(dead) for e in rest):
@@ -143,7 +144,7 @@ def lines(
 
 
 def summary(first: Ending, endings: Sequence[Ending]) -> str:
-    """One line: who, where, what, when; and in which collective the others were waiting."""
+    """One line: rank, place, error, time; and the collective in which the others were waiting."""
     alike = [e.rank for e in endings if e.report and _said(e) == _said(first)]
     if len(alike) > 1:
         return f"{rank_text(alike)} {first.cause()}"
@@ -234,6 +235,6 @@ def read_traceback(tail: Sequence[str]) -> dict[str, Any]:
 
 
 def traceback_in(tail: Sequence[str]) -> Sequence[str]:
-    """The last traceback in what a rank wrote to stderr, or the last lines if there is none."""
+    """The last traceback in a rank's stderr, or the last lines if there is none."""
     starts = [at for at, line in enumerate(tail) if line.startswith("Traceback (most recent")]
     return tail[starts[-1] :] if starts else tail[-TAIL_SHOWN:]

@@ -1,7 +1,7 @@
-"""Why a job stands still: who waits where, who is missing there, and what became of those.
+"""The reason of a stall: waiting ranks, the ranks missing there, and the fate of these.
 
-A pure function from what is known of each rank to a `Verdict`. The rank that times out is usually a
-victim: blame follows the chain of waits to a rank that waits for nobody. Where the chain closes,
+A pure function from the facts about each rank to a `Verdict`. The rank that times out is usually a
+victim: blame follows the chain of waits to a rank that waits for none. Where the chain closes,
 the ranks wait in different collectives.
 """
 
@@ -18,13 +18,13 @@ HOST, TRACING, COMPILING, PROGRAM, COLLECTIVE, DATA, BREAKPOINT = range(7)
 # A rank that used less of a core than this does not compute.
 IDLE = 0.05
 STACK_SHOWN = 6
-# What is said of a rank that ended with exit code 0.
+# The text about a rank that ended with exit code 0.
 FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A collective that a rank came to: what, on which line, number `number` of its group."""
+    """A collective that a rank came to: its name, its line, number `number` of its group."""
 
     op: str
     source: str
@@ -102,7 +102,7 @@ class Verdict:
         return "; ".join(waiting_text(call, ranks, "was", "were") for call, ranks in self.waiting)
 
     def lines(self, seconds: float, marks: Mapping[int, str]) -> list[str]:
-        """The report, a line a place, with the stacks of those who are missing."""
+        """The report, a line a place, with the stacks of the missing ranks."""
         waited = [waiting_text(call, ranks, "waits", "wait") for call, ranks in self.waiting]
         said = [f"stalled for {seconds:.0f} s: {waited[0]}" if waited else "stalled"]
         said += [f"  {text}" for text in waited[1:]]
@@ -121,7 +121,7 @@ def waiting_text(call: Call, ranks: Sequence[int], one: str, several: str) -> st
 
 
 def explain(views: Sequence[View], soon: float = 1.0) -> Verdict | None:
-    """The verdict, or None where nobody waits. A page that changed within `soon` seconds moves."""
+    """The verdict, or None if no rank waits. A page that changed within `soon` seconds moves."""
     by_rank = {view.rank: view for view in views}
     groups: dict[tuple, tuple[Call, list[int]]] = {}
     for view in views:
@@ -167,7 +167,7 @@ def _crossed(waiting: Sequence[tuple[Call, list[int]]]) -> list[Finding]:
 def judge(view: View, call: Call, soon: float) -> Finding:
     """The reason that keeps one rank from the collective in which others wait for it.
 
-    What is certain comes first: how it ended, what the kernel says, what it says of itself. Only
+    Certain facts come first: its end, the kernel's report, its own report. Only
     then its stack is read.
     """
     look, place = view.look, place_of(view.look.get("stack", ()))

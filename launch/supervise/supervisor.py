@@ -54,7 +54,7 @@ TIMED_OUT = 124
 SECONDS_FOR_PEERS = 1.0
 # From the end of the ranks' grace to the end by force: the guards should have done it.
 SECONDS_TO_END = 2.5
-# How often the ranks' pages are looked at; the guards send what is new about as often.
+# How often the ranks' pages are looked at; the guards send changes about as often.
 SECONDS_BETWEEN_LOOKS = 0.25
 _TOKEN_BYTES = 16
 _PR_SET_PDEATHSIG = 1
@@ -62,7 +62,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(slots=True)
 class Link:
-    """The connection to a guard, and what it told."""
+    """The connection to a guard, and its reports."""
 
     channel: socket.socket
     buffer: bytearray = field(default_factory=bytearray)
@@ -134,7 +134,7 @@ class Supervisor:
             shutil.rmtree(flight, ignore_errors=True)
 
     def run_in(self, folder: str, flight: str) -> int:
-        """Run the job with these folders for what guards and ranks write."""
+        """Run the job with these folders for the files of guards and ranks."""
         listener, address = self.listen(folder)
         with listener:
             environ = commands.environment(
@@ -243,7 +243,7 @@ class Supervisor:
 
     def hear(self, link: Link) -> None:
         if link not in self.links:
-            return  # what another guard said in this same round made us hang up
+            return  # another guard's message in this same round made us hang up
         try:
             data = link.channel.recv(1 << 16)
         except OSError:
@@ -343,7 +343,7 @@ class Supervisor:
             self.mpirun_said += data
 
     def flight_file(self, rank: int) -> Path:
-        """Where the copy of a rank's flight file lies that its guard sent."""
+        """The path of the copy of a rank's flight file that its guard sent."""
         return Path(self.folder, f"rank-{rank}.flight")
 
     # ---- the watch -----------------------------------------------------------------------------
@@ -441,7 +441,7 @@ class Supervisor:
             pass  # it has ended already
 
     def end_by_force(self, mpirun: subprocess.Popen[bytes]) -> None:
-        """Kill what is left, by process group; on other hosts the closing channels do it."""
+        """Kill the rest, by process group; on other hosts the closing channels do it."""
         here = socket.gethostname()
         groups = [link.group for link in self.links if link.group and link.host == here]
         if mpirun.poll() is None:
@@ -458,7 +458,7 @@ class Supervisor:
         mpirun.wait()
 
     def read_what_is_left(self, flight: str) -> None:
-        """Find what ranks wrote whose guards were killed before they could pass it on."""
+        """Find the files of ranks whose guards were killed before they could pass them on."""
         for path in Path(self.folder).glob("rank-*.json"):
             try:
                 said = json.loads(path.read_text(encoding="utf-8"))
@@ -475,7 +475,7 @@ class Supervisor:
             ending.last, ending.step = last_call(copy)
 
     def conclude(self, mpirun_code: int) -> int:
-        """Say what happened, and choose the exit code."""
+        """Report the end, and choose the exit code."""
         self.printer.close()
         said = self.mpirun_said.decode(errors="replace").strip("\0 \n")
         for ending in self.endings:
@@ -506,7 +506,7 @@ class Supervisor:
         return first.exit_code
 
     def conclude_own_end(self) -> int:
-        """Say what became of a job that this process ended: on a signal, on time, or a stall."""
+        """Report the end of a job that this process ended: on a signal, on time, or a stall."""
         ranks = [e.rank for e in self.endings if e.stopped or e.code is None]
         if self.code == NO_READER:
             self.note("spmdrun: nothing reads the output any more")

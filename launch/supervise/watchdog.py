@@ -18,7 +18,7 @@ SECONDS_TO_LOOK = 4.0
 
 
 class Job(Protocol):
-    """What the watch needs of a running job."""
+    """The interface of a running job for the watch."""
 
     def views(self, now: float) -> list[View]: ...
 
@@ -48,7 +48,7 @@ class Watch:
         self.asked_at: float | None = None
         self.told: tuple | None = None  # the last warning, so that it is not given twice
         self.again_at = 0.0
-        # Whether the last closer look excused somebody, and when an excuse last held.
+        # Whether the last closer look excused a rank, and when an excuse last held.
         self.excuses = False
         self.excused_at = float("-inf")
         self.was_busy = False
@@ -88,7 +88,7 @@ class Watch:
         self.excuses = verdict is not None and verdict.excused
         if verdict is None or (waited < self.timeout and verdict.only_compiles):
             return
-        # One that has just ended what excused it needs a moment to come.
+        # A rank whose excuse has just ended needs a moment to come.
         comes = now - self.excused_at < self.warn_after
         over = waited >= self.timeout and not verdict.excused and not comes
         told = tuple((finding.rank, finding.kind) for finding in verdict.findings)

@@ -1,7 +1,7 @@
 """The transformations as users call them, over pytrees, with argnums, checks and clear errors.
 
-`jit` is in `compile/dispatch/jit.py`, `pmap` and `shard_map` in `sharding/`; what is here
-differentiates, vectorises and inspects.
+`jit` is in `compile/dispatch/jit.py`, `pmap` and `shard_map` in `sharding/`; the files here
+differentiate, vectorise and inspect.
 """
 
 from spmd.api.closure import closure_convert, custom_gradient

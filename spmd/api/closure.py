@@ -29,10 +29,10 @@ R = TypeVar("R")
 def closure_convert(
     fun: Callable[..., Any], *example_args: Any
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """Make what `fun` closes over further arguments of it.
+    """Turn the values that `fun` closes over into further arguments of it.
 
-    The result is a pair: the function, and the list of these values. What is moved out are traced
-    floating-point values: those that a derivative may be taken with respect to. `fun` is traced at
+    The result is a pair: the function, and the list of these values. Only traced floating-point
+    values are moved out: a derivative may be taken with respect to them. `fun` is traced at
     the shapes and dtypes of `example_args`; the result accepts those only, and raises `PytreeError`
     for another structure. Use it in a function with a custom rule (`custom_vjp`) that takes
     functions as arguments.

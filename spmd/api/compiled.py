@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spmd.compile.dispatch.stages import Lowered, Traced
 
     class Jitted(Protocol[P, R_co]):
-        """What type checkers see of a `JitFunction`: the function, and the stages of a call."""
+        """The type of a `JitFunction` for type checkers: the function, and the stages of a call."""
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 

@@ -1,4 +1,4 @@
-"""Functions of pytrees as functions of flat lists; what all transformations of the API share."""
+"""Functions of pytrees as functions of flat lists; the base of all transformations of the API."""
 
 from __future__ import annotations
 

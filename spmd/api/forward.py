@@ -128,7 +128,7 @@ def linearize(fun: Callable[..., Any], *primals: Any, has_aux: bool = False) -> 
     check_arrays(f"linearize({function_name(fun)})", names, flat)
     flat_f = FlatFunction(fun, in_tree, has_aux)
     nonzero = [dtypes.is_inexact(typeof(x).dtype) for x in flat]
-    # What is kept must not change when the caller writes to a NumPy array later.
+    # Kept values must not change when the caller writes to a NumPy array later.
     flat = [as_array(x) if nz else x for x, nz in zip(flat, nonzero, strict=True)]
     outs, linear, out_nonzero = linearize_flat(flat_f, flat, nonzero)
     outs = [as_array(x) for x in outs]

@@ -270,7 +270,7 @@ def _of_parts(
             )
 
     def inside(d: int, index: slice) -> slice:
-        """Where a slice of the whole is in the part."""
+        """A slice of the whole, counted from the start of the part."""
         if part.shape[d] == shape[d]:
             return index
         start = starts[d].index(index.start or 0) * sizes[d]

@@ -1,4 +1,4 @@
-"""What a backward pass keeps of the forward pass: `print_saved_residuals`."""
+"""The values that a backward pass keeps of the forward pass: `print_saved_residuals`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spmd.core.stage import trace_to_jaxpr
 def saved_residuals(
     f: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> list[tuple[ShapedArray, str]]:
-    """What `vjp(f, ...)` keeps for its backward pass: types, and where each value comes from."""
+    """The values that `vjp(f, ...)` keeps for its backward pass: types and origins."""
     flat, tree = tree_flatten((args, kwargs))
     names = leaf_names(f, args, kwargs)
     check_arrays(f"saved_residuals({function_name(f)})", names, flat)
@@ -40,7 +40,7 @@ def saved_residuals(
 
 
 def _origins(jaxpr: Jaxpr, names: Sequence[str]) -> dict[Any, str]:
-    """Where each variable comes from."""
+    """The origin of each variable."""
     found = dict.fromkeys(jaxpr.constvars, "from a constant")
     for v, name in zip(jaxpr.invars, names, strict=True):
         found[v] = f"from the argument {name}"
@@ -52,7 +52,7 @@ def _origins(jaxpr: Jaxpr, names: Sequence[str]) -> dict[Any, str]:
 
 
 def _made_inside(eqn: Eqn) -> dict[int, str]:
-    """Which operation in a checkpointed function made its outputs."""
+    """The operations in a checkpointed function that made its outputs."""
     body: Jaxpr = eqn.params["jaxpr"].jaxpr
     origins = _origins(body, [""] * len(body.invars))
     made = {v for inner in body.eqns for v in inner.outvars}

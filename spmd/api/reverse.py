@@ -329,8 +329,8 @@ def _check_scalar(fun: Any, flat_f: FlatFunction, outs: list[Any], holomorphic: 
 def check_field(name: str, outs: Sequence[Any], holomorphic: bool) -> None:
     """Refuse results whose derivative would be that of a part of them only.
 
-    What is complex has a derivative as a complex function or none; a real function has no
-    derivative as a complex one.
+    A complex result has a derivative as a complex function or none; a real result has no
+    derivative as a complex function.
     """
     for dtype in [typeof(x).dtype for x in outs]:
         if dtypes.is_complex(dtype) and not holomorphic:

@@ -89,7 +89,7 @@ def default_matmul_precision(new_val: Any) -> AbstractContextManager[None]:
 
 
 def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
-    """Choose what happens to operands of different ranks, for the length of a `with` block.
+    """Choose the treatment of operands of different ranks, for the length of a `with` block.
 
     `new_val` is "allow", which broadcasts them as NumPy does, "warn", which warns too, or "raise",
     with which they raise `ShapeError`. Scalars go with everything.
@@ -104,7 +104,7 @@ def numpy_rank_promotion(new_val: str) -> AbstractContextManager[None]:
 
 
 def numpy_dtype_promotion(new_val: str) -> AbstractContextManager[None]:
-    """Choose what happens to operands of different dtypes, for the length of a `with` block.
+    """Choose the treatment of operands of different dtypes, for the length of a `with` block.
 
     `new_val` is "standard", which promotes them to a common one, or "strict", with which they raise
     `DtypeError`, except for Python numbers that take the other operand's dtype.

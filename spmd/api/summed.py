@@ -1,4 +1,4 @@
-"""The classic wrong scale: a loss that is summed over devices inside of what is differentiated.
+"""The classic wrong scale: a loss summed over devices inside of the differentiated function.
 
 Under `pmap` the transpose of psum is psum (JAX's convention): each device's cotangent of 1 comes
 back as the number of devices. Types make it right in `shard_map`, dividing makes it right (pmean).
@@ -14,7 +14,7 @@ from spmd.base.util import product
 from spmd.core.axis import axis_frame
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 
-# What stands between a psum and the value of the loss without changing either.
+# Operations between a psum and the loss that change neither.
 _CASTS = ("convert_element_type", "reshape", "squeeze", "pvary")
 
 

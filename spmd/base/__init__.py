@@ -1,1 +1,1 @@
-"""What every other package needs: settings, errors, dtypes, pytrees, devices, source lines."""
+"""The base of every other package: settings, errors, dtypes, pytrees, devices, source lines."""

@@ -1,6 +1,6 @@
 """Threads of this process that do work beside the program: one way to start, end and fork them.
 
-What all of them can rely on:
+All of them can rely on this:
 
 * **Start.** `start_thread` and `Worker.submit` say if no thread can be started, and the caller does
   the work itself. There is a limit of the system; and after the end of the main thread nothing
@@ -43,7 +43,7 @@ def start_thread(
 
 
 class Worker:
-    """Calls what is submitted, one after the other, on a thread of its own.
+    """Calls the submitted functions, one after the other, on a thread of its own.
 
     The thread starts with the first job and ends after the last; a daemon waits for further jobs,
     as starting a thread takes longer than waking one. A job must not raise. All methods may be

@@ -139,11 +139,11 @@ SETTINGS = (
 )
 
 
-# What changes how functions are traced, beside `enable_x64`: what is compiled for one value is not
-# what is run under another.
+# Settings that change how functions are traced, beside `enable_x64`: a program compiled for one
+# value is not run under another.
 TRACING_SETTINGS = ("debug_key_reuse", "numpy_rank_promotion", "numpy_dtype_promotion")
 
-# What the fast paths to compiled code do not look at: they are forgotten when it changes.
+# Settings that the fast paths to compiled code do not check: a change discards these paths.
 PROGRAM_SETTINGS = (
     "enable_x64",
     "disable_jit",

@@ -1,4 +1,4 @@
-"""What surrounds the running code: the current trace, the axis names in scope, the line it is for.
+"""The context of the running code: the current trace, the axis names in scope, the source line.
 
 The only mutable state of the tracer. `state` is thread-local; each thread starts with evaluation,
 no axes, and source lines that are read off the stack.

@@ -1,4 +1,4 @@
-"""Devices: what programs run on. Platforms register how their devices are made.
+"""Devices that programs run on. Platforms register how their devices are made.
 
 Ids are global and the same on every process; the devices of one process are consecutive.
 """

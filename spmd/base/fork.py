@@ -1,11 +1,11 @@
-"""What happens when the process is forked: the only module that registers hooks for that.
+"""Fork hooks: the only module that registers any.
 
 A child has a copy of its parent's memory and one thread, the one that forked. So
 
-* a fork waits for `guard`ed locks, as that of `logging` does. What another thread held at that
-  moment would be held for ever in the child, and what the lock guards would be half done;
-* a child forgets what belongs to other threads of its parent (`after_fork_in_child`). What it
-  forgets includes locks that no fork waits for: they are made anew.
+* a fork waits for `guard`ed locks, as that of `logging` does. A lock that another thread held at
+  that moment would be held for ever in the child, and the data behind it would be half changed;
+* a child forgets the state of other threads of its parent (`after_fork_in_child`), and makes
+  anew the locks that no fork waits for.
 
 Python calls the hooks before a fork in reverse order of their registration and those after it in
 that order. One that raises is reported, and the others are called.
@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Callable
 from types import MethodType
 
-# What is guarded, from the outermost: who holds one may take those that follow.
+# Guarded locks, the outermost first: a thread that holds one may take those that follow.
 GUARDED = "imports", "runtime", "loader", "units", "memory"
 
 _entered: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {}
 
 
 def guard(what: str) -> threading.RLock:
-    """A new lock for one of `GUARDED`; whoever forks may hold it."""
+    """A new lock for one of `GUARDED`; the forking thread may hold it."""
     lock = threading.RLock()
     enter_before_forks(what, lock.acquire, lock.release)
     return lock

@@ -24,7 +24,7 @@ class Deferred:
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
-            raise AttributeError(attribute)  # what inspects objects must not import the module
+            raise AttributeError(attribute)  # tools that inspect objects must not import the module
         with _lock:
             module = _load(self._name)
         value = getattr(module, attribute)
@@ -37,7 +37,7 @@ def attach(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """`__getattr__` and `__dir__` of a package that imports some of its names when asked (PEP 562).
 
-    These are `modules` of it, and the public names of its module `more`, which lists what few
+    These are `modules` of it, and the public names of its module `more`, with those that few
     programs use. `__all__` is all of it.
     """
     here = vars(sys.modules[package])
@@ -63,7 +63,7 @@ def attach(
 
 
 def _load(name: str) -> ModuleType:
-    """Import a module; what it computes has nothing to do with what asks for it."""
+    """Import a module; its results do not depend on the code that asks for it."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module

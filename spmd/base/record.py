@@ -33,7 +33,7 @@ def record(*, eq: bool = True, frozen: bool = True) -> Callable[[type[T]], type[
 def record(cls: Any = None, /, *, eq: bool = True, frozen: bool = True) -> Any:
     """Make a class a record: slots, `__init__`, `repr`, and unless told otherwise `==` and `hash`.
 
-    What the class defines itself stays. A record is frozen unless `frozen=False`, and then it has
+    Definitions in the class itself stay. A record is frozen unless `frozen=False`, and then it has
     no hash. Records do not inherit fields from each other.
 
     >>> @record
@@ -74,7 +74,7 @@ def _made(cls: type, eq: bool, frozen: bool) -> type:
 
 
 class _Unwritten:
-    """Stands for a method of a record until somebody asks for it."""
+    """Stands for a method of a record until its first look-up."""
 
     def __init__(self, cls: Any, name: str, text_of: Callable[[Any, dict[str, Any]], str]):
         self.cls = cls
@@ -153,7 +153,7 @@ def _parameter(f: Field[Any]) -> str:
 
 
 def _value_of(f: Field[Any], names: dict[str, Any]) -> str:
-    """The expression for a field's value; its default, or what makes it, is put among `names`."""
+    """The expression for a field's value; its default or default factory is put among `names`."""
     if f.default is not MISSING:
         names[f"_default_{f.name}"] = f.default
         return f.name if f.init else f"_default_{f.name}"
@@ -165,7 +165,7 @@ def _value_of(f: Field[Any], names: dict[str, Any]) -> str:
 
 
 def _compared(cls: Any, owner: str) -> str:
-    """The tuple of what is compared of `owner`."""
+    """The tuple of the compared fields of `owner`."""
     return "(" + "".join([f"{owner}.{f.name}, " for f in fields(cls) if f.compare]) + ")"
 
 
@@ -180,7 +180,7 @@ def _hash(cls: Any, names: dict[str, Any]) -> str:
     return f"(self):\n return hash({_compared(cls, 'self')})"
 
 
-# ---- what all records share --------------------------------------------------------------------
+# ---- the base of all records -------------------------------------------------------------------
 
 
 @recursive_repr()

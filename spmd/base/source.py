@@ -24,7 +24,7 @@ SKIPPED_FILES = {functools.__file__, contextlib.__file__, string.__file__, "<fro
 
 @record
 class Source:
-    """A place in the user's program; `scope` is what `named_scope` calls it.
+    """A place in the user's program; `scope` is its name by `named_scope`.
 
     `operand` is which leaf of a pytree the operation is for, where it is done for each leaf.
     """
@@ -50,7 +50,7 @@ class Source:
 UNKNOWN = Source("<unknown>", 0, "<unknown>")
 
 
-# What generated code is compiled under: a name that no user's file has.
+# The file name of generated code: no user's file has it.
 GENERATED = "<spmd"
 
 
@@ -93,9 +93,9 @@ def _found(frame: Any, code: Any) -> Source:
 
 
 def current_source(depth: int = 1) -> Source:
-    """The innermost frame of the calling stack that is not inside spmd, or what stands for it.
+    """The innermost frame of the calling stack that is not inside spmd, or its stand-in.
 
-    The search begins `depth` calls out: who knows that so many are spmd's saves looking at them.
+    The search begins `depth` calls out: a caller that knows these frames to be spmd's saves time.
     """
     if state.source is not None:
         return state.source

@@ -39,7 +39,7 @@ def answer(environ: Mapping[str, str] = os.environ) -> bool:
     _open_files.append(file)
     never = threading.Lock()
     never.acquire()
-    # Not by `base/background.py`: what this module imports is what it cannot watch.
+    # Not by `base/background.py`: this module cannot watch its own imports.
     listener = threading.Thread(target=never.acquire, name="spmd-stacks", daemon=True)
     listener.start()
     file.write(f"listener {listener.native_id}\n")

@@ -151,7 +151,7 @@ def container_of(kind: type) -> Container | None:
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Whether a class is a named tuple that nobody has registered as something else."""
+    """Whether a class is a named tuple that is not registered as something else."""
     return container_of(kind) is not None and kind in _named_tuples
 
 
@@ -442,8 +442,8 @@ def flatten_in_python(
     With `paths` the path of each leaf is appended to that, and the call is `is_leaf(path, x)`.
     """
     made: list[TreeDef] = []
-    # What is to be taken apart, the path to each; containers whose children are under way: what
-    # waits behind these, and their number.
+    # Objects that are to be taken apart, and the path to each. Containers whose children are under
+    # way: the number of objects waiting behind them, and of their children.
     waiting: list[Any] = [tree]
     places: list[_Path] = [None]
     opened: list[tuple[int, type, Any, int]] = []
@@ -479,7 +479,7 @@ def flatten_in_python(
 
 
 def flatten_container(x: Any, leaves: list[Any]) -> TreeDef:
-    """What a native walk asks of anything that it does not know: the structure of `x`."""
+    """The structure of `x`; a native walk calls this for each type that it does not know."""
     container = container_of(type(x))
     if container is None:
         leaves.append(x)
@@ -615,7 +615,7 @@ def tree_all(tree: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> bool
     return all(tree_leaves(tree, is_leaf))
 
 
-# What stands for "no initial value": None may be one.
+# Stands for "no initial value": None may be one.
 NOTHING = object()
 
 

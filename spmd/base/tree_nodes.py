@@ -46,7 +46,7 @@ def _one_level(name: str, tree: Any) -> tuple[Any, Any, Any]:
 
 
 def flatten_one_level(tree: Any) -> tuple[list[Any], Any]:
-    """The children of a container and what else it takes to rebuild it.
+    """The children of a container and the other data that rebuild it.
 
     Raises `PytreeError` for a leaf.
 

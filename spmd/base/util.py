@@ -14,7 +14,7 @@ from spmd.base.errors import DimensionError
 T = TypeVar("T")
 U = TypeVar("U")
 
-# What a specialised call gives back if it does not match its arguments.
+# The result of a specialised call whose arguments do not match.
 MISS = object()
 # A function that is called in ever new ways must not try ever more closures.
 MOST_MATCHERS = 8
@@ -99,7 +99,7 @@ def collector_paused() -> Iterator[None]:
 def importing() -> Iterator[None]:
     """Let the cycle collector wait while modules are imported, and not look at them afterwards.
 
-    What modules are made of stays. It joins the objects that the collector has seen often without
+    Objects of modules stay alive. They join the objects that the collector has seen often without
     being looked at, unless the program has put objects out of the collector's reach.
     """
     with collector_paused():

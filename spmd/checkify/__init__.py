@@ -1,4 +1,4 @@
-"""Errors as values: check what a compiled program computes, and learn afterwards what failed.
+"""Errors as values: check values of a compiled program, and learn afterwards which check failed.
 
 `check` says what must be true; `checkify` turns a function into one that returns an `Error` beside
 its result. It can be jitted, vmapped and differentiated like any other.
@@ -17,7 +17,7 @@ from spmd.checkify.rewrite import (
     user_checks,
 )
 
-# JAX's name for what `Error.throw` raises.
+# JAX's name for the exception of `Error.throw`.
 JaxRuntimeError = CheckError
 
 __all__ = [

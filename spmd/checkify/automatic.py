@@ -25,7 +25,7 @@ _INDEX = (ShapedArray((3,), np.int32),)
 def automatic(
     eqn: Eqn, operands: Sequence[Any], results: Sequence[Any], kinds: frozenset[str]
 ) -> Iterator[Check]:
-    """The checks of one equation: whether it is fine, where it is, and what the message names."""
+    """The checks of one equation: its verdict, its place, and the values that the message names."""
     name = eqn.prim.name
     if "div" in kinds and name == "div":
         site = Site("div", "division by zero", eqn.source, _NOTHING, ())

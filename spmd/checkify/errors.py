@@ -1,4 +1,4 @@
-"""What a check that failed says: the place and text of each check, and the `Error` value."""
+"""Failed checks: the place and text of each check, and the `Error` value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Site:
 @register_pytree_node_class
 @record
 class Error:
-    """Which check failed first, if one did. A pytree of arrays: it may be returned from `jit`.
+    """The check that failed first, if one did. A pytree of arrays: it may be returned from `jit`.
 
     `code` is 0, or the number of a check, counted from 1; under vmap there is one for each example.
     """

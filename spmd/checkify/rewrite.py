@@ -1,4 +1,4 @@
-"""`checkify`: evaluate a function's jaxpr with its checks, and carry what failed along.
+"""`checkify`: evaluate a function's jaxpr with its checks, and carry failures along.
 
 The state is one number, the first check that failed (0: none), and the values that each check's
 message names. Calls, branches and loops carry it through their bodies.
@@ -140,7 +140,7 @@ def _evaluate(closed: ClosedJaxpr, args: Sequence[Any], kinds: Kinds) -> tuple[_
 
 
 def _equation(checks: _Checks, eqn: Eqn, operands: list[Any], kinds: Kinds) -> Sequence[Any]:
-    """The results of one equation; what it checks is added to `checks`."""
+    """The results of one equation; its checks are added to `checks`."""
     if eqn.prim.name == "check":
         if "user" in kinds:
             checks.add(operands[0], eqn.params["site"], operands[1:])

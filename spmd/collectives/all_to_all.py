@@ -44,7 +44,7 @@ def all_to_all(
     axis_index_groups: Any = None,
     tiled: bool = False,
 ) -> Any:
-    """Cut dim `split_axis` into one part for each device, and join what arrives at `concat_axis`.
+    """Cut dim `split_axis` into one part for each device, and join the arrivals at `concat_axis`.
 
     Per device, dim `split_axis` of each leaf of `x` must have the size n of the axis; it
     disappears, and a new dim of size n appears at `concat_axis`: part k goes to device k. With

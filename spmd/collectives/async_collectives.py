@@ -59,7 +59,7 @@ class Overlapped:
         self._flying[threading.get_ident()] = PROGRESS.send(move)
 
     def wait(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """Return when the result is there, or raise what went wrong on the way."""
+        """Return when the result is there, or raise the error of the exchange."""
         transfer = self._flying.pop(threading.get_ident())
         if not transfer.has_ended:
             with FLIGHT.recorded(self._waiting, COLLECTIVE):

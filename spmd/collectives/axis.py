@@ -1,4 +1,4 @@
-"""axis_index, axis_size and pvary: where a device is along an axis, and what varies over it."""
+"""axis_index, axis_size and pvary: a device's position along an axis, values that vary over it."""
 
 from __future__ import annotations
 

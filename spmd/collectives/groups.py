@@ -1,4 +1,4 @@
-"""Which devices take part together: from axis names and index groups to groups of devices.
+"""Groups of devices that take part together, from axis names and index groups.
 
 Devices are numbered by their position in the mesh, row-major. The order of a group's members is the
 order in which reductions associate, so it never depends on time or rank.
@@ -89,7 +89,7 @@ def names_of(axis_name: Any) -> tuple[Any, ...]:
 
 
 def map_leaves(one: Callable[[Any], Any], x: Any) -> Any:
-    """`one` of each leaf of a pytree; what it does is known by the leaf's path."""
+    """`one` of each leaf of a pytree; its errors name the leaf's path."""
     before = state.operand
 
     def named(path: Any, leaf: Any) -> Any:
@@ -104,7 +104,7 @@ def map_leaves(one: Callable[[Any], Any], x: Any) -> Any:
 
 
 def make_varying(x: Any, axes: Sequence[Any]) -> Any:
-    """`x` cast to vary over the typed axes among `axes`: what a collective wants of its operand."""
+    """`x` cast to vary over the typed axes among `axes`: as collectives want their operand."""
     have = typeof(x).vma
     missing = [a for a in axes if axis_frame(a).kind == "manual" and a not in have]
     return vma_hooks.cast(x, tuple(missing)) if missing else x

@@ -1,4 +1,4 @@
-"""Collectives whose members live in several processes: what a compiled program calls for them.
+"""Collectives with members in several processes, as compiled programs call them.
 
 Local members are combined first, then one exchange follows between the processes that share a
 group. Reductions associate by device within a process and then by process, so the same mesh gives
@@ -121,7 +121,7 @@ class Across:
         self.run: Callable[..., None] = self._recorded(self.move)
 
     def label_of(self, **more: Any) -> int:
-        """What the flight recorder calls it."""
+        """The number of its label in the flight recorder."""
         return FLIGHT.label(self.prim.name, **self.fields, **more)
 
     def _recorded(self, move: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""The collectives of a program in order, as all ranks must have them, and what to say if not.
+"""The collectives of a program in order, as all ranks must have them, and the errors if not.
 
 Before a program that spans processes runs for the first time, the ranks compare digests of its
 schedule: one small exchange. Only where these differ do the schedules themselves travel, and every
@@ -29,8 +29,8 @@ from spmd.transport.origin import Origin
 class Entry:
     """One collective of a program. Ranks must agree about all of it but `argument`.
 
-    That is the argument from which the operand was computed: it tells a reader more, and may
-    differ where ranks compute in different ways what they reduce.
+    `argument` is the argument from which the operand was computed: it is for readers, and may
+    differ where ranks compute their operands in different ways.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Entry:
         return f"{self.kind} {self.dtype}{self.shape} over {self.axes}{options}"
 
 
-# What the fields of an entry are to a reader, those first that explain the others.
+# Names of an entry's fields for readers; fields that explain others come first.
 _FIELDS = {
     "kind": "kind",
     "axes": "axis",
@@ -139,9 +139,9 @@ def _place(eqn: Eqn, name: str, k: int) -> str:
 
 @record
 class Schedule:
-    """What a rank says about a program: text only, so that it can travel.
+    """A rank's description of a program: text only, so that it can travel.
 
-    `entries` are the collectives that the user wrote, `exchanges` what the compiler made of them;
+    `entries` are the collectives that the user wrote, `exchanges` those of the compiler;
     `arguments` are names and types, as one device sees them.
     """
 
@@ -154,7 +154,7 @@ class Schedule:
 
     @property
     def program(self) -> str:
-        """The program's name and who called it first."""
+        """The program's name and the place of its first call."""
         return f"{self.name} (called at {self.caller})"
 
     @property
@@ -174,7 +174,7 @@ def order_of(
 ) -> tuple[Schedule, dict[Eqn, Origin]]:
     """The schedule of a program, and the origin of each collective that is left in the end.
 
-    `traced` holds the collectives as the user wrote them, `final` what the compiler joined.
+    `traced` holds the collectives as the user wrote them, `final` those of the compiler.
     """
     jaxpr = traced.jaxpr
     hoisted = len(jaxpr.invars) - len(jaxpr.arg_names)
@@ -188,7 +188,7 @@ def order_of(
         mesh=mesh,
         arguments=tuple(zip(names, avals, strict=True)) if hoisted >= 0 else (),
         entries=entries,
-        # Their texts are compared at each call: only what is law may stand there.
+        # Their texts are compared at each call: they hold only the facts that must agree.
         exchanges=tuple(
             replace(entry, argument="") for entry in _named(found, final.jaxpr, jaxpr.arg_names)
         ),
@@ -249,7 +249,7 @@ def agree(world: CheckedCommunicator, schedule: Schedule) -> None:
         raise difference(world.all_gather_object(schedule))
 
 
-# ---- what differs ------------------------------------------------------------------------------
+# ---- differences -------------------------------------------------------------------------------
 
 
 def difference(schedules: Sequence[Schedule]) -> CollectiveError:

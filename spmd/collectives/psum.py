@@ -74,7 +74,7 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
 
 
 def _constant_sum(x: Any, size: int) -> Any:
-    """The sum of what is the same constant on all devices; of `1` a Python int, the axis size."""
+    """The sum of a constant that is equal on all devices; of `1` a Python int, the axis size."""
     # NumPy's float64 is a Python float too.
     if isinstance(x, (int, float, complex)) and not isinstance(x, np.generic):
         return x * size
@@ -97,7 +97,7 @@ def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None) -> Any:
     def one(leaf: Any) -> Any:
         total = psum(leaf, axis_name, axis_index_groups=axis_index_groups)
         if isinstance(total, (int, float, complex)):
-            # As weak as the number: it takes the dtype of what it meets.
+            # As weak as the number: it takes the dtype of other operands.
             return convert_element_type(total / n, dtypes.to_inexact(typeof(total).dtype), True)
         dtype = dtypes.to_inexact(typeof(total).dtype)
         return div(convert_element_type(total, dtype), np.asarray(n, dtype)[()])

@@ -49,9 +49,9 @@ def ragged_all_to_all(
     Per device: `operand` (n, ...) and `output` (m, ...) of one dtype; the four vectors of integers
     have one length, a multiple of the size of the axis, and as many consecutive entries for each
     device. Entry i sends the `send_sizes[i]` rows from `input_offsets[i]` on; they arrive at row
-    `output_offsets[i]` **of the receiver**, whose `recv_sizes` say how many come. Rows that nobody
-    sends stay those of `output`, whose shape is the result's. `axis_name` and `axis_index_groups`
-    are those of `psum`.
+    `output_offsets[i]` **of the receiver**, whose `recv_sizes` say how many come. Rows without a
+    sender stay those of `output`, whose shape is the result's. `axis_name` and
+    `axis_index_groups` are those of `psum`.
 
     Raises `ShapeError` where lengths do not fit, `AxisError` if the axis is not in scope, and
     `ArgumentError` if the groups do not divide the axis into parts of equal size.
@@ -82,7 +82,7 @@ def ragged_all_to_all(
         here = _position_in_group(here, axis_index_groups)
 
     row = iota(_INDEX, out_rows)
-    # Which row of all operands, one after the other, a row of the output comes from.
+    # For each row of the output, its row in all operands, one after the other.
     source = broadcast_in_dim(np.int32(-1), (out_rows,), ())
     for k in range(slices * size):
         sender, number = divmod(k, slices)
@@ -127,7 +127,7 @@ def _check(operand: Any, output: Any, vectors: tuple[Any, ...], size: int) -> in
 
 
 def _position_in_group(index: Any, groups: Any) -> Any:
-    """Where a device is in its group."""
+    """The position of a device in its group."""
     table = np.zeros(sum(len(g) for g in groups), np.int32)
     for group in groups:
         for k, member in enumerate(group):

@@ -32,7 +32,7 @@ NATIVE_DTYPES = frozenset(
 
 
 def make_rounds(across: Across, operand: Operand) -> ExchangePlan | None:
-    """What this process does in one collective; None where it goes through messages.
+    """This process's plan for one collective; None if it goes through messages.
 
     `operand` is the input of one device, in rows of blocks: of one for each member where members
     get different parts, else of a single one.
@@ -75,7 +75,7 @@ def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -
 def _together(
     planner: Planner, across: Across, x: Operand, groups: Sequence[Sequence[Member]]
 ) -> ExchangePlan:
-    """Everyone shows the inputs of all its devices, and takes what its devices need."""
+    """Each process shows the inputs of all its devices, and takes what its devices need."""
     name, takes, sums = across.prim.name, list[Take](), list[Sum]()
     width = len(groups[0])
     scratch = 0

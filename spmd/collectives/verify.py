@@ -1,4 +1,4 @@
-"""What `SPMD_DEBUG` adds to collectives over ranks: "2" prints them, "collectives" checks results.
+"""`SPMD_DEBUG` for collectives over ranks: "2" prints them, "collectives" checks results.
 
 The operands are sent once more, with checksums, and every rank works the definition out for itself.
 A result that is another one ends the program on every rank with the same error; NaN in an operand
@@ -29,7 +29,7 @@ Move = Callable[[Any, list[Any], list[Any]], None]
 
 
 class Across(Protocol):
-    """What is looked at of a collective over ranks: `spmd.collectives.host_execution.Across`."""
+    """The fields read of a collective over ranks: `spmd.collectives.host_execution.Across`."""
 
     prim: Primitive
     params: dict[str, Any]
@@ -115,7 +115,7 @@ def _tell_of_nan(across: Across, mine: Sequence[np.ndarray]) -> None:
 
 
 def _differences(across: Across, value: dict[int, np.ndarray], outputs: list[Any]) -> list[str]:
-    """Where this process's results are not what the definition says."""
+    """The differences between this process's results and the definition."""
     members = across.prim.members
     assert members is not None
     problems = []

@@ -1,9 +1,9 @@
-"""The fingerprint of a program: a text that determines what a closed jaxpr compiles to.
+"""The fingerprint of a program: a text that determines the compiled form of a closed jaxpr.
 
 Two jaxprs of one fingerprint differ at most in the names of their variables and in the user's
-source lines. Constants count by content. What cannot be written down exactly (a Python function, a
-primitive of the user's, arrays on several devices) has no fingerprint: such a program is compiled
-in every process.
+source lines. Constants count by content. A program with a part that cannot be written down exactly
+(a Python function, a primitive of the user's, arrays on several devices) has no fingerprint: it is
+compiled in every process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fingerprint(closed: ClosedJaxpr) -> str | None:
 
 
 def eqn_text(prim: Primitive, params: dict[str, Any]) -> str | None:
-    """The text of what an equation does, whatever its operands are; None if it has none."""
+    """The text of an equation's operation, whatever its operands are; None if it has none."""
     try:
         return _Writer().head(prim, params)
     except NoFingerprintError:
@@ -76,7 +76,7 @@ class _Writer:
             raise NoFingerprintError(prim.name)
         inside = prim.inline or prim.expand
         if inside is not None:
-            # The compiler sees what the call stands for, and nothing of its rules.
+            # The compiler sees the body of the call, and nothing of its rules.
             params = {"jaxpr": inside(params)}
         if not params:
             return f"{prim.name} "

@@ -18,21 +18,21 @@ mesh_executable = Deferred("spmd.compile.executable.mesh_executable")
 mesh_fast_call = Deferred("spmd.compile.dispatch.mesh_fast_call")
 select = Deferred("spmd.compile.executable.select")
 
-# What makes programs: imported by the first that no earlier process left on the disk.
+# Modules that make programs: imported by the first program that is not on the disk.
 build = Deferred("spmd.compile.executable.build")
 encode = Deferred("spmd.compile.native.program.encode")
 merge_shard_maps = Deferred("spmd.compile.passes.merge_shard_maps")
 pipeline = Deferred("spmd.compile.passes.pipeline")
 warm_up = Deferred("spmd.compile.cpu.assemble.warm_up")
 
-# What compiles code, and writes the text of the runtime: for the first process on a machine.
+# Modules that compile code, and write the text of the runtime: for the first process on a machine.
 background_compile = Deferred("spmd.compile.native.llvm.background_compile")
 sharing = Deferred("spmd.compile.native.llvm.modules")
 entry_point_ir = Deferred("spmd.compile.native.cpython.ir.entry_point")
 runtime_ir = Deferred("spmd.compile.native.runtime.ir.modules")
 tree_walks_ir = Deferred("spmd.compile.native.cpython.ir.tree_unflatten")
 
-# What looks into programs.
+# Modules that look into programs.
 allocator = Deferred("spmd.compile.native.runtime.allocator")
 async_queue = Deferred("spmd.compile.native.runtime.async_queue")
 cost_model = Deferred("spmd.compile.schedule.cost_model")

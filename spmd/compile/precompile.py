@@ -2,8 +2,8 @@
 
 The one idea: the native runtime and the code of matrix products, window contractions, reductions
 and vector functions are compiled once on a machine, whatever it computes. `prepare` requests them
-as programs do: sizes and layouts go through the planners, which say what code these need. So it
-prepares what programs will look for, however the code generator changes.
+as programs do: sizes and layouts go through the planners, which name the code for these. So it
+prepares the code that programs will look for, however the code generator changes.
 
 A program still compiles its own kernels and the epilogues of its products.
 """
@@ -38,7 +38,7 @@ from spmd.compile.native.program.reduction_kernels import reduce_kernels
 from spmd.compile.native.program.run_layout import PARTS
 from spmd.compile.native.runtime.load import load_parts, runtime
 
-# What elements of products are stored as.
+# The dtypes of elements of products.
 PRODUCTS = ("f32", "bf16", "f16", "f64")
 WINDOWS = ("f32", "f64")
 REDUCED = ("float32", "float64", "bfloat16", "int32")
@@ -46,7 +46,7 @@ REDUCED = ("float32", "float64", "bfloat16", "int32")
 
 @record
 class Part:
-    """A part of what was prepared: its texts, how many of them had to be compiled, the seconds."""
+    """A prepared part: its texts, how many of them had to be compiled, the seconds."""
 
     name: str
     texts: int
@@ -150,7 +150,7 @@ _ROWS = range(1, 57)
 _VECTORS = range(1, 16)
 # And on whether a product is long, and its depth even.
 _DEPTHS = (7, 1024)
-# Where packing is decided, sizes count little, and layouts much.
+# Sizes for the decisions about packing: sizes count little there, and layouts much.
 _PACKED_SIZES = ((128, 128, 64), (512, 512, 512), (1024, 1024, 1024), (2048, 64, 512))
 
 
@@ -160,11 +160,11 @@ def product_texts(dtype: str) -> dict[str, None]:
     lanes = Vectors(carried, host().vector_bytes).lanes
     texts: dict[str, None] = {}
     columns = [v * lanes - less for v in _VECTORS for less in (0, lanes // 2)]
-    # Tiles read what is stored as it is computed with; other operands are packed for them.
+    # Tiles read operands stored in the dtype of the arithmetic; others are packed for them.
     sizes = pairs(_ROWS, columns, _DEPTHS) if dtype == carried else ()
     for m, n, k in sizes:
         texts |= dict.fromkeys(plan_product(_product(dtype, m, n, k)).texts)
-        # Of one row, tiles multiply only what lies by columns.
+        # Of one row, tiles multiply only operands stored by columns.
         if m == 1:
             texts |= dict.fromkeys(plan_product(_product(dtype, m, n, k, b_turned=True)).texts)
     for (m, n, k), a_turned, b_turned in pairs(_shapes(lanes), (False, True), (False, True)):

@@ -1,4 +1,4 @@
-"""Abstract values: what a traced value is known to be before it has any data.
+"""Abstract values: the known facts of a traced value before it has any data.
 
 `ShapedArray`s are interned: equal ones are the same object, so the compiler and the dispatcher
 compare them by identity.
@@ -163,7 +163,7 @@ def _scalar_aval(kind: type) -> Callable[[Any], ShapedArray]:
     return aval
 
 
-# What NumPy's arrays of a kind are here, by whether x64 is on.
+# The avals of NumPy's arrays, by shape, dtype and whether x64 is on.
 _numpy_avals: dict[tuple[tuple[int, ...], np.dtype, bool], ShapedArray] = {}
 
 

@@ -1,4 +1,4 @@
-"""Calls of jaxprs: `jit_p`, and what every call-like primitive shares.
+"""Calls of jaxprs: `jit_p`, and the base of call-like primitives.
 
 A call's rules are those of its jaxpr: differentiate, batch or transpose the jaxpr, and call that.
 """
@@ -33,7 +33,7 @@ def derived(closed: ClosedJaxpr, kind: Any, make: Callable[[], Any]) -> Any:
 
 
 def nonzero(values: Sequence[Any]) -> list[bool]:
-    """Which tangents or cotangents are not `Zero`."""
+    """Flags of the tangents or cotangents that are not `Zero`."""
     return [not isinstance(t, Zero) for t in values]
 
 

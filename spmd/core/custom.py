@@ -1,7 +1,7 @@
 """`custom_jvp`: a function with the user's own forward derivative.
 
-The rule replaces the function wherever it is differentiated; reverse mode transposes what the rule
-does to tangents.
+The rule replaces the function wherever it is differentiated; reverse mode transposes the rule's
+map of tangents.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class custom_jvp(Generic[P, R]):
     """Give `fun` its own forward derivative, set with `defjvp` or `defjvps`.
 
     The rule gets tuples of primals and tangents of equal shapes and dtypes, and returns the value
-    and its tangent. Reverse mode transposes what the rule does to tangents. Arguments
+    and its tangent. Reverse mode transposes the rule's map of tangents. Arguments
     `nondiff_argnums` or `nondiff_argnames` are not differentiated; the rule gets them first. A call
     without a rule raises `GradError`, and so does a rule that returns no such pair or a tangent of
     another shape or dtype than its value.

@@ -1,4 +1,4 @@
-"""What `custom_jvp` and `custom_vjp` share: one call of a function that has rules of its own.
+"""The base of `custom_jvp` and `custom_vjp`: one call of a function that has rules of its own.
 
 Evaluated, a custom function is just the function. Differentiated on concrete values, it is its
 rule, run at once: the rule may branch on values. Under any other trace it becomes one equation that
@@ -34,7 +34,7 @@ from spmd.core.transpose import backward_pass
 
 @record
 class SymbolicZero:
-    """A tangent or cotangent that is known to be zero; what rules with `symbolic_zeros` see.
+    """A tangent or cotangent that is known to be zero; rules with `symbolic_zeros` see it.
 
     It has a `shape` and a `dtype`, but no values; a rule may return it too.
     """

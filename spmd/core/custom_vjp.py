@@ -85,8 +85,8 @@ class custom_vjp(Generic[P, R]):
 
         With `symbolic_zeros` the leaves that `fwd` gets are `CustomVJPPrimal`s, which say whether
         an argument is differentiated, and cotangents that are zero are `SymbolicZero`s (both in
-        `spmd.custom_derivatives`). `optimize_remat` changes nothing: what `checkpoint` does not
-        need of `fwd` is never computed.
+        `spmd.custom_derivatives`). `optimize_remat` changes nothing: values of `fwd` that
+        `checkpoint` does not need are never computed.
         """
         del optimize_remat
         self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, symbolic_zeros

@@ -128,7 +128,7 @@ def _jvp(primals: Any, tangents: Any, *, jaxpr: Any, num_consts: int, name: str,
     given = nonzero(tangents)
     both, out_given = jvp_jaxpr(jaxpr, given)
     if any(given[:num_consts]):
-        # The rule cannot be told of the tangents of what it closes over.
+        # The rule cannot be told of the tangents of values that it closes over.
         raise ArgumentError(
             f"{current_source()}: {name} has a custom vmap rule and closes over a value that is "
             "being differentiated; pass that value as an argument instead"

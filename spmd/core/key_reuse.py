@@ -1,9 +1,9 @@
-"""Which random keys were used already: what `debug_key_reuse` asks.
+"""Record of the random keys that were used, for `debug_key_reuse`.
 
 A key is told by the object that holds it, not by its bits: `random.clone` makes one that may be
 used again. Uses are noted for each trace by itself, so that a function may be traced twice, and
-the branches of a `cond` may draw with one key. What a jitted function does with the keys it is
-given is noted with its program, for calls that do not trace it again.
+the branches of a `cond` may draw with one key. The uses of keys by a jitted function are
+noted with its program, for calls that do not trace it again.
 """
 
 from __future__ import annotations

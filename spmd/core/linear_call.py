@@ -96,7 +96,7 @@ def _check_types(name: str, want: Sequence[ShapedArray], got: Sequence[ShapedArr
 def _with_residuals(
     closed: ClosedJaxpr, counts: tuple[int, int], own: int, others: Sequence[ShapedArray]
 ) -> ClosedJaxpr:
-    """The jaxpr with what the other function closes over among its inputs, which it ignores."""
+    """The jaxpr with the other function's closed-over values as inputs, which it ignores."""
     if not others:
         return closed
     mine, rest = split_list(closed.in_avals, [counts[own]])
@@ -177,5 +177,5 @@ linear_call_p = Primitive(
     vma="given",
     axes=jaxpr_axes,
     effects=lambda params: params["jaxpr"].effects,
-    expand=lambda params: params["jaxpr"],  # not inline: who transposes it must find it whole
+    expand=lambda params: params["jaxpr"],  # not inline: its transpose needs it whole
 )

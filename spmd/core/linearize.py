@@ -1,4 +1,4 @@
-"""Reverse mode's first half: run a function once, keeping what its derivative needs.
+"""Reverse mode's first half: run a function once, and keep the residuals of its derivative.
 
 A `LinearizeTrace` pairs each value with a tangent that is only *written down*: primal work happens
 in the parent trace, tangent work is staged into a linear jaxpr whose constants are the residuals.
@@ -26,7 +26,7 @@ from spmd.core.trace import Trace, Tracer, check_no_leak
 
 
 class MixedTrace(Trace):
-    """Current while a jvp rule runs: what touches a tangent is staged, the rest is computed."""
+    """Current while a jvp rule runs: operations on tangents are staged, the rest is computed."""
 
     def __init__(self, parent: Trace, tangent_trace: JaxprTrace):
         self.parent = parent
@@ -38,7 +38,7 @@ class MixedTrace(Trace):
 
     def process(self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
         tangents = self.tangent_trace
-        # What the tangents' trace makes are its own tracers, and nothing that wraps them.
+        # The tangents' trace makes its own tracers, and nothing that wraps them.
         staged = [type(x) is JaxprTracer and x._trace is tangents for x in operands]
         trace = tangents if True in staged else self.parent
         if trace is not self.parent and not all(staged):
@@ -151,7 +151,7 @@ _cache: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Any]] = weakref.WeakKey
 class Linearized:
     """A jaxpr cut in two: `primal` gives (outs, residuals), `linear` maps (residuals, tangents).
 
-    `out_nonzero` marks the outputs that have a tangent; `residual_avals` types what is handed on.
+    `out_nonzero` marks the outputs that have a tangent; `residual_avals` types the residuals.
     """
 
     __slots__ = ("linear", "num_residuals", "out_nonzero", "primal", "residual_avals")

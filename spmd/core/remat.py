@@ -41,7 +41,7 @@ R = TypeVar("R")
 
 
 class checkpoint_policies:
-    """Which intermediate values `checkpoint` keeps: `policy(prim, *avals, **params) -> bool`."""
+    """The values that `checkpoint` keeps: `policy(prim, *avals, **params) -> bool`."""
 
     @staticmethod
     def everything_saveable(prim: Primitive, *_: Any, **__: Any) -> bool:
@@ -124,7 +124,7 @@ def checkpoint(
     """Make `fun` recompute its intermediate values when it is differentiated in reverse.
 
     The result takes the arguments of `fun` and returns the same values, shapes and dtypes: only
-    memory and work change. `policy` names what is kept all the same (`checkpoint_policies`).
+    memory and work change. `policy` names values to keep all the same (`checkpoint_policies`).
     Without `prevent_cse` the compiler may undo the recomputation; inside a `scan` it cannot, and
     the barrier is not needed. Arguments named in `static_argnums` or `static_argnames` stay what
     they are: no arrays. Without `fun` this is a decorator with options.
@@ -199,7 +199,7 @@ def _linearize(
 ) -> Any:
     policy, prevent_cse = how["policy"], how["prevent_cse"]
     cut = linearize_jaxpr(jaxpr, nonzero(tangents))
-    # What a policy names, and what need not be computed again, may be inside calls.
+    # Values that a policy names or that need not be computed again may be inside calls.
     whole = inline_calls(cut.primal, plain_call)
     saved = _saved_vars(whole, policy)
     n = len(jaxpr.out_avals)

@@ -23,7 +23,7 @@ def eval_jaxpr(
 ) -> list[Any]:
     """Run a jaxpr by binding its equations one by one under the current trace.
 
-    What they become keeps their source lines. The calls that `inline` names are run like this too.
+    The new equations keep their source lines. The calls that `inline` names are run like this too.
     """
     env: dict[Var, Any] = {}
 
@@ -81,12 +81,12 @@ def close(
 
 
 def any_call(eqn: Eqn) -> bool:
-    """Which calls `inline_calls` replaces where nothing differentiates or batches the result."""
+    """Select all calls for `inline_calls`: nothing differentiates or batches the result."""
     return True
 
 
 def plain_call(eqn: Eqn) -> bool:
-    """Which calls `inline_calls` may replace in a program that is transformed further.
+    """Select the calls for `inline_calls` in a program that is transformed further.
 
     A function with custom rules must stay whole: its jaxpr says what it computes, and a derivative
     of that is not the one that its user gave.
@@ -95,12 +95,12 @@ def plain_call(eqn: Eqn) -> bool:
 
 
 def opens(prim: Primitive) -> bool:
-    """Whether a call that is about to be transposed may be replaced by what it stands for."""
+    """Whether a call that is about to be transposed may be replaced by its body."""
     return prim.inline is not None and not is_refused(prim.transpose)
 
 
 def inline_calls(closed: ClosedJaxpr, which: Callable[[Eqn], bool] = any_call) -> ClosedJaxpr:
-    """The same program with its calls, those of `which`, replaced by what they stand for."""
+    """The same program with its calls, those of `which`, replaced by their bodies."""
     if not any(eqn.prim.inline is not None and which(eqn) for eqn in closed.eqns):
         return closed
 
@@ -120,7 +120,7 @@ def dependents(jaxpr: Jaxpr, sources: Iterable[Var]) -> set[Any]:
 
 
 def known_part(closed: ClosedJaxpr, unknown: Sequence[bool]) -> tuple[ClosedJaxpr, list[bool]]:
-    """What of a program follows from the inputs that are not marked `unknown`.
+    """The part of a program that follows from the inputs not marked `unknown`.
 
     Returns the jaxpr from those inputs to the outputs that depend on no other, and which these are.
     """
@@ -192,7 +192,7 @@ def dce(jaxpr: Jaxpr, used_outs: Sequence[bool]) -> tuple[Jaxpr, list[bool]]:
 
 
 def prune_eqn(eqn: Eqn, used: Sequence[bool]) -> Eqn:
-    """An equation whose primitive has a `dce` rule, without what only unused results need."""
+    """An equation whose primitive has a `dce` rule, without the parts for unused results only."""
     assert eqn.prim.dce is not None
     operands, results, params = eqn.prim.dce(used, eqn.params)
     if all(operands) and all(results):

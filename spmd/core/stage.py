@@ -1,4 +1,4 @@
-"""Staging: run a Python function on tracers and write down what it does, as a jaxpr.
+"""Staging: run a Python function on tracers and write its operations down, as a jaxpr.
 
 Everything that happens while a `JaxprTrace` is current is staged, operations on constants too
 (omnistaging). Values of outer traces become constants of the jaxpr.
@@ -31,7 +31,7 @@ _SMALL = 2**31
 
 @record
 class Debug:
-    """What is being traced, for names and errors: the function and its flat arguments' names."""
+    """The traced function, for names and errors: its name and its flat arguments' names."""
 
     name: str = "<function>"
     arg_names: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class JaxprTrace(Trace):
         self.debug = debug
         self.eqns: list[Eqn] = []
         self.invars: list[Var] = []
-        # By identity: the value as it was given (kept alive), its tracer, and what the jaxpr holds.
+        # By identity: the value as it was given (kept alive), its tracer, and the jaxpr's constant.
         self.consts: dict[int, tuple[Any, JaxprTracer, Any]] = {}
 
     # -- values --
@@ -127,7 +127,7 @@ class JaxprTrace(Trace):
         return tracers if prim.multiple else tracers[0]
 
     def _atoms(self, operands: Sequence[Any]) -> tuple[Atom, ...]:
-        """What stands for each operand; most are tracers of this trace."""
+        """The atom for each operand; most are tracers of this trace."""
         return tuple(
             [
                 x._var if type(x) is JaxprTracer and x._trace is self else self.atom(x)
@@ -165,7 +165,7 @@ class JaxprTrace(Trace):
     # -- errors --
 
     def where_from(self, tracer: JaxprTracer) -> str:
-        """A sentence on what a tracer stands for."""
+        """A sentence on a tracer's origin."""
         name = self.debug.name
         if tracer._var in self.invars:
             k = self.invars.index(tracer._var)
@@ -177,7 +177,7 @@ class JaxprTrace(Trace):
         return f"It was made while tracing {name}.\n"
 
 
-# What primitives without parameters give for operands of some types, by the setting that dtypes
+# Results of primitives without parameters, by the types of operands and by the setting that dtypes
 # depend on. Avals are kept for ever, so these may be.
 _known_avals: dict[Any, Any] = {}
 

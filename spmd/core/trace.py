@@ -96,7 +96,7 @@ class Tracer:
         return ""
 
     def describe(self) -> str:
-        """What comes after `Traced<...>` in the repr."""
+        """The text after `Traced<...>` in the repr."""
         return ""
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ def _concretization_message(tracer: Tracer, what: str, advice: str) -> str:
 
 
 def _no_eager(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Evaluate with the primitive's `impl` over NumPy: what there is below compile/dispatch."""
+    """Evaluate with the primitive's `impl` over NumPy: the evaluation below compile/dispatch."""
     arrays = [to_numpy(x) for x in operands]
     return prim.rule("impl")(np, *arrays, **params)
 
@@ -240,7 +240,7 @@ def constant(x: Any, aval: ShapedArray) -> Any:
 
 
 def unchanged(x: Any) -> Any:
-    """What an operation gives that has nothing to do: `x`, as an array if it is a constant."""
+    """The result of an operation that has nothing to do: `x`, as an array if it is a constant."""
     return EvalTrace.array_of(x) if isinstance(x, CONSTANTS) else x
 
 
@@ -266,7 +266,7 @@ def leak_message(tracer: Tracer) -> str:
 
 
 def origin(source: Source, inner: Any) -> str:
-    """Where a tracer that wraps `inner` comes from; lines are recorded under SPMD_CHECK_LEAKS."""
+    """The origin of a tracer that wraps `inner`; lines are recorded under SPMD_CHECK_LEAKS."""
     if isinstance(inner, Tracer) and (told := inner.where_from()):
         return told
     return "" if source is UNKNOWN else f"It was made at {source}.\n"

@@ -1,4 +1,4 @@
-"""Vectorisation: a value may carry a batched dim; each primitive's `batch` rule says what then.
+"""Vectorisation: a value may carry a batched dim; each primitive's `batch` rule handles it.
 
 The batched dim of an operand can be anywhere; a rule says where its result's is. A collective over
 the axis's own name becomes a reduction (or shuffle) along the batched dim.
@@ -27,7 +27,7 @@ class BatchAxis:
     """The axis being vectorised over. A `name` of None cannot be used by collectives.
 
     `spmd_names` are the mesh axes over which a `shard_map` splits it; inside of one that has, they
-    are in `vary`: what is batched varies over them.
+    are in `vary`: batched values vary over them.
     """
 
     name: Any

@@ -1,6 +1,6 @@
-"""Looking into programs: their values while they run, what a call becomes, what it costs.
+"""Inspection of programs: their values while they run, the form of a call, its costs.
 
-What looks inside is imported when it is first asked for, like the compiler itself.
+The inspection modules are imported at their first use, like the compiler itself.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _timing = Deferred("spmd.debug.timing")
 def show(fun: Callable[..., Any], *, lines: int = 60) -> Callable[..., Explanation]:
     """Print what a call becomes: `show(f)(*args)`; the call is compiled but not run.
 
-    Printed are the jaxpr, what each pass left of it, the steps of the program with the bytes they
-    read and write and what they compute, those that return to Python (with `!`, and why), and the
-    memory it needs. Of a mapped function it is the program that each device runs. No list gets
-    longer than `lines`. What is returned has it all as fields: `kernels`, `products`,
+    The text has the jaxpr, its form after each pass, the steps of the program with the bytes they
+    read and write and the operations they compute, those that return to Python (with `!`, and why),
+    and the memory it needs. Of a mapped function it is the program that each device runs. No list
+    gets longer than `lines`. The result has it all as fields: `kernels`, `products`,
     `collectives`, `host_steps`, `steps`, `passes`, `jaxpr`, `bytes`, `flops`, `memory`,
     `peak_bytes`; `str` of it is the text.
 
@@ -104,7 +104,7 @@ def profile(fun: Callable[..., Any], *, repeats: int = 10) -> Callable[..., Prof
     `fun` may be jitted, pmapped, or a plain function, which is then jitted. The program is compiled
     a second time with a clock between its steps and run `repeats` times (after two runs that do not
     count); each step's time is the median over the runs. Nothing is donated. Steps of a loop that
-    runs on several threads show the time of one thread; its own row is what passed on the clock.
+    runs on several threads show the time of one thread; its own row is the time on the clock.
     **All processes of a multi-process program must make the call**, as with the program itself.
 
     >>> import spmd, spmd.numpy as snp

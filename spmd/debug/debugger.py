@@ -119,7 +119,7 @@ class _Debugger(cmd.Cmd):
     prompt = "(spmd) "
 
     def __init__(self, frames: Any, variables: list[dict[str, Any]]):
-        # Not readline: what is read and written are sys.stdin and sys.stdout as they are now.
+        # Not readline: it reads and writes sys.stdin and sys.stdout as they are now.
         super().__init__(stdin=sys.stdin, stdout=sys.stdout)
         self.use_rawinput = False
         self.frames, self.variables, self.at = frames, variables, 0
@@ -144,7 +144,7 @@ class _Debugger(cmd.Cmd):
             return bool(super().onecmd(line))
         except (BreakpointQuit, SystemExit):
             raise
-        except Exception as error:  # a mistake in what was typed must not end the program
+        except Exception as error:  # a typing mistake must not end the program
             self._say(f"*** {type(error).__name__}: {error}")
             return False
 

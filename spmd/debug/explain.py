@@ -1,4 +1,4 @@
-"""What a call becomes: jaxpr, passes, steps with what they move and compute, the memory plan."""
+"""The form of a call: jaxpr, passes, steps with their bytes and flops, the memory plan."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class PassInfo:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """A compiled call as figures; `str` of it is what `show` prints.
+    """A compiled call as figures; `str` of it is the text of `show`.
 
     `bytes` and `flops` are counted from the program for one call (on one device of a mapped
-    function): see `spmd.compile.schedule.cost_model` for what counts.
+    function): see `spmd.compile.schedule.cost_model` for the rules.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Explanation:
     trace_seconds: float
     compile_seconds: float
     lines: int
-    # `psum: 62 tensors in 3 exchanges, ...`: what became of collectives between processes.
+    # `psum: 62 tensors in 3 exchanges, ...`: the exchanges of collectives between processes.
     exchanges: tuple[str, ...] = ()
 
     @property
@@ -75,17 +75,17 @@ class Explanation:
 
     @property
     def bytes(self) -> int:
-        """What all steps read and write."""
+        """The bytes that all steps read and write."""
         return self.cost.moved
 
     @property
     def flops(self) -> int:
-        """What all steps compute."""
+        """The operations of all steps."""
         return self.cost.flops
 
     @property
     def peak_bytes(self) -> int:
-        """What a call holds at most, arguments and results included."""
+        """The most bytes that a call holds, arguments and results included."""
         return self.memory.peak_memory_in_bytes
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ def _is_exchange(step: StepInfo) -> bool:
 
 
 def explain(fun: Callable[..., Any], args: Any, kwargs: Any, lines: int) -> Explanation:
-    """What `show(fun)(*args)` prints and gives."""
+    """Print and return the explanation of `show(fun)(*args)`."""
     program = compile_call(fun, args, kwargs, donate=True)
     traced, passes = _device_jaxpr(program)
     report = Report()
@@ -175,7 +175,7 @@ def _exchanges(program: Program) -> tuple[str, ...]:
 
 
 def _device_jaxpr(program: Program) -> tuple[ClosedJaxpr, Sequence[Any]]:
-    """What goes through the passes: of a mapped function, the program of a device."""
+    """The input of the passes: of a mapped function, the program of a device."""
     executable = program.executable
     if isinstance(executable, MeshProgram):
         return executable.params["jaxpr"], executable.core.passes

@@ -82,7 +82,7 @@ def visualize_array_sharding(arr: Any) -> None:
 def inspect_array_sharding(value: Any, *, callback: Callable[[Any], None]) -> None:
     """Call `callback` with the sharding of an array, or of each array of a pytree.
 
-    In a traced function it is called when the function is traced: what `jit` compiles holds each
+    In a traced function it is called when the function is traced: a program of `jit` holds each
     value on one device. In the per-device code of `pmap` and `shard_map` a value is the shard of
     one device; there the call comes when the program runs, for each device with its own.
 

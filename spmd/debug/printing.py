@@ -17,7 +17,7 @@ from spmd.lax.callback import debug_callback, here
 
 _log = logging.getLogger("spmd.debug")
 
-# What a format may name that the caller need not give.
+# Names in a format that the caller need not give.
 PLACE_NAMES = ("device", "axes")
 
 

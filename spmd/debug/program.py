@@ -1,4 +1,4 @@
-"""What `show` and `profile` look at: the program of a call, and its steps with their costs."""
+"""The input of `show` and `profile`: the program of a call, and its steps with their costs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Program:
 
     @property
     def core(self) -> Executable:
-        """What holds the schedule: of a mapped function, the program that each device runs."""
+        """The owner of the schedule: of a mapped function, the program that each device runs."""
         return self.executable.core
 
     @property
@@ -54,7 +54,7 @@ class Program:
 
     @property
     def plan(self) -> Plan:
-        """Where temporaries lie."""
+        """The memory plan of temporaries."""
         return self.core.plan
 
     @property
@@ -83,7 +83,7 @@ def compile_call(
 
 @dataclass(frozen=True)
 class StepInfo:
-    """One step of a program: what it is, whose line it comes from, what it costs each time."""
+    """One step of a program: its kind, its source line, its cost each time."""
 
     kind: str
     name: str
@@ -115,7 +115,7 @@ def _infos(steps: Sequence[Step], depth: int, rounds: int) -> Iterator[StepInfo]
 
 
 def describe(step: Step) -> tuple[str, str]:
-    """The kind of a step, in a word, and what tells it from others of that kind."""
+    """The kind of a step, in a word, and its difference from others of that kind."""
     match step:
         case Launch(name=name):
             return "kernel", name

@@ -1,4 +1,4 @@
-"""What the user's loop tells the flight recorder: the step it is in, and when it waits for data."""
+"""Notes of the user's loop in the flight recorder: its step, and its waits for data."""
 
 from __future__ import annotations
 

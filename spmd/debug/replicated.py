@@ -34,8 +34,9 @@ def assert_replicated(tree: Any, axis_name: Any = None, *, stacked: bool = False
     Outside of compiled code, pieces that should be copies are compared between the devices of this
     process and between ranks: the copies of a sharded array, and of any other value the whole of
     it. With `stacked`, the leading dim holds one copy a device, as `pmap` returns them. **All ranks
-    must make the call**; all raise the same error, which names the leaf, who differs, by how much
-    and where. In per-device code give the `axis_name` along which values should be equal.
+    must make the call**; all raise the same error, which names the leaf, the holders of differing
+    copies, by how much and where they differ. In per-device code give the `axis_name` along which
+    values should be equal.
 
     NaNs in the same places are equal.
 
@@ -60,7 +61,7 @@ def assert_replicated(tree: Any, axis_name: Any = None, *, stacked: bool = False
 
 @record
 class _Leaf:
-    """What this process holds of a leaf: for each part of it the copies, with who has them.
+    """This process's parts of a leaf: for each part the copies, with their holders.
 
     A part that other ranks hold too has the same key there.
     """

@@ -1,4 +1,4 @@
-"""Where the time of a program goes: a twin of the executable that reads the clock between steps.
+"""The time of a program by steps: a twin of the executable reads the clock between steps.
 
 The one idea: a clock is a kernel. After each step of the program the twin runs a native function
 that adds the time since its last call to the step's account, in memory that is one more base of the
@@ -31,8 +31,8 @@ from spmd.compile.schedule.thread_plan import rounded
 from spmd.debug.program import Program, StepInfo, amount, columns, compile_call, duration, steps_of
 
 # A record of 64-bit words: when the clock was last read, then nanoseconds and calls for each
-# account. Account 0 takes what belongs to no step; step k of n has account k, and n + k for what
-# passes before a round of it begins.
+# account. Account 0 takes time of no step; step k of n has account k, and n + k for the time
+# before a round of it begins.
 _STAMP = """
 %timespec = type { i64, i64 }
 declare i32 @clock_gettime(i32, ptr)
@@ -69,7 +69,7 @@ _STAMP_NS = 30.0
 class StepTime:
     """A step and the seconds that it took in one run, with the times it ran.
 
-    Of a loop, `seconds` include those of its steps; what the loop itself took is `own`.
+    Of a loop, `seconds` include those of its steps; `own` is the time of the loop itself.
     """
 
     info: StepInfo
@@ -79,7 +79,7 @@ class StepTime:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes moved each second, or 0 for what is not known."""
+        """Bytes moved each second, or 0 if not known."""
         return self.info.cost.moved * max(self.calls, 1) / self.seconds if self.seconds else 0.0
 
     @property
@@ -139,7 +139,7 @@ class Profile:
 
 
 def measure(fun: Callable[..., Any], args: Any, kwargs: Any, repeats: int) -> Profile:
-    """What `profile(fun)(*args)` gives."""
+    """The result of `profile(fun)(*args)`."""
     program = compile_call(fun, args, kwargs)
     twin, builder, records = _twin(program)
     leaves = program.traced.split.leaves

@@ -1,13 +1,13 @@
 """Jaxprs, structures and constants as JSON, and back; no code is pickled, none is run to read it.
 
 One equation is one JSON object, `{"do": "mul", "in": ["a", "b"], "out": [["c", ...]]}`, with its
-params under "with". A tuple is a list; what JSON has no word for is an object with one key:
+params under "with". A tuple is a list; other values are objects with one key:
 
     {"dtype": "float32"}        {"enum": ["GatherScatterMode", "CLIP"]}
     {"jaxpr": {...}}            {"fields": "GatherDimensionNumbers", ...}
     {"spec": ["data", null]}    {"mesh": [["data", 4]], "devices": [0, 1, 2, 3]}
 
-A mesh is written by its axes and the positions of its devices among all; what loads the file takes
+A mesh is written by its axes and the positions of its devices among all; the loader takes
 its own devices at these positions.
 """
 
@@ -52,7 +52,7 @@ from spmd.sharding.pmap import AutoAxis
 from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec, all_devices
 
-# What params may hold beside plain data. A file names them; nothing else can be made from one.
+# Params may hold these beside plain data. A file names them; nothing else can be made from one.
 ENUMS = {kind.__name__: kind for kind in (RoundingMethod, Precision, GatherScatterMode)}
 RECORDS: dict[str, Any] = {
     kind.__name__: kind
@@ -81,7 +81,7 @@ def dtype_named(name: str) -> np.dtype:
 
 
 def encode_aval(aval: ShapedArray) -> dict[str, Any]:
-    """`{"dtype": ..., "shape": [...]}`, and `"weak": true` for what a Python number was.
+    """`{"dtype": ..., "shape": [...]}`, and `"weak": true` for a Python number.
 
     In the code of one device `"varies"` names the mesh axes over which the value differs.
     """
@@ -120,7 +120,7 @@ def decode_array(node: dict[str, Any]) -> np.ndarray:
 
 
 def encode_param(value: Any, where: str) -> Any:
-    """A parameter of an equation; an `ArgumentError` names what can't be written."""
+    """A parameter of an equation; an `ArgumentError` names a value that can't be written."""
     match value:
         case enum.Enum() if type(value).__name__ in ENUMS:
             return {"enum": [type(value).__name__, value.name]}
@@ -151,7 +151,7 @@ def encode_param(value: Any, where: str) -> Any:
     raise ArgumentError(f"export: {where} is {what}, which can't be written to a file")
 
 
-# The axes of the maps around what is being written, outermost first: an axis without a name is
+# The axes of the maps around the present equation, outermost first: an axis without a name is
 # written by its place among them.
 _around: list[tuple[Any, ...]] = []
 _unnamed: dict[tuple[int, int], AutoAxis] = {}
@@ -238,7 +238,7 @@ def decode_param(node: Any) -> Any:
 
 
 def encode_number(x: Any) -> Any:
-    """A scalar: JSON's own numbers where they are exact, text for what JSON has no word for."""
+    """A scalar: JSON's own numbers where they are exact, text for other values."""
     value = x.item() if isinstance(x, (np.generic, np.ndarray)) else x
     if isinstance(value, complex):
         return [encode_number(value.real), encode_number(value.imag)]
@@ -259,7 +259,7 @@ def decode_number(node: Any) -> Any:
 
 
 def encode_jaxpr(closed: ClosedJaxpr) -> dict[str, Any]:
-    """A closed jaxpr, its calls replaced by what they stand for."""
+    """A closed jaxpr, its calls replaced by their bodies."""
     closed = inline_calls(closed)
     names: dict[Var, str] = {}
 

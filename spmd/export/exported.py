@@ -43,8 +43,8 @@ from spmd.export.symbolic import (
     symbolic_shape,
 )
 
-# The version of what is written, and the oldest that is read. It grows when the meaning of a file
-# changes; a file says with its primitives what else it needs.
+# The version that is written, and the oldest that is read. It grows when the meaning of a file
+# changes; a file says with its primitives its other needs.
 maximum_supported_calling_convention_version = 1
 minimum_supported_calling_convention_version = 1
 _MAGIC = "spmd.export"
@@ -83,7 +83,7 @@ class Exported:
         """Run the function; under any transformation too, with the derivative that was exported.
 
         Raises a `PytreeError`, `ShapeError` or `DtypeError` that names the argument if the
-        arguments are not what the function was exported for.
+        arguments are not those of the export.
         """
         pairs, tree = tree_flatten_with_path((args, kwargs))
         if tree != self.in_tree:
@@ -248,7 +248,7 @@ def symbols_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[str, ...]:
 
 
 def constraints_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[Constraint, ...]:
-    """What the user promised about the symbolic sizes."""
+    """The user's promises about the symbolic sizes."""
     sizes = (size for info in infos for size in info.shape if isinstance(size, DimExpr))
     scopes = dict.fromkeys(size.scope for size in sizes if size.scope is not None)
     return tuple(c for scope in scopes for c in scope.constraints)
@@ -367,7 +367,7 @@ def _decode_info(node: dict[str, Any]) -> ShapeDtypeStruct:
 
 
 def pretty(node: Any, indent: int = 0) -> str:
-    """JSON with what fits on a line on one line: an equation, an argument."""
+    """JSON with short values on one line: an equation, an argument."""
     flat = json.dumps(node)
     if len(flat) + indent <= 120 or not isinstance(node, (dict, list)) or not node:
         return flat

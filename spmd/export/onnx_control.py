@@ -16,7 +16,7 @@ from spmd.core.ir import Atom, Eqn
 from spmd.export.onnx_graph import Graph, rule, write_program
 from spmd.export.onnx_rules import reversed_along
 
-# The dtypes of what ONNX passes to every loop body: the step's number, and whether to go on.
+# The dtypes of ONNX's arguments to every loop body: the step's number, and whether to go on.
 _STEP, _GOES_ON = "int64", "bool"
 
 

@@ -1,4 +1,4 @@
-"""What an ONNX model is made of while it is written: a graph of plain data.
+"""An ONNX model while it is written: a graph of plain data.
 
 A graph is a list of nodes, each a dictionary of names, numbers and texts, so that the graphs of a
 function at several sizes can be walked side by side (`unify.py`): a number that differs becomes a
@@ -44,7 +44,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def refused(eqn: Eqn, why: str) -> RefusedError:
-    """The error for what has no form in ONNX, with the primitive and the user's line."""
+    """The error for operations without a form in ONNX, with the primitive and the user's line."""
     return RefusedError(f"{eqn.source}: to_onnx: {eqn.prim} {why}")
 
 

@@ -2,7 +2,7 @@
 
 Every element that a window reads or writes has a place in the operand laid out in one row: the sum
 over the operand's dims of position times stride. A gather is then `Gather` in that row, a scatter
-`ScatterElements`. What embedding tables do, whole rows along one dim, is `Gather` directly.
+`ScatterElements`. Whole rows along one dim, as of embedding tables, are `Gather` directly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 
 class Places:
-    """Where the elements of a stack of windows are in the operand laid out in one row.
+    """The places of a stack of windows' elements in the operand laid out in one row.
 
     `rows` are their numbers, in the stack's shape; `inside` says which windows lie inside, in a
     shape that broadcasts to it.
@@ -155,7 +155,7 @@ def _scatter(g: Graph, eqn: Eqn, xs: list[str]) -> str:
         return g.op("Identity", xs[0])
     rows = places.rows
     if eqn.params["mode"] is not GatherScatterMode.CLIP:
-        # What does not fit goes to a place behind the operand, which is cut off again.
+        # A window that does not fit goes to a place behind the operand, which is cut off again.
         rows = g.op("Where", places.inside, rows, g.size(operand.size))
     return _scattered(g, xs[0], operand, rows, xs[2], updates, combine)
 

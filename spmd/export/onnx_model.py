@@ -24,7 +24,7 @@ from spmd.export.exported import constraints_of, info_at, info_of, symbols_of
 from spmd.export.onnx_graph import Graph, code, write_program
 from spmd.export.symbolic import DimExpr, parse
 
-# What ONNX 1.15 defines; runtimes of the last years read it.
+# The versions of ONNX 1.15; runtimes of the last years read them.
 _OPSET, _IR = 20, 9
 
 

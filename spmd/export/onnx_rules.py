@@ -1,7 +1,7 @@
 """Elementwise operations, shapes and reductions as ONNX operators.
 
-Most are one operator of another name. What ONNX has not is written with what it has, and as exactly
-(`log1p`, `expm1`); dtypes that an operator does not take go through a wider one.
+Most are one operator of another name. Operations that ONNX lacks are written with others, as
+exactly (`log1p`, `expm1`); dtypes that an operator does not take go through a wider one.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _expm1(g: Graph, eqn: Eqn, xs: list[str]) -> str:
 
 @rule("log1p")
 def _log1p(g: Graph, eqn: Eqn, xs: list[str]) -> str:
-    # Kahan's: what rounding took from 1 + x is put back by the quotient.
+    # Kahan's: the quotient puts the rounding error of 1 + x back.
     (x,) = xs
     one = _number(g, eqn, 1)
     above = g.op("Add", x, one)
@@ -317,7 +317,7 @@ def padded(
     sizes = list(shape)
     for d, (_, _, interior) in enumerate(config):
         if interior and sizes[d]:
-            # Each element with what lies behind it becomes a row; the last row's end is cut.
+            # Each element with its followers becomes a row; the last row's end is cut.
             x = g.reshape(x, [*sizes[: d + 1], 1, *sizes[d + 1 :]])
             ends = [0] * (2 * len(sizes) + 2)
             ends[len(sizes) + 1 + d + 1] = interior

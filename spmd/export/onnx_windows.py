@@ -94,7 +94,7 @@ def _conv(g: Graph, eqn: Eqn, xs: list[str]) -> str:
 
 
 def _identity(name: str, dtype: np.dtype) -> float:
-    """What a window of padding alone gives, before it is turned around for `min`."""
+    """The result of a window of padding alone, before it is turned around for `min`."""
     if name == "sum" or (dtypes.is_bool(dtype) and name == "max"):
         return 0
     if dtypes.is_bool(dtype):
@@ -110,7 +110,7 @@ def _reduce_window(g: Graph, eqn: Eqn, xs: list[str]) -> str:
     name = eqn.prim.name.removeprefix("reduce_window_")
     if dtypes.is_integer(aval.dtype) and aval.dtype.itemsize == 8:
         raise refused(eqn, f"of {aval.dtype} has no form in ONNX; of 32 bits and floats it has")
-    # Integers of 32 bits are exact in float64; `min` is the largest of what is turned around.
+    # Integers of 32 bits are exact in float64; `min` is the largest of the negated operand.
     dtype = aval.dtype if dtypes.is_float(aval.dtype) else np.dtype(np.float64)
     x = xs[0] if dtype == aval.dtype else g.cast(xs[0], dtype)
     x = g.op("Neg", x) if name == "min" else x

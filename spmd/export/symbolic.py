@@ -1,7 +1,7 @@
 """Symbolic sizes: polynomials with integer coefficients over named symbols, such as `2*b + 1`.
 
-They are what a user writes in `symbolic_shape("b, 4")`, what an exported file holds where a size
-depends on a symbol, and what is solved for when the file is called with arrays.
+A user writes them in `symbolic_shape("b, 4")`, an exported file holds them where a size depends on
+a symbol, and a call of the file with arrays solves for them.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ _COMPARISONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq}
 
 
 class Constraint:
-    """What the user promises about symbols, such as `b <= 128`; checked when called."""
+    """A promise of the user about symbols, such as `b <= 128`; checked when called."""
 
     def __init__(self, text: str):
         self.text = text
@@ -190,7 +190,7 @@ class Constraint:
 
 
 class SymbolicScope:
-    """Symbols that mean the same size wherever they occur, and what is promised about them."""
+    """Symbols that mean the same size wherever they occur, and the promises about them."""
 
     def __init__(self, constraints_str: Sequence[str] = ()):
         self.constraints = tuple(Constraint(text) for text in constraints_str)

@@ -1,11 +1,11 @@
-"""One program for all sizes, from the programs for a few: what differs must be a polynomial.
+"""One program for all sizes, from the programs for a few: differing numbers must be polynomials.
 
 A function is traced at several sizes of its symbols, and the written programs are walked side by
 side. Whatever is equal in all stays. A number that differs is fitted by a polynomial over the
 symbols, which must be exact on all samples, one more than it takes to determine it. Anything else
 that differs (another number of equations, a constant array that depends on the size) is refused:
-the program's structure then depends on the size. So what a file says was never guessed from one
-trace, and the Python code that was exported saw plain numbers all the time.
+the program's structure then depends on the size. So the contents of a file are never guessed from
+one trace, and the Python code that was exported saw plain numbers all the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spmd.export.symbolic import Constraint, DimExpr, parse
 
 Sizes: TypeAlias = dict[str, int]
 
-# Sizes to trace at. The first window is away from what programs hold as fixed sizes; the others
+# Sizes to trace at. The first window is away from the usual fixed sizes of programs; the others
 # are for constraints that exclude it.
 _WINDOWS = ((33, 127), (5, 33), (1, 6))
 _DEGREE = 2

@@ -1,6 +1,6 @@
 """The operations: primitives with all their rules, under the names of `jax.lax`.
 
-This file and `_lazy_names.py` only list what is public, file by file.
+This file and `_lazy_names.py` only list the public names, file by file.
 """
 
 # ruff: noqa: F401

@@ -365,7 +365,7 @@ log_p = unary("log", accepts=INEXACT, jvp=lambda t, x, out: div(t, x))
 
 
 class RoundingMethod(enum.IntEnum):
-    """Where `round` puts what is halfway between two integers."""
+    """The direction in which `round` takes a number halfway between two integers."""
 
     AWAY_FROM_ZERO = 0
     TO_NEAREST_EVEN = 1
@@ -387,7 +387,7 @@ def abs(x: Any) -> Array:
     """Compute the absolute value, elementwise.
 
     The shape of `x` stays, and its dtype, but complex numbers become real. The smallest signed
-    integer stays what it is. Raises `DtypeError` for booleans.
+    integer stays. Raises `DtypeError` for booleans.
 
     >>> lax.abs(np.array([-2, 3]))
     Array([2, 3], dtype=int32)
@@ -422,7 +422,7 @@ def ceil(x: Any) -> Array:
 def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Array:
     """Compute the nearest integer, elementwise, as a float.
 
-    `rounding_method` says what becomes of a half: `AWAY_FROM_ZERO`, or `TO_NEAREST_EVEN`. `x` keeps
+    `rounding_method` decides on halves: `AWAY_FROM_ZERO`, or `TO_NEAREST_EVEN`. `x` keeps
     its shape and its float dtype. Raises `DtypeError` for other dtypes.
 
     >>> lax.round(np.array([0.5, 1.5, 2.5]))

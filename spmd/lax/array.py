@@ -1,6 +1,6 @@
 """Making arrays and changing their shape: iota, full, broadcast, squeeze, rev and their helpers.
 
-The one idea: only what structural.py cannot say is a primitive here (`iota`, `squeeze`, `rev`);
+The one idea: only operations beyond structural.py are primitives here (`iota`, `squeeze`, `rev`);
 everything else is a name for `broadcast_in_dim`, `reshape` or `permute_dims`.
 """
 
@@ -224,7 +224,7 @@ def zeros_like_array(x: Any) -> Array:
 
 
 def empty(shape: Sequence[int], dtype: Any) -> Array:
-    """Make an array of the given `shape` and `dtype` whose elements nobody should read.
+    """Make an array of the given `shape` and `dtype` with unspecified elements.
 
     They are zeros here. Raises `ShapeError` if a size is negative.
 

@@ -73,7 +73,7 @@ def _bind(prim: Primitive, *operands: Any, spec: Attention) -> Any:
 
 @lru_cache(maxsize=256)
 def _program(name: str, spec: Attention, avals: tuple[ShapedArray, ...]) -> ClosedJaxpr:
-    """What is compiled for one of the primitives."""
+    """The jaxpr that is compiled for one of the primitives."""
     return close(partial(_PROGRAMS[name], spec), avals, name)
 
 
@@ -248,7 +248,7 @@ def _formula_program(formula: Any, spec: Attention, avals: tuple[ShapedArray, ..
 
 
 def attention_formula(spec: Attention, avals: tuple[ShapedArray, ...]) -> ClosedJaxpr:
-    """What `attention` means, by way of all scores: for those who have no use for its blocks."""
+    """The definition of `attention`, by way of all scores: for exports, which need no blocks."""
     return _formula_program(_formula, spec, avals)
 
 

@@ -2,8 +2,8 @@
 
 For each batch element and key head (rounds that may run at the same time) the keys are turned
 around once; then a block of queries at a time is multiplied with all of them, its scores become
-weights while they are in the cache, and the weights are multiplied with the values. What the
-backward pass needs of them, it computes again from each query's logsumexp (Dao et al.,
+weights while they are in the cache, and the weights are multiplied with the values. The backward
+pass computes its part of them again from each query's logsumexp (Dao et al.,
 FlashAttention, 2022). Where a query sees no later key, blocks of keys behind all of a chunk's
 queries are left out.
 
@@ -45,7 +45,7 @@ _CHUNKS, _LEAST_CHUNK = 4, 128
 
 @record
 class Attention:
-    """Which scores there are: `scale * q k + bias`, where all masks and both conditions hold.
+    """The scores: `scale * q k + bias`, where all masks and both conditions hold.
 
     `causal`: a query sees the keys up to its own position. `window`: it sees so many keys before
     and behind its position. `bias` and the number of `masks` say which operands follow.

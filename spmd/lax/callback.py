@@ -33,7 +33,7 @@ from spmd.core.trace import EVAL
 
 @record
 class Place:
-    """Where a callback runs: the device (None outside pmap and shard_map) and its axis indices.
+    """The place of a callback: the device (None outside pmap and shard_map) and its axis indices.
 
     `axes` has the index along each named axis, those of `vmap(axis_name=...)` too.
     """
@@ -89,7 +89,7 @@ def at_place(place: Place) -> Iterator[None]:
 
 @record
 class _Fixed:
-    """An argument that is no array, by identity: what a callback is given as it is."""
+    """An argument that is no array, by identity: a callback gets it as it is."""
 
     value: Any
 
@@ -153,7 +153,7 @@ class HostFunction:
 
 @record
 class Mapped:
-    """A host function run for each example of a batch, in order; `flags` says what is batched."""
+    """A host function run for each example of a batch, in order; `flags` marks batched operands."""
 
     inner: Any
     axis_name: Any
@@ -291,7 +291,7 @@ def _pure_batch(
         function = Mapped(function, axis.name, axis.size, flags, avals)
     else:
         function = _restacked(function, stacked)
-    # What is not batched keeps its shape, unless the callback expects a leading dim on it too.
+    # An operand that is not batched keeps its shape, unless the callback expects a leading dim.
     size = {"expand_dims": 1, "broadcast_all": axis.size}.get(vmap_method)
     moved = []
     for x, d in zip(operands, at, strict=True):
@@ -401,7 +401,7 @@ def debug_callback(
     partitioned: bool = False,
     **kwargs: Any,
 ) -> None:
-    """Call a Python function with values of a compiled program, for what it does, not its result.
+    """Call a Python function with values of a compiled program, for its effects, not its result.
 
     It works under every transformation: `vmap` calls it for each example, `pmap` and `shard_map`
     for each device (`debug.here()` says which), differentiation calls it in the forward pass, on

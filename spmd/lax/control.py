@@ -1,4 +1,4 @@
-"""What `cond`, `while_loop` and `scan` share: staging their functions, and matching types."""
+"""The base of `cond`, `while_loop` and `scan`: staging their functions, and matching types."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def widen(x: Any, target: ShapedArray) -> Any:
 
 
 def join_avals(rows: Sequence[Sequence[ShapedArray]]) -> list[ShapedArray]:
-    """Position by position: weak only if all are, varying over what any varies over."""
+    """Position by position: weak only if all are, varying over the axes of any."""
     out = []
     for column in zip(*rows, strict=True):
         vma = frozenset().union(*(a.vma for a in column))

@@ -306,7 +306,7 @@ def _transpose(cts: Any, index: Any, *operands: Any, branches: Any) -> Any:
 
 
 def _same_outputs(branches: Sequence[ClosedJaxpr], index: Any) -> tuple[ClosedJaxpr, ...]:
-    """The branches with outputs of equal types, which vary over what chooses between them."""
+    """The branches with outputs of equal types, which vary over the axes of the index."""
     vma = typeof(index).vma
     outs = [a.update(vma=a.vma | vma) for a in join_avals([b.out_avals for b in branches])]
     return tuple(retype_outputs(b, outs) for b in branches)
@@ -373,7 +373,7 @@ def _where_chosen(index: Any, k: int, x: Any) -> Any:
     """`x`, whose examples that do not run branch `k` are constant for differentiation.
 
     In reverse such an example has a cotangent of zero, and where the branch has an infinite slope
-    their product is NaN, which must not be added to what the other branches give to `x`.
+    their product is NaN, which must not be added to the other branches' cotangents.
     """
     if not _differentiable(x):
         return x

@@ -1,9 +1,9 @@
 """Dead code elimination in loops and branches: the `dce` rules of `scan`, `while` and `cond`.
 
 A carried value is needed if the loop's result for it is, or if the next iteration computes
-something needed from it; a scan that only counts up a number that nobody reads stops counting. The
-compiler drops what is dead; reverse mode drops what no cotangent reaches, where a derivative that
-is NaN would make NaN of a cotangent of zero.
+something needed from it; a scan stops counting up a number that is never read. The
+compiler drops dead values; reverse mode drops values that no cotangent reaches, where a derivative
+that is NaN would make NaN of a cotangent of zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spmd.core.call import derived
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import dce, prune_consts
 
-# Which operands and which results stay, and the parameters that go with them.
+# Flags of the operands and of the results that stay, and the parameters that go with them.
 Kept = tuple[list[bool], list[bool], dict[str, Any]]
 
 
@@ -68,7 +68,7 @@ def scan_dce(used: Sequence[bool], p: dict[str, Any]) -> Kept:
 
 
 def while_dce(used: Sequence[bool], p: dict[str, Any]) -> Kept:
-    """A while loop with some of its carry: what the test reads stays."""
+    """A while loop with some of its carry: operands of the test stay."""
     test, body = p["cond_jaxpr"], p["body_jaxpr"]
     nt, nb = p["cond_nconsts"], p["body_nconsts"]
     tested = dce(test.jaxpr, [True])[1]

@@ -1,7 +1,7 @@
 """Loops of which only a part is linear: find the known part of the carry, and cut the body there.
 
-A linear loop may carry a counter, or anything else that does not depend on what is linear. To run
-it backwards, that part runs forwards first and leaves what the rest needs, one value an iteration.
+A linear loop may carry a counter, or another value that depends on no linear input. To run
+it backwards, that part runs forwards first and leaves residuals for the rest, one an iteration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spmd.core.rewrite import dce, dependents, inline_calls, known_part, opens, 
 def known_carry(
     body: ClosedJaxpr, c_lin: Sequence[bool], i_lin: Sequence[bool], x_lin: Sequence[bool]
 ) -> tuple[list[bool], set[Any]]:
-    """Which parts of the carry never depend on a linear input, and the variables that do."""
+    """Flags of the carry's parts that never depend on a linear input; the variables that do."""
     jaxpr = body.jaxpr
     known = [not lin for lin in i_lin]
     while True:
@@ -82,7 +82,7 @@ def split_known(
     outs, ys = split_list(jaxpr.outvars, [len(known)])
     moving_outs, fixed_outs = partition_list(known, outs)
     given, moved = partition_list(linear, jaxpr.invars)
-    # What follows from the known carry alone is not computed again in the rest, but handed on.
+    # Values that follow from the known carry alone are handed on, not computed again in the rest.
     ahead = dependents(jaxpr, fixed) - dependents(jaxpr, moved)
     rest_eqns = [e for e in jaxpr.eqns if not ahead.issuperset(e.outvars)]
     reads = [v for e in rest_eqns for v in e.invars] + [*moving_outs, *ys]

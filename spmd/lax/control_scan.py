@@ -168,7 +168,7 @@ def _retype_carry(closed: ClosedJaxpr, carry: list[ShapedArray]) -> ClosedJaxpr:
 
 
 def _python_scan(f: Any, init: Any, xs: Any, n: int, reverse: bool) -> tuple[Any, Any]:
-    """The definition of scan, as a Python loop: what `disable_jit` runs."""
+    """The definition of scan, as a Python loop, for `disable_jit`."""
     xs_flat, xs_tree = xs
     carry, ys = init, []
     for k in reversed(range(n)) if reverse else range(n):

@@ -86,7 +86,7 @@ def custom_linear_solve(
 def _check_map(
     name: str, staged: Staged, tree: TreeDef, avals: Sequence[ShapedArray], has_aux: int
 ) -> int:
-    """Raise the user's error if a map does not return what b is; how many leaves are auxiliary."""
+    """Raise the user's error if a map's result is not like b; gives the number of aux leaves."""
     out_tree, outs = staged.out_tree, list(staged.out_avals)
     assert out_tree is not None
     if has_aux:
@@ -127,7 +127,7 @@ def _parts(operands: Sequence[Any], counts: Sequence[int]) -> list[Any]:
 
 
 def _abstract(*avals: ShapedArray, solve: ClosedJaxpr, counts: Any, **_: Any) -> list[ShapedArray]:
-    """What solve gives; x is of a weak type where b is."""
+    """The results of solve; x is of a weak type where b is."""
     outs, b = [a.strip_weak() for a in solve.out_avals], avals[sum(counts) :]
     found, aux = outs[: len(b)], outs[len(b) :]
     return [*(x.update(weak_type=y.weak_type) for x, y in zip(found, b, strict=True)), *aux]
@@ -139,7 +139,7 @@ def _impl(xp: Any, *operands: Any, solve: ClosedJaxpr, counts: Any, **_: Any) ->
 
 
 def _expand(params: dict[str, Any]) -> ClosedJaxpr:
-    """What is compiled: solve, of its own constants and b."""
+    """The compiled program: solve, of its own constants and b."""
     solve, counts = params["solve"], params["counts"]
     others = [params[n] for n in ("matvec", "solve", "vecmat", "transpose_solve")]
     pairs = zip(others, counts, strict=True)
@@ -254,7 +254,7 @@ def custom_root(
 
     `f` returns the structure, shapes and dtypes of its argument. `tangent_solve(g, y)` solves `g(x)
     == y` for linear g; for reverse mode it must be linear in y. With `has_aux=True`, `solve`
-    returns (root, aux), and so does this function. What `f` closes over has derivatives, the guess
+    (root, aux), and so does this function. Values that `f` closes over have derivatives, the guess
     has none. Raises `PytreeError` or `ShapeError` if a function returns another structure, shape or
     dtype.
 

@@ -104,9 +104,9 @@ def _named_while(
 
 
 def _python_loop(cond_fun: Any, body_fun: Any, init_val: Any) -> tuple[Any, Any]:
-    """The definition of a while loop, which `disable_jit` runs, and what its condition said last.
+    """Run a while loop in Python, as `disable_jit` does; return its value and its last condition.
 
-    That is a tracer without a value if the examples of a batch may disagree: the loop is staged.
+    The condition is a tracer without a value if examples may disagree: the loop is staged.
     """
     value = tree_map(_as_array, init_val)
     going = cond_fun(value)

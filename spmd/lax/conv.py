@@ -60,7 +60,7 @@ def conv_general_dilated(
     features of `rhs` in g groups that are convolved each on its own (as many groups as features: a
     depthwise convolution); `batch_group_count=g` does it with the batch of `lhs`. `precision`,
     `preferred_element_type` and the dtype rule are those of `dot_general`. **The window is not
-    flipped**: this is what machine learning calls a convolution.
+    flipped**: machine learning calls this a convolution.
 
     Raises `ShapeError` if features or groups do not fit, `DtypeError` if sums of that dtype are
     impossible, and `ArgumentError` for other padding or dimension numbers.

@@ -1,4 +1,4 @@
-"""What is written in terms of a convolution: transposed and local ones, and patches."""
+"""Operations in terms of a convolution: transposed and local ones, and patches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dims of a convolution correspond, and how far its windows reach.
+"""The corresponding dims of a convolution, and the reach of its windows.
 
 The one idea: a convolution slides a *window* (the rhs, its taps `rhs_dilation` apart) in steps of
 `window_strides` over the lhs, between whose elements `lhs_dilation - 1` zeros lie and which is

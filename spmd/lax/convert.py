@@ -131,7 +131,7 @@ convert_element_type_p = Primitive(
 def matched(*operands: Any) -> tuple[Any, ...]:
     """Operands whose weakly typed members took the dtype of the others, where that loses nothing.
 
-    A Python number beside a float16 array becomes float16; beside integers, 1.0 stays what it is
+    A Python number beside a float16 array becomes float16; beside integers, 1.0 stays a float
     and the primitive reports the difference. Strong dtypes are never changed.
     """
     avals = [typeof(x) for x in operands]
@@ -240,11 +240,11 @@ bitcast_convert_type_p = Primitive(
 
 
 def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Array:
-    """Round every element to what a float of the given numbers of bits can hold.
+    """Round every element to a float of the given numbers of bits.
 
     `exponent_bits` and `mantissa_bits` describe that float; `operand` keeps its shape and float
-    dtype. Rounding is to nearest, ties to even; what is too large becomes infinity, what is too
-    small a zero. Raises `ArgumentError` for less than one exponent bit or a negative number of
+    dtype. Rounding is to nearest, ties to even; too large numbers become infinity, too small ones
+    zero. Raises `ArgumentError` for less than one exponent bit or a negative number of
     mantissa bits, and `DtypeError` for other dtypes.
 
     >>> lax.reduce_precision(np.float32(1.2345), 8, 7)
@@ -261,7 +261,7 @@ def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Ar
 
 
 def _rounded_bits(xp: Any, x: Any, *, exponent_bits: int, mantissa_bits: int) -> Any:
-    """Round to even on the bits, then flush what the narrower exponent cannot hold."""
+    """Round to even on the bits, then flush numbers beyond the narrower exponent."""
     info = dtypes.finfo(x.dtype)
     word = np.dtype(f"u{x.dtype.itemsize}")
     bits = x.view(word)

@@ -34,7 +34,7 @@ class Precision(enum.Enum):
 
 
 class DimensionNumbers(NamedTuple):
-    """Which dims are paired: `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`, named."""
+    """The paired dims `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`, named."""
 
     contract: tuple[tuple[int, ...], tuple[int, ...]]
     batch: tuple[tuple[int, ...], tuple[int, ...]]

@@ -1,6 +1,6 @@
 """Constructors for families of primitives, so that a member costs a line or two of mathematics.
 
-What the members of a family share is written here once: dtype and shape errors, weak types, the
+The common parts of a family are written here once: dtype and shape errors, weak types, the
 batch rule, the `dims` rule, how tangents of several operands are added, how the cotangent of a
 scalar operand is summed. A member brings its name, the dtypes it accepts, its meaning over NumPy
 (`impl`) and its derivative.
@@ -48,7 +48,7 @@ DtypeSet: TypeAlias = Collection[np.dtype]
 
 NARROW_FLOATS = (dtypes.bfloat16, np.dtype(np.float16))
 
-# What primitives accept. Structural ones also move typed keys.
+# Dtypes that primitives accept. Structural ones also move typed keys.
 BITS = frozenset((*dtypes.BOOL, *dtypes.INTEGER))
 INTEGER = frozenset(dtypes.INTEGER)
 FLOAT = frozenset(dtypes.FLOATING)
@@ -221,7 +221,7 @@ def align_batch(
 ) -> tuple[list[Any], int]:
     """Operands of an elementwise primitive under vmap, brought to one shape; and the batch dim.
 
-    The batch dim stays where the first batched array has it. What was a scalar of every example
+    The batch dim stays where the first batched array has it. A scalar of every example
     (one number each) is spread over that example's array; an unbatched scalar stays one.
     """
     avals = [typeof(x) for x in operands]

@@ -97,7 +97,7 @@ def gather(
 
 
 def default_fill(dtype: np.dtype) -> Any:
-    """What a gather in mode "fill" puts where nothing was read, as a Python scalar."""
+    """The value of a gather in mode "fill" where nothing was read, as a Python scalar."""
     if dtypes.is_inexact(dtype):
         return np.nan
     if dtypes.is_bool(dtype):
@@ -251,7 +251,7 @@ def gather_like_scatter(
     unique_indices: bool,
     mode: GatherScatterMode,
 ) -> Any:
-    """Read what a scatter of updates of this aval writes over; zero where it writes nothing."""
+    """Read the elements that a scatter of updates of this aval overwrites; zero elsewhere."""
     numbers = as_gather(dimension_numbers)
     return gather(
         operand,

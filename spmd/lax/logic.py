@@ -387,7 +387,7 @@ def _select_transpose(ct: Any, which: Any, *cases: Any) -> list[Any]:
 
 
 def _takes(which: Any, k: int, count: int) -> Any:
-    """Where `which` takes case k: the first and last also serve what lies beyond them."""
+    """Whether `which` takes case k: the first and last also serve numbers beyond them."""
     if k == 0:
         return le(which, const(which, 0)) if count > 1 else ge(which, which)
     return ge(which, const(which, k)) if k == count - 1 else eq(which, const(which, k))

@@ -1,8 +1,8 @@
-"""What pooling by maximum does to tangents and cotangents: each window selects one element.
+"""Tangents and cotangents of pooling by maximum: each window selects one element.
 
 The one idea: a window selects the first (in row-major order) of its largest or smallest elements.
 Gathering tangents from there and scattering cotangents to there are linear maps, each the
-transpose of the other; which element is selected does not change near almost every operand.
+transpose of the other; the selected element does not change near almost every operand.
 """
 
 from __future__ import annotations

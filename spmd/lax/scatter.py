@@ -104,7 +104,7 @@ def _scatter_transpose(
 def _survivors(
     operand: ShapedArray, indices: Any, updates: ShapedArray, params: dict[str, Any]
 ) -> Any:
-    """Which elements of the updates are not overwritten by a later one.
+    """The mask of the updates' elements that are not overwritten by a later one.
 
     Every update writes its own number; those that find it again have survived.
     """

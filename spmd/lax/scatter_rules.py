@@ -1,4 +1,4 @@
-"""What all scatters have in common: everything but how two elements are combined.
+"""The base of all scatters: everything but the combination of two elements.
 
 The rules here are made for one primitive at a time, as the families of elementwise primitives are.
 """
@@ -175,7 +175,7 @@ def scatter_dims(
     dimension_numbers: ScatterDimensionNumbers,
     **_: Any,
 ) -> Any:
-    """The dims rule of every scatter: what walks along, or what every window spans, may be split.
+    """The dims rule of every scatter: dims that walk along, or span every window, may be split.
 
     Splitting the other dims of indices and updates would need the operand on one device only.
     """
@@ -186,7 +186,7 @@ def scatter_dims(
 
 
 def _own(labels: list[int]) -> list[int]:
-    """The labels of the result; what must stay whole has one of its own."""
+    """The labels of the result; dims that must stay whole have labels of their own."""
     return [label if label >= 0 else label - 1000 for label in labels]
 
 

@@ -91,7 +91,7 @@ def in_float64(f: Any) -> Any:
 
 
 def refused(name: str, argument: str) -> Any:
-    """A derivative that there is no closed form for, and no user who asked."""
+    """A derivative without a closed form, which no user has asked for."""
 
     def rule(t: Any, *operands: Any) -> Any:
         fail(

@@ -60,7 +60,7 @@ def _fraction(xp: Any, a: Any, x: Any) -> tuple[Any, Any]:
 
 
 def _slopes(xp: Any, a: Any, x: Any) -> tuple[Any, Any, Any, Any]:
-    """What both functions need: valid points, and there d sample / da, clamped a and x."""
+    """The base of both functions: valid points, and there d sample / da, clamped a and x."""
     a, x = xp.broadcast_arrays(a, x)
     valid = (a > 0.0) & (x > 0.0) & xp.isfinite(x) & xp.isfinite(a)
     low = valid & (x < a + 1.0)

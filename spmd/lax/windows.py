@@ -1,4 +1,4 @@
-"""What gather and scatter have in common: windows of an array, placed by index vectors.
+"""The base of gather and scatter: windows of an array, placed by index vectors.
 
 Both move windows between an *operand* and a *stack* of windows (gather's result, scatter's
 updates). A dim of the stack either runs over the index vectors (a *batch* dim) or inside a window
@@ -27,13 +27,13 @@ from spmd.lax.families import fail
 
 
 class GatherDimensionNumbers(NamedTuple):
-    """Which dims of operand, index array and result correspond in a gather.
+    """The corresponding dims of operand, index array and result in a gather.
 
     The last dim of the index array holds the index vectors.
 
     * `offset_dims`: dims of the result that run inside a window.
     * `collapsed_slice_dims`: operand dims in which windows have size 1 and no result dim.
-    * `start_index_map`: which operand dim each component of an index vector addresses.
+    * `start_index_map`: the operand dim that each component of an index vector addresses.
     * `operand_batching_dims`, `start_indices_batching_dims`: operand dims that walk along with
       dims of the index array, pair by pair.
     """
@@ -46,7 +46,7 @@ class GatherDimensionNumbers(NamedTuple):
 
 
 class ScatterDimensionNumbers(NamedTuple):
-    """Which dims of operand, index array and updates correspond in a scatter.
+    """The corresponding dims of operand, index array and updates in a scatter.
 
     The mirror image of `GatherDimensionNumbers`, field by field.
     """
@@ -74,7 +74,7 @@ def normalized(numbers: Any) -> Any:
 
 
 class GatherScatterMode(enum.Enum):
-    """What happens to a window that does not lie inside the operand.
+    """The treatment of a window that does not lie inside the operand.
 
     * `CLIP`: it is moved inside.
     * `FILL_OR_DROP`: a gathered one is filled with a constant, a scattered one is left out.
@@ -215,7 +215,7 @@ def _check_dims(
 
 
 def starts_as_int64(xp: Any, indices: Any) -> Any:
-    """Index values of any integer dtype as int64; what is too large for it stays out of bounds."""
+    """Index values of any integer dtype as int64; too large values stay out of bounds."""
     if indices.dtype == np.uint64:
         indices = xp.minimum(indices, np.uint64(np.iinfo(np.int64).max))
     return indices.astype(np.int64)
@@ -228,7 +228,7 @@ def positions(
     stack: Sequence[int],
     numbers: GatherDimensionNumbers,
 ) -> tuple[list[Any], Any]:
-    """Where in the operand each element of the stack lies, and whether its window fits.
+    """The position in the operand of each element of the stack, and whether its window fits.
 
     Returns one index array per operand dim, each broadcastable to the shape of the stack and moved
     inside the operand (`CLIP`), and the mask of the elements whose window did not need that.

@@ -53,7 +53,7 @@ def relu(x: Any) -> Array:
     return maximum(x, 0)
 
 
-# The result says as well as `x` where the slope is 1, and of both only it is kept for what follows.
+# The result tells as well as `x` where the slope is 1, so only the result is kept.
 relu.defjvps(lambda g, out, x: lax.select(out > 0, g, full_like(g, 0)))
 
 

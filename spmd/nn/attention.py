@@ -148,7 +148,7 @@ def _by_heads(name: str, x: Any, shape: tuple[int, ...], key_heads: int) -> Any:
 
 
 def _length_masks(query_lengths: Any, key_lengths: Any, shape: tuple[int, int, int]) -> list[Any]:
-    """Which queries and which keys lie within their sequences, to broadcast to (B, K, G, T, S)."""
+    """Masks of queries and keys within their sequences, to broadcast to (B, K, G, T, S)."""
     b, t, s = shape
     masks = []
     for lengths, size, at in ((query_lengths, t, 3), (key_lengths, s, 4)):

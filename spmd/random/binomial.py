@@ -211,7 +211,7 @@ def multinomial(
     n, p = (lax.convert_element_type(v, own) for v in (n, p))
     n, p = broadcast_to(n, whole[:-1]), moveaxis(broadcast_to(p, whole), -1, 0)
     rest = lax.cumsum(p, 0, reverse=True)
-    # Each category takes its share of what those before it have left over.
+    # Each category takes its share of the rest that those before it leave.
     shares = lax.div(p, select(lax.eq(rest, np.array(0, own)), np.array(1, own), rest))
 
     def step(left: Any, given: Any) -> Any:

@@ -62,7 +62,7 @@ def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -
 
 
 def _bound(name: str, value: Any, dtype: np.dtype, sampled: np.dtype) -> tuple[Any, Any]:
-    """A bound clipped to what `sampled` holds, and whether it lay above that."""
+    """A bound clipped to the range of `sampled`, and whether it lay above that."""
     if not is_arraylike(value):
         raise ArgumentError(f"randint: {name} must be an integer, got {value!r}")
     value = plain(value)

@@ -1,7 +1,7 @@
 """Keys: `key`, `split`, `fold_in`, `bits`. Every sampler begins with one key and uses it once.
 
 Functions take typed keys (dtype `key<fry>`) and, as before JAX had those, raw uint32 arrays of two
-words; what they return is of the same sort.
+words; returned keys are of the same sort.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def clone(key: Any) -> Array:
     return lax.copy(key)
 
 
-# ---- what functions do with their key argument -------------------------------------------------
+# ---- key arguments of functions ----------------------------------------------------------------
 
 
 def typed(keys: Any, name: str) -> Any:
@@ -179,7 +179,7 @@ def typed(keys: Any, name: str) -> Any:
 def single(keys: Any, name: str, uses: bool = True) -> Any:
     """One typed key; more than one is an error that advises `vmap`.
 
-    With `uses` the key is used up: a second time is what `debug_key_reuse` finds.
+    With `uses` the key is used up: `debug_key_reuse` finds a second use.
     """
     found = typed(keys, name)
     shape = typeof(found).shape
@@ -293,7 +293,7 @@ def typed_bits(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.reshape(key_bits(_blocks(key, product(shape)), dtype), shape)
 
 
-# ---- what samplers do with their other arguments -----------------------------------------------
+# ---- other arguments of samplers ---------------------------------------------------------------
 
 
 def float_dtype(dtype: Any, name: str) -> np.dtype:

@@ -139,7 +139,7 @@ def _along(
 
 
 def _weights(n: int, norm: str | None, dtype: Any) -> np.ndarray:
-    """What each output of the plain transform is multiplied by."""
+    """The factors of the outputs of the plain transform."""
     if norm == "ortho":
         weights = np.full(n, np.sqrt(1 / (2 * n)))
         weights[0] = np.sqrt(1 / (4 * n))

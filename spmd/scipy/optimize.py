@@ -31,7 +31,7 @@ _DEFAULTS = {"maxiter": None, "norm": np.inf, "gtol": 1e-5, "line_search_maxiter
 
 
 class OptimizeResults(NamedTuple):
-    """What `minimize` found: `status` is 0 if `success`, 1 after maxiter, 3 if a search failed."""
+    """Result of `minimize`: `status` is 0 if `success`, 1 after maxiter, 3 if a search failed."""
 
     x: Array
     success: Array
@@ -155,7 +155,7 @@ def _line_search(
 ) -> _Search:
     """A step that decreases enough and past which the slope is less steep.
 
-    `low` decreases enough but is too steep, `high` does not: what is wanted lies between.
+    `low` decreases enough but is too steep, `high` does not: the wanted point lies between.
     """
     slope = snp.vdot(s.g, direction)
 

@@ -70,7 +70,7 @@ def _full(in1: Any, in2: Any, precision: Any) -> Any:
 
 
 def _cut(full: Any, mode: str, first: Sequence[int], second: Sequence[int]) -> Any:
-    """What `mode` keeps of a full convolution: all, the size of `first`, or where both overlap."""
+    """`mode`'s part of a full convolution: all, the size of `first`, or where both overlap."""
     if mode == "full":
         return full
     if mode == "same":

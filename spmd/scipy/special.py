@@ -375,7 +375,7 @@ def comb(N: Any, k: Any, *, repetition: bool = False) -> Array:
     empty = snp.logical_and(lax.eq(k, zero), lax.ge(N, zero))
     if repetition:
         N = lax.sub(lax.add(N, k), one)
-    # What is outside, NaN too, is 0 with derivative 0, so the formula must not see it.
+    # Values outside, NaN too, are 0 with derivative 0, so the formula must not see them.
     inside = snp.logical_and(lax.ge(k, zero), snp.logical_and(lax.ge(N, zero), lax.le(k, N)))
     N, k = select(inside, N, zero), select(inside, k, zero)
     top, bottom = lax.lgamma(lax.add(N, one)), lax.lgamma(lax.add(lax.sub(N, k), one))

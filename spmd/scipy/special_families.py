@@ -188,7 +188,7 @@ def bessel_jn(z: Any, *, v: int, n_iter: int = 50) -> Array:
     orders = snp.arange(n_iter, -1, -1).astype(dtype)
     (_, zeroth, total), (values, scales) = lax.scan(down, start, orders)
     values, scales = values[::-1][: v + 1], scales[::-1][: v + 1]
-    # What was scaled after a value was stored it is scaled by too.
+    # A stored value is also scaled by the scales that came after it.
     later = snp.cumprod(snp.concatenate([snp.ones_like(scales[:1]), scales[:-1]]), 0)
     out = values * later / (total - zeroth)
     order = snp.reshape(snp.arange(v + 1), (v + 1, *[1] * typeof(z).ndim))

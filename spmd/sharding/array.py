@@ -1,8 +1,8 @@
 """`Array`: an immutable value of global shape, held in shards by one or several devices.
 
 A single-device array is a raw pointer with the object that owns the memory; its NumPy view is made
-when somebody asks. While a program computes it, it has no address, and its owner is `Future`;
-whoever needs the values settles it first, which waits. An array over several devices holds one
+on demand. While a program computes it, it has no address, and its owner is `Future`; a reader of
+its values settles it first, which waits. An array over several devices holds one
 single-device array per local device.
 Nothing here communicates: `repr` of an array that other processes hold shards of shows the shards
 that are here.
@@ -68,7 +68,7 @@ class Array(ArrayMethods):
 
     @property
     def sharding(self) -> Sharding:
-        """Which device holds what."""
+        """The devices of the array, and their parts of it."""
         if self._sharding is None:
             return SingleDeviceSharding(default_device())
         return self._sharding
@@ -247,7 +247,7 @@ class Array(ArrayMethods):
         owner = self.owner
         if type(owner) is Future:
             owner.work.wait()
-            if self.owner is owner:  # nobody has deleted the array meanwhile
+            if self.owner is owner:  # the array was not deleted meanwhile
                 self.ptr, self.owner = owner.address, owner.block
 
     def block_until_ready(self) -> Array:
@@ -309,7 +309,7 @@ class Array(ArrayMethods):
 
 register_array_type(Array, lambda x: x.aval)
 
-# What functions of `spmd.numpy` take as an array. Lists and tuples are none: see `numpy.asarray`.
+# Types that `spmd.numpy` takes as an array. Lists and tuples are none: see `numpy.asarray`.
 ArrayLike: TypeAlias = Array | np.ndarray | np.bool_ | np.number | bool | int | float | complex
 
 
@@ -389,7 +389,7 @@ def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) 
 
 
 def alias(x: Array) -> Array:
-    """Another array over the same memory: a copy, since nobody can write into either.
+    """Another array over the same memory: a copy, since neither can be written to.
 
     Deleting or donating one leaves the other: a program takes a donated operand's memory for a
     result only if no other array holds it. Raises a `DeletedError` if `x` is deleted.

@@ -1,4 +1,4 @@
-"""Repeated calls of mapped functions: what `compile/` needs to know to write a closure for them.
+"""Repeated calls of mapped functions: the facts for `compile/` to write a closure for them.
 
 The one idea: a call that was evaluated once the general way is described by a `MappedCall`; when
 calls of its kind come again, the hook makes a closure for them, which matches the arguments and

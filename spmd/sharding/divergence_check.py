@@ -1,10 +1,10 @@
 """Collectives that not all devices would reach, found while a program is traced.
 
 A collective inside a branch or a loop is safe as long as all devices of its group take the branch,
-and make as many rounds. What decides may vary over the axis for two reasons. Where it follows from
-`axis_index` and constants alone it is worked out for every device: a difference is an error.
-Where it depends on data that is split over the axis, and that data does differ between devices now,
-there is a warning: the values that decide may still be equal.
+and make as many rounds. The deciding value may vary over the axis for two reasons. If it follows
+from `axis_index` and constants alone it is computed for every device: a difference is an error.
+If it depends on data that is split over the axis, and that data does differ between devices now,
+there is a warning: the deciding values may still be equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Literal, all_eqns, subjaxprs
 from spmd.core.rewrite import dce
 from spmd.sharding.lockstep_interpreter import Lockstep, Values
 
-# What is worked out at trace time is small: a position and arithmetic on it.
+# Values that are computed at trace time are small: a position and arithmetic on it.
 LARGEST_VALUE = 1024
 MOST_ROUNDS = 10_000
 
@@ -39,7 +39,7 @@ _EQUALISING = ("psum", "pmax", "pmin", "all_gather")
 class Given:
     """An input of a per-device program.
 
-    `rows` is what local devices hold of it, or None where that is not known; `must_tell` says that
+    `rows` are the local devices' shards, or None where that is not known; `must_tell` says that
     the type alone is reason enough for a warning.
     """
 
@@ -59,7 +59,7 @@ class Given:
 
 @record(eq=False)
 class _Fact:
-    """What is known of a value: the axes it may vary over, the inputs that make it vary, its line.
+    """The facts about a value: the axes it may vary over, the inputs that make it vary, its line.
 
     `values()` is one value for each device; None where it follows from more than positions.
     """
@@ -161,7 +161,7 @@ class _Walk:
                 return None
             try:
                 outs = self.lockstep.apply(eqn.prim, operands, eqn.params)  # type: ignore[arg-type]
-            except Exception:  # what cannot be worked out is not known: no reason to stop a program
+            except Exception:  # then the value is unknown: no reason to stop a program
                 return None
             return outs if eqn.prim.multiple else [outs]
 
@@ -224,7 +224,7 @@ class _Walk:
         carry: list[_Fact],
         rows: Sequence[_Fact] = (),
     ) -> list[_Fact]:
-        """What holds of a loop's carry in every round; nothing is worked out for it."""
+        """The facts about a loop's carry in every round; no value is computed for it."""
         carry = [_joined([f]) for f in carry]
         while True:
             quiet = _Walk(self.what, self.lockstep, self.inputs, quiet=True)
@@ -246,7 +246,7 @@ class _Walk:
         nc, nb = len(test_consts), len(body_consts)
         _, needed = dce(test.jaxpr, [True])
         used = needed[nc:]
-        while True:  # what the condition reads, and what that is made of
+        while True:  # the operands of the condition, and theirs
             small, reads = dce(body.jaxpr, used)
             wanted = [u or r for u, r in zip(used, reads[nb:], strict=True)]
             if wanted == used:
@@ -280,7 +280,7 @@ class _Walk:
     ) -> None:
         """Raise or warn about the first collective that the value which decides may tear apart.
 
-        `choices()` is what each device does; a collective of branch k needs all its devices there.
+        `choices()` are the devices' branches; a collective of branch k needs all its devices there.
         """
         if self.quiet:
             return
@@ -356,7 +356,7 @@ def _pick(outs: list[Values] | None, k: int) -> Values | None:
 
 
 def _joined(facts: Sequence[_Fact]) -> _Fact:
-    """What holds of a value that may be any of these, or is decided by them."""
+    """The facts about a value that may be any of these, or is decided by them."""
     axes = frozenset().union(*(f.axes for f in facts))
     return _Fact(axes, frozenset().union(*(f.inputs for f in facts)), facts[-1].source)
 
@@ -368,7 +368,7 @@ def _clipped(values: Values | None, last: int) -> Values | None:
 
 
 def _values_at(facts: list[_Fact], wanted: Sequence[bool], device: int) -> list[Any] | None:
-    """The values of one device; zero for what is not wanted, None if one cannot be known."""
+    """The values of one device; zero for unwanted ones, None if one cannot be known."""
     out: list[Any] = []
     for fact, want in zip(facts, wanted, strict=True):
         values = fact.values() if want else None

@@ -36,7 +36,7 @@ class LockstepTracer(Tracer):
         self.aval = aval
 
     def concrete(self) -> Any:
-        """The value, where all local devices hold the same; an error says who differs."""
+        """The value, if all local devices hold the same; an error names those that differ."""
         first = self.values[0]
         if all(v.tobytes() == first.tobytes() for v in self.values[1:]):
             return first
@@ -76,7 +76,7 @@ class LockstepTrace(Trace):
         self.labels = [_label(devices, lockstep, k) for k in lockstep.local]
 
     def values_of(self, x: Any) -> Values:
-        """A value on each local device; what comes from outside is equal on all."""
+        """A value on each local device; values from outside are equal on all."""
         if isinstance(x, Tracer):
             if x._trace is self:
                 return x.values  # type: ignore[attr-defined]

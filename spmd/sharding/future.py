@@ -1,7 +1,7 @@
-"""What an array holds whose values are still being computed.
+"""The owner of an array whose values are still being computed.
 
-The one idea: its address is 0. What reads arrays in a hurry (generated closures, native code) takes
-an address of 0 for an array that does not fit, and goes the general way, which waits.
+The one idea: its address is 0. Fast readers of arrays (generated closures, native code) take
+an address of 0 for an array that does not fit, and use the general path, which waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Work(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when it has ended well; raise what it failed with."""
+        """Return when it has ended well; raise its error."""
         ...
 
 

@@ -1,8 +1,8 @@
-"""All devices of a mesh, one equation at a time: what a per-device program means.
+"""All devices of a mesh, one equation at a time: the meaning of a per-device program.
 
 A value is a list with one NumPy array for each local device. An ordinary equation is its `impl`,
 run for each; a collective is its `members` function, run for each group. This is the oracle of
-compiled multi-device programs, what `disable_jit` runs, and the fallback for what cannot be
+compiled multi-device programs, for `disable_jit`, and the fallback for programs that cannot be
 compiled.
 """
 
@@ -143,7 +143,7 @@ class Lockstep:
 
 
 def _origin(prim: Primitive, x: np.ndarray, params: dict[str, Any]) -> Origin:
-    """What the ranks compare about one collective that runs by itself."""
+    """The facts that ranks compare about one collective that runs by itself."""
     entry = describe(prim.name, typeof(x), params, current_source())
     return Origin(str(entry), source=entry.source, operand=entry.operand)
 

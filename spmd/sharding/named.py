@@ -191,7 +191,7 @@ class NamedSharding(Sharding):
 
 
 class PmapSharding(Sharding):
-    """One leading row a device: what `pmap` takes and returns."""
+    """One leading row a device, as `pmap` takes and returns."""
 
     __slots__ = ("devices", "sharded_dim")
 

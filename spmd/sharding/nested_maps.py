@@ -1,4 +1,4 @@
-"""A map inside a map: made one map over a mesh of both axes, before anything runs.
+"""A map inside a map becomes one map over a mesh of both axes, before anything runs.
 
 The outer body runs alike on all devices of the inner axis. Where the inner map starts, each takes
 its row of the operands; where it ends, the rows are gathered again.

@@ -115,7 +115,7 @@ def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class PmapFunction:
-    """What `pmap` returns: call it with stacked arguments."""
+    """The result of `pmap`: call it with stacked arguments."""
 
     def __init__(self, fun: Callable[..., Any], axis_name: Any, **options: Any):
         present_as(self, fun)
@@ -230,7 +230,7 @@ class _PmapCall:
         return (Mesh(np.asarray(everyone, dtype=object), names) if spread else local), local
 
     def key(self) -> Any:
-        """What the traced jaxpr depends on."""
+        """The key of the traced jaxpr."""
         try:
             static = tuple(self.static.items())
             hash(static)
@@ -443,7 +443,7 @@ class _PmapCall:
         return tree_unflatten(trees[0], outs)
 
     def _rows(self, x: Any, axis: int | None) -> list[np.ndarray]:
-        """What each local device gets; inside another map, each inner device of each outer one."""
+        """Rows of each local device; inside another map, of each inner device of each outer one."""
         outer = current_lockstep()
         wholes = [to_numpy(x)] if outer is None else outer.values_of(x)
         n = self.size

@@ -300,7 +300,7 @@ def _trace(
 
 
 def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Given:
-    """What is known of an argument when the per-device code is traced."""
+    """The facts about an argument when the per-device code is traced."""
     rows = None
     if is_evaluated() and not isinstance(x, Tracer):
         rows = _local_shards(x, NamedSharding(mesh, spec))
@@ -359,7 +359,7 @@ def _run_eagerly(
 
 
 def _local_shards(x: Any, sharding: NamedSharding) -> list[np.ndarray]:
-    """What each local device holds of an argument."""
+    """The shard of an argument on each local device."""
     if isinstance(x, Array) and x.shards is not None and x.sharding.layout == sharding.layout:
         return [np.asarray(shard) for shard in x.shards]
     value = to_numpy(x)

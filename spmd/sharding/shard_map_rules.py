@@ -46,7 +46,7 @@ def mesh_axes(mesh: Mesh, kind: str) -> Iterator[None]:
 
 
 def piece_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, kind: str) -> ShapedArray:
-    """What one device sees of a global value."""
+    """The type of a global value on one device."""
     shape = tuple(size // mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
     vma = aval.vma | frozenset(spec.all_axes()) if kind == "manual" else aval.vma
     return aval.update(shape=shape, vma=vma)

@@ -1,4 +1,4 @@
-"""What a rank says about the collective it enters, so that the others can compare.
+"""A rank's description of the collective it enters, so that the others can compare.
 
 A `Call` packs into 256 bytes that travel with (or before) the data; ranks whose bytes differ are
 in different calls, and every one of them raises the same report. Of a compiled program the bytes
@@ -67,7 +67,7 @@ class Call:
         return str(self.origin) or self.movement()
 
     def movement(self) -> str:
-        """What moves, without whose wish it is: `all_reduce(sum) of float32[4]`."""
+        """The movement, without its origin: `all_reduce(sum) of float32[4]`."""
         op = f"({self.op.value})" if self.op else ""
         detail = f" with {self.detail}" if self.detail else ""
         what = f" of {self.dtype}[{self.count}]" if self.dtype else ""

@@ -1,6 +1,6 @@
 """The front that all transports share: look at the arguments, then hand over flat arrays.
 
-`CheckedCommunicator` turns every public call into a `Call` (what the ranks compare) and one hook
+`CheckedCommunicator` turns every public call into a `Call` (which the ranks compare) and one hook
 `_kind(call, ...)` on one-dimensional arrays, so a transport holds nothing but movement of data.
 """
 
@@ -44,7 +44,7 @@ class CheckedCommunicator(abc.ABC):
         self.size = size
         self.name = name
         self._told_held: Call | None = None
-        self.log: GroupLog | None = None  # what the flight recorder shall know of the calls
+        self.log: GroupLog | None = None  # the calls' log for the flight recorder
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name}, rank {self.rank} of {self.size})"
@@ -166,7 +166,7 @@ class CheckedCommunicator(abc.ABC):
         """Say that this rank left the program and will make no more calls."""
 
     def announce_held(self, held: bool) -> None:  # noqa: B027
-        """Say that somebody looks at this rank in a debugger, or no longer: no reason to give up.
+        """Say that this rank is held in a debugger, or no longer: no reason to give up.
 
         Ranks that wait for this one say so once, and wait on.
         """
@@ -181,7 +181,7 @@ class CheckedCommunicator(abc.ABC):
         """Whether every other rank has announced its exit, where the transport can know."""
         return False
 
-    # ---- what a transport implements -----------------------------------------------------------
+    # ---- implemented by a transport ------------------------------------------------------------
 
     @abc.abstractmethod
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None: ...
@@ -220,7 +220,7 @@ class CheckedCommunicator(abc.ABC):
     def _carry(
         self, move: Callable[..., Any], call: Call, buf: np.ndarray | None, *operands: Any
     ) -> Any:
-        """Do what a call asks for, and let the flight recorder know."""
+        """Make a call, and note it in the flight recorder."""
         PROGRESS.drain()
         log = self.log
         if log is None:
@@ -266,7 +266,7 @@ class CheckedCommunicator(abc.ABC):
         ]
 
     def _place(self, groups: list[list[int]]) -> tuple[int, list[int]] | None:
-        """Which group holds this rank, and its members; None where the rank gave no colour."""
+        """The group that holds this rank, and its members; None if the rank gave no colour."""
         for index, members in enumerate(groups):
             if self.rank in members:
                 return index, members
@@ -279,7 +279,7 @@ def zero(out: np.ndarray) -> None:
 
 
 class OpenGroups:
-    """The groups of this process that have other processes in them: whom to tell how it ends."""
+    """The groups of this process that have other processes in them: they are told how it ends."""
 
     def __init__(self) -> None:
         self._groups: weakref.WeakSet[CheckedCommunicator] = weakref.WeakSet()
@@ -292,7 +292,7 @@ class OpenGroups:
         return iter(list(self._groups))
 
     def clear(self) -> None:
-        """Forget the groups: nobody meets there any more."""
+        """Forget the groups: no rank meets there any more."""
         self._groups.clear()
 
 

@@ -1,7 +1,7 @@
 """The only way to other ranks: one small interface that every transport implements.
 
 A `Communicator` is a fixed group of ranks. All its calls are *collective*: every rank of the group
-makes the same calls in the same order. What each call means, for rank `r` of `n`:
+makes the same calls in the same order. The meaning of the calls for rank `r` of `n`:
 
 | call | this rank gives | this rank gets |
 |---|---|---|

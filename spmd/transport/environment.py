@@ -1,4 +1,4 @@
-"""Which rank of how many is this process? Read from what launchers leave in the environment.
+"""This process's rank and the number of ranks, from the variables that launchers set.
 
 First match wins:
 

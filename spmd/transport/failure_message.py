@@ -1,4 +1,4 @@
-"""What a rank says about itself: one line about its failure for those that wait, and notices."""
+"""A rank's reports about itself: one line about its failure for those that wait, and notices."""
 
 from __future__ import annotations
 

@@ -46,12 +46,12 @@ in the first start; attempt=1 is the first restart."""
 
 
 class InjectedFault(Exception):
-    """What `raise` of `SPMD_INJECT` raises: a failure that was asked for."""
+    """The exception of `raise` in `SPMD_INJECT`: a failure that was asked for."""
 
 
 @record
 class Fault:
-    """One fault: what happens, to whom, and when."""
+    """One fault: its kind, its rank, and its time."""
 
     what: str
     rank: int
@@ -130,7 +130,7 @@ class Injector:
         return now
 
     def say_what_is_left(self) -> None:
-        """A fault that never struck has tested nothing; somebody should know."""
+        """Report the faults that never struck: they have tested nothing."""
         for fault in self.faults:
             when = f"op={fault.op}" if fault.op is not None else f"step={fault.step}"
             sys.stderr.write(
@@ -173,7 +173,7 @@ def again(comm: CheckedCommunicator, before: CheckedCommunicator) -> CheckedComm
 
 
 class InjectingCommunicator(CheckedCommunicator):
-    """A communicator whose public calls may go wrong on order; the rest is `inner`'s business."""
+    """A communicator whose public calls may fail on request; the rest is `inner`'s business."""
 
     def __init__(self, inner: CheckedCommunicator, injector: Injector):
         super().__init__(inner.rank, inner.size, inner.name)
@@ -185,7 +185,7 @@ class InjectingCommunicator(CheckedCommunicator):
     def _call(
         self, out: np.ndarray | None, call: Callable[[], None], other: Callable[[], None]
     ) -> None:
-        """Make a call, or what the faults of this moment make of it."""
+        """Make a call, or apply the faults of this moment to it."""
         corrupt: list[Fault] = []
         for fault in self.injector.due():
             if fault.what == "delay":
@@ -261,7 +261,7 @@ class InjectingCommunicator(CheckedCommunicator):
         one = np.zeros(1, np.int32)
         self._call(None, self.inner.barrier, lambda: self.inner.all_reduce(one))
 
-    # ---- what never goes wrong here ------------------------------------------------------------
+    # ---- calls without faults ------------------------------------------------------------------
 
     def all_gather_object(self, obj: Any, origin: Origin = NOWHERE) -> list[Any]:
         """See `CheckedCommunicator`; not counted, since spmd itself uses it too."""

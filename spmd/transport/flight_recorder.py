@@ -1,6 +1,6 @@
-"""The flight recorder: what this rank does, in memory that others can read without its help.
+"""The flight recorder: this rank's actions, in memory that others can read without its help.
 
-The one idea: a rank that hangs or was killed cannot be asked, so it writes down what it begins
+The one idea: a rank that hangs or was killed cannot be asked, so it writes each action down
 *before* it begins it, in a file that several processes map. `FLIGHT` is this process's record, on
 from the start: a page with the rank's state, a ring of the last collectives, a table of labels.
 With `SPMD_FLIGHT_DIR` the memory is the file `rank-N.flight` in that folder; without, it is
@@ -9,7 +9,7 @@ anonymous. Its address never changes, so native code may write to it too.
     | page of the rank (4096 B) | ring: 4096 records of 64 B | labels: 512 KiB of JSON lines |
 
 All words are little-endian int64. A reader that copies the memory while it is written finds at most
-the record that is being replaced torn, the oldest one: it must drop what has a number of at most
+the record that is being replaced torn, the oldest one: it must drop records numbered at most
 `word[COUNT] + 1 - RECORDS`. `launch/flight/file.py` is the reader.
 """
 
@@ -70,7 +70,7 @@ FILE_BYTES = LABELS + LABEL_TABLE_BYTES
 
 FOLDER = "SPMD_FLIGHT_DIR"
 WORLD = 0  # the group of all ranks
-# Records that are no collective: a compile, a program, what the user named.
+# Records that are no collective: a compile, a program, a part that the user named.
 NO_GROUP = -1
 
 _FIELDS = struct.Struct("<7q")
@@ -90,7 +90,7 @@ class Flight:
         self.at_end: list[Callable[[bool], None]] = []
         self.keeps_programs = False  # whether each call of a program has a record, for a timeline
         self._labels: dict[Any, int] = {}
-        # The phases that `recorded` is in, of all threads, and what was before the first of them.
+        # The phases that `recorded` is in, of all threads, and the phase before the first of them.
         self._phases: dict[object, int] = {}
         self._outside = HOST
         words = self.words
@@ -116,7 +116,7 @@ class Flight:
         )
 
     def _move_to(self, folder: str, rank: int) -> None:
-        """Put a file under the memory, with what is written there already."""
+        """Put a file under the memory, with its present contents."""
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, f"rank-{rank}.flight")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -132,7 +132,7 @@ class Flight:
         self.path = path
 
     def _map(self, flags: int, fd: int) -> None:
-        """Replace what lies behind the memory; its address stays."""
+        """Replace the pages behind the memory; its address stays."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
         size, offset = ctypes.c_size_t(FILE_BYTES), ctypes.c_long(0)
@@ -142,7 +142,7 @@ class Flight:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def forget(self) -> None:
-        """In a forked child, which is no rank: write where nobody reads."""
+        """In a forked child, which is no rank: write to memory that is never read."""
         self.path = None
         self._map(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         self.words[STEP] = -1
@@ -189,14 +189,14 @@ class Flight:
         self.words[place + ENTERED] = time.monotonic_ns()
 
     def completed(self, place: int) -> None:
-        """Note the end of what a record stands for."""
+        """Note the end of a record's action."""
         words = self.words
         words[place + COMPLETED] = words[SINCE] = time.monotonic_ns()
 
     # ---- the state of the rank -----------------------------------------------------------------
 
     def set_phase(self, phase: int) -> int:
-        """Say what the rank does now; gives what it did before."""
+        """Set the rank's phase; gives the one before."""
         words = self.words
         before = words[PHASE]
         words[PHASE] = phase

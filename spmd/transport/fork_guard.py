@@ -1,4 +1,4 @@
-"""A forked child of a rank is no rank: what it inherits of the job must not work.
+"""A forked child of a rank is no rank: its copy of the job must not work.
 
 It shares the parent's pages and its connections; a collective there would answer in the parent's
 name, and all ranks would go on with wrong numbers.

@@ -1,6 +1,6 @@
-"""Where a collective comes from: which one of which program, and whose line made it.
+"""The origin of a collective: its program, its place there, and the user's line.
 
-A transport knows buffers only. What stands above it gives each call an `Origin`, so that ranks can
+A transport knows buffers only. The code above it gives each call an `Origin`, so that ranks can
 compare more than the bytes they move, and so that every report names the user's lines.
 """
 
@@ -30,7 +30,7 @@ class Origin:
 
     @property
     def label(self) -> str:
-        """What is called, without the program around it."""
+        """The name of the call, without the program around it."""
         return self.text or self.program
 
 

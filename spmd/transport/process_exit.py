@@ -95,7 +95,7 @@ class ExitHooks:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         if is_supervised():
-            os._exit(code)  # spmdrun ends the others, and knows better who was first
+            os._exit(code)  # spmdrun ends the others, and knows better which was first
         self._end_job(code)
 
     def _on_thread_exception(self, args: threading.ExceptHookArgs) -> None:

@@ -1,11 +1,11 @@
 """Exchanges in flight: one thread makes them while programs go on computing.
 
 A program hands an exchange over (`send`) and later waits for it. One thread takes them in that
-order, so all ranks, which run the same programs, meet in the same order. Whoever makes a call of a
-communicator himself waits first until nothing is in flight: there is one order for all calls.
+order, so all ranks, which run the same programs, meet in the same order. A thread that calls a
+communicator itself waits first until nothing is in flight: there is one order for all calls.
 
-MPI has nonblocking collectives, but neither Open MPI nor MPICH moves their data unless somebody
-calls it; a thread that asks now and then does, and sleeps in between, so that it takes no core.
+MPI has nonblocking collectives, but neither Open MPI nor MPICH moves their data unless it is
+called; a thread that asks now and then does, and sleeps in between, so that it takes no core.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spmd.base.fork import after_fork_in_child
 # How long a program that failed lets exchanges come to their end before it calls them off: ranks
 # that are well get theirs.
 GRACE_SECONDS = 2.0
-# Between two looks at the network, while nobody waits: a socket keeps what comes meanwhile.
+# Between two looks at the network, while no thread waits: a socket keeps data that comes meanwhile.
 PAUSE_SECONDS = 1e-4
 
 
@@ -42,7 +42,7 @@ class Request:
         return self._ended.is_set()
 
     def end(self, error: BaseException | None) -> None:
-        """Say that it has ended, and with what error."""
+        """Say that it has ended, and its error."""
         self.error = error
         self._ended.set()
 
@@ -78,7 +78,7 @@ class ProgressThread:
         return thread is not None and thread.ident == threading.get_ident()
 
     def send(self, move: Callable[[], None]) -> Request:
-        """Let the thread call `move` when it has made what was sent before."""
+        """Let the thread call `move` when it has made the transfers before."""
         transfer = Request(move)
         with self._lock:
             if not self._worker.submit(lambda: self._make(transfer)):
@@ -87,7 +87,7 @@ class ProgressThread:
         return transfer
 
     def _make(self, transfer: Request) -> None:
-        # After an error the ranks are no longer in step: what was sent behind it is not begun.
+        # After an error the ranks are no longer in step: later transfers are not begun.
         error = self._error
         if error is None:
             try:
@@ -97,7 +97,7 @@ class ProgressThread:
         transfer.end(error)
 
     def await_(self, transfer: Request, seconds: float | None = None) -> bool:
-        """Wait for a transfer, which may take the core of who waits; False if it takes longer."""
+        """Wait for a transfer, which may take the waiter's core; False if it takes longer."""
         with self._lock:
             self._awaited += 1
         try:
@@ -120,7 +120,7 @@ class ProgressThread:
             self.await_(newest)
 
     def settle(self) -> None:
-        """After a failure: return when nobody touches the memory of the program any more."""
+        """After a failure: return when no thread touches the memory of the program any more."""
         newest = self._newest
         if newest is None or self.is_here:
             return

@@ -1,7 +1,7 @@
 """N ranks as threads of one process: the simulator of the other transports.
 
 Nothing is copied between the ranks but the result: a rank shows its arrays to the others on a
-`_Board`, everyone reads what it needs, and a second meeting keeps arrays unchanged until all have
+`_Board`, each rank reads its part, and a second meeting keeps arrays unchanged until all have
 read. Tests and debuggers use it; a program's virtual devices do not pass through here.
 """
 
@@ -24,7 +24,7 @@ from spmd.transport.reduction import combine
 
 
 class _Job:
-    """What all boards of a job share: the lock, and how the job ended if it did."""
+    """The common state of a job's boards: the lock, and how the job ended if it did."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -37,7 +37,7 @@ class _Job:
 
 
 class _Board:
-    """Where the ranks of one group meet."""
+    """The meeting place of the ranks of one group."""
 
     def __init__(self, job: _Job, size: int, name: str):
         self.job = job

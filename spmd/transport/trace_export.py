@@ -1,4 +1,4 @@
-"""Keeps what the flight recorder would overwrite: all records of this rank, for timelines.
+"""Keeps the records that the flight recorder would overwrite, all of this rank, for timelines.
 
 A thread copies finished records from the ring to `rank-N.trace` a few dozen times a second, so
 recording costs the program nothing more, and a rank that is killed loses the last moments only.
@@ -59,7 +59,7 @@ class Tracer:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._write_page(finished=False)
-        # Without a thread the file gets what the ring holds in the end, and how many are lost.
+        # Without a thread the file gets the ring's last records, and the number of lost ones.
         self._thread = start_thread(self._run, "spmd trace", daemon=True)
 
     def _remove_what_a_former_job_left(self) -> None:
@@ -76,7 +76,7 @@ class Tracer:
             pause = BUSY_PAUSE_SECONDS if self.drain() > RECORDS // 8 else PAUSE_SECONDS
 
     def drain(self) -> int:
-        """Copy what has ended since the last time; gives how many records were looked at."""
+        """Copy records that have ended since the last time; gives the number of those looked at."""
         with self._lock:
             count = FLIGHT.words[flight.COUNT]
             fresh = np.arange(max(self._next, count + 1 - RECORDS), count)
@@ -109,7 +109,7 @@ class Tracer:
         self._labels = used
 
     def finish(self) -> None:
-        """Write what is left, also what has not ended, and close the file."""
+        """Write the remaining records, also unended ones, and close the file."""
         if os.getpid() != self._process or self._stop.is_set():
             return
         self._stop.set()
@@ -176,7 +176,7 @@ def start(folder: str | Path) -> Tracer:
 
 
 def stop() -> Tracer | None:
-    """Write what is left; gives the trace that was under way."""
+    """Write the remaining records; gives the trace that was under way."""
     tracer, _current.tracer = _current.tracer, None
     if tracer is not None:
         FLIGHT.keeps_programs = False

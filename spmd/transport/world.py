@@ -106,7 +106,7 @@ def is_initialized() -> bool:
 def initialize(process_index: int | None = None, process_count: int | None = None) -> Job:
     """Join the job. Without arguments it is found in the environment, as `environment` describes.
 
-    The arguments say what the caller expects; MPI connects the ranks in any case. Calling again
+    The arguments are the caller's expectations; MPI connects the ranks in any case. Calling again
     is fine, and changes nothing.
     """
     with _current.lock:
@@ -154,7 +154,7 @@ def _join(found: Environment) -> Job:
 
 
 def go_on_as(made: Job) -> None:
-    """Replace this process's job by what is left of it."""
+    """Replace this process's job by that of the ranks left."""
     with _current.lock:
         _current.job = made
 

@@ -1,4 +1,4 @@
-"""What one thread does at one point of the space: instructions and stores as C++ statements."""
+"""The code of one thread at one point of the space: instructions and stores as C++ statements."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Body:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget on leaving what was named inside: values of a ROW pass, indices of a loop."""
+        """Forget on leaving the names made inside: values of a ROW pass, indices of a loop."""
         kept = dict(self.names), dict(self.dims)
         yield
         self.names, self.dims = kept

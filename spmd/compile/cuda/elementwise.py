@@ -43,7 +43,7 @@ def tile_dim(kernel: Kernel) -> int | None:
 def _is_transposed(kernel: Kernel, instr: Instr, dim: int) -> bool:
     if not isinstance(instr, Load) or instr.guard is not None or instr.map.gathered:
         return False
-    # What is also written must be read by the thread that writes it: no tile.
+    # An argument that is also written must be read by the thread that writes it: no tile.
     if kernel.args[instr.arg].role != "in":
         return False
     return instr.map.strides[dim] == 1 and instr.map.strides[-1] not in (0, 1)

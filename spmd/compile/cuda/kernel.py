@@ -4,7 +4,7 @@
     source = module_text(rendered.functions)       # for NVRTC
     # then launch each of rendered.functions as its `launch` says
 
-The shape of a kernel decides what its threads are: points (`elementwise.py`), teams of threads for
+The shape of a kernel decides on its threads: points (`elementwise.py`), teams of threads for
 rows (`rows.py`), blocks for tiles of a product (`matmul.py`), or, where the order of points
 counts, one thread or one for each independent lane (`serial.py`). A long reduction with few results
 becomes two launches: partial results of chunks, and one that joins them. There are no atomics, and

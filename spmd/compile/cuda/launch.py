@@ -1,12 +1,12 @@
-"""What a rendered kernel is, as data: functions in launch order and their scratch arrays."""
+"""A rendered kernel as data: functions in launch order and their scratch arrays."""
 
 from __future__ import annotations
 
 from spmd.base.record import record
 
-# What every GPU from sm_80 on gives a block without asking; more needs the launcher's opt-in.
+# Bytes that every GPU from sm_80 on gives a block without asking; more needs the launcher's opt-in.
 SHARED_WITHOUT_ASKING = 48 * 1024
-# The least of what blocks may ask for among the GPUs from sm_80 on.
+# The least limit of what blocks may ask for among the GPUs from sm_80 on.
 MOST_SHARED = 99 * 1024
 
 
@@ -32,7 +32,7 @@ class Launch:
 class Function:
     """One `__global__` function: its symbol (a hash of its text), text, and launch.
 
-    `arguments` numbers what it is given: the kernel's arguments, then the temporaries. `barriers`
+    `arguments` numbers its parameters: the kernel's arguments, then the temporaries. `barriers`
     says whether its threads meet (in `__syncthreads` or a shuffle).
     """
 

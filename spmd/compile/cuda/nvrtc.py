@@ -2,7 +2,7 @@
 
     compiled = compile_cubin(module_text(functions), "sm_90")
     compiled.cubin                     # an ELF image that a driver loads
-    compiled.usage["kernel_..."]       # registers, spills: what ptxas said
+    compiled.usage["kernel_..."]       # registers, spills: from ptxas
 
 It needs the wheel `nvidia-cuda-nvrtc` (`pip install spmd[cuda]`), no driver, no GPU and no CUDA
 headers.
@@ -31,7 +31,7 @@ class NvrtcError(Exception):
 
 @record
 class Usage:
-    """What a function takes of a multiprocessor: registers of a thread, bytes, barriers."""
+    """A function's use of a multiprocessor: registers of a thread, bytes, barriers."""
 
     registers: int
     spill_stores: int
@@ -46,7 +46,7 @@ class Usage:
 
 @record
 class Compiled:
-    """Machine code for one architecture, and what each function uses."""
+    """Machine code for one architecture, and the resources of each function."""
 
     arch: str
     cubin: bytes
@@ -88,7 +88,7 @@ def version() -> tuple[int, int]:
 
 
 def parse_usage(log: str) -> dict[str, Usage]:
-    """Read the report of `ptxas -v`: what each function uses."""
+    """Read the report of `ptxas -v`: the resources of each function."""
     found: dict[str, Usage] = {}
     name, sizes = "", (0, 0, 0)
     for line in log.splitlines():

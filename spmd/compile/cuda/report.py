@@ -1,4 +1,4 @@
-"""What kernels cost a GPU before one is there: launches, registers, spills, as a table."""
+"""The cost of kernels, known before a GPU is there: launches, registers, spills, as a table."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ THREADS = 256
 MOST_TEAM = 1024
 # Elements that a thread of a team takes before the team is made larger.
 ITEMS = 4
-# Registers (of four bytes) that a thread gives to row buffers: half of what the largest teams have.
+# Registers (of four bytes) that a thread gives to row buffers: half of those of the largest teams.
 MOST_REGISTERS = 32
 # Neighbouring rows along x where lanes run along an outer dim.
 COLUMNS = 32
@@ -229,7 +229,7 @@ class RowText:
         self.body.row_element = lambda buffer: f"row{buffer}{place}"
 
     def _settle(self, step: Pass) -> None:
-        """Write a barrier where a pass meets what other threads of the team read or wrote before.
+        """Write a barrier where a pass meets earlier reads or writes of the team's other threads.
 
         An argument may be read and written by different threads: once for the row by the first one,
         or at other elements. (Arguments that share memory are read where they are written.)

@@ -106,7 +106,7 @@ _COMPLEX = {
     "sqrt": "root",
 }
 
-# What combines two values of a reduction, scan or combining store: functors of `team.cuh`.
+# Functors of `team.cuh` that combine two values of a reduction, scan or combining store.
 FUNCTORS = {name: name.capitalize() for name in "add mul max min and or xor".split()} | {
     "argmax": "ArgMax",
     "argmin": "ArgMin",

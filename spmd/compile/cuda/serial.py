@@ -3,8 +3,8 @@
 Points whose addresses can't meet need no order among themselves. If all strides but those of some
 dims are multiples of a number that these dims' addresses stay below, two points that differ in
 these dims never write the same element: each of their indices is a thread of its own, which walks
-the others in order. (A table's rows are hit in any order, its columns are independent.) What is
-left is one thread: right, and slow.
+the others in order. (A table's rows are hit in any order, its columns are independent.) All other
+kernels run on one thread: right, and slow.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ class Text:
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Write `head {`, what is written inside, and the closing brace."""
+        """Write `head {`, the lines written inside, and the closing brace."""
         self.add(f"{head} {{" if head else "{")
         self.depth += 1
         yield

@@ -5,7 +5,7 @@ them apart leaf by leaf and hands each leaf to the program's entry point, native
 interned avals by identity. A mismatch returns `MISS`, and the call is looked up the general way,
 which is the slow twin of all this.
 
-Only what is common is matched: tuples, lists, dicts, named tuples and None, with arrays, NumPy
+Only common arguments are matched: tuples, lists, dicts, named tuples and None, with arrays, NumPy
 arrays of the exact dtype and numbers as leaves. Everything else stays on the general path.
 """
 
@@ -28,7 +28,7 @@ from spmd.sharding.array import Array
 
 # From this many leaves on a dict is read by one call, and made by one.
 WIDE = 8
-# Trees of more containers inside each other are left to the general path: what is written for them
+# Trees of more containers inside each other are left to the general path: their generated text
 # would be nested as deep, and Python's parser has a limit.
 DEEPEST = 50
 
@@ -75,8 +75,8 @@ class Matcher:
         self.leaf = 0
         self.count = 0
         self.arrays: list[str] = []  # the name of each leaf
-        # What the entry point is given, as text, and how; and the words of the frames that are so
-        # many bytes behind another.
+        # The entry point's operands, as text and as records; and words of the frames that are a
+        # number of bytes behind another.
         self.operands: list[str] = []
         self.given: list[entry_point.Operand] = []
         self.offsets: list[tuple[int, int, int]] = []

@@ -1,10 +1,10 @@
-"""Eager evaluation: what an operation outside any transformation does.
+"""Eager evaluation: operations outside any transformation.
 
 `evaluate` is the hook of `core/trace.py`. Calls of jaxprs run compiled; everything else runs the
 primitive's `impl` over NumPy, or, where the operands are large enough for it to pay, a compiled
-program of that one equation. What is rounded by our own code (float functions, float sums,
+program of that one equation. An operation that our own code rounds (float functions, float sums,
 products) runs code that serves all sizes (`eager_kernels.py`), so that a value never depends on how
-often an operation was met; under `disable_jit`, which asks for what is obviously right, `impl`.
+often an operation was met; `disable_jit` asks for the plain definition, and runs `impl`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 # first use costs to compile; measured on elementwise chains and sums.
 COMPILE_FROM_ELEMENTS = 1 << 16
 
-# Where a slice starts is a parameter: `x[k : k + n]` in a loop would compile a program for every k,
-# for what NumPy does by copying a view.
+# The start of a slice is a parameter: `x[k : k + n]` in a loop would compile a program for every k,
+# where NumPy copies a view.
 NEVER_COMPILED = frozenset({"slice", "pure_callback"})
 
 # Float functions, sums and products of the sizes below go to `eager_kernels.py`. Operations that
@@ -68,7 +68,7 @@ _loops = weakref.WeakKeyDictionary()
 
 
 class _Signature:
-    """What is known of a primitive at given avals and parameters."""
+    """The facts about a primitive at given avals and parameters."""
 
     __slots__ = ("entry_point", "executable", "expected", "is_large", "is_size_generic")
 

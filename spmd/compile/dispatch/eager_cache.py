@@ -1,4 +1,4 @@
-"""Inline cache of operations outside `jit`: what is called often becomes a native call.
+"""Inline cache of operations outside `jit`: frequent ones become native calls.
 
 The one idea: an operation outside `jit` costs little arithmetic and many look-ups: promotion,
 shapes, the primitive's rules, NumPy's own dispatch. After a few calls on operands of the same types
@@ -25,7 +25,7 @@ from spmd.compile.lazy import eager_kernels
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array
 
-# A wrapped function has the type of what it wraps.
+# A wrapper has the type of the wrapped function.
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Calls of one kind before it is compiled: a program costs as much as a few hundred of them, but a
@@ -118,7 +118,7 @@ _all: list[EagerCache] = []
 
 
 def is_determined(closed: ClosedJaxpr) -> bool:
-    """Whether each result has one possible value, whoever computes it, and is small."""
+    """Whether each result is small and has one possible value, whatever code computes it."""
     rounded = 0
     for eqn in closed.eqns:
         if any(a.size > MOST_ELEMENTS for a in (v.aval for v in eqn.outvars)):
@@ -128,7 +128,7 @@ def is_determined(closed: ClosedJaxpr) -> bool:
             return False
         name, is_float = eqn.prim.name, avals[0].dtype.kind == "f"
         if name in _ROUNDED:
-            # From floating point to integers processors differ in what does not fit.
+            # From floating point to integers processors differ for numbers that do not fit.
             if is_float and avals[-1].dtype.kind != "f":
                 return False
             if name == "div" and not is_float:
@@ -143,7 +143,7 @@ def is_determined(closed: ClosedJaxpr) -> bool:
 
 
 def is_size_generic(closed: ClosedJaxpr) -> bool:
-    """Whether evaluation, equation by equation, gives what the steps of `eager_kernels.py` give."""
+    """Whether evaluation, equation by equation, gives the results of `eager_kernels.py`."""
     for eqn in closed.eqns:
         avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         if any(a.size >= COMPILE_FROM_ELEMENTS or not a.size for a in avals):
@@ -257,8 +257,8 @@ def cached_options(f: F) -> F:
 def cached_index(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """`x[index]` of an array, where the index is a slice, None, `...`, or a tuple of such.
 
-    Each index is a kind of its own. Numbers are not: who counts through an array would make one of
-    each.
+    Each index is a kind of its own. Numbers are not: a loop over an array's elements would make
+    a kind of each.
     """
 
     def apply(x: Any, *parts: Any) -> Any:
@@ -295,7 +295,7 @@ _BOUNDS = frozenset((int, type(None)))
 
 
 def _parts_of(index: Any) -> tuple[Any, ...] | None:
-    """What an index consists of, as something that can be a key; None if that is not plain."""
+    """The parts of an index as a hashable key; None if they are not plain."""
     found: list[Any] = [tuple]
     for part in index if type(index) is tuple else (index,):
         if type(part) is slice:

@@ -1,13 +1,13 @@
-"""Programs of single operations whose code does not depend on the sizes: what eager calls run.
+"""Programs of single operations for eager calls, whose code does not depend on the sizes.
 
-The one idea: nobody waits for a compiler because an array has a new shape, and nobody sees a value
-change because a call came again. An operation whose rounding is ours (a float function, a sum, a
+The one idea: no call waits for a compiler because an array has a new shape, and no value changes
+because a call came again. An operation whose rounding is ours (a float function, a sum, a
 product) runs, from its first call on, the code that serves all sizes: a kernel of one block of
 elements (the same code that `jit` renders, so the same bits), reductions and matrix products with
 run-time sizes. Such a program takes no compiling once its code is loaded, about 0.1 ms of encoding.
 
-What has no such code runs its primitive's `impl`: complex numbers, 16-bit sums, sums over dims
-that do not lie side by side, products that must be repacked or converted, running sums.
+Operations without such code run their primitive's `impl`: complex numbers, 16-bit sums, sums over
+dims that do not lie side by side, products that must be repacked or converted, running sums.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from spmd.compile.native.runtime.allocator import SMALL_BYTES, alloc
 from spmd.compile.native.runtime.run import build_program
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 
-# Where the elements of each variable are.
+# The place of each variable's elements.
 Place = Callable[[Atom], Slot]
 
 _REDUCTIONS = {
@@ -236,7 +236,7 @@ class _Steps:
         return Slot(len(self.closed.in_avals) + len(self.closed.out_avals) + len(self.consts))
 
     def place(self, atom: Atom) -> Slot:
-        """Where a value is; a place for one that is not there yet."""
+        """The place of a value; a new one if it is not there yet."""
         if isinstance(atom, Literal):
             return self.const(atom.val, atom)
         slot = self.slots.get(atom)

@@ -2,7 +2,7 @@
 
 A `Writer` says how each leaf is matched, which word of the frames it fills, which results are made
 and where a donated block goes, as the plain records of an entry point (`Operand`, `Result`). The
-entry point does all of it in native code; what it does not know (containers of users, donation,
+entry point does all of it in native code; all other work (containers of users, donation,
 shards) is Python text around its call. If the arguments are trees of arrays and numbers, and the
 results too, nothing is left to be written: the entry point itself is the closure.
 
@@ -136,10 +136,10 @@ class Writer(Matcher):
         # The blocks that the entry point makes: their classes, and the words that get their
         # addresses.
         self.fresh_blocks: list[tuple[SizeClass, int]] = []
-        # Arrays whose addresses were compared: whether they differ, and what they are.
+        # Arrays whose addresses are compared: the names of the result and of the list of addresses.
         self.compared: dict[tuple[str, ...], tuple[str, str]] = {}
 
-    # ---- what the call of one device and that of a mesh answer differently ----
+    # ---- differences between the call of one device and that of a mesh ----
 
     @property
     def donated(self) -> Sequence[bool]:
@@ -152,7 +152,7 @@ class Writer(Matcher):
         return self.executable.takes
 
     def held_by(self, leaf: int, device: int) -> str | None:
-        """The name of the array that is what a device holds of an argument, if it is one."""
+        """The name of the array that is a device's shard of an argument, if it is one."""
         return self.arrays[leaf] if type(self.split.leaves[leaf]) is Array else None
 
     def forwarded(self, leaf: int, aval: ShapedArray, made: list[entry_point.Result]) -> list[str]:
@@ -204,7 +204,7 @@ class Writer(Matcher):
         matching = self.matched()
         self.match_distinct()
         self.names |= {"QUEUE": QUEUE, "enqueue": self.enqueue()}
-        # What has no memory is an error of the general path.
+        # An array without memory is an error of the general path.
         devices = range(self.executable.count)
         held = {self.held_by(k, d) for k in range(len(self.arrays)) for d in devices}
         gone = [f" or {name}.owner is None" for name in sorted(filter(None, held))]
@@ -269,9 +269,9 @@ class Writer(Matcher):
     # ---- results ----
 
     def results_made(self) -> tuple[list[entry_point.Result], list[list[str]]]:
-        """What the entry point makes, and the text of each result on each device.
+        """The results that the entry point makes, and the text of each result on each device.
 
-        Writes the allocation of what the entry point does not allocate itself.
+        Writes the allocation of the blocks that the entry point does not allocate itself.
         """
         executable = self.executable
         inputs, count = len(executable.in_avals), len(executable.outputs)
@@ -296,7 +296,7 @@ class Writer(Matcher):
         return made, shards
 
     def arena(self, word: int) -> int:
-        """The address of a device's arena, whose word this is; 0 if each call gets its own.
+        """The address of the arena at this word of the frames; 0 if each call gets its own.
 
         An arena stays with the closure if it is small and no two runs can meet in it.
         """
@@ -309,7 +309,7 @@ class Writer(Matcher):
         return 0
 
     def owners(self, sizes: Sequence[int], words: Sequence[int]) -> list[int]:
-        """Whose memory each output of each device is; the outputs have these words."""
+        """The owner of each output of each device; `words` are the outputs' words."""
         for alignment, most in ((SMALL_ALIGNMENT, SMALL_BYTES), (ALIGNMENT, SLAB_BYTES)):
             total, starts = packed(sizes, alignment)
             if not sizes or self.takes or total > most:
@@ -337,7 +337,7 @@ class Writer(Matcher):
         return len(self.operands) - 1
 
     def fresh_block(self, nbytes: int, word: int) -> int:
-        """Let the entry point make a block; gives the owner of what is in it."""
+        """Let the entry point make a block; gives the owner of its contents."""
         self.fresh_blocks.append((home_of(nbytes), word))
         return entry_point.of_block(len(self.fresh_blocks) - 1)
 

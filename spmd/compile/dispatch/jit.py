@@ -1,7 +1,7 @@
-"""`JitFunction`: what `jit(f)` returns.
+"""`JitFunction`, the result of `jit(f)`.
 
 The one idea: a call is looked up, not done. Its key is the structure of the arguments, the avals of
-their leaves, the static values and what surrounds the call (axis names in scope, x64). A key met
+their leaves, the static values and the context of the call (axis names in scope, x64). A key met
 for the first time is traced; evaluated for the first time, it is compiled. Under a transformation
 the traced jaxpr becomes one `jit` equation instead.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @record(frozen=False)
 class Entry:
-    """What is known for one key: the traced function and, once evaluated, its executable."""
+    """The state of one key: the traced function and, once evaluated, its executable."""
 
     closed: ClosedJaxpr
     out_tree: TreeDef
@@ -108,7 +108,7 @@ class JitFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not busy or (state.trace is EVAL and not state.axes):
-            match = self._match  # a method call of what is an attribute would be slower
+            match = self._match  # calling the attribute as a method would be slower
             out = match(args, kwargs)
             if out is not MISS:
                 return out

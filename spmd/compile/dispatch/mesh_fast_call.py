@@ -168,7 +168,7 @@ class _MapWriter(fast_call.Writer):
 
 
 def _contiguous_starts(aval: ShapedArray, sharding: NamedSharding) -> list[int]:
-    """Where each local device's shard of a C-contiguous array begins, in bytes."""
+    """The start of each local device's shard of a C-contiguous array, in bytes."""
     starts = []
     for index in sharding.addressable_devices_indices_map(aval.shape).values():
         cuts = [d for d, s in enumerate(index) if s != slice(None)]

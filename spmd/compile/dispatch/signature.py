@@ -1,4 +1,4 @@
-"""From a call's arguments to what a jitted function is specialised on.
+"""From a call's arguments to the key of a jitted function's specialisation.
 
 A call `f(*args, **kwargs)` splits into static values, which are part of the cache key, and dynamic
 pytrees, whose leaves must be arrays. `Signature` knows a function's parameters and which of them
@@ -31,7 +31,7 @@ class Split:
 
     @property
     def static_key(self) -> Any:
-        """What of a cache key the static values make: equal values of different types differ."""
+        """The static values' part of a cache key: equal values of different types differ."""
         values = [v for _, v in (*self.static_args, *self.static_kwargs)]
         return self.static_args, self.static_kwargs, tuple([type(v) for v in values])
 
@@ -68,7 +68,7 @@ class Signature:
                 "no buffer to donate"
             )
 
-    # ---- what the user named ----
+    # ---- names given by the user ----
 
     def _resolve(
         self, nums: int | Sequence[int] | None, names: str | Iterable[str] | None, kind: str
@@ -209,7 +209,7 @@ def _signature(fun: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def source_of(fun: Callable[..., Any]) -> Source:
-    """Where a function was written."""
+    """The source location of a function."""
     inner = inspect.unwrap(fun) if callable(fun) else fun
     inner = getattr(inner, "func", inner)
     code = getattr(inner, "__code__", None)

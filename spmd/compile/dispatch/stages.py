@@ -99,7 +99,7 @@ class Traced:
 
 @record
 class Lowered:
-    """A call after the compiler's passes, and what they did."""
+    """A call after the compiler's passes, and their effects."""
 
     traced: Traced
     optimised: ClosedJaxpr
@@ -156,7 +156,7 @@ class Compiled:
         return memory_analysis.memory_of(self.executable)
 
     def cost_analysis(self) -> dict[str, float]:
-        """What a call has to compute and to move at least: "flops" and "bytes accessed"."""
+        """The least that a call computes and moves: "flops" and "bytes accessed"."""
         core: Any = getattr(self.executable, "executable", self.executable)
         found = cost_model.cost_of(core.schedule.steps)
         return {"flops": float(found.flops), "bytes accessed": float(found.moved)}

@@ -1,8 +1,8 @@
-"""Calls of programs through the queue: which of them go there, and what they are given.
+"""Calls of programs through the queue: the choice of calls, and their operands.
 
 The one idea: a call that waits in the queue reads its operands later, so it keeps their memory and
 not the arrays, copies what its caller may still change (NumPy arrays), and knows the jobs whose
-results it reads, lest it run on what a failed one left.
+results it reads, lest it run on the remains of a failed one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def deleted(x: Array) -> DeletedError:
 
 
 def belongs_in_queue(program: NativeProgram, operands: Sequence[Any]) -> bool:
-    """Whether a call is better made in the queue: it is long, or needs what is computed there."""
+    """Whether a call is better made in the queue: it is long, or needs results from there."""
     if not QUEUE.is_open or not program.may_queue:
         return False
     if not QUEUE.jobs or not any(map(_is_pending, operands)):
@@ -147,5 +147,5 @@ def result_blocks(
 
 
 def memory_of(x: Array) -> Any:
-    """What an array's elements lie in."""
+    """The object that owns the memory of an array's elements."""
     return x.owner.block if type(x.owner) is Future else x.owner

@@ -1,8 +1,8 @@
 """The way from an optimised jaxpr to a native program, for programs that are not stored.
 
-What lowers, renders and plans is imported here, and executables come here through `lazy.py`: a
-process that finds all its programs on the disk never loads it. That is most of what its first call
-would take.
+The modules that lower, render and plan are imported here, and executables come here through
+`lazy.py`: a process that finds all its programs on the disk never loads them. Loading them would
+be most of its first call's time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def make_schedule(
 ) -> Schedule:
     """The steps of an optimised jaxpr; `topology` is the mesh of a per-device one.
 
-    `callees` compiles what they run, from when they are written.
+    `callees` compiles their code, from when they are written.
     """
     steps = lower(closed, topology, None if callees is None else callees.watch)
     if topology is not None and topology.overlaps:

@@ -3,7 +3,7 @@
 A call fills a frame (arena, inputs, outputs, constants) of each device with addresses and runs the
 program. One device is a mesh of one; `mesh_executable` says what differs for several. Results are
 blocks of the recycling allocator; a donated input's block becomes that of a result if the program
-has read it before that result is written and nobody else holds it.
+has read it before that result is written and no other object holds it.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _OWN_REFERENCES = 3
 class Executable:
     """Runs one program on the local devices; this class itself on one.
 
-    `closed` is as it was traced, `optimise` gives what the passes make of it. If an earlier process
-    stored the program, neither passes nor lowering run, unless somebody asks for the
-    schedule or the plan. Each device has a frame of its own (arena, inputs, outputs, constants).
+    `closed` is as it was traced, `optimise` gives the result of the passes. If an earlier process
+    stored the program, neither passes nor lowering run until the schedule or the plan is needed.
+    Each device has a frame of its own (arena, inputs, outputs, constants).
     """
 
     is_map = False
     count = 1  # devices
-    # Where each device's results are; None is where the operands of a call are.
+    # The place of each device's results; None is the place of a call's operands.
     places: Sequence[SingleDeviceSharding | None] = (None,)
     # Whether all calls donate the same arguments, `donated`.
     knows_donated = True
@@ -94,7 +94,7 @@ class Executable:
         self.prepare(closed.jaxpr.name)
 
     def prepare(self, name: str) -> None:
-        """Note what every call needs, when the native program and the constants are there."""
+        """Note the facts for every call, when the native program and the constants are there."""
         self.native.name = name
         # Of each device.
         self.const_pointers = [[pointer(c[d]) for c in self._consts] for d in range(self.count)]
@@ -111,7 +111,7 @@ class Executable:
 
     @property
     def core(self) -> Executable:
-        """What holds the schedule and the plan."""
+        """The executable that holds the schedule and the plan."""
         return self
 
     @cached_property
@@ -129,7 +129,7 @@ class Executable:
 
     @cached_property
     def plan(self) -> Plan:
-        """Where the buffers lie."""
+        """The memory plan of the buffers."""
         # Several devices are the parallel work of their program.
         threads = available_cores() if self.count == 1 else 1
         donated = self.donated if self.knows_donated else [True] * len(self.in_avals)
@@ -203,10 +203,10 @@ class Executable:
         in_queue: bool,
         may_change: Sequence[bool] | None = None,
     ) -> list[list[Array]]:
-        """Run on operands, of each what each device holds; results likewise.
+        """Run on operands, given as the shards of each device; results likewise.
 
-        In the queue it runs beside Python, after what is in the queue, and results are pending.
-        Where there is no memory for that, it runs when what is in the queue has let go of its own.
+        In the queue it runs beside Python, after the jobs before it, and results are pending.
+        Where there is no memory for that, it runs when the jobs before it have freed their own.
         `may_change` says which operands lie in memory that the caller may write to.
         """
         if in_queue:
@@ -284,7 +284,7 @@ def compile_jaxpr(
 ) -> Executable:
     """The executable of a closed jaxpr; `donated` says which inputs it may overwrite.
 
-    `optimised` is what the passes made of it, if they have run.
+    `optimised` is the result of the passes, if they have run.
     """
 
     def optimise(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -356,7 +356,7 @@ def common_home(operands: Sequence[Any]) -> SingleDeviceSharding | None:
 
 
 def _where(x: Array) -> str:
-    """What an operand is and the devices it is on."""
+    """An operand's type and its devices, as text."""
     numbers = list(x.sharding.layout[0])
     devices = {d.id: d for d in x.devices()}
     names = ", ".join(str(devices[number]) for number in numbers)

@@ -1,4 +1,4 @@
-"""How much memory a compiled program needs, from its plan."""
+"""The memory that a compiled program needs, from its plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class MemoryAnalysis:
 
     @property
     def peak_memory_in_bytes(self) -> int:
-        """What a call holds at most, its arguments included."""
+        """The most bytes that a call holds, its arguments included."""
         held = self.argument_size_in_bytes + self.output_size_in_bytes + self.temp_size_in_bytes
         return held + self.constant_size_in_bytes - self.alias_size_in_bytes
 
@@ -58,7 +58,7 @@ def memory_of(executable: Executable | MeshProgram) -> MemoryAnalysis:
 
 
 def analyse(schedule: Schedule, plan: Plan, takes: dict[int, int]) -> MemoryAnalysis:
-    """The memory of a program whose outputs `takes` the place of inputs."""
+    """The memory of a program; `takes` maps outputs to the inputs whose place they take."""
     temps = [b for b in plan.lives if b.kind == TEMP]
     own = [b for b in temps if b not in plan.aliased_into]
     forwarded = [schedule.inputs[r].nbytes for r in schedule.results if isinstance(r, int)]
@@ -79,7 +79,7 @@ def _total(buffers: Sequence[Buffer]) -> int:
 
 
 def _room(buffer: Buffer, plan: Plan) -> int:
-    """What a temporary takes: a place in each lane of the loop that keeps it."""
+    """The bytes of a temporary: a place in each lane of the loop that keeps it."""
     if plan.lane_stride(buffer):
         return plan.lanes.count * rounded(buffer.nbytes)
     return buffer.nbytes

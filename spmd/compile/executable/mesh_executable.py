@@ -1,7 +1,7 @@
 """Programs over a mesh: the per-device jaxpr of a `shard_map` as one native program in lockstep.
 
 Each local device has a frame of its own (arena, inputs, outputs, constants) over the same steps.
-Pieces of sharded arguments are used where they are; what is not sharded yet is cut.
+Pieces of sharded arguments are used where they are; other arguments are cut.
 """
 
 from __future__ import annotations
@@ -117,16 +117,16 @@ class MeshExecutable(Executable):
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]
         self.places = [SingleDeviceSharding(d) for d in self.devices]
-        # What the ranks must agree about before the first run; None when that is done, or needless.
+        # The schedule that ranks must agree on before the first run; None if done or needless.
         self.undecided: Schedule | None = None
-        self.exchanges: list[str] = []  # what became of collectives, in words
+        self.exchanges: list[str] = []  # the exchanges that collectives became, in words
         super().__init__(closed, self._run_passes)
 
     # -- compiling --
 
     @property
     def passes(self) -> Sequence[Pass]:
-        """What its jaxpr goes through."""
+        """The passes of its jaxpr."""
         if not self.topology.is_spread:
             return pipeline.PASSES
         return pipeline.PASSES_OVERLAPPED if self.topology.overlaps else pipeline.PASSES_ACROSS
@@ -204,7 +204,7 @@ class MeshExecutable(Executable):
         out_shardings: Sequence[NamedSharding] | None = None,
     ) -> list[Array]:
         """The same, decided; the results may have equal shardings that are other objects."""
-        # What is cut here is nobody's but ours.
+        # Only this call holds the shards that are cut here.
         may_change = [type(x) is not Array for x in leaves]
         shards = self._all_shards(leaves)
         self.agree()
@@ -224,7 +224,7 @@ class MeshExecutable(Executable):
         ]
 
     def _shards(self, x: Any, sharding: NamedSharding, aval: ShapedArray) -> Sequence[Any]:
-        """What each local device holds of an operand, in memory order."""
+        """The shard of an operand on each local device, in memory order."""
         if type(x) is Array and x.shards is not None and x.sharding.layout == sharding.layout:
             for shard in x.shards:
                 if shard.owner is None:

@@ -2,7 +2,7 @@
 
 A NaN on one rank must not raise on that rank alone: the others would wait for it. So the ranks say
 after each call whether they hold one; if any does, all run the program again in lockstep, each
-notes what it sees first, and all raise the same error about the earliest.
+notes the first that it sees, and all raise the same error about the earliest.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Search(Lockstep):
     def apply(self, prim: Primitive, operands: Sequence[Values], params: dict[str, Any]) -> Any:
         outs = super().apply(prim, operands, params)
         self._done += 1
-        if not self.found and prim.members is None:  # a collective brings what others made
+        if not self.found and prim.members is None:  # a collective brings results of others
             rows = list(zip(*outs, strict=True)) if prim.multiple else [(x,) for x in outs]
             for j, row in enumerate(rows):
                 bad = next(filter(None, map(what_is_wrong, row)), None)
@@ -77,7 +77,7 @@ def check_mesh_nans(
 ) -> None:
     """Raise on every rank if any device of any rank holds a NaN among its results.
 
-    `shards` are what each local device was given, operand by operand, `outs` what it made.
+    `shards` are each local device's operands, operand by operand, `outs` its results.
     """
     search = _Search(mesh)
     mine = any(what_is_wrong(x) for row in outs for x in row)
@@ -104,7 +104,7 @@ def check_mesh_nans(
 
 
 def _everyone(search: _Search, what: str, mine: Any) -> list[Any]:
-    """What all ranks say."""
+    """The values of all ranks."""
     if not search.is_spread:
         return [mine]
     return world.world().all_gather_object(mine, Origin(what))

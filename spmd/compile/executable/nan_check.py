@@ -44,7 +44,7 @@ def what_is_wrong(x: Any) -> str | None:
 def _search(
     jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]
 ) -> tuple[str, str, Source] | None:
-    """The primitive, what it made, and the line of the first equation that makes a NaN of none."""
+    """The primitive, its results, and the line of the first equation that makes a NaN of none."""
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
     for eqn in jaxpr.eqns:

@@ -2,8 +2,8 @@
 
 The common `jit(shard_map(step))` is a jaxpr of one equation. Compiled like any other it would run
 on one device, gather every argument there and cut it again; instead its call is that of the mesh's
-program, and results stay where they are. What does other work around its maps is made such a
-program (see `passes/merge_shard_maps.py`).
+program, and results stay where they are. A function with other work around its maps is turned into
+such a program (see `passes/merge_shard_maps.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def compile_program(
 ) -> Executable | MeshProgram:
     """The executable of a closed jaxpr, over a mesh if it is one shard_map.
 
-    `optimised` is what the passes made of it, if they have run.
+    `optimised` is the result of the passes, if they have run.
     """
     with collector_paused():
         if _is_one_map(closed):
@@ -47,7 +47,7 @@ def _is_one_map(closed: ClosedJaxpr) -> bool:
 
 
 def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:
-    """The equations of a jaxpr and, in the place of calls, of what they stand for."""
+    """The equations of a jaxpr and, in the place of calls, of their bodies."""
     for eqn in closed.eqns:
         inside = eqn.prim.inline or eqn.prim.expand
         if inside is None:

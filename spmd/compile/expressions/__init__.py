@@ -1,1 +1,1 @@
-"""What an elementwise group computes: scalar operations, index maps, and its kernel."""
+"""Elementwise groups as expressions: scalar operations, index maps, and the kernel."""

@@ -1,7 +1,7 @@
-"""Which equations, and groups of them, are alike: the same operations on the same types.
+"""Equivalence of equations, and of groups of them: the same operations on the same types.
 
-A deep network repeats its layers, so most of a program's groups are a rare few. What is derived
-from a group alone (how it grows, its kernel) is derived once for all that are alike.
+A deep network repeats its layers, so most of a program's groups are copies of a few. Facts that
+follow from a group alone (its growth, its kernel) are derived once for all that are alike.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _exactly(params: dict[str, Any]) -> tuple[Any, ...]:
 def pattern(
     members: Iterable[tuple[int, Eqn]], outs: Sequence[Var]
 ) -> tuple[Hashable, tuple[Var, ...]]:
-    """What groups of equations, given with their kinds, have in common if they are alike.
+    """The key that groups of equations share if they are alike; equations come with their kinds.
 
     With it come the variables that the group reads, in order of appearance.
     """
@@ -79,7 +79,7 @@ def pattern(
 
 
 def form(group: ClosedJaxpr) -> Hashable | None:
-    """What two groups have in common if and only if they are alike; None if that is not known."""
+    """The key that two groups share if and only if they are alike; None if that is not known."""
     jaxpr = group.jaxpr
     if jaxpr.constvars:
         return None

@@ -1,10 +1,10 @@
-"""Expressions: what a fused group computes at one point of its space, as a graph of nodes.
+"""Expressions: a fused group's computation at one point of its space, as a graph of nodes.
 
 `Expressions.pull(atom, index)` gives the node that computes a variable of the group's jaxpr at an
 index. Moving equations only change the index; elementwise ones become nodes; inputs become loads.
 `group_kernel` turns the nodes into the passes of a kernel.
 
-The rule of an equation is a generator: it yields what it reads, `(atom, index, guard)`, receives
+The rule of an equation is a generator: it yields its reads, `(atom, index, guard)`, receives
 the node of that, and returns its own node. `pull` keeps the rules under way on a list, so that a
 chain of equations may be as long as a group can be, whatever the interpreter's stack allows.
 """
@@ -63,7 +63,7 @@ class Node:
     """One value of a kernel.
 
     `row` says that it depends on the inner dims, `stage` after how many reductions, one behind the
-    other, it can be known, `cost` what it costs to compute it again from memory.
+    other, it can be known, `cost` the cost of computing it again from memory.
     """
 
     __slots__ = ("cost", "data", "dtype", "kind", "operands", "row", "stage")
@@ -90,7 +90,7 @@ def _own_cost(kind: str, data: Any) -> int:
 
 @record
 class LoadAt:
-    """Where a load reads: an argument, the address, and which operands belong to what.
+    """The place that a load reads: an argument, the address, and the roles of operands.
 
     The node's operands are the gathered index values, then the guard and the fill if there are any.
     """
@@ -109,7 +109,7 @@ Rule: TypeAlias = Generator[Wanted, Node, Node]
 
 
 def _of_whole_rows(guard: Node | None) -> Node | None:
-    """What a guard says of rows: a reduction takes all of its row, under any guard of elements."""
+    """A guard's part about rows: a reduction takes all of its row, under any guard of elements."""
     found: Node | None = None
     parts = [] if guard is None else [guard]
     while parts:
@@ -153,7 +153,7 @@ class Expressions:
         return found
 
     def _known(self, wanted: Wanted) -> Node | None:
-        """The node of what is an input, a literal, or made already."""
+        """The node of an input, a literal, or a value made already."""
         atom, index, guard = wanted
         if isinstance(atom, Literal):
             return self.const(atom.val, need_dtype(atom.aval.dtype))
@@ -397,7 +397,7 @@ class Place:
 
 
 def index_of_start(eqn: Eqn, index: Index) -> Index | None:
-    """Where a gather reads its indices to give its result at `index`; None if at several places."""
+    """The index at which a gather reads its start index for `index`; None if there are several."""
     numbers = eqn.params["dimension_numbers"]
     if len(numbers.start_index_map) != 1:
         return None
@@ -405,7 +405,7 @@ def index_of_start(eqn: Eqn, index: Index) -> Index | None:
 
 
 def windows_at(numbers: Any, index: Index, ndim: int) -> Place:
-    """Which index vector belongs to an element of a gather's result, and its window offset.
+    """The index vector of an element of a gather's result, and its window offset.
 
     `operand` has the offset inside the window, and the position in batching dims.
     """

@@ -2,8 +2,8 @@
 
 The nodes of the group's outputs are distributed over the kernel's passes. A node that depends on
 the inner dims is computed in ROW passes, one that does not in POINT passes, each as early as the
-reductions it needs allow. What a later pass needs again is computed again if that is cheap, and
-kept in a row buffer if it is not.
+reductions it needs allow. A value that a later pass needs again is computed again if that is cheap,
+and kept in a row buffer if it is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spmd.core.ir import ClosedJaxpr
 RECOMPUTE_COST = 4
 
 
-# What a dim of size 1 runs along.
+# The dim of a dim of size 1: it runs along none.
 NO_DIM = -1
 
 
@@ -46,7 +46,7 @@ class Space:
 
 @record
 class Layout:
-    """Where an output's elements lie in a larger array: array `array` has `size` elements."""
+    """The layout of an output in a larger array: array `array` has `size` elements."""
 
     array: int
     size: int
@@ -107,9 +107,9 @@ class NodeWriter:
     def written(
         self, node: Node, values: dict[Node, int], known: Callable[[Node], int | None]
     ) -> int:
-        """The value of a node: what it reads is written before it, the first operand first.
+        """The value of a node: its operands are written before it, the first operand first.
 
-        `values` gets what is written, `known` tells the values that there are.
+        `values` gets the written nodes, `known` tells the values that there are.
         """
         waiting = [node]
         found = None

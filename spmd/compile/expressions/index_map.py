@@ -183,5 +183,5 @@ MOVES: dict[str, Rule] = {
 
 
 def operand_index(eqn: Eqn, index: Index, space: Sequence[int]) -> Index | None:
-    """Where a moving equation reads its operand to give its result at `index`."""
+    """The index at which a moving equation reads its operand for its result at `index`."""
     return MOVES[eqn.prim.name](eqn, index, space)

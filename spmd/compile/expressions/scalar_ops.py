@@ -1,4 +1,4 @@
-"""The table of elementwise primitives: what each computes for one element, in kernel IR.
+"""The table of elementwise primitives: the computation of each for one element, in kernel IR.
 
 An entry is a function (builder, values, params, out) of the operands' kernel values that makes the
 result's value; `out` is the kernel dtype of the result. An entry serves all dtypes for which its

@@ -1,6 +1,6 @@
 """The law of kernel IR: `check_kernel` raises `KernelError` for a kernel that breaks it.
 
-Every renderer may rely on what is checked here: types agree with `ops.py`, each value is defined
+Every renderer may rely on these checks: types agree with `ops.py`, each value is defined
 once and before it is used, in a pass that may see it, affine addresses lie inside their argument,
 and plain stores never write one element twice. Addresses that contain gathered or guarded parts are
 run-time values; the interpreter checks those.
@@ -76,7 +76,7 @@ def _shown(part: object) -> str:
 
 
 class _Checker:
-    """Walks a kernel in program order, remembering what each pass may see."""
+    """Walks a kernel in program order, with the values that each pass may see."""
 
     def __init__(self, kernel: Kernel):
         self.kernel = kernel

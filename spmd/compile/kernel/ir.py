@@ -1,4 +1,4 @@
-"""Kernel IR: what one compiled loop nest computes, with no word about how a machine runs it.
+"""Kernel IR: the computation of one compiled loop nest, without its execution on a machine.
 
 A kernel is an iteration space, some flat arrays, and a list of passes. The space has *outer* dims
 (their points are independent of each other and may run in parallel) and *inner* dims, which
@@ -52,13 +52,13 @@ class Arg:
 
 @record
 class Map:
-    """Where in an argument a point of the space reads or writes, counted in elements.
+    """The place in an argument that a point of the space reads or writes, counted in elements.
 
     `offset + sum(strides[d] * index[d]) + sum(stride * value for value, stride in gathered)`.
     `strides` has one entry per dim: outer then inner dims in a ROW pass, outer dims only in a POINT
     pass. Stride 0 broadcasts, a negative one reverses, any other order of strides transposes.
-    `gathered` holds (value number, stride) pairs of integer values computed in the kernel; whoever
-    builds the kernel clamps or guards them, so that the address always lies inside the argument.
+    `gathered` holds (value number, stride) pairs of integer values computed in the kernel; the
+    kernel's builder clamps or guards them, so that the address always lies inside the argument.
     """
 
     strides: tuple[int, ...]
@@ -120,7 +120,7 @@ class Load:
 
 @record
 class LoadRow:
-    """Read what an earlier pass kept in row buffer `buffer` for this element of the row."""
+    """Read the value of an earlier pass in row buffer `buffer` for this element of the row."""
 
     out: int
     dtype: str
@@ -157,7 +157,7 @@ class Store:
     may write one element from a POINT pass only once per outer point. With them this is a scatter:
     `unique` promises that no two points write the same element; otherwise points act one after
     the other in row-major order, and `combine` (add, mul, max, min or None for plain overwriting)
-    says what to do with the old contents. `combine` needs an "inout" argument. `apart` promises
+    says how to use the old contents. `combine` needs an "inout" argument. `apart` promises
     that points of different outer indices write different elements: only rows are in order.
     """
 
@@ -247,7 +247,7 @@ class Kernel:
 
 
 def definitions(kernel: Kernel) -> dict[int, Instr | Reduce]:
-    """Return what defines each value number of `kernel`."""
+    """Return the instruction that defines each value number of `kernel`."""
     found: dict[int, Instr | Reduce] = {}
     for step in kernel.passes:
         for item in (*step.instrs, *step.reductions):

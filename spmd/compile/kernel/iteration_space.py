@@ -1,6 +1,6 @@
 """Iteration spaces: dropping, reordering and merging dims, and choosing the one for the lanes.
 
-`normalise` is what every renderer applies first. It keeps the meaning of a kernel and brings it
+Every renderer applies `normalise` first. It keeps the meaning of a kernel and brings it
 into the shape that compiles best: few dims, the widest contiguous run last, everything that can be
 parallel in `outer`. Lowerings may therefore write kernels in the dims of the user's arrays.
 """
@@ -364,7 +364,7 @@ def _cost(kernel: Kernel, dim: int | None) -> float:
         weight = 1.0 if level == ROW else 0.1
         whole = smooth and not (where.gathered and stores)
         total += weight * (1 / width if whole else STRIDED_COST * (1.2 if stores else 1.0))
-    # What happens once for a row is scalar code unless the lanes are rows.
+    # Work that is done once for a row is scalar code unless the lanes are rows.
     once, rows = 0.0, max(math.prod(kernel.inner), 1)
     for step in kernel.passes:
         for instr in step.instrs:

@@ -4,8 +4,8 @@
 
 A loop nest could say this too, but then every backend would have to find the product in it again.
 So it is a node of its own: sizes and strides of both operands, the dtype in which products are
-summed, and an ordinary elementwise kernel, the *epilogue*, whose argument 0 is C. What stores a
-plain result, adds a bias, rounds to bf16, permutes dims or applies an activation is the same
+summed, and an ordinary elementwise kernel, the *epilogue*, whose argument 0 is C. Storing a plain
+result, adding a bias, rounding to bf16, permuting dims and applying an activation are the same
 thing: an epilogue. C itself need never be in memory: a backend computes a block of it and runs the
 epilogue on that block (`block_epilogue`) while it is in a cache, or in registers.
 
@@ -95,7 +95,7 @@ class Product:
         return replace(flipped, epilogue=_transposed_epilogue(self))
 
 
-# What stands for the epilogue of a product that is still being put together.
+# The placeholder for the epilogue of a product that is still being put together.
 NO_EPILOGUE = Kernel((), (), (), ())
 
 
@@ -140,7 +140,7 @@ def store_epilogue(
 
 
 def plain_store(epilogue: Kernel) -> Map | None:
-    """Where C goes if the epilogue only stores it as it is, else None."""
+    """The address map of C if the epilogue only stores it as it is, else None."""
     step = epilogue.passes[0]
     if len(epilogue.args) != 2 or len(step.instrs) != 1 or len(step.stores) != 1:
         return None
@@ -281,7 +281,7 @@ def _strided(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> 
 
 @record
 class Result:
-    """Where the user's C lies: the sizes of (*batch, m, n), its strides along them, its dtype."""
+    """The user's C in memory: the sizes of (*batch, m, n), its strides along them, its dtype."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -364,7 +364,7 @@ class _Attachment:
         self.numbers: dict[tuple[int, Map], int] = {}
 
     def build(self, keep: bool) -> tuple[Kernel, tuple[int, ...]] | None:
-        """The rewritten kernel, and what its arguments are."""
+        """The rewritten kernel, and its arguments."""
         step = self.kernel.passes[0]
         instrs: list[Instr] = []
         for instr in step.instrs:

@@ -1,9 +1,9 @@
 """Packing: an operand of a product, rewritten once in the order in which products read it.
 
-A product packs what it needs of B for each block of rows, again in every round of a loop. Where
-several blocks or rounds use the same B, a step of its own writes it down before them: converted to
-the dtype that is computed in, in panels of columns (`Operand.panel`). Which products profit, and
-how wide panels are, is for a backend to say.
+A product packs its part of B for each block of rows, again in every iteration of a loop. Where
+several blocks or iterations use the same B, a step of its own packs it before them: converted to
+the dtype of the arithmetic, in panels of columns (`Operand.panel`). A backend decides which
+products profit, and how wide panels are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each scalar operation means, as NumPy code on carried values (see `ops.py` for the rules).
+"""Meanings of scalar operations, as NumPy code on carried values (see `ops.py` for the rules).
 
 Part of the interpreter: `scalar_op` gives a function of arrays, `identity` the start of a
 reduction.

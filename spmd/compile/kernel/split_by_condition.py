@@ -102,12 +102,12 @@ class _Condition:
     right: _Line
 
     def holds(self, index: int) -> bool:
-        """What it is at an index."""
+        """Its value at an index."""
         left = self.left.start + self.left.step * index
         return _COMPARISONS[self.op](left, self.right.start + self.right.step * index)
 
     def changes(self, size: int) -> int:
-        """The first index below `size` where it is no longer what it is at 0; 0 if there is none.
+        """The first index below `size` where its value is not that at 0; 0 if there is none.
 
         Lines cross once, so it changes once.
         """
@@ -222,7 +222,7 @@ class _Cutter:
         return self.same.get(number, number)
 
     def written(self, instr: Instr) -> list[Instr]:
-        """What an instruction becomes."""
+        """The instructions that replace an instruction."""
         truth = self.truth(instr)
         if truth is not None:
             self.known[instr.out] = truth
@@ -242,7 +242,7 @@ class _Cutter:
         return [instr]
 
     def truth(self, instr: Instr) -> bool | None:
-        """What a condition is in the whole piece, if that is known."""
+        """The value of a condition in the whole piece, if that is known."""
         if instr.out in self.known:
             return self.known[instr.out]
         if not isinstance(instr, Op) or instr.dtype != "bool":

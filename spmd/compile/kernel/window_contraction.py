@@ -3,7 +3,7 @@
     out[r, j] = sum over k of A[r, k] B[k, j]      for each member of a batch
 
 Rows and depth are each the index space of several dims with strides of their own, so A may be all
-windows of an image, which is never laid out as a matrix: this is what a convolution is, and its
+windows of an image, which is never laid out as a matrix: a convolution is one, and so are its
 gradients. As `Product` it is a node of its own: every backend has its own best loops for it. Like a
 product's, its result may be followed by an epilogue, a kernel that runs on finished rows of it.
 

@@ -32,7 +32,7 @@ def callback(lowering: Lowering, eqn: Eqn) -> None:
 
 
 def places_of(topology: Topology) -> list[Place]:
-    """Where each local device of a mesh is."""
+    """The place of each local device of a mesh."""
     along = {axis: topology.along(axis) for axis in topology.sizes}
     return [
         Place(

@@ -3,7 +3,7 @@
 Before a body is written, `aim` looks at each concatenation in it. An operand that nothing else
 reads gets a *view*: its place inside the result. A contiguous view (along the first dim that is
 longer than 1) is an ordinary place, which any step can write to. Into any other view only kernels
-can write, by the strides of their stores. What did not get a view is copied there at the end.
+can write, by the strides of their stores. Operands without a view are copied there at the end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def contiguous_place(view: View, shape: Sequence[int], itemsize: int) -> Ref | N
 # ---- aiming ------------------------------------------------------------------------------------
 
 
-# Steps that may write their result to any place, without looking at what else is in its buffer.
+# Steps that may write their result to any place, whatever else is in its buffer.
 _WRITERS = frozenset(("fused", "dot_general", "concatenate"))
 
 
@@ -78,7 +78,7 @@ def _aim_operand(
     operand: Atom,
     view: View,
 ) -> None:
-    """Follow an operand through what only renames it, to the equation that makes it."""
+    """Follow an operand through equations that only rename it, to the equation that makes it."""
     while isinstance(operand, Var) and operand in makers:
         maker, shape = makers[operand], operand.aval.shape
         if operand in lowering.targets or readers[operand] != 1 or not operand.aval.size:
@@ -149,7 +149,7 @@ def _copy_into(dtype: str, shape: Sequence[int], source: Ref, view: View, eqn: E
 def pad(lowering: Lowering, eqn: Eqn) -> None:
     """Fill the result, then write the operand's elements to their places in it.
 
-    Only padding between elements comes here; what has none is a read at an affine index and fuses.
+    Only padding between elements comes here; other padding is a read at an affine index and fuses.
     """
     operand, padding = eqn.invars
     (out,) = eqn.outvars

@@ -63,7 +63,7 @@ def conv_general_dilated(lowering: Lowering, eqn: Eqn) -> None:
 
 
 def result_of(eqn: Eqn) -> tuple[Result, str] | None:
-    """Where the result of a convolution lies and its dtype; None if it can have no epilogue."""
+    """The layout of a convolution's result and its dtype; None if it can have no epilogue."""
     avals = (*(v.aval for v in eqn.invars), eqn.outvars[0].aval)
     names = [storage_dtype(aval.dtype) for aval in avals]
     numbers, ndim = eqn.params["dimension_numbers"], avals[0].ndim
@@ -106,7 +106,7 @@ def convolve_with(follower: Follower) -> bool:
 
 
 def _overwritable(epilogue: Kernel, rest: Sequence[Ref]) -> Ref | None:
-    """The place of a result of an epilogue that may be written over what the epilogue follows."""
+    """The place of a result of an epilogue that may be written over the epilogue's operand."""
     maps = argument_maps(epilogue)
     for number, (ref, arg) in enumerate(zip(rest, epilogue.args[1:], strict=True), 1):
         like = (arg.dtype, maps[number]) == (epilogue.args[0].dtype, maps[0])
@@ -124,7 +124,7 @@ def _dtype_of_sums(lhs: str | None, out: str | None) -> str | None:
 
 @record
 class Array:
-    """Where an operand or result is: its sizes and strides in canonical order of dims."""
+    """The layout of an operand or result: its sizes and strides in canonical order of dims."""
 
     ref: Ref
     dtype: str
@@ -363,7 +363,7 @@ class _Convolution:
         return rows, dims_of(depth)
 
     def offsets(self, combination: Sequence[Phase]) -> tuple[int, int, int]:
-        """Where a phase begins in lhs, rhs and result, in elements."""
+        """The start of a phase in lhs, rhs and result, in elements."""
         a, b, c = self.lhs.strides, self.rhs.strides, self.out.strides
         taps = [p for p in combination if p.taps]
         if len(taps) < len(combination):  # reads nothing
@@ -413,7 +413,7 @@ class _Convolution:
 
     @property
     def name(self) -> str:
-        """What its step is called."""
+        """The name of its step."""
         return "conv" if self.follower is None else self.follower.name("conv")
 
     def multiply(

@@ -1,4 +1,4 @@
-"""Rules for what an elementwise group follows: the group becomes the epilogue of its step.
+"""Rules for steps that an elementwise group follows: the group becomes the epilogue of its step.
 
 The pass `fuse_epilogues` makes one `product` equation of a `dot_general` or a convolution, the
 *head*, and the group behind it. Each kind of head says in `WITH_EPILOGUE` how both become one step.
@@ -62,7 +62,7 @@ class Follower:
 
     @cached_property
     def places(self) -> list[Ref | None]:
-        """Where the operands and results of the group are, but for the head's."""
+        """The places of the group's operands and results, but for the head's."""
         found: list[Ref | None] = [
             None if v is self.result else self.lowering.ref(v) for v in self.group.invars
         ]
@@ -72,7 +72,7 @@ class Follower:
     def attach(
         self, result: Result, carried: str, keep: bool
     ) -> tuple[Kernel, tuple[Ref, ...]] | None:
-        """The epilogue of a step whose result lies so, and its arguments but the first.
+        """The epilogue of a step with this result, and its arguments but the first.
 
         With `keep` one of them is the head's result itself.
         """
@@ -89,7 +89,7 @@ class Follower:
         return epilogue, tuple(ref for ref in refs if ref is not None)
 
     def name(self, head: str) -> str:
-        """What the step is called."""
+        """The name of the step."""
         return f"{head}+{group_name(self.group.params['jaxpr'])}"
 
 
@@ -100,8 +100,8 @@ def parts_of(eqn: Eqn) -> tuple[Eqn, Eqn]:
     count = len(group.jaxpr.outvars)
     lhs, rhs, *rest = eqn.invars
     prim, given = params["head"]
-    # A result that nobody else reads is one of the group's inputs, and may be seen with another
-    # shape by it; the bytes are the same.
+    # A result without other readers is one of the group's inputs, and the group may see it with
+    # another shape; the bytes are the same.
     made = eqn.outvars[count] if len(eqn.outvars) > count else Var(params["result"])
     head = Eqn(prim, (lhs, rhs), (made,), dict(given), frozenset(), eqn.source)
     rest.insert(params["position"], made)

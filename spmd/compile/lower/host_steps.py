@@ -1,9 +1,10 @@
-"""Host steps: what runs a primitive without native code, and how it is kept on disk.
+"""Host steps: primitives that run without native code, and their form on disk.
 
-The one idea: what a host step runs is an equation that the user's program had before any pass, and
-a process that loads a stored program has traced it. So a stored program has the number of the
-equation, not its parameters: these may be anything, and are there already. What a pass made itself
-is not found, nor what knows its place (callbacks, exchanges): such programs are not stored.
+The one idea: a host step runs an equation that the user's program had before any pass, and a
+process that loads a stored program has traced it. So a stored program has the number of the
+equation, not its parameters: these may be anything, and are there already. Equations that a pass
+made are not found, nor those that know their place (callbacks, exchanges): such programs are not
+stored.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Kept: TypeAlias = tuple[int, tuple[Any, ...]]
 
 
 def keep(function: Any, closed: ClosedJaxpr) -> Kept | None:
-    """What a host step runs in built-in types, which mean something beside `closed` only."""
+    """A host step's function in built-in types, which mean something beside `closed` only."""
     if type(function) is not HostCall:
         return None
     text = eqn_text(function.prim, function.params)

@@ -81,7 +81,7 @@ def may_overwrite(body: Jaxpr, operand: int, result: int) -> bool:
 
 
 def _first_write(body: Jaxpr, maker: int) -> int:
-    """The first equation that may write to the place of what equation `maker` makes.
+    """The first equation that may write to the place of equation `maker`'s result.
 
     Parts of a concatenation are written by those that make its operands.
     """

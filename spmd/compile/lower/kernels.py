@@ -224,7 +224,7 @@ def _aim_operand(
 ) -> None:
     """Make an operand that only an update reads right where the program wants the result.
 
-    Not in loops: there a value's place may still hold what it was in the round before. Updates that
+    Not in loops: there a value's place may still hold that of the iteration before. Updates that
     are one number everywhere (the ones of a count) are made nowhere.
     """
     if eqn.prim.name in _COMBINE and _has_kernel(eqn):
@@ -241,7 +241,7 @@ def _aim_operand(
 
 
 def _has_one_reader(var: Var, makers: dict[Var, Eqn], readers: Counter[Var]) -> bool:
-    """Whether one equation reads a variable, and nothing else what it is another name of."""
+    """Whether one equation reads a variable, and nothing else reads it under another name."""
     while readers[var] == 1:
         maker = makers.get(var)
         if maker is None or maker.prim.name not in ALIASES:

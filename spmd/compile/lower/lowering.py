@@ -40,8 +40,8 @@ Aim: TypeAlias = Callable[["Lowering", Eqn, dict[Var, Eqn], Counter[Var]], None]
 # How a primitive becomes steps, by name; filled by the modules of this package.
 RULES: dict[str, Rule] = {}
 
-# What an equation, by its primitive's name, wants of the places of its operands; called before any
-# equation of the body is written, with the body's makers and how often each variable is read.
+# The wishes of an equation for the places of its operands, by its primitive's name; called before
+# any equation of the body is written, with the body's makers and how often each variable is read.
 AIMS: dict[str, Aim] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
@@ -60,7 +60,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def aims(*names: str) -> Callable[[Aim], Aim]:
-    """Declare what the equations of some primitives want of the places of their operands."""
+    """Declare the wishes of some primitives' equations for the places of their operands."""
 
     def declare(function: Aim) -> Aim:
         for name in names:
@@ -100,7 +100,7 @@ class Lowering:
 
     def __init__(self, topology: Any = None, program: str = "", watch: Watch | None = None) -> None:
         self.topology = topology
-        self.program = program  # its name, for what speaks of its steps
+        self.program = program  # its name, for texts about its steps
         self.schedule = Schedule()
         self.steps: list[Step] = []
         self._program_steps = self.steps
@@ -110,8 +110,8 @@ class Lowering:
         self.refs: dict[Var, Ref] = {}
         self.targets: dict[Var, Ref] = {}
         self.views: dict[Var, Any] = {}  # of `parts.View`: places that are not contiguous
-        self.written: set[Var] = set()  # those whose view holds their value
-        self.spread: dict[Var, Literal] = {}  # those that are one number everywhere, and nowhere
+        self.written: set[Var] = set()  # variables whose view holds their value
+        self.spread: dict[Var, Literal] = {}  # variables that are one number everywhere: no memory
         self._counts: dict[str, int] = {}
         self._loops = 0
         self._consts: dict[Any, tuple[Ref, Any]] = {}
@@ -152,13 +152,13 @@ class Lowering:
         return found[0]
 
     def ref(self, atom: Atom) -> Ref:
-        """Where a value is."""
+        """The place of a value."""
         if isinstance(atom, Literal):
             return self.const(atom.val, atom.aval)
         return self.refs[atom]
 
     def place(self, var: Var) -> Ref:
-        """Where a result is to be written: where it is wanted, or in a new temporary."""
+        """The place that a result is written to: the one that is wanted, or a new temporary."""
         found = self.targets.get(var)
         if found is None:
             found = self.temp(var.aval)
@@ -228,7 +228,7 @@ class Lowering:
         self.level -= 1
 
     def block(self, write: Callable[[], Any]) -> tuple[tuple[Step, ...], Any]:
-        """The steps that `write` writes, and what it returns."""
+        """The steps that `write` writes, and its result."""
         outside, self.steps = self.steps, []
         try:
             result = write()

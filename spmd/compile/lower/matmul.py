@@ -1,8 +1,8 @@
 """Rules for products: `dot_general` becomes a `Product`, or a loop nest where it cannot.
 
 A `dot_general` is a batch of products of matrices whose rows, columns and depth are groups of
-operand dims. Groups that one stride walks through become one dim; what does not collapse is
-repacked by a small kernel first. Transposes of operands cost nothing: they are strides. Products of
+operand dims. Groups that one stride walks through become one dim; a small kernel repacks the others
+first. Transposes of operands cost nothing: they are strides. Products of
 integers and of complex numbers are ordinary kernels that reduce over the depth.
 """
 
@@ -117,13 +117,13 @@ class View:
     result: Result
 
     def operands(self, lowering: Lowering) -> tuple[Ref, Ref]:
-        """Where A and B are, after writing the steps that repack them."""
+        """The places of A and B, after writing the steps that repack them."""
         left, right = (side.place(lowering) for side in self.sides)
         return left, right
 
 
 def result_of(eqn: Eqn) -> tuple[Result, str] | None:
-    """Where the result of a product lies and in which dtype it is summed; None if it is none."""
+    """The layout of a product's result and the dtype of its sums; None if it is no product."""
     view = view_product(eqn)
     return None if view is None else (view.result, view.product.carried)
 
@@ -189,7 +189,7 @@ class _Side:
     layout: _Strides
 
     def place(self, lowering: Lowering) -> Ref:
-        """Where the operand is, after writing the step that repacks it."""
+        """The place of the operand, after writing the step that repacks it."""
         aval, order, shape = self.atom.aval, self.layout.order, self.layout.shape
         if order is None:
             return lowering.ref(self.atom)

@@ -1,4 +1,4 @@
-"""Where the devices of a program over a mesh are, and constants that differ between them."""
+"""The positions of a program's devices in its mesh, and constants that differ between them."""
 
 from __future__ import annotations
 

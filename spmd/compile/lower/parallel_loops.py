@@ -1,7 +1,7 @@
-"""Loops without a carry: their rounds do not depend on each other and may run at the same time.
+"""Loops without a carry: their iterations do not depend on each other and may run at the same time.
 
-A round writes its rows of the stacked results and nothing else that another round sees. What it
-computes on the way, it keeps in temporaries that the loop owns: each thread gets its own.
+An iteration writes its rows of the stacked results and nothing else that another one sees. Its
+intermediate values lie in temporaries that the loop owns: each thread gets its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parallel(length: int, body: tuple[Step, ...], before: int, number: int) -> S
 
 
 def _own(steps: Sequence[Step], before: int, number: int) -> None:
-    """Give the loop what its body made and no loop inside of it owns."""
+    """Give the loop the temporaries of its body that no loop inside of it owns."""
     for ref, _ in accesses_inside(steps):
         buffer = ref.buffer
         if buffer.kind == TEMP and buffer.number >= before and buffer.owner is None:

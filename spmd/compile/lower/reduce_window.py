@@ -1,4 +1,4 @@
-"""Rules for windowed reductions and for what pooling by maximum does to tangents and cotangents.
+"""Rules for windowed reductions and for the derivatives of pooling by maximum.
 
 All are kernels over the windows. A few taps are written out, one load each; many are a sum (or
 maximum) in the kernel. As for convolutions, a dilated operand is not spread out: windows that begin
@@ -301,7 +301,7 @@ def need(aval: ShapedArray) -> str:
 
 @rule("select_and_scatter_add")
 def select_and_scatter_add(lowering: Lowering, eqn: Eqn) -> None:
-    """Which tap each window selects; then for each element the windows that selected it."""
+    """Find the tap that each window selects; then for each element the windows that selected it."""
     if not _selectable(eqn):
         host(lowering, eqn)
         return

@@ -4,8 +4,8 @@ Numbers of 32 or 64 bits that nothing follows are sorted as they are.
 
 A key of at most 32 bits is turned into an unsigned number with the same order, put above the
 position in its row, and sorted by one native step for all dtypes. Wider keys, and several keys,
-are sorted part by part, the least important first, since the step is stable. What remains below
-the keys says from where each operand is gathered.
+are sorted part by part, the least important first, since the step is stable. The bits below the
+keys say from where each operand is gathered.
 """
 
 from __future__ import annotations

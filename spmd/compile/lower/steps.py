@@ -218,7 +218,7 @@ def accesses(step: Step) -> Iterator[tuple[Ref, bool]]:
 
 
 def _roles(step: Compiled) -> list[str]:
-    """Whether compiled code reads what is at each ref, or writes it, or both."""
+    """Whether compiled code reads the memory at each ref, or writes it, or both."""
     match step:
         case Launch(kernel=kernel):
             return [arg.role for arg in kernel.args]
@@ -246,7 +246,7 @@ def accesses_inside(steps: Sequence[Step]) -> Iterator[tuple[Ref, bool]]:
 
 @record(frozen=False)
 class Schedule:
-    """The steps of a program, its buffers, and what its results are.
+    """The steps of a program, its buffers, and its results.
 
     `results[k]` is the output buffer of result k, or the number of the input that it equals.
     """

@@ -1,1 +1,1 @@
-"""What executes programs on the host, whatever computes their kernels."""
+"""Execution of programs on the host, whatever computes their kernels."""

@@ -21,7 +21,7 @@ from spmd.lax.arithmetic import mul_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import DimensionNumbers
 
-# What rules about pairs of equations ask for.
+# The producers that rules about pairs of equations look for.
 PRODUCERS = frozenset(
     (
         "neg",

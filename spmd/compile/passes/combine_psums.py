@@ -73,7 +73,7 @@ def _combined(closed: ClosedJaxpr, step: Pass, most: int | None) -> ClosedJaxpr:
                 bucket.append(eqn)
                 waiting.update(eqn.outvars)
                 if most is not None and sum(e.invars[0].aval.nbytes for e in bucket) >= most:
-                    # Those who read it stay behind: they would come before what fills the next.
+                    # Its readers stay behind: else they precede the psums of the next one.
                     done.extend(_joined(buckets.pop(_key(eqn))))
             else:
                 done.append(eqn)
@@ -87,9 +87,9 @@ def _combined(closed: ClosedJaxpr, step: Pass, most: int | None) -> ClosedJaxpr:
 
 
 def _as_ready(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The same equations, psums right behind what makes their operands.
+    """The same equations, psums right behind the makers of their operands.
 
-    They don't pass effects, other collectives, or what has such inside: those keep their places.
+    They don't pass effects, other collectives, or calls of such: those keep their places.
     """
     made: dict[Any, int] = {}  # by variable: the number of the equation that makes it
     fence = -1
@@ -127,7 +127,7 @@ def _key(eqn: Eqn) -> Any:
 def _joined(bucket: list[Eqn]) -> list[Eqn]:
     """The equations of a bucket as flatten, concatenate, one psum, and a slice for each.
 
-    Slices cost nothing: those who read one read a part of the vector.
+    Slices cost nothing: the readers of one read a part of the vector.
     """
     if len(bucket) == 1:
         return bucket

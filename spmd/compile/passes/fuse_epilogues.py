@@ -26,7 +26,7 @@ from spmd.compile.passes.rewriter import (
 from spmd.core.call import impl_jaxpr
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal, Var
 
-# What can have an epilogue, and what says where its result lies.
+# Primitives that can have an epilogue, and the function for the layout of their result.
 HEADS = {"dot_general": product.result_of, "conv_general_dilated": convolution.result_of}
 
 # ---- the equation ------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class _Attacher:
     def __init__(self, closed: ClosedJaxpr):
         self.closed = closed
         self.eqns = closed.eqns
-        # What is the same bytes as the result of a product, and which equation made that.
+        # Variables of the same bytes as the result of a product, and the equation that made it.
         self.product_of: dict[Var, int] = {}
         self.renames: dict[int, list[int]] = {}
         self.readers: dict[int, list[int]] = {}
@@ -82,7 +82,7 @@ class _Attacher:
         }
 
     def note(self, k: int, eqn: Eqn) -> None:
-        """Note what an equation makes and reads of products."""
+        """Note the products that an equation makes and reads."""
         if eqn.prim.name in HEADS:
             self.product_of[eqn.outvars[0]] = k
             self.renames[k], self.readers[k] = [], []
@@ -122,7 +122,7 @@ class _Attacher:
         return finish(writer, self.closed)
 
     def fits(self, k: int, group: int) -> int | None:
-        """Which input of a group is the product, if the group can be its epilogue."""
+        """The input of a group that is the product, if the group can be its epilogue."""
         eqn = self.eqns[group]
         if eqn.prim.name != "fused" or eqn.params["space"].inner:
             return None

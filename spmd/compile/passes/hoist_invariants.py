@@ -1,12 +1,12 @@
-"""Invariant: move out of loops what every round would compute again.
+"""Invariant: move work out of loops that every iteration would repeat.
 
 An equation of a loop's body is invariant if it reads only the loop's constants, carried values that
 the body hands on unchanged, and other invariant equations. Moving it out is not free: its result
-must be kept in memory and read in every round. So what moves is what costs real work (a product, a
-reduction, an exp), with everything behind it; what only moves or scales elements stays, fused into
-the kernels that read it, and so does what would read more memory outside than it does inside.
+must be kept in memory and read in every iteration. So equations with real work move (a product, a
+reduction, an exp), with everything behind them; those that only move or scale elements stay, fused
+into the kernels that read them, and so do those that would read more memory outside than inside.
 
-Inner loops go first: what leaves them may then leave the outer ones too.
+Inner loops go first: equations that leave them may then leave the outer ones too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, st
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.rewrite import dependents
 
-# Cheap to do again beside other work, and often larger than what they read.
+# Cheap to do again beside other work, and often larger than their operands.
 CHEAP = frozenset(MOVES) | {"iota", "pad", "concatenate"}
 # `optimization_barrier` says that its operands are to be computed here, not before.
 FIXED = frozenset(("optimization_barrier",))
@@ -33,7 +33,7 @@ Changed: TypeAlias = tuple[list[Atom], dict[str, Any]]
 
 
 def hoist_invariants(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """An equal jaxpr whose loops do the same work in every round only once, before them."""
+    """An equal jaxpr whose loops do their invariant work only once, before them."""
     nested = closed.jaxpr.nested
     if not nested:
         return closed
@@ -108,9 +108,9 @@ class _Body:
         return not is_cheap or var.aval.nbytes <= reads
 
     def move(self, writer: JaxprBuilder, given: dict[Var, Atom]) -> tuple[ClosedJaxpr, list[Atom]]:
-        """Write what leaves with the loop's operands `given`; the rest, and its new operands.
+        """Write the hoisted part with the loop's operands `given`; the rest, and its new operands.
 
-        The rest has inputs for the results of what left, in front of its others.
+        The rest has inputs for the hoisted results, in front of its others.
         """
         gone = _behind(self.results, self.makers)
         for var, value in zip(self.jaxpr.constvars, self.closed.consts, strict=True):
@@ -157,7 +157,7 @@ def _needed(jaxpr: Jaxpr, given: set[Var]) -> set[Var]:
 def _forward_stacks(writer: JaxprBuilder, eqn: Eqn) -> None:
     """Let stacked results stand for the stack that each round hands on, or for an equal one.
 
-    Linearization leaves such: what the backward loop reads of an input, the forward one stacks.
+    Linearization leaves such: the forward loop stacks parts of an input for the backward one.
     """
     p = eqn.params
     body, first = p["jaxpr"].jaxpr, p["num_consts"] + p["num_carry"]

@@ -4,9 +4,9 @@ A recurrent network multiplies each step's input with the same weights: `x @ w` 
 of them are one product of the stacked inputs, in which threads and register tiles find more to
 share. Its gradient adds one product a round to the gradient of the weights: `g += x.T @ y`. All of
 them are one product that sums over the rounds too, and the sum that went round is gone. Sums of
-what such a product multiplies (the gradient of a bias) go with it.
+the operands of such a product (the gradient of a bias) go with it.
 
-Both keep stacks of what was a round's own, so they are for rounds of few rows, which read all
+Both keep stacks of an iteration's own values, so they are for rounds of few rows, which read all
 weights, or change all sums, to multiply little with each, and for stacks that are small. (With 32
 rows a round no gain was measured, and a third more memory was needed.)
 """
@@ -38,7 +38,7 @@ MOST_WRITTEN = 2
 
 
 def hoist_matmuls(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """An equal jaxpr whose scans leave to single products what these can do for all rounds."""
+    """An equal jaxpr in which single products after a scan replace products in each iteration."""
     nested = closed.jaxpr.nested
     if not nested:
         return closed
@@ -63,7 +63,7 @@ class _Sum:
 
     @property
     def factors(self) -> list[Var]:
-        """What is multiplied, or summed."""
+        """The operands of the product or of the sum."""
         return [v for v in self.term.invars if isinstance(v, Var)]
 
     def params(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class _Scan:
         self.fixed = dict(zip(self.consts, self.operands, strict=False))
         for var, value in zip(body.constvars, self.closed.consts, strict=True):
             self.fixed[var] = writer.const(value, var.aval)
-        # Permutations of what is fixed, which are written before the loop when they are wanted.
+        # Permutations of fixed values, which are written before the loop when they are wanted.
         self.turned: dict[Var, Eqn] = {}
         for eqn in body.eqns:
             if eqn.prim is permute_dims_p and self._is_fixed(eqn.invars[0]):
@@ -144,7 +144,7 @@ class _Scan:
     # ---- before the loop ----
 
     def _is_before(self, eqn: Eqn) -> bool:
-        """Whether an equation multiplies the round's part of a stack with what never changes."""
+        """Whether an equation multiplies the iteration's part of a stack with a fixed value."""
         if not _is_product(eqn):
             return False
         sides = [v in self.stacks for v in eqn.invars], [self._is_fixed(v) for v in eqn.invars]
@@ -158,7 +158,7 @@ class _Scan:
         return few and self.length * eqn.outvars[0].aval.nbytes <= MOST_STACKED
 
     def _moved_before(self, eqn: Eqn) -> tuple[Var, Var, list[Eqn]]:
-        """The stack of an equation's results, what a round reads of it, and makes of that."""
+        """The stack of an equation's results, an iteration's part of it, and its product."""
         numbers: DimensionNumbers = eqn.params["dimension_numbers"]
         at = 0 if eqn.invars[0] in self.stacks else 1
         x, w = eqn.invars[at], eqn.invars[1 - at]
@@ -192,7 +192,7 @@ class _Scan:
         return [*products, *also]
 
     def _sum(self, position: int) -> _Sum | None:
-        """What a carried value sums, if it does nothing else."""
+        """The sum in a carried value, if the value has no other use."""
         carried, out = self.carry[position], self.closed.jaxpr.outvars[position]
         if not isinstance(out, Var):
             return None
@@ -225,7 +225,7 @@ class _Scan:
         return written <= MOST_WRITTEN * of.add.outvars[0].aval.size and nbytes <= MOST_STACKED
 
     def _stacked(self, sums: Sequence[_Sum]) -> list[Var]:
-        """What a round has to write to stacks of its own, for the products after the loop."""
+        """The values that an iteration stacks additionally, for the products after the loop."""
         known = set(self.stacks) | set(self.closed.jaxpr.outvars[len(self.carry) :])
         return list(dict.fromkeys(v for s in sums for v in s.factors if v not in known))
 

@@ -1,8 +1,8 @@
 """Inline: replace calls by the equations they stand for, so that nothing below sees a call.
 
 Calls are the primitives with an `inline` slot: `jit`, and the custom derivative calls, whose rules
-have done their work when a program is compiled. What has an `expand` slot is compiled as the jaxpr
-that it holds.
+have done their work when a program is compiled. A primitive with an `expand` slot is compiled as
+the jaxpr that it holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def inline_calls(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def write_body(writer: JaxprBuilder, body: ClosedJaxpr, operands: Sequence[Atom]) -> Sequence[Atom]:
-    """Write what a call stands for, under new names: the same body may be called again.
+    """Write the body of a call, under new names: the same body may be called again.
 
     `operands` are atoms of the new jaxpr, as are the results that it gives.
     """

@@ -1,13 +1,13 @@
 """Programs that call maps over a mesh, and do work around them, as one map.
 
 A `jit` of a training step is often a `shard_map` that makes gradients and, around it, an update of
-all weights. As a program of one device it would have to gather what the map gives, and over
+all weights. As a program of one device it would have to gather the map's results, and over
 processes it could not. So the work around becomes part of the map: every device does it on whole
-values, which all of them have. What a map gives in shards and the rest wants whole is gathered; a
-shard of a whole value is cut out by each device for itself.
+values, which all of them have. Shards that a map gives are gathered if the rest wants them whole;
+each device cuts a shard of a whole value out for itself.
 
-The one idea: a value of the program has *forms*, whole or cut by some spec, and whoever reads it
-asks for one.
+The one idea: a value of the program has *forms*, whole or cut by some spec, and each reader asks
+for one.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def merge_shard_maps(closed: ClosedJaxpr) -> ClosedJaxpr | None:
     return ClosedJaxpr(jaxpr.replace(eqns=(eqn,), outvars=outs), flat.consts)
 
 
-# ---- what is there -----------------------------------------------------------------------------
+# ---- the present program -----------------------------------------------------------------------
 
 
 def _is_map(eqn: Eqn) -> bool:
@@ -245,7 +245,7 @@ class _Body:
         return forms[spec]
 
     def moved(self, move: Any, spec: PartitionSpec, atom: Atom) -> Atom:
-        """What a function of a value, a spec and a mesh gives."""
+        """The result of a function of a value, a spec and a mesh."""
         with mesh_axes(self.mesh, "manual"):
             made = close(lambda x: [move(x, spec, self.mesh)], [atom.aval], move.__name__)
         (found,) = write_body(self.writer, made, [atom])

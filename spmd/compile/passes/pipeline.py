@@ -28,14 +28,14 @@ from spmd.core.check import check_jaxpr
 from spmd.core.ir import ClosedJaxpr
 
 # Partitioning over a mesh has its place between `simplify` and `fuse`: it needs to see single
-# operations, and what it adds should be fused.
+# operations, and its additions should be fused.
 PASSES: tuple[Pass, ...] = (
     inline_calls,  # nothing below needs to look inside a call
     hoist_invariants,  # loop-invariant code motion
     hoist_matmuls,  # the products of all iterations of a loop as one product outside
     simplify,  # constants, identities, equal equations, dead code
     tile_matmul_chains,  # chains of two products by blocks of rows that stay in the caches
-    shrink_psums,  # sums over what a device has, before those over devices
+    shrink_psums,  # sums over a device's elements, before those over devices
     fuse,  # chains of elementwise work and reductions become one kernel
     rematerialize,  # cheap values are computed again instead of stored
     fuse_epilogues,  # elementwise work after a product runs on the product's tiles
@@ -57,7 +57,7 @@ PASSES_ACROSS: tuple[Pass, ...] = (
     schedule_updates,
 )
 
-# The same where exchanges run while the program computes: what waits for them stays at the end.
+# The same where exchanges run while the program computes: their readers stay at the end.
 PASSES_OVERLAPPED: tuple[Pass, ...] = tuple(
     bucket_psums if step is combine_psums else step
     for step in PASSES_ACROSS

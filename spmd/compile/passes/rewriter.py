@@ -1,8 +1,8 @@
-"""What passes share: a jaxpr under construction, and a walk into nested jaxprs.
+"""The base of passes: a jaxpr under construction, and a walk into nested jaxprs.
 
 A pass reads the old equations in order and writes new ones; old variables that changed stand for
-new atoms through an environment, all others for themselves. `JaxprBuilder` holds both. What a pass
-leaves as it is costs it next to nothing: the new jaxpr has the very equation that the old one had.
+new atoms through an environment, all others for themselves. `JaxprBuilder` holds both. An unchanged
+equation costs a pass next to nothing: the new jaxpr has the very object that the old one had.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spmd.core.primitive import Primitive, Refused
 
 Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 
-# What stands for one kernel or product.
+# Primitives that stand for one kernel or product.
 _FINISHED = frozenset(("fused", "product"))
 
 
@@ -40,7 +40,7 @@ def internal_primitive(
 
 
 class JaxprBuilder:
-    """Collects the equations and constants of a new jaxpr, and what old variables became."""
+    """Collects the equations and constants of a new jaxpr, and the atoms for old variables."""
 
     def __init__(self) -> None:
         self.eqns: list[Eqn] = []
@@ -48,7 +48,7 @@ class JaxprBuilder:
         self._atoms: dict[Var, Atom] = {}
 
     def read(self, atom: Atom) -> Atom:
-        """What an atom of the old jaxpr is in the new one."""
+        """The new jaxpr's atom for an atom of the old one."""
         return self._atoms.get(atom, atom)  # type: ignore[arg-type]
 
     def define(self, old: Var, new: Atom) -> None:
@@ -73,7 +73,7 @@ class JaxprBuilder:
         self.eqns.append(eqn)
 
     def read_all(self, atoms: tuple[Atom, ...]) -> tuple[Atom, ...]:
-        """What atoms of the old jaxpr are in the new one; the same tuple if nothing changed."""
+        """The new jaxpr's atoms for atoms of the old one; the same tuple if nothing changed."""
         found = self._atoms
         if not found:
             return atoms
@@ -85,7 +85,7 @@ class JaxprBuilder:
     def copy(self, eqn: Eqn, params: dict[str, Any] | None = None) -> None:
         """Write an old equation with its operands replaced and its results renamed.
 
-        What is written twice, as a body that is called twice is, has to have new names.
+        An equation that is written twice, as in a body that is called twice, has to have new names.
         """
         outs = tuple([Var(v.aval) for v in eqn.outvars])
         ins = self.read_all(eqn.invars)
@@ -140,7 +140,7 @@ def finish(writer: JaxprBuilder, closed: ClosedJaxpr) -> ClosedJaxpr:
 def with_bodies(closed: ClosedJaxpr) -> frozenset[Eqn]:
     """The equations whose jaxprs are run step by step, so that a pass goes through these, too.
 
-    A group or a product has one as well, which says what it computes and is finished.
+    A group or a product has one as well, which gives its meaning and is finished.
     """
     nested = closed.jaxpr.nested
     return frozenset([e for e in nested if e.prim.name not in _FINISHED]) if nested else nested

@@ -1,7 +1,7 @@
-"""Early: what only makes results runs as soon as it can, so that what it reads can go.
+"""Early: equations that only make results run as soon as possible, to free their operands.
 
 A training step's update stands at its end, and takes the product that makes its gradient along
-(`fuse_epilogues.py`). Until then what that product reads would wait: a layer's input, kept since
+(`fuse_epilogues.py`). Until then the product's operands would wait: a layer's input, kept since
 the forward pass, and the cotangent of its result. Right behind the equation that made the last of
 its operands these are in the caches, and free their memory afterwards.
 
@@ -18,7 +18,7 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn
 # An update that frees less may stay where it is, beside others that run at the same time.
 LEAST_FREED = 1 << 14
 # The memory of a result that is not written yet is shared with other values
-# (`schedule/memory_plan.py`): it is given up for what frees so many times as much.
+# (`schedule/memory_plan.py`): it is given up for an update that frees so many times as much.
 TIMES_WRITTEN = 2
 _MAKERS = frozenset(("fused", "product", "dot_general"))
 
@@ -38,7 +38,7 @@ def schedule_updates(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class _Mover:
-    """Knows who makes and reads the values of one jaxpr."""
+    """The makers and readers of the values of one jaxpr."""
 
     def __init__(self, closed: ClosedJaxpr):
         self.eqns = closed.eqns

@@ -1,4 +1,4 @@
-"""Shrink: sum over what a device has before summing over devices.
+"""Shrink: sum over a device's elements before summing over devices.
 
 The gradient of a bias that all examples share is a psum of every example's, and then their sum:
 that is how the transposes of a cast and of a broadcast follow each other. Both sums are linear, and
@@ -26,7 +26,7 @@ def shrink_psums(closed: ClosedJaxpr) -> ClosedJaxpr:
         if eqn.prim.name == "reduce_sum":
             summed.update(eqn.invars)
     done: list[Eqn] = []
-    waiting: dict[Any, Eqn] = {}  # psums by their result, until what sums that is reached
+    waiting: dict[Any, Eqn] = {}  # psums by their result, until their sum is reached
 
     def write(psum: Eqn) -> None:
         (out,) = psum.outvars

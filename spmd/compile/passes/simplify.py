@@ -1,7 +1,7 @@
 """Simplify: constant folding, identities, common subexpressions and dead code, in one walk.
 
 Equations are read in order; each is folded, replaced by a rule of `algebra`, found to be equal to
-an earlier one, or copied. What nothing needs any more is removed at the end.
+an earlier one, or copied. Equations without a use are removed at the end.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @record
 class _Facts:
-    """What the walk has to know of a primitive."""
+    """The facts about a primitive that the walk needs."""
 
     rule: Rule | None  # of `algebra`
     needs_literal: bool  # the rule finds nothing without one
     is_elementwise: bool
-    is_producer: bool  # rules ask for what it made
+    is_producer: bool  # rules ask for its results
     names: frozenset[str]  # of its parameters, as far as was seen
     values: Callable[[dict[str, Any]], Any]  # those parameters, in order of their names
 
@@ -63,7 +63,7 @@ class _Simplifier:
         self.known: dict[Any, tuple[Var, ...]] = {}
 
     def facts_of(self, eqn: Eqn) -> _Facts:
-        """What there is to know of an equation's primitive."""
+        """The facts about an equation's primitive."""
         found = self.facts.get(eqn.prim)
         if found is None:
             name = eqn.prim.name
@@ -83,7 +83,7 @@ class _Simplifier:
             ins, facts = writer.read_all(eqn.invars), facts_of(eqn)
             has_literal = Literal in map(type, ins)
             if len(eqn.outvars) == 1 and not eqn.effects:
-                if eqn.prim is pvary_p:  # what varies matters to types, which have done their work
+                if eqn.prim is pvary_p:  # variation matters to types, which have done their work
                     writer.define(eqn.outvars[0], ins[0])
                     continue
                 found = self.rewrite(eqn, ins, facts, has_literal)
@@ -118,7 +118,7 @@ class _Simplifier:
     def rewrite(
         self, eqn: Eqn, ins: Sequence[Atom], facts: _Facts, has_literal: bool
     ) -> Atom | None:
-        """What an equation of one result is equal to, if that is found."""
+        """The atom that an equation of one result is equal to, if that is found."""
         rule, out, found = facts.rule, eqn.outvars[0].aval, None
         if has_literal and facts.is_elementwise and not out.shape:
             found = self.fold(eqn, ins)

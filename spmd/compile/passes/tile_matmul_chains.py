@@ -1,15 +1,15 @@
-"""By rows: what lies between two products goes block by block, and never exists as a whole.
+"""By rows: values between two products are made block by block, and never exist as a whole.
 
 Attention written as a formula multiplies queries with keys, turns each row of the scores into
 weights, and multiplies these with the values. Scores and weights have as many elements as queries
-times keys: far more than what goes in and comes out. A row of the result needs one row of them, so
+times keys: far more than operands and results. A row of the result needs one row of them, so
 blocks of rows follow each other in a loop without a carry, whose rounds may run on several threads,
 and the scores of a block never leave a core's cache.
 
 The way back from the second product is followed through elementwise operations, broadcasts and
 reductions along the rows to the first; every dim on the way is known to be a batch dim, the rows',
-or whole in each block. What else reads such a value (a backward pass, say) keeps it in memory, and
-then nothing is gained.
+or whole in each block. Another reader of such a value (a backward pass, say) keeps it in memory,
+and then nothing is gained.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from spmd.lax.array import iota_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.dot import DimensionNumbers, dot_general_p
 
-# What fits in the caches as a whole may be there as a whole.
+# Values that fit in the caches as a whole may be there as a whole.
 LEAST_BYTES = 1 << 20
-# Bytes of what a block has in place of that; and its rows. (4 heads of 1024 x 64 take 6.8 ms as a
+# Bytes of a block's part of such values; and its rows. (4 heads of 1024 x 64 take 6.8 ms as a
 # whole, 6.5, 6.3, 6.0, 6.3 in blocks of 32, 64, 128, 256 rows.)
 BLOCK_BYTES, MOST_ROWS = 1 << 19, 256
 # With fewer blocks threads would have nothing to share.
@@ -60,7 +60,7 @@ def tile_matmul_chains(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @record
 class _Chain:
-    """What becomes a loop: equations up to a product, and how the loops lie in their values."""
+    """The equations of a loop, up to a product, and the dims of their values that it runs along."""
 
     members: tuple[int, ...]
     eqns: tuple[Eqn, ...]  # the last is the second product
@@ -182,7 +182,7 @@ class _Finder:
         return sorted(inside)
 
     def comes(self, j: int, along: dict[Var, Along], loops: set[int], inside: set[int]) -> bool:
-        """Whether an equation's value is computed in the loop: nobody else wants it."""
+        """Whether an equation's value is computed in the loop: it has no other reader."""
         eqn = self.eqns[j]
         if len(eqn.outvars) != 1 or eqn.effects:
             return False

@@ -1,7 +1,7 @@
-"""What a step has to move and to compute at least: bytes read and written, and operations.
+"""The least that a step moves and computes: bytes read and written, and operations.
 
 Counted from the program, not measured. A kernel reads each element of an operand once, however
-often it uses it, and what stays in registers or row buffers counts nothing. An operation on numbers
+often it uses it, and values in registers or row buffers count nothing. An operation on numbers
 is one flop, whatever it is: an exponential too. Loops count their rounds; a loop that only run
 time can count is taken for one round, and of the branches of a conditional the dearest counts.
 """
@@ -90,7 +90,7 @@ def step_cost(step: Step) -> Cost:
             return cost_of(test) + cost_of(body)
         case Branch(branches=branches):
             return max(map(cost_of, branches), key=lambda cost: (cost.moved, cost.flops))
-    # A step of another kind: its buffers, and what it says of itself.
+    # A step of another kind: its buffers, and its own figures.
     refs = list(dict.fromkeys((ref.buffer, writes) for ref, writes in accesses(step)))
     read = sum(buffer.nbytes for buffer, writes in refs if not writes)
     written = sum(buffer.nbytes for buffer, writes in refs if writes)
@@ -136,7 +136,7 @@ def _touched(place: Map, sizes: Sequence[int]) -> int:
 
 
 def product_cost(step: Product) -> Cost:
-    """The cost of a product: its operands once, what its epilogue reads and writes, no C."""
+    """The cost of a product: its operands once, its epilogue's reads and writes, no C."""
     batch = math.prod(step.batch)
 
     def elements(operand: Operand, rows: int, columns: int) -> int:

@@ -7,8 +7,8 @@ kernel may write its result over an operand that dies there, if it reads each el
 writes it.
 
 The memory of a result is free until the result is first written: until then it is shared by large
-temporaries. So what becomes a result by its last step (a gradient and its update) needs no memory
-of its own.
+temporaries. So a value that becomes a result in its last step (a gradient and its update) needs no
+memory of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Life:
 
 @record(frozen=False)
 class Plan:
-    """Where each temporary lies, how large the arena is, and every buffer's life.
+    """The place of each temporary, the size of the arena, and every buffer's life.
 
     A temporary lies in the arena, or in the output that it is `aliased_into`.
     """
@@ -124,7 +124,7 @@ def place_temporaries(plan: Plan, shared_outputs: Sequence[Buffer] = ()) -> Plan
 
 
 def _region(plan: Plan, buffers: Sequence[Buffer]) -> Buffer:
-    """Place what a parallel loop keeps; a buffer for all lanes of it, in use with any of them."""
+    """Place a parallel loop's temporaries; a buffer for all its lanes, in use with any of them."""
     region = Buffer(TEMP, plan.lanes.count * rounded(_place(plan, buffers)), -1)
     lives = [plan.lives[b] for b in buffers]
     plan.lives[region] = Life(min(x.first for x in lives), max(x.last for x in lives), ())
@@ -136,7 +136,7 @@ def _place(
 ) -> int:
     """Give buffers their offsets; the bytes that they take of the arena."""
     arena = Room()
-    # What is placed now; and when each leaves, of those too whose place went to an heir.
+    # The buffers that are placed now; and the end of each, also if its place went to an heir.
     placed: set[Buffer] = set()
     leaving: list[tuple[int, int, Buffer]] = []
     total = 0
@@ -206,7 +206,7 @@ class Room:
             self._note(start + nbytes, end)
 
     def give(self, start: int, nbytes: int) -> None:
-        """Give back what was taken; it joins the holes beside it."""
+        """Give back a range; it joins the holes beside it."""
         end = start + nbytes
         if end in self._starting:
             end = self._forget(end)
@@ -291,7 +291,7 @@ def _walk(
         seen.append(step)
         is_loop = levels(step) > 0
         inside = (*loops, position) if is_loop else loops
-        # What a loop itself reads, it reads in every round.
+        # The operands of a loop itself are read in every iteration.
         for ref, _ in accesses(step):
             uses.setdefault(ref.buffer, []).append((position, inside))
         for block in blocks(step):

@@ -5,7 +5,7 @@ there, its *wait* when nothing else is left to do: before the first step that re
 behind steps that need it not, as many as it takes to cover the exchange on a slow network. Between
 the two, operand and result are in use, so the memory plan keeps both.
 
-Exchanges keep their order among each other: that is what the ranks have agreed about. Effects and
+Exchanges keep their order among each other: the ranks have agreed about it. Effects and
 exchanges that cannot be in flight are met by nothing that is. An exchange that little would cover
 stays one step: two halves cost more than one.
 """
@@ -30,7 +30,7 @@ from spmd.compile.lower.steps import (
 from spmd.compile.native.program.steps import with_blocks
 from spmd.compile.schedule.cost_model import step_cost
 
-# What a core does, and what a network between hosts does that is slow: 1 Gbit/s.
+# The speed of a core, and of a slow network between hosts: 1 Gbit/s.
 FLOPS_A_SECOND = 50e9
 BYTES_A_SECOND = 10e9
 LINK_BYTES_A_SECOND = 100e6
@@ -40,7 +40,7 @@ WORTH_SECONDS = 100e-6
 # Steps that are done before their turn keep their results in memory until then.
 MOST_BYTES_AHEAD = 64 << 20
 MOST_STEPS_AHEAD = 64
-# What is started early grows the program where its result is larger than its operand.
+# An exchange that starts early needs more memory if its result is larger than its operand.
 MOST_BYTES_GATHERED = 16 << 20
 
 HALVES = ("start", "wait-for")
@@ -69,7 +69,7 @@ def seconds_of(step: Step) -> float:
     return cost.flops / FLOPS_A_SECOND + cost.moved / BYTES_A_SECOND
 
 
-# ---- what depends on what ------------------------------------------------------------------------
+# ---- dependences ---------------------------------------------------------------------------------
 
 
 def _used(step: Step) -> Iterator[tuple[Buffer, bool]]:
@@ -94,7 +94,7 @@ def _can_fly(step: Step) -> bool:
 
 
 def _before(steps: Sequence[Step]) -> list[set[int]]:
-    """For each step, those that must be done before: they write what it reads, and so on."""
+    """For each step, those that must be done before: they write its operands, and so on."""
     writer: dict[Buffer, int] = {}
     readers: dict[Buffer, list[int]] = {}
     needed: list[set[int]] = []
@@ -198,7 +198,7 @@ class _Order:
         return [flight for flight in self.flights if flight.number in self.needed[number]]
 
     def _missing(self, number: int) -> list[_Flight]:
-        """What must have landed before a step whose turn it is."""
+        """The exchanges that must have landed before a step whose turn it is."""
         if number in self.is_fixed and not _can_fly(self.steps[number]):
             return list(self.flights)
         return self._flying_needed(number)
@@ -295,7 +295,7 @@ def _half(step: Host[Ref], which: int) -> Host[Ref]:
     return replace(step, function=step.halves[which], name=name, halves=None)
 
 
-# ---- what became of it ---------------------------------------------------------------------------
+# ---- the result ----------------------------------------------------------------------------------
 
 
 def summary(traced: Iterable[str], steps: Sequence[Step]) -> list[str]:

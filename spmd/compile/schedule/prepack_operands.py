@@ -2,7 +2,7 @@
 
 A product whose B is read by many blocks, or is the same in every round of the loops around it (the
 weights of a recurrent network), reads panels that a step of their own wrote before: before the
-outermost loop in which B stays what it is. Which products want that is asked of the backend.
+outermost loop in which B does not change. The backend decides which products want that.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from spmd.compile.native.program.steps import levels, rounds_of, with_blocks
 # A loop of which only run time knows the rounds counts as one of so many.
 _ASSUMED_ROUNDS = 8
 
-# Of a product that is run in some rounds with the same B: what reads it packed, the packing, and
-# whether A and B changed places; None if it should stay as it is.
+# Of a product that is run in some rounds with the same B: the product with packed B, the packing,
+# and whether A and B changed places; None if it should stay as it is.
 Prefers: TypeAlias = Callable[[Product, int], "tuple[Product, Packing, bool] | None"]
 
 
 def packed_product(
     product: Product, prefers: Prefers, a_rounds: int = 1, b_rounds: int = 1
 ) -> tuple[Product, Packing, bool] | None:
-    """What reads B, or A as its B, packed by a step before it; None if it stays as it is.
+    """The product that reads B, or A as its B, packed by a step before it; None if unchanged.
 
-    The operands stay what they are for so many rounds; one of none is not packed.
+    The operands stay the same for so many rounds; one of none is not packed.
     """
     for rounds, swaps in ((b_rounds, False), (a_rounds, True)):
         found = prefers(product, rounds) if rounds else None
@@ -54,7 +54,7 @@ def packed_product(
 
 @record(frozen=False)
 class _Around:
-    """A loop or branch around steps, and what is packed before it."""
+    """A loop or branch around steps, and the packings before it."""
 
     step: Step
     level: int  # loops around it
@@ -123,7 +123,7 @@ class _Prepacker:
         known: dict[tuple[Packing, Ref], Pack],
     ) -> tuple[Pack | None, Multiply]:
         """A product that reads its B packed, and the step that packs it, if that stands here."""
-        # Each operand has its own outermost loop in which it stays what it is.
+        # Each operand has its own outermost loop in which it does not change.
         homes = [self.home(ref, around) for ref in step.refs[:2]]
         if any(isinstance(frame.step, Parallel) for frame in around):
             a_rounds, b_rounds = (rounds if rounds > 1 else 0 for _, rounds in homes)

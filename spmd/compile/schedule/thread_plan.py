@@ -1,4 +1,4 @@
-"""Which parallel loops of a schedule run on several threads, and on how many lanes.
+"""Choice of a schedule's parallel loops that run on several threads, and of their lanes.
 
 The outermost loop that has enough rounds for all threads is chosen; those inside of it run in
 order. A loop with fewer rounds runs in order too, and the steps inside it share their own work.
@@ -13,7 +13,7 @@ from spmd.base.util import product
 from spmd.compile.lower.steps import TEMP, Parallel, Step, accesses_inside, blocks, walk
 
 ALIGNMENT = 64
-# What the lanes of a loop may keep for themselves in all; with more it runs in order.
+# The most memory of a loop's lanes in all; with more it runs in order.
 MOST_BYTES = 1 << 28
 
 
@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 28
 class Lanes:
     """The chosen loops, by number; and for these and all parallel loops in them the chosen one.
 
-    What a loop in `roots` owns needs a place for each of the `count` lanes.
+    A buffer of a loop in `roots` needs a place for each of the `count` lanes.
     """
 
     count: int = 1
@@ -46,7 +46,7 @@ def choose_lanes(steps: Sequence[Step], threads: int) -> Lanes:
 
 
 def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel[Step]]:
-    """The loops to choose among some steps and what is nested in them."""
+    """The loops to choose among some steps and the steps nested in them."""
     for step in steps:
         if isinstance(step, Parallel) and product(step.trips) >= threads and _fits(step, threads):
             yield step

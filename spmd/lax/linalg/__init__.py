@@ -1,6 +1,6 @@
 """Factorizations and systems of equations, under the names of `jax.lax.linalg`.
 
-This file only lists what is public, file by file.
+This file only lists the public names, file by file.
 """
 
 # ruff: noqa: F401

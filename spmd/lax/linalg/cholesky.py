@@ -64,7 +64,7 @@ def _cholesky_jvp(primals: Any, tangents: Any) -> Any:
     Murray, "Differentiation of the Cholesky decomposition" (arXiv 1602.07527), section 3.1.
     """
     factor = cholesky_p.bind(*primals)
-    # LAPACK reads the lower triangle, so that alone is what the result depends on.
+    # LAPACK reads the lower triangle, so the result depends on that alone.
     change = hermitian_from(tangents[0], lower=True)
     inner = triangular_solve(factor, change, left_side=True, lower=True)
     inner = triangular_solve(

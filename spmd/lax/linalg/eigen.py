@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class EighImplementation(enum.Enum):
-    """Which algorithm `eigh` may use; LAPACK's divide and conquer is what runs."""
+    """The algorithms that `eigh` accepts; LAPACK's divide and conquer runs."""
 
     QR = "QR"
     JACOBI = "Jacobi"
@@ -50,7 +50,7 @@ class EighImplementation(enum.Enum):
 
 
 class EigImplementation(enum.Enum):
-    """Which library `eig` may use; LAPACK is what runs."""
+    """The libraries that `eig` accepts; LAPACK runs."""
 
     CUSOLVER = "cusolver"
     MAGMA = "magma"

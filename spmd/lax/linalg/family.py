@@ -1,8 +1,8 @@
-"""What all factorizations share: stacks of matrices, their rules for vmap and dims, their algebra.
+"""The base of factorizations: stacks of matrices, their rules for vmap and dims, their algebra.
 
 An operand is a stack of matrices (or vectors): its last dims are the *core*, all dims before them
 count independent problems, equal for all operands. So `vmap` is one more leading dim, and leading
-dims may be split over devices. What LAPACK does goes through `numpy.linalg`, as a host step.
+dims may be split over devices. LAPACK runs through `numpy.linalg`, as a host step.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def qdwh(
     start = div(x, _like(scale, x))
     state = (start, number(rounding), np.int32(0), number(np.inf))
     u, bound, steps, change = while_loop(unfinished, halley, state)
-    # One step of Newton and Schulz takes off what rounding has left.
+    # One step of Newton and Schulz removes the rounding error.
     defect = matmul(u, matmul(adjoint(u), u))
     u = sub(mul(const(u, 1.5), u), mul(const(u, 0.5), defect))
     h = symmetrize(matmul(adjoint(u), x))

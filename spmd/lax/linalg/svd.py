@@ -31,7 +31,7 @@ from spmd.lax.slicing import slice_in_dim
 
 
 class SvdAlgorithm(enum.Enum):
-    """Which algorithm an SVD may use; LAPACK's divide and conquer (gesdd) is what runs."""
+    """The algorithms that an SVD accepts; LAPACK's divide and conquer (gesdd) runs."""
 
     DEFAULT = "default"
     QR = "QR"

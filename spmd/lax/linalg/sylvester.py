@@ -135,7 +135,7 @@ def _sqrtm_impl(xp: Any, a: Any) -> Any:
             root[..., k, k] = diagonal[..., k]
             if k:
                 sums = diagonal[..., :k] + diagonal[..., k, None]
-                # Where two eigenvalues are 0, a root has 0 of 0, and there is none of another.
+                # For two eigenvalues 0, an entry 0 has the root 0; any other entry has none.
                 alone = sums == 0
                 matrix = root[..., :k, :k] + diagonal[..., k, None, None] * np.eye(k)
                 matrix[..., np.arange(k), np.arange(k)] += alone

@@ -61,7 +61,7 @@ def _impl(xp: Any, dl: Any, d: Any, du: Any, b: Any) -> Any:
     d, du = d.copy(), du.copy()
     if n:
         du[..., -1] = 0  # beyond the matrix, whatever was given
-    beyond = np.zeros_like(d)  # what exchanging rows puts above du
+    beyond = np.zeros_like(d)  # the diagonal above du, from exchanged rows
     with np.errstate(all="ignore"):
         for i in range(n - 1):
             low = dl[..., i + 1]

@@ -1,6 +1,6 @@
 """Linear algebra with SciPy's names and parameters, as `jax.scipy.linalg` has them.
 
-This file only lists what is public, file by file.
+This file only lists the public names, file by file.
 """
 
 # ruff: noqa: F401

@@ -108,7 +108,7 @@ def cholesky(
 def cho_factor(
     a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
 ) -> tuple[Array, bool]:
-    """Compute the Cholesky factor and whether it is the lower one: what `cho_solve` takes.
+    """Compute the Cholesky factor and whether it is the lower one, as `cho_solve` takes them.
 
     `a` (..., n, n), `lower`, `overwrite_a`, `check_finite`, the shape, the dtype rule and the
     errors are those of `cholesky`: `ShapeError` and `ArgumentError`.

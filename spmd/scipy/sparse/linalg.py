@@ -235,7 +235,7 @@ def _bicgstab(A: Apply, b: Any, x0: Any, least: Any, rounds: int, M: Apply) -> A
 
     def going(state: Any) -> Any:
         _, r, *_, rho, k = state
-        # Where rho is zero the method has broken down, and another round would divide by it.
+        # At a rho of zero the method has broken down, and another iteration would divide by it.
         return (_norm(r) > least) & (k < rounds) & (rho != 0)
 
     def step(state: Any) -> Any:

@@ -1,6 +1,6 @@
 """Probability distributions and statistics of samples, as in `jax.scipy.stats`.
 
-This file only lists what is public, file by file.
+This file only lists the public names, file by file.
 """
 
 # ruff: noqa: F401

@@ -1,4 +1,4 @@
-"""How distributions are made: few formulas of a standard variable become all public functions.
+"""Construction of distributions: few formulas of a standard variable become all public functions.
 
 The one idea: a continuous distribution is given in its standard form, with location 0 and scale 1.
 `continuous` adds the two, the support, and what follows: `pdf` from `logpdf`, `sf` from `cdf`, and
@@ -53,7 +53,7 @@ Examples = Mapping[str, tuple[str, str]]
 class Distribution:
     """A probability distribution: a namespace of functions, as SciPy's are.
 
-    Which there are differs; `dir` lists them. They are elementwise, promote and broadcast their
+    The functions differ; `dir` lists them. They are elementwise, promote and broadcast their
     arguments, and are differentiable in all that the special functions they use are.
 
     >>> spmd.scipy.stats.norm
@@ -80,7 +80,7 @@ class Distribution:
 
 
 def _documentation(name: str, function: Formula, example: tuple[str, str] | None) -> str | None:
-    """What a function of a distribution computes, of which arguments, and maybe an example."""
+    """The docstring of a distribution's function: meaning, arguments, and maybe an example."""
     operation = function.__name__
     if function.__doc__ or operation not in _SUMMARIES:
         return function.__doc__
@@ -186,7 +186,7 @@ def continuous(
         z = (x - loc) / scale
         low, high = support(*shape)
         here = ((z >= low) & (z <= high)) | snp.isnan(z)
-        # What the formula sees outside must be harmless to its derivatives: the nearer end is not.
+        # Values outside must be harmless to the formula's derivatives: the nearer end is not.
         middle = 0.0 if support is _anywhere else snp.minimum(low + 0.5, 0.5 * (low + high))
         value = given["logpdf"](snp.where(here, z, middle), *shape) - snp.log(scale)
         return _proper(snp.where(here, value, constant_like(value, -np.inf)), valid(*shape))

@@ -21,7 +21,7 @@ def _dirichlet_logpdf(x: Any, alpha: Any) -> Array:
     """Compute the logarithm of the probability density at the vectors `x`.
 
     `x` has a first dim of the size of `alpha`, a vector, or of one less: then the last probability
-    is what is left to 1. That dim disappears from the shape. Both are promoted to one float dtype.
+    is the rest up to 1. That dim disappears from the shape. Both are promoted to one float dtype.
     It is minus infinity for vectors that are no probabilities. Raises `ShapeError` if the sizes
     differ.
 

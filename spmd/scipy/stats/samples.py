@@ -61,7 +61,7 @@ def sem(
 
 
 class ModeResult(NamedTuple):
-    """What `mode` returns: the most frequent values, and how often they are there."""
+    """The result of `mode`: the most frequent values, and their counts."""
 
     mode: Any
     count: Any

@@ -1,1 +1,1 @@
-"""The communicator over MPI, and what is done when ranks are lost."""
+"""The communicator over MPI, and recovery from lost ranks."""

@@ -31,7 +31,7 @@ from spmd.transport.reduction import combine
 from spmd.transport.shm import communicator as shm
 from spmd.transport.single import SingleCommunicator
 
-# What Open MPI wants to hear before it is loaded; set only where the user has not.
+# Settings that Open MPI reads when it is loaded; set only where the user has not.
 MPI_ENVIRONMENT = {
     "OMPI_MCA_btl": "^ofi",  # probing for fabrics takes a second of every start
     "OMPI_MCA_osc": "^ucx",  # else each window prints errors on hosts without UCX devices
@@ -94,7 +94,7 @@ class _Farewell:
     def end(self) -> None:
         """End MPI, in the process that started it.
 
-        mpi4py would do so in a forked child too, which then waits for ranks that wait for nobody.
+        mpi4py would do so in a forked child too, which would wait for ranks in vain.
         """
         if os.getpid() != self.process or self.mpi.Is_finalized():
             return
@@ -107,7 +107,7 @@ class _Farewell:
             while not everyone.Test():
                 time.sleep(_FAREWELL_LOOK_SECONDS)
         except self.mpi.Exception:
-            pass  # one of them died: who is left has nothing to wait for
+            pass  # one of them died: the others have nothing to wait for
 
 
 _farewell = _Farewell()
@@ -128,7 +128,7 @@ def leave_with(ranks: Any) -> None:
 
 
 def connect_world(mpi: Any, base: Any, shared_memory: bool = True) -> CheckedCommunicator:
-    """The communicator of all ranks of `base`: those that MPI started, or what is left of them."""
+    """The communicator of all ranks of `base`: those that MPI started, or those that are left."""
     # Our messages must never meet the user's, who may use mpi4py too.
     links = Links(mpi, base, Notices(mpi, base.Dup()), shared_memory)
     return links.connect(base.Dup(), "world")
@@ -143,7 +143,7 @@ def local_ranks(mpi: Any, base: Any) -> tuple[int, int]:
 
 
 class Links:
-    """What all groups of this process share: MPI, the notices, and which way data may go."""
+    """The common state of this process's groups: MPI, the notices, and the ways for data."""
 
     def __init__(self, mpi: Any, base: Any, notices: Notices, shared_memory: bool):
         self.mpi = mpi
@@ -188,7 +188,7 @@ class MpiCommunicator(CheckedCommunicator):
         self._others = [r for r in range(self.size) if r != self.rank]
         self._received = np.zeros((self.size, CALL_BYTES), np.uint8)
         everyone = links.base.Get_group()
-        # world_rank[r]: by what number the notices know rank r of this group
+        # world_rank[r]: the number of rank r of this group in the notices
         self._world_rank = comm.Get_group().Translate_ranks(list(range(self.size)), everyone)
         OPEN_GROUPS.add(self)
 

@@ -1,6 +1,6 @@
-"""How a rank that fails or leaves reaches ranks on other hosts that wait for it.
+"""Notices from a rank that fails or leaves to ranks on other hosts that wait for it.
 
-Notices are single messages on a communicator of their own, so they never meet data. Whoever waits
+Notices are single messages on a communicator of their own, so they never meet data. A waiting rank
 looks for them now and then. Nothing here imports mpi4py; `communicator` hands its module over.
 """
 
@@ -15,13 +15,13 @@ from spmd.transport.call_signature import ranks_text
 
 NOTICE_BYTES = 1024
 _FAILED, _LEFT, _HELD, _RELEASED = 1, 2, 3, 4
-# At the end of a program, for the others' farewells: messages that nobody receives make some MPIs
-# complain. MPI's own end waits for the other ranks anyway.
+# At the end of a program, for the others' farewells: messages that are never received make some
+# MPIs complain. MPI's own end waits for the other ranks anyway.
 FAREWELL_SECONDS = 5.0
 
 
 class Notices:
-    """Sends this rank's notices to all, and keeps what the others sent."""
+    """Sends this rank's notices to all, and keeps those of others."""
 
     def __init__(self, mpi: Any, comm: Any):
         self._mpi = mpi
@@ -29,7 +29,7 @@ class Notices:
         self._sent: list[tuple[np.ndarray, Any]] = []
         self.failure: str | None = None
         self.left: dict[int, str] = {}
-        self.held: set[int] = set()  # ranks that somebody looks at in a debugger
+        self.held: set[int] = set()  # ranks that are held in a debugger
         self._ended = False
 
     def send_failure(self, text: str) -> None:
@@ -57,11 +57,11 @@ class Notices:
             time.sleep(0.001)
 
     def send_held(self, held: bool) -> None:
-        """Tell every rank that somebody looks at this one in a debugger, or no longer."""
+        """Tell every rank that this one is held in a debugger, or no longer."""
         self._send(_HELD if held else _RELEASED, "")
 
     def look(self) -> None:
-        """Take in the notices that have arrived, and what MPI itself says of ranks that died."""
+        """Take in the notices that have arrived, and MPI's own reports of ranks that died."""
         try:
             self._receive()
         except self._mpi.Exception as error:
@@ -116,7 +116,7 @@ def dead_ranks(mpi: Any, comm: Any) -> list[int]:
 
 
 def dead_text(mpi: Any, comm: Any) -> str:
-    """Who died, as the beginning of a sentence."""
+    """The ranks that died, as the beginning of a sentence."""
     dead = dead_ranks(mpi, comm)
     if not dead:
         return "a rank ended without a word"

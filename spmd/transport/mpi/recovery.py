@@ -1,8 +1,8 @@
 """Goes on without ranks that died, where MPI can: with the ULFM that is part of Open MPI.
 
-ULFM ("user level failure mitigation") gives three calls: `Get_failed` (who died, as far as this
-rank knows), `Revoke` (every call of any rank on a communicator raises from now on) and `Shrink` (a
-new communicator of those who are left, made by all of them together). Everything else of the job
+ULFM ("user level failure mitigation") gives three calls: `Get_failed` (the ranks that died, as far
+as this rank knows), `Revoke` (every call of any rank on a communicator raises from now on) and
+`Shrink` (a new communicator of the ranks that are left, made by all of them together). Everything
 is made anew on top of that communicator, as at the start: shared memory, notices, groups.
 """
 
@@ -35,7 +35,7 @@ _forget: list[Callable[[], None]] = []
 
 
 def forgets(call: Callable[[], None]) -> Callable[[], None]:
-    """Have something called when the job goes on with fewer ranks: what knew the old ones."""
+    """Register a function to call when the job goes on with fewer ranks."""
     _forget.append(call)
     return call
 
@@ -48,7 +48,7 @@ def recover() -> bool:
     make meshes anew, and take arrays from a checkpoint (`spmd.checkpoints.restore`) or from host
     memory. Waits for ranks that still compute, until their next collective.
 
-    Returns False where nobody died (a rank raised: then the job ends), and where the job was not
+    Returns False if no rank died (a rank raised: then the job ends), and if the job was not
     started for this: it needs Open MPI with ULFM, and `spmdrun --elastic MIN` or
     `mpirun --with-ft ulfm`.
 
@@ -84,7 +84,7 @@ def _somebody_died(mpi: Any, base: Any) -> bool:
     deadline = time.monotonic() + SECONDS_TO_BE_SURE
     while True:
         try:
-            base.Iprobe(mpi.ANY_SOURCE, mpi.ANY_TAG)  # lets MPI take in what has happened
+            base.Iprobe(mpi.ANY_SOURCE, mpi.ANY_TAG)  # lets MPI take in the news
         except mpi.Exception as error:
             if not is_death(mpi, error, base):
                 raise
@@ -96,7 +96,7 @@ def _somebody_died(mpi: Any, base: Any) -> bool:
 
 
 def _wake_the_others(mpi: Any, before: bootstrap.Job) -> None:
-    """Ranks may wait for this one in a group that has lost nobody: they must come as well."""
+    """Ranks may wait for this one in a group without dead ranks: they must come as well."""
     text = f"rank {before.world.rank} goes on without the ranks that died"
     for group in OPEN_GROUPS:
         group.announce_failure(text)

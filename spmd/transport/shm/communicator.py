@@ -2,7 +2,7 @@
 
 Every collective is a sequence of steps. In a step each rank copies a chunk into its slot, says so,
 waits for the others, and reads what it needs from their slots (`layout` says why that is safe).
-A reduction reads the slots in rank order. MPI is not used, only what `gather` at the start needs.
+A reduction reads the slots in rank order. Only `gather` at the start uses MPI.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from spmd.transport.single import SingleCommunicator
 # its part and a second step shares the parts: n times less arithmetic for one more meeting.
 REDUCE_PARTS_FROM_BYTES = 32 << 10
 
-# In such pieces: what one rank writes and another reads should not leave the caches in between.
+# In such pieces: data should not leave the caches between one rank's write and another's read.
 REDUCE_CHUNK_BYTES = 256 << 10
 
 # From here on one copy by a system call costs less than two through the slots. Where ranks share
@@ -197,8 +197,8 @@ class ShmCommunicator(CheckedCommunicator):
     def _meet(self, call: Call, first: bool) -> None:
         """Say that this rank's slot is filled, and wait until all are.
 
-        In the `first` step of a call the ranks compare what they called: before any of them reads
-        data that may not be what it thinks.
+        In the `first` step of a call the ranks compare their calls: before any of them reads
+        data of another call.
         """
         pages, words = self._pages, self._pages.words
         step = self._counters[STEP] = self._counters[STEP] + 1
@@ -279,7 +279,7 @@ class ShmCommunicator(CheckedCommunicator):
     def run_rounds(
         self, rounds: ExchangePlan, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
     ) -> None:
-        """Do what native code does with these rounds, over the buffers of the devices as bytes."""
+        """Run these rounds as native code does, over the buffers of the devices as bytes."""
         self._enter(rounds.call)
         scratch = np.empty(rounds.scratch, np.uint8)
         constant = np.frombuffer(rounds.constant, np.uint8)
@@ -358,7 +358,7 @@ class ShmCommunicator(CheckedCommunicator):
             self._waits = step, self._look_for_failure(call, step, missing, began)
 
     def _read(self, rank: int, shown: int, offset: int, target: np.ndarray) -> None:
-        """Read what a rank shows."""
+        """Read the data that a rank shows."""
         address = self._pages.shown(rank, shown) + offset
         try:
             direct_read.read(self._pages.process(rank), address, target)
@@ -471,7 +471,7 @@ class ShmCommunicator(CheckedCommunicator):
                 np.copyto(out[begin : begin + count], slot)
 
     def _blocks(self, call: Call, buf: np.ndarray, block: int):
-        """Send block `r` of `buf` to rank `r`, chunk by chunk; yields what arrived here."""
+        """Send block `r` of `buf` to rank `r`, chunk by chunk; yields the arrivals."""
         self._enter(call)
         for at, count in self._chunks(block, buf.itemsize, blocks=self.size):
             slots = self._next_slots(buf.dtype, count * self.size)

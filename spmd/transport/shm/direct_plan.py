@@ -1,8 +1,8 @@
 """Rounds in which ranks read large blocks where they lie, in the memory of the other processes.
 
-The one idea: between two meetings nobody writes to what it showed. So everyone shows its buffers,
-meets, reads what it needs straight to where it goes, and meets again. A slot would cost a second
-copy, and its cache lines would change their owner twice.
+The one idea: between two meetings no rank writes to the buffers that it showed. So each rank
+shows its buffers, meets, reads what it needs straight to where it goes, and meets again. A slot
+would cost a second copy, and its cache lines would change their owner twice.
 
 A reduction reads pieces that stay in the caches. With few ranks each reduces everything for itself;
 with more it reduces one part, and reads the others' results from their outputs.
@@ -154,7 +154,7 @@ class DirectPlanner(Planner):
             else:
                 one = Read(take.target, take.source.rank, device, start, x.block, x.rows, *strides)
                 after += reads(one)
-        # Sums only read what was taken: the others need not wait for them.
+        # Sums only read taken data: the others need not wait for them.
         actions = [*before, Barrier(True), *after, Barrier(False)]
         for one in sums:
             goal = (Place(Memory.OUTPUT, one.device),)
@@ -183,7 +183,7 @@ class Gathered:
 
 
 class _DirectAllReduce(AllReduce):
-    """The direct rounds of an all_reduce; see `AllReduce` for what is reduced."""
+    """The direct rounds of an all_reduce; see `AllReduce` for the buffer."""
 
     planner: DirectPlanner
 
@@ -207,7 +207,7 @@ class _DirectAllReduce(AllReduce):
         return ExchangePlan(call, tuple(self.actions), scratch, self.identity, nbytes=self.nbytes)
 
     def _all(self, low: int, high: int, room: Place) -> None:
-        """Reduce elements [low, high) of everyone's buffer, which begin where it shows them."""
+        """Reduce elements [low, high) of all ranks' buffers, which begin where they are shown."""
         size, actions = self.wide.itemsize, self.actions
         own = Place(Memory.INPUT) if self.is_plain else Place(Memory.SCRATCH)
         actions += [Publish((own,)), Barrier(low == 0)]

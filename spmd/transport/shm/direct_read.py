@@ -1,4 +1,4 @@
-"""Reading what lies in the memory of another rank's process, where the system allows that.
+"""Reads of the memory of another rank's process, where the system allows them.
 
 Large arrays then move in one copy, from where they are to where they go, instead of two through
 the slots. Linux has a system call for it; whether a process may use it on another depends on users,
@@ -78,12 +78,12 @@ class Trial:
 
     @property
     def offer(self) -> tuple[int, int, bytes]:
-        """What the others must know: a process, an address, and what they will find there."""
+        """The facts for the other ranks: a process, an address, and the bytes to find there."""
         return os.getpid(), self._bytes.ctypes.data, self._bytes.tobytes()
 
 
 def can_read(offer: tuple[int, int, bytes]) -> bool:
-    """Whether this process finds at its place what another one offers."""
+    """Whether this process finds the offered data of another one at its place."""
     process, address, wanted = offer
     found = np.zeros(len(wanted), np.uint8)
     try:

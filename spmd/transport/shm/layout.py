@@ -5,10 +5,10 @@
 A rank writes only its own page and slots. Its `arrived` word counts *steps*: it goes up when the
 rank has put its data for the step into its slot. A step's data goes to the slot of the step's
 parity, and a rank leaves a step only when all have arrived in it, so a slot is written again only
-two steps later, when everyone has certainly read it: one meeting a step is enough.
+two steps later, when all ranks have certainly read it: one meeting a step is enough.
 
 The rest of the page is readable by the others, and by a supervisor, without the rank's help: the
-call it entered, how many it completed, whether it failed and with what words.
+call it entered, how many it completed, whether it failed and its message.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from spmd.transport.shm.wait import fence, wake
 PAGE = 4096
 _WORD = 8
 
-# Words of a rank's page. `ARRIVED` has its own cache line: it is what the others poll.
+# Words of a rank's page. `ARRIVED` has its own cache line: the others poll it.
 ARRIVED = 0
 WAITED_FOR = 8
 STATE = 16
 EXIT_CODE = 17
 PROCESS = 18
 CORE = 20  # 1 + the core that native code last ran on, 0 where that is not known
-HELD = 19  # 1 while somebody looks at this rank in a debugger
+HELD = 19  # 1 while this rank is held in a debugger
 ENTERED = 24
 DIGEST = 25  # and 26: of the last two calls
 SHOWN = 32  # and following: addresses in this rank's process that the others may read from
@@ -50,7 +50,7 @@ RUNNING, RAISED, LEFT = 0, 1, 2
 
 SLOT_BYTES = 1 << 20
 LEAST_SLOT_BYTES = 64 << 10
-# All slots of a group together: what a container's default /dev/shm (64 MiB) can hold.
+# All slots of a group together: a container's default /dev/shm (64 MiB) can hold them.
 BUDGET_BYTES = 48 << 20
 
 
@@ -97,7 +97,7 @@ class ControlBlocks:
     # ---- arriving ------------------------------------------------------------------------------
 
     def post(self, step: int) -> None:
-        """Make this rank's data of `step` visible, and wake those who wait for it."""
+        """Make this rank's data of `step` visible, and wake the ranks that wait for it."""
         fence()
         words = self.words
         words[self._own_arrived] = step
@@ -107,7 +107,7 @@ class ControlBlocks:
             wake(self.address_of(self.rank))
 
     def address_of(self, rank: int) -> int:
-        """Where in this process's memory a rank's `arrived` word lies."""
+        """The address of a rank's `arrived` word in this process's memory."""
         return self.address + _WORD * self.arrived[rank]
 
     def missing(self, step: int) -> list[int]:
@@ -151,7 +151,7 @@ class ControlBlocks:
         return PAGE * (1 + rank) + CALLS + CALL_BYTES * (sequence & 1)
 
     def whereabouts(self, rank: int) -> str:
-        """What a rank did last, in words."""
+        """A rank's last action, in words."""
         entered = self.words[self.word(rank, ENTERED)]
         if not entered:
             return "it has entered no collective of this group"
@@ -181,11 +181,11 @@ class ControlBlocks:
         return self.words[self.word(rank, STATE)]
 
     def set_held(self, held: bool) -> None:
-        """Say whether somebody looks at this rank in a debugger."""
+        """Say whether this rank is held in a debugger."""
         self.words[self.word(self.rank, HELD)] = int(held)
 
     def is_held(self, rank: int) -> bool:
-        """Whether somebody looks at a rank in a debugger."""
+        """Whether a rank is held in a debugger."""
         return bool(self.words[self.word(rank, HELD)])
 
     def process(self, rank: int) -> int:

@@ -1,9 +1,9 @@
-"""What native code must know of a group of ranks: a few words that it and Python share.
+"""Native code's state of a group of ranks: a few words that it and Python share.
 
 A compiled program meets the other ranks without Python. It finds the pages and slots through these
 words, and keeps the counters here that `ShmCommunicator` goes on from. Where all is well nothing
 else is needed; where a rank has waited for long, or finds that calls differ, native code calls
-`trouble`, and Python raises what it would have raised itself.
+`trouble`, and Python raises its own error for that.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NativeState:
             self.words[RECORD] = FLIGHT.address
 
     def detach(self, trouble: Callable[[int, int], None]) -> None:
-        """Let native code meet nobody, on pages of its own, and ask `trouble` about it."""
+        """Let native code meet no other rank, on pages of its own, and ask `trouble` about it."""
         words = self.words
         start = words[SLOTS] - words[PAGES]
         self._own = mmap.mmap(-1, start + 2 * words[SIZE] * words[SLOT_BYTES])
@@ -77,7 +77,7 @@ class NativeState:
         return raised
 
     def _answers(self) -> Generator[int, int, None]:
-        """What native code calls: a generator, so that each call begins inside of the `try`.
+        """The callback of native code: a generator, so that each call begins inside of the `try`.
 
         A signal that came while native code waited, Ctrl-C above all, is handled as soon as Python
         runs. At the begin of a function that is before its first `try`, and the exception is lost.

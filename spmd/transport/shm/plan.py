@@ -25,7 +25,7 @@ from spmd.transport.reduction import accumulator
 
 
 class Memory(enum.IntEnum):
-    """Where bytes can be."""
+    """The kinds of memory that a place can be in."""
 
     INPUT = 0  # of a device of this process, by its number
     OUTPUT = 1
@@ -84,7 +84,7 @@ class Reduce:
 
 @record
 class Barrier:
-    """Say that the slot is filled and wait for everyone; in the `first` step, compare calls."""
+    """Say that the slot is filled and wait for all ranks; in the `first` step, compare calls."""
 
     first: bool
 
@@ -98,7 +98,7 @@ class Publish:
 
 @record
 class Read:
-    """Copy rows from the memory of a rank's process: from what it showed under a number."""
+    """Copy rows from the memory of a rank's process: from the buffer shown under a number."""
 
     target: Place
     rank: int
@@ -121,7 +121,7 @@ class ExchangePlan:
     actions: tuple[Action, ...]
     scratch: int = 0  # bytes
     constant: bytes = b""
-    nbytes: int = field(default=0)  # what this process gives
+    nbytes: int = field(default=0)  # the bytes that this process gives
 
     @property
     def is_direct(self) -> bool:
@@ -171,7 +171,7 @@ class Take:
 
 @record
 class Sum:
-    """Reduce what was taken to scratch memory into the output of a device."""
+    """Reduce blocks in scratch memory into the output of a device."""
 
     op: ReduceOp
     device: int
@@ -206,23 +206,23 @@ class Planner:
     def call(
         self, kind: Kind, op: ReduceOp | None, dtype: np.dtype, count: int, detail: str = ""
     ) -> Call:
-        """What this rank says that it does."""
+        """This rank's description of its call."""
         return make_call(kind, op, dtype_name(dtype), count, detail, self.origin)
 
     # ---- reductions ----------------------------------------------------------------------------
 
     def all_reduce(self, op: ReduceOp, x: Operand, groups: Groups, identity: bytes) -> ExchangePlan:
-        """Reduce over each group; `identity` is what a process without members adds."""
+        """Reduce over each group; a process without members adds `identity`."""
         return AllReduce(self, op, x, groups, identity).rounds()
 
-    # ---- any number of devices a process: everyone shows all it has, and takes what it needs ---
+    # ---- any number of devices a process: each shows all its blocks, and takes others' ---
 
     def exchange(
         self, x: Operand, parts: int, devices: int, takes: Sequence[Take], sums: Sequence[Sum] = ()
     ) -> ExchangePlan:
         """Show the inputs of all devices, `parts` blocks a row, and take what each device needs.
 
-        What is taken to scratch memory is then reduced. A device that takes nothing gets zeros.
+        Blocks in scratch memory are then reduced. A device that takes nothing gets zeros.
         """
         given = x.whole * parts
         whole = given * devices
@@ -246,7 +246,7 @@ class Planner:
         return ExchangePlan(call, tuple(actions), scratch, nbytes=whole)
 
     def _taken(self, take: Take, x: Operand, parts: int, low: int, high: int) -> Iterator[Action]:
-        """What of a take is in the slots when bytes [low, high) of all inputs are."""
+        """The part of a take that is in the slots when bytes [low, high) of all inputs are."""
         shown = x.whole * parts * take.source.device
         stride = x.block * parts
         start = shown + take.part * x.block
@@ -314,7 +314,7 @@ class Planner:
         for low, high in chunks(x.whole, x.dtype.itemsize, self.limits.slot, self.size):
             for j, rank in enumerate(order):
                 if rank == self.rank and x.rows == 1:
-                    continue  # what stays here is read where it is
+                    continue  # blocks that stay here are read in place
                 for run in clip(x.rows, x.block, x.block, 0, low, high):
                     source = (run.row * self.size + j) * x.block + run.begin
                     packed = rank * (high - low) + run.row * x.block + run.begin - low
@@ -326,13 +326,13 @@ class Planner:
             yield low, high
 
     def _block_at(self, x: Operand, order: Sequence[int], rank: int, low: int, high: int) -> Place:
-        """Where the chunk of the block lies that a rank has for this one."""
+        """The place of the chunk of the block that a rank has for this one."""
         if rank == self.rank and x.rows == 1:
             return Place(Memory.INPUT, 0, order.index(rank) * x.block + low)
         return Place(Memory.SLOT, rank, self.rank * (high - low))
 
     def permute(self, x: Operand, pairs: Sequence[tuple[int, int]]) -> ExchangePlan:
-        """Send along pairs of ranks; zeros arrive where nobody sends."""
+        """Send along pairs of ranks; zeros arrive where no rank sends."""
         source = {target: source for source, target in pairs}.get(self.rank)
         sends = any(source == self.rank for source, _ in pairs)
         actions: list[Action] = []
@@ -388,7 +388,7 @@ class AllReduce:
         return ExchangePlan(call, tuple(self.actions), scratch, self.identity, nbytes=total * size)
 
     def _whole(self, low: int, high: int) -> None:
-        """Everyone reduces all of a chunk."""
+        """Each rank reduces all of a chunk."""
         planner = self.planner
         self._show(low, high, low, Place(Memory.NEXT))
         self.actions.append(Barrier(low == 0))
@@ -398,7 +398,7 @@ class AllReduce:
         self._finish(slots, low, high)
 
     def _parts(self, low: int, high: int) -> None:
-        """Everyone reduces one part of a chunk, and collects the others'."""
+        """Each rank reduces one part of a chunk, and collects the others'."""
         planner, size, actions = self.planner, self.wide.itemsize, self.actions
         count = high - low
         bounds = [count * r // planner.size for r in range(planner.size + 1)]

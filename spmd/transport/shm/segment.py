@@ -72,7 +72,7 @@ def attach(path: str, nbytes: int) -> Segment:
 
 
 def sweep(now: float | None = None) -> list[str]:
-    """Remove what crashed jobs of this user left behind; returns the removed paths."""
+    """Remove files of this user's crashed jobs; returns the removed paths."""
     now = time.time() if now is None else now
     removed = []
     for folder in _folders():

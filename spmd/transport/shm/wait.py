@@ -21,7 +21,7 @@ from spmd.base.record import record
 # the skew of ranks that run the same program. With more ranks than cores a spin only keeps the
 # awaited rank from running.
 SPINS = 200
-# Half a millisecond: what a few large copies differ by. Waking up costs a tenth of that.
+# Half a millisecond: the spread of a few large copies. Waking up costs a tenth of that.
 YIELDS = 1000
 # The same for native code, which reads the word between two pauses of the processor, 20 to 60 ns
 # each: so short that ranks which share a core, though there are enough, soon give it to each other.
@@ -73,7 +73,7 @@ _fence_a, _fence_b = threading.Lock(), threading.Lock()
 
 
 def fence() -> None:
-    """A full memory fence, from what Python has.
+    """A full memory fence, from Python's own operations.
 
     Releasing one lock and acquiring another keeps loads and stores on their side, also on ARM,
     where plain stores to shared memory may otherwise become visible out of order. On x86 a single

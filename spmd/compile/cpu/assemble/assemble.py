@@ -77,11 +77,11 @@ def assemble(
     takes: Mapping[int, int] | None = None,
     callees: CalleeCompiler | None = None,
 ) -> Assembled:
-    """Make a schedule whose memory is planned ready to run.
+    """Turn a schedule with planned memory into a program that is ready to run.
 
     Frames hold the arena, then inputs, outputs and constants. `takes` says which outputs may be
     written over which inputs; where it is not known yet, every step keeps its place. `callees` may
-    have compiled some of what the steps run.
+    have compiled some of the code of the steps.
     """
     program = Builder(schedule, plan, takes, callees).program(devices)
     counts = (len(schedule.inputs), len(schedule.outputs), len(schedule.consts))
@@ -89,7 +89,7 @@ def assemble(
 
 
 def _called(steps: Sequence[Step], loops: dict[int, LoopCode]) -> Iterator[Callee]:
-    """What steps run, apart from the kernels that are written into loops."""
+    """The callees of steps, apart from the kernels that are written into loops."""
     for step in steps:
         callee = callee_of(step)
         if callee is not None:
@@ -129,7 +129,7 @@ class Builder:
             compiler = LoopCompiler(cpu_target(), rendering, planning, self.slot)
             self.loops = compiler.find(schedule.steps)
         self.addresses = self._compiled(callees or CalleeCompiler())
-        # What the kernels of products are given, by the product: layers share theirs.
+        # The words that the kernels of products get, by the product: layers share theirs.
         self.given: dict[Product, tuple[int, ...]] = {}
 
     def _compiled(self, callees: CalleeCompiler) -> Mapping[str, int]:
@@ -217,7 +217,7 @@ class Builder:
         return (self.addresses[planning(callee).symbol], *self.sizes(callee))
 
     def sizes(self, product: Product) -> tuple[int, ...]:
-        """What the kernel of a product is given."""
+        """The words that the kernel of a product gets."""
         found = self.given.get(product)
         if found is None:
             words = matmul_plan.product_words(planning(product), self.addresses)

@@ -1,9 +1,9 @@
-"""What steps run, as text: rendered once per process, and compiled while Python goes on.
+"""The callees of steps as text: rendered once per process, and compiled while Python goes on.
 
 The one idea: LLVM needs nothing of Python, so the kernels of a program are compiled on other
 threads while its later steps are lowered and its memory is planned. `CalleeCompiler` sees the steps
-as they are written; what it cannot know yet (the loops that become functions, and what is
-multiplied in them) comes at the end.
+as they are written; texts that it cannot know yet (loops that become functions, and the products
+in them) come at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def cpu_target() -> Target:
     return Target.from_features(features)
 
 
-# What follows is kept, so that what programs share is written once per process.
+# Renderings are kept: a kernel that programs share is written once per process.
 
 
 @cache
@@ -83,7 +83,7 @@ def contracting(contraction: Contraction) -> window_plan.Plan:
 
 
 def callee_of(step: Step) -> Callee | None:
-    """What a step runs, if it names what is to be compiled."""
+    """The callee of a step, if it names one to be compiled."""
     match step:
         case Launch():
             return step.kernel
@@ -99,14 +99,14 @@ def callee_of(step: Step) -> Callee | None:
 
 
 class CalleeCompiler:
-    """Compiles what the steps of one program run; left by an error, it stops."""
+    """Compiles the callees of one program's steps; left by an error, it stops."""
 
     def __init__(self) -> None:
         self.batch = loader.batch()
         self._seen: set[Callee] = set()
 
     def watch(self, steps: Sequence[Step]) -> None:
-        """Begin with what steps outside of all loops run, and with the large kernels inside."""
+        """Begin with callees of steps outside of all loops, and with the large kernels inside."""
         for step in steps:
             for inner in walk([s for block in blocks(step) for s in block]):
                 # Smaller ones may be written into the function that the loop becomes; products
@@ -123,7 +123,7 @@ class CalleeCompiler:
                 self.callee(one)
 
     def callee(self, callee: Callee) -> None:
-        """Add the texts of what a step runs."""
+        """Add the texts of a step's callees."""
         if callee in self._seen:
             return
         self._seen.add(callee)

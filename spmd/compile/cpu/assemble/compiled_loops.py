@@ -54,19 +54,19 @@ ROUNDS_TO_LOOK = 1024
 
 Callee: TypeAlias = Kernel | Product
 
-# What steps cost inside of a loop, where the executor would take 20 ns.
+# The cost of steps inside of a loop; the executor would take 20 ns.
 STEP_NS = 3.0
 NS_PER_COPIED_BYTE = 0.05
 
 
 @record(frozen=False)
 class LoopCode:
-    """A loop as text, and what a step that runs it needs."""
+    """A loop as text, and the operands of a step that runs it."""
 
     text: str
     symbol: str
     slots: tuple[Slot, ...]
-    calls: tuple[Callee, ...]  # what it calls through its table of sizes
+    calls: tuple[Callee, ...]  # callees through its table of sizes
     scratch: int
     cost_ns: float
     is_open: bool

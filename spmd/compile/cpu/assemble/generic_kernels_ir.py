@@ -1,4 +1,4 @@
-"""Native functions whose sizes are run-time numbers: what eager operations of any shape share.
+"""Native functions with run-time sizes, which eager operations of any shape share.
 
 The one idea: a program per shape would be compiled for each shape that a user tries. A kernel of
 one block of elements is compiled once; `blocks` runs it over any number of them, the last,
@@ -63,7 +63,7 @@ def blocks_text() -> str:
             with f.if_else(width(k).equals(0)) as it:
                 f.store(given, own, k * 8)
                 it.otherwise()
-                # Zeros, as what happens to lie there may be slow to compute with.
+                # Zeros, as the garbage there may be slow to compute with.
                 buffer = f.at(buffers, k * (BLOCK * _MOST_BYTES))
                 f.call("memset", "ptr", buffer, f.value("i32", 0), width(k) * BLOCK)
                 start = f.at(given, whole * width(k) * BLOCK)
@@ -81,7 +81,7 @@ def blocks_text() -> str:
 
 
 class _Reduction:
-    """What the functions of one reduction have in common."""
+    """The common part of the functions of one reduction."""
 
     def __init__(self, name: str, op: str, dtype: str):
         self.op = op
@@ -102,7 +102,7 @@ class _Reduction:
         return f.call(name, kind, x, y)
 
     def start(self, kind: str) -> Value:
-        """What changes nothing."""
+        """The identity element of the operation."""
         number = IDENTITY[self.op]
         if "<" in kind and number:
             one = self.f.value(self.element, number)

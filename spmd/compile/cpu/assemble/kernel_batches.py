@@ -2,7 +2,7 @@
 
 A kernel that takes a microsecond is too short to share out over threads, and sixty of them in a row
 leave all but one thread idle. Together they are one job. Whether two kernels depend on each other
-is read from the addresses that the memory plan gave them: what they touch overlaps, and one writes.
+is read from the addresses that the memory plan gave them: their memory overlaps, and one writes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MemoryAccess:
 def accesses_of(
     step: Launch, slots: Sequence[Slot], aliases: Mapping[int, int]
 ) -> list[MemoryAccess]:
-    """What a kernel touches. `aliases` maps bases to others that may be the same memory."""
+    """A kernel's memory accesses. `aliases` maps bases to others that may be the same memory."""
     find = aliases.get
     return [
         MemoryAccess(

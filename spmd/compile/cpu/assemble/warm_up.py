@@ -1,7 +1,7 @@
-"""What nearly every process needs of native code, begun with before it is asked for.
+"""Early compilation of the native code that nearly every process needs.
 
 A program that has to be compiled says so here first. Nothing happens where the code is on the disk,
-and on one core, where it would take the time of what it waits for.
+nor on one core, where this work would delay the program.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spmd.compile.native.runtime.load import part_source, pool_calls, runtime_so
 
 @cache
 def warm_up_runtime() -> None:
-    """Begin with what most larger programs have: the runtime's core, the pool, kernel batches.
+    """Begin with the code of most larger programs: the runtime's core, the pool, kernel batches.
 
     Not with entry points: the second call of a program comes when it comes, and while larger
     programs are compiled they need the other core more.

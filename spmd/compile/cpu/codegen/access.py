@@ -17,7 +17,7 @@ from spmd.compile.cpu.codegen.conversions import element_of, from_memory, memory
 from spmd.compile.kernel.dtypes import REAL_OF, itemsize, kind
 from spmd.compile.native.llvm.vector_emitter import Emitter
 
-# Up to this distance between lanes reading what lies between them costs less than single reads.
+# Up to this distance between lanes reading the elements between them costs less than single reads.
 MOST_NEAR = 4
 
 # Bytes of a register that one instruction fills from anywhere, or of half of it.
@@ -228,8 +228,8 @@ def _through_buffer(
 ) -> str:
     """Return the pointer of a block: the argument's own, or a buffer's if the block is short.
 
-    The elements that exist are the block's first ones, or its last ones with `at_end`. Only what is
-    read may have a stride; the buffer then has what lies between the lanes, too.
+    The elements that exist are the block's first ones, or its last ones with `at_end`. Only loads
+    may have a stride; the buffer then has the elements between the lanes, too.
     """
     element, count = _unit(place.dtype)
     real = e.at(element, place.pointer, e.mul_index(place.base, count))
@@ -331,7 +331,7 @@ def lane_pointers(e: Emitter, place: Place, mask: str | None) -> list[str]:
         index = e.binary("add", "i64", index, place.gathered)
     if mask is not None:
         index = e.select(mask, "i64", index, e.int(0, "i64"))
-    # Through memory it takes half as long again, or twice, when what is gathered misses the caches.
+    # Through memory it takes half as long again, or twice, when the elements miss the caches.
     indices = [e.extract("i64", index, lane) for lane in lanes]
     with e.at_width(1):
         return [e.at(element, place.pointer, e.mul_index(index, count)) for index in indices]

@@ -1,4 +1,4 @@
-"""What happens at one point of the nest: instructions and stores, with the values known so far.
+"""The code of one point of the nest: instructions and stores, with the values known so far.
 
 `Body` holds the state of the point that is being written: indices, base addresses, tail, values.
 The loops that move the point are in `loop_nest.py`.
@@ -53,7 +53,7 @@ ROWS_AHEAD = range(512, 16 * 1024 + 1)
 
 
 def loads_ahead(kernel: Kernel) -> dict[Load, int]:
-    """Return loads that shall fetch what lies so many bytes ahead, in the next row, as well.
+    """Return loads that shall fetch the bytes so far ahead, in the next row, as well.
 
     Rows that several passes read come from the nearest cache but in the first pass, which would
     wait for each: the machine's own prefetching begins anew with every page. So the last of the
@@ -139,7 +139,7 @@ class Body:
             self._invert(value)
 
     def _divides_often(self, instr: Op) -> bool:
-        """Say whether an instruction divides floats by what stays the same in a long loop."""
+        """Say whether an instruction divides floats by a value that is fixed in a long loop."""
         if instr.op != "div" or kind(instr.dtype) != "f" or not self.e.module.target.fma:
             return False
         x, y = instr.operands

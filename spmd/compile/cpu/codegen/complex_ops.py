@@ -105,7 +105,7 @@ def _exp(m: Floats, x: Pair) -> Pair:
     imag = m.exact_mul(length, call_function(e, "sin", m.element, x[1]))
     # A real argument has a real exponential, infinite or not.
     on_axis = m.is_("oeq", x[1], m.const(0.0))
-    # Zero and infinite lengths stay what they are in a direction that is not a number: C99's G.6.3.
+    # Zero and infinite lengths keep their value in a direction that is not a number: C99's G.6.3.
     infinite = m.is_("oeq", m.abs(x[0]), m.const(math.inf))
     lost = e.binary("and", "i1", infinite, m.is_("uno", real, real))
     vanished = e.binary("and", "i1", lost, m.is_("olt", x[0], m.const(0.0)))

@@ -44,7 +44,7 @@ def from_memory(e: Emitter, raw: str, dtype: str) -> str:
 
 
 def to_memory(e: Emitter, value: str, dtype: str) -> str:
-    """Turn carried lanes into what is stored, rounding to the narrow floats (nearest even)."""
+    """Turn carried lanes into stored ones, rounding to the narrow floats (nearest even)."""
     match dtype:
         case "bool":
             return e.cast("zext", "i1", "i8", value)
@@ -139,7 +139,7 @@ def _saturate_lanes(e: Emitter, x: str, given: str, wanted: str, signed: bool) -
     span, one = (1 << (bits - signed)), np.float32 if given == "float" else np.float64
     last = e.float(float(np.nextafter(one(span), one(0))), given)
     least = e.float(float(-span if signed else 0), given)
-    # What is converted fits: NaN and what is too large do as 0.
+    # The converted value fits: NaN and values that are too large become 0.
     fits = e.select(e.compare("ole", given, x, last), given, x, e.float(0.0, given))
     fits = e.select(e.compare("ogt", given, fits, least), given, fits, least)
     if bits < 32:

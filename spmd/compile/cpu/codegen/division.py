@@ -1,4 +1,4 @@
-"""Division by what a whole row shares: its reciprocal once, in two parts, then products.
+"""Division by a divisor of a whole row: its reciprocal once, in two parts, then products.
 
 The one idea: a division of registers keeps the divider busy for ten cycles, and for sixteen in f64;
 five instructions of other kinds take three. `high + low` is the reciprocal to twice the digits of

@@ -4,7 +4,7 @@
     # void symbol(ptr args, ptr sizes, i64 begin, i64 end): does work units begin <= u < end,
     # of which there is at least one
 
-A unit is what may run apart from all others: a block of an elementwise kernel, a row, or a block of
+A unit may run apart from all others: a block of an elementwise kernel, a row, or a block of
 lanes when these run along an outer dim. Sequential kernels (scatters) are one unit. The text is a
 whole module; its symbol is a hash of the text, so equal kernels share compiled code.
 
@@ -196,7 +196,7 @@ def _calls_libm(op: Op) -> bool:
 
 
 def _single_lanes(kernel: Kernel) -> tuple[int, int]:
-    """Count what is done lane by lane: (accesses, calls). It makes wide vectors only long code."""
+    """Count the work done lane by lane: (accesses, calls). It makes wide vectors only long code."""
     dim, accesses, calls = kernel.vector_dim or 0, 0, 0
     for step in kernel.passes:
         for item in (*step.instrs, *step.stores):

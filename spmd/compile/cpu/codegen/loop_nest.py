@@ -292,7 +292,7 @@ class Nest:
         return []
 
     def _element(self, sweep: Sweep, state: list[str]) -> list[str]:
-        """Write what happens at one element, or block of lanes, behind the hoisted parts."""
+        """Write the code of one element, or block of lanes, behind the hoisted parts."""
         body, deepest = self.body, len(self.kernel.inner)
         count = sum(len(each.types) for each in sweep.accumulators)
         results, running = _split(state, count)
@@ -374,7 +374,7 @@ class Nest:
     def _tiles(self, step: Pass, dim: int) -> None:
         """Write an elementwise pass that walks blocks of lanes times as many steps along `dim`.
 
-        What a load reads across the lanes is transposed into a tile first: each cache line is
+        A load across the lanes is transposed into a tile first: each cache line is
         touched once, where reading lane by lane would come back to it for every step.
         """
         e, body, width = self.e, self.body, self.width
@@ -460,7 +460,7 @@ class Nest:
         sums += [False] * (len(state) - len(sums))
         fresh = [operand for carrier in sweep.carriers for operand in carrier.initial()]
 
-        # What the sum of runs loses is carried beside it and added at the end.
+        # The rounding errors of the sum of runs are carried beside it and added at the end.
         kinds = [kind for is_sum, kind in zip(sums, sweep.types, strict=True) if is_sum]
         lost = [fresh[place] for place, is_sum in enumerate(sums) if is_sum]
 
@@ -491,7 +491,7 @@ class Nest:
         ]
 
     def _two_sum(self, kind: str, x: str, y: str) -> tuple[str, str]:
-        """Return x + y rounded, and what the rounding lost (Knuth)."""
+        """Return x + y rounded, and the rounding error (Knuth)."""
         e = self.e
         total = e.set(f"fadd {kind} {x}, {y}")
         second = e.set(f"fsub {kind} {total}, {x}")

@@ -2,7 +2,7 @@
 
 The one idea: a loop that Python has unrolled (forty times `x = sin(x * c) + 0.5`) is the same
 operations again and again, with other constants. LLVM's time, and ours, grows with their number;
-what they do does not. So a stretch that returns with a period becomes a function of what it reads,
+their meaning does not. So a stretch that returns with a period becomes a function of its operands,
 and of the constants that differ. It has one result, and is long enough that a call is nothing.
 """
 
@@ -25,7 +25,7 @@ LEAST_RUN = 24
 LEAST_WORK = 100.0
 # The most operations from a stretch to the next.
 LONGEST_PERIOD = 40
-# What a call takes LLVM, in operations; vectors that a function is given.
+# The cost of a call for LLVM, in operations; the most vectors that a function is given.
 _CALL = 2
 _MOST_VECTORS = 2
 # Operations that do the same with a constant as with any other number.
@@ -43,7 +43,7 @@ class Repeat:
     first: int
     length: int
     count: int
-    # Where in a stretch its result is.
+    # The place of its result in a stretch.
     result: int
     # The values that operands are, in each of the stretches: of all operands of a stretch in their
     # order, of the vectors that it is given, and of the numbers that differ.
@@ -129,7 +129,7 @@ def _described(
 def _signature(
     op: Op, place: int, places: Mapping[int, int], defined: Mapping[int, Instr | Reduce]
 ) -> _Signature:
-    """What an operation does, with what lies behind it and with what is outside of the run."""
+    """An operation with the distances to operands in the run, and the operands from outside."""
     read: list[object] = []
     for value in op.operands:
         made_by = defined[value]
@@ -145,7 +145,7 @@ def _signature(
 
 
 def _longest(kinds: Sequence[int], period: int) -> tuple[int, int]:
-    """The longest part in which everything is what it was one period before."""
+    """The longest part in which everything is as it was one period before."""
     best, first = (0, 0), 0
     for k in range(period, len(kinds)):
         if kinds[k] != kinds[k - period]:
@@ -163,7 +163,7 @@ def _only_result(
     places: Mapping[int, int],
     escaping: frozenset[int],
 ) -> int | None:
-    """Where in each stretch the one value is that is read outside of it; None if there are more."""
+    """The place in each stretch of its one value read outside of it; None if there are more."""
     end = first + count * length
     result: int | None = None
     for k in range(first, len(ops)):

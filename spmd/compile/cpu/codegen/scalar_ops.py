@@ -1,8 +1,8 @@
 """Scalar operations of kernel IR as LLVM instructions on virtual vectors.
 
 One function per family (bools, integers, floats, complex pairs live in `complex_ops.py`). The
-meaning of each operation is `kernel/ops.py`'s; what LLVM leaves undefined (division by zero, shifts
-by too much, saturating conversions) is written out here.
+meaning of each operation is `kernel/ops.py`'s; cases that LLVM leaves undefined (division by zero,
+shifts by too much, saturating conversions) are written out here.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def render_op(
 
 
 def _inverse(m: Floats, divisor: Value) -> Inverse | None:
-    """What to multiply by instead of dividing, if anything."""
+    """The factor that replaces the division, if there is one."""
     if not m.has_fma or divisor.constant is None:
         return divisor.inverse
     return inverse_of_constant(m, float(divisor.constant))
@@ -174,7 +174,7 @@ def _divide(
     zero = e.compare("eq", element, y, e.int(0, element))
     trap = zero
     if signed:
-        # lowest / -1 traps; lowest / 1 and lowest % 1 are what it should give.
+        # lowest / -1 traps; lowest / 1 and lowest % 1 are the right results.
         lowest = e.int(1 << (int(element[1:]) - 1), element)
         minus_one = e.compare("eq", element, y, e.int(-1, element))
         at_lowest = e.compare("eq", element, x, lowest)

@@ -1,13 +1,13 @@
-"""Stores past the caches: for results so large that whoever reads them won't find them there.
+"""Stores past the caches: for results too large to be there when they are read.
 
 The one idea: a store into a line that is in no cache reads the line first, and drives out one that
-may still be wanted; for whole lines neither is needed. But what was stored past the caches has to
-be fetched when it is read. So only results far larger than the caches go that way, and the kernel
-alone decides: who reads them does not matter then.
+may still be wanted; for whole lines neither is needed. But data that was stored past the caches has
+to be fetched when it is read. So only results far larger than the caches go that way, and the
+kernel alone decides: the readers do not matter then.
 
 Such stores need aligned vectors, and lines that were not just read: over an operand they take four
-times as long as others. How the lanes lie is known here, where the arrays begin is not: so there
-are two functions, one of which has ordinary stores, and a look at the addresses.
+times as long as others. The layout of the lanes is known here, the addresses of the arrays are not:
+so there are two functions, one of which has ordinary stores, and a check of the addresses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spmd.compile.native.llvm.vector_emitter import Emitter, Module
 # the same at 24 MiB.
 STREAM_FROM = 24 * 2**20
 
-# What is written piece by piece along memory may come in parts of lines, which meet on their way.
+# Pieces written along memory may be parts of lines, which are combined on their way.
 _LEAST_ALIGNMENT = 16
 
 
@@ -52,7 +52,7 @@ def streamed(plan: Plan, stream_from: int) -> dict[Store, int]:
 
 
 def _alignment(kernel: Kernel, store: Store, width: int) -> int:
-    """Return what all addresses of a store's vectors are multiples of, if the array begins so."""
+    """Return a divisor of all addresses of a store's vectors, if the array begins at one."""
     dim = kernel.vector_dim
     if store.guard is not None or store.combine or store.map.gathered or dim is None:
         return 0

@@ -62,7 +62,7 @@ HALF_PI = {
     False: (1.57079632673412561417, 6.07710050630396597660e-11, 2.02226624879595063154e-21),
 }
 # The same in f32: with FMA the first step leaves no rounding at all for multiples up to 2**22,
-# and what the third one adds is a fraction of a unit of the last place of the second.
+# and the third one adds a fraction of a unit of the last place of the second.
 HALF_PI_SHORT = (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15)
 SHORT_LIMIT = 1.1e6
 TRIG_LIMIT = {(32, True): 2.0**44, (32, False): 1e6, (64, True): 1e6, (64, False): 1e5}

@@ -1,6 +1,6 @@
 """Coefficients and ranges of the special functions, by the bits of the element type.
 
-What is under 32 here serves f32 results that are computed in f64. ERF_INV_64 after M. Giles; the
+Those under 32 serve f32 results that are computed in f64. ERF_INV_64 after M. Giles; the
 others are our own minimax fits (`tests/compile/cpu/math/fit_coefficients.py`). Highest powers
 first.
 """

@@ -35,7 +35,7 @@ def expm1_reduced(m: Floats, r: str) -> str:
 def _power_by_table(m: Floats, shifted: str, k: str, r: str, fine: bool = False) -> str:
     """2**k e**r for k in sixteenths, to which `_sixteenths` has added, and |r| <= ln(2)/32.
 
-    A `fine` one knows what rounding the table lost, too: 0.6 ulp instead of 1.05.
+    A `fine` one corrects the rounding of the table, too: 0.6 ulp instead of 1.05.
     """
     curved = m.fma(r, m.const(1 / 6), m.const(0.5))
     square = m.exact_mul(r, r)
@@ -123,7 +123,7 @@ def logistic(m: Floats, x: str) -> str:
     above = m.select(m.is_("olt", x, m.const(0.0)), decayed, one)
     below = m.exact_add(decayed, one)
     ratio = m.div(above, below)
-    # What the sum lost; a line is near enough to 1 / below between 1 and 2.
+    # The rounding error of the sum; a line is near enough to 1 / below between 1 and 2.
     lost = m.exact_sub(decayed, m.exact_sub(below, one))
     inverse = m.fma(below, m.const(-0.4853), m.const(1.4571))
     return m.fma(m.neg(m.exact_mul(ratio, inverse)), lost, ratio)

@@ -14,8 +14,8 @@ from spmd.compile.native.llvm.vector_emitter import Emitter
 class Floats:
     """Lane-wise operations on `float` or `double` operands of one emitter.
 
-    `wanted` are the bits of the type that results are rounded to in the end: what is computed in
-    f64 for an f32 result does with shorter polynomials.
+    `wanted` are the bits of the type that results are rounded to in the end: an f64
+    computation of an f32 result does with shorter polynomials.
     """
 
     def __init__(self, emitter: Emitter, element: str, wanted: int | None = None):

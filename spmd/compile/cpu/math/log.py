@@ -53,11 +53,11 @@ def _log_reduced(m: Floats, f: str, e: str) -> str:
 
 
 def or_special(m: Floats, x: str, bits: str, ordinary: str) -> str:
-    """`ordinary` where x is positive and finite, else what log has there: -inf, inf or NaN."""
+    """`ordinary` where x is positive and finite, else the logarithm's -inf, inf or NaN."""
     last_finite = ((1 << (m.bits - m.mantissa - 1)) - 1 << m.mantissa) - 1
     before = m.int_op("sub", bits, m.int(1))
     usual = m.emitter.compare("ult", m.integer, before, m.int(last_finite))
-    # All bits set if the sign is: a NaN. Infinity and NaN stay what they are.
+    # All bits set if the sign is: a NaN. Infinity and NaN stay.
     sign = m.int_op("ashr", bits, m.int(m.bits - 1))
     special = m.of_bits(m.int_op("or", bits, sign))
     special = m.select(m.is_("oeq", x, m.const(0.0)), m.const(-math.inf), special)
@@ -87,7 +87,7 @@ def log1p(m: Floats, x: str) -> str:
 
 
 def _log1p_sum(m: Floats, x: str, rest: str | None) -> str:
-    """log(1 + x + rest) for a tiny `rest`; what 1 + x loses is given back to the fraction."""
+    """log(1 + x + rest) for a tiny `rest`; the error of 1 + x is given back to the fraction."""
     one = m.const(1.0)
     u = m.exact_add(x, one)
     lost = m.exact_sub(x, m.exact_sub(u, one))
@@ -107,7 +107,7 @@ def atanh(m: Floats, x: str) -> str:
     one, a = m.const(1.0), m.abs(x)
     above, below = m.exact_add(a, a), m.exact_sub(one, a)
     ratio = m.div(above, below)
-    # What difference and quotient lost; 1 / (1 - a) is 1 + ratio / 2.
+    # The rounding errors of difference and quotient; 1 / (1 - a) is 1 + ratio / 2.
     lost = m.exact_sub(m.exact_sub(one, below), a)
     missing = m.fma(m.neg(ratio), lost, m.fma(m.neg(ratio), below, above))
     rest = m.exact_mul(missing, m.fma(ratio, m.const(0.5), one))
@@ -141,7 +141,7 @@ def acosh(m: Floats, x: str) -> str:
     twice = m.exact_add(t, t)
     square = m.fma(t, t, twice)
     root = m.sqrt(square)
-    # What square, root and sum lost. (Below 1 the root is NaN; at 1 it is zero.)
+    # The rounding errors of square, root and sum. (Below 1 the root is NaN; at 1 it is zero.)
     lost = m.exact_add(m.fma(t, t, m.exact_sub(twice, square)), m.fma(m.neg(root), root, square))
     lost = m.div(lost, m.select(m.is_("oeq", root, m.const(0.0)), one, m.exact_add(root, root)))
     total = m.exact_add(root, t)

@@ -1,6 +1,6 @@
 """Tables in registers: AVX-512 looks up 16 numbers of f32 at once, among 16 or 32.
 
-The one idea: a look-up is one instruction, and what it replaces is many: half of an exponential's
+The one idea: a look-up is one instruction, and it replaces many: half of an exponential's
 polynomial, or both branches and the division of a hyperbolic tangent, which is cut into pieces with
 a short polynomial each.
 """

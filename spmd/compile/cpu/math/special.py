@@ -166,7 +166,7 @@ def _lgamma(m: Floats, x: str) -> str:
 def _lgamma_positive(m: Floats, a: str) -> str:
     """lgamma for a >= 0: a series at 2 and the recurrence below 8, Stirling's series beyond.
 
-    One logarithm serves all: of a, or of what the recurrence multiplies.
+    One logarithm serves all: of a, or of the recurrence's product.
     """
     e, half, one = m.emitter, m.const(0.5), m.const(1.0)
     lowest, low = m.is_("olt", a, half), m.is_("olt", a, m.const(1.5))

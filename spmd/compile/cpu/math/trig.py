@@ -115,7 +115,7 @@ def _wave(m: Floats, x: str, turn: str, symbol: str) -> str:
         result = m.select(_odd(m, turned, 1), cosine, sine)
         return m.select(_odd(m, turned, 2), m.neg(result), result)
 
-    # What is too large for the range reduction is left to libm.
+    # Arguments too large for the range reduction go to libm.
     limit = SHORT_LIMIT if _is_short(m) else TRIG_LIMIT[m.bits, m.has_fma]
     return unless_any(m, _is_large(m, x, limit), symbol, (x,), fast)
 
@@ -249,7 +249,7 @@ def atan2(m: Floats, y: str, x: str) -> str:
     a, b = m.abs(y), m.abs(x)
     swapped = m.is_("ogt", a, b)
     small, large = m.select(swapped, b, a), m.select(swapped, a, b)
-    # Sums of the largest numbers would overflow; what a half loses there is nothing.
+    # Sums of the largest numbers would overflow; a half loses nothing there.
     halved = m.is_("ogt", large, m.const(2.0 ** (m.bias - 2)))
     factor = m.select(halved, m.const(0.5), one)
     small, large = m.exact_mul(small, factor), m.exact_mul(large, factor)

@@ -23,10 +23,10 @@ SIZES = (
     # packing: functions (or 0), where in the scratch memory, and how a tile finds its rows
     "lay_a lay_b pack_a pack_b whole_a whole_b at_a at_b at_c "
     "tile_a tile_a_row tile_a_k tile_b tile_b_k "
-    # what walks over tiles; tiles for whole or last columns
+    # the walk over tiles; tiles for whole or last columns
     "tiles tile_whole tile_last "
-    # what runs an epilogue, that for whole or last columns (or 0), number of its arguments; five
-    # strides each follow
+    # the function of an epilogue, that for whole or last columns (or 0), number of its arguments;
+    # five strides each follow
     "finish epilogue_0 epilogue_1 arguments"
 ).split()
 
@@ -133,7 +133,7 @@ def lay_a_text(attributes: str) -> str:
 def tiles_text(v: Vectors, hot: bool) -> str:
     """The module that multiplies a block of A with all column panels of a block of B.
 
-    Its parameters: the numbers, A, B, C, rows, columns, depth, whether to add to what C holds.
+    Its parameters: the numbers, A, B, C, rows, columns, depth, whether to add to C.
     """
     params = ["ptr", "ptr", "ptr", "ptr", "i64", "i64", "i64", "i64"]
     f = Function(tiles_symbol(v, hot), "void", params, attributes=v.attributes)

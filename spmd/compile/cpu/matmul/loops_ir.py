@@ -48,7 +48,7 @@ def dots_symbol(v: Vectors, source: str, rows: int) -> str:
     return f"dots{rows}_{source}_{v.symbol}"
 
 
-# ---- what all kernels do -----------------------------------------------------------------------
+# ---- the base of kernels -----------------------------------------------------------------------
 
 
 class _Unit:

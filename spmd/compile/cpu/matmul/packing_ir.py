@@ -140,7 +140,7 @@ def _turn(f: Function, v: Vectors, source: str) -> None:
         read, write = f.at(origin, first * NBYTES[source]), f.at(target, first * target_stride)
         count = f.smaller(depth - first, _TURNED_DEPTH)
         with f.range(0, width, _SIDE) as i:
-            # Rows behind the last are read as the last: what they give is never used.
+            # Rows behind the last are read as the last: their results are never used.
             lines = [f.at(read, i * i_stride)]
             for number in range(1, _SIDE):
                 after = f.at(lines[-1], i_stride)

@@ -1,6 +1,6 @@
 """How the work of a product is cut into units for threads, and when B is packed by itself.
 
-The one idea: a unit's time is estimated from what it multiplies and what it packs for itself, and
+The one idea: a unit's time is estimated from its products and its own packing, and
 the cut is taken under which the last thread is done first. Threads take units in runs, as the
 executor does. Only the extents of units come from here, so no bit of a result depends on it.
 """

@@ -73,7 +73,7 @@ MOST_BATCH_DIMS = 3
 _DEPTH_BYTES = 1024
 # Few rows of A read B where it lies, once, and wait for nothing else if it lies in no near cache.
 # Of that many rows of B at a time, whole ones as far as threads leave them whole, processors fetch
-# what comes next; of more, of which a tile reads a few columns each, they do not (8 x 2048 x 2048:
+# the next ones; of more, of which a tile reads a few columns each, they do not (8 x 2048 x 2048:
 # 1.0 ms, 2.8 in blocks of 256). Twice as many where several tiles read them.
 _STREAMED_ROWS = 32
 # So many rows of A are few: more gain little, and balance threads less well.
@@ -100,15 +100,15 @@ TINY_PRODUCT = 2**13
 # Rows of A are streams that need no packing, unless they spread over more memory than this: then
 # they meet each other in the same places of the L2 cache, and their pages are too many.
 _SPREAD = 2**20
-# Elements of a column of A, if it lies transposed, are such streams too where rows of what lies
-# there are no further apart (measured: a gain of 5 to 20 % up to 3136 bytes, none from 4000).
+# Elements of a column of A, if it lies transposed, are such streams too where its rows in memory
+# are no further apart (measured: a gain of 5 to 20 % up to 3136 bytes, none from 4000).
 _NEAR = 3500
 # A B that spreads over no more than this stays in the L1 cache as it lies, its rows in different
 # places of it (32 products of 128 x 64 x 128 on a core: 644 us, 675 packed).
 _COMPACT = 2**15
 # An estimate for the decision to use threads, per core.
 _BYTES_PER_NS = 12.0
-# From here on a matrix is not in the caches when it comes again, but what was read last is: as
+# From here on a matrix is not in the caches when it comes again, but the data read last is: as
 # every second call goes through the units backwards, small ones find more of it.
 _BEYOND_CACHES_NS = 300_000
 # The bytes that a vector's store may write behind the end of a panel.
@@ -117,7 +117,7 @@ _SLACK = 64
 
 @record
 class Plan:
-    """A product ready to be compiled: the kernel, its run-time numbers and what they refer to."""
+    """A product ready to be compiled: the kernel, its run-time numbers and their targets."""
 
     symbol: str
     sizes: dict[str, int]
@@ -137,7 +137,7 @@ def matmul_step(product: Product, slots: Sequence[Slot], name: str = "dot") -> K
     """The step of one product, compiled; for many `plan_product` lets them compile together.
 
     The slots are the addresses of the elements [0, 0] of A and B (with negative strides not the
-    lowest) and of the epilogue's arguments. What it writes must not overlap A or B.
+    lowest) and of the epilogue's arguments. Its results must not overlap A or B.
     """
     plan = plan_product(product)
     addresses = compile_texts(plan.texts, optimize=True)
@@ -584,7 +584,7 @@ class _Planner:
 
     @property
     def is_shallow(self) -> bool:
-        """Whether C is written row by row: it is most of what is moved, and B stays near."""
+        """Whether C is written row by row: it is most of the bytes moved, and B stays near."""
         p, nbytes = self.p, self.vectors.nbytes
         near, long = p.k * p.n * nbytes <= _STREAMED_C, p.n * nbytes >= _LONG_ROW
         return self.direct and near and long and p.k * nbytes <= _SHALLOW

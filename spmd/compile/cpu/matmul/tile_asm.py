@@ -86,7 +86,7 @@ class _Writer:
         kept = [r for r in (*_LINES[: shape.rows], *self.used()) if r in _KEPT]
         self.kept = list(dict.fromkeys(kept))
 
-    # ---- what differs between instruction sets ----
+    # ---- differences between instruction sets ----
 
     def used(self) -> Sequence[str]:
         """Registers beside those of rows."""

@@ -141,7 +141,7 @@ def store_tile(
     places: Sequence[tuple[Value, Value | None, Variable]],
     accumulate: Value,
 ) -> None:
-    """Write the (address, mask, sums) of a tile, added to what is there if `accumulate` is set.
+    """Write the (address, mask, sums) of a tile, added to C if `accumulate` is set.
 
     All are read before any is written, so that several rows may have the same place.
     """

@@ -3,7 +3,7 @@
     C[r, j] = sum over k of A[r, k] B[k, j],  A at row_a[r] + depth_a[k], B at depth_b[k] + j
 
 Rows and depth are each the index space of some dims. Their innermost dims become tables inside the
-step; what would make a table too long is a loop around it.
+step; dims that would make a table too long are a loop around it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def contract_step(
 
 
 def tiling(rows: int, around: int, multiply_adds: int, v: Vectors, width: int) -> tuple[int, int]:
-    """The height of tiles and how many a unit has: what the busiest core finishes first with.
+    """The height of tiles and their number in a unit, for the earliest end of the busiest core.
 
     Neither changes a result. Short tiles wait for memory, which counts as three rows.
     """

@@ -183,7 +183,7 @@ class _Sorter:
         )
 
     def _opaque(self, rows: list[Value]) -> list[Value]:
-        """The same registers, of which LLVM does not see what was done to them.
+        """The same registers, whose history is hidden from LLVM.
 
         It would go back through all shuffles to look for fewer, and finds none: a quarter of the
         time of compiling.

@@ -58,7 +58,7 @@ def sorter(keys: Keys, compresses: bool, registers: int) -> Sorter:
 
 
 def halving(keys: Keys, sorts: Sorter) -> tuple[list[Function], list[str]]:
-    """The function `sort_halves` and what it calls, and what is declared for it besides `sorts`."""
+    """The function `sort_halves` with its callees, and its declarations besides `sorts`."""
     functions = [_pivot(keys, sorts.name, rare=True), _halves(keys)]
     return functions, [_declared(partition_symbol(keys), *_partition_type(keys))]
 
@@ -70,7 +70,7 @@ def _declared(symbol: str, returns: str, *params: str) -> str:
     return f"declare {returns} @{symbol}({', '.join(params)})"
 
 
-# ---- what LLVM compiles beside the rest, since it takes as long ----
+# ---- compiled by LLVM beside the rest, since it takes as long ----
 
 
 @cache
@@ -100,8 +100,8 @@ def _networks(keys: Keys, sizes: Sequence[int]) -> tuple[list[Function], list[st
 
 
 def _keys_text(keys: Keys, compresses: bool) -> str:
-    """The text of what sorts any number of keys."""
-    # Of what partitions leave, one between the least and the largest sorts nothing any faster.
+    """The text that sorts any number of keys."""
+    # For the rests of partitions, networks between the least and the largest are no faster.
     sizes = [min(COLUMN_NETWORKS), max(COLUMN_NETWORKS)]
     networks, declared = _networks(keys, sizes)
     parts = [*networks, _small(keys, sizes), _by_bytes(keys, rare=compresses)]
@@ -114,7 +114,7 @@ def _keys_text(keys: Keys, compresses: bool) -> str:
 
 
 def declarations(keys: Keys) -> str:
-    """Declarations of what they call besides."""
+    """Declarations of their other callees."""
     return "\n".join(
         (
             "declare ptr @memcpy(ptr, ptr, i64)",
@@ -286,7 +286,7 @@ def _quick(keys: Keys) -> Function:
 def _pivot(keys: Keys, sorts: str, rare: bool = False) -> Function:
     """The middle one of keys that are evenly spaced: `sort_pivot(place, count, scratch)`.
 
-    There are more keys than a network sorts; `sorts` names what sorts a few.
+    There are more keys than a network sorts; `sorts` names the function for few.
     """
     f = inner(keys, "sort_pivot", keys.element, *_SORTER[1:], rare=rare)
     place, count, scratch = f.params
@@ -316,7 +316,7 @@ def _split(
     count = size.get()
     low = f.call(partition_symbol(keys), "i64", here, count, pivot, scratch)
     with f.if_else(low.equals(0)) as it:
-        # The pivot is the least key: what equals it is in order.
+        # The pivot is the least key: keys equal to it are in order.
         with f.if_else(pivot.equals(keys.largest)) as all_equal:
             size.set(0)
             all_equal.otherwise()

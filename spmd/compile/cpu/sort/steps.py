@@ -42,7 +42,7 @@ def sort_step(
     """Sort each of `rows` rows of `size` words in place, stably by their upper halves.
 
     With `kept`, at most MOST_KEPT, only that many least words (as whole unsigned numbers) are put
-    in order at the row's begin; the others are undefined. `addresses` has what `sort_text` defines.
+    in order at the row's begin; the others are undefined. `addresses` are those of `sort_text`.
     """
     if kept is None:
         cost, scratch = size * _NS_PER_WORD, 8 * size if size > MOST_INSERTED else 0

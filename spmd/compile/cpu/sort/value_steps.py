@@ -43,7 +43,7 @@ def values_text(
     """The module of the functions that sort rows of numbers of so many bits.
 
     They are for rows that so many registers hold (0: of any length), or for those that are `cut`.
-    `compresses` says whether the processor compresses registers (None: what this one does).
+    `compresses` says whether the processor compresses registers (None: as this one).
     """
     keys = Keys(bits, host().vector_bytes)
     sorts = sorter(keys, can_compress() if compresses is None else compresses, registers)
@@ -96,8 +96,8 @@ def values_steps(
 ) -> tuple[KernelStep, ...]:
     """Write each of `rows` rows of `size` numbers in order; NaNs last, equal ones as they came.
 
-    `slots` are numbers and results, which may be written over what is sorted if they are whole;
-    and maybe SORT_WORK bytes a row. `addresses` has what `values_text` defines.
+    `slots` are numbers and results, which may be written over the operand if they are whole;
+    and maybe SORT_WORK bytes a row. `addresses` are those of `values_text`.
     """
     keys = Keys(8 * itemsize(dtype), host().vector_bytes)
     kind = _KINDS[dtype[0]]

@@ -20,7 +20,7 @@ from spmd.compile.native.llvm.modules import EMISSIONS, Source
 
 @record
 class Item:
-    """A text to be made under a name; and what puts its code where it is used, if nobody asks."""
+    """A source to be compiled under a name; `use` installs its code if no caller takes it."""
 
     name: str
     write: Callable[[], Source]
@@ -28,7 +28,7 @@ class Item:
 
 
 class BackgroundCompiler:
-    """Emits sources, each by itself; `emit` is what would be called otherwise."""
+    """Emits sources, each by itself; `emit` is the function that would be called otherwise."""
 
     def __init__(self, emit: Callable[[Sequence[Source]], bytes]):
         self._emit = emit
@@ -40,7 +40,7 @@ class BackgroundCompiler:
         self._coming: set[str] = set()
         self._changed = threading.Condition()
         self._codes: dict[Source, bytes] = {}
-        self._left: set[Source] = set()  # to who asked for it
+        self._left: set[Source] = set()  # sources that a caller has taken over
         self._now: Source | None = None
 
     def begin(self, items: Sequence[Item]) -> None:
@@ -83,7 +83,7 @@ class BackgroundCompiler:
         try:
             code = self._emit([source])
         except RuntimeError:
-            pass  # who asks for it makes it, and is told
+            pass  # a caller that needs it compiles it, and gets the error
         finally:
             with self._changed:
                 self._now = None

@@ -21,12 +21,12 @@ from spmd.base.fork import after_fork_in_child
 # entries are written after the longer time.
 REST_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 1.0
-# With more than this in memory, whoever adds to it writes.
+# With more than this in memory, the thread that adds an entry writes.
 MOST_BYTES = 32 * 2**20
 
 
 class CacheWriter:
-    """Calls `write(path, payload)` for what is put, on another thread, one after the other.
+    """Calls `write(path, payload)` for each `put`, on another thread, one after the other.
 
     `write` must not raise. All methods may be called from any thread.
     """
@@ -42,8 +42,8 @@ class CacheWriter:
         self._waiting: dict[str, bytes] = {}
         self._nbytes = 0
         self._changed = 0.0
-        # Of the fields above, for moments only; and of who writes. The handler of a signal may
-        # store something while what it interrupts has one of them.
+        # Locks of the fields above, for moments only, and of the writing thread. The handler of a
+        # signal may store an entry while the interrupted code has one of them.
         self._lock = threading.RLock()
         self._writing = threading.RLock()
 
@@ -58,8 +58,8 @@ class CacheWriter:
             self.flush()
 
     def get(self, path: str) -> bytes | None:
-        """What will be written to `path`, if it is not yet."""
-        self._changed = time.monotonic()  # who asks is at work on a program
+        """The payload that is still to be written to `path`, if any."""
+        self._changed = time.monotonic()  # the caller is at work on a program
         return self._waiting.get(path)
 
     def flush(self) -> None:

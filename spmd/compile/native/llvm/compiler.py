@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from spmd.compile.native.llvm.background_compile import BackgroundCompiler
     from spmd.compile.native.llvm.modules import Source, Team
 
-# What stands under the name of a text that is part of a unit: this, the unit's name, its symbols.
+# The entry under the name of a text that is part of a unit: this, the unit's name, its symbols.
 _MOVED = b"unit "
 
 # Held while texts are taken apart, compiled and loaded.
@@ -87,7 +87,7 @@ class Loader:
         # By whether they are for control.
         self._emitters: dict[bool, list[_Emitter]] = {False: [], True: []}
         self._early: BackgroundCompiler | None = None
-        # How many texts this process compiled: what it did not find.
+        # The number of texts that this process compiled: those that it did not find.
         self.compiled = 0
         # Library names are used up even by a link that fails.
         self._numbers = itertools.count()
@@ -114,8 +114,8 @@ class Loader:
     @cached_property
     def _jit(self) -> Any:
         # JITLink puts each object into one contiguous mapping, which makes the small code model
-        # safe. `_owned` tells llvmlite that
-        # somebody else disposes of the JIT; nobody does: threads may be inside its code at exit.
+        # safe. `_owned` tells llvmlite not to dispose of the JIT. It is never disposed of:
+        # threads may be inside its code at exit.
         jit = self._llvm.create_lljit_compiler(self._target_machine(), use_jit_link=True)
         jit._owned = True
         return jit
@@ -164,7 +164,7 @@ class Loader:
     def begin_early(self, written: Mapping[Written, Callable[[], object] | None]) -> None:
         """Begin with texts for `compile_written` that are not on the disk, beside Python.
 
-        Each may have what puts its code to use when it is made, whether anybody asks for it or not.
+        Each may have a function that installs its code when it is made, needed or not.
         """
 
         def is_new(each: Written) -> bool:
@@ -281,7 +281,7 @@ class Loader:
     def load_entries(self, entries: Mapping[str, Sequence[str]]) -> bool:
         """Load entries of the object cache that define the given symbols.
 
-        False if one of them is not there any more; what is loaded then stays so.
+        False if one of them is not there any more; the others stay loaded.
         """
         with self._lock:
             return self._load_entries(entries)
@@ -345,7 +345,7 @@ class Loader:
         return sharing.Team(self._emit, available_cores())
 
     def _find_sharing(self) -> None:
-        """Import what threads that compile ask for: a fork waits for them, and would for that."""
+        """Import modules for compiling threads: a fork waits for them, and would for that."""
         assert sharing.is_control and sharing.symbols_of
 
     def _emit(self, sources: Sequence[Source]) -> bytes:
@@ -358,7 +358,7 @@ class Loader:
     def _emit_now(self, sources: Sequence[Source]) -> bytes:
         free = self._emitters[sharing.is_control(sources[0])]
         try:
-            # The one that was used last: what LLVM makes at its first use is there.
+            # The one that was used last: LLVM's set-up at the first use is done.
             emitter = free.pop()
         except IndexError:
             level = 0 if sharing.is_control(sources[0]) else 2
@@ -475,7 +475,7 @@ class _Unit:
 
 
 class _Emitter:
-    """One LLVM context and target machine: what a thread needs to compile on its own."""
+    """One LLVM context and target machine: a thread needs one to compile on its own."""
 
     def __init__(self, llvm: ModuleType, machine: Any):
         self._llvm = llvm
@@ -521,8 +521,8 @@ class _Emitter:
         return module
 
     def _optimize(self, module: Any) -> None:
-        # Stack slots become registers. What else LLVM has would take up to ten times as long and
-        # makes the code no faster: what should be unrolled or a vector is written so.
+        # Stack slots become registers. LLVM's other passes would take up to ten times as long and
+        # make the code no faster: unrolled loops and vectors are written as such.
         options = self._llvm.create_pipeline_tuning_options(speed_level=2)
         builder = self._llvm.create_pass_builder(self._machine, options)
         passes = self._llvm.create_new_module_pass_manager()

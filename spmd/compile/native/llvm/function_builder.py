@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 from spmd.compile.native.llvm.vector_emitter import float_literal
 
-# What vectors that are written past the caches must be aligned to, and how they are marked.
+# The alignment of vectors that are written past the caches, and the mark of such stores.
 STREAM_ALIGNMENT = 64
 STREAM_METADATA = "!900 = !{i32 1}"
 
@@ -411,7 +411,7 @@ class Else:
         self._after = after
 
     def otherwise(self) -> None:
-        """End the first half; what follows runs when the condition does not hold."""
+        """End the first half; the code that follows runs when the condition does not hold."""
         self._function._goto(self._after)
         self._function._start(self._label)
 

@@ -1,8 +1,8 @@
 """Object code made ready to run: sections are placed in memory, and told where the others are.
 
 The one idea: our code needs little of a linker, and that little is a page of arithmetic. A text
-becomes code, constants and sometimes variables; what it refers to is in the same module, in one
-that is linked with it, or exported by the process. Functions of the process may be further away
+becomes code, constants and sometimes variables; its references are to the same module, to one
+that is linked with it, or to exports of the process. Functions of the process may be further away
 than a call reaches, so calls go by a stub behind the code that reads a table of addresses. Whatever
 else an object may hold (code of other processors, tables for unwinding, thread-local variables) is
 unfamiliar, and left to LLVM's linker, which takes several times as long and first needs LLVM.
@@ -30,7 +30,7 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 # Types and flags of sections.
 _PROGRAM, _SYMBOLS, _RELOCATIONS, _ZEROS = 1, 2, 4, 8
-_IGNORED_TYPES = (0, 3, 0x6FFF4C03)  # nothing, names, what LLVM notes for linkers of programs
+_IGNORED_TYPES = (0, 3, 0x6FFF4C03)  # nothing, names, LLVM's notes for linkers of programs
 _WRITTEN, _LOADED, _EXECUTED, _PER_THREAD = 1, 2, 4, 0x400
 # Symbols: bindings, types, sections that are none.
 _LOCAL, _GLOBAL = 0, 1
@@ -46,7 +46,7 @@ _MOST_BYTES = 2**31 - 1  # distances have 32 bits
 _NONE: Mapping[str, int] = MappingProxyType({})
 
 
-# What reading numbers and names raises where something else stands.
+# The errors of reading numbers and names where something else stands.
 _DAMAGED = (struct.error, LookupError, ValueError, OverflowError)
 
 
@@ -69,13 +69,13 @@ class _Section:
         return len(self.data) + self.zeros
 
 
-# Where a symbol is: in which section, and how far from its start.
+# The place of a symbol: its section, and its distance from the section's start.
 _Place: TypeAlias = tuple[_Section, int]
 
 
 @record
 class _Reference:
-    """Where in a section something is filled in: how, with which symbol, and what is added."""
+    """A place in a section to be filled in: how, with which symbol, and the addend."""
 
     section: _Section
     place: int
@@ -86,7 +86,7 @@ class _Reference:
 
 @record
 class _Object:
-    """What is loaded of an object; symbols without a name are known by their number."""
+    """The loaded part of an object; symbols without a name are known by their number."""
 
     sections: list[_Section] = field(default_factory=list)
     symbols: dict[str | int, _Place] = field(default_factory=dict)
@@ -163,12 +163,12 @@ def _read_symbols(
 
 
 def link(codes: Sequence[bytes], known: Mapping[str, int] = _NONE) -> list[dict[str, int]]:
-    """Load objects that may refer to each other; give the addresses of what each defines.
+    """Load objects that may refer to each other; give the addresses of their symbols.
 
-    They may refer to what is `known`, too, and to what the process exports.
+    They may refer to the symbols in `known`, too, and to the exports of the process.
 
-    An `UnfamiliarError` says that nothing was loaded, and that another linker is needed. What is
-    loaded stays for the life of the process. Code is never writable when it can run.
+    An `UnfamiliarError` says that nothing was loaded, and that another linker is needed. Loaded
+    objects stay for the life of the process. Code is never writable when it can run.
     """
     try:
         return _link([_read(code) for code in codes], known)
@@ -185,7 +185,7 @@ def _link(objects: Sequence[_Object], known: Mapping[str, int]) -> list[dict[str
                 raise UnfamiliarError(f"two definitions of {name}")
     entries = _entries(objects, shared)
     addresses = [None if name in shared else known.get(name) or _exported(name) for name in entries]
-    # Behind what is only read: the table of addresses, and a stub for each.
+    # Behind read-only data: the table of addresses, and a stub for each.
     table = _aligned(_arrange(0, [s for s in sections if not s.is_written]), _WORD)
     stubs = table + _WORD * len(entries)
     filled = stubs + _STUB_BYTES * len(entries)
@@ -193,7 +193,7 @@ def _link(objects: Sequence[_Object], known: Mapping[str, int]) -> list[dict[str
     nbytes = max(_arrange(writable, [s for s in sections if s.is_written]), _PAGE)
     if nbytes > _MOST_BYTES:
         raise UnfamiliarError(f"{nbytes} bytes, which is further than distances reach")
-    # What is zeros is last, and left as it is.
+    # Zeros are last, and left as they are.
     filled = max([filled, *[s.offset + len(s.data) for s in sections if s.data]])
     memory = bytearray(filled)
     for section in sections:
@@ -243,7 +243,7 @@ def _entries(objects: Sequence[_Object], shared: Mapping[str, _Place]) -> list[s
 
 
 def _arrange(start: int, sections: Sequence[_Section]) -> int:
-    """Give sections their offsets, from `start`; what is zeros comes last. The end of the last."""
+    """Give sections their offsets, from `start`; zeros come last. The end of the last."""
     for section in sorted(sections, key=lambda s: s.zeros > 0):
         section.offset = _aligned(start, section.alignment)
         start = section.offset + section.nbytes
@@ -277,7 +277,7 @@ def _target(
     shared: Mapping[str, _Place],
     slots: Mapping[str, tuple[int, int]],
 ) -> int:
-    """The offset of what a reference refers to."""
+    """The offset of a reference's target."""
     kind, name = reference.kind, reference.symbol
     if isinstance(name, str):
         if kind in _ENTRIES:
@@ -315,7 +315,7 @@ def _reserve(nbytes: int) -> int:
 
 @lru_cache(1024)
 def _exported(name: str) -> int:
-    """The address of what the process exports under a name."""
+    """The address of an export of the process."""
     try:
         address = ctypes.cast(_process[name], ctypes.c_void_p).value
     except AttributeError:

@@ -1,7 +1,7 @@
-"""Units: which texts make a module together, and the threads that compile modules.
+"""Units: groups of texts that make one module, and the threads that compile modules.
 
 LLVM takes 1.5 to 2 ms for a module before it looks at any function, so texts are compiled a few to
-a module: a unit. What is in a unit follows from the texts and their order alone, never from how
+a module: a unit. The contents of a unit follow from the texts and their order alone, never from how
 fast anything is. LLVM needs no lock of Python's: units are compiled while Python writes the texts
 of others.
 """
@@ -26,7 +26,7 @@ from spmd.compile.native.llvm.shared_functions import is_shared
 # A text, and whether it needs the few passes.
 Source: TypeAlias = tuple[str, bool]
 
-# The first line of a text that only decides what others do: walks over blocks, calls functions.
+# The first line of a text that only controls others: walks over blocks, calls functions.
 # Such a text runs rarely and has no vectors, so it is translated instruction by instruction, in a
 # tenth of the time (product's walker: 1.9 ms instead of 16; products of 8 x 8 show no difference).
 CONTROL = "; control"
@@ -51,9 +51,9 @@ FIRST_UNIT = 3500
 _GROWTH = 1.5
 _LONGEST_UNIT = 24_000
 
-# Under `log_compiles`, who waits hears of it this often.
+# Under `log_compiles`, a waiting thread reports this often.
 SECONDS_BETWEEN_REPORTS = 1.0
-# While units are compiled beside Python, whoever wants to run Python waits no longer than this for
+# While units are compiled beside Python, a thread that runs Python waits no longer than this for
 # its lock: LLVM's threads take it for a moment between two calls.
 SWITCH_SECONDS = 0.0002
 
@@ -76,13 +76,13 @@ def symbols_of(text: str) -> tuple[str, ...]:
 
 
 def is_control(source: Source) -> bool:
-    """Whether a text only decides what others do, or is assembly."""
+    """Whether a text only controls others, or is assembly."""
     return source[0].startswith((CONTROL, ASSEMBLY))
 
 
 @lru_cache(1024)
 def work_of(source: Source) -> float:
-    """About how many microseconds LLVM takes for a text, without what it takes for a module."""
+    """About how many microseconds LLVM takes for a text, without its time for a module."""
     text = source[0]
     if is_control(source):
         return len(text) * _US_OF_CONTROL
@@ -103,7 +103,7 @@ def into_units(texts: Sequence[Source], cores: int) -> list[list[Source]]:
     """Texts in groups of about the same work, the longest group first, for so many cores.
 
     No group has two texts that define one symbol, or some for control and others. Shared functions
-    are by themselves: who needs one does not read what somebody else once needed, too.
+    are by themselves: a program that needs one does not read others that another program needed.
     """
     control = [t for t in texts if is_control(t)]
     shared = [t for t in texts if is_shared(t[0])]
@@ -137,7 +137,7 @@ def _balanced(texts: Sequence[Source], most: int) -> list[list[Source]]:
 
 
 class Stream:
-    """Makes units of texts as they come: whoever adds the last text of one is told of it."""
+    """Makes units of texts as they come: the call that adds the last text of one gets it."""
 
     def __init__(self) -> None:
         self.open: list[Source] = []  # in no unit yet
@@ -153,7 +153,7 @@ class Stream:
             return None
         work = work_of(source)
         if work >= self._enough or is_shared(source[0]):
-            # By itself: what waits is left for who has nothing to do in the end.
+            # By itself: the open texts are left for a thread that is idle in the end.
             return self._closed([source])
         symbols = symbols_of(source[0])
         unit = None if self._symbols.isdisjoint(symbols) else self._close()
@@ -234,7 +234,7 @@ class Team:
             self._progress.count += len(unit)
 
     def _longest_first(self) -> None:
-        """Let what nobody is at be taken by its length, so that all threads end together."""
+        """Order units that have not begun by length, so that all threads end together."""
         with self._lock:
             waiting = sorted(self._waiting, key=lambda unit: -sum(map(work_of, unit[1])))
             self._waiting = deque(waiting)
@@ -249,7 +249,7 @@ class Team:
             if helper is not None:
                 self._helpers.append(helper)
             else:
-                with self._lock:  # what it would take is left to the other threads
+                with self._lock:  # its units are left to the other threads
                     self._working -= 1
 
     def _helping(self) -> None:

@@ -1,4 +1,4 @@
-"""Object code on disk: what one process compiled, the next one loads.
+"""Object code on disk: the next process loads the code that one compiled.
 
 Entries are addressed by content (a hash of everything that determines the object code), so they
 are never stale and concurrent writers can only write the same thing. A file is written beside its
@@ -23,7 +23,7 @@ from spmd.compile.native.llvm.cache_writer import CacheWriter
 # `pathlib` is not imported for it: that takes longer than to read all entries of a program.
 Folder = str | os.PathLike[str]
 
-# Bump when the meaning of an entry changes: what is hashed, how it is stored, the native ABI.
+# Bump when the meaning of an entry changes: the hashed data, the format, the native ABI.
 FORMAT_VERSION = 4
 
 LIMIT_BYTES = 256 * 2**20
@@ -32,10 +32,10 @@ KEPT_SHARE = 0.75
 # Using an entry renews its age, but not more often than this: reads stay reads.
 RENEW_AFTER_S = 24 * 3600
 
-# What a process was killed at writing is removed with the old entries, after this time.
+# A file whose writer was killed is removed with the old entries, after this time.
 ABANDONED_AFTER_S = 3600
 
-# What root made, as whoever builds an image is, is as good as the programs of the system.
+# Files of root, as in an image, are as trustworthy as the programs of the system.
 ROOT_USER = 0
 
 # The packages whose files say nothing about what is compiled: all of them stand above the compiler.
@@ -66,7 +66,7 @@ def source_digest() -> str:
 def digested_files() -> list[tuple[str, int, int]]:
     """The files of all packages but `UNDIGESTED`, sorted.
 
-    Of each file it is what Python looks at to trust byte code: path, size and time.
+    Of each file it has Python's criteria for byte code: path, size and time.
     """
     found: list[tuple[str, int, int]] = []
     with contextlib.suppress(OSError), os.scandir(PACKAGE_DIR) as entries:
@@ -172,7 +172,7 @@ class ObjectCache:
             self._behind.put(path, payload)
 
     def flush(self) -> None:
-        """Write what is not on the disk yet; when it returns, other processes find all of it."""
+        """Write the entries that are not on the disk; when it returns, other processes find all."""
         if self._behind is not None:
             self._behind.flush()
 
@@ -185,7 +185,7 @@ class ObjectCache:
             self._writable = False
             return
         # The folder may be large and on a slow disk: look at its size at the first write, which
-        # catches what earlier processes left, and then once per eighth of the limit.
+        # catches files that earlier processes left, and then once per eighth of the limit.
         first = self._written == 0
         self._written += len(payload)
         if first or self._written > self._limit // 8:

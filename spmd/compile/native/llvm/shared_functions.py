@@ -1,6 +1,6 @@
 """Functions that kernels of any program call: texts of their own, found by their symbols.
 
-The one idea: what a function does belongs to the processor, not to the program that calls it. Its
+The one idea: a function belongs to the processor, not to the program that calls it. Its
 text is compiled once per machine, or by `spmd prepare`, beside the kernels that call it; these
 only declare it. A symbol has a digest of the text in it, so that code on the disk is never taken
 for that of another text, and object code says by itself what it needs. Shared functions may call

@@ -1,7 +1,7 @@
 """The processor that code is generated for, as LLVM describes it, asked once per machine.
 
-The one idea: what determines LLVM's answer (the processor, as the system describes it, and the file
-of LLVM's library) is read in a moment, so the answer is kept on disk like what is compiled. A
+The one idea: LLVM's answer depends on the processor, as the system describes it, and on the file
+of LLVM's library. Both are read in a moment, so the answer is kept on disk like compiled code. A
 process that finds its programs there never loads LLVM.
 """
 
@@ -16,8 +16,8 @@ from functools import lru_cache
 from spmd.base.record import record
 from spmd.compile.native.llvm.object_cache import ObjectCache, entry_key
 
-# What of Linux's description says which instructions there are; the rest changes from core to core
-# or by the minute. A description without all of these is none.
+# The lines of Linux's description that say which instructions there are; the rest changes from core
+# to core or by the minute. A description without all of these is none.
 _TELLING = ("vendor_id", "cpu family", "model", "model name", "stepping", "microcode", "flags")
 _CPUINFO = "/proc/cpuinfo"
 # Enough for the first core.
@@ -69,7 +69,7 @@ def _key() -> str | None:
 
 
 def _processor() -> str | None:
-    """What the system says of the first core."""
+    """The system's description of the first core."""
     try:
         with open(_CPUINFO, "rb", buffering=0) as file:
             text = file.read(_CPUINFO_BYTES).decode(errors="replace")
@@ -83,7 +83,7 @@ def _processor() -> str | None:
 
 
 def _library() -> str | None:
-    """Which file LLVM's library is: as for Python's own byte code, its size and time."""
+    """The file of LLVM's library, told by size and time as Python's own byte code is."""
     try:
         found = importlib.util.find_spec("llvmlite")
     except (ImportError, ValueError):

@@ -25,7 +25,7 @@ MANY_ADDRESSES = 12
 
 @record
 class Target:
-    """What rendering needs to know of the CPU: register width in bits, and whether it has FMA."""
+    """The facts about the CPU for rendering: register width in bits, and whether it has FMA."""
 
     vector_bits: int = 128
     fma: bool = False
@@ -378,7 +378,7 @@ class Emitter:
 
         `carried` holds (type text, initial operand); the body returns the next operands.
         Returns the last ones. The caller knows that the range is not empty. No loop is written for
-        what is known to run once.
+        code that is known to run once.
         """
         if first.isdigit() and end.isdigit() and int(first) + step >= int(end):
             return body(first, [operand for _, operand in carried])
@@ -406,7 +406,7 @@ class Emitter:
         return results
 
     def _hidden(self, index: str, counter: str) -> str:
-        """The line that makes `index` what the counter is, without LLVM's knowing that."""
+        """The line that copies the counter to `index`, hidden from LLVM."""
         self.module.declare("@llvm.expect.i64", "declare i64 @llvm.expect.i64(i64, i64)")
         return f"  {index} = call i64 @llvm.expect.i64(i64 {counter}, i64 0)"
 

@@ -17,7 +17,7 @@ VECTOR_REGISTER = {"x86_64": "v", "AMD64": "v", "aarch64": "w", "arm64": "w"}
 
 
 class FullVectors:
-    """What vectors as wide as the registers have in common, whatever their elements are."""
+    """The common part of vectors as wide as the registers, whatever their elements are."""
 
     __slots__ = ()
     nbytes_of_vector: int

@@ -1,4 +1,4 @@
-"""The byte code of programs: what `encode` writes and the native executor reads, in words.
+"""The byte code of programs: words that `encode` writes and the native executor reads.
 
 A program is a list of steps. Each begins with `HEAD` words, the first of them its opcode; then come
 the fields of its kind, its slots, and the blocks of steps inside.

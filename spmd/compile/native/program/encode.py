@@ -62,9 +62,9 @@ from spmd.compile.native.program.steps import (
 # Memory traffic per byte of a collective, in picoseconds: one core streams about 20 GB/s.
 _TRAFFIC_PS = 50
 # Collectives that read and write more than this write past the caches, which saves them a third of
-# their traffic and takes half the time. What is smaller, the next step may still find in a cache.
+# their traffic and takes half the time. Smaller data may still be in a cache for the next step.
 STREAM_FROM_BYTES = 8 << 20
-# What a step costs apart from its work, and what a call into Python costs.
+# The cost of a step apart from its work, and the cost of a call into Python.
 STEP_PS = 20_000
 CALLBACK_PS = 5_000_000
 # A thread takes so many trips of a parallel loop at a time that they last about this long.
@@ -171,7 +171,7 @@ class Encoder:
         return tuple(dict.fromkeys([*found, POOL] if is_shared else found))
 
     def _note(self, opcode: int, cost: int) -> None:
-        """Note that there is such a step, and what of it could be shared."""
+        """Note that there is such a step, and its part that could be shared."""
         self._opcodes.add(opcode)
         if opcode in _SHARED:
             self._shared_ps = max(self._shared_ps, cost)
@@ -366,7 +366,7 @@ class Encoder:
         return [slot.base, slot.offset, len(slot.strides), *strides]
 
 
-# The opcode of each kind of step, and what writes its fields and its blocks.
+# The opcode of each kind of step, and the functions that write its fields and its blocks.
 _WRITERS: dict[type, tuple[int, Callable[[Encoder, Any], tuple[list[int], int]]]] = {
     KernelStep: (KERNEL, Encoder._kernel),
     Copy: (COPY, Encoder._copy),
@@ -385,7 +385,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Encoder, Any], tuple[list[int], int]]]
 
 
 def _places(words: Sequence[int], array: np.ndarray) -> tuple[tuple[int, Address], ...]:
-    """Which words are addresses of compiled code: few are large enough to be looked at."""
+    """The words that are addresses of compiled code: few are large enough to be looked at."""
     large = np.flatnonzero(array >= _LEAST_ADDRESS).tolist()
     return tuple([(k, w) for k in large if type(w := words[k]) is Address])
 

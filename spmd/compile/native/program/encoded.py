@@ -1,4 +1,4 @@
-"""A program as the executor takes it: its words, and what the runner must know about them."""
+"""A program as the executor takes it: its words, and facts about them for the runner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ StepsById: TypeAlias = Sequence[Step] | Mapping[int, Step]
 
 @record
 class Encoded:
-    """The words of a program and what the runner must know about it."""
+    """The words of a program and the facts about it for the runner."""
 
     words: np.ndarray
     steps: StepsById  # of a loaded program only those that call Python

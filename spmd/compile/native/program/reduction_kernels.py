@@ -87,7 +87,7 @@ def reduce_kernels(wanted: Sequence[Reduction]) -> dict[Reduction, int]:
 def reduce_text(op: str, dtype: str, result: str, streams: bool = False) -> str:
     """The module that reduces `dtype` with `op` and writes `result`.
 
-    One that streams writes past the caches, where all outputs are aligned: what is larger than
+    One that streams writes past the caches, where all outputs are aligned: results larger than
     they are would first be read from memory, only to be overwritten.
     """
     element, written = _ELEMENTS[dtype], _ELEMENTS[result]

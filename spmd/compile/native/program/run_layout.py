@@ -1,7 +1,7 @@
-"""What the executor is told of a program, and what it says of a run, in words.
+"""The words that describe a program to the executor, and a run to its caller.
 
 The native code that reads and writes these words (`native/runtime/ir/execute.py`) is written once a
-machine; what is here is needed in every process.
+machine; this file is needed in every process.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ REPORT_STEP, REPORT_REACHED = 0, 1
 # Threads share work from this much on, in picoseconds: an awake pool costs about 1 us to fork and
 # join.
 PARALLEL_PS = 3_000_000
-# Up to here one chunk a thread, beyond it many, so that a slow thread can be helped out, and what a
-# job that runs backwards finds in the caches is not overwritten before it is read (4 MB to 4 MB on
+# Up to here one chunk a thread, beyond it many, so that a slow thread can be helped out, and a job
+# that runs backwards finds its data in the caches before it is overwritten (4 MB to 4 MB on
 # two threads: 16 chunks each take 0.9 of the time of 4).
 COARSE_PS = 50_000_000
 
-# Where the table of the core has the functions of Python by which a loop hears of signals, under
+# The slots in the table of the core of the Python functions by which a loop hears of signals, under
 # their names, and behind them the three words of the exception that a handler raised.
 PYTHON = 20
 PYTHON_CALLS = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch")
 RAISED_THERE = PYTHON + len(PYTHON_CALLS)
 
 # The parts of the runtime beside its core (`native/runtime/ir/module.py`): the pool, the queue, and
-# what runs a kind of steps.
+# the functions that run a kind of steps.
 POOL, QUEUE = "pool", "queue"
 PARTS = (
     POOL,

@@ -1,4 +1,4 @@
-"""Steps: what a program does, one record a kind, and the program format of the CPU runtime.
+"""Steps: a program's actions, one record a kind, and the program format of the CPU runtime.
 
 The one idea: a compiled function is *data*. Lowering writes these steps over the `Ref`s of a
 schedule (`lower/steps.py`), which adds the kinds that name what is to be compiled: kernels,
@@ -39,7 +39,7 @@ CollectiveKind = Literal[
 # The "loop level" at which a slot moves with the lane of a `Parallel` loop.
 LANE = -1
 
-# What a loop with an unknown trip count is assumed to run when the runner estimates its cost.
+# The assumed trips of a loop with an unknown trip count when the runner estimates its cost.
 ASSUMED_TRIPS = 8
 
 # The places that steps read and write, the steps in their blocks, and a loop's number of trips.
@@ -128,7 +128,7 @@ class Copy(Generic[P]):
 
 @record
 class Host(Generic[P]):
-    """Call Python, what has no native step: `function(device, inputs, outputs)`.
+    """Call Python, for operations without a native step: `function(device, inputs, outputs)`.
 
     The inputs are lists of read-only NumPy views, the outputs are to be filled in place; neither
     may be kept after the call returns. With `together` one call serves all local devices,
@@ -172,7 +172,7 @@ class Exchange(Generic[P]):
     `op` is one of sum, prod, max, min, and, or, xor. `pairs` hold positions within each group.
     Only all_reduce may have equal input and output slots; apart from that they must not overlap.
     A group of which only some devices arrive (their loops or branches differ) is a
-    `CollectiveError`; `name` is what it calls the step, best with the user's source line.
+    `CollectiveError`; `name` is its name for the step, best with the user's source line.
     """
 
     kind: CollectiveKind
@@ -192,9 +192,9 @@ class Exchange(Generic[P]):
 class RankExchange(Generic[P]):
     """A collective with other processes of this host, through memory that they share.
 
-    All local devices must reach it. `rounds` say what this process does, `state` is the address of
-    the group's words; both come from the group, whose `take` gives the error that stopped a run.
-    `label` is what the flight record calls it.
+    All local devices must reach it. `rounds` are this process's actions, `state` is the address
+    of the group's words; both come from the group, whose `take` gives the error that stopped a run.
+    `label` is its number in the flight record.
     Only an all_reduce may have equal input and output places.
     """
 
@@ -228,10 +228,10 @@ class Loop(Generic[T, S]):
 class Parallel(Generic[S]):
     """Run `body` for each index of the dims `trips`, in any order, on up to `lanes` threads.
 
-    Each dim is a loop level of its own, the outermost first. Rounds must not depend on each other;
-    no callback, no collective and no other parallel loop on several lanes inside. What a round
-    keeps for itself lies in buffers that the loop of this `number` owns. One thread at a time takes
-    a lane: in a program the slots of these buffers move with the level `LANE`.
+    Each dim is a loop level of its own, the outermost first. Iterations must not depend on each
+    other; no callback, no collective and no other parallel loop on several lanes inside.
+    Temporaries of an iteration lie in buffers that the loop of this `number` owns. One thread at a
+    time takes a lane: in a program the slots of these buffers move with the level `LANE`.
     """
 
     trips: tuple[int, ...]
@@ -321,7 +321,7 @@ def walk(steps: Sequence[S]) -> Iterator[S]:
 
 
 def with_blocks(step: Any, write: Callable[[Any], Iterable[Any]]) -> Any:
-    """A step over other blocks: what `write` makes of each, in execution order."""
+    """A step over other blocks: the result of `write` for each, in execution order."""
     match step:
         case Loop() | Parallel():
             return replace(step, body=tuple(write(step.body)))
@@ -343,7 +343,7 @@ PLACES: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def with_places(step: Any, place: Callable[[Any], Any]) -> Any:
-    """A step of a kind that keeps its record, over other places: what `place` makes of each."""
+    """A step of a kind that keeps its record, over other places: the result of `place` for each."""
     if isinstance(step, Host):
         inputs, outputs = (
             tuple([View(place(view.place), view.shape, view.dtype) for view in views])

@@ -36,7 +36,7 @@ MOST_CONST_BYTES = 2**20
 # that is not known to be an address makes a program one that cannot be kept.
 _LEAST_ADDRESS = 2**44
 
-# Settings that do not change what a program is compiled to.
+# Settings that do not change the compiled form of a program.
 _IRRELEVANT = {
     "cache_dir",
     "debug",
@@ -45,13 +45,13 @@ _IRRELEVANT = {
     "disable_jit",
     "overlap",
 }
-# What `Encoded` says of a program in built-in types.
+# The facts about a program in `Encoded`, in built-in types.
 _FACTS = tuple(f.name for f in fields(Encoded) if f.name not in ("words", "steps", "places"))
 
 
 @record
 class StoredProgram:
-    """A program without its schedule, in built-in types only, which is what `marshal` writes.
+    """A program without its schedule, in built-in types only, for `marshal`.
 
     `results` has for each result the number of the input that it equals, or None. A constant is
     the number of one of the traced jaxpr's, its bytes, or its bytes on each device. `entries` are
@@ -108,7 +108,7 @@ def program_key(
 ) -> str | None:
     """The name under which a program is stored; None if it has none.
 
-    `mesh` says what the program of several devices depends on beside them, in built-in types.
+    `mesh` has the other facts behind a program of several devices, in built-in types.
     """
     # With dumps of passes or kernels enabled, always compile.
     if not object_cache.is_on or config.check or set("34") & set(config.debug):
@@ -199,7 +199,7 @@ def _bytes_of(const: Any) -> bytes | tuple[bytes, ...]:
 def among_given(
     closed: ClosedJaxpr, consts: Sequence[tuple[Any, ShapedArray]], made: Sequence[Any]
 ) -> list[Any]:
-    """What to keep of a program's constants: the number of one that the jaxpr was given, or `made`.
+    """The stored form of constants: the number of one that the jaxpr was given, or `made`.
 
     `consts` are their values and types as the schedule has them.
     """

@@ -1,1 +1,1 @@
-"""What runs programs: executor, allocator, thread pool, asynchronous queue."""
+"""The runtime of programs: executor, allocator, thread pool, asynchronous queue."""

@@ -1,6 +1,6 @@
-"""Memory that is handed out again: what makes a large result cheap.
+"""Memory that is handed out again, so that large results are cheap.
 
-The one idea: touching fresh pages costs more than computing what goes into them (40 MB: 15 ms
+The one idea: touching fresh pages costs more than computing their contents (40 MB: 15 ms
 fresh, 2 ms with huge pages, 1 ms reused), so a freed block waits in the list of its size class for
 the next result of that size. A block is freed by its reference count, at once and on any thread;
 `alloc` of a size seen before is a look-up, a pop and a small object: 0.2 us.
@@ -68,7 +68,7 @@ class SizeClass:
 
 
 class Block:
-    """Memory owned by whoever holds this object; it returns to its list with the last reference.
+    """Memory owned by this object's holders; it returns to its list with the last reference.
 
     Only `alloc` and entry points make blocks, and set both fields themselves: an `__init__` would
     cost a quarter more. The first entry point puts native code in the place of `__del__`.
@@ -107,7 +107,7 @@ class Block:
 
 
 class Adopted:
-    """Memory that belongs to somebody else (a NumPy array), kept alive by this object."""
+    """Memory that belongs to another object (a NumPy array), kept alive by this one."""
 
     __slots__ = ("__weakref__", "address", "capacity", "owner")
 
@@ -129,8 +129,8 @@ class Adopted:
 def adopt(array: np.ndarray) -> Adopted | None:
     """Take over a NumPy array without a copy, or None where only a copy will do.
 
-    The array must be C-contiguous, aligned to its elements and in native byte order. Whoever
-    adopts must know that nobody writes to the array any more.
+    The array must be C-contiguous, aligned to its elements and in native byte order. The caller
+    must know that the array is not written to any more.
     """
     if array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative:
         return Adopted(array)
@@ -150,7 +150,7 @@ _lock = guard("memory")
 
 
 class _System:
-    """What is held of the system's memory: it is asked rarely, so counting costs nothing."""
+    """Counters of the system's memory: it is asked rarely, so counting costs nothing."""
 
     def __init__(self) -> None:
         self.reserved = self.most_reserved = self.largest = self.asked = 0
@@ -269,7 +269,7 @@ def waiting_bytes() -> int:
 
 
 def statistics() -> dict[str, int]:
-    """What `spmd.debug.memory_stats` tells; small results, which are bytes objects, don't count."""
+    """Data of `spmd.debug.memory_stats`; small results, which are bytes objects, don't count."""
     with _lock:
         waiting = waiting_bytes()
         return {

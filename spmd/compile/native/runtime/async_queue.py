@@ -2,8 +2,8 @@
 
 The one idea: a queue is a stream. Its jobs run one after the other, in the order of their
 submission, natively (`ir/async_queue.py`), so a job may be given the addresses of results that
-the jobs before it have yet to write, and all jobs compute in one arena. What a job reads and writes
-is kept alive here until it has ended, whatever becomes of the arrays meanwhile.
+the jobs before it have yet to write, and all jobs compute in one arena. The memory that a job reads
+and writes is kept alive here until it has ended, whatever becomes of the arrays meanwhile.
 
 Programs that call Python or meet other processes never come here; they run where they are called.
 """
@@ -73,7 +73,7 @@ class Job:
     ):
         self.program = program
         self.closed = closed  # which errors are told from, in case the program fails
-        self.kept = kept  # what the job reads and writes, by id
+        self.kept = kept  # the memory that the job reads and writes, by id
         self.causes = causes  # jobs that had not ended, whose results it reads
         self.source = current_source()
         self.nbytes = 0
@@ -106,7 +106,7 @@ class Job:
         return self.number <= queue_calls().done()
 
     def wait(self) -> None:
-        """Return when it has ended well; raise what it failed with, each time."""
+        """Return when it has ended well; raise its error, each time."""
         if self.called:
             self._learn()
         QUEUE.wait(self)
@@ -121,7 +121,7 @@ class Job:
         program.calls_at_once = program.trust
 
     def release(self) -> None:
-        """Let go of what a job that has ended does not need any more."""
+        """Let go of the memory of a job that has ended."""
         self.kept = {}
         self.memory[queue_layout.NUMBER] = 0  # numbers begin anew in a forked child
         if not self.memory[queue_layout.STATUS]:
@@ -159,11 +159,11 @@ class Job:
 
 
 class Queue:
-    """The jobs under way, and what they share."""
+    """The jobs under way, and their common state."""
 
     def __init__(self) -> None:
         self.is_open = _is_wanted()
-        # Guards all below. Whoever holds it never waits for a job.
+        # Guards all below. Its holder never waits for a job.
         self.lock = threading.RLock()
         self.jobs: deque[Job] = deque()  # under way, or ended and not looked at since
         self._nbytes = 0
@@ -220,7 +220,7 @@ class Queue:
     ) -> Job:
         """Run a program over frames of these words, after all jobs so far.
 
-        It keeps what is `kept`, by id, until the job has ended; `closed` is the program's jaxpr.
+        It holds `kept`, by id, until the job has ended; `closed` is the program's jaxpr.
         """
         job = Job(program, kept, causes, closed)
         job.nbytes = nbytes
@@ -261,7 +261,7 @@ class Queue:
         return sum(j.program.cost_ns for j in list(self.jobs) if j.number <= job.number)
 
     def _stop_loops(self, number: int) -> None:
-        """Have the loops of all jobs up to a number end: nobody waits for them any more."""
+        """Have the loops of all jobs up to a number end: no thread waits for them any more."""
         for job in list(self.jobs):
             if job.number <= number:
                 job.memory[queue_layout.STOP] = 1
@@ -276,7 +276,7 @@ class Queue:
             self.wait(last)
 
     def reap(self) -> None:
-        """Let go of what jobs that have ended needed."""
+        """Let go of the memory of jobs that have ended."""
         if not self.jobs:
             return
         with self.lock:
@@ -305,7 +305,7 @@ class Queue:
         after_fork_in_child(self._forget)
 
     def close(self) -> None:
-        """End all jobs, at the end of the process: what they use is about to go.
+        """End all jobs, at the end of the process: the memory that they use is about to go.
 
         Where an interrupt ends it, those that have not begun are cancelled, and the loops of the
         one that runs end.
@@ -362,5 +362,5 @@ def _is_wanted() -> bool:
 QUEUE = Queue()
 for _name in ("cpu_enable_async_dispatch", "debug_nans", "debug_infs", "debug", "disable_jit"):
     config.on_update(_name, lambda _: QUEUE.follow_settings())
-# The pool is changed by whoever holds it.
+# Only the thread that holds the pool changes it.
 config.on_update("num_threads", lambda _: QUEUE.drain())

@@ -1,8 +1,8 @@
 """The native runtime of this process, shared by all programs: its parts, loaded as they are needed.
 
-The one idea: what a process needs of the runtime follows from the steps of its programs, so a
-program says when it is built which parts it wants (`ir/module.py`), and where nothing is on the
-disk yet nobody waits for LLVM to compile what nobody uses. This file loads parts, tells the pool
+The one idea: the steps of its programs decide which parts of the runtime a process needs. A
+program names its parts when it is built (`ir/module.py`), so with an empty disk cache no process
+waits for LLVM to compile parts that it does not use. This file loads parts, tells the pool
 how many threads it may have, and keeps a forked child away from its parent's threads.
 """
 
@@ -81,7 +81,7 @@ def part_source(part: str) -> Written:
 # ---- loading -----------------------------------------------------------------------------------
 
 _runtime: list[Runtime] = []
-# What the parts define, and what is called of them.
+# The symbols that the parts define, and the functions that are called of them.
 _parts: dict[str, Mapping[str, int]] = {}
 _pool: list[PoolCalls] = []
 _queue: list[QueueCalls] = []
@@ -97,7 +97,7 @@ def runtime() -> Runtime:
 
 
 def load_parts(names: Iterable[str], patient: bool = True) -> None:
-    """Have these parts ready; who is not patient does not wait for the pool.
+    """Have these parts ready; without `patient`, do not wait for the pool.
 
     Programs run on one thread until it is there, with the same results.
     """
@@ -164,7 +164,7 @@ def _table_words(table: int) -> ctypes.Array:
 
 
 def raise_signal() -> None:
-    """Raise what the handler of a signal raised while a loop ran."""
+    """Raise the exception of a signal handler that ran during a loop."""
     words = _table_words(runtime().table)
     raised = [words[RAISED_THERE + i] or None for i in range(3)]
     words[RAISED_THERE:] = [0, 0, 0]

@@ -1,7 +1,7 @@
 """The memory of the worker pool in words.
 
 The native code that reads and writes them (`ir/thread_pool.py`, `ir/thread_affinity.py`) is written
-once a machine; what is here is needed in every process.
+once a machine; this file is needed in every process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GATE = 64  # i64: OPEN + workers inside
 ALONE = 128  # i64: when a job was last done without waking anybody
 SLEEPERS = 192  # i64: workers parked or about to park
 CALLER_PARKED = 256  # i64: the caller waits for the workers inside
-BUSY = 320  # i64: somebody has a job
+BUSY = 320  # i64: a caller has a job
 STOPPING = 328  # i64
 WORKERS = 336  # i64: workers wanted
 STARTED = 344  # i64: workers running
@@ -33,7 +33,7 @@ AVOIDED = CORES + MASK_BYTES  # of each worker that is placed
 TICKETS = AVOIDED + 8 * MOST_PLACED  # of each part: i64, chunks that are taken
 TICKET_BYTES = 64
 LINES = TICKETS + TICKET_BYTES * (MOST_WORKERS + 1)  # of the caller and of each worker
-# What a thread writes for others to see, in its line: whether it has work, and until when it sleeps
+# The words in a thread's line that others read: whether it has work, and until when it sleeps
 # instead of waiting awake, two words (see `ir/wait.py`).
 LINE_BYTES = 64
 INSIDE, CONTENDED = 0, 8

@@ -1,7 +1,7 @@
-"""The queue in words: what is in its memory, and what a job is.
+"""The queue in words: the layout of its memory and of a job.
 
 The native code that reads and writes these words (`ir/async_queue.py`) is written once a machine;
-what is here is needed in every process.
+this file is needed in every process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ QUEUE_BYTES = RING + 8 * RING_JOBS
 # jobs it needs the results of, and then the address of each.
 STATUS, NUMBER, HEADER, FRAMES, RECORD, SEQUENCE, AT_ONCE, STOP, CAUSES, CAUSE = range(10)
 
-# What a status may be beside those of a run: the job has not ended; or it never began, because it
-# was cancelled, or one that it needs failed.
+# Statuses of a job beside those of a run: it has not ended; or it never began, because it
+# was cancelled, or a job that it needs failed.
 WAITING, CANCELLED = -1, 64

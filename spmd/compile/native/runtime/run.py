@@ -62,7 +62,7 @@ _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, cty
 
 
 def build_program(program: Program) -> NativeProgram:
-    """Check a program, compile what it needs, and make it ready to run.
+    """Check a program, compile its code, and make it ready to run.
 
     A malformed program (a slot outside its base, overlapping groups, ...) is a ValueError.
     """
@@ -72,7 +72,7 @@ def build_program(program: Program) -> NativeProgram:
 class NativeProgram:
     """A program ready to run. Immutable; may run in several threads at once.
 
-    `program` is what it was made of; None if it came from the disk as words. Then `steps_again`
+    `program` is its source; None if it came from the disk as words. Then `steps_again`
     makes its steps, for a failed run to say which it was.
     """
 
@@ -95,7 +95,7 @@ class NativeProgram:
         # Kept by the queue: how many of the next calls run at once although they are long, because
         # their caller waits for them at once, and how many there were when that was last found.
         self.calls_at_once = self.trust = 0
-        # Whether it may run beside Python: who calls Python or meets other ranks stays in order.
+        # Whether it may run beside Python: not if it calls Python or meets other ranks.
         meets = any(isinstance(step, RankExchange) for step in encoded.steps)
         self.may_queue = not encoded.calls_python and not meets
         self._failure = np.zeros(1 + devices, dtype=np.int64)
@@ -153,12 +153,12 @@ class NativeProgram:
 
     @property
     def label(self) -> int:
-        """What timelines call a run of the program."""
+        """The number of its runs' label in timelines."""
         return FLIGHT.label("program", program=self.name)
 
     def fail(self, status: int, frames: int | None = None) -> NoReturn:
         """Raise the exception of a run's status; an entry point gives no frames."""
-        PROGRESS.settle()  # what is in flight writes to the memory of this run
+        PROGRESS.settle()  # exchanges in flight write to the memory of this run
         if status == run_layout.INTERRUPTED:
             raise_signal()
         place = _address(self._failure) if frames is None else frames + 8 * self.frame_words

@@ -1,4 +1,4 @@
-"""Worth: what a fused kernel saves and what it costs, for `fuse` to compare.
+"""Worth: the savings and the costs of a fused kernel, for `fuse` to compare.
 
 The unit is one cheap operation (an add) on one element in vector registers, about 0.01 ns.
 

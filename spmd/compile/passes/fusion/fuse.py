@@ -7,8 +7,8 @@ memory (`cost` says what counts), and no cycle between groups arises. A reductio
 that its result lacks are the group's inner dims, which is how a softmax (max, exp, sum, divide)
 becomes one kernel with three passes over each row.
 
-A value that others need too is written by the group that computes it, as one more output. What only
-moves elements is worth no memory: each group that reads it makes its own copy. `merge_siblings`
+A value that others need too is written by the group that computes it, as one more output. A move of
+elements is worth no memory: each group that reads it makes its own copy. `merge_siblings`
 then joins groups that grew side by side.
 
 Each group becomes one `fused` equation, whose jaxpr still says what it means.
@@ -48,8 +48,8 @@ MAX_EQNS = 256
 # Reads of one value at different places that one kernel makes: a stencil of 3 x 3 and some more.
 MAX_INDICES = 12
 
-# Parts of a concatenation that a kernel tells apart: one of more parts is an array in memory, whose
-# parts those write that make them.
+# The most parts of a concatenation that a kernel tells apart: a longer one is an array in memory,
+# and the makers of its parts write there.
 MAX_PARTS = 64
 
 # ---- the fused equation ------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def fuse(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _Fuser(closed).run()
 
 
-# ---- what can be in a group --------------------------------------------------------------------
+# ---- members of groups -------------------------------------------------------------------------
 
 # Not worth memory of their own: a group that needs them makes its own copy.
 _FREE = frozenset(MOVES) | {"iota"}
@@ -143,7 +143,7 @@ class _Fuser:
         self.plain = [plain[kind] for kind in self.kinds]
         self.group_of: dict[int, Group] = {}
         self.growths = FusionTraces()
-        # What groups stand for, by what those have in common that are alike.
+        # The jaxprs and params of groups; groups that are alike share them.
         self.bodies: dict[Any, ClosedJaxpr] = {}
         self.params: dict[Any, dict[str, Any]] = {}
         self.reach = Reach(self.users, self.group_of)
@@ -226,9 +226,9 @@ class _Fuser:
             heapq.heappush(queue, -maker)
 
     def index_of_operand(self, group: Group, eqn: Eqn, position: int, index: Index) -> Index | None:
-        """Where a member reads an operand; None if the operand must come from memory.
+        """The index at which a member reads an operand; None if the operand must come from memory.
 
-        `index` is where the member's own value is wanted.
+        `index` is that of the member's own value.
         """
         name, atom = eqn.prim.name, eqn.invars[position]
         if name in MOVES:
@@ -371,7 +371,7 @@ class _Fuser:
         return None
 
     def kind_of_opening(self, opening: tuple[int, frozenset[int]] | None) -> Any:
-        """What `reduction_behind` found, without the number of its equation."""
+        """The result of `reduction_behind`, without the number of its equation."""
         if opening is None:
             return None
         k, kept = opening
@@ -452,7 +452,7 @@ class _Fuser:
             group.open_rows(inner)
 
     def close(self, group: Group) -> None:
-        """Note what the finished group reads from memory."""
+        """Note the operands of the finished group from memory."""
         read = group.reads
         for k in group.members:
             read.update(self.sources[k])
@@ -475,7 +475,7 @@ class _Fuser:
         return finish(writer, self.closed)
 
     def order(self, units: dict[int, Group | None]) -> list[int]:
-        """Units sorted so that each comes after what it reads, else by their first equation."""
+        """Units sorted so that each comes after its operands, else by their first equation."""
         group_of, waits = self.group_of, {}
         for k, group in units.items():
             read = self.sources[k] if group is None else group.reads
@@ -510,7 +510,7 @@ class _Fuser:
         return Eqn(fused_p, reads, outs, params, NO_EFFECTS, source)
 
     def pattern_of(self, group: Group, written: Sequence[int]) -> tuple[Any, tuple[Var, ...]]:
-        """What groups that grew have in common if they are alike, and the variables that it reads.
+        """The key that grown groups share if they are alike, and the variables that this one reads.
 
         `pattern` finds that of any group; here the growth says most of it.
         """
@@ -540,7 +540,7 @@ class _Fuser:
 
 
 def _index_of_part(eqn: Eqn, position: int, index: Index) -> Index:
-    """Where a concatenation reads an operand, if its own index is inside that operand."""
+    """The index at which a concatenation reads the operand that its own index is in."""
     along = eqn.params["dimension"]
     start = sum(v.aval.shape[along] for v in eqn.invars[:position])
     return (*index[:along], index[along].scale(1, -start), *index[along + 1 :])

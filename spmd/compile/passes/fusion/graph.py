@@ -1,6 +1,6 @@
-"""Graph: who makes and who reads what in a jaxpr, as numbers of equations.
+"""Graph: makers and readers of values in a jaxpr, as numbers of equations.
 
-`fuse` and what belongs to it ask this of every equation several times. Numbers in lists answer
+`fuse` and its helpers ask this of every equation several times. Numbers in lists answer
 faster than variables in dictionaries, and sets of them are compared as a whole.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from spmd.base.record import record
 from spmd.core.ir import Eqn
 
-NOBODY = -1  # makes what comes from outside: inputs, constants and literals
+NOBODY = -1  # makes the values from outside: inputs, constants and literals
 
 
 @record
@@ -21,8 +21,8 @@ class Graph:
 
     eqns: Sequence[Eqn]
     makers: dict[Any, int]  # by variable: the equation that makes it
-    sources: list[list[int]]  # by equation: who makes its operands, in order, or `NOBODY`
-    users: list[list[int]]  # by equation: who reads any of its results, in order
+    sources: list[list[int]]  # by equation: the makers of its operands, in order, or `NOBODY`
+    users: list[list[int]]  # by equation: the readers of its results, in order
 
 
 def graph_of(eqns: Sequence[Eqn]) -> Graph:

@@ -1,8 +1,8 @@
 """Group: equations that become one kernel, while they are collected and after.
 
 Members are numbers of equations. A group knows the index of each member's result in its space,
-whose dims are those of its root's result and those that reductions add. What joins a group is
-decided in `fuse`.
+whose dims are those of its root's result and those that reductions add. `fuse` decides which
+equations join a group.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Group:
         # Further indices at which members read a value: it is computed at each of them.
         self.again: dict[int, list[Index]] = {}
         self.extra: list[int] = []
-        self.reads: set[int] = set()  # who makes what comes from memory, once the group is finished
+        self.reads: set[int] = set()  # makers of operands from memory, once finished
         self.inner: tuple[int, ...] | None = None
         # How the group grew, and the equations at the numbers of that; None once it is merged.
         self.growth: Any = None
         self.places: list[int] = []
-        self.key: Any = None  # what `merge` compares, once the group is finished
+        self.key: Any = None  # the key for `merge`, once the group is finished
         self.shape = eqn.outvars[0].aval.shape
         self.sizes = list(self.shape)
         # The root's index, which most members have; None if the space has dims that it lacks. The

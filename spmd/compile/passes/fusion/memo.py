@@ -27,27 +27,27 @@ MOST_TRACES = 8
 
 @record(frozen=False)
 class Query:
-    """An equation that was asked to join a group, and what was found around it."""
+    """An equation that was asked to join a group, and the findings around it."""
 
     k: int
     taken: bool = False  # another group has it
-    shared: bool | None = None  # something outside of the group reads it; None: nobody asked
-    circle: bool | None = None  # those readers lead back into the group; None: nobody asked
+    shared: bool | None = None  # is read outside of the group; None: not asked
+    circle: bool | None = None  # those readers lead back into the group; None: not asked
     behind: Any = None  # an index, and which reduction behind it could open the group's rows there
     joined: bool = False
 
 
 @record(eq=False)
 class FusionTrace:
-    """A group that grew, told without the names of its equations.
+    """A group that grew, without the names of its equations.
 
-    Equations behind the group are numbered as its members, in the order in which they joined, read
-    them. The root is number 1; number 0 is `NOBODY`, or who cannot join any group. Members, as what
-    is known of them, stand in the order in which they joined.
+    Equations behind the group are numbered in the order in which its members, in the order in
+    which they joined, read them. The root is number 1; number 0 is `NOBODY`, or an equation that
+    cannot join any group. The facts about members stand in the order in which they joined.
     """
 
     kind: int  # of the root
-    reads: tuple[int, ...]  # what the root reads
+    reads: tuple[int, ...]  # its operands' makers
     steps: tuple[Step, ...]
     count: int  # how many numbers there are
     members: tuple[int, ...]
@@ -55,17 +55,17 @@ class FusionTrace:
     again: tuple[tuple[int, list[Index]], ...]
     extra: tuple[int, ...]
     frame: Frame
-    # What members read from outside, by their number and the operand's position, as a reader meets
-    # it who starts at the first equation.
+    # The values that members read from outside, by the member's number and the operand's position;
+    # each where it is first read, from the first equation on.
     outside: tuple[tuple[int, int], ...]
-    # The arrays of the space's size among them and among what the group makes, for `merge`; a
+    # The arrays of the space's size among them and among the group's results, for `merge`; a
     # member's result has position -1.
     touched: tuple[tuple[int, int], ...]
 
 
 # An equation that was asked to join: its number and kind, whether another group has it, whether
-# others read its result (None: nobody asked), what is rarely asked for if it was, and, if it
-# joined, what it reads and whether it is a copy.
+# others read its result (None: not asked), the query if its rare questions were asked, and, if it
+# joined, its reads and whether it is a copy.
 Step: TypeAlias = tuple[int, int, bool, bool | None, Query | None, tuple[int, ...] | None, bool]
 
 
@@ -74,7 +74,7 @@ class FusionTraces:
 
     def __init__(self) -> None:
         self._of: dict[int, list[FusionTrace]] = {}  # by the kind of the root, the latest first
-        # What grew after each the last time: in a deep network the same will again.
+        # The growth that came after each the last time: a deep network repeats it.
         self._next: dict[FusionTrace | None, FusionTrace] = {}
         self._last: FusionTrace | None = None
 
@@ -108,7 +108,7 @@ class _Walk:
         self.places = [NOBODY, root]
 
     def reads(self, k: int) -> tuple[int, ...]:
-        """The numbers of what member `k` reads."""
+        """The numbers of member `k`'s operands."""
         fusible, numbers = self.fuser.fusible, self.numbers
         found = []
         for maker in self.fuser.sources[k]:
@@ -220,7 +220,7 @@ def _follow(fuser: Any, root: int, group: Any, growth: FusionTrace) -> list[int]
 
 
 def _reads_as(fuser: Any, k: int, expected: tuple[int, ...], places: list[int]) -> bool:
-    """Whether equation `k` reads what is at the expected places; fills in those it reads first."""
+    """Whether equation `k` reads from the expected places; fills in those it reads first."""
     fusible = fuser.fusible
     for maker, number in zip(fuser.sources[k], expected, strict=True):
         if number == len(places):
@@ -233,7 +233,7 @@ def _reads_as(fuser: Any, k: int, expected: tuple[int, ...], places: list[int]) 
 
 
 def _is_around(fuser: Any, group: Any, k: int, asked: Query) -> bool:
-    """Whether what was asked for less often is around an equation as it was."""
+    """Whether the answers to rarer questions are still true around an equation."""
     if asked.behind is not None:
         index, found = asked.behind
         if fuser.kind_of_opening(fuser.reduction_behind(group, k, index)) != found:
@@ -244,7 +244,7 @@ def _is_around(fuser: Any, group: Any, k: int, asked: Query) -> bool:
 
 
 def _settle(fuser: Any, group: Any, growth: FusionTrace, places: list[int]) -> None:
-    """Note the members of a group that grew as one before, and what is known of them."""
+    """Note the members of a group that grew as one before, and the facts about them."""
     group.growth, group.places = growth, places
     group.enter(growth.frame)
     joined = [places[number] for number in growth.members]

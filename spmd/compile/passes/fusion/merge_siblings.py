@@ -23,7 +23,7 @@ MOST_NEIGHBOURS = 16
 
 
 def merge_groups(fuser: Any, units: dict[int, Any]) -> None:
-    """Merge what can be merged; `units` maps a root to its group (None for lone equations)."""
+    """Merge groups where possible; `units` maps a root to its group (None for lone equations)."""
     touching: dict[Var, list[int]] = {}
     for root in sorted(units):
         if units[root] is not None:
@@ -53,9 +53,9 @@ def _touched(fuser: Any, group: Any) -> list[Var]:
 
 
 def _merge_all(fuser: Any, units: dict[int, Any], groups: list[Any], apart: set[Any]) -> None:
-    """Merge those of some groups that can be; `apart` has pairs that were found to stay two.
+    """Merge groups where possible; `apart` has pairs that were found to stay two.
 
-    What stood between two groups still does when others have merged.
+    An obstacle between two groups remains when others have merged.
     """
     kept: list[Any] = []
     for group in groups:
@@ -126,7 +126,7 @@ def _moved(index: Index, place: dict[int, int]) -> Index:
 
 
 def _agree(fuser: Any, a: Any, b: Any, index: dict[int, Index], place: dict[int, int]) -> bool:
-    """Whether what both compute, and what one reads of the other, is at the same index."""
+    """Whether values that both compute, or one reads of the other, are at the same index."""
     if any(a.index[k] != index[k] for k in a.index.keys() & index.keys()):
         return False
     for reader, maker, known in ((b, a, a.index), (a, b, index)):

@@ -1,8 +1,8 @@
 """Reachability between equations while groups form: would one more member close a circle?
 
-The one idea: what an equation leads to is a set of equations, kept as the bits of one integer, so
+The one idea: an equation leads to a set of equations, kept as the bits of one integer, so
 the union of hundreds is a few thousand machine instructions. The last equation has the first bit,
-so that an equation's integer is no longer than what comes after it. Only groups that have several
+so that an equation's integer is no longer than the list after it. Only groups that have several
 outputs lead to more than their members do: a walk enters them by one and leaves by another.
 """
 
@@ -30,7 +30,7 @@ class Reach:
         self._first: list[int] = []
         # For each equation, the bits of those that it leads to, its own included.
         self._leads = _descendants(users) if len(users) <= MOST_BITS else None
-        # Of groups with several outputs: how many members they had, their bits, what they lead to.
+        # Of groups with several outputs: their former number of members, their bits, their reach.
         self._known: dict[int, tuple[int, int, int]] = {}
         # By group, which is kept: the address of one that is gone may be that of another.
         self._views: dict[Any, tuple[int, set[int], int, int]] = {}
@@ -52,7 +52,7 @@ class Reach:
     def any_reaches(self, starts: Sequence[int], group: Any) -> bool:
         """Whether any of `starts` leads to a member of `group`.
 
-        A group counts as one: who reaches a member reaches everything that any member leads to.
+        A group counts as one: a start that reaches a member reaches all that any member leads to.
         """
         outside = [k for k in starts if k not in group.members]
         if not outside:
@@ -64,7 +64,7 @@ class Reach:
             return self.any_walks_to(outside, group)
         roots = self._roots_between(first, group.root)
         if first > group.root and not roots:
-            return False  # users come after what they use
+            return False  # users come after their operands
         goal, reached = self._bits(group.members), 0
         for k in outside:
             reached |= self._leads[k]
@@ -111,7 +111,7 @@ class Reach:
         )
 
     def _view(self, group: Any) -> tuple[int, set[int], int, int]:
-        """A group's size, who reads it from outside, what they lead to, and its members' bits."""
+        """A group's size, its outside readers, what they lead to, and its members' bits."""
         found = self._views.get(group)
         if found is None or found[0] != len(group.members):
             assert self._leads is not None
@@ -163,7 +163,7 @@ class Reach:
         return found[1:]
 
     def any_walks_to(self, starts: Sequence[int], group: Any) -> bool:
-        """What `any_reaches` answers, found step by step."""
+        """The answer of `any_reaches`, found step by step."""
         seen: set[int] = set()
         stack = [k for k in starts if k not in group.members]
         while stack:
@@ -187,7 +187,7 @@ class Reach:
     def _may_lead_back(self, k: int, root: int) -> bool:
         """Whether a walk from equation `k` can still come to `root` or before.
 
-        Users come after what they use, so a walk only moves on, except through a group that it
+        Users come after their operands, so a walk only moves on, except through a group that it
         enters behind `k` and leaves by an output in front of it.
         """
         while k > root:

@@ -1,9 +1,9 @@
-"""Recompute: what a kernel can make from what it reads anyway is not kept for it.
+"""Recompute: values that a kernel can make from its other operands are not kept for it.
 
-`fuse` writes down what one kernel makes and another reads. A gradient's kernels read many such
-values, some of which are a few cheap operations away from others that they read too: gelu keeps
-its tanh, of which `0.5 * (1 + tanh)` need not be kept beside it; bodies that attract each other
-have positions, of which the distances of all pairs need not be kept. Such a value is computed
+`fuse` puts a value that one kernel makes and another reads into memory. A gradient's kernels read
+many such values, some of which are a few cheap operations away from others that they read too: gelu
+keeps its tanh, so `0.5 * (1 + tanh)` need not be kept beside it; bodies that attract each other
+have positions, so the distances of all pairs need not be kept. Such a value is computed
 again by each group that reads it. That saves writing and reading it, and above all its memory,
 which in a training step is taken from the forward pass until the backward pass comes by.
 """
@@ -25,14 +25,14 @@ from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 
 # Smaller values are no burden.
 LEAST_BYTES = 1 << 12
-# What has so much fewer bytes may be read, and be kept, only to compute a value from it.
+# Values of so much fewer bytes may be read, and be kept, only to compute a value from them.
 TIMES_SMALLER = 8
 # Moves that read an element where it lies, or one element many times.
 _PLAIN_MOVES = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 
 
 def rematerialize(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """An equal jaxpr whose groups compute again what costs less than keeping it."""
+    """An equal jaxpr whose groups recompute values that are cheaper so than kept."""
     return _Rematerializer(closed).run()
 
 
@@ -42,7 +42,7 @@ class _Recipe:
 
     eqns: tuple[Eqn, ...]
     value: Var  # in the group's own names
-    given: dict[Var, Var]  # what the group's names stand for outside
+    given: dict[Var, Var]  # outside names for the group's names
 
 
 class _Rematerializer:
@@ -59,7 +59,7 @@ class _Rematerializer:
         self.needed = set(closed.jaxpr.outvars)
         # Groups that were alike stay alike: one new jaxpr for equal changes to the same one.
         self.bodies: dict[Any, ClosedJaxpr] = {}
-        # By body: which of its equations makes what; and whether an operand may be computed there.
+        # By body: the makers of its values; and whether an operand may be computed there.
         self.makers: dict[int, dict[Var, int]] = {}
         self.takers: dict[tuple[int, int], bool] = {}
 
@@ -84,7 +84,7 @@ class _Rematerializer:
         eqn = self.eqns[k]
         assert eqn is not None
         kept = list(range(len(eqn.outvars)))
-        locked: set[Var] = set()  # what a reader makes other results from
+        locked: set[Var] = set()  # values that a reader makes other results from
         for position, out in enumerate(eqn.outvars):
             if out in locked or not self.can_leave(out):
                 continue
@@ -101,7 +101,7 @@ class _Rematerializer:
         self.eqns[k] = self.without(eqn, kept) if kept else None
         return True
 
-    # ---- what may leave ----
+    # ---- values that may leave ----
 
     def can_leave(self, out: Var) -> bool:
         """Whether all that reads a value are groups that could compute it at any element."""
@@ -121,7 +121,7 @@ class _Rematerializer:
         return found
 
     def recipe(self, eqn: Eqn, position: int, kept: Sequence[int], more: int) -> _Recipe | None:
-        """How to make a result from what all its readers read, or next to nothing more.
+        """The recipe of a result from operands of all its readers, or next to nothing more.
 
         With `more` they may read so many values in its place that are no larger: these may then
         have to be kept for longer, but they are there anyway as long as the result would be.
@@ -189,7 +189,7 @@ class _Rematerializer:
         invars = (*eqn.invars[:at], *eqn.invars[at + 1 :], *more)
         self.eqns[k] = eqn.replace(invars=invars, params=eqn.params | {"jaxpr": closed})
         for var in more:
-            # What was only a result of the program so far had no readers.
+            # A value that was only a result of the program so far had no readers.
             readers = self.readers.setdefault(var, [])
             if k not in readers:
                 readers.append(k)
@@ -251,7 +251,7 @@ def _can_lose(eqn: Eqn, kept: Sequence[int]) -> bool:
 
 
 def _pruned(body: Jaxpr, outvars: Sequence[Atom]) -> Jaxpr:
-    """What of a group its results need."""
+    """The part of a group that its results need."""
     wanted, eqns = set(outvars), []
     for eqn in reversed(body.eqns):
         if wanted.intersection(eqn.outvars):
@@ -264,7 +264,7 @@ def _pruned(body: Jaxpr, outvars: Sequence[Atom]) -> Jaxpr:
 def _computing(body: Jaxpr, at: int, recipe: _Recipe, places: Sequence[int | None]) -> ClosedJaxpr:
     """A group that computes its operand number `at` itself.
 
-    `places` says which of its operands the recipe reads; what it has not comes behind them.
+    `places` says which of its operands the recipe reads; new ones come behind them.
     """
     names: dict[Atom, Var] = {recipe.value: body.invars[at]}
     more = []

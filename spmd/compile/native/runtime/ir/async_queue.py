@@ -1,12 +1,12 @@
 """The queue as native code: programs that run one after the other beside Python.
 
-The one idea: what runs the queue needs no interpreter, so that a long program goes on while Python
-computes, and the next one begins without waiting for the lock of the interpreter. Whoever has set
-RUNNING runs the job at the head: a thread of its own, or a thread that waits for a job which nobody
-has begun yet (to wake another thread for it would take longer than many programs do).
+The one idea: the queue runs without the interpreter, so that a long program goes on while Python
+computes, and the next one begins without waiting for the lock of the interpreter. The thread that
+has set RUNNING runs the job at the head: the queue's own thread, or one that waits for a job which
+has not begun yet (to wake another thread for it would take longer than many programs do).
 
 A job is a few words in memory that its maker keeps until the job is done. All others are in one
-global, guarded by a mutex that nobody holds while a job runs; a forked child resets it.
+global, guarded by a mutex that no thread holds while a job runs; a forked child resets it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from spmd.compile.native.runtime.queue_layout import (
 )
 from spmd.transport import flight_recorder as flight
 
-# Woken for a job whose maker may wait for it at once, the thread lets the maker take it first: that
-# one is awake already, and what was on its core stays in the caches. (The timers of the system add
-# about 50 us.)
+# A thread that is woken for a job lets the job's maker take it first, if the maker waits at once:
+# the maker is awake already, and the data of its core stays in the caches. (The timers of the
+# system add about 50 us.)
 GRACE_NS = 20_000
 
 _NANOSECONDS = 1_000_000_000
@@ -95,7 +95,7 @@ def _signal(f: Function) -> None:
 
 
 def _next_job(f: Function, number: Value) -> Value:
-    """Where the ring has the job that follows so many others."""
+    """The ring's slot of the job that follows `number` others."""
     return f.at(f.symbol("spmd_queue"), number % RING_JOBS * 8 + RING)
 
 
@@ -132,7 +132,7 @@ def _run_job() -> Function:
 
 
 def _run_next() -> Function:
-    """run_next(): run the job at the head, of which there must be one, and which nobody runs.
+    """run_next(): run the job at the head, which must exist and not run yet.
 
     The mutex is held before and after, not meanwhile.
     """
@@ -184,7 +184,7 @@ def _serve() -> Function:
 def _start() -> Function:
     """start_serving(): make the thread, with all signals blocked: those are for Python's threads.
 
-    Where there can be no thread, those that wait do the work.
+    If no thread can be made, the threads that wait do the work.
     """
     f = Function("start_serving", "void", [], internal=True)
     queue = f.symbol("spmd_queue")
@@ -203,7 +203,7 @@ def _start() -> Function:
     return f
 
 
-# ---- what Python calls -------------------------------------------------------------------------
+# ---- called by Python --------------------------------------------------------------------------
 
 
 def _submit() -> Function:
@@ -258,7 +258,7 @@ def _wait() -> Function:
 
 
 def _done() -> Function:
-    """spmd_queue_done(): the number of the last job that has ended; what it wrote can be read."""
+    """spmd_queue_done(): the number of the last job that has ended; its results can be read."""
     f = Function("spmd_queue_done", "i64", [])
     f.ret(f.atomic_load("i64", f.symbol("spmd_queue"), DONE))
     return f

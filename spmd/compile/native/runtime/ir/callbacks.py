@@ -19,7 +19,7 @@ from spmd.compile.native.runtime.ir.module import STEP_SIGNATURE
 
 
 def callback_texts() -> list[str]:
-    """The function of such steps, and what it needs."""
+    """The function of such steps, and its helpers."""
     return [resolve().text(), _callback().text()]
 
 

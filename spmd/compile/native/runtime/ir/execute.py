@@ -35,7 +35,7 @@ from spmd.transport import flight_recorder as flight
 # lane of the parallel loop around, which slots know as level -1.
 FRAMES, FRAME_BYTES, COUNTERS, COUNTER_BYTES, REPORT, CALL, ARGS, THREADS = range(0, 64, 8)
 DEVICE_COUNT, LEVEL_COUNT = 64, 72
-assert LEVEL_COUNT < interrupt.STOP  # whose words follow
+assert LEVEL_COUNT < interrupt.STOP  # the words of `interrupt` follow
 CONTEXT_BYTES = interrupt.END
 
 # A pool that sleeps is woken for so much work, in picoseconds (waking it costs 10 to 50 us, on
@@ -103,7 +103,7 @@ def resolve() -> Function:
 
 
 def context_alone(f: Function, outer: Value) -> Value:
-    """A copy of a context for one thread of the pool: there is nobody to share work with."""
+    """A copy of a context for one thread of the pool: it shares no work."""
     context = f.stack("i64", CONTEXT_BYTES // 8)
     f.call("memcpy", "ptr", context, outer, f.value("i64", CONTEXT_BYTES))
     f.store(f.value("i64", 1), context, THREADS)
@@ -136,9 +136,9 @@ def fill_args(f: Function, context: Value, step: Value, device: Value, args: Val
 
 
 def add_scratch(f: Function, context: Value, step: Value, args: Value) -> Value:
-    """Put what some kernels want behind the args; 1 if there is no memory.
+    """Put the extra operands of some kernels behind the args; 1 if there is no memory.
 
-    That is the scratch pointer, and the context, for loops.
+    These are the scratch pointer, and the context, for loops.
     """
     f.store(context, args, (field(f, step, 3) + 1) * 8)
     wanted = field(f, step, 4)
@@ -224,7 +224,7 @@ def report_reached(f: Function, context: Value, step: Value, active: Value, coun
 
 # ---- blocks and programs -------------------------------------------------------------------------
 
-# What most steps are; the others are looked up.
+# The most frequent kinds of steps; the others are looked up.
 _STEPS = ((layout.KERNEL, "run_kernel"), (layout.COPY, "run_copy"))
 
 
@@ -260,9 +260,9 @@ def _block() -> Function:
 
 
 def _enter_phase() -> Function:
-    """enter_phase(flight, phase): say in the flight record what the rank does now, and since when.
+    """enter_phase(flight, phase): write the rank's phase and its start into the flight record.
 
-    Gives what it did before. A process that is alone writes nothing, and reads no clock.
+    Gives the phase before. A process that is alone writes nothing, and reads no clock.
     """
     f = Function("enter_phase", "i64", ["ptr", "i64"], internal=True)
     record, phase = f.params
@@ -287,7 +287,7 @@ def _run_steps() -> Function:
     context = f.stack("i64", CONTEXT_BYTES // 8)
     args = f.stack_bytes(most * 8)
     counters = f.stack_bytes((levels + 1) * devices * 8)
-    # Where the pool is not there, nothing of this program would be shared.
+    # Without the pool, no work of this program is shared.
     pool, workers = f.atomic_load("i64", f.symbol("spmd_table"), 8 * POOL), f.var("i64", 0)
     with f.if_(pool.differs(0)):
         place = f.convert("inttoptr", pool, "ptr")

@@ -1,4 +1,4 @@
-"""How the loops of a running program hear that they are to end, as native code.
+"""Interruption of the loops of a running program, as native code.
 
 The one idea: between two rounds a loop reads one word, which another thread sets (a job of the
 queue whose waiter was interrupted), and counts. Every so many rounds it looks at the clock, and

@@ -1,7 +1,7 @@
 """Collectives between the local devices as native code: memory operations over their frames.
 
 The one idea: when the executor reaches a collective, every device of a group has its operand in
-memory, so nobody waits for anybody. First it checks that each group is there as a whole, then it
+memory, so no device waits for another. First it checks that each group is there as a whole, then it
 cuts the result into independent units for the pool. The order of a reduction is that of the group,
 whatever thread does it.
 """
@@ -59,7 +59,7 @@ def _gather_groups() -> Function:
     """gather_groups(context, step, active, count, flags, table): the addresses of whole groups.
 
     A row of the table belongs to a group: the input addresses of its members, then their output
-    addresses. Groups of which nobody arrived are left out. Gives the number of rows, or -1 if a
+    addresses. Groups without an arrived device are left out. Gives the number of rows, or -1 if a
     group is only partly there.
     """
     params = ["ptr", "ptr", "ptr", "i64", "ptr", "ptr"]

@@ -4,10 +4,10 @@ The one idea: a process loads the parts that its programs use. LLVM takes 0.3 s 
 where nothing is on the disk yet the first result of a machine waits for the core alone, which runs
 kernels one after the other; loops, threads, exchanges and the queue come with the first program
 that has them. The core has a table of functions; a part is told where that is, puts its own there,
-and calls others through it. Where the pool is not there yet, nobody shares work.
+and calls others through it. Without the pool, no work is shared.
 
-A part is one module of text. What several parts need and is short (`now`, `resolve`) each has for
-itself, inlined; what others provide is called by the same name, of a function that looks into the
+A part is one module of text. Short functions that several parts need (`now`, `resolve`) are inlined
+in each; a function of another part is called by its name, through a function that looks into the
 table.
 """
 
@@ -25,8 +25,8 @@ from spmd.compile.native.program.run_layout import PYTHON, RAISED_THERE, setup_s
 # block, list of active devices (i32), their number, room for the arguments of one call.
 STEP_SIGNATURE = ["ptr", "ptr", "ptr", "ptr", "i64", "ptr"]
 
-# Where the table has what: steps under their opcodes, and behind them what else is called from
-# another part, `POOL` being the words of the pool.
+# The slots of the table: steps under their opcodes, and behind them the other functions that
+# another part calls; `POOL` is the words of the pool.
 _OF_STEPS = {
     "run_callback": layout.CALLBACK,
     "run_for": layout.FOR,
@@ -112,8 +112,8 @@ def part_text(
 ) -> str:
     """The module of a part, which puts symbols (`provides`) under names of the table.
 
-    It calls what it `needs` by its name. The names stand in the order in which others may rely on
-    what they find: the pool comes last.
+    It calls the functions that it `needs` by their names. The names stand in the order in which
+    others may rely on them: the pool comes last.
     """
     setup = Function(setup_symbol(part), "void", ["ptr"])
     (table,) = setup.params

@@ -28,7 +28,7 @@ from spmd.compile.native.runtime.ir.thread_pool import pool_texts
 from spmd.compile.native.runtime.ir.wait import wait_texts
 from spmd.compile.native.runtime.ir.work_sharing import batch_texts, share_texts
 
-# What runs a kind of steps, `run_PART`.
+# The texts that run a kind of steps, `run_PART`.
 _OF_STEPS: Mapping[str, Callable[[], Iterable[str]]] = MappingProxyType(
     {
         "callback": callback_texts,

@@ -1,8 +1,8 @@
 """Parallel loops of the executor, as native code.
 
-The one idea: a lane is a worker's place to keep what a round needs for itself. Each lane has its
+The one idea: a lane is a worker's place for the temporaries of an iteration. Each lane has its
 own loop counters and takes the next trips by an atomic ticket until none is left, so a slow thread
-holds nobody up, and results depend on no order: rounds only write what is theirs.
+delays no other. Results depend on no order: an iteration writes only its own part of them.
 """
 
 from __future__ import annotations

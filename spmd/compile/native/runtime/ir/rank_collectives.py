@@ -241,7 +241,7 @@ def _meet() -> Function:
 
 
 def _begin_record() -> Function:
-    """begin_record(state, label, bytes): write that a collective begins; gives what the rank did.
+    """begin_record(state, label, bytes): record a collective's begin; gives the last phase.
 
     The same as `GroupLog.begin`. The record's number is written last, for readers that look on.
     """
@@ -278,7 +278,7 @@ def _begin_record() -> Function:
 
 
 def _end_record() -> Function:
-    """end_record(state, place, phase, completed): the rank does again what it did before.
+    """end_record(state, place, phase, completed): the rank returns to its last phase.
 
     `place` is the number of records before this one; one that is not completed stays open.
     """
@@ -301,7 +301,7 @@ def _end_record() -> Function:
 
 
 def _find_slots() -> Function:
-    """find_slots(state, table): where everyone's slot of this step is, and mine of the next."""
+    """find_slots(state, table): all ranks' slots of this step, and mine of the next."""
     f = Function("find_slots", "void", ["ptr", "ptr"], internal=True)
     state, table = f.params
     slots, width = (

@@ -1,4 +1,4 @@
-"""Where the workers of the pool run: not on the core of the thread that called them.
+"""Cores of the pool's workers: not the core of the thread that called them.
 
 The one idea: a system that wakes a thread may put it on the core of the thread that wakes it, most
 of all on virtual machines, where idle cores do not look idle. The two then take turns, and the
@@ -6,8 +6,8 @@ system takes up to tens of milliseconds to separate them (seen: kernels at the s
 for 150 calls on end). So the caller of a job says where the workers may not run. That is a system
 call a worker, and only when the caller itself has moved.
 
-Then the system cannot help a worker whose core somebody else takes while it is in the middle of a
-job, so the caller does: when all that is left is to wait, it looks whether the workers inside get
+The system cannot help a worker that loses its core to another process in the middle of a
+job, so the caller does: when only waiting is left, it looks whether the workers inside get
 any time, brings those that do not to its own core, sleeps until they are done, and sends them back.
 """
 

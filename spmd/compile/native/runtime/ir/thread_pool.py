@@ -8,14 +8,14 @@ If one of these lost its core to another process, the caller moves it to its own
 Each thread has a part of a job's chunks, the same part in each job of that size, so that what it
 wrote in one job lies in the caches of its own core in the next. A thread that has finished its part
 helps the others.
-Every second job goes through its chunks backwards: what was touched last, and only that is still in
-a cache if the arrays are larger, is read first. (`x*x+x` of 4 MB on two threads: 138 us so, 172
-always forwards.)
+Every second job goes through its chunks backwards: it first reads the data that was touched last,
+the only data still in a cache if the arrays are larger. (`x*x+x` of 4 MB on two threads: 138 us so,
+172 always forwards.)
 
 The gate is one word: the number of workers inside, plus OPEN while there is a job. A worker enters
 by adding one and looks at the value before; without OPEN it leaves again without having read the
 job. The caller closes the gate before it waits for the number to fall to zero, so the fields of a
-job are never rewritten while somebody reads them.
+job are never rewritten while a worker reads them.
 
 Everything lives in one global; a forked child resets it (`spmd_pool_reset`), since its copy
 describes threads that it does not have.
@@ -110,7 +110,7 @@ def _take_chunks() -> Function:
         first, end = chunks * part // parts, chunks * (part + 1) // parts
         ticket = f.at(f.at(pool, TICKETS), part * TICKET_BYTES)
         with f.loop():
-            # To look first leaves the line to those who write to it.
+            # A look before the ticket leaves the cache line to the threads that write to it.
             f.break_if(f.atomic_load("i64", ticket, 0) >= end - first)
             taken = f.atomic("add", ticket, 0, _one(f))
             f.break_if(taken >= end - first)
@@ -124,7 +124,7 @@ def _leave() -> Function:
     f = Function("leave", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     before = f.atomic("sub", pool, GATE, _one(f))
-    with f.if_(before.equals(1)):  # the gate was closed, and nobody is inside any more
+    with f.if_(before.equals(1)):  # the gate was closed, and no worker is inside any more
         with f.if_(f.atomic_load("i64", pool, CALLER_PARKED, "seq_cst").differs(0)):
             f.call("pthread_mutex_lock", "i32", f.at(pool, MUTEX))
             f.call("pthread_cond_signal", "i32", f.at(pool, DONE))
@@ -202,13 +202,13 @@ def _start() -> Function:
     f.call("note_cores", "void", f.at(pool, CORES))
     f.call("memset", "ptr", f.at(pool, AVOIDED), f.value("i32", 0), _one(f, 8 * MOST_PLACED))
     f.atomic_store(started.get(), pool, STARTED)
-    # Where no thread can be made, do not try again at each job.
+    # If no thread can be made, do not try again at each job.
     f.store(started.get(), pool, WORKERS)
     return f
 
 
 def _wait_for_workers() -> Function:
-    """Close the gate and wait until nobody is inside."""
+    """Close the gate and wait until no worker is inside."""
     f = Function("wait_for_workers", "void", [], internal=True)
     pool = f.symbol("spmd_pool")
     f.atomic("and", pool, GATE, _one(f, ~OPEN))

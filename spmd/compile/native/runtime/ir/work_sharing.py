@@ -1,6 +1,6 @@
 """Sharing a step's work with the pool, as native code: kernels, copies and batches of kernels.
 
-The one idea: what is shared is a range of units, whatever it is made of: the units of a kernel over
+The one idea: shared work is a range of units, whatever it is made of: the units of a kernel over
 all active devices, pieces of a copy, or pieces of several kernels that do not wait for each other.
 The core runs the same steps on one thread, and comes here when that would take too long.
 """
@@ -38,7 +38,7 @@ from spmd.compile.native.runtime.ir.thread_pool import WORKER_NS
 
 
 def share_texts() -> list[str]:
-    """The functions of the pool's part that the core calls, and what these need."""
+    """The functions of the pool's part that the core calls, and their helpers."""
     functions = (
         resolve(),
         _share(),
