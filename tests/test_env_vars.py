@@ -26,8 +26,8 @@ generated from `spmd/base/config.py`.
 
 # Variables that are no settings: the launcher or a scheduler sets them for each rank.
 TAIL = """
-Rank, size and host of a process come from the environment too; `spmd/transport/environment.py` reads
-it, and the first complete group wins:
+Rank, size and host of a process come from the environment too; `spmd/transport/environment.py`
+reads it, and the first complete group wins:
 
 | variables | set by |
 |---|---|

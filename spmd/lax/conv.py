@@ -29,7 +29,7 @@ from spmd.lax.conv_dims import (
     swapped,
 )
 from spmd.lax.convert import convert_element_type
-from spmd.lax.dot import check_preferred, product_dtypes
+from spmd.lax.dot import check_precision, check_preferred, product_dtypes
 from spmd.lax.families import ANY, NARROW_FLOATS, check_dtype, check_same_dtype, fail
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def conv_general_dilated(
     Array([[[1., 3., 6., 9., 7.]]], dtype=float32)
     """
     name = "conv_general_dilated"
+    if precision is not None:
+        check_precision(name, precision)
     left, right = typeof(lhs), typeof(rhs)
     numbers = conv_dimension_numbers(left.shape, right.shape, dimension_numbers)
     ndim = left.ndim - 2

@@ -33,6 +33,30 @@ class Precision(enum.Enum):
     HIGHEST = 2
 
 
+# The names of JAX's `Precision` and `DotAlgorithmPreset`, and their aliases.
+_PRECISIONS = frozenset(
+    "default bfloat16 fastest high bfloat16_3x tensorfloat32 highest float32 DEFAULT "
+    "ANY_F8_ANY_F8_F32 ANY_F8_ANY_F8_F32_FAST_ACCUM ANY_F8_ANY_F8_ANY "
+    "ANY_F8_ANY_F8_ANY_FAST_ACCUM F16_F16_F16 F16_F16_F32 BF16_BF16_BF16 BF16_BF16_F32 "
+    "BF16_BF16_F32_X3 BF16_BF16_F32_X6 BF16_BF16_F32_X9 TF32_TF32_F32 TF32_TF32_F32_X3 "
+    "F32_F32_F32 F64_F64_F64".split()
+)
+
+
+def check_precision(name: str, precision: Any) -> None:
+    """Raise an `ArgumentError` for a precision, or a pair of them, that does not exist."""
+    given = precision if isinstance(precision, (tuple, list)) else (precision,)
+    if len(given) > 2 or not all(
+        one is None or isinstance(one, Precision) or (isinstance(one, str) and one in _PRECISIONS)
+        for one in given
+    ):
+        fail(
+            ArgumentError,
+            f"{name}: precision={precision!r} must be None, a lax.Precision, a name such as "
+            "'highest', 'high', 'default' or 'BF16_BF16_F32', or a pair of these",
+        )
+
+
 class DimensionNumbers(NamedTuple):
     """The paired dims `((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))`, named."""
 
@@ -65,7 +89,7 @@ def dot_general(
     precision.
 
     Raises `ShapeError` if paired dims differ in size, `DtypeError` if sums of that dtype are
-    impossible, and `ArgumentError` for malformed dimension numbers.
+    impossible, and `ArgumentError` for malformed dimension numbers or an unknown precision.
 
     >>> x, y = np.ones((2, 3, 4)), np.ones((2, 4, 5))
     >>> lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,)))).shape
@@ -73,6 +97,8 @@ def dot_general(
     >>> lax.dot_general(np.int8([1, 2]), np.int8([3, 4]), (((0,), (0,)), ((), ())), None, np.int32)
     Array(11, dtype=int32)
     """
+    if precision is not None:
+        check_precision("dot_general", precision)
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
     return dot_general_p.bind(

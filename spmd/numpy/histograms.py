@@ -65,7 +65,9 @@ def histogramdd(
     if weights is not None and typeof(weights).shape != (n,):
         raise ShapeError(f"histogramdd: {n} points need weights ({n},), got {typeof(weights)}")
     ranges = [None] * dims if range is None else list(range)
-    if len(ranges) != dims or any(r is not None and len(r) != 2 for r in ranges):
+    if len(ranges) != dims or any(
+        r is not None and not (hasattr(r, "__len__") and len(r) == 2) for r in ranges
+    ):
         raise ShapeError(f"histogramdd: range must be {dims} pairs or None, got {range!r}")
     columns = [lax.index_in_dim(sample, d, 1, keepdims=False) for d, _ in enumerate(ranges)]
     edges = [

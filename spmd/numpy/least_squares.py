@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ShapeError
+from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.lax.linalg.family import adjoint, in_columns, matmul, symmetrize
@@ -69,7 +69,7 @@ def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:
     largest to the smallest singular value, and -2 for its inverse. For square matrices it may also
     be "fro", "nuc", 1, -1, inf or -inf, as in `norm`. The result has the real floating dtype to
     which `x` is promoted. Raises a `ShapeError` if `x` has fewer than two dims, if the matrices are
-    empty, and if they are not square for such a `p`.
+    empty, and if they are not square for such a `p`; an `ArgumentError` for another `p`.
 
     >>> cond(array([[2.0, 0.0], [0.0, 1.0]]))
     Array(2., dtype=float32)
@@ -80,6 +80,8 @@ def cond(x: ArrayLike, p: ArrayLike | None = None) -> Array:
     if p in (None, 2, -2):
         s = svdvals(x)
         return s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+    if p not in ("fro", "f", "nuc", 1, -1, np.inf, -np.inf):
+        raise ArgumentError(f"cond: p={p!r} must be None, 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     x = inexact_matrix("cond", x, square=True)
     found = norm_of_matrix(x, p) * norm_of_matrix(inv(x), p)
     return where(isnan(found) & ~_any(isnan(x), (-2, -1)), np.inf, found)

@@ -416,11 +416,12 @@ def tril_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Any, Any]:
 
     `arr` gives only the shape, of two dims. `k` is the last diagonal and 0 by default, as for
     `tril_indices`. The result is a vector of rows and one of columns, of the default integer dtype.
+    Raises a `ShapeError` if `arr` has not two dims.
 
     >>> snp.tril_indices_from(np.ones((2, 3)), 1)
     (Array([0, 0, 1, 1, 1], dtype=int32), Array([0, 1, 0, 1, 2], dtype=int32))
     """
-    rows, columns = typeof(plain(arr)).shape
+    rows, columns = _matrix_shape("tril_indices_from", arr)
     return tril_indices(rows, k, columns)
 
 
@@ -429,12 +430,20 @@ def triu_indices_from(arr: ArrayLike, k: int = 0) -> tuple[Any, Any]:
 
     `arr` gives only the shape, of two dims. `k` is the first diagonal and 0 by default, as for
     `triu_indices`. The result is a vector of rows and one of columns, of the default integer dtype.
+    Raises a `ShapeError` if `arr` has not two dims.
 
     >>> snp.triu_indices_from(np.ones((2, 3)), 1)
     (Array([0, 0, 1], dtype=int32), Array([1, 2, 2], dtype=int32))
     """
-    rows, columns = typeof(plain(arr)).shape
+    rows, columns = _matrix_shape("triu_indices_from", arr)
     return triu_indices(rows, k, columns)
+
+
+def _matrix_shape(name: str, arr: Any) -> tuple[int, ...]:
+    aval = typeof(plain(arr))
+    if aval.ndim != 2:
+        raise ShapeError(f"{name}: arr must have two dims, got {aval}")
+    return aval.shape
 
 
 def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:

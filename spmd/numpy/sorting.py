@@ -306,14 +306,18 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
     `bins` is the number of bins of equal width, or a vector of edges; `range` is a pair of bounds,
     by default the smallest and largest element. The result has the floating dtype to which `a` is
     promoted and one element more than there are bins; `weights` change nothing. Raises an
-    `ArgumentError` if `bins` is a string.
+    `ArgumentError` if `bins` is a string or a fraction, or `range` no pair.
 
     >>> snp.histogram_bin_edges(np.array([0.0, 4.0]), bins=2)
     Array([0., 2., 4.], dtype=float32)
     """
     check_arraylike("histogram_bin_edges", a)
-    if isinstance(bins, str):
-        raise ArgumentError("histogram_bin_edges: bins must be a number or an array of edges")
+    if isinstance(bins, (str, float)):
+        raise ArgumentError(
+            f"histogram_bin_edges: bins={bins!r} must be an integer or a vector of edges"
+        )
+    if range is not None and not (hasattr(range, "__len__") and len(range) == 2):
+        raise ArgumentError(f"histogram_bin_edges: range={range!r} must be (low, high) or None")
     (a,) = promote_dtypes_inexact(plain(a))
     dtype = typeof(a).dtype
     if np.ndim(bins) == 1:

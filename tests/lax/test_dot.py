@@ -151,3 +151,23 @@ def test_dot_with_dimension_numbers_is_dot_general():
     numbers = (((2,), (1,)), ((0,), (0,)))
     found = lax.dot(x, y, dimension_numbers=numbers)
     np.testing.assert_array_equal(found, lax.dot_general(x, y, numbers))
+
+
+# ---- precision ---------------------------------------------------------------------------------
+
+SQUARE = np.ones((2, 2), np.float32)
+
+
+@pytest.mark.parametrize("precision", ["foo", 3, ("high", "foo"), ("high",) * 3])
+def test_an_unknown_precision_is_an_error(precision):
+    with pytest.raises(ArgumentError, match=r"dot_general: precision=.* must be None, a lax\.Prec"):
+        lax.dot(SQUARE, SQUARE, precision=precision)
+    with pytest.raises(ArgumentError, match="conv_general_dilated: precision="):
+        lax.conv(SQUARE[None, None], SQUARE[None, None], (1, 1), "SAME", precision)
+
+
+@pytest.mark.parametrize(
+    "precision", ["highest", "tensorfloat32", lax.Precision.HIGH, ("high", None), "BF16_BF16_F32"]
+)
+def test_each_precision_of_jax_is_accepted(precision):
+    np.testing.assert_array_equal(lax.dot(SQUARE, SQUARE, precision=precision), SQUARE @ SQUARE)

@@ -157,3 +157,21 @@ def test_errors_name_what_is_wrong(call, text):
     with pytest.raises(SpmdError) as caught:
         call()
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: snp.linalg.cond(np.ones((2, 2)), "foo"), "cond: p='foo' must be"),
+        (lambda: snp.linalg.cond(np.ones((2, 2)), 5), "cond: p=5 must be"),
+        (lambda: snp.tril_indices_from(np.ones(2)), r"tril_indices_from: arr must have two dims"),
+        (lambda: snp.triu_indices_from(np.ones((2, 2, 2))), r"triu_indices_from: arr must have"),
+        (lambda: snp.histogramdd(POINTS, 2, range=(0, 1)), r"range must be 2 pairs or None"),
+        (lambda: snp.histogramdd(POINTS, 2.5), r"bins=2\.5 must be an integer"),
+        (lambda: snp.histogram(X, 2.5), r"bins=2\.5 must be an integer"),
+        (lambda: snp.histogram(X, 2, range=3), r"range=3 must be \(low, high\)"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_errors(call, match):
+    with pytest.raises(SpmdError, match=match):
+        call()
