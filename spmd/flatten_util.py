@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,6 @@ from spmd.base.source import current_source as _current_source
 from spmd.base.tree import TreeDef as _TreeDef
 from spmd.base.tree import tree_flatten as _tree_flatten
 from spmd.base.tree import tree_unflatten as _tree_unflatten
-from spmd.base.util import product as _product
 from spmd.core.aval import typeof as _typeof
 from spmd.core.structural import reshape as _reshape
 from spmd.lax.concatenate import concatenate as _concatenate
@@ -64,7 +64,7 @@ class _Unravel:
 
     def __call__(self, flat: Any) -> Any:
         aval = _typeof(flat)
-        sizes = [_product(shape) for shape in self.shapes]
+        sizes = [math.prod(shape) for shape in self.shapes]
         if aval.shape != (sum(sizes),):
             raise _ShapeError(
                 f"{_current_source()}: unravel needs an array of shape ({sum(sizes)},), as "

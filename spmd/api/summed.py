@@ -6,11 +6,11 @@ back as the number of devices. Types make it right in `shard_map`, dividing make
 
 from __future__ import annotations
 
+import math
 import warnings
 
 from spmd.base.context import state
 from spmd.base.errors import CollectiveWarning
-from spmd.base.util import product
 from spmd.core.axis import axis_frame
 from spmd.core.ir import ClosedJaxpr, Eqn, Literal
 
@@ -28,7 +28,7 @@ def warn_of_summed_loss(name: str, linear: ClosedJaxpr) -> None:
     axes = [a for a in eqn.params["axes"] if axis_frame(a).kind == "pmap"]
     if not axes:
         return
-    count, shown = product(axis_frame(a).size for a in axes), ", ".join(map(repr, axes))
+    count, shown = math.prod(axis_frame(a).size for a in axes), ", ".join(map(repr, axes))
     text = (
         f"grad({name}): the loss is a psum over {shown} (at {eqn.source.short}). Under pmap psum "
         f"transposes to psum, so each device gets {count} times the gradient of its own part of "

@@ -56,14 +56,6 @@ def merge_lists(which: Sequence[bool], if_false: Sequence[T], if_true: Sequence[
     return [next(sources[bool(flag)]) for flag in which]
 
 
-def product(sizes: Iterable[int]) -> int:
-    """The product of integers; 1 for none."""
-    out = 1
-    for size in sizes:
-        out *= size
-    return out
-
-
 def inverse_permutation(perm: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes `perm`."""
     out = [0] * len(perm)

@@ -8,6 +8,7 @@ the same bits on every device and in every run.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import CollectiveError
 from spmd.base.source import UNKNOWN, Source
-from spmd.base.util import product
 from spmd.collectives import verify
 from spmd.collectives.groups import Groups
 from spmd.core.aval import ShapedArray
@@ -206,7 +206,7 @@ class Across:
     def _gather(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         mine = np.stack([x[0] for x in inputs])
         everyone = np.empty((len(self.order), *mine.shape[1:]), mine.dtype)
-        assert everyone.size == mine.size * self.comm.size, product(mine.shape)
+        assert everyone.size == mine.size * self.comm.size, math.prod(mine.shape)
         self.comm.all_gather(mine, everyone, self.origin)
         value = dict(zip(self.order, everyone, strict=True))
         assert self.prim.members is not None

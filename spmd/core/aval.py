@@ -6,6 +6,7 @@ compare them by identity.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,7 +15,6 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError
-from spmd.base.util import product
 
 NO_AXES: frozenset[str] = frozenset()
 
@@ -54,7 +54,7 @@ class ShapedArray:
             found.weak_type = bool(weak_type)
             found.vma = vma
             found.ndim = len(shape)
-            found.size = product(shape)
+            found.size = math.prod(shape)
             found._tangent = None
             cls._interned[exact] = found
         return found

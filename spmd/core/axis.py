@@ -7,6 +7,7 @@ it), or a *pmap* axis (communication, without such types, as in JAX).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from spmd.base.context import busy, state
 from spmd.base.errors import AxisError
 from spmd.base.record import record
-from spmd.base.util import product
 
 
 @record
@@ -75,7 +75,7 @@ def axis_names(name: Any) -> tuple[Any, ...]:
 
 def size_of(name: Any) -> int:
     """The size of an axis, or the product of the sizes of several."""
-    return product(axis_frame(n).size for n in axis_names(name))
+    return math.prod(axis_frame(n).size for n in axis_names(name))
 
 
 def manual_axes() -> tuple[Any, ...]:

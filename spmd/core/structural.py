@@ -6,6 +6,7 @@ Everything else is in `spmd.lax`. `broadcast_in_dim` and `reduce_sum` are each o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.errors import DtypeError, InternalError, ShapeError
-from spmd.base.util import inverse_permutation, product
+from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.trace import unchanged
@@ -276,11 +277,11 @@ def reshape(
 
 @remembered
 def _reshape_abstract(x: ShapedArray, *, new_sizes: Any) -> ShapedArray:
-    if any(d < 0 for d in new_sizes) or product(new_sizes) != x.size:
+    if any(d < 0 for d in new_sizes) or math.prod(new_sizes) != x.size:
         sizes = " * ".join(map(str, new_sizes)) or "1"
         raise ShapeError(
             f"reshape: {x} has {x.size} elements, but the new shape {new_sizes} has "
-            f"{sizes} = {product(new_sizes)}"
+            f"{sizes} = {math.prod(new_sizes)}"
         )
     return x.update(shape=new_sizes)
 
@@ -295,8 +296,8 @@ def _reshape_dims(x: ShapedArray, *, new_sizes: Any) -> Any:
     labels_out = [-101 - k for k in range(len(new_sizes))]
     for i in range(x.ndim):
         for j in range(len(new_sizes)):
-            lead = product(x.shape[:i])  # behind an empty dim nothing tells dims apart
-            if lead == product(new_sizes[:j]) > 0 and x.shape[i] == new_sizes[j] > 1:
+            lead = math.prod(x.shape[:i])  # behind an empty dim nothing tells dims apart
+            if lead == math.prod(new_sizes[:j]) > 0 and x.shape[i] == new_sizes[j] > 1:
                 labels_in[i] = labels_out[j] = i
     return dims([labels_in], [labels_out])
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.util import product
 
 Monomial: TypeAlias = tuple[str, ...]  # of symbols in order; the empty one is the constant
 
@@ -43,14 +43,14 @@ class DimExpr:
 
     def evaluate(self, sizes: Mapping[str, int]) -> int:
         """The number that this is when the symbols are `sizes`."""
-        return sum(c * product(sizes[name] for name in m) for m, c in self._terms.items())
+        return sum(c * math.prod(sizes[name] for name in m) for m, c in self._terms.items())
 
     def substitute(self, sizes: Mapping[str, int]) -> DimExpr:
         """The same polynomial with some symbols replaced by numbers."""
         terms: dict[Monomial, int] = {}
         for monomial, c in self._terms.items():
             left = tuple(name for name in monomial if name not in sizes)
-            factor = product(sizes[name] for name in monomial if name in sizes)
+            factor = math.prod(sizes[name] for name in monomial if name in sizes)
             terms[left] = terms.get(left, 0) + c * factor
         return DimExpr(terms, self.scope)
 

@@ -11,13 +11,13 @@ one trace, and the Python code that was exported saw plain numbers all the time.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from spmd.base.errors import ArgumentError
-from spmd.base.util import product
 from spmd.export.encode import dtype_named
 from spmd.export.symbolic import Constraint, DimExpr, parse
 
@@ -38,7 +38,7 @@ def monomials(symbols: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def _matrix(symbols: Sequence[str], samples: Sequence[Sizes]) -> np.ndarray:
-    rows = [[product(s[name] for name in m) for m in monomials(symbols)] for s in samples]
+    rows = [[math.prod(s[name] for name in m) for m in monomials(symbols)] for s in samples]
     return np.array(rows, np.float64)
 
 

@@ -6,6 +6,7 @@ everything else is a name for `broadcast_in_dim`, `reshape` or `permute_dims`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.util import canonical_dim, product
+from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
@@ -492,7 +493,7 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
             f"collapse: dims {start_dimension} to {stop_dimension} are not a range of the {ndim} "
             f"dims of {typeof(operand)}"
         )
-    return reshape(operand, (*shape[:start], product(shape[start:stop]), *shape[stop:]))
+    return reshape(operand, (*shape[:start], math.prod(shape[start:stop]), *shape[stop:]))
 
 
 def broadcast_like(arr: Any, like_arr: Any) -> Array:

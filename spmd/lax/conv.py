@@ -7,13 +7,13 @@ become groups of the batch. So one primitive is closed under every order of diff
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.primitive import Dims, Primitive, Zero, dims
 from spmd.core.structural import add_any, is_linear, move_dim, reshape, zeros_like_aval
@@ -280,21 +280,21 @@ def _conv_impl(xp: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     counts = windows.counts(spatial)
     groups = params["feature_group_count"] * params["batch_group_count"]
     kept = batch // params["batch_group_count"]
-    if not product((batch, features, results, *counts, *windows.sizes)):
+    if not math.prod((batch, features, results, *counts, *windows.sizes)):
         found = xp.zeros((kept, results, *counts), out)
     else:
         both = _with_two_dims(windows)
         patches = window_view(xp, padded_array(xp, lhs, both, 0), both)
         # Now (batch, features, *counts, 1, 1, *taps), the batch or the features in groups.
         split = (params["batch_group_count"], kept, params["feature_group_count"], -1)
-        patches = patches.reshape((*split, product(counts), product(windows.sizes)))
+        patches = patches.reshape((*split, math.prod(counts), math.prod(windows.sizes)))
         patches = xp.transpose(patches, (0, 2, 1, 4, 3, 5))
-        depth = rhs.shape[1] * product(windows.sizes)
-        rows = patches.reshape((groups, kept * product(counts), depth))
+        depth = rhs.shape[1] * math.prod(windows.sizes)
+        rows = patches.reshape((groups, kept * math.prod(counts), depth))
         columns = xp.transpose(rhs.reshape((groups, results // groups, depth)), (0, 2, 1))
         with np.errstate(all="ignore"):
             found = xp.matmul(rows, columns)
-        found = found.reshape((groups, kept, product(counts), results // groups))
+        found = found.reshape((groups, kept, math.prod(counts), results // groups))
         found = xp.transpose(found, (1, 0, 3, 2)).reshape((kept, results, *counts))
     return xp.transpose(found, np.argsort(numbers.out_spec)).astype(out)
 
@@ -328,7 +328,7 @@ def _conv_transpose(ct: Any, lhs: Any, rhs: Any, **params: Any) -> Any:
     side = 0 if is_linear(lhs) else 1
     aval, other = (lhs.aval, rhs) if side == 0 else (rhs.aval, lhs)
     other_aval = typeof(other)
-    if not product(typeof(ct).shape):
+    if not math.prod(typeof(ct).shape):
         found = zeros_like_aval(aval)
     else:
         other = convert_element_type(other, typeof(ct).dtype, other_aval.weak_type)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.core.structural import move_dim, permute_dims
 from spmd.lax.array import rev
@@ -141,7 +141,7 @@ def conv_general_dilated_patches(
     aval = typeof(lhs)
     taps = tuple(int(k) for k in filter_shape)
     numbers = conv_dimension_numbers(aval.shape, (1, 1, *taps), dimension_numbers)
-    count = product(taps)
+    count = math.prod(taps)
     features = aval.shape[numbers.lhs_spec[1]]
     # One window for each tap, that is 1 there and 0 elsewhere; the same for every feature.
     pick = np.eye(count, dtype=aval.dtype).reshape((count, 1, *taps))

@@ -6,6 +6,7 @@ infinity for max), and max, min, argmax and argmin let NaN win.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.tree import tree_flatten, tree_unflatten
-from spmd.base.util import product
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims
@@ -165,7 +165,7 @@ def _reduced_dims_first(x: Any, axes: Sequence[int]) -> Any:
     """The dims `axes` merged into one leading dim, the others behind it."""
     shape = typeof(x).shape
     kept = [d for d in range(len(shape)) if d not in axes]
-    sizes = (product(shape[d] for d in axes), *(shape[d] for d in kept))
+    sizes = (math.prod(shape[d] for d in axes), *(shape[d] for d in kept))
     return reshape(permute_dims(x, (*axes, *kept)), sizes)
 
 
@@ -406,7 +406,7 @@ def combine_arrays(computation: Callable[..., Any], tree: Any) -> Callable[..., 
 
     def combine(left: tuple[Any, ...], right: tuple[Any, ...]) -> tuple[Any, ...]:
         shape = typeof(left[0]).shape
-        size = product(shape)
+        size = math.prod(shape)
         flat = [reshape(v, (size,)) for v in (*left, *right)]
         outs, at = batch_flat(on_scalars, BatchAxis(None, size), flat, [0] * len(flat))
         return tuple(

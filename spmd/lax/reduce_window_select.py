@@ -7,13 +7,13 @@ transpose of the other; the selected element does not change near almost every o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.errors import ShapeError
-from spmd.base.util import product
 from spmd.core.aval import ShapedArray
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Dims, Primitive, Zero, dims
@@ -69,7 +69,7 @@ def _selected(xp: Any, operand: Any, select: str, windows: Windows) -> tuple[Any
     )
     values = window_view(xp, padded_array(xp, operand, windows, fill), windows)
     shape = values.shape[:ndim]
-    inside, values = (v.reshape((*shape, product(windows.sizes))) for v in (inside, values))
+    inside, values = (v.reshape((*shape, math.prod(windows.sizes))) for v in (inside, values))
     if not values.shape[-1]:
         return xp.zeros(shape, np.int64), xp.zeros(shape, np.bool_)
     best = (xp.max if select == "max" else xp.min)(values, axis=-1, keepdims=True)
@@ -94,7 +94,7 @@ def _gather_abstract(
 def _gather_impl(xp: Any, tangents: Any, operand: Any, *, select: str, windows: Windows) -> Any:
     place, some = _selected(xp, operand, select, windows)
     taps = window_view(xp, padded_array(xp, tangents, windows, 0), windows)
-    taps = taps.reshape((*place.shape, product(windows.sizes)))
+    taps = taps.reshape((*place.shape, math.prod(windows.sizes)))
     if not taps.shape[-1]:
         return xp.zeros(place.shape, tangents.dtype)
     found = xp.take_along_axis(taps, place[..., None], axis=-1)[..., 0]

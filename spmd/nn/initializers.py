@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,7 +11,6 @@ import numpy as np
 from spmd import lax, random
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.numpy.creation import canonical_shape, full
 from spmd.numpy.creation import ones as _ones
@@ -167,10 +167,10 @@ def _fans(shape: tuple[int, ...], in_axis: Dims, out_axis: Dims, batch_axis: Dim
         )
 
     def size(axis: Dims) -> int:
-        return product(shape[d] for d in ((axis,) if isinstance(axis, int) else axis))
+        return math.prod(shape[d] for d in ((axis,) if isinstance(axis, int) else axis))
 
     inputs, outputs = size(in_axis), size(out_axis)
-    window = product(shape) / inputs / outputs / size(batch_axis)
+    window = math.prod(shape) / inputs / outputs / size(batch_axis)
     return inputs * window, outputs * window
 
 
@@ -332,7 +332,7 @@ def orthogonal(scale: Any = 1.0, column_axis: int = -1, dtype: Any = None) -> In
             return _zeros(whole, found)
         axis = canonical_axis(column_axis, len(whole), "orthogonal")
         columns, others = whole[axis], whole[:axis] + whole[axis + 1 :]
-        matrix = random.orthogonal(key, product(others), (), found, columns)
+        matrix = random.orthogonal(key, math.prod(others), (), found, columns)
         weights = moveaxis(lax.reshape(matrix, (*others, columns)), -1, axis)
         return multiply(np.array(scale, found), weights)
 

@@ -5,6 +5,7 @@ No element is changed; joining and repeating are in `joining.py`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from spmd import lax
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.base.source import current_source
-from spmd.base.util import product
 from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
 from spmd.core.structural import move_dim
@@ -57,7 +57,7 @@ def size(a: ArrayLike, axis: Axis = None) -> int:
     """
     check_arraylike("size", a)
     sizes = typeof(plain(a)).shape
-    return product(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
+    return math.prod(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
 
 
 @cached_options
@@ -93,11 +93,11 @@ def _new_shape(old: tuple[int, ...], shape: Any) -> tuple[int, ...]:
         raise
     except TypeError:
         raise ArgumentError(f"reshape: a shape must consist of integers, got {shape!r}") from None
-    total = product(old)
+    total = math.prod(old)
     unknown = [k for k, d in enumerate(sizes) if d == -1]
     if len(unknown) > 1:
         raise ShapeError(f"reshape: only one size can be -1, got {tuple(sizes)}")
-    known = product(d for d in sizes if d != -1)
+    known = math.prod(d for d in sizes if d != -1)
     fits = known and total % known == 0 if unknown else known == total
     if not fits or any(d < -1 for d in sizes):
         raise ShapeError(

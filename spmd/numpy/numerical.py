@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.lax.special_beta import bessel_i0
@@ -358,7 +358,7 @@ def ravel_multi_index(
     for k, index in enumerate(multi_index):
         behind = sizes[k + 1 :] if order == "C" else sizes[:k]
         inside = _inside(convert(plain(index), dtype), sizes[k], mode)
-        total = add(total, multiply(inside, np.array(product(behind), dtype)))
+        total = add(total, multiply(inside, np.array(math.prod(behind), dtype)))
     return as_array(total)
 
 

@@ -6,6 +6,7 @@ comparing positions, so that derivatives flow without a gather.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.numpy.logic import isnan
 from spmd.numpy.programs import one_program
@@ -191,7 +191,7 @@ def _quantile(
     shape = typeof(a).shape
     dims = canonical_axes(axis, len(shape), name)
     kept = [d for d in range(len(shape)) if d not in dims]
-    count = product(shape[d] for d in dims)
+    count = math.prod(shape[d] for d in dims)
 
     def as_rows(x: Any) -> Any:
         """The dims that are reduced become one, the first: everything else is elementwise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 
 from spmd import lax
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
@@ -119,7 +119,7 @@ def resize(a: ArrayLike, new_shape: Any) -> Array:
     """
     check_arraylike("resize", a)
     shape = tuple(new_shape) if np.iterable(new_shape) else (new_shape,)
-    flat, total = ravel(a), product(shape)
+    flat, total = ravel(a), math.prod(shape)
     n = typeof(flat).shape[0]
     if n == 0 or total == 0:
         return lax.full(shape, 0, typeof(flat).dtype)

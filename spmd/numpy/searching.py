@@ -6,6 +6,7 @@ result then has that size, cut off or filled up.
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any, overload
 
@@ -13,7 +14,6 @@ import numpy as np
 
 from spmd import lax
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
-from spmd.base.util import product
 from spmd.compile.dispatch.eager_cache import cached_arrays
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
@@ -117,7 +117,7 @@ def nonzero(
     missing = lax.ge(lax.iota(default_int(), count), found)
     indices = []
     for d, fill in enumerate(fills):
-        stride = constant_like(flat, product(shape[d + 1 :]))
+        stride = constant_like(flat, math.prod(shape[d + 1 :]))
         index = lax.div(flat, stride) if typeof(flat).size else flat
         index = lax.rem(index, constant_like(flat, max(shape[d], 1)))
         value = 0 if fill is None else fill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
-from spmd.base.util import product
 from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
 from spmd.numpy.joining import concatenate
@@ -48,7 +48,7 @@ def _count(a: Any, axis: Axis, keepdims: bool, where: Any, dtype: np.dtype) -> A
     aval = typeof(a)
     dims = canonical_axes(axis, aval.ndim, "mean")
     if where is None:
-        return np.array(product(aval.shape[d] for d in dims), dtype)
+        return np.array(math.prod(aval.shape[d] for d in dims), dtype)
     mask, _ = promote_shapes("mean", where, a)
     if typeof(mask).shape != aval.shape:
         mask = lax.broadcast_in_dim(mask, aval.shape, ())

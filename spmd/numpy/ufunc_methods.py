@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +19,6 @@ from spmd import lax
 from spmd.api import eval_shape
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import ShapedArray, typeof
 from spmd.numpy import indexing, logic, reductions, ufuncs
 from spmd.numpy.functional import vectorize
@@ -284,7 +284,7 @@ def _fold(
 def _in_front(x: Any, dims: tuple[int, ...]) -> Any:
     moved = moveaxis(x, dims, tuple(range(len(dims))))
     shape = typeof(moved).shape
-    return lax.reshape(moved, (product(shape[: len(dims)]), *shape[len(dims) :]))
+    return lax.reshape(moved, (math.prod(shape[: len(dims)]), *shape[len(dims) :]))
 
 
 def _running_fold(f: ufunc, a: Any, *, axis: int, dtype: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ import numpy as np
 from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import is_arraylike, typeof
 from spmd.numpy.manipulation import moveaxis
 from spmd.numpy.programs import one_program
@@ -195,7 +195,7 @@ def categorical(
     if replace:
         noise = gumbel_typed(key, (*lead, *own), dtype, mode or "low")
         return argmax(add(noise, logits), axis=d - len(own))
-    count = product(lead)
+    count = math.prod(lead)
     if count > own[d]:
         raise ArgumentError(
             f"categorical: {count} draws without replacement from {own[d]} categories"
@@ -234,7 +234,7 @@ def choice(
     is_number = typeof(a).ndim == 0
     d = 0 if is_number else canonical_axis(axis, typeof(a).ndim, "choice")
     count = count_of("choice", a) if is_number else typeof(a).shape[d]
-    drawn = product(whole)
+    drawn = math.prod(whole)
     if drawn == 0:
         return lax.full(whole, 0, typeof(a).dtype)
     if count <= 0:
@@ -269,7 +269,7 @@ def _chosen(
         u = lax.sub(np.array(1, dtype), uniform_typed(key, shape, dtype))
         return searchsorted(total, lax.mul(last, u))
     noise = lax.add(gumbel_typed(key, (count,), dtype, mode or "low"), lax.log(p))
-    return lax.top_k(noise, product(shape))[1]
+    return lax.top_k(noise, math.prod(shape))[1]
 
 
 # ---- orderings ---------------------------------------------------------------------------------

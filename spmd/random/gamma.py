@@ -6,6 +6,7 @@ result of a loop that ends when a candidate is accepted, so it has no derivative
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,6 @@ from spmd import lax
 from spmd.api import vmap
 from spmd.base import dtypes
 from spmd.base.errors import RefusedError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
 from spmd.numpy.creation import full_like
@@ -85,9 +85,9 @@ def _positive(state: Any, c: Any, dtype: np.dtype) -> Any:
 @one_program("log_space")
 def _draw(key: Any, a: Any, log_space: bool) -> Any:
     shape = typeof(a).shape
-    keys = split_typed(key, (product(shape),))
+    keys = split_typed(key, (math.prod(shape),))
     draw = vmap(lambda k, alpha: _gamma_one(k, alpha, log_space))
-    return lax.reshape(draw(keys, lax.reshape(a, (product(shape),))), shape)
+    return lax.reshape(draw(keys, lax.reshape(a, (math.prod(shape),))), shape)
 
 
 def _without_derivative(f: Callable[[Any, Any], Any]) -> Any:

@@ -6,6 +6,7 @@ words; returned keys are of the same sort.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
-from spmd.base.util import product
 from spmd.core.aval import is_arraylike, typeof
 from spmd.core.key_reuse import use_key
 from spmd.lax.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
@@ -219,7 +219,7 @@ def split(key: Any, num: int | Sequence[int] = 2) -> Array:
 @one_program("shape")
 def split_typed(key: Any, shape: tuple[int, ...]) -> Any:
     """`split` of a typed key."""
-    return lax.reshape(_blocks(key, product(shape)), shape)
+    return lax.reshape(_blocks(key, math.prod(shape)), shape)
 
 
 def pair(key: Any) -> tuple[Any, Any]:
@@ -290,7 +290,7 @@ def bits(key: Any, shape: Any = (), dtype: Any = None) -> Array:
 @one_program("shape", "dtype")
 def typed_bits(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     """`bits` of a typed key."""
-    return lax.reshape(key_bits(_blocks(key, product(shape)), dtype), shape)
+    return lax.reshape(key_bits(_blocks(key, math.prod(shape)), dtype), shape)
 
 
 # ---- other arguments of samplers ---------------------------------------------------------------

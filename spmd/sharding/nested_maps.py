@@ -6,6 +6,7 @@ its row of the operands; where it ends, the rows are gathered again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from spmd.base.context import state
 from spmd.base.device import Device, devices, too_few_devices
 from spmd.base.source import current_source
-from spmd.base.util import product
 from spmd.collectives.all_gather import all_gather_p
 from spmd.collectives.axis import axis_index_p
 from spmd.core.aval import typeof
@@ -34,7 +34,7 @@ def is_inside_map() -> bool:
 
 def inner_mesh(axis: Any, size: int) -> Mesh:
     """The mesh of a map inside another: its devices are chosen when the two become one."""
-    outer = product(f.size for f in state.axes if f.kind in ("pmap", "manual"))
+    outer = math.prod(f.size for f in state.axes if f.kind in ("pmap", "manual"))
     pool = devices()
     if outer * size > len(pool):
         raise too_few_devices(
@@ -62,7 +62,7 @@ def flatten_maps(jaxpr: ClosedJaxpr, mesh: Mesh, kind: str) -> tuple[ClosedJaxpr
 
 def _device_grid(mesh: Mesh, sizes: dict[Any, int]) -> np.ndarray:
     """The outer devices first, so that results stay where they were; then the others, in order."""
-    wanted = product(sizes.values())
+    wanted = math.prod(sizes.values())
     first = mesh.flat_devices()
     rest: list[Device] = [d for d in devices() if d not in first]
     per_row = wanted // len(first)

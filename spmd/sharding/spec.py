@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from spmd.base.device import Device, devices, too_few_devices
 from spmd.base.errors import ShardingError
-from spmd.base.util import product
 
 
 class PartitionSpec(tuple):
@@ -99,7 +99,7 @@ class Mesh:
             if a not in shape:
                 known = ", ".join(map(repr, self.axis_names))
                 raise ShardingError(f"mesh axis {a!r} does not exist; the mesh has {known}")
-        return product(shape[a] for a in axes)
+        return math.prod(shape[a] for a in axes)
 
     def coordinates(self) -> Iterator[tuple[Device, dict[Any, int]]]:
         """Each device with its position along every axis, in row-major order."""
@@ -154,7 +154,7 @@ def make_mesh(
     """
     shape = tuple(int(s) for s in axis_shapes)
     pool = list(all_devices() if devices is None else devices)
-    wanted = product(shape)
+    wanted = math.prod(shape)
     if wanted > len(pool):
         raise too_few_devices(f"make_mesh({shape}, {tuple(axis_names)})", wanted, len(pool))
     return Mesh(np.asarray(pool[:wanted], dtype=object).reshape(shape), tuple(axis_names))

@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from spmd.base.util import product
 from spmd.compile.cpu.assemble.assemble import cpu_target
 from spmd.compile.cpu.assemble.generic_kernels_ir import (
     BLOCK,
@@ -145,7 +144,7 @@ def matrices(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, int, int] 
     kept = [d for d in range(len(shape)) if shape[d] > 1]
     inside = [k for k, d in enumerate(kept) if d in axes]
     if not inside:
-        return product(shape), 1, 1
+        return math.prod(shape), 1, 1
     first, last = inside[0], inside[-1] + 1
     if last - first != len(inside):
         return None

@@ -8,12 +8,12 @@ read, or gives None where that is not affine (a reshape that cuts a dim unevenly
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.core.ir import Eqn
 
 
@@ -93,7 +93,7 @@ def linear(index: Index, shape: Sequence[int]) -> Affine:
 
 def reshaped(index: Index, shape: Sequence[int], to: Sequence[int], space: Sequence[int]):
     """The index with the same address in an array of shape `to`; None if it is not affine."""
-    if product(to) == 0:
+    if math.prod(to) == 0:
         return tuple(ZERO for _ in to)
     if [s for s in shape if s != 1] == [s for s in to if s != 1]:
         # Also right beside the array's edges, where the general rule gives up.

@@ -7,12 +7,12 @@ hosts, one Python call serves all local devices and the transport.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from spmd.base.errors import InternalError
-from spmd.base.util import product
 from spmd.collectives.async_collectives import Overlapped
 from spmd.collectives.groups import Groups, device_groups
 from spmd.collectives.host_execution import Across
@@ -127,6 +127,6 @@ def _shape(eqn: Eqn, members: int) -> tuple[Any, int, int]:
     kind = _KINDS[eqn.prim.name]
     if kind in ("all_reduce", "permute"):
         return kind, 1, aval.size
-    rows = product(aval.shape[: eqn.params["dim"]])
+    rows = math.prod(aval.shape[: eqn.params["dim"]])
     parts = 1 if kind == "all_gather" else members
     return kind, rows, aval.size // max(rows * parts, 1)

@@ -8,11 +8,11 @@ can write, by the strides of their stores. Operands without a view are copied th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder
@@ -136,7 +136,7 @@ def concatenate(lowering: Lowering, eqn: Eqn) -> None:
 def _copy_into(dtype: str, shape: Sequence[int], source: Ref, view: View, eqn: Eqn) -> Launch:
     """A kernel that copies an array into a view."""
     b = Builder(shape, ())
-    read, write = b.arg(dtype, product(shape)), b.arg(dtype, view.size, "out")
+    read, write = b.arg(dtype, math.prod(shape)), b.arg(dtype, view.size, "out")
     with b.row():
         b.store(write, view.strides, b.load(read, strides_of(shape)), view.offset)
     return Launch(b.build(), (source, view.ref), eqn.prim.name, eqn.source)

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder
@@ -134,7 +133,7 @@ class Array:
     @property
     def size(self) -> int:
         """How many elements its memory has (all arrays here are contiguous in some order)."""
-        return product(self.shape)
+        return math.prod(self.shape)
 
 
 # ---- phases ------------------------------------------------------------------------------------

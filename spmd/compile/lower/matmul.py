@@ -8,12 +8,12 @@ integers and of complex numbers are ordinary kernels that reduce over the depth.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.expressions.expression import need_dtype, storage_dtype
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.kernel.builder import Builder
@@ -255,7 +255,7 @@ def _collapsed(
     found = Product(
         m=row.size,
         n=column.size,
-        k=along.size if product(a.shape) and product(b.shape) else 0,
+        k=along.size if math.prod(a.shape) and math.prod(b.shape) else 0,
         a=left,
         b=right,
         carried=carried,

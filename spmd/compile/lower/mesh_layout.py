@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from spmd.base.record import field, record
-from spmd.base.util import product
 from spmd.core.ir import Eqn
 from spmd.transport.origin import Origin
 
@@ -40,7 +40,7 @@ class Topology:
     def along(self, axis: Any) -> list[int]:
         """The position of each local device along one axis."""
         names = list(self.sizes)
-        below = product(self.sizes[n] for n in names[names.index(axis) + 1 :])
+        below = math.prod(self.sizes[n] for n in names[names.index(axis) + 1 :])
         return [k // below % self.sizes[axis] for k in self.local]
 
 

@@ -10,11 +10,11 @@ keys say from where each operand is gathered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeGuard
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.expressions.index_map import strides_of
 from spmd.compile.expressions.scalar_ops import storage_dtype
 from spmd.compile.kernel.builder import Builder
@@ -163,7 +163,7 @@ class _Space:
         shape = eqn.invars[0].aval.shape
         self.length = shape[along]
         self.others = tuple(s for d, s in enumerate(shape) if d != along)
-        self.rows = product(self.others)
+        self.rows = math.prod(self.others)
         # Words lie row by row, the sorted dim last.
         pitches = strides_of((*self.others, self.length))
         self.words = _Along(self.rows * self.length, pitches[:-1], 1)
@@ -171,7 +171,7 @@ class _Space:
     def view(self, shape: Sequence[int]) -> _Along:
         strides = strides_of(shape)
         others = tuple(s for d, s in enumerate(strides) if d != self.along)
-        return _Along(product(shape), others, strides[self.along])
+        return _Along(math.prod(shape), others, strides[self.along])
 
     def sorted_words(self, parts: Sequence[tuple[int, Part]], kept: int | None) -> Ref:
         """The words in order, after sorting by each part, the last (least important) one first."""

@@ -13,12 +13,13 @@ rows a round no gain was measured, and a third more memory was needed.)
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from spmd.base.record import record
-from spmd.base.util import product, split_list
+from spmd.base.util import split_list
 from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Var
 from spmd.core.structural import permute_dims_p
@@ -278,7 +279,7 @@ def _is_product(eqn: Eqn) -> bool:
 def _depth(eqn: Eqn) -> int:
     """How many products an element of the result sums."""
     dims = eqn.params["dimension_numbers"].contract[0]
-    return product(eqn.invars[0].aval.shape[d] for d in dims)
+    return math.prod(eqn.invars[0].aval.shape[d] for d in dims)
 
 
 def _later(dims: Sequence[int]) -> tuple[int, ...]:

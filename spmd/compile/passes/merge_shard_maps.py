@@ -12,10 +12,10 @@ for one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spmd.base.util import product
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.axis import axis_index
 from spmd.compile.passes.inline_calls import inline_calls, write_body
@@ -264,7 +264,7 @@ def _gather(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
 def _cut(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
     """The shard that this device has of a value that all have."""
     counts = [mesh.axis_size(spec.axes_of(d)) for d in range(x.ndim)]
-    if product(counts) == 1:
+    if math.prod(counts) == 1:
         return x
     sizes = [size // count for size, count in zip(x.shape, counts, strict=True)]
     starts = [

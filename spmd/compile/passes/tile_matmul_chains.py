@@ -15,10 +15,10 @@ and then nothing is gained.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, is_elementwise
 from spmd.compile.passes.rewriter import JaxprBuilder, finish, map_subjaxprs, start, with_bodies
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
@@ -149,10 +149,10 @@ class _Finder:
         names = {self.eqns[j].prim.name for j in members[:-1]}
         if "dot_general" not in names or not names & _REDUCTIONS:
             return None
-        rows = _rows(wide.aval.nbytes // product(sizes), sizes[-1])
+        rows = _rows(wide.aval.nbytes // math.prod(sizes), sizes[-1])
         eqns = tuple([self.eqns[j] for j in members])
         chain = _Chain(tuple(members), eqns, along, sizes, rows)
-        if product(chain.trips) < LEAST_ROUNDS or not _can_loop(chain, wide.aval.nbytes):
+        if math.prod(chain.trips) < LEAST_ROUNDS or not _can_loop(chain, wide.aval.nbytes):
             return None
         return chain
 

@@ -6,10 +6,10 @@ order. A loop with fewer rounds runs in order too, and the steps inside it share
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from spmd.base.record import field, record
-from spmd.base.util import product
 from spmd.compile.lower.steps import TEMP, Parallel, Step, accesses_inside, blocks, walk
 
 ALIGNMENT = 64
@@ -48,7 +48,7 @@ def choose_lanes(steps: Sequence[Step], threads: int) -> Lanes:
 def _outermost(steps: Sequence[Step], threads: int) -> Iterator[Parallel[Step]]:
     """The loops to choose among some steps and the steps nested in them."""
     for step in steps:
-        if isinstance(step, Parallel) and product(step.trips) >= threads and _fits(step, threads):
+        if isinstance(step, Parallel) and math.prod(step.trips) >= threads and _fits(step, threads):
             yield step
             continue
         for block in blocks(step):

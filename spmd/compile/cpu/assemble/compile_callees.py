@@ -8,6 +8,7 @@ in them) come at the end.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +16,6 @@ from types import TracebackType
 from typing import TypeAlias
 
 from spmd.base.config import config
-from spmd.base.util import product as size_of
 from spmd.compile.cpu.assemble.compiled_loops import INLINE_POINTS
 from spmd.compile.cpu.codegen.kernel import Rendered, render
 from spmd.compile.cpu.matmul import plan as matmul_plan
@@ -111,7 +111,7 @@ class CalleeCompiler:
             for inner in walk([s for block in blocks(step) for s in block]):
                 # Smaller ones may be written into the function that the loop becomes; products
                 # may read operands that are packed outside.
-                if isinstance(inner, Launch) and size_of(inner.kernel.sizes) > INLINE_POINTS:
+                if isinstance(inner, Launch) and math.prod(inner.kernel.sizes) > INLINE_POINTS:
                     self.callee(inner.kernel)
             callee = callee_of(step)
             if callee is None:

@@ -9,12 +9,12 @@ unit. A loop with a step that several threads should share stays with the execut
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.cpu.codegen.kernel import Rendered, content_symbol, render_function
 from spmd.compile.cpu.matmul import plan as matmul_plan
 from spmd.compile.kernel.ir import Kernel
@@ -142,7 +142,7 @@ class _Writer:
         self.level = level
         self.function = Function("SYMBOL", "void", ["ptr", "ptr", "i64", "i64"], attributes="#0")
         launches = {s.kernel: None for s in walk((loop,)) if isinstance(s, Launch)}
-        small = [k for k in launches if product(k.sizes) <= INLINE_POINTS]
+        small = [k for k in launches if math.prod(k.sizes) <= INLINE_POINTS]
         self.inline = {k: f"inner{n}" for n, k in enumerate(small[:MOST_INLINE])}
         self.module = Module(compiler.target, shares_math=True)
         self.uses: Counter[Buffer] = Counter()

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from spmd.base.util import product
 from spmd.compile.expressions.equivalence import kinds_of, literal_key, pattern
 from spmd.compile.expressions.expression import REDUCTIONS, index_of_start, storage_dtype
 from spmd.compile.expressions.index_map import MOVES, ZERO, Index, dim, dims_of, operand_index, span
@@ -320,9 +320,9 @@ class _Fuser:
         inside = all(_is_inside(index, shape, group.sizes) for index in indices)
         if len(indices) == 1 and inside:
             return True
-        evaluations = product(group.sizes) * len(indices)
+        evaluations = math.prod(group.sizes) * len(indices)
         name = eqn.prim.name
-        return is_elementwise(name) and repeating_pays(name, product(shape), evaluations)
+        return is_elementwise(name) and repeating_pays(name, math.prod(shape), evaluations)
 
     def outside_users(self, group: Group, k: int) -> list[int]:
         """Equations that read a result and are not computed in the group only."""
@@ -382,7 +382,7 @@ class _Fuser:
         dims = dims_of(index)
         if dims == group.whole or (group.inner is not None and dims == group.points):
             return False
-        points = product(group.sizes[d] for d in group.whole)
+        points = math.prod(group.sizes[d] for d in group.whole)
         if eqn.outvars[0].aval.size >= points:
             return False
         # A scalar that costs next to nothing is not worth a kernel of its own.
@@ -398,8 +398,8 @@ class _Fuser:
             elif affine != ZERO or size != 1:
                 return False
         dims = frozenset(along)
-        points = product(group.sizes[d] for d in group.points)
-        row = product(group.sizes[d] for d in group.inner or ())
+        points = math.prod(group.sizes[d] for d in group.points)
+        row = math.prod(group.sizes[d] for d in group.inner or ())
         if len(along) != len(dims) or (group.inner is not None and is_one_sum(points, row)):
             return False
         return dims == group.whole or (group.inner is not None and dims == group.points)
@@ -431,9 +431,9 @@ class _Fuser:
                 sizes.pop(0)
             elif group.sizes[d] != 1:
                 return None
-        points = product(group.sizes[d] for d in kept)
+        points = math.prod(group.sizes[d] for d in kept)
         is_tail = not chosen or chosen == list(range(chosen[0], len(group.sizes)))
-        if sizes or not rows_fit(points, product(reduced), is_tail):
+        if sizes or not rows_fit(points, math.prod(reduced), is_tail):
             return None
         return tuple(chosen)
 

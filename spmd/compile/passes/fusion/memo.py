@@ -11,11 +11,11 @@ the others are compared with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from spmd.base.record import record
-from spmd.base.util import product
 from spmd.compile.expressions.index_map import Index
 from spmd.compile.passes.fusion.graph import NOBODY
 from spmd.compile.passes.fusion.group import Frame
@@ -155,7 +155,7 @@ def remember(fuser: Any, group: Any, asked: list[Query]) -> None:
 
 def _surroundings(fuser: Any, group: Any, numbers: dict[int, int]) -> tuple[Any, Any]:
     """A growth's `outside` and `touched`."""
-    size, members = product(group.sizes), group.members
+    size, members = math.prod(group.sizes), group.members
     made = {group.root, *group.extra} | group.copies
     outside, touched = [], []
     for k in sorted(members):
