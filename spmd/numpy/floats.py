@@ -239,6 +239,12 @@ def ldexp(x: Any, exponent: Any, /) -> Array:
         raise DtypeError(f"ldexp: the exponent must be integers, got {typeof(exponent)}")
     (exponent,) = promote_dtypes_numeric(plain(exponent))
     x, exponent = promote_shapes("ldexp", x, exponent)
+    # Beyond three times the least normal exponent each number is 0 or infinite, and each of the
+    # three factors below it is finite and not 0: 0 stays 0.
+    most = -3 * dtypes.finfo(typeof(x).dtype).minexp
+    limits = np.iinfo(typeof(exponent).dtype)
+    low, high = max(limits.min, -most), min(limits.max, most)
+    exponent = lax.clamp(constant_like(exponent, low), exponent, constant_like(exponent, high))
     third = lax.div(exponent, constant_like(exponent, 3))
     rest = lax.sub(exponent, lax.add(third, third))
     for part in (third, third, rest):

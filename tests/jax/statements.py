@@ -262,9 +262,10 @@ def product(s: Scope) -> str:
 
 def index(s: Scope) -> str:
     a = s.array()
-    # JAX takes the largest uint32 for -1, and cuts 64 bits to 32.
+    # JAX takes the largest uint32 and uint64 for -1, and cuts 64 bits to 32.
     dtype = s.dtype()
-    made = f"np.array({s.pick(['1', '[0, 1, 1]', '-1'[dtype == 'uint32' :]])}).astype('{dtype}')"
+    last = "1" if dtype in ("uint32", "uint64") else "-1"
+    made = f"np.array({s.pick(['1', '[0, 1, 1]', last])}).astype('{dtype}')"
     i_bits = lambda v: v.dtype.itemsize < (4 if v.dtype.kind == "u" else 8)  # noqa: E731
     # JAX updates nothing with values of any shape; an error is ours.
     integers = lambda v: v.dtype.kind in "iu" and v.ndim <= 1 and v.size and i_bits(v)  # noqa: E731

@@ -175,3 +175,17 @@ def test_errors_name_what_is_wrong(call, text):
 def test_arguments_that_mean_nothing_are_errors(call, match):
     with pytest.raises(SpmdError, match=match):
         call()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_ldexp_of_any_exponent_is_the_rounded_product(dtype):
+    x = np.array([0.0, -0.0, 1.0, -3.5, 6e4, np.inf, np.nan]).astype(snp.dtype(dtype))
+    exponents = (0, 15, -14, 40, -41, 127, 128, -149, 277, 377, -376, 70000, 2**31 - 1, -(2**31))
+    for exponent in exponents:
+        with np.errstate(all="ignore"):
+            wanted = np.ldexp(x.astype(np.float64), exponent).astype(x.dtype)
+        found = np.asarray(snp.ldexp(x, exponent))
+        np.testing.assert_array_equal(found.astype(np.float64), wanted.astype(np.float64))
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+    largest = np.array([0, 2**32 - 1], np.uint32)
+    np.testing.assert_array_equal(snp.ldexp(np.float32([0, 1]), largest[::-1]), [0.0, 1.0])
