@@ -134,7 +134,7 @@ def scatter_impl(combine: Callable[..., None], in_float32: bool = False) -> Call
         shape = updates.shape
         small = in_float32 and operand.dtype in (dtypes.bfloat16, np.float16)
         out = xp.array(operand, np.float32 if small else operand.dtype, copy=True)
-        if 0 in shape:
+        if 0 in shape or 0 in operand.shape:
             return xp.array(operand, copy=True)
         numbers = as_gather(dimension_numbers)
         where, fits = positions(xp, indices, operand.shape, shape, numbers)

@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+import spmd
+import spmd.numpy as snp
 from spmd import lax
 from spmd.api import grad, jvp, make_jaxpr
 from spmd.base import dtypes
@@ -146,3 +148,13 @@ def test_dtypes_without_order_are_refused():
     x = np.zeros((4, 3), np.complex64)
     with pytest.raises(DtypeError, match=r"scatter_max: does not combine .* complex64\[4,3\]"):
         make_jaxpr(lambda x: lax.scatter_max(x, INDICES, x, ROWS))(x)
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
+@pytest.mark.parametrize("method", ["set", "add", "max"])
+def test_nothing_is_written_to_an_empty_array(mode, method):
+    def update(x):
+        return getattr(x.at[np.array([0, 1, 1])], method)(1.0, mode=mode)
+
+    empty = snp.zeros((0, 2))
+    assert update(empty).shape == spmd.jit(update)(empty).shape == (0, 2)
