@@ -76,8 +76,8 @@ def measure(comm: Communicator) -> list[Link]:
 def share_cores(comm: Communicator) -> bool:
     """Whether two ranks of a host run on the same core: then they wait for it, not for the link."""
     mine = {(socket.gethostname(), core) for core in os.sched_getaffinity(0)}
-    everyone = comm.all_gather_object(mine)
-    return len(set().union(*everyone)) < sum(map(len, everyone))
+    gathered = comm.all_gather_object(mine)
+    return len(set().union(*gathered)) < sum(map(len, gathered))
 
 
 def slow_links(links: Sequence[Link]) -> list[str]:

@@ -78,7 +78,7 @@ class Link:
 
 
 # For a rank whose guard has not come, or has gone.
-NOBODY = Link(socket.socket())
+NO_LINK = Link(socket.socket())
 
 
 class Supervisor:
@@ -364,7 +364,7 @@ class Supervisor:
         found = []
         for ending in self.endings:
             rank = ending.rank
-            link = links.get(rank, NOBODY)
+            link = links.get(rank, NO_LINK)
             view = View(rank, ending.where, page=link.page, look=link.look, last=link.last)
             if ending.code is not None:
                 view.ended = FINISHED if ending.code == 0 else ending.cause()

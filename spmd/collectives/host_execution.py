@@ -205,10 +205,10 @@ class Across:
 
     def _gather(self, devices: Any, inputs: list[Any], outputs: list[Any]) -> None:
         mine = np.stack([x[0] for x in inputs])
-        everyone = np.empty((len(self.order), *mine.shape[1:]), mine.dtype)
-        assert everyone.size == mine.size * self.comm.size, math.prod(mine.shape)
-        self.comm.all_gather(mine, everyone, self.origin)
-        value = dict(zip(self.order, everyone, strict=True))
+        gathered = np.empty((len(self.order), *mine.shape[1:]), mine.dtype)
+        assert gathered.size == mine.size * self.comm.size, math.prod(mine.shape)
+        self.comm.all_gather(mine, gathered, self.origin)
+        value = dict(zip(self.order, gathered, strict=True))
         assert self.prim.members is not None
         for group in self.groups:
             if not any(k in self.where for k in group):

@@ -218,8 +218,8 @@ def _check_traced(leaves: Sequence[tuple[Any, Any]], axis_name: Any, source: str
         apart = abs(snp.asarray(x, np.float32) - snp.asarray(first, np.float32))
         same = (x == first) | ((x != x) & (first != first))
         worst = snp.max(snp.where(same, 0, snp.where(snp.isnan(apart), np.inf, apart)))
-        everyone = all_gather(worst, axis_name)
-        debug_callback(_Verdict(keystr(path) or "the value", axis_name, source), everyone)
+        gathered = all_gather(worst, axis_name)
+        debug_callback(_Verdict(keystr(path) or "the value", axis_name, source), gathered)
 
 
 @record

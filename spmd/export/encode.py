@@ -175,20 +175,20 @@ def _place_of(axis: AutoAxis) -> list[int]:
 
 def _encode_mesh(mesh: Mesh, where: str) -> dict[str, Any]:
     """A mesh by its axes and the positions of its devices."""
-    everyone = all_devices()
+    devices = all_devices()
     return {
         "mesh": [[encode_param(name, where), size] for name, size in mesh.shape.items()],
-        "devices": [everyone.index(d) for d in mesh.flat_devices()],
+        "devices": [devices.index(d) for d in mesh.flat_devices()],
     }
 
 
 def _decode_mesh(node: dict[str, Any]) -> Mesh:
     """The mesh of this program's devices at the positions that were written."""
-    everyone, wanted = all_devices(), max(node["devices"]) + 1
-    if len(everyone) < wanted:
-        raise too_few_devices("calling the exported function", wanted, len(everyone))
+    devices, wanted = all_devices(), max(node["devices"]) + 1
+    if len(devices) < wanted:
+        raise too_few_devices("calling the exported function", wanted, len(devices))
     grid = np.empty(len(node["devices"]), object)
-    grid[:] = [everyone[k] for k in node["devices"]]
+    grid[:] = [devices[k] for k in node["devices"]]
     names = [decode_param(name) for name, _ in node["mesh"]]
     return Mesh(grid.reshape([n for _, n in node["mesh"]]), names)
 

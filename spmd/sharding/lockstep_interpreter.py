@@ -106,7 +106,9 @@ class Lockstep:
     def _collective(self, prim: Primitive, x: Values, params: dict[str, Any]) -> Values:
         axes = params["axes"]
         groups = device_groups(self.sizes, axes, params.get("groups"))
-        members = self._everyone(x, _origin(prim, x[0], params) if self.is_spread else NOWHERE)
+        members = self._values_by_device(
+            x, _origin(prim, x[0], params) if self.is_spread else NOWHERE
+        )
         rest = {k: v for k, v in params.items() if k not in ("axes", "groups")}
         out: dict[int, np.ndarray] = {}
         here = set(self.local)
@@ -117,7 +119,7 @@ class Lockstep:
                 out.update(zip(group, found, strict=True))
         return [np.asarray(out[k]) for k in self.local]
 
-    def _everyone(self, x: Values, origin: Origin) -> dict[int, np.ndarray]:
+    def _values_by_device(self, x: Values, origin: Origin) -> dict[int, np.ndarray]:
         """The values of all devices of the mesh, other processes' too."""
         mine = dict(zip(self.local, x, strict=True))
         if not self.is_spread:
@@ -131,10 +133,10 @@ class Lockstep:
         """The one value that all devices hold; collectives inside `what` need that."""
         line = current_source().short
         origin = Origin(f"the condition of {what} at {line}", source=line)
-        everyone = self._everyone(values, origin)
-        distinct = {x.item() for x in everyone.values()}
+        by_device = self._values_by_device(values, origin)
+        distinct = {x.item() for x in by_device.values()}
         if len(distinct) > 1:
-            listed = ", ".join(f"device {k}: {x.item()}" for k, x in sorted(everyone.items()))
+            listed = ", ".join(f"device {k}: {x.item()}" for k, x in sorted(by_device.items()))
             raise CollectiveError(
                 f"a collective inside {what} must be reached by all devices, but they disagree "
                 f"about it: {listed}"

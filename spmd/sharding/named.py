@@ -52,8 +52,8 @@ class Sharding:
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
         """`devices_indices_map` of this process's devices."""
         mine = process_index()
-        everyone = self.devices_indices_map(global_shape)
-        return {d: index for d, index in everyone.items() if d.process_index == mine}
+        every_device = self.devices_indices_map(global_shape)
+        return {d: index for d, index in every_device.items() if d.process_index == mine}
 
 
 class SingleDeviceSharding(Sharding):

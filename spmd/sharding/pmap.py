@@ -215,10 +215,10 @@ class _PmapCall:
             mesh = inner_mesh(self.axis, size)
             return mesh, mesh
         chosen = self.options["devices"]
-        everyone = list(chosen) if chosen is not None else devices(self.options["backend"])
+        every_device = list(chosen) if chosen is not None else devices(self.options["backend"])
         here = local_devices()[0].process_index
-        mine = [d for d in everyone if d.process_index == here]
-        spread = len(mine) < len(everyone)
+        mine = [d for d in every_device if d.process_index == here]
+        spread = len(mine) < len(every_device)
         if size > len(mine) or (spread and size != len(mine)):
             where = " on this process" if spread else ""
             raise too_few_devices(
@@ -227,7 +227,7 @@ class _PmapCall:
         mine = mine[:size]
         names = (self.axis,)
         local = Mesh(np.asarray(mine, dtype=object), names)
-        return (Mesh(np.asarray(everyone, dtype=object), names) if spread else local), local
+        return (Mesh(np.asarray(every_device, dtype=object), names) if spread else local), local
 
     def key(self) -> Any:
         """The key of the traced jaxpr."""

@@ -177,7 +177,7 @@ class CheckedCommunicator(abc.ABC):
             self._told_held = call
             say(self.rank, f"waiting in {call} for {ranks_text(ranks)}, stopped at a breakpoint")
 
-    def everyone_left(self) -> bool:
+    def all_ranks_left(self) -> bool:
         """Whether every other rank has announced its exit, where the transport can know."""
         return False
 

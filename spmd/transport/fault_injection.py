@@ -290,9 +290,9 @@ class InjectingCommunicator(CheckedCommunicator):
         """See `CheckedCommunicator`."""
         self.inner.announce_exit(code)
 
-    def everyone_left(self) -> bool:
+    def all_ranks_left(self) -> bool:
         """See `CheckedCommunicator`."""
-        return self.inner.everyone_left()
+        return self.inner.all_ranks_left()
 
     def _end_job(self) -> None:
         self.inner._end_job()

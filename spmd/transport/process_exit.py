@@ -155,13 +155,13 @@ class ExitHooks:
         FLIGHT.end(LEFT, f"left the program (exit code {code})")
         for group in OPEN_GROUPS:
             group.announce_exit(code)
-        if code and not self._everyone_left():
+        if code and not self._all_ranks_left():
             # MPI's own end would wait for the others, and they may be waiting for us.
             self._end(code)
 
-    def _everyone_left(self) -> bool:
+    def _all_ranks_left(self) -> bool:
         deadline = time.monotonic() + MOMENT_FOR_PEERS
-        while not self._comm.everyone_left():
+        while not self._comm.all_ranks_left():
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.01)

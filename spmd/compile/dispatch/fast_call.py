@@ -331,8 +331,8 @@ class Writer(Matcher):
         if donor is None:
             return self.fresh_block(nbytes, word)
         found = (self.held_by(leaf, device) for leaf in range(len(self.arrays)))
-        everyone = [name for name in found if name is not None]
-        self.take(f"block{number}", donor, everyone, nbytes)
+        others = [name for name in found if name is not None]
+        self.take(f"block{number}", donor, others, nbytes)
         self.operand(f"block{number}", entry_point.BLOCK, word)
         return len(self.operands) - 1
 
@@ -345,20 +345,20 @@ class Writer(Matcher):
         """Write the choice between a donated array's block and a new one, as `executable.take`."""
         # Three references are ours: the array's, the variable's, and getrefcount's own. Then no
         # other array has the block; but one array may be two operands.
-        alone, everyone = self.distinct(operands)
+        alone, pointers = self.distinct(operands)
         self.put(f"{owner} = {donated}.owner")
         self.put(f"if type({owner}) is not Block or getrefcount({owner}) != 3 or")
         self.lines[-1] += f" {owner}.address != {donated}.ptr"
-        self.lines[-1] += f" or not {alone} and {everyone}.count({donated}.ptr) > 1:"
+        self.lines[-1] += f" or not {alone} and {pointers}.count({donated}.ptr) > 1:"
         self.put(f"    {owner} = alloc({nbytes})")
 
     def distinct(self, operands: Sequence[str]) -> tuple[str, str]:
         """The names of whether arrays have different addresses, and of the list of these."""
         key = tuple(operands)
         if key not in self.compared:
-            alone, everyone = self.compared[key] = self.fresh(), self.fresh()
-            self.put(f"{everyone} = [{', '.join(f'{x}.ptr' for x in operands)}]")
-            self.put(f"{alone} = len(set({everyone})) == {len(operands)}")
+            alone, pointers = self.compared[key] = self.fresh(), self.fresh()
+            self.put(f"{pointers} = [{', '.join(f'{x}.ptr' for x in operands)}]")
+            self.put(f"{alone} = len(set({pointers})) == {len(operands)}")
         return self.compared[key]
 
     def tree(self, tree: TreeDef, leaves: Any) -> str:

@@ -27,7 +27,11 @@ from spmd.compile.lower.lowering import lower
 from spmd.compile.lower.mesh_layout import Topology
 from spmd.compile.lower.steps import Schedule
 from spmd.compile.schedule.memory_plan import plan_program, takes
-from spmd.compile.schedule.overlap_collectives import WORTH_SECONDS, overlap_exchanges, summary
+from spmd.compile.schedule.overlap_collectives import (
+    LEAST_OVERLAP_SECONDS,
+    overlap_exchanges,
+    summary,
+)
 from spmd.compile.schedule.prepack_operands import prepack
 from spmd.core.ir import ClosedJaxpr
 
@@ -44,6 +48,6 @@ def make_schedule(
     steps = lower(closed, topology, None if callees is None else callees.watch)
     if topology is not None and topology.overlaps:
         # Before anything looks at this machine: all ranks must come to the same order.
-        worth = 0.0 if config.overlap == "always" else WORTH_SECONDS
-        steps = overlap_exchanges(steps, worth)
+        least_seconds = 0.0 if config.overlap == "always" else LEAST_OVERLAP_SECONDS
+        steps = overlap_exchanges(steps, least_seconds)
     return prepack(steps, prefers_packed)

@@ -36,7 +36,7 @@ BYTES_A_SECOND = 10e9
 LINK_BYTES_A_SECOND = 100e6
 LINK_SECONDS = 1e-3
 # The two halves are two calls of Python and a change of threads.
-WORTH_SECONDS = 100e-6
+LEAST_OVERLAP_SECONDS = 100e-6
 # Steps that are done before their turn keep their results in memory until then.
 MOST_BYTES_AHEAD = 64 << 20
 MOST_STEPS_AHEAD = 64
@@ -46,21 +46,23 @@ MOST_BYTES_GATHERED = 16 << 20
 HALVES = ("start", "wait-for")
 
 
-def overlap_exchanges(schedule: Schedule, worth: float = WORTH_SECONDS) -> Schedule:
+def overlap_exchanges(schedule: Schedule, least_seconds: float = LEAST_OVERLAP_SECONDS) -> Schedule:
     """Let exchanges that can be in flight be so, also in loops and branches.
 
-    `worth` are the seconds of other steps that an exchange must overlap with.
+    `least_seconds` are the seconds of other steps that an exchange must overlap with.
     """
-    steps = list(overlapped(schedule.steps, worth))
+    steps = list(overlapped(schedule.steps, least_seconds))
     return Schedule(schedule.inputs, schedule.outputs, schedule.consts, steps, schedule.results)
 
 
-def overlapped(steps: Sequence[Step], worth: float = WORTH_SECONDS) -> Sequence[Step]:
+def overlapped(
+    steps: Sequence[Step], least_seconds: float = LEAST_OVERLAP_SECONDS
+) -> Sequence[Step]:
     """The same steps in an order in which exchanges overlap with others."""
     if not any(map(_can_fly, walk(steps))):
         return steps
-    inside = [with_blocks(step, lambda block: overlapped(block, worth)) for step in steps]
-    return _joined(_Order(inside).run(), worth)
+    inside = [with_blocks(step, lambda block: overlapped(block, least_seconds)) for step in steps]
+    return _joined(_Order(inside).run(), least_seconds)
 
 
 def seconds_of(step: Step) -> float:
@@ -250,12 +252,12 @@ def _flight(number: int, step: Host[Ref]) -> _Flight:
     return _Flight(number, seconds, max(got.nbytes - given.nbytes, 0))
 
 
-# ---- halves that are worth it --------------------------------------------------------------------
+# ---- halves that overlap with enough -------------------------------------------------------------
 
 
-def _joined(order: Sequence[Step | _Start | _Wait], worth: float) -> list[Step]:
+def _joined(order: Sequence[Step | _Start | _Wait], least_seconds: float) -> list[Step]:
     """The order as steps; where next to nothing happens between halves, they are one step."""
-    whole = _alone(order, worth)
+    whole = _alone(order, least_seconds)
     steps: list[Step] = []
     for item in order:
         if isinstance(item, _Start):
@@ -268,7 +270,7 @@ def _joined(order: Sequence[Step | _Start | _Wait], worth: float) -> list[Step]:
     return steps
 
 
-def _alone(order: Sequence[Step | _Start | _Wait], worth: float) -> set[int]:
+def _alone(order: Sequence[Step | _Start | _Wait], least_seconds: float) -> set[int]:
     """The exchanges that fly in a group, with no others before or behind, that little covers."""
     whole: set[int] = set()
     flying: set[int] = set()
@@ -282,7 +284,7 @@ def _alone(order: Sequence[Step | _Start | _Wait], worth: float) -> set[int]:
             together.add(item.number)
         elif isinstance(item, _Wait):
             flying.discard(item.number)
-            if not flying and seconds < worth:
+            if not flying and seconds < least_seconds:
                 whole |= together
         elif flying:
             seconds += seconds_of(item)

@@ -103,8 +103,8 @@ class _Farewell:
             return
         try:
             # One that left earlier would be taken for dead by those that still work.
-            everyone = self.ranks.Ibarrier()
-            while not everyone.Test():
+            barrier = self.ranks.Ibarrier()
+            while not barrier.Test():
                 time.sleep(_FAREWELL_LOOK_SECONDS)
         except self.mpi.Exception:
             pass  # one of them died: the others have nothing to wait for
@@ -187,9 +187,9 @@ class MpiCommunicator(CheckedCommunicator):
         self._sequence = 0
         self._others = [r for r in range(self.size) if r != self.rank]
         self._received = np.zeros((self.size, CALL_BYTES), np.uint8)
-        everyone = links.base.Get_group()
+        base_group = links.base.Get_group()
         # world_rank[r]: the number of rank r of this group in the notices
-        self._world_rank = comm.Get_group().Translate_ranks(list(range(self.size)), everyone)
+        self._world_rank = comm.Get_group().Translate_ranks(list(range(self.size)), base_group)
         OPEN_GROUPS.add(self)
 
     def revoke(self) -> None:

@@ -173,7 +173,7 @@ class ShmCommunicator(CheckedCommunicator):
         """See `CheckedCommunicator`."""
         self._pages.set_held(held)
 
-    def everyone_left(self) -> bool:
+    def all_ranks_left(self) -> bool:
         """See `CheckedCommunicator`."""
         return all(self._pages.state(r) == LEFT for r in range(self.size))
 
@@ -422,9 +422,9 @@ class ShmCommunicator(CheckedCommunicator):
 
     def _all_reduce(self, call: Call, buf: np.ndarray, op: ReduceOp) -> None:
         if self._direct_from and buf.nbytes >= self._direct_sum_from:
-            operand, everyone = _operand(buf), [Member(r, 0) for r in range(self.size)]
+            operand, ranks = _operand(buf), [Member(r, 0) for r in range(self.size)]
             out = np.empty_like(buf)  # the others read from `buf`
-            self._run_flat(call, lambda p: p.all_reduce(op, operand, [everyone], b""), buf, out)
+            self._run_flat(call, lambda p: p.all_reduce(op, operand, [ranks], b""), buf, out)
             np.copyto(buf, out)
             return
         self._enter(call)
@@ -544,8 +544,8 @@ class ShmCommunicator(CheckedCommunicator):
         index, members = place
 
         def gather(obj: Any) -> list[Any]:
-            everyone = self.all_gather_object(obj)
-            return [everyone[r] for r in members]
+            objects = self.all_gather_object(obj)
+            return [objects[r] for r in members]
 
         name = f"{self.name}/{index}"
         return connect(members.index(self.rank), len(members), gather, self._end, name)

@@ -31,7 +31,7 @@ LONGEST_PARK_SECONDS = 0.05
 
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 _SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
-EVERYONE = 2**31 - 1
+MOST_WAITERS = 2**31 - 1
 
 
 class _Timespec(ctypes.Structure):
@@ -119,7 +119,7 @@ def park(address: int, seen: int, seconds: float) -> None:
 def wake(address: int) -> None:
     """Wake every process that parks on the word at `address`."""
     if _futex is not None:
-        _futex(address, FUTEX_WAKE, EVERYONE, None)
+        _futex(address, FUTEX_WAKE, MOST_WAITERS, None)
 
 
 def cores_of(affinities: list[list[int]]) -> int:

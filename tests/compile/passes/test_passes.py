@@ -12,7 +12,7 @@ from spmd.api import jit, make_jaxpr
 from spmd.compile.expressions.equivalence import form
 from spmd.compile.passes.algebra import PRODUCERS, RULES, WITH_LITERAL, Producers
 from spmd.compile.passes.fusion.fuse import fuse
-from spmd.compile.passes.fusion.graph import NOBODY, graph_of
+from spmd.compile.passes.fusion.graph import NO_EQUATION, graph_of
 from spmd.compile.passes.fusion.reachability import Reach
 from spmd.compile.passes.hoist_invariants import hoist_invariants
 from spmd.compile.passes.inline_calls import inline_calls
@@ -386,7 +386,7 @@ def test_the_graph_of_a_jaxpr_is_what_its_variables_say():
     graph = graph_of(closed.eqns)
     for k, eqn in enumerate(closed.eqns):
         makers = [[j for j, e in enumerate(closed.eqns) if v in e.outvars] for v in eqn.invars]
-        assert graph.sources[k] == [found[0] if found else NOBODY for found in makers]
+        assert graph.sources[k] == [found[0] if found else NO_EQUATION for found in makers]
         readers = [j for j, e in enumerate(closed.eqns) if set(eqn.outvars) & set(e.invars)]
         assert graph.users[k] == readers
         assert all(graph.makers[v] == k for v in eqn.outvars)

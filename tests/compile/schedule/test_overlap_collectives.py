@@ -33,7 +33,7 @@ from spmd.compile.lower.steps import (
 from spmd.compile.passes.pipeline import PASSES_OVERLAPPED, run_passes
 from spmd.compile.schedule.overlap_collectives import (
     HALVES,
-    WORTH_SECONDS,
+    LEAST_OVERLAP_SECONDS,
     overlap_exchanges,
     overlapped,
     summary,
@@ -138,7 +138,7 @@ def test_an_exchange_that_nothing_covers_is_one_step():
     p.exchange("sum", "grad")
     p.copy("y", "sum", SMALL)
     assert names(overlapped(p.steps), p) == ["grad", "psum sum", "y"]
-    assert names(overlapped(p.steps, worth=0.0), p)[1] == "start psum sum"
+    assert names(overlapped(p.steps, least_seconds=0.0), p)[1] == "start psum sum"
 
 
 def test_exchanges_keep_their_order():
@@ -249,10 +249,10 @@ def values(steps: Sequence[Step]) -> tuple[dict[Buffer, Any], list[Any]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-@pytest.mark.parametrize("worth", [0.0, WORTH_SECONDS])
-def test_any_order_gives_the_same_values(seed: int, worth: float):
+@pytest.mark.parametrize("least_seconds", [0.0, LEAST_OVERLAP_SECONDS])
+def test_any_order_gives_the_same_values(seed: int, least_seconds: float):
     p = random_steps(seed)
-    found = overlapped(p.steps, worth)
+    found = overlapped(p.steps, least_seconds)
     memory, seen = values(p.steps)
     assert values(found) == (memory, seen)
     counts = [sum(isinstance(s, Copy) for s in steps) for steps in (p.steps, found)]

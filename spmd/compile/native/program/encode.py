@@ -405,11 +405,11 @@ def _segments(steps: Sequence[Step], devices: int) -> Sequence[tuple[Sequence[St
         else:
             runs.append(([step], alone))
 
-    def worth_it(run: list[Step], alone: bool) -> bool:
+    def pays(run: list[Step], alone: bool) -> bool:
         many = sum(1 for _ in walk(run)) >= _SEGMENT_STEPS
         return alone and devices > 1 and many
 
-    return [(run, worth_it(run, alone)) for run, alone in runs]
+    return [(run, pays(run, alone)) for run, alone in runs]
 
 
 def _integer_bytes(dtype: np.dtype) -> int:

@@ -7,7 +7,7 @@ machine; this file is needed in every process.
 from __future__ import annotations
 
 # i64 words of the program header.
-CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, EVERYONE, RUN, FAILURE = range(10)
+CODE, CODE_WORDS, DEVICES, BASES, LEVELS, MAX_ARGS, CALLBACK, ALL_DEVICES, RUN, FAILURE = range(10)
 FLIGHT = 10  # the address of the process's flight record
 HEADER_WORDS = 11
 

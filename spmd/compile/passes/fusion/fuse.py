@@ -27,7 +27,7 @@ from spmd.compile.expressions.expression import REDUCTIONS, index_of_start, stor
 from spmd.compile.expressions.index_map import MOVES, ZERO, Index, dim, dims_of, operand_index, span
 from spmd.compile.expressions.scalar_ops import EXPENSIVE, can_lower, is_elementwise
 from spmd.compile.passes.fusion.cost import is_one_sum, repeating_pays, rows_fit
-from spmd.compile.passes.fusion.graph import NOBODY, graph_of, with_copies
+from spmd.compile.passes.fusion.graph import NO_EQUATION, graph_of, with_copies
 from spmd.compile.passes.fusion.group import Group
 from spmd.compile.passes.fusion.memo import FusionTraces, Query, remember, replay
 from spmd.compile.passes.fusion.merge_siblings import merge_groups
@@ -137,7 +137,7 @@ class _Fuser:
         self.kinds, first = kinds_of(self.eqns)
         known = [is_fusible(eqn) for eqn in first]
         self.fusible = [known[kind] for kind in self.kinds]
-        self.fusible.append(False)  # `NOBODY` makes nothing that could join a group
+        self.fusible.append(False)  # `NO_EQUATION` makes nothing that could join a group
         # Members that read their operands at their own index.
         plain = [k and is_elementwise(e.prim.name) for k, e in zip(known, first, strict=True)]
         self.plain = [plain[kind] for kind in self.kinds]
@@ -148,7 +148,7 @@ class _Fuser:
         self.params: dict[Any, dict[str, Any]] = {}
         self.reach = Reach(self.users, self.group_of)
         # Equations whose results are read by finished groups, by others that stay, or outside.
-        self.needed = {self.makers.get(v, NOBODY) for v in closed.jaxpr.outvars}
+        self.needed = {self.makers.get(v, NO_EQUATION) for v in closed.jaxpr.outvars}
 
     def run(self) -> ClosedJaxpr:
         units: dict[int, Group | None] = {}
@@ -480,14 +480,14 @@ class _Fuser:
         for k, group in units.items():
             read = self.sources[k] if group is None else group.reads
             waits[k] = {group_of[m].root if m in group_of else m for m in read}
-            waits[k].discard(NOBODY)
+            waits[k].discard(NO_EQUATION)
         if self.closed.effects:
             waits_for_effects(self.eqns, units, waits)
         return _sorted(waits)
 
     def read_between(self, units: dict[int, Group | None]) -> set[int]:
         """The equations that are read by another unit, or whose results are the jaxpr's."""
-        read = {self.makers.get(v, NOBODY) for v in self.closed.jaxpr.outvars}
+        read = {self.makers.get(v, NO_EQUATION) for v in self.closed.jaxpr.outvars}
         for k, group in units.items():
             read.update(self.sources[k] if group is None else group.reads)
         return read

@@ -12,7 +12,7 @@ from typing import Any
 from spmd.base.record import record
 from spmd.core.ir import Eqn
 
-NOBODY = -1  # makes the values from outside: inputs, constants and literals
+NO_EQUATION = -1  # makes the values from outside: inputs, constants and literals
 
 
 @record
@@ -21,7 +21,7 @@ class Graph:
 
     eqns: Sequence[Eqn]
     makers: dict[Any, int]  # by variable: the equation that makes it
-    sources: list[list[int]]  # by equation: the makers of its operands, in order, or `NOBODY`
+    sources: list[list[int]]  # by equation: the makers of its operands, in order, or `NO_EQUATION`
     users: list[list[int]]  # by equation: the readers of its results, in order
 
 
@@ -32,7 +32,7 @@ def graph_of(eqns: Sequence[Eqn]) -> Graph:
     users: list[list[int]] = []
     find = makers.get
     for k, eqn in enumerate(eqns):
-        made = [find(atom, NOBODY) for atom in eqn.invars]  # literals are not found either
+        made = [find(atom, NO_EQUATION) for atom in eqn.invars]  # literals are not found either
         for source in made:
             if source >= 0:
                 readers = users[source]

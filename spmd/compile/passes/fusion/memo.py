@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from spmd.base.record import record
 from spmd.compile.expressions.index_map import Index
-from spmd.compile.passes.fusion.graph import NOBODY
+from spmd.compile.passes.fusion.graph import NO_EQUATION
 from spmd.compile.passes.fusion.group import Frame
 from spmd.core.ir import Var
 
@@ -42,8 +42,8 @@ class FusionTrace:
     """A group that grew, without the names of its equations.
 
     Equations behind the group are numbered in the order in which its members, in the order in
-    which they joined, read them. The root is number 1; number 0 is `NOBODY`, or an equation that
-    cannot join any group. The facts about members stand in the order in which they joined.
+    which they joined, read them. The root is number 1; number 0 is `NO_EQUATION`, or an equation
+    that cannot join any group. The facts about members stand in the order in which they joined.
     """
 
     kind: int  # of the root
@@ -104,8 +104,8 @@ class _Walk:
 
     def __init__(self, fuser: Any, root: int):
         self.fuser = fuser
-        self.numbers = {NOBODY: 0, root: 1}
-        self.places = [NOBODY, root]
+        self.numbers = {NO_EQUATION: 0, root: 1}
+        self.places = [NO_EQUATION, root]
 
     def reads(self, k: int) -> tuple[int, ...]:
         """The numbers of member `k`'s operands."""
@@ -188,7 +188,7 @@ def _follow(fuser: Any, root: int, group: Any, growth: FusionTrace) -> list[int]
 
     The group's members and copies are filled in on the way, as they are asked for.
     """
-    places = [NOBODY, root]
+    places = [NO_EQUATION, root]
     if not _reads_as(fuser, root, growth.reads, places):
         return None
     kinds, users, group_of, needed = fuser.kinds, fuser.users, fuser.group_of, fuser.needed
@@ -227,7 +227,7 @@ def _reads_as(fuser: Any, k: int, expected: tuple[int, ...], places: list[int]) 
             places.append(maker)
             if not fusible[maker]:
                 return False
-        elif places[number] != (maker if fusible[maker] else NOBODY):
+        elif places[number] != (maker if fusible[maker] else NO_EQUATION):
             return False
     return True
 

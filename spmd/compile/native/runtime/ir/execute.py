@@ -15,8 +15,8 @@ from __future__ import annotations
 from spmd.compile.native.llvm.function_builder import Function, Value, Variable
 from spmd.compile.native.program import byte_code as layout
 from spmd.compile.native.program.run_layout import (
+    ALL_DEVICES,
     CALLBACK,
-    EVERYONE,
     FLIGHT,
     NO_MEMORY,
     OK,
@@ -308,8 +308,8 @@ def _run_steps() -> Function:
         f.store(value, context, offset)
     begin = f.convert("inttoptr", code, "ptr")
     end = f.at(begin, words * 8)
-    everyone = f.load("ptr", header, 8 * EVERYONE)
-    f.ret(f.call("block", "i64", context, begin, end, everyone, devices, args))
+    all_devices = f.load("ptr", header, 8 * ALL_DEVICES)
+    f.ret(f.call("block", "i64", context, begin, end, all_devices, devices, args))
     return f
 
 

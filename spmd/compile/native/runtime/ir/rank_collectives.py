@@ -110,8 +110,8 @@ def _wake() -> Function:
     """wake_all(word): wake every process that sleeps on the word."""
     f = Function("wake_all", "void", ["ptr"], internal=True)
     if shm_wait.futex_number() is not None:
-        everyone = f.value("i32", shm_wait.EVERYONE)
-        _futex(f, f.params[0], shm_wait.FUTEX_WAKE, everyone, f.null())
+        most = f.value("i32", shm_wait.MOST_WAITERS)
+        _futex(f, f.params[0], shm_wait.FUTEX_WAKE, most, f.null())
     return f
 
 
