@@ -363,6 +363,9 @@ def difference(found: Any, wanted: Any, order: int, text: str) -> str | None:
     rounded = ("random." in text and "float16" in text) or "sparse." in text
     if rounded and any(word in text for word in ROUNDING):
         return None
+    # A function of few bits may be a unit away from 1, and counted on the other side of it.
+    if "special." in text and any(word in text for word in ("searchsorted", "digitize")):
+        return None
     if same_values(np.asarray(found), np.asarray(wanted), order, "float16" in text, signless):
         return None
     return f"values:\n{np.asarray(found)}, must be\n{np.asarray(wanted)}"
