@@ -1,8 +1,8 @@
 """Rules for control flow: scan, while and cond become loops and branches of the same program.
 
 A loop's carried values live where its results are wanted. The body reads them there; its results
-are written over them at the end of each round, or straight away where nothing reads the old value
-any more. Scanned values are read and written in place, at addresses that move with the loop.
+are written over them at the end of each iteration, or straight away where nothing reads the old
+value any more. Scanned values are read and written in place, at addresses that move with the loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def scan(lowering: Lowering, eqn: Eqn) -> None:
 
 @rule("while")
 def while_loop(lowering: Lowering, eqn: Eqn) -> None:
-    """A loop that tests a predicate before each round."""
+    """A loop that tests a predicate before each iteration."""
     p = eqn.params
     operands = [lowering.ref(a) for a in eqn.invars]
     test_consts, body_consts, init = split_list(operands, [p["cond_nconsts"], p["body_nconsts"]])
@@ -98,7 +98,7 @@ def _round(
     before: int,
     targets: Sequence[Ref],
 ) -> None:
-    """One round of a loop: the body, then its results become the carried values.
+    """One iteration of a loop: the body, then its results become the carried values.
 
     The body's operand `before + k` is carried value k, its result k the new one.
     """

@@ -20,12 +20,12 @@ from spmd.compile.lower.steps import (
     walk,
 )
 
-# A loop of fewer rounds has nothing to share.
+# A loop of fewer iterations has nothing to share.
 _LEAST_TRIPS = 2
 
 
 def can_be_parallel(steps: Sequence[Step]) -> bool:
-    """Whether the rounds of a body without a carry may run on several threads."""
+    """Whether the iterations of a body without a carry may run on several threads."""
     return not any(isinstance(step, Host | Exchange | RankExchange) for step in walk(steps))
 
 

@@ -42,8 +42,8 @@ TEMP, INPUT, OUTPUT, CONST = "temp", "input", "output", "const"
 class Buffer:
     """Memory for one value (or a stack of them). Told apart by identity.
 
-    `owner` is the number of the parallel loop that keeps a temporary for itself: a round's values
-    are apart from those of the rounds beside it.
+    `owner` is the number of the parallel loop that keeps a temporary for itself: an iteration's
+    values are apart from those of the iterations beside it.
     """
 
     __slots__ = ("kind", "nbytes", "number", "owner")

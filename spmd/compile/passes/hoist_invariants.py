@@ -155,7 +155,7 @@ def _needed(jaxpr: Jaxpr, given: set[Var]) -> set[Var]:
 
 
 def _forward_stacks(writer: JaxprBuilder, eqn: Eqn) -> None:
-    """Let stacked results stand for the stack that each round hands on, or for an equal one.
+    """Let stacked results stand for the stack that each iteration hands on, or for an equal one.
 
     Linearization leaves such: the forward loop stacks parts of an input for the backward one.
     """

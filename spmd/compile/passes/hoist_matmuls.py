@@ -1,14 +1,14 @@
-"""Outside: products of a loop's rounds become one product before the loop, or one after it.
+"""Outside: products of a loop's iterations become one product before the loop, or one after it.
 
-A recurrent network multiplies each step's input with the same weights: `x @ w` in every round. All
-of them are one product of the stacked inputs, in which threads and register tiles find more to
-share. Its gradient adds one product a round to the gradient of the weights: `g += x.T @ y`. All of
-them are one product that sums over the rounds too, and the sum that went round is gone. Sums of
-the operands of such a product (the gradient of a bias) go with it.
+A recurrent network multiplies each step's input with the same weights: `x @ w` in every iteration.
+All of them are one product of the stacked inputs, in which threads and register tiles find more to
+share. Its gradient adds one product an iteration to the gradient of the weights: `g += x.T @ y`.
+All of them are one product that sums over the iterations too, and the carried sum is gone.
+Sums of the operands of such a product (the gradient of a bias) go with it.
 
-Both keep stacks of an iteration's own values, so they are for rounds of few rows, which read all
-weights, or change all sums, to multiply little with each, and for stacks that are small. (With 32
-rows a round no gain was measured, and a third more memory was needed.)
+Both keep stacks of an iteration's own values, so they are for iterations of few rows, which read
+all weights, or change all sums, to multiply little with each, and for stacks that are small. (With
+32 rows an iteration no gain was measured, and a third more memory was needed.)
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from spmd.core.structural import permute_dims_p
 from spmd.lax.dot import DimensionNumbers, dot_general_p
 from spmd.lax.reduce import reduce_sum_p
 
-# From so many rows on a round's product is efficient by itself.
+# From so many rows on an iteration's product is efficient by itself.
 MOST_ROWS = 8
-# A sum that goes round is read and written in each: this many rows do not make up for it.
+# A carried sum is read and written in each: this many rows do not make up for it.
 MOST_SUMMED_ROWS = 16
 # Bytes of a stack that is made for a product outside.
 MOST_STACKED = 2**24
 # A product of fewer summands takes less time than writing its result down.
 LEAST_DEPTH = 8
-# For a sum, a round may write so many times as many elements to stacks as the sum has.
+# For a sum, an iteration may write so many times as many elements to stacks as the sum has.
 MOST_WRITTEN = 2
 
 
@@ -55,7 +55,7 @@ def hoist_matmuls(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @record
 class _Sum:
-    """A carried value to which each round adds a product or a sum, seen through permutations."""
+    """A carried value to which iterations add a product or a sum, seen through permutations."""
 
     position: int  # among the carried values
     add: Eqn
@@ -68,7 +68,7 @@ class _Sum:
         return [v for v in self.term.invars if isinstance(v, Var)]
 
     def params(self) -> dict[str, Any]:
-        """The parameters of the term that sums over the stacks of all rounds."""
+        """The parameters of the term that sums over the stacks of all iterations."""
         if self.term.prim is reduce_sum_p:
             return self.term.params | {"axes": (0, *_later(self.term.params["axes"]))}
         numbers: DimensionNumbers = self.term.params["dimension_numbers"]
@@ -128,7 +128,7 @@ class _Scan:
             self._after(each)
 
     def _is_fixed(self, atom: Atom) -> bool:
-        """Whether a value is the same in all rounds."""
+        """Whether a value is the same in all iterations."""
         return atom in self.fixed or atom in self.turned
 
     def _fixed(self, atom: Atom) -> Atom:
@@ -171,7 +171,7 @@ class _Scan:
         out = eqn.outvars[0]
         if at == 0:
             return stack, out, []
-        # The round's part comes first in the stack's product and last in its own.
+        # The iteration's part comes first in the stack's product and last in its own.
         own = len(numbers.free(1, x.aval.ndim))
         order = (*range(own, out.aval.ndim), *range(own))
         shape = tuple([stack.aval.shape[1 + d] for d in range(out.aval.ndim)])
@@ -231,7 +231,7 @@ class _Scan:
         return list(dict.fromkeys(v for s in sums for v in s.factors if v not in known))
 
     def _after(self, of: _Sum) -> None:
-        """Write the term of all rounds at once, and define the result of the loop."""
+        """Write the term of all iterations at once, and define the result of the loop."""
         stacks = [self.stacks[v] for v in of.factors]
         total = self.writer.emit(of.term.prim, stacks, of.params(), of.term.source)
         for move in of.moves:

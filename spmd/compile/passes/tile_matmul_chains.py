@@ -3,8 +3,8 @@
 Attention written as a formula multiplies queries with keys, turns each row of the scores into
 weights, and multiplies these with the values. Scores and weights have as many elements as queries
 times keys: far more than operands and results. A row of the result needs one row of them, so
-blocks of rows follow each other in a loop without a carry, whose rounds may run on several threads,
-and the scores of a block never leave a core's cache.
+blocks of rows follow each other in a loop without a carry, whose iterations may run on several
+threads, and the scores of a block never leave a core's cache.
 
 The way back from the second product is followed through elementwise operations, broadcasts and
 reductions along the rows to the first; every dim on the way is known to be a batch dim, the rows',
@@ -39,7 +39,8 @@ COPIED_PART = 4
 
 _REDUCTIONS = frozenset(("reduce_sum", "reduce_max", "reduce_min"))
 
-# For each dim of a value the number of the loop that goes along it; None where a round has it all.
+# For each dim of a value the number of the loop that goes along it; None where an iteration has it
+# all.
 Along = tuple[int | None, ...]
 
 
@@ -74,11 +75,11 @@ class _Chain:
 
     @property
     def trips(self) -> tuple[int, ...]:
-        """The rounds of each loop."""
+        """The iterations of each loop."""
         return (*self.sizes[:-1], self.sizes[-1] // self.rows)
 
     def block(self, var: Var) -> tuple[int, ...]:
-        """The shape of a round's part of a value."""
+        """The shape of an iteration's part of a value."""
         last, shape = len(self.sizes) - 1, var.aval.shape
         parts = [
             None if loop is None else self.rows if loop == last else 1 for loop in self.along[var]
@@ -210,7 +211,7 @@ def _rows(row_bytes: int, count: int) -> int:
 
 
 def _can_loop(chain: _Chain, large: int) -> bool:
-    """Whether the rounds' parts of all operands, and of the result, can lie one after the other."""
+    """Whether the iterations' parts of all operands and of the result can be contiguous."""
     made = {v for e in chain.eqns for v in e.outvars}
     read = {v for e in chain.eqns for v in e.invars if isinstance(v, Var)} - made
     last, copied = len(chain.sizes) - 1, 0
@@ -330,7 +331,7 @@ def _reshape(writer: JaxprBuilder, atom: Atom, to: Var) -> Var:
 
 
 class _Body:
-    """The equations of one round."""
+    """The equations of one iteration."""
 
     def __init__(self, chain: _Chain):
         self.chain = chain
@@ -340,7 +341,7 @@ class _Body:
         self.variables: list[Var] = []
 
     def run(self) -> Var:
-        """Write all equations; gives the round's part of the result."""
+        """Write all equations; gives the iteration's part of the result."""
         chain = self.chain
         made = {v for e in chain.eqns for v in e.outvars}
         for eqn in chain.eqns:
@@ -354,7 +355,7 @@ class _Body:
         return _reshape(self.writer, out, Var(out.aval.update(shape=chain.given(chain.out))))
 
     def give(self, old: Var) -> None:
-        """A round's part of an operand."""
+        """An iteration's part of an operand."""
         given = Var(old.aval.update(shape=self.chain.given(old)))
         self.read.append(old)
         self.variables.append(given)
@@ -365,7 +366,7 @@ class _Body:
             self.writer.define(old, given)
 
     def write(self, eqn: Eqn) -> None:
-        """The equation for a round's part of its operands."""
+        """The equation for an iteration's part of its operands."""
         (old,) = eqn.outvars
         prim, params, shape = eqn.prim, eqn.params, self.chain.block(old)
         ins = self.writer.read_all(eqn.invars)
@@ -383,7 +384,7 @@ class _Body:
         self.writer.define(old, out)
 
     def positions(self, eqn: Eqn, d: int) -> Atom:
-        """A round's part of the numbers along dim `d`, which are written down before the loops."""
+        """An iteration's part of the numbers along dim `d`, which are computed before the loops."""
         (old,) = eqn.outvars
         numbers = Var(old.aval.update(shape=(old.aval.shape[d],)))
         params = eqn.params | {"shape": numbers.aval.shape, "dimension": 0}

@@ -2,8 +2,8 @@
 
 Counted from the program, not measured. A kernel reads each element of an operand once, however
 often it uses it, and values in registers or row buffers count nothing. An operation on numbers
-is one flop, whatever it is: an exponential too. Loops count their rounds; a loop that only run
-time can count is taken for one round, and of the branches of a conditional the dearest counts.
+is one flop, whatever it is: an exponential too. Loops count their iterations; a loop that only run
+time can count is taken for one iteration, and of the branches of a conditional the dearest counts.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Cost:
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.read + other.read, self.written + other.written, self.flops + other.flops)
 
-    def times(self, rounds: int) -> Cost:
-        """The cost of several rounds."""
-        return Cost(self.read * rounds, self.written * rounds, self.flops * rounds)
+    def times(self, iterations: int) -> Cost:
+        """The cost of several iterations."""
+        return Cost(self.read * iterations, self.written * iterations, self.flops * iterations)
 
 
 def cost_of(steps: Sequence[Step]) -> Cost:
@@ -66,7 +66,7 @@ def cost_of(steps: Sequence[Step]) -> Cost:
 
 
 def step_cost(step: Step) -> Cost:
-    """The cost of one step; of a loop, that of all its rounds."""
+    """The cost of one step; of a loop, that of all its iterations."""
     match step:
         case Launch(kernel=kernel):
             return kernel_cost(kernel)

@@ -1,10 +1,10 @@
 """Memory planning: temporary values share one arena.
 
 A value lives from its first to its last use. If it is also used outside of a loop it lives through
-that whole loop, as every round uses it: one that is read there until the end, one that is written
-there (a row a round, perhaps) from the start. Values whose lives do not meet share bytes, and a
-kernel may write its result over an operand that dies there, if it reads each element only where it
-writes it.
+that whole loop, as every iteration uses it: one that is read there until the end, one that is
+written there (a row an iteration, perhaps) from the start. Values whose lives do not meet share
+bytes, and a kernel may write its result over an operand that dies there, if it reads each element
+only where it writes it.
 
 The memory of a result is free until the result is first written: until then it is shared by large
 temporaries. So a value that becomes a result in its last step (a gradient and its update) needs no

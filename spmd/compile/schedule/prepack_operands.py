@@ -1,7 +1,7 @@
-"""Packs operands of products once for all blocks of rows and all rounds of a loop that use them.
+"""Packs operands of products once for all blocks of rows and iterations of a loop that use them.
 
-A product whose B is read by many blocks, or is the same in every round of the loops around it (the
-weights of a recurrent network), reads panels that a step of their own wrote before: before the
+A product whose B is read by many blocks, or is the same in every iteration of the loops around it
+(the weights of a recurrent network), reads panels that a step of their own wrote before: before the
 outermost loop in which B does not change. The backend decides which products want that.
 """
 
@@ -30,23 +30,23 @@ from spmd.compile.lower.steps import (
 )
 from spmd.compile.native.program.steps import levels, rounds_of, with_blocks
 
-# A loop of which only run time knows the rounds counts as one of so many.
+# A loop of which only run time knows the iterations counts as one of so many.
 _ASSUMED_ROUNDS = 8
 
-# Of a product that is run in some rounds with the same B: the product with packed B, the packing,
-# and whether A and B changed places; None if it should stay as it is.
+# Of a product that is run in some iterations with the same B: the product with packed B, the
+# packing, and whether A and B changed places; None if it should stay as it is.
 Prefers: TypeAlias = Callable[[Product, int], "tuple[Product, Packing, bool] | None"]
 
 
 def packed_product(
-    product: Product, prefers: Prefers, a_rounds: int = 1, b_rounds: int = 1
+    product: Product, prefers: Prefers, a_iterations: int = 1, b_iterations: int = 1
 ) -> tuple[Product, Packing, bool] | None:
     """The product that reads B, or A as its B, packed by a step before it; None if unchanged.
 
-    The operands stay the same for so many rounds; one of none is not packed.
+    The operands stay the same for so many iterations; one of none is not packed.
     """
-    for rounds, swaps in ((b_rounds, False), (a_rounds, True)):
-        found = prefers(product, rounds) if rounds else None
+    for iterations, swaps in ((b_iterations, False), (a_iterations, True)):
+        found = prefers(product, iterations) if iterations else None
         if found is not None and found[2] == swaps:
             return found
     return None
@@ -62,7 +62,7 @@ class _Around:
     packs: dict[tuple[Packing, Ref], Pack] = field(default_factory=dict)
 
     @property
-    def rounds(self) -> int:
+    def iterations(self) -> int:
         """How often its body runs."""
         return rounds_of(self.step, _ASSUMED_ROUNDS)
 
@@ -72,7 +72,7 @@ class _Around:
         return self.level + levels(self.step)
 
     def keeps(self, ref: Ref) -> bool:
-        """Whether a value is the same in all rounds."""
+        """Whether a value is the same in all iterations."""
         if isinstance(self.step, Branch) or ref.buffer in self.written:
             return False
         return all(level < self.level for level, stride in ref.strides if stride)
@@ -126,10 +126,10 @@ class _Prepacker:
         # Each operand has its own outermost loop in which it does not change.
         homes = [self.home(ref, around) for ref in step.refs[:2]]
         if any(isinstance(frame.step, Parallel) for frame in around):
-            a_rounds, b_rounds = (rounds if rounds > 1 else 0 for _, rounds in homes)
+            a_iterations, b_iterations = (count if count > 1 else 0 for _, count in homes)
         else:
-            a_rounds, b_rounds = (rounds for _, rounds in homes)
-        found = packed_product(step.product, self.prefers, a_rounds, b_rounds)
+            a_iterations, b_iterations = (iterations for _, iterations in homes)
+        found = packed_product(step.product, self.prefers, a_iterations, b_iterations)
         if found is None:
             return None, step
         made, packing, swapped = found
@@ -147,12 +147,12 @@ class _Prepacker:
         return (pack if is_new and packs is known else None), multiply
 
     def home(self, ref: Ref, around: tuple[_Around, ...]) -> tuple[int, int]:
-        """The number of loops around which the value of a ref differs, and the rounds inside."""
-        home, rounds = len(around), 1
+        """The number of loops that change the value of a ref, and the iterations inside."""
+        home, iterations = len(around), 1
         while home and around[home - 1].keeps(ref):
             home -= 1
-            rounds *= max(around[home].rounds, 1)
-        return home, rounds
+            iterations *= max(around[home].iterations, 1)
+        return home, iterations
 
     def buffer(self, packing: Packing, around: tuple[_Around, ...]) -> Buffer:
         """A temporary for panels; the innermost parallel loop around it keeps it for itself."""

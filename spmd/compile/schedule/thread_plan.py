@@ -1,7 +1,7 @@
 """Choice of a schedule's parallel loops that run on several threads, and of their lanes.
 
-The outermost loop that has enough rounds for all threads is chosen; those inside of it run in
-order. A loop with fewer rounds runs in order too, and the steps inside it share their own work.
+The outermost loop that has enough iterations for all threads is chosen; those inside of it run in
+order. A loop with fewer iterations runs in order too, and the steps inside it share their own work.
 """
 
 from __future__ import annotations

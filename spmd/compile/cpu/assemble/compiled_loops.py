@@ -1,10 +1,10 @@
-"""Small loops as one native function: their rounds are compiled, not dispatched.
+"""Small loops as one native function: their iterations are compiled, not dispatched.
 
-The executor spends some 10 ns on every step of a round. Where the steps themselves are as short,
-the whole loop becomes one function: its loops and branches are native ones, small kernels are
-written into it, larger ones and matrix products are called, and values of a few bytes are
-variables, which LLVM keeps in registers from round to round. To the executor it is a kernel of one
-unit. A loop with a step that several threads should share stays with the executor.
+The executor spends some 10 ns on every step of an iteration. Where the steps themselves are as
+short, the whole loop becomes one function: its loops and branches are native ones, small kernels
+are written into it, larger ones and matrix products are called, and values of a few bytes are
+variables, which LLVM keeps in registers from iteration to iteration. To the executor it is a kernel
+of one unit. A loop with a step that several threads should share stays with the executor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MOST_INLINE = 48
 LOCAL_BYTES = 64
 MOST_LOCAL_BYTES = 8 * 1024
 
-# After so many rounds a loop looks whether it is to end. A power of 2.
+# After so many iterations a loop looks whether it is to end. A power of 2.
 ROUNDS_TO_LOOK = 1024
 
 Callee: TypeAlias = Kernel | Product
@@ -203,7 +203,7 @@ class _Writer:
     def _make_locals(self, refs: Sequence[Ref]) -> None:
         """Choose the values that become variables: small, and always at the same place."""
         moving = {ref.buffer for ref in refs if any(s[0] >= self.level for s in ref.strides)}
-        # Of a stack that a loop around reads or writes, a round sees a part only.
+        # Of a stack that a loop around reads or writes, an iteration sees a part only.
         moving |= {place.buffer for place in self.pointers if place.strides}
         room = MOST_LOCAL_BYTES
         for buffer in dict.fromkeys(place.buffer for place in self.pointers):

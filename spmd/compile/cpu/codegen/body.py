@@ -45,7 +45,7 @@ from spmd.compile.kernel.ir import (
 )
 from spmd.compile.native.llvm.vector_emitter import Emitter
 
-# Rounds of a loop from which a divisor that they share is inverted first.
+# Iterations of a loop from which a divisor that they share is inverted first.
 INVERTED_FROM = 4
 
 # Bytes of a row that is read in several passes, and stays in the nearest cache between them.
@@ -143,9 +143,9 @@ class Body:
         if instr.op != "div" or kind(instr.dtype) != "f" or not self.e.module.target.fma:
             return False
         x, y = instr.operands
-        rounds = math.prod(self.kernel.inner) // (self.width if self.lanes_inner else 1)
+        iterations = math.prod(self.kernel.inner) // (self.width if self.lanes_inner else 1)
         const = isinstance(self.defined[y], Const)
-        return not const and self.depth[y] < self.depth[x] and rounds >= INVERTED_FROM
+        return not const and self.depth[y] < self.depth[x] and iterations >= INVERTED_FROM
 
     def _invert(self, value: int) -> None:
         """Write the reciprocal of a divisor, where the divisor has just become known."""

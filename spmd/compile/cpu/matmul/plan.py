@@ -91,9 +91,9 @@ _LONG_ROW = 2048
 _BLOCK_ROWS = 192
 # A is packed if more columns than this are multiplied with it, B if more rows are.
 _PACK_FROM = 96
-# From this many multiply-adds on a round of a tile takes two elements along k, where their number
-# is even: some percent faster, and a fifth more to compile. Few products are shorter, so that most
-# of a program's share one tile.
+# From this many multiply-adds on an iteration of a tile takes two elements along k, where their
+# number is even: some percent faster, and a fifth more to compile. Few products are shorter, so
+# that most of a program's share one tile.
 LONG_PRODUCT = 2**17
 # Below this many a product of a batch takes no longer than the loops around its tiles.
 TINY_PRODUCT = 2**13
@@ -257,13 +257,13 @@ _PACKED_ELEMENTS = 2**14
 
 
 @cache
-def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | None:
+def prefers_packed(p: Product, iterations: int) -> tuple[Product, Packing, bool] | None:
     """The product that reads panels, the packing, and whether A and B change places.
 
-    None if the product had better stay as it is. It runs `rounds` times with the same B.
+    None if the product had better stay as it is. It runs `iterations` times with the same B.
     """
     oriented = orient(p)
-    if rounds == 1 and (any(oriented.b.batch) or p.multiply_adds < _PACKED_FROM):
+    if iterations == 1 and (any(oriented.b.batch) or p.multiply_adds < _PACKED_FROM):
         return None
     planner = _planner(oriented, host())
     plan = planner.plan(False, epilogue=False)
@@ -273,7 +273,7 @@ def prefers_packed(p: Product, rounds: int) -> tuple[Product, Packing, bool] | N
     if not packs or size > _MOST_PACKED:
         return None
     sizes = plan.sizes
-    if rounds == 1:
+    if iterations == 1:
         cut = planner.cut(sizes["mr"], sizes["nr"])
         apart = replace(cut, packs_b=False)
         least = PACKED_TIME_RATIO * cut.time(*cut.best())
@@ -405,7 +405,7 @@ class _Planner:
 
     @property
     def steps(self) -> int:
-        """Elements along k that a round of a tile takes."""
+        """Elements along k that an iteration of a tile takes."""
         return 2 if self.p.multiply_adds >= LONG_PRODUCT and not self.p.k % 2 else 1
 
     @property

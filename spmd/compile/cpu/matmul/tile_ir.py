@@ -40,7 +40,7 @@ class Tile:
 
     A `masked` tile takes fewer columns: its last vector is cut. Where there are fewer rows the last
     is computed again in place of those that are missing, so one text serves a whole product. Each
-    round of its loop takes `steps` elements along k, which must be a multiple of that. An
+    iteration of its loop takes `steps` elements along k, which must be a multiple of that. An
     `assembled` one is written as assembly.
     """
 

@@ -1,7 +1,7 @@
 """Interruption of the loops of a running program, as native code.
 
-The one idea: between two rounds a loop reads one word, which another thread sets (a job of the
-queue whose waiter was interrupted), and counts. Every so many rounds it looks at the clock, and
+The one idea: between two iterations a loop reads one word, which another thread sets (a job of the
+queue whose waiter was interrupted), and counts. Every so many iterations it looks at the clock, and
 when enough time has passed it asks Python whether a signal has come: Python only serves signals on
 its main thread, which is in here. A handler that returns lets the loop go on; one that raises ends
 it, and its exception waits in the table until the run is over.
@@ -15,8 +15,8 @@ from spmd.compile.native.llvm.function_builder import Function, Value
 from spmd.compile.native.program.run_layout import INTERRUPTED, OK, PYTHON, RAISED_THERE
 
 # Byte offsets in the context of a run: the address of its stop word; the thread that serves
-# signals; the rounds until a look at the clock, and from one look to the next; when that was last;
-# when Python was asked; the function that looks.
+# signals; the iterations until a look at the clock, and from one look to the next; when that was
+# last; when Python was asked; the function that looks.
 STOP, SERVES, LEFT, EVERY, LOOKED, ASKED, LOOK, END = range(80, 144, 8)
 
 # Asking takes the lock of the interpreter, for which another thread of Python may make us wait up
