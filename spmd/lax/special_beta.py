@@ -73,11 +73,12 @@ def _over_power(xp: Any, n: Any, x: Any) -> Any:
         term = term * (small * small / (4.0 * k)) / (n + k)
         near = near + term
     large = xp.maximum(size, _CUT)
-    term = xp.exp(large - n * xp.log(large)) / xp.sqrt(2.0 * math.pi * large)
-    far = term
+    term = series = xp.ones_like(large)
     for k in range(1, _TERMS):
         term = -term * (4.0 * n * n - (2 * k - 1) ** 2) / (8.0 * k * large)
-        far = far + term
+        series = series + term
+    # Last of all, as the exponential may be infinite and terms have either sign.
+    far = series * xp.exp(large - n * xp.log(large)) / xp.sqrt(2.0 * math.pi * large)
     # NaN at infinity, as in SciPy and JAX.
     return xp.where(size < _CUT, near, xp.where(xp.isfinite(x), far, np.nan))
 

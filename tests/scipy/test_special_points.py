@@ -75,3 +75,9 @@ def test_bessel_functions_have_all_their_derivatives_at_zero():
             assert float(f(0.0)) == pytest.approx(value)
             f = spmd.grad(f)
     assert float(spmd.grad(spmd.numpy.i0)(0.0)) == 0
+
+
+@pytest.mark.parametrize("x", [-32768.0, -1000.0, 800.0])
+def test_bessel_functions_are_infinite_where_they_overflow(x):
+    assert float(special.i0(x)) == np.inf
+    assert float(special.i1(x)) == np.copysign(np.inf, x)
