@@ -34,6 +34,7 @@ FLOORS = (
     "lax",
     "collectives",
     "sharding",
+    "partition",
     "compile.kernel compile.fingerprint compile.native.program.steps",
     "compile.expressions",
     "compile.lower",
@@ -55,8 +56,8 @@ FLOORS = (
     "api",
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching custom_derivatives tree tree_util "
-    "flatten_util dtypes errors distributed ops jet extend export debug profiler testing typing "
-    "__main__",
+    "flatten_util dtypes errors distributed multihost ops jet extend export debug profiler testing "
+    "typing __main__",
 )
 
 # Each optional or late package has one entrance.

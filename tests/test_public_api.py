@@ -44,6 +44,7 @@ MODULES = (
     "spmd.extend",
     "spmd.flatten_util",
     "spmd.jet",
+    "spmd.multihost",
     "spmd.checkify",
     "spmd.profiler",
     "spmd.checkpoints",

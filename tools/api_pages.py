@@ -31,6 +31,7 @@ NAMESPACES = (
     "spmd.jet",
     "spmd.lax",
     "spmd.lax.linalg",
+    "spmd.multihost",
     "spmd.nn",
     "spmd.nn.initializers",
     "spmd.numpy",

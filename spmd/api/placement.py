@@ -22,7 +22,9 @@ from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.trace import Tracer, to_numpy
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
+from spmd.sharding.constraint import as_sharding, constrain
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
+from spmd.sharding.spec import PartitionSpec
 
 
 def device_put(
@@ -35,14 +37,16 @@ def device_put(
 ) -> Any:
     """Put an array, or a pytree of them, on a device, or lay it out by a sharding.
 
-    `device` is a `Device`, a `Sharding`, None (the default device), or a pytree prefix of those.
-    Global shapes and dtypes stay, and numbers become arrays. `src` is where the arrays are, which
-    they know themselves; `donate` is accepted for JAX's sake. `may_alias=False` asks for new
-    arrays, which stay when those of `x` are donated.
+    `device` is a `Device`, a `Sharding`, a `PartitionSpec` over the mesh in scope (`set_mesh`),
+    None (the default device), or a pytree prefix of those. Global shapes and dtypes stay, and
+    numbers become arrays. Inside a jitted function a sharding is a constraint, as that of
+    `lax.with_sharding_constraint`. `src` is where the arrays are, which they know themselves;
+    `donate` is accepted for JAX's sake. `may_alias=False` asks for new arrays, which stay when
+    those of `x` are donated.
 
-    Raises `ShardingError` that names the leaf if its shape cannot be cut evenly or if it is traced
-    and `device` is not where its program runs, and `ArgumentError` if a leaf is no array or
-    `device` no place.
+    Raises `ShardingError` that names the leaf if its shape cannot be cut evenly, if there is no
+    mesh for a spec or if it is traced and `device` is one where its program does not run, and
+    `ArgumentError` if a leaf is no array or `device` no place.
 
     >>> spmd.device_put(np.arange(3.0))
     Array([0., 1., 2.], dtype=float32)
@@ -64,10 +68,12 @@ def device_put(
 
 
 def _is_place(x: Any) -> bool:
-    return x is None or isinstance(x, (Device, Sharding))
+    return x is None or isinstance(x, (Device, Sharding, PartitionSpec))
 
 
 def _put(name: str, x: Any, place: Any) -> Any:
+    if isinstance(place, PartitionSpec):
+        place = as_sharding(f"device_put: {name}", place)
     if isinstance(x, Tracer):
         return _traced(name, x, place)
     if place is None:
@@ -80,26 +86,33 @@ def _put(name: str, x: Any, place: Any) -> Any:
         if isinstance(x, Array) and x.sharding == place:
             return x
         aval = typeof(x)
-        if isinstance(place, NamedSharding):
-            place.check(aval.shape, f"{current_source()}: device_put: {name}")
+        _check_placing(f"device_put: {name}", aval.shape, place)
         return shard_value(to_numpy(x), aval, place, process_index())
     raise ArgumentError(
-        f"{current_source()}: device_put: device must be a Device, a Sharding or None, "
-        f"got {place!r}"
+        f"{current_source()}: device_put: device must be a Device, a Sharding, a "
+        f"PartitionSpec or None, got {place!r}"
     )
 
 
 def _traced(name: str, x: Tracer, place: Any) -> Tracer:
-    """A traced value is where its program runs; that is right for the default device only."""
+    """A traced value is where its program runs; a sharding constrains it."""
+    if isinstance(place, NamedSharding):
+        return constrain(f"device_put: {name}", x, place)
     devices = {place} if isinstance(place, Device) else getattr(place, "device_set", set())
     if place is None or devices == {default_device()}:
         return x
     raise ShardingError(
         f"{current_source()}: device_put: {name} is traced ({x.aval.short()}), and inside jit, "
         f"grad, vmap or a map a value cannot be moved to {place}. Call device_put on the argument "
-        "before the transformed function, or on its result after it; split work over devices with "
-        "shard_map."
+        "before the transformed function, or on its result after it; lay a value out over devices "
+        "with a NamedSharding."
     )
+
+
+def _check_placing(what: str, shape: Sequence[int], sharding: Any) -> None:
+    """Raise a ShardingError unless an array of `shape` can be laid out by a sharding."""
+    if isinstance(sharding, NamedSharding):
+        sharding.check_placing(shape, f"{current_source()}: {what}")
 
 
 def device_put_sharded(shards: Sequence[Any], devices: Sequence[Device]) -> Any:
@@ -148,12 +161,13 @@ def make_array_from_callback(
 
     `shape` is the global one; `sharding` says which slices each device holds, and the callback is
     called for this process's devices only. `dtype` is by default that of the shards, which are
-    converted if it is another one.
+    converted if it is another one. Raises `ShardingError` if the shape cannot be cut so.
 
     >>> layout = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> spmd.make_array_from_callback((4,), layout, lambda index: np.arange(4)[index] ** 2)
     Array([0, 1, 4, 9], dtype=int32)
     """
+    _check_placing("make_array_from_callback: the array", shape, sharding)
     mine = process_index()
     wanted = None if dtype is None else canonical(dtype)
     shards = [
@@ -180,6 +194,7 @@ def make_array_from_single_device_arrays(
     Array([0, 1], dtype=int32)
     """
     shape, mine = tuple(shape), process_index()
+    _check_placing("make_array_from_single_device_arrays: the array", shape, sharding)
     given = {x.device: x for x in arrays}
     places = sharding.devices_indices_map(shape)
     local = [d for d in places if d.process_index == mine]
@@ -303,7 +318,7 @@ def _whole_shape(what: str, part: np.ndarray, sharding: Sharding, given: Any) ->
             f"{len(shape)}; both must have as many"
         )
     if isinstance(sharding, NamedSharding):
-        sharding.check(shape, f"{what} is part of an array that")
+        sharding.check_placing(shape, f"{what} is part of an array that")
     return shape
 
 

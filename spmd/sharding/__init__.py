@@ -1,14 +1,22 @@
 """Arrays over devices: meshes, partition specs, shardings, `shard_map` and `pmap`."""
 
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.mesh_scope import get_abstract_mesh, get_mesh, set_mesh, use_abstract_mesh
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec, make_mesh
 
 __all__ = [
+    "AbstractMesh",
+    "AxisType",
     "Mesh",
     "NamedSharding",
     "PartitionSpec",
     "PmapSharding",
     "Sharding",
     "SingleDeviceSharding",
+    "get_abstract_mesh",
+    "get_mesh",
     "make_mesh",
+    "set_mesh",
+    "use_abstract_mesh",
 ]

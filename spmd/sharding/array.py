@@ -127,22 +127,25 @@ class Array(ArrayMethods):
         return self.shards is None or self.sharding.is_fully_replicated
 
     @property
-    def addressable_shards(self) -> list[Shard]:
-        """This process's shards."""
+    def global_shards(self) -> list[Shard]:
+        """Every device's shard; the `data` of those on other processes is None."""
         if self.shards is None:
             index = tuple(slice(None) for _ in self.shape)
             return [Shard(self.device, index, self)]
-        where = self.sharding.devices_indices_map(self.shape)
+        here = {shard.device: shard for shard in self.shards}
         counts: dict[Any, int] = {}
-        replica = {}
-        for device, index in where.items():
+        found = []
+        for device, index in self.sharding.devices_indices_map(self.shape).items():
             key = tuple((s.start, s.stop) for s in index)
-            replica[device] = counts.get(key, 0)
-            counts[key] = replica[device] + 1
-        return [
-            Shard(shard.device, where[shard.device], shard, replica[shard.device])
-            for shard in self.shards
-        ]
+            replica = counts.get(key, 0)
+            counts[key] = replica + 1
+            found.append(Shard(device, index, here.get(device), replica))
+        return found
+
+    @property
+    def addressable_shards(self) -> list[Shard]:
+        """This process's shards."""
+        return [shard for shard in self.global_shards if shard.data is not None]
 
     def addressable_data(self, index: int) -> Array:
         """The values on one of this process's devices."""

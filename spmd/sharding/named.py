@@ -6,12 +6,15 @@ two special cases that results of `device_put` and `pmap` have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from spmd.base.device import Device, process_index
-from spmd.base.errors import ShardingError
-from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.base.errors import ArgumentError, ShardingError
+from spmd.sharding.abstract_mesh import AbstractMesh, NamedAxes
+from spmd.sharding.spec import PartitionSpec, Unconstrained
 
 Index = tuple[slice, ...]
 
@@ -48,6 +51,41 @@ class Sharding:
     @property
     def is_fully_addressable(self) -> bool:
         return True
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices hold a shard, those of other processes included."""
+        return len(self.device_set)
+
+    @property
+    def addressable_devices(self) -> set[Device]:
+        """This process's devices that hold a shard."""
+        mine = process_index()
+        return {d for d in self.device_set if d.process_index == mine}
+
+    @property
+    def memory_kind(self) -> str:
+        """The memory of the devices that holds the shards: there is one kind."""
+        return "device"
+
+    def is_equivalent_to(self, other: Sharding, ndim: int) -> bool:
+        """Whether both put the same shards of arrays of `ndim` dims on the same devices.
+
+        The devices count in their order, and names do not count: rows over one axis of size 4 lie
+        as rows over two of size 2. Raises a ShardingError if a spec has more than `ndim` entries.
+
+        >>> a, b = spmd.make_mesh((4,), ("a",)), spmd.make_mesh((2, 2), ("x", "y"))
+        >>> rows = spmd.NamedSharding(a, spmd.P("a"))
+        >>> rows.is_equivalent_to(spmd.NamedSharding(b, spmd.P(("x", "y"))), 2)
+        True
+        """
+        return self._places(ndim) == other._places(ndim)
+
+    def _places(self, ndim: int) -> list[Any]:
+        """Each device with its part of an array of `ndim` dims, which can be cut in any way."""
+        size = self.num_devices
+        indices = self.devices_indices_map((size,) * ndim)
+        return [(d, _spans(index, size)) for d, index in indices.items()]
 
     def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
         """`devices_indices_map` of this process's devices."""
@@ -92,9 +130,13 @@ class SingleDeviceSharding(Sharding):
 class NamedSharding(Sharding):
     """Lay an array out by a mesh, and a spec that splits its dims over the mesh's axes.
 
-    `mesh` is a `Mesh` and `spec` a `PartitionSpec`. Global shape (8, 4) with `P("x")` over an axis
-    of size 4 gives shards of shape (2, 4); any dtype can be laid out. Raises `ShardingError` if
-    `spec` names an unknown axis or one axis twice.
+    `mesh` is a `Mesh` (or an `AbstractMesh`, for shapes alone) and `spec` a `PartitionSpec`. Global
+    shape (8, 4) with `P("x")` over an axis of size 4 gives shards of shape (2, 4); any dtype can be
+    laid out. A dim of `P.UNCONSTRAINED` is left to the compiler, which `with_sharding_constraint`
+    may do, and no data can be placed by such a sharding.
+
+    Raises `ShardingError` if `spec` names an unknown axis or one axis twice, or has `unreduced` or
+    `reduced` axes, and `ArgumentError` if `mesh` is no mesh or `spec` no spec.
 
     >>> mesh = spmd.make_mesh((4,), ("x",))
     >>> spmd.NamedSharding(mesh, spmd.P("x")).shard_shape((8, 4))
@@ -103,8 +145,23 @@ class NamedSharding(Sharding):
 
     __slots__ = ("_layout", "mesh", "spec")
 
-    def __init__(self, mesh: Mesh, spec: PartitionSpec):
-        spec = spec if isinstance(spec, PartitionSpec) else PartitionSpec(*spec)
+    mesh: Any  # a Mesh; an AbstractMesh has no devices, and raises where they are asked for
+    spec: PartitionSpec
+
+    def __init__(self, mesh: NamedAxes, spec: PartitionSpec):
+        if not isinstance(mesh, NamedAxes):
+            raise ArgumentError(f"NamedSharding: mesh must be a Mesh, got {mesh!r}")
+        if not isinstance(spec, PartitionSpec):
+            raise ArgumentError(
+                f"NamedSharding: spec must be a PartitionSpec, got {spec!r}; P(...) makes one, and "
+                "P() splits no dim"
+            )
+        if spec.unreduced or spec.reduced:
+            raise ShardingError(
+                f"NamedSharding: {spec} has unreduced or reduced axes, and arrays that are still "
+                "to be summed over an axis are not supported yet; sum them with lax.psum in a "
+                "shard_map, and leave the sets out"
+            )
         named = spec.all_axes()
         mesh.axis_size(named)
         if len(set(named)) != len(named):
@@ -112,6 +169,14 @@ class NamedSharding(Sharding):
         self.mesh = mesh
         self.spec = spec
         self._layout: Any = None
+
+    def update(self, *, mesh: NamedAxes | None = None, spec: Any = None) -> NamedSharding:
+        """Make a sharding with another mesh, or another spec, which may be a tuple of entries."""
+        wanted = self.spec if spec is None else spec
+        return NamedSharding(
+            self.mesh if mesh is None else mesh,
+            wanted if isinstance(wanted, PartitionSpec) else PartitionSpec(*wanted),
+        )
 
     @property
     def layout(self) -> Any:
@@ -122,7 +187,8 @@ class NamedSharding(Sharding):
     def _make_layout(self) -> Any:
         """Devices, sizes of the axes, and for each dim the positions of the axes that split it."""
         real = [a for a, size in self.mesh.shape.items() if size > 1]
-        ids = tuple(d.id for d in self.mesh.flat_devices())
+        no_devices = isinstance(self.mesh, AbstractMesh)
+        ids = () if no_devices else tuple(d.id for d in self.mesh.flat_devices())
         dims = [
             tuple(real.index(a) for a in self.spec.axes_of(d) if a in real)
             for d in range(len(self.spec))
@@ -149,22 +215,55 @@ class NamedSharding(Sharding):
                     f"multiple of {parts}.\nPad dim {d} to {up}, or leave it whole with None."
                 )
 
+    def check_placing(self, shape: Sequence[int], what: str) -> None:
+        """Raise a ShardingError if a user cannot put an array of `shape` on devices like this."""
+        self.check(shape, what)
+        if Unconstrained.UNCONSTRAINED in self.spec:
+            dim = self.spec.index(Unconstrained.UNCONSTRAINED)
+            raise ShardingError(
+                f"{what} has shape {tuple(shape)}, and {self.spec} leaves dim {dim} to the "
+                "compiler, so it does not say where data lies. Name a mesh axis there, or None; "
+                "UNCONSTRAINED is for with_sharding_constraint inside jit"
+            )
+
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[Device, Index]:
         self.check(global_shape, "the array")
-        out = {}
+        return dict(zip(self.mesh.flat_devices(), self._indices(global_shape), strict=True))
+
+    def _indices(self, global_shape: Sequence[int]) -> Iterator[Index]:
+        """The slices of each device, in row-major order; a dim left to the compiler is whole."""
         sizes = self.mesh.shape
-        for device, position in self.mesh.coordinates():
+        axes_of = [self.spec.axes_of(d) for d in range(len(global_shape))]
+        for place in np.ndindex(*self.mesh.axis_sizes):
+            position = dict(zip(self.mesh.axis_names, place, strict=True))
             index = []
-            for d, size in enumerate(global_shape):
-                place, parts = 0, 1
-                for a in self.spec.axes_of(d):
-                    place = place * sizes[a] + position[a]
+            for size, axes in zip(global_shape, axes_of, strict=True):
+                part, parts = 0, 1
+                for a in axes:
+                    part = part * sizes[a] + position[a]
                     parts *= sizes[a]
                 step = size // parts
                 whole = parts == 1
-                index.append(slice(None) if whole else slice(place * step, (place + 1) * step))
-            out[device] = tuple(index)
-        return out
+                index.append(slice(None) if whole else slice(part * step, (part + 1) * step))
+            yield tuple(index)
+
+    def _places(self, ndim: int) -> list[Any]:
+        size = self.mesh.size
+        self.check((size,) * ndim, "the array")
+        no_devices = isinstance(self.mesh, AbstractMesh)
+        devices = range(size) if no_devices else self.mesh.flat_devices()
+        indices = self._indices((size,) * ndim)
+        return [(d, _spans(index, size)) for d, index in zip(devices, indices, strict=True)]
+
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one device's shard; a dim left to the compiler counts as not split."""
+        self.check(global_shape, "the array")
+        axes = map(self.spec.axes_of, range(len(global_shape)))
+        return tuple(n // self.mesh.axis_size(a) for n, a in zip(global_shape, axes, strict=True))
+
+    @property
+    def num_devices(self) -> int:
+        return self.mesh.size
 
     @property
     def device_set(self) -> set[Device]:
@@ -185,6 +284,9 @@ class NamedSharding(Sharding):
 
     def __hash__(self) -> int:
         return hash((self.mesh, self.spec))
+
+    def __reduce__(self) -> Any:
+        return NamedSharding, (self.mesh, self.spec)
 
     def __repr__(self) -> str:
         return f"NamedSharding(mesh={self.mesh}, spec={self.spec})"
@@ -235,6 +337,11 @@ class PmapSharding(Sharding):
 
     def __repr__(self) -> str:
         return f"PmapSharding(devices={list(self.devices)}, sharded_dim={self.sharded_dim})"
+
+
+def _spans(index: Index, size: int) -> tuple[Any, ...]:
+    """The starts and ends of slices of dims that all have one size."""
+    return tuple(s.indices(size)[:2] for s in index)
 
 
 def _axes_text(axes: Sequence[Any]) -> str:

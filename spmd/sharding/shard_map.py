@@ -34,6 +34,7 @@ from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer, to_numpy
 from spmd.sharding.array import Array, from_numpy, from_shards
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
+from spmd.sharding.constraint import note_mesh_read
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
@@ -132,10 +133,14 @@ def shard_map(
         out = MISS if mesh is None else fast(args, {})
         if out is not MISS:
             return out
-        grid = mesh if mesh is not None else current_mesh()
-        if grid is None:
+        grid = mesh
+        if mesh is None:
+            grid = current_mesh()
+            note_mesh_read()
+        if not isinstance(grid, Mesh):
+            missing = "no mesh" if grid is None else f"{grid} is a mesh without devices"
             raise ShardingError(
-                f"{current_source()}: shard_map({function_name(f)}): no mesh; pass mesh= or call "
+                f"{current_source()}: shard_map({function_name(f)}): {missing}; pass mesh= or call "
                 "it inside `with mesh:`"
             )
         _check_axis_names(f, grid, axis_names)

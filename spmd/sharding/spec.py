@@ -2,39 +2,93 @@
 
 from __future__ import annotations
 
+import enum
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from spmd.base.device import Device, devices, too_few_devices
-from spmd.base.errors import ShardingError
+from spmd.base.device import Device, devices, process_index, too_few_devices
+from spmd.base.errors import ArgumentError, DeviceError, ShardingError
+from spmd.sharding.abstract_mesh import AbstractMesh, NamedAxes, types_of_axes
+
+# ---- specs -------------------------------------------------------------------------------------
+
+
+class Unconstrained(enum.Enum):
+    """The entry of a dim whose layout is left to the compiler."""
+
+    UNCONSTRAINED = "UNCONSTRAINED"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
 
 
 class PartitionSpec(tuple):
     """For each dim of an array, the mesh axis (or tuple of axes) that it is split over, or None.
 
     `entries` may be fewer than the array has dims: the others are not split. The global shape must
-    be a multiple of the sizes of the axes; specs do not depend on the dtype.
+    be a multiple of the sizes of the axes; specs do not depend on the dtype. The entry
+    `P.UNCONSTRAINED` leaves a dim to the compiler. `unreduced` and `reduced` are sets of axes, kept
+    for programs that read them. Specs are joined by `+`, and no spec equals a plain tuple.
+
+    Raises `ArgumentError` if `unreduced` or `reduced` is no set, and `ShardingError` if an axis is
+    in both, or also splits a dim.
 
     >>> spmd.P("data", None, ("x", "y"))
     PartitionSpec('data', None, ('x', 'y'))
+    >>> spmd.P("x") + spmd.P(spmd.P.UNCONSTRAINED)
+    PartitionSpec('x', UNCONSTRAINED)
     """
 
-    def __new__(cls, *entries: Any) -> PartitionSpec:
-        return super().__new__(cls, [tuple(e) if isinstance(e, list) else e for e in entries])
+    UNCONSTRAINED = Unconstrained.UNCONSTRAINED
 
-    def __repr__(self) -> str:
-        return f"PartitionSpec({', '.join(map(repr, self))})"
+    unreduced: frozenset[Any] = frozenset()
+    reduced: frozenset[Any] = frozenset()
 
-    def __reduce__(self) -> Any:
-        return PartitionSpec, tuple(self)
+    def __new__(
+        cls, *entries: Any, unreduced: Any = frozenset(), reduced: Any = frozenset()
+    ) -> PartitionSpec:
+        self = super().__new__(cls, map(_entry, entries))
+        if unreduced or reduced:
+            self.unreduced = _axis_set("unreduced", unreduced)
+            self.reduced = _axis_set("reduced", reduced)
+            self._check_sets()
+        return self
+
+    def _check_sets(self) -> None:
+        """Raise unless each axis has one use."""
+        for name, axes in ("unreduced", self.unreduced), ("reduced", self.reduced):
+            other = {*self.all_axes(), *(self.reduced if name == "unreduced" else ())}
+            for axis in sorted(axes & other, key=repr):
+                raise ShardingError(
+                    f"PartitionSpec: {self!r} has axis {axis!r} in {name} and in another place; "
+                    "each axis may have one use"
+                )
+
+    @property
+    def partitions(self) -> tuple[Any, ...]:
+        """The entries as a plain tuple."""
+        return tuple(self)
+
+    def update(
+        self, partitions: Any = None, unreduced: Any = None, reduced: Any = None
+    ) -> PartitionSpec:
+        """Make a spec with other entries or sets of axes, and the rest of this one's."""
+        return PartitionSpec(
+            *(self if partitions is None else partitions),
+            unreduced=self.unreduced if unreduced is None else unreduced,
+            reduced=self.reduced if reduced is None else reduced,
+        )
 
     def axes_of(self, dim: int) -> tuple[Any, ...]:
         """The mesh axes that split one dim, major first."""
         entry = self[dim] if dim < len(self) else None
-        if entry is None:
+        if entry is None or entry is Unconstrained.UNCONSTRAINED:
             return ()
         return entry if isinstance(entry, tuple) else (entry,)
 
@@ -42,21 +96,96 @@ class PartitionSpec(tuple):
         """Every mesh axis that the spec names, in order."""
         return tuple(a for d in range(len(self)) for a in self.axes_of(d))
 
+    def __add__(self, other: Any) -> PartitionSpec:
+        if isinstance(other, PartitionSpec):
+            return PartitionSpec(
+                *self,
+                *other,
+                unreduced=self.unreduced | other.unreduced,
+                reduced=self.reduced | other.reduced,
+            )
+        return self._joined(other, (*self, *other)) if type(other) is tuple else NotImplemented
 
-class Mesh:
+    def __radd__(self, other: Any) -> PartitionSpec:
+        return self._joined(other, (*other, *self)) if type(other) is tuple else NotImplemented
+
+    def _joined(self, other: Any, entries: tuple[Any, ...]) -> PartitionSpec:
+        if self.unreduced or self.reduced:
+            raise ArgumentError(
+                f"PartitionSpec: {self!r} has unreduced or reduced axes and cannot be joined with "
+                f"the tuple {other!r}; write P{other!r}"
+            )
+        return PartitionSpec(*entries)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, PartitionSpec)
+            and tuple.__eq__(self, other)
+            and self.unreduced == other.unreduced
+            and self.reduced == other.reduced
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    # That of the entries: specs are keys of every cache, and few differ by their sets alone.
+    __hash__ = tuple.__hash__
+
+    def __repr__(self) -> str:
+        parts = [repr(entry) for entry in self]
+        for name, axes in ("unreduced", self.unreduced), ("reduced", self.reduced):
+            if axes:
+                parts.append(f"{name}={{{', '.join(sorted(map(repr, axes)))}}}")
+        return f"PartitionSpec({', '.join(parts)})"
+
+    def __reduce__(self) -> Any:
+        return _spec_of, (tuple(self), self.unreduced, self.reduced)
+
+
+def _spec_of(entries: Any, unreduced: Any, reduced: Any) -> PartitionSpec:
+    """The spec that was pickled."""
+    return PartitionSpec(*entries, unreduced=unreduced, reduced=reduced)
+
+
+def _entry(entry: Any) -> Any:
+    """An entry in the one form that equal specs share: a tuple has at least two axes."""
+    if not isinstance(entry, (tuple, list)):
+        return entry
+    return tuple(entry) if len(entry) > 1 else entry[0] if entry else None
+
+
+def _axis_set(name: str, axes: Any) -> frozenset[Any]:
+    if not isinstance(axes, (set, frozenset)):
+        raise ArgumentError(
+            f"PartitionSpec: {name}={axes!r} must be a set of axis names, got a "
+            f"{type(axes).__name__}"
+        )
+    if None in axes:
+        raise ShardingError(f"PartitionSpec: {name}={axes!r} must hold axis names, got None")
+    return frozenset(axes)
+
+
+# ---- meshes ------------------------------------------------------------------------------------
+
+
+class Mesh(NamedAxes):
     """An n-dimensional grid of devices whose dims, the axes, have names.
 
     `devices` is an array of devices of that shape, of dtype object, and `axis_names` holds one name
-    for each of its dims. `with mesh:` makes it the mesh of each `shard_map` inside that names none.
-    Raises `ShardingError` if the numbers of dims and names differ or a name occurs twice.
+    for each of its dims. `axis_types` holds an `AxisType` for each, by default `Auto`; along an
+    `Explicit` axis the compiler decides as along an `Auto` one. `with mesh:` makes it the mesh of
+    each `shard_map` inside that names none.
+
+    Raises `ShardingError` if the numbers of dims, names and types differ or a name occurs twice,
+    and `ArgumentError` if `axis_types` holds something else.
 
     >>> spmd.Mesh(np.array(spmd.devices()).reshape(2, 2), ("x", "y")).shape
     {'x': 2, 'y': 2}
     """
 
-    __slots__ = ("_before", "_hash", "axis_names", "devices")
+    __slots__ = ("_hash", "axis_names", "axis_types", "devices")
 
-    def __init__(self, devices: Any, axis_names: Any):
+    def __init__(self, devices: Any, axis_names: Any, axis_types: Any = None):
         grid = np.asarray(devices, dtype=object)
         names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
         if grid.ndim != len(names):
@@ -68,38 +197,79 @@ class Mesh:
             raise ShardingError(f"Mesh: axis names {names} must be different")
         self.devices = grid
         self.axis_names = names
-        self._hash = hash((names, grid.shape, tuple(d.id for d in grid.flat)))
-        self._before: list[Any] = []
-
-    @property
-    def shape(self) -> dict[Any, int]:
-        """The size of each axis."""
-        return dict(zip(self.axis_names, self.devices.shape, strict=True))
+        self.axis_types = types_of_axes("Mesh", names, axis_types)
+        ids = tuple(d.id for d in self.flat_devices())
+        self._hash = hash((names, grid.shape, ids, self.axis_types))
 
     @property
     def axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes, in the order of their names."""
         return self.devices.shape
 
     @property
     def size(self) -> int:
-        return self.devices.size
+        """How many devices there are."""
+        return 0 if self.empty else self.devices.size
 
     @property
     def empty(self) -> bool:
-        return self.devices.size == 0
+        """Whether there are no devices: `get_mesh()` gives such a mesh where none is set."""
+        grid = self.devices
+        return grid.size == 0 or (grid.ndim == 0 and grid.item() is None)
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The axes without the devices."""
+        return AbstractMesh(self.axis_sizes, self.axis_names, self.axis_types)
+
+    @property
+    def device_ids(self) -> np.ndarray:
+        """The ids of the devices, in an array of the mesh's shape."""
+        ids = [-1 if d is None else d.id for d in self.devices.flat]
+        return np.array(ids, int).reshape(self.devices.shape)
+
+    @property
+    def local_devices(self) -> list[Device]:
+        """This process's devices, in row-major order."""
+        mine = process_index()
+        return [d for d in self.flat_devices() if d.process_index == mine]
+
+    @property
+    def is_multi_process(self) -> bool:
+        """Whether other processes have devices of the mesh."""
+        return len(self.local_devices) != self.size
+
+    @property
+    def local_mesh(self) -> Mesh:
+        """The mesh of this process's devices, with the same axes.
+
+        Raises `ShardingError` if they are no box in the grid: rows, columns, or parts of both.
+        """
+        if self.empty:
+            return self
+        mine = {d.id for d in self.local_devices}
+        held = np.isin(self.device_ids, list(mine))
+        places = np.argwhere(held)
+        box = tuple(slice(k.min(), k.max() + 1) for k in places.T) if mine else ()
+        if not held[box].all():
+            raise ShardingError(
+                f"local_mesh: this process's devices {sorted(mine)} are no box in the grid of "
+                f"{self}, whose device ids are {self.device_ids.tolist()}; order the devices so "
+                "that those of a process are neighbours along each axis"
+            )
+        return Mesh(self.devices[box], self.axis_names, self.axis_types)
+
+    def update(self, devices: Any = None, axis_names: Any = None, axis_types: Any = None) -> Mesh:
+        """Make a mesh with other devices, names or types, and the rest of this one's."""
+        return Mesh(
+            self.devices if devices is None else devices,
+            self.axis_names if axis_names is None else axis_names,
+            self.axis_types if axis_types is None else axis_types,
+        )
 
     def flat_devices(self) -> list[Device]:
         """The devices in row-major order."""
-        return list(self.devices.flat)
-
-    def axis_size(self, axes: Sequence[Any]) -> int:
-        """The product of the sizes of some axes."""
-        shape = self.shape
-        for a in axes:
-            if a not in shape:
-                known = ", ".join(map(repr, self.axis_names))
-                raise ShardingError(f"mesh axis {a!r} does not exist; the mesh has {known}")
-        return math.prod(shape[a] for a in axes)
+        return [] if self.empty else list(self.devices.flat)
 
     def coordinates(self) -> Iterator[tuple[Device, dict[Any, int]]]:
         """Each device with its position along every axis, in row-major order."""
@@ -107,18 +277,18 @@ class Mesh:
             yield device, dict(zip(self.axis_names, index, strict=True))
 
     def __enter__(self) -> Mesh:
-        self._before.append(_current_mesh[0])
-        _current_mesh[0] = self
+        scope.outer.append(scope.enter(self))
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _current_mesh[0] = self._before.pop()
+        scope.leave(scope.outer.pop())
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
             isinstance(other, Mesh)
             and self._hash == other._hash
             and self.axis_names == other.axis_names
+            and self.axis_types == other.axis_types
             and self.devices.shape == other.devices.shape
             and all(a is b for a, b in zip(self.devices.flat, other.devices.flat, strict=True))
         )
@@ -126,28 +296,88 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> Any:
+        """By the ids of the devices, which are the same on every process."""
+        flat = self.flat_devices()
+        platform = flat[0].platform if flat else None
+        return _mesh_of, (platform, self.device_ids, self.axis_names, self.axis_types)
+
     def __repr__(self) -> str:
-        axes = ", ".join(f"{n!r}: {s}" for n, s in self.shape.items())
-        return f"Mesh({axes})"
+        return self._shown()
 
 
-# The mesh of the innermost `with mesh:` block.
-_current_mesh: list[Mesh | None] = [None]
+def _mesh_of(platform: str | None, ids: np.ndarray, names: Any, types: Any) -> Mesh:
+    """The mesh that was pickled, of the devices that have these ids here."""
+    grid = np.empty(ids.shape, dtype=object)
+    if platform is None:
+        return Mesh(grid, names, types)
+    known = {d.id: d for d in devices(platform)}
+    missing = [int(k) for k in ids.flat if k not in known]
+    if missing:
+        raise DeviceError(
+            f"a pickled mesh has the {platform} devices {ids.tolist()}, and there is no device "
+            f"{missing[0]} here: this job has {len(known)}"
+        )
+    for place, k in np.ndenumerate(ids):
+        grid[place] = known[k]
+    return Mesh(grid, names, types)
 
 
-def current_mesh() -> Mesh | None:
-    """The mesh of the surrounding `with mesh:` block, if any."""
-    return _current_mesh[0]
+# ---- the mesh in scope -------------------------------------------------------------------------
+
+
+class _Scope(threading.local):
+    """The mesh in scope on one thread: what `with mesh:`, `set_mesh` and `use_abstract_mesh` set.
+
+    `abstract` are the axes of `use_abstract_mesh`; it is None where they are those of `mesh`.
+    """
+
+    def __init__(self) -> None:
+        self.mesh: Mesh | None = None
+        self.abstract: AbstractMesh | None = None
+        self.outer: list[tuple[Mesh | None, AbstractMesh | None]] = []  # of each `with mesh:`
+
+    def enter(
+        self, mesh: Mesh | None, abstract: AbstractMesh | None = None
+    ) -> tuple[Mesh | None, AbstractMesh | None]:
+        """Set both, and return what `leave` takes to set them back."""
+        before = self.mesh, self.abstract
+        self.mesh, self.abstract = mesh, abstract
+        return before
+
+    def leave(self, before: tuple[Mesh | None, AbstractMesh | None]) -> None:
+        """Set back what `enter` replaced."""
+        self.mesh, self.abstract = before
+
+
+scope = _Scope()
+
+
+def current_mesh() -> Mesh | AbstractMesh | None:
+    """The mesh in scope on this thread, if any: that of `with mesh:` or `set_mesh`.
+
+    Where `use_abstract_mesh` has set other axes than those of that mesh, it is the abstract one.
+    """
+    mesh, abstract = scope.mesh, scope.abstract
+    if abstract is None or (mesh is not None and mesh.abstract_mesh == abstract):
+        return mesh
+    return None if abstract.empty else abstract
 
 
 def make_mesh(
-    axis_shapes: Sequence[int], axis_names: Sequence[Any], *, devices: Any = None
+    axis_shapes: Sequence[int],
+    axis_names: Sequence[Any],
+    axis_types: Any = None,
+    *,
+    devices: Any = None,
 ) -> Mesh:
     """Make a mesh of shape `axis_shapes` whose axes are called `axis_names`.
 
     It covers the first of all devices, or of `devices`, in row-major order. Each of `axis_shapes`
-    is an int. Raises `DeviceError` if there are too few devices, and `ShardingError` if the numbers
-    of sizes and names differ or a name occurs twice.
+    is an int. `axis_types` holds an `AxisType` for each axis, by default `Auto`; along an
+    `Explicit` axis the compiler decides as along an `Auto` one. Raises `DeviceError` if there are
+    too few devices, `ShardingError` if the numbers of sizes, names and types differ or a name
+    occurs twice, and `ArgumentError` if `axis_types` holds something else.
 
     >>> spmd.make_mesh((2, 2), ("data", "model"))
     Mesh('data': 2, 'model': 2)
@@ -157,7 +387,8 @@ def make_mesh(
     wanted = math.prod(shape)
     if wanted > len(pool):
         raise too_few_devices(f"make_mesh({shape}, {tuple(axis_names)})", wanted, len(pool))
-    return Mesh(np.asarray(pool[:wanted], dtype=object).reshape(shape), tuple(axis_names))
+    grid = np.asarray(pool[:wanted], dtype=object).reshape(shape)
+    return Mesh(grid, tuple(axis_names), axis_types)
 
 
 def all_devices() -> list[Device]:

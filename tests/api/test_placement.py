@@ -138,12 +138,30 @@ TRACED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_a_traced_value_is_not_moved_silently(name: str):
-    for place in (rows(line(0, 1, 2, 3)), NamedSharding(line(1), P()), spmd.devices()[2]):
-        with pytest.raises(ShardingError, match=r"x is traced.*before the transformed function"):
-            TRACED[name](place)
-    for place in (None, spmd.devices()[0], NamedSharding(line(0), P())):
+def test_a_traced_value_is_not_moved_to_a_device_silently(name: str):
+    with pytest.raises(ShardingError, match=r"x is traced.*before the transformed function"):
+        TRACED[name](spmd.devices()[2])
+    for place in (None, spmd.devices()[0]):
         TRACED[name](place)
+
+
+@pytest.mark.parametrize("name", [name for name in TRACED if name != "pmap"])
+def test_a_sharding_of_a_traced_value_is_a_constraint(name: str):
+    expected = TRACED[name](None)
+    for place in (NamedSharding(line(0, 1), P()), NamedSharding(line(1), P())):
+        for one, other in zip(
+            spmd.tree.leaves(TRACED[name](place)), spmd.tree.leaves(expected), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+            assert one.sharding.device_set == place.device_set
+    with pytest.raises(ShardingError, match="inside a map over axis"):
+        TRACED["pmap"](NamedSharding(line(0, 1), P()))
+
+
+def test_device_put_inside_jit_lays_the_value_out():
+    made = spmd.jit(lambda x: put(x, rows(line(0, 1))))(X)
+    assert made.sharding.spec == P("i")
+    np.testing.assert_array_equal(made, X * 2)
 
 
 # ---- the axes of a map -------------------------------------------------------------------------

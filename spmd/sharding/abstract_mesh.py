@@ -1,0 +1,193 @@
+"""`AbstractMesh` and `AxisType`: the named axes of a mesh, without its devices.
+
+`NamedAxes` is what a mesh knows by its axes alone; `Mesh` adds the grid of devices to it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.base.errors import ArgumentError, ShardingError
+
+
+class AxisType(enum.Enum):
+    """Who decides how values are laid out along a mesh axis.
+
+    Along an `Auto` axis the compiler does, along a `Manual` one the per-device code of `shard_map`.
+    `Explicit` asks for types that carry the layout, which do not exist here yet: the compiler
+    decides along such an axis as along an `Auto` one.
+
+    >>> spmd.make_mesh((4,), ("x",)).axis_types
+    (Auto,)
+    """
+
+    Auto = enum.auto()
+    Explicit = enum.auto()
+    Manual = enum.auto()
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def types_of_axes(what: str, names: tuple[Any, ...], given: Any) -> tuple[AxisType, ...]:
+    """One type for each axis: those that are given, or one for all, or Auto."""
+    if given is None:
+        return (AxisType.Auto,) * len(names)
+    types = (given,) if isinstance(given, AxisType) else tuple(given)
+    for t in types:
+        if not isinstance(t, AxisType):
+            raise ArgumentError(
+                f"{what}: axis_types={given!r} must hold members of AxisType (Auto, Explicit, "
+                f"Manual), got {t!r} of type {type(t).__name__}"
+            )
+    if len(types) != len(names):
+        raise ShardingError(
+            f"{what}: {len(types)} axis_types {types} for {len(names)} axis names {names}; "
+            "each axis needs one type"
+        )
+    return types
+
+
+class NamedAxes:
+    """What a mesh knows by its axes: their names, sizes and types."""
+
+    __slots__ = ()
+
+    axis_names: tuple[Any, ...]
+    axis_types: tuple[AxisType, ...]
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes, in the order of their names."""
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> dict[Any, int]:
+        """The size of each axis."""
+        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
+
+    @property
+    def shape_tuple(self) -> tuple[tuple[Any, int], ...]:
+        """Pairs of each axis's name and size."""
+        return tuple(zip(self.axis_names, self.axis_sizes, strict=True))
+
+    def axis_size(self, axes: Sequence[Any]) -> int:
+        """The product of the sizes of some axes."""
+        shape = self.shape
+        for a in axes:
+            if a not in shape:
+                known = ", ".join(map(repr, self.axis_names))
+                raise ShardingError(f"mesh axis {a!r} does not exist; the mesh has {known}")
+        return math.prod(shape[a] for a in axes)
+
+    def has_only(self, kind: AxisType) -> bool:
+        """Whether all axes are of one type."""
+        return all(t is kind for t in self.axis_types)
+
+    def _shown(self) -> str:
+        """The axes as `repr` shows them; types only where one is not the default."""
+        axes = [f"{name!r}: {size}" for name, size in self.shape.items()]
+        if not self.has_only(AxisType.Auto):
+            axes.append(f"axis_types={self.axis_types!r}")
+        return f"{type(self).__name__}({', '.join(axes)})"
+
+
+def _of_devices(name: str) -> Any:
+    """An attribute that only a mesh with devices has."""
+
+    def read(self: AbstractMesh) -> Any:
+        raise ShardingError(
+            f"{self!r} has no {name}: an AbstractMesh has axes and no devices; "
+            "use a Mesh of the same axes"
+        )
+
+    return property(read)
+
+
+class AbstractMesh(NamedAxes):
+    """The axes of a mesh, without devices.
+
+    `axis_sizes` holds an int for each of `axis_names`, and `axis_types` an `AxisType` for each, by
+    default `Auto`. A `NamedSharding` of it gives the shapes of shards, and places no data. Raises
+    `ShardingError` if the numbers of sizes, names and types differ or a name occurs twice.
+
+    >>> mesh = spmd.sharding.AbstractMesh((2, 4), ("x", "y"))
+    >>> mesh, mesh.size
+    (AbstractMesh('x': 2, 'y': 4), 8)
+    >>> spmd.NamedSharding(mesh, spmd.P("y")).shard_shape((8, 3))
+    (2, 3)
+    """
+
+    __slots__ = ("_sizes", "axis_names", "axis_types")
+
+    def __init__(self, axis_sizes: Any, axis_names: Any, axis_types: Any = None):
+        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
+        sizes = tuple(int(s) for s in axis_sizes)
+        if len(sizes) != len(names):
+            raise ShardingError(
+                f"AbstractMesh: {len(sizes)} axis sizes {sizes} for {len(names)} axis names "
+                f"{names}; each axis needs one of both"
+            )
+        if len(set(names)) != len(names):
+            raise ShardingError(f"AbstractMesh: axis names {names} must be different")
+        self._sizes = sizes
+        self.axis_names = names
+        self.axis_types = types_of_axes("AbstractMesh", names, axis_types)
+
+    @property
+    def axis_sizes(self) -> tuple[int, ...]:
+        """The sizes of the axes, in the order of their names."""
+        return self._sizes
+
+    @property
+    def size(self) -> int:
+        """How many devices such a mesh has; 0 without axes."""
+        return math.prod(self._sizes) if self._sizes else 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there are no devices in such a mesh."""
+        return self.size == 0
+
+    @property
+    def abstract_mesh(self) -> AbstractMesh:
+        """The mesh itself, as `Mesh.abstract_mesh` is that of its axes."""
+        return self
+
+    devices = _of_devices("devices")
+    device_ids = _of_devices("device_ids")
+    local_devices = _of_devices("local_devices")
+    local_mesh = _of_devices("local_mesh")
+    is_multi_process = _of_devices("is_multi_process")
+    flat_devices = _of_devices("devices")
+    coordinates = _of_devices("devices")
+
+    def update(
+        self, axis_sizes: Any = None, axis_names: Any = None, axis_types: Any = None
+    ) -> AbstractMesh:
+        """Make a mesh with other sizes, names or types, and the rest of this one's."""
+        return AbstractMesh(
+            self._sizes if axis_sizes is None else axis_sizes,
+            self.axis_names if axis_names is None else axis_names,
+            self.axis_types if axis_types is None else axis_types,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, AbstractMesh)
+            and self._sizes == other._sizes
+            and self.axis_names == other.axis_names
+            and self.axis_types == other.axis_types
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._sizes, self.axis_names, self.axis_types))
+
+    def __reduce__(self) -> Any:
+        return AbstractMesh, (self._sizes, self.axis_names, self.axis_types)
+
+    def __repr__(self) -> str:
+        return self._shown()

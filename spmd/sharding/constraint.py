@@ -1,0 +1,138 @@
+"""`with_sharding_constraint`: how a value inside a jitted function is to be laid out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spmd.base.context import state
+from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.source import current_source
+from spmd.base.tree import (
+    broadcast_prefix,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
+from spmd.core.argument_names import check_arrays
+from spmd.core.aval import typeof
+from spmd.core.primitive import Primitive, dims, linear
+from spmd.sharding.named import NamedSharding, Sharding
+from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
+
+if TYPE_CHECKING:
+    from spmd.core.aval import ShapedArray
+
+
+def constrain(name: str, x: Any, sharding: NamedSharding) -> Any:
+    """Bind the constraint of one traced value, which errors call `name`."""
+    what = f"{current_source()}: {name}"
+    maps = [frame.name for frame in state.axes if frame.kind != "vmap"]
+    if maps:
+        raise ShardingError(
+            f"{what}: inside a map over axis {maps[0]!r} a value is one device's shard already and "
+            "cannot be laid out by a sharding. Lay the global array out, outside of the map"
+        )
+    sharding.check(typeof(x).shape, what)
+    return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=sharding.spec)
+
+
+def as_sharding(what: str, place: Any) -> NamedSharding:
+    """A sharding as users give one: a `NamedSharding`, or a spec over the mesh in scope."""
+    if isinstance(place, NamedSharding):
+        return place
+    if not isinstance(place, PartitionSpec):
+        raise ArgumentError(
+            f"{current_source()}: {what}: {place!r} is no sharding; give a NamedSharding, or a "
+            "PartitionSpec inside `with set_mesh(mesh):`"
+        )
+    mesh = current_mesh()
+    note_mesh_read()
+    if not isinstance(mesh, Mesh):
+        raise ShardingError(
+            f"{current_source()}: {what}: {place} without a mesh; call it inside "
+            "`with spmd.set_mesh(mesh):`, or give NamedSharding(mesh, spec)"
+        )
+    return NamedSharding(mesh, place)
+
+
+def constrain_tree(x: Any, shardings: Any, what: str) -> Any:
+    """Constrain the leaves of `x` by a pytree prefix of shardings; None leaves one free."""
+    pairs, tree = tree_flatten_with_path(x)
+    leaves = [leaf for _, leaf in pairs]
+    names = [f"x{keystr(path)}" for path, _ in pairs]
+    check_arrays(what, names, leaves)
+    places = broadcast_prefix(shardings, x, what, is_placement)
+    done = [
+        leaf if place is None else constrain(f"{what}: {name}", leaf, as_sharding(what, place))
+        for name, leaf, place in zip(names, leaves, places, strict=True)
+    ]
+    return tree_unflatten(tree, done)
+
+
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """Lay `x`, an array or a pytree, out as `shardings` says, inside a jitted function too.
+
+    `shardings` is a `NamedSharding`, a `PartitionSpec` over the mesh in scope, None (as the
+    compiler likes), or a pytree prefix of those. Values, global shapes and dtypes stay. Under `jit`
+    the compiler lays the value out so and spreads that to the values around; dims whose entry is
+    `PartitionSpec.UNCONSTRAINED` are left to it. Outside the data is moved at once. The cotangent
+    is laid out alike.
+
+    Raises `ShardingError` if a dim cannot be split evenly, if there is no mesh for a spec or if an
+    axis is manual, as in `shard_map`, and `ArgumentError` if `shardings` holds something else.
+
+    >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> f = spmd.jit(lambda x: lax.with_sharding_constraint(x * 2, rows))
+    >>> f(np.arange(8.0)).sharding.spec
+    PartitionSpec('x')
+    """
+    return constrain_tree(x, shardings, "with_sharding_constraint")
+
+
+def is_placement(x: Any) -> bool:
+    """Whether an entry of in_shardings and the like is a leaf: a sharding, a spec or None."""
+    return x is None or isinstance(x, (Sharding, PartitionSpec))
+
+
+def prefix_key(shardings: Any) -> Any:
+    """What two equal trees of shardings have in common, for a cache's key."""
+    leaves, tree = tree_flatten(shardings, is_placement)
+    return tuple(leaves), tree
+
+
+def note_mesh_read() -> None:
+    """Note that the code which is being traced depends on the mesh in scope."""
+    _resolved[0] += 1
+
+
+def specs_resolved() -> int:
+    """How often code has read the mesh in scope so far, as for a spec without a mesh."""
+    return _resolved[0]
+
+
+_resolved = [0]
+
+
+def _batch(axis: Any, operands: Any, at: Any, *, mesh: Mesh, spec: PartitionSpec) -> Any:
+    (x,), (d,) = operands, at
+    own = axis.spmd_names
+    entry = (own[0] if len(own) == 1 else own) if own else PartitionSpec.UNCONSTRAINED
+    entries = [*spec, *[None] * (typeof(x).ndim - 1 - len(spec))]
+    deeper = PartitionSpec(*entries[:d], entry, *entries[d:])
+    return sharding_constraint_p.bind(x, mesh=mesh, spec=deeper), d
+
+
+def _dims(x: ShapedArray, *, mesh: Mesh, spec: PartitionSpec) -> Any:
+    return dims([range(x.ndim)], [range(x.ndim)])
+
+
+sharding_constraint_p = Primitive(
+    "sharding_constraint",
+    abstract=lambda x, *, mesh, spec: x,
+    impl=lambda xp, x, *, mesh, spec: x,
+    jvp=linear,
+    transpose=lambda ct, x, *, mesh, spec: [sharding_constraint_p.bind(ct, mesh=mesh, spec=spec)],
+    batch=_batch,
+    dims=_dims,
+)

@@ -1,0 +1,145 @@
+"""`set_mesh`, `get_mesh` and their abstract relatives: the mesh that code inside need not name.
+
+They read and write the one scope of `spec.py`, which `with mesh:` sets too; each thread has its
+own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd.base.context import state
+from spmd.base.errors import ArgumentError, ShardingError
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.call_cache import is_evaluated
+from spmd.sharding.constraint import note_mesh_read
+from spmd.sharding.spec import Mesh, scope
+
+
+class set_mesh:
+    """Set the mesh that `shard_map` and bare `PartitionSpec`s refer to.
+
+    `set_mesh(mesh)` sets it for the rest of this thread, and `with set_mesh(mesh):` for a block;
+    None is no mesh. It takes no part in what shapes and dtypes become. Raises `ArgumentError` if
+    `mesh` is no `Mesh`, and `ShardingError` if an axis is `Manual` or inside `jit` and other
+    transformations.
+
+    >>> with spmd.set_mesh(spmd.make_mesh((4,), ("x",))):
+    ...     x = spmd.device_put(np.arange(8.0), spmd.P("x"))
+    >>> x.addressable_shards[1].data
+    Array([2., 3.], dtype=float32)
+    """
+
+    __slots__ = ("_before",)
+
+    def __init__(self, mesh: Mesh | None):
+        if mesh is not None and not isinstance(mesh, Mesh):
+            raise ArgumentError(
+                f"set_mesh: mesh must be a Mesh or None, got a {type(mesh).__name__}; "
+                "make_mesh makes one"
+            )
+        _check_is_outside("set_mesh", "call it around the transformed function")
+        if mesh is not None and AxisType.Manual in mesh.axis_types:
+            raise ShardingError(
+                f"set_mesh: {mesh} has a Manual axis; only shard_map makes axes manual, for the "
+                "code inside it"
+            )
+        self._before = scope.enter(None if mesh is None or mesh.empty else mesh)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        scope.leave(self._before)
+
+
+def get_mesh() -> Mesh:
+    """Return the mesh that `set_mesh` or `with mesh:` has set, or one that is `empty`.
+
+    It has devices, of which traced code knows nothing: raises `ShardingError` inside `jit` and
+    other transformations, where `get_abstract_mesh` gives the axes.
+
+    >>> with spmd.set_mesh(spmd.make_mesh((4,), ("x",))):
+    ...     spmd.sharding.get_mesh()
+    Mesh('x': 4)
+    >>> spmd.sharding.get_mesh().empty
+    True
+    """
+    _check_is_outside("get_mesh", "get_abstract_mesh() gives the axes there")
+    return _NO_MESH if scope.mesh is None else scope.mesh
+
+
+class use_abstract_mesh:
+    """Set the axes that `get_abstract_mesh` gives, for the length of a `with` block.
+
+    `mesh` is an `AbstractMesh`, of as many devices as the mesh in scope, if there is one. A
+    `shard_map` inside needs `mesh=`, unless these are the axes of the mesh in scope. Raises
+    `ArgumentError` if `mesh` is something else, and `ShardingError` if its size differs.
+
+    >>> with spmd.sharding.use_abstract_mesh(spmd.sharding.AbstractMesh((8,), ("x",))):
+    ...     spmd.sharding.get_abstract_mesh().size
+    8
+    """
+
+    __slots__ = ("_before", "mesh")
+
+    def __init__(self, mesh: AbstractMesh):
+        if not isinstance(mesh, AbstractMesh):
+            raise ArgumentError(
+                f"use_abstract_mesh: mesh must be an AbstractMesh, got a {type(mesh).__name__}; "
+                "a Mesh has its own as mesh.abstract_mesh"
+            )
+        self.mesh = mesh
+
+    def __enter__(self) -> None:
+        around = _abstract_mesh_in_scope()
+        if not around.empty and not self.mesh.empty and around.size != self.mesh.size:
+            raise ShardingError(
+                f"use_abstract_mesh: {self.mesh} has {self.mesh.size} devices, and the mesh in "
+                f"scope, {around}, has {around.size}; both must have as many"
+            )
+        self._before = scope.enter(scope.mesh, self.mesh)
+
+    def __exit__(self, *error: object) -> None:
+        scope.leave(self._before)
+
+
+def get_abstract_mesh() -> AbstractMesh:
+    """Return the axes of the mesh in scope, or an `AbstractMesh` that is `empty`.
+
+    It works in traced code too. Inside `shard_map` and `pmap` the axes of the map are `Manual`.
+
+    >>> with spmd.set_mesh(spmd.make_mesh((2, 2), ("x", "y"))):
+    ...     spmd.sharding.get_abstract_mesh()
+    AbstractMesh('x': 2, 'y': 2)
+    """
+    mesh = _abstract_mesh_in_scope()
+    note_mesh_read()
+    mapped: dict[Any, int] = {f.name: f.size for f in state.axes if f.kind != "vmap"}
+    if not mapped:
+        return mesh
+    if not mapped.keys() <= set(mesh.axis_names):  # a map over a mesh of its own
+        return AbstractMesh(mapped.values(), mapped.keys(), [AxisType.Manual] * len(mapped))
+    types = [
+        AxisType.Manual if name in mapped else kind
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    ]
+    return mesh.update(axis_types=types)
+
+
+def _abstract_mesh_in_scope() -> AbstractMesh:
+    if scope.abstract is not None:
+        return scope.abstract
+    return _NO_MESH.abstract_mesh if scope.mesh is None else scope.mesh.abstract_mesh
+
+
+def _check_is_outside(what: str, advice: str) -> None:
+    if not is_evaluated():
+        raise ShardingError(
+            f"{what} can only be used outside of jit and other transformations; {advice}"
+        )
+
+
+_NO_MESH = Mesh(np.empty((), dtype=object), ())
