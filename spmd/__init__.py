@@ -94,6 +94,8 @@ with _importing():
     from spmd.core.scope import named_call, named_scope
     from spmd.lax.callback import effects_barrier, io_callback, pure_callback
     from spmd.numpy.array_type import Array
+    from spmd.sharding import constraint as _constraint
+    from spmd.sharding.mesh_scope import set_mesh
     from spmd.sharding.named import NamedSharding
     from spmd.sharding.pmap import pmap
     from spmd.sharding.shard_map import shard_map
@@ -113,6 +115,7 @@ if _typing.TYPE_CHECKING:
         extend,
         flatten_util,
         jet,
+        multihost,
         nn,
         ops,
         profiler,
@@ -124,13 +127,14 @@ if _typing.TYPE_CHECKING:
 # Not every program needs these: they are imported when they are first asked for.
 __getattr__, __dir__ = _attach(__name__, (
     "ad_checkpoint", "checkify", "checkpoints", "custom_batching", "custom_derivatives", "debug",
-    "distributed", "export", "extend", "flatten_util", "jet", "nn", "ops", "profiler", "random",
-    "scipy", "typing",
+    "distributed", "export", "extend", "flatten_util", "jet", "multihost", "nn", "ops", "profiler",
+    "random", "scipy", "typing",
 ))  # fmt: skip
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.
 for _name in collectives.__all__:
     setattr(lax, _name, getattr(collectives, _name))
+lax.with_sharding_constraint = _constraint.with_sharding_constraint  # type: ignore[attr-defined]
 
 remat = checkpoint
 __version__ = "0.2.0"

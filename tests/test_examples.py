@@ -93,3 +93,34 @@ def test_example_shows_how_it_is_launched(path):
     assert path.stem in TOY, "give the example a toy size, so that it is run here"
     # The main job carries its plot, progress, checkpoints and command line; the others are shorter.
     assert len(source.splitlines()) <= (250 if path.stem == "train_digits" else 150)
+
+
+# ---- the language model ------------------------------------------------------------------------
+
+LM = [str(ROOT / "examples" / "lm" / "train.py"), "--steps", "3", "--batch", "4", "--width", "32"]
+
+
+def _losses(folder: Path) -> list[float]:
+    return json.loads((folder / "loss.json").read_text())["losses"]
+
+
+def test_every_plan_trains_alike(run_python, tmp_path):
+    curves = {}
+    for plan in ("dp", "fsdp", "tp", "dp+tp"):
+        options = ["--plan", plan, "--devices", "4", "--sample", "2", "--out", str(tmp_path)]
+        done = run_python([*LM, *options])
+        assert done.returncode == 0, done.stderr
+        assert f"{plan} over 4 devices: loss" in done.stdout and "all_reduce" in done.stdout
+        curves[plan] = _losses(tmp_path)
+    for curve in curves.values():
+        np.testing.assert_allclose(curve, curves["dp"], atol=1e-5)
+
+
+@pytest.mark.mpi
+def test_a_plan_trains_alike_over_ranks(run_python, mpirun, tmp_path):
+    options = ["--plan", "dp+tp", "--devices", "2", "--sample", "2", "--out", str(tmp_path / "two")]
+    done = mpirun(2, [*LM, *options])
+    assert done.returncode == 0, done.stderr
+    one = ["--plan", "dp+tp", "--devices", "4", "--sample", "0", "--out", str(tmp_path / "one")]
+    assert run_python([*LM, *one]).returncode == 0
+    np.testing.assert_allclose(_losses(tmp_path / "two"), _losses(tmp_path / "one"), atol=1e-5)

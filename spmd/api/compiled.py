@@ -42,6 +42,8 @@ def jit(
     keep_unused: bool = False,
     device: Any = None,
     inline: bool = False,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Jitted[P, R]: ...
 
 
@@ -56,6 +58,8 @@ def jit(
     keep_unused: bool = False,
     device: Any = None,
     inline: bool = False,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -69,6 +73,8 @@ def jit(
     keep_unused: bool = False,
     device: Any = None,
     inline: bool = False,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
 ) -> Any:
     """Compile `fun`: trace it once for each signature of its arguments, and run machine code.
 
@@ -80,9 +86,16 @@ def jit(
     `keep_unused` is accepted for JAX's sake. Without `fun` this is a decorator with options. Python
     side effects happen only while tracing.
 
-    Raises `ArgumentError` if `fun` cannot be called, if an argument that is not static is no array,
-    or if a static one is not hashable. A call with a donated array raises `DeletedError`; an `if`
-    on a traced value raises `TracerBoolConversionError`.
+    Arguments over a mesh (`device_put` with a `NamedSharding`) make a program of that mesh: the
+    compiler splits the work and keeps results split. `in_shardings` and `out_shardings`, pytree
+    prefixes of `NamedSharding`s, of `PartitionSpec`s over the mesh in scope, or of None, say how
+    positional arguments and results are to be laid out; None leaves it to the argument, or to the
+    compiler.
+
+    Raises `ShardingError` if an argument is laid out otherwise than `in_shardings` says, or cannot
+    be split so; `ArgumentError` if `fun` cannot be called, if an argument that is not static is no
+    array, or if a static one is not hashable. A call with a donated array raises `DeletedError`; an
+    `if` on a traced value raises `TracerBoolConversionError`.
 
     >>> spmd.jit(lambda x: x * 2 + 1)(3.0)
     Array(7., dtype=float32, weak_type=True)
@@ -98,6 +111,8 @@ def jit(
         "keep_unused": keep_unused,
         "device": device,
         "inline": inline,
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
     }
     if fun is None:
         return functools.partial(jit, **options)

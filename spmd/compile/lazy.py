@@ -21,7 +21,7 @@ select = Deferred("spmd.compile.executable.select")
 # Modules that make programs: imported by the first program that is not on the disk.
 build = Deferred("spmd.compile.executable.build")
 encode = Deferred("spmd.compile.native.program.encode")
-merge_shard_maps = Deferred("spmd.compile.passes.merge_shard_maps")
+partition = Deferred("spmd.partition.write")
 pipeline = Deferred("spmd.compile.passes.pipeline")
 warm_up = Deferred("spmd.compile.cpu.assemble.warm_up")
 

@@ -27,6 +27,7 @@ from spmd.lax.callback import Place, here
 from spmd.lax.callback import debug_callback as callback
 
 if TYPE_CHECKING:
+    from spmd.debug.communication import Collective, Movement
     from spmd.debug.explain import Explanation
     from spmd.debug.timing import Profile
 
@@ -35,6 +36,7 @@ __all__ = [
     "assert_replicated",
     "breakpoint",
     "callback",
+    "collectives",
     "here",
     "inspect_array_sharding",
     "loading",
@@ -42,6 +44,7 @@ __all__ = [
     "memory_stats",
     "print",
     "profile",
+    "sharding",
     "show",
     "step",
     "visualize_array_sharding",
@@ -49,8 +52,58 @@ __all__ = [
 ]
 
 # Not in `compile/lazy.py`: no module of the compiler names one of a higher floor.
+_communication = Deferred("spmd.debug.communication")
 _explain = Deferred("spmd.debug.explain")
+_program = Deferred("spmd.debug.program")
 _timing = Deferred("spmd.debug.timing")
+
+
+def collectives(fun: Callable[..., Any]) -> Callable[..., list[Collective]]:
+    """List what a call moves between devices: `collectives(f)(*args)`; the call does not run.
+
+    `args` are arrays of any shapes and dtypes, or a `ShapeDtypeStruct` with a sharding for each.
+    The result holds a record for each collective of the program in its order: `kind`, `axes`,
+    `devices`, `value`, `times`, `received` (the bytes that a device receives each time) and
+    `source`, the line that asks for it. It is empty for a program of one device.
+
+    >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> x = spmd.device_put(np.ones((8, 8), np.float32), rows)
+    >>> [str(c) for c in spmd.debug.collectives(lambda x: x.sum(0))(x)]
+    ['all_reduce f32[8] over x (4): 48 B received']
+    """
+
+    def of(*args: Any, **kwargs: Any) -> list[Collective]:
+        return _communication.collectives_of(_program.compile_call(fun, args, kwargs))
+
+    return of
+
+
+def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Movement]:
+    """Print how a call is laid out and what it moves: `sharding(f)(*args)`; it does not run.
+
+    The text has the type of each argument and result with the mesh axes that split its dims, and
+    below each line of the user's the collectives that it causes, with the bytes that a device
+    receives. `args` are arrays of any shapes and dtypes. Returns an object with `collectives`, as
+    `collectives` gives them, and `received`, the bytes in all; its `str` is the text, which
+    `show=False` does not print.
+
+    >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> x = spmd.device_put(np.ones((8, 8), np.float32), rows)
+    >>> spmd.debug.sharding(spmd.jit(lambda x: x * 2))(x).received
+    <lambda> over Mesh('x': 4)
+      x: f32[8@x,8]
+      result: f32[8@x,8]
+    0 collectives; each device receives 0 B
+    0
+    """
+
+    def of(*args: Any, **kwargs: Any) -> Movement:
+        found = _communication.Movement(_program.compile_call(fun, args, kwargs))
+        if show:
+            builtins.print(found)
+        return found
+
+    return of
 
 
 def show(fun: Callable[..., Any], *, lines: int = 60) -> Callable[..., Explanation]:

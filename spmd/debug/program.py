@@ -31,6 +31,7 @@ from spmd.compile.lower.steps import (
 from spmd.compile.native.program.steps import rounds_of
 from spmd.compile.schedule.cost_model import Cost, step_cost
 from spmd.compile.schedule.memory_plan import Plan
+from spmd.sharding.operand_layouts import layouts_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def compile_call(
     started = time.perf_counter()
     traced = jitted.trace(*args, **kwargs)
     middle = time.perf_counter()
-    executable = compile_program(traced.jaxpr, traced.donated if donate else ())
+    donated, layouts = traced.donated if donate else (), layouts_of(traced.split.leaves)
+    executable = compile_program(traced.jaxpr, donated, layouts=layouts)
     return Program(traced, executable, middle - started, time.perf_counter() - middle)
 
 

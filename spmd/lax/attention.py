@@ -59,11 +59,12 @@ def attention_and_residual(
     """
     extras = [*([] if bias is None else [bias]), *masks]
     spec = Attention(float(scale), causal, window, bias is not None, len(masks))
-    out, top, rest = _bind(attention_p, query, key, value, *extras, spec=spec)
+    out, top, rest = bind_attention(attention_p, query, key, value, *extras, spec=spec)
     return out, add(top, rest)
 
 
-def _bind(prim: Primitive, *operands: Any, spec: Attention) -> Any:
+def bind_attention(prim: Primitive, *operands: Any, spec: Attention) -> Any:
+    """Apply one of the primitives below; the jaxpr that is compiled for it follows from types."""
     # All vary over the mesh axes that any varies over; the casts' transposes add cotangents up.
     axes = frozenset().union(*(typeof(x).vma for x in operands))
     operands = tuple(cast_to_vma(x, axes, typeof(x).vma) for x in operands)
@@ -170,7 +171,7 @@ def _batch(prim: Primitive, batched: int, outs: int) -> Callable[..., Any]:
         for k, x in enumerate(joined):
             if k >= batched and typeof(x).shape[0] not in (1, size):
                 joined[k] = _repeated(x, size)
-        found = _bind(prim, *joined, spec=spec)
+        found = bind_attention(prim, *joined, spec=spec)
         shapes = [(axis.size, size // axis.size, *typeof(x).shape[1:]) for x in found]
         return [reshape(x, s) for x, s in zip(found, shapes, strict=True)], [0] * outs
 
@@ -204,7 +205,7 @@ def _jvp(primals: Any, tangents: Any, *, spec: Attention, jaxpr: ClosedJaxpr) ->
     out, top, rest = attention_p.bind(*primals, spec=spec, jaxpr=jaxpr)
     moving = [instantiate(t) for t in tangents[:3]]
     operands = [q, k, v, top, rest, out, *moving, *extras]
-    dout, dlse = _bind(attention_tangent_p, *operands, spec=spec)
+    dout, dlse = bind_attention(attention_tangent_p, *operands, spec=spec)
     # Only the sum of top and rest is ever used, so all of its tangent may be that of rest.
     return [out, top, rest], [dout, Zero(typeof(top)), dlse]
 
@@ -216,7 +217,7 @@ def _transpose(cts: Any, *operands: Any, spec: Attention, jaxpr: ClosedJaxpr) ->
     delta = reduce_sum(mul(*(convert_element_type(x, wide(x)) for x in (ct, out))), (4,))
     if not isinstance(ct_lse, Zero):
         delta = sub(delta, ct_lse)
-    found = _bind(attention_grad_p, q, k, v, top, rest, delta, ct, *extras, spec=spec)
+    found = bind_attention(attention_grad_p, q, k, v, top, rest, delta, ct, *extras, spec=spec)
     wanted = [x if isinstance(m, Linear) else None for x, m in zip(found, moving, strict=True)]
     return [*[None] * 6, *wanted, *[None] * len(extras)]
 

@@ -92,7 +92,9 @@ def cond(
     if not dtypes.is_bool(aval.dtype):
         pred = convert_element_type(pred, np.bool_)
     index = convert_element_type(pred, np.int32)
-    return _switch("lax.cond", index, (false_fun, true_fun), operands, ("false_fun", "true_fun"))
+    return named_switch(
+        "lax.cond", index, (false_fun, true_fun), operands, ("false_fun", "true_fun")
+    )
 
 
 def switch(
@@ -129,10 +131,10 @@ def switch(
     index = convert_element_type(index, np.int32)
     index = clamp(np.int32(0), index, np.int32(len(branches) - 1))
     names = [f"branch {k}" for k in range(len(branches))]
-    return _switch("lax.switch", index, branches, operands, names)
+    return named_switch("lax.switch", index, branches, operands, names)
 
 
-def _switch(
+def named_switch(
     what: str,
     index: Any,
     functions: Sequence[Callable[..., Any]],

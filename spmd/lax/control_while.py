@@ -68,10 +68,10 @@ def while_loop(
     >>> lax.while_loop(lambda x: x < 100, lambda x: 2 * x, 3)
     Array(192, dtype=int32, weak_type=True)
     """
-    return _named_while("lax.while_loop", None, cond_fun, body_fun, init_val)
+    return named_while("lax.while_loop", None, cond_fun, body_fun, init_val)
 
 
-def _named_while(
+def named_while(
     what: str,
     inside: int | None,
     cond_fun: Callable[[Any], Any],
@@ -196,7 +196,7 @@ def fori_loop(
         return out
     weak = bounds[0].weak_type and bounds[0].dtype == dtype
     limits = (convert_element_type(lower, dtype, weak), convert_element_type(upper, dtype))
-    _, _, out = _named_while(
+    _, _, out = named_while(
         "lax.fori_loop",
         2,
         lambda c: lt(c[0], c[1]),

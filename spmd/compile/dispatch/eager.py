@@ -18,6 +18,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.config import config
+from spmd.base.device import process_index
 from spmd.base.util import MISS
 from spmd.compile.lazy import (
     eager_kernels,
@@ -32,12 +33,18 @@ from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
-from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.lax.dynamic import dynamic_slice_p
+from spmd.lax.slicing import slice_p
+from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import hook
+from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.operand_layouts import Layouts, layouts_of
 from spmd.sharding.shard_map_rules import shard_map_p
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
+    from spmd.compile.executable.select import MeshProgram
     from spmd.sharding.call_cache import MappedCall
 
 # From this many elements (of the largest operand) a compiled kernel beats NumPy, counting what the
@@ -62,9 +69,12 @@ NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 # Loops are compiled whole; the jaxpr in this parameter keeps their executables alive.
 LOOP_BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
 
-_calls: weakref.WeakKeyDictionary[ClosedJaxpr, Executable] = weakref.WeakKeyDictionary()
-_loops: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable]]
+_calls: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable | MeshProgram]]
+_calls = weakref.WeakKeyDictionary()
+_loops: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable | MeshProgram]]
 _loops = weakref.WeakKeyDictionary()
+# Programs of one equation whose operands are over a mesh.
+_over_meshes: dict[Any, Executable | MeshProgram] = {}
 
 
 class _Signature:
@@ -83,7 +93,7 @@ class _Signature:
             and not large
             and all(dtypes.is_float(a.dtype) and a.size for a in (*avals, *self.expected))
         )
-        self.executable: Executable | None = None
+        self.executable: Executable | MeshProgram | None = None
         self.entry_point: Callable[..., Any] | None = None
 
     def prepare_size_generic(
@@ -105,6 +115,9 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         return mesh_executable.evaluate_map(params, operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
+    if prim is sharding_constraint_p:
+        sharding = NamedSharding(params["mesh"], params["spec"])
+        return shard_value(to_numpy(operands[0]), typeof(operands[0]), sharding, process_index())
     if prim.name in LOOP_BODIES:
         return run_loop(prim, operands, params)
     if prim.name == "cond":
@@ -115,8 +128,10 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         if type(x) is Array:
             avals.append(x.aval)
             if x._sharding is not None:
-                if x.shards is not None and elementwise.is_elementwise(prim.name):
-                    return _by_shard(prim, operands, params)
+                if x.shards is not None:
+                    outs = _over_mesh(prim, operands, params)
+                    if outs is not None:
+                        return outs if prim.multiple else outs[0]
                 device = x._sharding
         else:
             avals.append(typeof(x))
@@ -148,9 +163,11 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
 
 def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Run a closed jaxpr compiled, remembering the executable with the jaxpr."""
-    executable = _calls.get(closed)
+    known = _calls.setdefault(closed, {})
+    layouts = layouts_of(operands)
+    executable = known.get(layouts)
     if executable is None:
-        executable = _calls[closed] = select.compile_program(closed)
+        executable = known[layouts] = select.compile_program(closed, layouts=layouts)
     return executable(operands)
 
 
@@ -160,11 +177,12 @@ def run_loop(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     known = _loops.setdefault(params[body], {})
     avals = [typeof(x) for x in operands]
     rest = tuple(sorted((k, v) for k, v in params.items() if type(v) is not ClosedJaxpr))
-    executable = known.get((*avals, rest))
+    key = (*avals, rest, layouts_of(operands))
+    executable = known.get(key)
     if executable is None:
         expected = prim.rule("abstract")(*avals, **params)
-        executable = _one_equation(prim, avals, expected, params)
-        known[(*avals, rest)] = executable
+        closed = _jaxpr_of_one(prim, avals, expected, params)
+        executable = known[key] = select.compile_program(closed, layouts=key[-1])
     return executable(operands)
 
 
@@ -210,16 +228,44 @@ def _wrap(value: Any, aval: ShapedArray, operands: Sequence[np.ndarray]) -> Arra
     return out
 
 
+def _over_mesh(
+    prim: Primitive, operands: Sequence[Any], params: dict[str, Any]
+) -> list[Any] | None:
+    """Apply a primitive to operands over a mesh; None if it has to have them whole, on one device.
+
+    An elementwise one is applied shard by shard where all operands are laid out alike.
+    """
+    executable.common_home(operands)
+    if elementwise.is_elementwise(prim.name):
+        outs = _by_shard(prim, operands, params)
+        if outs is not None:
+            return [outs]
+    layouts = layouts_of(operands)
+    if layouts is None or prim.name in NEVER_KEPT or prim.effects(params):
+        return None
+    if prim is slice_p and params["strides"] is None:
+        # One program for all places: those of `x[k]` in a loop.
+        starts = [np.int32(start) for start in params["start_indices"]]
+        sizes = [b - a for a, b in zip(starts, params["limit_indices"], strict=True)]
+        return [dynamic_slice_p.bind(*operands, *starts, slice_sizes=tuple(map(int, sizes)))]
+    avals = [typeof(x) for x in operands]
+    key = (prim, *avals, *params.items(), layouts)
+    program = _over_meshes.get(key)
+    if program is None:
+        found = prim.rule("abstract")(*avals, **params)
+        expected = list(found) if prim.multiple else [found]
+        program = _over_meshes[key] = _one_equation(prim, avals, expected, params, layouts)
+    return program(operands)
+
+
 def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Apply an elementwise primitive shard by shard where all operands are sharded alike."""
+    """Apply an elementwise primitive shard by shard; None if operands are not sharded alike."""
     sharded: list[Any] = [x for x in operands if type(x) is Array and x.shards is not None]
     first = sharded[0]
-    alike = all(x.shape == first.shape and x._sharding == first._sharding for x in sharded)
     others = [x for x in operands if not (type(x) is Array and x.shards is not None)]
-    executable.common_home(operands)
+    alike = all(x.shape == first.shape and x._sharding == first._sharding for x in sharded)
     if not alike or any(typeof(x).shape for x in others):
-        whole = [from_numpy(to_numpy(x), typeof(x)) for x in operands]
-        return evaluate(prim, whole, params)
+        return None
     shards = []
     for k in range(len(first.shards)):
         given = [x.shards[k] if any(x is s for s in sharded) else x for x in operands]
@@ -233,9 +279,13 @@ def _one_equation(
     avals: Sequence[ShapedArray],
     expected: Sequence[ShapedArray],
     params: dict[str, Any],
-) -> Executable:
+    layouts: Layouts | None = None,
+) -> Executable | MeshProgram:
     """The executable of a program that is one equation."""
-    return executable.compile_jaxpr(_jaxpr_of_one(prim, avals, expected, params))
+    closed = _jaxpr_of_one(prim, avals, expected, params)
+    if layouts is None:
+        return executable.compile_jaxpr(closed)
+    return select.compile_program(closed, layouts=layouts)
 
 
 def _jaxpr_of_one(

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from spmd.base.config import config
 from spmd.base.context import busy, state
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import field, record
+from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.dispatch.stages import Lowered, Traced
 from spmd.compile.executable.nan_check import check_nans
 from spmd.compile.lazy import fast_call, mesh_fast_call, select
+from spmd.core.argument_names import spread_over_arguments
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.call import jit_p
 from spmd.core.ir import ClosedJaxpr
@@ -33,8 +35,18 @@ from spmd.core.key_reuse import use_inputs
 from spmd.core.rewrite import eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
 from spmd.core.trace import EVAL, Tracer
-from spmd.sharding.array import check_donated
+from spmd.sharding.array import Array, check_donated
+from spmd.sharding.constraint import (
+    as_sharding,
+    constrain,
+    constrain_tree,
+    is_placement,
+    prefix_key,
+    specs_resolved,
+)
 from spmd.sharding.named import SingleDeviceSharding
+from spmd.sharding.operand_layouts import layouts_of
+from spmd.sharding.spec import current_mesh
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
 from spmd.transport.mpi import recovery
 
@@ -50,8 +62,10 @@ class Entry:
     closed: ClosedJaxpr
     out_tree: TreeDef
     donated: tuple[bool, ...]
-    executable: Executable | MeshProgram | None = None
+    # For each layout of the arguments; None stands for arguments that are over no mesh.
+    executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
+    reads_mesh: bool = False  # a constraint in it is a spec over the mesh in scope
 
 
 # All jits of one function with the same options share their entries, so that `jit(f)(x)` in a loop
@@ -85,6 +99,8 @@ class JitFunction:
         keep_unused: bool = False,
         device: Any = None,
         inline: bool = False,
+        in_shardings: Any = None,
+        out_shardings: Any = None,
     ):
         if not callable(fun):
             raise ArgumentError(f"jit: {fun!r} of type {type(fun).__name__} is not callable")
@@ -97,7 +113,9 @@ class JitFunction:
         self._inline = inline
         self._home = None if device is None else SingleDeviceSharding(device)
         s = self._signature
-        options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names)
+        self._in_shardings, self._out_shardings = in_shardings, out_shardings
+        shardings = prefix_key(in_shardings), prefix_key(out_shardings)
+        options = (s.static_nums, s.static_names, s.donate_nums, s.donate_names, shardings)
         self._entries: dict[Any, Entry] = _entries.of(fun).setdefault(("jit", options), {})
         # Closures for calls that were made before, the most recent first.
         self._matchers: list[Callable[..., Any]] = []
@@ -124,13 +142,16 @@ class JitFunction:
             if config.debug_key_reuse:
                 use_inputs(closed, [*hoisted, *split.leaves], self._signature.what)
             return self._bind(closed, out_tree, hoisted, split.leaves)
+        if self._in_shardings is not None:
+            self._check_placed(split, args, kwargs)
         key = self._key(split, avals)
         entry = self._entries.get(key)
-        executable = None if entry is None else entry.executable
+        layouts = layouts_of(split.leaves)
+        executable = None if entry is None else entry.executables.get(layouts)
         if entry is None or executable is None:
             with collector_paused():  # for all that is made now at once
                 entry = entry or self._new_entry(key, split, avals, args, kwargs)
-                executable = self._compile(entry)
+                executable = self._compile(entry, layouts)
         if config.debug_key_reuse:
             use_inputs(entry.closed, split.leaves, self._signature.what)
         if True in entry.donated:
@@ -142,17 +163,19 @@ class JitFunction:
             if not executable.is_map:  # a map looks for them itself, with all ranks
                 check_nans(entry.closed, self._signature.name, split.leaves, outs)
         elif self._home is None and not state.axes and not config.debug_key_reuse:
-            self._specialise(entry, split)
+            self._specialise(entry, layouts, executable, split)
         for out in outs if self._home is not None else ():
             out._sharding = self._home
         return entry.out_tree.unflatten(outs)
 
-    def _specialise(self, entry: Entry, split: Split) -> None:
+    def _specialise(
+        self, entry: Entry, layouts: Any, executable: Executable | MeshProgram, split: Split
+    ) -> None:
         """Write a closure for this kind of call when it is made for the second time."""
-        kinds = tuple([type(x) for x in split.leaves])
+        kinds = (layouts, *[type(x) for x in split.leaves])
         entry.calls[kinds] = calls = entry.calls.get(kinds, 0) + 1
-        if calls == 2 and entry.executable is not None:
-            made = _specialised(entry.executable, split, entry.out_tree)
+        if calls == 2 and not entry.reads_mesh:  # which a closure would not compare
+            made = _specialised(executable, split, entry.out_tree)
             if made is not None:
                 self._set_matchers([made, *self._matchers[: MOST_MATCHERS - 1]])
 
@@ -161,13 +184,15 @@ class JitFunction:
         split, avals = self._read(args, {})
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, {})
-        executable = entry.executable or self._compile(entry)
+        layouts = layouts_of(split.leaves)
+        executable = entry.executables.get(layouts) or self._compile(entry, layouts)
         return _specialised(executable, split, entry.out_tree, direct=True)
 
-    def _compile(self, entry: Entry) -> Executable | MeshProgram:
+    def _compile(self, entry: Entry, layouts: Any) -> Executable | MeshProgram:
         started = time.perf_counter()
         with FLIGHT.phase(COMPILING, "compile", self._signature.name):
-            made = entry.executable = select.compile_program(entry.closed, entry.donated)
+            made = select.compile_program(entry.closed, entry.donated, layouts=layouts)
+        entry.executables[layouts] = made
         if config.log_compiles:
             print(
                 f"spmd: compiled {self._signature.name}, {len(entry.closed.eqns)} equations, in "
@@ -235,7 +260,8 @@ class JitFunction:
     # ---- entries ----
 
     def _key(self, split: Split, avals: Sequence[ShapedArray]) -> Any:
-        return split.tree, tuple(avals), split.static_key, state.axes, config.tracing
+        context = state.axes, config.tracing, current_mesh()
+        return split.tree, tuple(avals), split.static_key, context
 
     def _traced(
         self,
@@ -249,11 +275,13 @@ class JitFunction:
         entry = self._entries.get(key)
         if entry is not None:
             return entry.closed, entry.out_tree, []
+        before = specs_resolved()
         closed, out_tree = self._trace(split, avals, args, kwargs)
         without, hoisted = hoist_tracers(closed)
         if not hoisted:
             donated = self._signature.donated(args, kwargs)
-            self._entries[key] = Entry(closed, out_tree, donated)
+            reads_mesh = specs_resolved() != before
+            self._entries[key] = Entry(closed, out_tree, donated, reads_mesh=reads_mesh)
         return without, out_tree, hoisted
 
     def _new_entry(
@@ -266,8 +294,10 @@ class JitFunction:
     ) -> Entry:
         if config.log_compiles or "1" in config.debug:
             self._explain(split, avals, args, kwargs)
+        before = specs_resolved()
         closed, out_tree = self._trace(split, avals, args, kwargs)
-        entry = Entry(closed, out_tree, self._signature.donated(args, kwargs))
+        donated, reads_mesh = self._signature.donated(args, kwargs), specs_resolved() != before
+        entry = Entry(closed, out_tree, donated, reads_mesh=reads_mesh)
         self._entries[key] = entry
         return entry
 
@@ -283,8 +313,11 @@ class JitFunction:
         trees: list[TreeDef] = []
 
         def flat(*tracers: Any) -> list[Any]:
-            given, named = signature.join(split, tracers)
-            leaves, tree = tree_flatten(fun(*given, **named))
+            given, named = signature.join(split, self._constrained(split, tracers, args, kwargs))
+            out = fun(*given, **named)
+            if self._out_shardings is not None:
+                out = constrain_tree(out, self._out_shardings, f"{signature.what}: out_shardings")
+            leaves, tree = tree_flatten(out)
             trees.append(tree)
             return leaves
 
@@ -292,6 +325,51 @@ class JitFunction:
         debug = Debug(signature.name, names, signature.source)
         with FLIGHT.phase(TRACING, "trace", signature.name), collector_paused():
             return trace_to_jaxpr(flat, avals, debug), trees[0]
+
+    def _placed(self, split: Split) -> list[Any]:
+        """The sharding, or spec, or None, that `in_shardings` has for each leaf."""
+        what = self._signature.what
+        dynamic, named = split.tree.unflatten(split.leaves)
+        if named:
+            raise ArgumentError(
+                f"{current_source()}: {what}: in_shardings is for positional arguments, and "
+                f"{next(iter(named))!r} is given by keyword; pass it by position"
+            )
+        given = self._in_shardings
+        given = tuple(given) if isinstance(given, list) else given
+        taken = self._signature.static_nums
+        count = len(dynamic) + len(taken)
+        names = [self._signature.parameter(k) for k in range(count) if k not in taken]
+        pairs = list(zip(names, dynamic, strict=False))
+        return spread_over_arguments(what, "in_shardings", given, pairs, is_placement)
+
+    def _constrained(
+        self, split: Split, tracers: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Sequence[Any]:
+        """The traced arguments, laid out as `in_shardings` says."""
+        if self._in_shardings is None:
+            return tracers
+        what = f"{self._signature.what}: in_shardings"
+        names = self._signature.leaf_names(args, kwargs)
+        return [
+            x if place is None else constrain(f"{what}: {name}", x, as_sharding(what, place))
+            for x, place, name in zip(tracers, self._placed(split), names, strict=True)
+        ]
+
+    def _check_placed(self, split: Split, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise if an argument that is over a mesh is not laid out as `in_shardings` says."""
+        what = f"{self._signature.what}: in_shardings"
+        for k, (x, place) in enumerate(zip(split.leaves, self._placed(split), strict=True)):
+            if place is None or type(x) is not Array or x.shards is None:
+                continue
+            wanted = as_sharding(what, place)
+            if x.sharding.layout != wanted.layout:
+                name = self._signature.leaf_names(args, kwargs)[k]
+                raise ShardingError(
+                    f"{current_source()}: {what}: {name} ({x.aval.short()}) is committed to "
+                    f"{x.sharding}, and in_shardings says {wanted}; an argument is not moved "
+                    f"silently. Leave its entry None, or pass device_put({name}, sharding)"
+                )
 
     def _explain(
         self,
@@ -303,7 +381,7 @@ class JitFunction:
         """Say on stderr why this call is compiled."""
         names = self._signature.leaf_names(args, kwargs)
         reason = "its first call"
-        for tree, before, static, axes, tracing in reversed(self._entries):
+        for tree, before, static, context in reversed(self._entries):
             if tree != split.tree:
                 reason = f"the arguments' structure changed from {tree} to {split.tree}"
                 continue
@@ -315,8 +393,8 @@ class JitFunction:
             if static != split.static_key:
                 old, new = _static_text(static), _static_text(split.static_key)
                 changed.append(f"the static values were {old}, are {new}")
-            if axes != state.axes or tracing != config.tracing:
-                changed.append("the axis names in scope, enable_x64 or a promotion setting changed")
+            if context != (state.axes, config.tracing, current_mesh()):
+                changed.append("the mesh or the axis names in scope, or a setting changed")
             reason = "; ".join(changed)
             break
         inputs = ", ".join(map(str, avals))

@@ -21,6 +21,8 @@ from spmd.compile.lazy import cost_model, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import check_donated
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.operand_layouts import Layouts, layouts_of
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -124,8 +126,19 @@ class Lowered:
     def compile(self) -> Compiled:
         """Make machine code."""
         traced = self.traced
-        program = select.compile_program(traced.jaxpr, traced.donated, self.optimised)
+        layouts = _layouts_of(traced.split.leaves)
+        program = select.compile_program(traced.jaxpr, traced.donated, self.optimised, layouts)
         return Compiled(self.traced, program)
+
+
+def _layouts_of(leaves: list[Any]) -> Layouts | None:
+    """The shardings of arrays over a mesh, and of structures that stand for such arrays."""
+    given = [x.sharding if type(x) is ShapeDtypeStruct else None for x in leaves]
+    arrays = layouts_of(leaves) or [None] * len(leaves)
+    found = tuple(
+        s if isinstance(s, NamedSharding) else own for s, own in zip(given, arrays, strict=True)
+    )
+    return found if any(found) else None
 
 
 @record
@@ -146,6 +159,17 @@ class Compiled:
     @property
     def out_info(self) -> Any:
         return self.traced.out_info
+
+    @property
+    def input_shardings(self) -> tuple[Any, dict[str, Any]]:
+        """The shardings of positional arguments and of those by name, in their structure."""
+        args, kwargs = self.traced.in_tree.unflatten(self.executable.input_shardings)
+        return args, kwargs
+
+    @property
+    def output_shardings(self) -> Any:
+        """The sharding of each result."""
+        return self.out_tree.unflatten(self.executable.output_shardings)
 
     def as_text(self) -> str:
         """The program: its steps, and where each operand lies."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from spmd.base.device import default_device
 from spmd.base.errors import DeviceError
 from spmd.base.source import current_source
 from spmd.compile.executable.async_operands import (
@@ -173,6 +174,16 @@ class Executable:
     def _on_each(self, value: Any, aval: ShapedArray) -> list[Any]:
         """A constant as an array of each device."""
         return [constant(value, aval)] * self.count
+
+    @property
+    def input_shardings(self) -> list[Any]:
+        """The sharding of each argument: all are on the default device."""
+        return [SingleDeviceSharding(default_device())] * len(self.in_avals)
+
+    @property
+    def output_shardings(self) -> list[Any]:
+        """The sharding of each result."""
+        return [SingleDeviceSharding(default_device())] * len(self.out_avals)
 
     def as_text(self) -> str:
         """The steps of the program."""

@@ -1,9 +1,9 @@
-"""jit of a shard_map: the mesh's program without a program of one device around it.
+"""The kind of program that a jaxpr becomes: one of a single device, or one over a mesh.
 
-The common `jit(shard_map(step))` is a jaxpr of one equation. Compiled like any other it would run
-on one device, gather every argument there and cut it again; instead its call is that of the mesh's
-program, and results stay where they are. A function with other work around its maps is turned into
-such a program (see `passes/merge_shard_maps.py`).
+A program is over a mesh if an argument is laid out over one, if its user constrains a value to one,
+or if there is a `shard_map` in it. It is partitioned then (`spmd/partition/`): its jaxpr becomes
+one `shard_map` equation, and results stay where they are. A jaxpr that is one `shard_map` already
+is compiled as it is.
 """
 
 from __future__ import annotations
@@ -16,28 +16,48 @@ import numpy as np
 
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
-from spmd.compile.lazy import merge_shard_maps, mesh_executable, pipeline
+from spmd.compile.lazy import mesh_executable, partition, pipeline
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.sharding.array import Array
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.operand_layouts import Layouts, spec_over
+from spmd.sharding.spec import Mesh
 
 
 def compile_program(
-    closed: ClosedJaxpr, donated: Sequence[bool] = (), optimised: ClosedJaxpr | None = None
+    closed: ClosedJaxpr,
+    donated: Sequence[bool] = (),
+    optimised: ClosedJaxpr | None = None,
+    layouts: Layouts | None = None,
 ) -> Executable | MeshProgram:
-    """The executable of a closed jaxpr, over a mesh if it is one shard_map.
+    """The executable of a closed jaxpr, over a mesh if one has to do with it.
 
-    `optimised` is the result of the passes, if they have run.
+    `optimised` is the result of the passes, if they have run; `layouts` are those of the arguments.
     """
     with collector_paused():
         if _is_one_map(closed):
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
-        if any(eqn.prim.name == "shard_map" for eqn in all_eqns(closed)):
-            joined = merge_shard_maps.merge_shard_maps(closed)
-            if joined is not None:
-                return MeshProgram(joined, joined.eqns[0], donated)
+        mesh = _mesh_of(closed, layouts or ())
+        if mesh is not None:
+            given = layouts or [None] * len(closed.in_avals)
+            specs = [None if s is None else spec_over(mesh, s) for s in given]
+            made = partition.partition(closed, mesh, specs, [None] * len(closed.out_avals))
+            if made is not None:
+                return MeshProgram(made, made.eqns[0], donated)
         return compile_jaxpr(closed, donated, optimised)
+
+
+def _mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:
+    """The mesh of a program: its first argument's, else that of its first map or constraint."""
+    for sharding in layouts:
+        if sharding is not None:
+            return sharding.mesh
+    for eqn in all_eqns(closed):
+        if eqn.prim.name in ("shard_map", "sharding_constraint"):
+            return eqn.params["mesh"]
+    return None
 
 
 def _is_one_map(closed: ClosedJaxpr) -> bool:
@@ -91,6 +111,20 @@ class MeshProgram:
         arguments = [number for number, _ in self._operands]
         results = list(range(len(self.core.whole_avals)))
         return arguments == list(range(len(self.in_avals))) and self._results == results
+
+    @property
+    def input_shardings(self) -> list[Any]:
+        """The sharding of each argument; None for one that the program does not read."""
+        found: list[Any] = [None] * len(self.in_avals)
+        for (number, _), sharding in zip(self._operands, self.core.in_shardings, strict=True):
+            if number is not None:
+                found[number] = sharding
+        return found
+
+    @property
+    def output_shardings(self) -> list[Any]:
+        """The sharding of each result."""
+        return [self.core.out_shardings[k] for k in self._results]
 
     def __call__(self, leaves: Sequence[Any]) -> list[Array]:
         """Run on arguments of exactly the avals compiled for."""

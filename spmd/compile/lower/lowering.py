@@ -45,7 +45,9 @@ RULES: dict[str, Rule] = {}
 AIMS: dict[str, Aim] = {}
 
 # Results that are an operand's bytes under another type: nothing is done for them.
-ALIASES = frozenset(("reshape", "squeeze", "copy", "stop_gradient", "name", "pvary"))
+ALIASES = frozenset(
+    ("reshape", "squeeze", "copy", "stop_gradient", "name", "pvary", "sharding_constraint")
+)
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

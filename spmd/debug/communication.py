@@ -1,0 +1,148 @@
+"""What a call moves between devices: each collective, its bytes, and the line that asks for it."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from spmd.base.record import record
+from spmd.base.source import UNKNOWN, Source
+from spmd.base.tree import keystr, tree_flatten_with_path
+from spmd.compile.executable.select import MeshProgram
+from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs
+from spmd.debug.program import Program
+from spmd.sharding.named import NamedSharding
+
+# The names of JAX's and XLA's users for the primitives that move data.
+_KINDS = {
+    "psum": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "ppermute": "permute",
+}
+
+
+@record
+class Collective:
+    """One collective of a program, as each device takes part in it.
+
+    `kind` is all_reduce, all_gather, reduce_scatter, all_to_all or permute; `axes` are mesh axes
+    and `devices` the product of their sizes. `value` is the type of its operand on one device,
+    `times` how often it runs in a call (a loop that only run time counts: once), `received` the
+    bytes that a device receives each time by the formula of its kind, and `source` the line that
+    asks for it.
+    """
+
+    kind: str
+    axes: tuple[Any, ...]
+    devices: int
+    value: str
+    times: int
+    received: int
+    source: Source
+
+    def __str__(self) -> str:
+        over = ", ".join(map(str, self.axes))
+        often = f", {self.times} times" if self.times != 1 else ""
+        return f"{self.kind} {self.value} over {over} ({self.devices}): {self._bytes()}{often}"
+
+    def _bytes(self) -> str:
+        return f"{size_text(self.received)} received"
+
+
+def size_text(count: float) -> str:
+    """Bytes as a user reads them."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def collectives_of(program: Program) -> list[Collective]:
+    """The collectives of a compiled call, in the order of its program."""
+    found = program.executable
+    if not isinstance(found, MeshProgram):
+        return []
+    return list(_walk(found.params["jaxpr"], found.core.mesh.shape, 1))
+
+
+def _walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
+    for eqn in closed.eqns:
+        if eqn.prim.name in _KINDS:
+            yield _collective(eqn, sizes, times)
+        inside = times * int(eqn.params.get("length", 1)) if eqn.prim.name == "scan" else times
+        for _, inner in subjaxprs(eqn.params):
+            yield from _walk(inner, sizes, inside)
+
+
+def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
+    axes = eqn.params["axes"]
+    axes = axes if isinstance(axes, tuple) else (axes,)
+    n = math.prod(sizes.get(a, 1) for a in axes)
+    kind, size = _KINDS[eqn.prim.name], eqn.invars[0].aval.nbytes
+    received = {
+        "all_reduce": 2 * size * (n - 1) // n,
+        "all_gather": size * (n - 1),
+        "reduce_scatter": size * (n - 1) // n,
+        "all_to_all": size * (n - 1) // n,
+        "permute": size,
+    }[kind]
+    aval = eqn.invars[0].aval
+    value = aval.update(vma=frozenset()).short()
+    return Collective(kind, axes, n, value, times, received, eqn.source or UNKNOWN)
+
+
+class Movement:
+    """How a program is laid out and what it moves; `str` gives the text that `sharding` prints."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.collectives = collectives_of(program)
+
+    @property
+    def received(self) -> int:
+        """The bytes that a device receives in a call."""
+        return sum(c.received * c.times for c in self.collectives)
+
+    def __str__(self) -> str:
+        found = self.program.executable
+        if not isinstance(found, MeshProgram):
+            return "a program of one device: no argument is over a mesh, and nothing is constrained"
+        names = self.program.traced.signature
+        lines = [f"{names.name} over {found.core.mesh}"]
+        shardings = zip(found.input_shardings, found.in_avals, strict=True)
+        arguments = self.program.traced.jaxpr.jaxpr.arg_names
+        for k, (sharding, aval) in enumerate(shardings):
+            name = arguments[k] if k < len(arguments) else f"argument {k}"
+            lines.append(f"  {name}: {_type(aval, sharding)}")
+        last = None
+        for c in self.collectives:
+            if c.source != last:
+                text = linecache.getline(c.source.file, c.source.line).strip()
+                lines.append(f"{c.source.short}  {text}".rstrip())
+                last = c.source
+            lines.append(f"  {c}")
+        tree = self.program.traced.out_tree
+        paths, _ = tree_flatten_with_path(tree.unflatten(range(tree.num_leaves)))
+        results = zip(paths, found.output_shardings, found.out_avals, strict=True)
+        lines += [f"  result{keystr(path)}: {_type(a, s)}" for (path, _), s, a in results]
+        count = sum(c.times for c in self.collectives)
+        lines.append(f"{count} collectives; each device receives {size_text(self.received)}")
+        return "\n".join(lines)
+
+
+def _type(aval: Any, sharding: NamedSharding | None) -> str:
+    """A type as explicit mode writes it, `f32[8@x,4]`."""
+    if sharding is None:
+        return f"{aval.short()} unused"
+    dims = []
+    for d, size in enumerate(aval.shape):
+        axes = sharding.spec.axes_of(d)
+        dims.append(f"{size}@{'+'.join(map(str, axes))}" if axes else str(size))
+    return f"{aval.short().partition('[')[0]}[{','.join(dims)}]"

@@ -1,0 +1,127 @@
+"""Control flow, maps and constraints in the per-device program.
+
+Loops and conditionals are written by the functions that users call, on parts: these settle types.
+What goes round a loop is split as its cell says, at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.axis import cast_to_vma
+from spmd.core.ir import Eqn
+from spmd.core.primitive import Primitive
+from spmd.core.rewrite import eval_closed
+from spmd.lax.control_cond import cond_p, named_switch
+from spmd.lax.control_scan import named_scan, scan_p
+from spmd.lax.control_while import named_while, while_p
+from spmd.partition.propagate import Scope
+from spmd.partition.values import Sizes, Value, read_as, total_form, values_of
+from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.shard_map_rules import shard_map_p
+
+# Writes the equations of a scope on values, and gives its results.
+Run = Callable[[Scope, Sequence[Value]], list[Value]]
+
+
+def _write_constraint(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    return [Value(scope.cells[eqn.outvars[0]], operands[0].forms)]
+
+
+def _write_map(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    """The body of a map, on the shards that its specs say."""
+    body = eqn.params["jaxpr"]
+    parts = []
+    for x, spec, aval in zip(operands, eqn.params["in_specs"], body.in_avals, strict=True):
+        split = tuple(spec.axes_of(d) for d in range(len(x.cell.shape)))
+        parts.append(_varying(x.read(split, sizes), aval))
+    return values_of([scope.cells[v] for v in eqn.outvars], eval_closed(body, *parts))
+
+
+def _varying(x: Any, aval: ShapedArray) -> Any:
+    """A part that varies over the axes of its type in the body of a map."""
+    have = typeof(x).vma
+    return cast_to_vma(x, have | aval.vma, have)
+
+
+def _write_scan(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    params, (inner,) = eqn.params, scope.inner[k]
+    first = params["num_consts"]
+    last = first + params["num_carry"]
+    inside = [inner.cells[v] for v in inner.closed.jaxpr.invars]
+    results = [inner.of(atom) for atom in inner.closed.jaxpr.outvars]
+    carried, sliced, stacked = inside[first:last], inside[last:], results[last - first :]
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        consts = [x.copy() for x in operands[:first]]
+        outs = run(inner, [*consts, *values_of([*carried, *sliced], [*carry, *xs])])
+        ends, ys = outs[: len(carry)], outs[len(carry) :]
+        return read_as(ends, carried, sizes), read_as(ys, stacked, sizes)
+
+    init = read_as(operands[first:last], carried, sizes)
+    xs = [x.read(((), *c.split), sizes) for x, c in zip(operands[last:], sliced, strict=True)]
+    length, reverse, unroll = (params[name] for name in ("length", "reverse", "unroll"))
+    carry, ys = named_scan("lax.scan", None, body, init, xs, length, reverse=reverse, unroll=unroll)
+    splits = [*(c.split for c in carried), *(((), *c.split) for c in stacked)]
+    return _results(scope, eqn, splits, [*carry, *ys])
+
+
+def _write_while(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    test, body = scope.inner[k]
+    tested = eqn.params["cond_nconsts"]
+    first = tested + eqn.params["body_nconsts"]
+    carried = [body.cells[v] for v in body.closed.jaxpr.invars[first - tested :]]
+
+    def going(carry: list[Any]) -> Any:
+        consts = [x.copy() for x in operands[:tested]]
+        (out,) = run(test, [*consts, *values_of(carried, carry)])
+        return out.read((), sizes)
+
+    def step(carry: list[Any]) -> list[Any]:
+        consts = [x.copy() for x in operands[tested:first]]
+        return read_as(run(body, [*consts, *values_of(carried, carry)]), carried, sizes)
+
+    init = read_as(operands[first:], carried, sizes)
+    outs = named_while("lax.while_loop", None, going, step, init)
+    return _results(scope, eqn, [c.split for c in carried], outs)
+
+
+def _write_cond(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    cells = [scope.cells[v] for v in eqn.outvars]
+    index = operands[0].read((), sizes)
+    for x in operands[1:]:
+        x.read(x.cell.split, sizes)  # sums are made outside, once
+
+    def branch(inner: Scope) -> Callable[[], list[Any]]:
+        return lambda: read_as(run(inner, [x.copy() for x in operands[1:]]), cells, sizes)
+
+    functions = [branch(inner) for inner in scope.inner[k]]
+    names = [f"branches[{n}]" for n in range(len(functions))]
+    return values_of(cells, named_switch("lax.switch", index, functions, [], names))
+
+
+def _results(scope: Scope, eqn: Eqn, splits: Sequence[Any], parts: Sequence[Any]) -> list[Value]:
+    cells = [scope.cells[v] for v in eqn.outvars]
+    rows = zip(cells, splits, parts, strict=True)
+    return [Value(cell, {total_form(split): x}) for cell, split, x in rows]
+
+
+STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
+    scan_p: _write_scan,
+    while_p: _write_while,
+    cond_p: _write_cond,
+    shard_map_p: _write_map,
+    sharding_constraint_p: _write_constraint,
+}

@@ -1,0 +1,143 @@
+"""The choice of axes for one equation, by the seconds that moves and work would take.
+
+The constants are the same on all machines and ranks, so that every rank writes the same program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from spmd.base import dtypes
+from spmd.core.aval import ShapedArray
+from spmd.core.primitive import Dims, Primitive
+from spmd.lax.conv import conv_general_dilated_p
+from spmd.lax.dot import dot_general_p
+from spmd.partition.propagate import KEPT, Axes, Split
+from spmd.partition.rules import COMBINED, may_split
+
+# Seconds to move a byte from device to device, to begin an exchange, for one multiply-add of a
+# product and for one element of anything else.
+BYTE = 1e-10
+EXCHANGE = 2e-6
+MULTIPLY_ADD = 2e-11
+ELEMENT = 2e-10
+
+
+class Choice:
+    """The equation whose axes are chosen: labels, sizes, and how operands and results are split.
+
+    `have` are the splits of operands, `wanted` those that propagation decided for the results;
+    `closed` are the labels of their dims that have to stay so.
+    """
+
+    def __init__(
+        self,
+        prim: Primitive,
+        rule: Dims,
+        operands: Sequence[ShapedArray],
+        results: Sequence[ShapedArray],
+        have: Sequence[Split],
+        wanted: Sequence[Split],
+        closed: frozenset[int],
+        sizes: Mapping[object, int],
+    ):
+        self.rule = rule
+        self.closed = closed
+        self.sizes = sizes
+        self.operands = list(zip(operands, rule.operands, have, strict=True))
+        self.results = list(zip(results, rule.results, wanted, strict=True))
+        self.extent: dict[int, list[int]] = {}
+        for aval, labels, _ in (*self.operands, *self.results):
+            for label, size in zip(labels, aval.shape, strict=True):
+                self.extent.setdefault(label, []).append(size)
+        self.shared = {label for labels in rule.results for label in labels}
+        self.combines = rule.reduces in COMBINED and not any(
+            dtypes.is_bool(aval.dtype) for aval in results
+        )
+        self.work = self._work(prim)
+
+    def _work(self, prim: Primitive) -> float:
+        if prim in (dot_general_p, conv_general_dilated_p, *KEPT):
+            every = {label: max(found) for label, found in self.extent.items()}
+            return MULTIPLY_ADD * math.prod(every.values())
+        return ELEMENT * max([a.size for a, _, _ in (*self.operands, *self.results)], default=0)
+
+    def axes(self) -> dict[int, Axes]:
+        """For each label the axes that split its dims, no axis twice."""
+        chosen: dict[int, set[object]] = {}
+        for axis in self.sizes:
+            labels = self._labels_with(axis)
+            best = min(
+                (None, *labels),
+                key=lambda label: (self._seconds(axis, label, chosen), label is None),
+                default=None,
+            )
+            if best is not None:
+                chosen.setdefault(best, set()).add(axis)
+        return {label: self._ordered(label, axes) for label, axes in chosen.items()}
+
+    def _labels_with(self, axis: object) -> list[int]:
+        """The labels of dims that an axis splits in an operand, or is to split in a result."""
+        found: dict[int, None] = {}
+        for _, labels, split in (*self.results, *self.operands):
+            for label, axes in zip(labels, split, strict=True):
+                if axis in axes and may_split(self.rule, label):
+                    found[label] = None
+        return [label for label in found if label in self.shared or self.combines]
+
+    def _seconds(self, axis: object, label: int | None, chosen: Mapping[int, set[object]]) -> float:
+        """What it takes if an axis splits the dims with a label, or none."""
+        n = self.sizes[axis]
+        if label is not None:
+            count = n * math.prod(self.sizes[a] for a in chosen.get(label, ()))
+            if any(size % count for size in self.extent[label]):
+                return math.inf
+        parts = math.prod(self.sizes[a] for axes in chosen.values() for a in axes)
+        seconds = self.work / parts / (1 if label is None else n)
+        for aval, labels, split in self.operands:
+            before = _label_of(axis, labels, split)
+            after = label if label in labels else None
+            if before is not None and before != after:
+                seconds += self._move(aval, labels, chosen, n, scattered=after is not None)
+        for aval, labels, split in self.results:
+            after = _label_of(axis, labels, split)
+            if label in labels and label != after:
+                if after is not None or label in self.closed:
+                    seconds += self._move(aval, labels, chosen, n, scattered=after is not None)
+            elif label is not None and label not in labels:
+                seconds += self._move(aval, labels, chosen, n, times=1 if after is not None else 2)
+        return seconds
+
+    def _move(
+        self,
+        aval: ShapedArray,
+        labels: Sequence[int],
+        chosen: Mapping[int, set[object]],
+        n: int,
+        scattered: bool = False,
+        times: int = 1,
+    ) -> float:
+        """A gather over n devices, or an exchange in which each keeps an n-th.
+
+        An all_reduce moves twice what a gather or a reduce_scatter does.
+        """
+        parts = math.prod(self.sizes[a] for k in labels for a in chosen.get(k, ()))
+        moved = aval.nbytes / parts * (n - 1) / n / (n if scattered else 1)
+        return EXCHANGE + BYTE * times * moved
+
+    def _ordered(self, label: int, axes: set[object]) -> Axes:
+        """Some axes in the order in which a result or an operand has them, else the mesh's."""
+        for _, labels, split in (*self.results, *self.operands):
+            for own, held in zip(labels, split, strict=True):
+                if own == label and axes <= set(held):
+                    return tuple(a for a in held if a in axes)
+        return tuple(a for a in self.sizes if a in axes)
+
+
+def _label_of(axis: object, labels: Sequence[int], split: Split) -> int | None:
+    """The label of the dim that an axis splits."""
+    for label, axes in zip(labels, split, strict=True):
+        if axis in axes:
+            return label
+    return None

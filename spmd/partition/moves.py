@@ -1,0 +1,117 @@
+"""Moves: a value that is split one way becomes split another way, inside the per-device program.
+
+The steps, each as often as it applies: cut a dim by an axis over which the value is whole; hand an
+axis from one dim to another, which is one all_to_all; gather what is in the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spmd.collectives.all_gather import all_gather
+from spmd.collectives.all_to_all import all_to_all
+from spmd.collectives.axis import axis_index
+from spmd.collectives.psum import pmax, pmin, psum
+from spmd.collectives.psum_scatter import psum_scatter
+from spmd.core.aval import typeof
+from spmd.lax.dynamic import dynamic_slice
+from spmd.partition.propagate import Axes, Split
+
+_TOTALS = {"add": psum, "max": pmax, "min": pmin}
+
+
+def moved(x: Any, have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
+    """A device's part of a value as `want` splits it, from the part as `have` does."""
+    now = [list(axes) for axes in have]
+    while True:
+        x = _cut(x, now, want, sizes)
+        hand = _next_handed(now, want)
+        if hand is not None:
+            source, target, axis = hand
+            x = all_to_all(x, axis, target, source, tiled=True)
+            now[source].pop()
+            now[target].append(axis)
+            continue
+        gathered = _next_gather(now, want)
+        if gathered is None:
+            return x
+        d, axes = gathered
+        x = all_gather(x, axes, axis=d, tiled=True)
+        del now[d][len(now[d]) - len(axes) :]
+
+
+def _cut(x: Any, now: list[list[Any]], want: Split, sizes: Mapping[Any, int]) -> Any:
+    """Take this device's part along all dims that axes not in use are to split."""
+    shape = list(typeof(x).shape)
+    starts: list[Any] = [0] * len(shape)
+    step = _next_cut(now, want)
+    if step is None:
+        return x
+    while step is not None:
+        d, axis = step
+        shape[d] //= sizes[axis]
+        starts[d] = starts[d] + axis_index(axis) * shape[d]
+        now[d].append(axis)
+        step = _next_cut(now, want)
+    return dynamic_slice(x, starts, shape)
+
+
+def _begins(axes: list[Any], wanted: Axes) -> bool:
+    return tuple(axes) == wanted[: len(axes)]
+
+
+def _next_cut(now: list[list[Any]], want: Split) -> tuple[int, Any] | None:
+    used = {a for axes in now for a in axes}
+    for d, (axes, wanted) in enumerate(zip(now, want, strict=True)):
+        if _begins(axes, wanted) and len(axes) < len(wanted) and wanted[len(axes)] not in used:
+            return d, wanted[len(axes)]
+    return None
+
+
+def _next_handed(now: list[list[Any]], want: Split) -> tuple[int, int, Any] | None:
+    """The dim that gives its last axis away, the one that gets it next, and the axis."""
+    for target, (axes, wanted) in enumerate(zip(now, want, strict=True)):
+        if not _begins(axes, wanted) or len(axes) == len(wanted):
+            continue
+        axis = wanted[len(axes)]
+        for source, held in enumerate(now):
+            if source != target and held and held[-1] == axis and not _begins(held, want[source]):
+                return source, target, axis
+    return None
+
+
+def _next_gather(now: list[list[Any]], want: Split) -> tuple[int, Axes] | None:
+    """A dim that is split by axes that are not wanted there, and these axes."""
+    for d, (axes, wanted) in enumerate(zip(now, want, strict=True)):
+        if not _begins(axes, wanted):
+            kept = 0
+            while kept < len(wanted) and axes[kept] == wanted[kept]:
+                kept += 1
+            return d, tuple(axes[kept:])
+    return None
+
+
+def combined(
+    x: Any, have: Split, over: Axes, combine: str, want: Split, sizes: Mapping[Any, int]
+) -> tuple[Any, Split]:
+    """The total of the terms that devices along the axes `over` hold, and how it is split.
+
+    A sum that is wanted split along one of these axes is scattered there.
+    """
+    now, left = [list(axes) for axes in have], list(over)
+    if combine == "add":
+        for d, wanted in enumerate(want):
+            while (
+                _begins(now[d], wanted)
+                and len(now[d]) < len(wanted)
+                and wanted[len(now[d])] in left
+                and typeof(x).shape[d] % sizes[wanted[len(now[d])]] == 0
+            ):
+                axis = wanted[len(now[d])]
+                x = psum_scatter(x, axis, scatter_dimension=d, tiled=True)
+                now[d].append(axis)
+                left.remove(axis)
+    if left:
+        x = _TOTALS[combine](x, tuple(left))
+    return x, tuple(tuple(axes) for axes in now)

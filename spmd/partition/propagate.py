@@ -1,0 +1,303 @@
+"""Propagation: which mesh axes split the dims of each value of a program.
+
+Every value has a `Cell`. What is known at first, the shardings of arguments, of results and of the
+user's constraints, spreads along the rules of equations in both directions until nothing changes:
+first through what only renames dims, then through broadcasts and reductions, then through products.
+A cell's axes only ever grow, and a dim that its user closed keeps what he said, so the end is
+reached after as many steps as there are dims; it depends on the program alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from spmd.core.aval import ShapedArray
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
+from spmd.core.primitive import Dims
+from spmd.lax.attention import attention_grad_p, attention_p, attention_tangent_p
+from spmd.lax.control_cond import cond_p
+from spmd.lax.control_scan import scan_p
+from spmd.lax.control_while import while_p
+from spmd.partition.rules import LEVELS, RENAMES, level_of, may_split, rule_of
+from spmd.sharding.array import Array
+from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.named import NamedSharding
+from spmd.sharding.shard_map_rules import shard_map_p
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+Axes = tuple[Any, ...]
+# For each dim of a value the mesh axes that split it, major first.
+Split = tuple[Axes, ...]
+
+KEPT = (attention_p, attention_tangent_p, attention_grad_p)
+
+
+class Cell:
+    """The axes that split each dim of a value; a closed dim keeps its axes."""
+
+    __slots__ = ("axes", "closed", "links", "shape")
+
+    def __init__(self, aval: ShapedArray):
+        self.shape = aval.shape
+        self.axes: list[Axes] = [()] * aval.ndim
+        self.closed = [False] * aval.ndim
+        self.links: list[Link] = []
+
+    @property
+    def split(self) -> Split:
+        return tuple(self.axes)
+
+    def close(self, spec: PartitionSpec) -> None:
+        """Fix the dims of which a spec speaks."""
+        for d in range(len(self.axes)):
+            if d < len(spec) and spec[d] is PartitionSpec.UNCONSTRAINED:
+                continue
+            self.axes[d] = spec.axes_of(d)
+            self.closed[d] = True
+
+    def offer(self, d: int, axes: Axes, sizes: Mapping[Any, int]) -> bool:
+        """Split a dim over more axes if that is possible; whether it was done."""
+        have = self.axes[d]
+        if self.closed[d] or len(axes) <= len(have) or axes[: len(have)] != have:
+            return False
+        taken = {a for k, own in enumerate(self.axes) if k != d for a in own}
+        if not taken.isdisjoint(axes) or self.shape[d] % math.prod(sizes[a] for a in axes):
+            return False
+        self.axes[d] = axes
+        return True
+
+
+class Link:
+    """Cells whose dims with equal labels should be split alike."""
+
+    __slots__ = ("cells", "dims", "level", "queued")
+
+    def __init__(self, cells: Sequence[Cell], labels: Sequence[Sequence[int]], level: int):
+        self.cells = cells
+        self.level = level
+        self.queued = False
+        # For each label: the dims that have it, as pairs of cell and dim.
+        self.dims: dict[int, list[tuple[Cell, int]]] = {}
+        for cell, own in zip(cells, labels, strict=True):
+            for d, label in enumerate(own):
+                if label >= 0:
+                    self.dims.setdefault(label, []).append((cell, d))
+        for cell in cells:
+            cell.links.append(self)
+
+    def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
+        """Offer the axes of each label to all dims that have it; the cells that changed."""
+        changed = []
+        for group in self.dims.values():
+            axes = _agreed([cell.axes[d] for cell, d in group])
+            if axes:
+                changed += [cell for cell, d in group if cell.offer(d, axes, sizes)]
+        return changed
+
+
+def _agreed(found: Sequence[Axes]) -> Axes:
+    """The longest of some axes if all others begin it, else none: a conflict stays open."""
+    longest = max(found, key=len)
+    return longest if all(longest[: len(axes)] == axes for axes in found) else ()
+
+
+class Scope:
+    """The cells of one jaxpr, and the scopes of the jaxprs inside, by the number of the equation.
+
+    `uses` counts the readers of each variable.
+    """
+
+    __slots__ = ("cells", "closed", "inner", "uses")
+
+    def __init__(self, closed: ClosedJaxpr, cells: dict[Var, Cell]):
+        self.closed = closed
+        self.cells = cells
+        self.inner: dict[int, list[Scope]] = {}
+        self.uses = _uses(closed.jaxpr)
+
+    def of(self, atom: Atom) -> Cell:
+        """The cell of an atom; a literal has one of its own each time."""
+        return self.cells[atom] if isinstance(atom, Var) else Cell(atom.aval)
+
+
+def _uses(jaxpr: Jaxpr) -> dict[Var, int]:
+    found: dict[Var, int] = {}
+    for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars):
+        for atom in atoms:
+            if isinstance(atom, Var):
+                found[atom] = found.get(atom, 0) + 1
+    return found
+
+
+def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
+    """The jaxpr that a call stands for; attention is partitioned as it is."""
+    inside = eqn.prim.inline or (None if eqn.prim in KEPT else eqn.prim.expand)
+    return None if inside is None else inside(eqn.params)
+
+
+# ---- building ----------------------------------------------------------------------------------
+
+
+class Plan:
+    """The cells and links of a whole program over a mesh."""
+
+    def __init__(self, closed: ClosedJaxpr, mesh: Mesh):
+        self.mesh = mesh
+        self.sizes = mesh.shape
+        self.links: list[Link] = []
+        # The constants that are arrays over the mesh, with their cells: operands of the program.
+        self.placed: dict[int, tuple[Array, Cell]] = {}
+        self.top = self.scope(closed, [Cell(a) for a in closed.in_avals])
+
+    def scope(self, closed: ClosedJaxpr, given: Sequence[Cell]) -> Scope:
+        """The scope of a jaxpr whose inputs have the given cells."""
+        jaxpr = closed.jaxpr
+        cells = dict(zip(jaxpr.invars, given, strict=True))
+        for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
+            cells[var] = self._constant(var, value)
+        scope = Scope(closed, cells)
+        for k, eqn in enumerate(jaxpr.eqns):
+            self._equation(scope, k, eqn)
+        return scope
+
+    def _constant(self, var: Var, value: Any) -> Cell:
+        sharding = value.sharding if type(value) is Array and value.shards is not None else None
+        if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+            return Cell(var.aval)
+        if id(value) not in self.placed:
+            cell = Cell(var.aval)
+            cell.close(sharding.spec)
+            self.placed[id(value)] = value, cell
+        return self.placed[id(value)][1]
+
+    def _equation(self, scope: Scope, k: int, eqn: Eqn) -> None:
+        given = [scope.of(atom) for atom in eqn.invars]
+        call = called_jaxpr(eqn)
+        if call is not None:
+            inner = self.scope(call, given)
+            scope.inner[k] = [inner]
+            outs = [inner.of(atom) for atom in call.jaxpr.outvars]
+            scope.cells.update(zip(eqn.outvars, outs, strict=True))
+            return
+        build = _STRUCTURAL.get(eqn.prim)
+        if build is not None:
+            build(self, scope, k, eqn, given)
+            return
+        made = self._new(scope, eqn)
+        rule = rule_of(eqn)
+        if rule is not None:
+            self._link([*given, *made], _labels(rule), level_of(eqn.prim, rule))
+
+    def _new(self, scope: Scope, eqn: Eqn) -> list[Cell]:
+        made = [Cell(v.aval) for v in eqn.outvars]
+        scope.cells.update(zip(eqn.outvars, made, strict=True))
+        return made
+
+    def _link(self, cells: Sequence[Cell], labels: Iterable[Sequence[int]], level: int) -> None:
+        self.links.append(Link(cells, list(labels), level))
+
+    def same(self, one: Cell, other: Cell, skip: int = 0) -> None:
+        """Let two cells be split alike, but for the first dims of the other."""
+        if one is not other:
+            count = len(one.axes)
+            self._link([one, other], [range(count), [*[-1] * skip, *range(count)]], RENAMES)
+
+    # ---- control flow, maps, constraints ----
+
+    def _scan(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        body: ClosedJaxpr = eqn.params["jaxpr"]
+        first = eqn.params["num_consts"]
+        last = first + eqn.params["num_carry"]
+        inside = [*given[:first], *(Cell(a) for a in body.in_avals[first:])]
+        inner = self.scope(body, inside)
+        scope.inner[k] = [inner]
+        outs = [inner.of(atom) for atom in body.jaxpr.outvars]
+        made = self._new(scope, eqn)
+        for n in range(first, last):
+            for other in (given[n], outs[n - first], made[n - first]):
+                self.same(inside[n], other)
+        for n in range(last, len(given)):
+            self.same(inside[n], given[n], skip=1)
+        for n in range(last - first, len(outs)):
+            self.same(outs[n], made[n], skip=1)
+
+    def _while(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        tested = eqn.params["cond_nconsts"]
+        first = tested + eqn.params["body_nconsts"]
+        test, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+        carry = [Cell(a) for a in body.in_avals[first - tested :]]
+        inner = self.scope(body, [*given[tested:first], *carry])
+        scope.inner[k] = [self.scope(test, [*given[:tested], *carry]), inner]
+        made = self._new(scope, eqn)
+        returned = [inner.of(atom) for atom in body.jaxpr.outvars]
+        for cell, *others in zip(carry, given[first:], returned, made, strict=True):
+            for other in others:
+                self.same(cell, other)
+
+    def _cond(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        scope.inner[k] = [self.scope(branch, given[1:]) for branch in eqn.params["branches"]]
+        made = self._new(scope, eqn)
+        for inner in scope.inner[k]:
+            for atom, cell in zip(inner.closed.jaxpr.outvars, made, strict=True):
+                self.same(inner.of(atom), cell)
+
+    def _map(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        for cell, atom, spec in zip(given, eqn.invars, eqn.params["in_specs"], strict=True):
+            wanted = Cell(atom.aval)
+            wanted.close(spec)
+            self.same(wanted, cell)
+        for cell, spec in zip(self._new(scope, eqn), eqn.params["out_specs"], strict=True):
+            cell.close(spec)
+
+    def _constraint(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        (made,) = self._new(scope, eqn)
+        made.close(eqn.params["spec"])
+        self.same(made, given[0])
+
+    def results(self, specs: Sequence[PartitionSpec | None]) -> list[Cell]:
+        """The cells of the program's results, with the specs that are given."""
+        found = []
+        for atom, spec in zip(self.top.closed.jaxpr.outvars, specs, strict=True):
+            cell = self.top.of(atom)
+            if spec is not None:
+                wanted = Cell(atom.aval)
+                wanted.close(spec)
+                self.same(wanted, cell)
+                cell = wanted
+            found.append(cell)
+        return found
+
+    # ---- the fixed point ----
+
+    def spread(self) -> None:
+        """Spread all axes that are known until nothing changes, level by level."""
+        for level in range(LEVELS):
+            queue = deque(link for link in self.links if link.level == level)
+            for link in queue:
+                link.queued = True
+            while queue:
+                link = queue.popleft()
+                link.queued = False
+                for cell in link.spread(self.sizes):
+                    for other in cell.links:
+                        if other.level <= level and not other.queued:
+                            other.queued = True
+                            queue.append(other)
+
+
+_STRUCTURAL = {
+    scan_p: Plan._scan,
+    while_p: Plan._while,
+    cond_p: Plan._cond,
+    shard_map_p: Plan._map,
+    sharding_constraint_p: Plan._constraint,
+}
+
+
+def _labels(rule: Dims) -> Iterator[list[int]]:
+    """The labels of operands and results; those that may not be split as -1."""
+    for labels in (*rule.operands, *rule.results):
+        yield [label if may_split(rule, label) else -1 for label in labels]

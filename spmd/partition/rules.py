@@ -1,0 +1,159 @@
+"""What the equations of a program say about the dims of their operands and results.
+
+A rule is a `Dims` whose labels are *factors*: dims with one label are split alike, into as many
+blocks in the same order. Most rules are those that primitives have. A reshape keeps the factor of
+the first dim of each group that it merges or cuts, attention those of its batch and its heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from spmd.core.aval import ShapedArray
+from spmd.core.ir import Eqn
+from spmd.core.primitive import Dims, Primitive, dims, is_refused
+from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
+from spmd.lax.array import iota_p, squeeze_p
+from spmd.lax.attention import attention_grad_p, attention_p, attention_tangent_p
+from spmd.lax.conv import conv_general_dilated_p
+from spmd.lax.convert import convert_element_type_p
+from spmd.lax.dot import dot_general_p
+from spmd.lax.dynamic import dynamic_slice_p
+from spmd.lax.gather import gather_p
+from spmd.lax.scatter import scatter_add_p
+from spmd.lax.slicing import slice_p
+
+Shape = tuple[int, ...]
+
+# How a reduction over a split dim is finished, by the operator that its rule names.
+COMBINED = ("add", "max", "min")
+
+# Propagation takes equations by these levels: what only renames, what drops or adds dims, products.
+RENAMES, CHANGES_RANK, CONTRACTS = range(3)
+LEVELS = 3
+_RENAMES = (reshape_p, permute_dims_p, squeeze_p, convert_element_type_p)
+_CONTRACTS = (dot_general_p, conv_general_dilated_p)
+# Operands whose batch and heads are split alike; the others may have size 1 there.
+_ATTENTION = (attention_p, attention_tangent_p, attention_grad_p)
+
+
+def rule_of(eqn: Eqn) -> Dims | None:
+    """The rule of an equation; None if its operands have to be whole."""
+    avals = [atom.aval for atom in eqn.invars]
+    if eqn.prim is reshape_p:
+        return _reshape_rule(avals[0].shape, eqn.params["new_sizes"])
+    if eqn.prim in _ATTENTION:
+        return _attention_rule(avals, [v.aval for v in eqn.outvars])
+    if eqn.prim is iota_p:
+        ndim = len(eqn.params["shape"])
+        return dims([], [range(ndim)])
+    if is_refused(eqn.prim.dims):
+        return None
+    found = eqn.prim.rule("dims")(*avals, **eqn.params)
+    if eqn.prim is scatter_add_p:  # updates that are split are added up, see `write`
+        return replace(found, reduces="add")
+    return found
+
+
+def level_of(prim: Primitive, rule: Dims) -> int:
+    """When propagation takes an equation: one of the levels above."""
+    if prim in _CONTRACTS:
+        return CONTRACTS
+    names = {labels for labels in (*rule.operands, *rule.results) if labels}
+    return RENAMES if prim in _RENAMES or len(names) == 1 else CHANGES_RANK
+
+
+def may_split(rule: Dims, label: int) -> bool:
+    """Whether the dims with a label may be split at all."""
+    if label < 0 or label in rule.whole:
+        return False
+    return rule.reduces in COMBINED or any(label in labels for labels in rule.results)
+
+
+def _reshape_rule(old: Shape, new: Shape) -> Dims:
+    """Equal labels for the first dims of each group of dims that has one number of elements.
+
+    (6, 4) -> (2, 3, 4) has the groups (6) -> (2, 3) and (4) -> (4): of the 6 rows, halves are
+    halves of the 2.
+    """
+    ins, outs = [-1 - d for d in range(len(old))], [-101 - d for d in range(len(new))]
+    if 0 not in old:
+        for label, (i, j) in enumerate(_groups(old, new)):
+            ins[i] = outs[j] = label
+    return dims([ins], [outs])
+
+
+def _groups(old: Shape, new: Shape) -> Iterator[tuple[int, int]]:
+    """The first dims, in both shapes, of each group; dims of size 1 belong to none."""
+    ins = [d for d, size in enumerate(old) if size != 1]
+    outs = [d for d, size in enumerate(new) if size != 1]
+    i = j = 0
+    while i < len(ins) and j < len(outs):
+        yield ins[i], outs[j]
+        left, right = old[ins[i]], new[outs[j]]
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right:
+                left, i = left * old[ins[i]], i + 1
+            else:
+                right, j = right * new[outs[j]], j + 1
+
+
+def _attention_rule(operands: Sequence[ShapedArray], results: Sequence[ShapedArray]) -> Dims:
+    """Batch and heads are split in all operands; a bias or a mask may have size 1 there."""
+    batch, heads, *_ = operands[0].shape
+
+    def labels(k: int, aval: ShapedArray) -> list[int]:
+        own = [-1 - 10 * k - d for d in range(aval.ndim)]
+        for d, size in enumerate((batch, heads)):
+            if aval.shape[d] == size:
+                own[d] = d
+        return own
+
+    count = len(operands)
+    return dims(
+        [labels(k, aval) for k, aval in enumerate(operands)],
+        [labels(count + k, aval) for k, aval in enumerate(results)],
+    )
+
+
+# ---- parameters of a part ----------------------------------------------------------------------
+
+Local = Callable[[dict[str, Any], Sequence[ShapedArray], Dims, Shape], dict[str, Any]]
+
+
+def local_params(
+    eqn: Eqn, operands: Sequence[ShapedArray], rule: Dims, result: Shape
+) -> dict[str, Any]:
+    """The parameters of an equation for parts of its operands; `result` is that part's shape.
+
+    The parameters of a few primitives are sizes.
+    """
+    change = _LOCAL.get(eqn.prim)
+    return eqn.params if change is None else eqn.params | change(eqn.params, operands, rule, result)
+
+
+def _local_slice(params: dict[str, Any], operands: Any, rule: Dims, result: Shape) -> Any:
+    limits = zip(params["limit_indices"], operands[0].shape, rule.operands[0], strict=True)
+    return {"limit_indices": tuple(size if label >= 0 else stop for stop, size, label in limits)}
+
+
+def _local_gather(params: dict[str, Any], operands: Any, rule: Dims, result: Shape) -> Any:
+    along = params["dimension_numbers"].operand_batching_dims
+    sizes = list(params["slice_sizes"])
+    for d, label in enumerate(rule.operands[0]):
+        if label >= 0 and d not in along:
+            sizes[d] = operands[0].shape[d]
+    return {"slice_sizes": tuple(sizes)}
+
+
+_LOCAL: dict[Primitive, Local] = {
+    broadcast_in_dim_p: lambda params, operands, rule, result: {"shape": result},
+    reshape_p: lambda params, operands, rule, result: {"new_sizes": result},
+    iota_p: lambda params, operands, rule, result: {"shape": result},
+    dynamic_slice_p: lambda params, operands, rule, result: {"slice_sizes": result},
+    slice_p: _local_slice,
+    gather_p: _local_gather,
+}

@@ -1,0 +1,100 @@
+"""Values of the per-device program, in the forms that exist of them.
+
+A value has *forms*, each split in its own way or partial: every device holds a term of a sum. Each
+reader asks for the form that it needs, and a form that is made stays for the next reader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spmd.core.ir import Literal
+from spmd.partition.moves import combined, moved
+from spmd.partition.propagate import Axes, Cell, Split
+
+# How a value is split, and over which axes it is partial, with which operator.
+Form = tuple[Split, Axes, str]
+Sizes = Mapping[Any, int]
+
+
+class Value:
+    """A value of the program; `uses` is the number of its readers.
+
+    `is_zero` says that all its elements are known to be zero.
+    """
+
+    __slots__ = ("cell", "forms", "is_zero", "uses")
+
+    def __init__(self, cell: Cell, forms: dict[Form, Any], is_zero: bool = False):
+        self.cell = cell
+        self.forms = forms
+        self.is_zero = is_zero
+        self.uses = 1
+
+    def partial(self) -> Form | None:
+        """The form that still has to be combined, if there is no other."""
+        (form, *others) = self.forms
+        return form if form[1] and not others else None
+
+    def copy(self) -> Value:
+        """The same for a reader inside a nested trace: what is made there stays there."""
+        made = Value(self.cell, dict(self.forms), self.is_zero)
+        made.uses = self.uses
+        return made
+
+    def read(self, want: Split, sizes: Sizes) -> Any:
+        """A device's part of the value as `want` splits it."""
+        wanted = total_form(want)
+        if wanted not in self.forms:
+            self.forms[wanted] = self._made(want, sizes)
+        return self.forms[wanted]
+
+    def _made(self, want: Split, sizes: Sizes) -> Any:
+        form = self.partial()
+        if form is not None:
+            split, over, combine = form
+            total, now = combined(self.forms[form], split, over, combine, self.cell.split, sizes)
+            self.forms[total_form(now)] = total
+            if now == want:
+                return total
+        totals = [(split, x) for (split, over, _), x in self.forms.items() if not over]
+        split, x = min(totals, key=lambda pair: _distance(pair[0], want))
+        return moved(x, split, want, sizes)
+
+
+def total_form(split: Split) -> Form:
+    """The form of a value that is not partial."""
+    return split, (), ""
+
+
+def _distance(have: Split, want: Split) -> int:
+    """How many dims would have to be gathered first."""
+    return sum(own != wanted[: len(own)] for own, wanted in zip(have, want, strict=True))
+
+
+def read_as(values: Sequence[Value], cells: Sequence[Cell], sizes: Sizes) -> list[Any]:
+    """Some values, each split as a cell says."""
+    return [x.read(cell.split, sizes) for x, cell in zip(values, cells, strict=True)]
+
+
+def values_of(cells: Sequence[Cell], parts: Sequence[Any]) -> list[Value]:
+    """The values of which these are the parts, split as the cells say."""
+    return [Value(c, {total_form(c.split): x}) for c, x in zip(cells, parts, strict=True)]
+
+
+def whole(cell: Cell, x: Any) -> Value:
+    """A value that every device has whole."""
+    return Value(cell, {total_form(unsplit(cell)): x})
+
+
+def unsplit(cell: Cell) -> Split:
+    """How a whole value is split."""
+    return ((),) * len(cell.shape)
+
+
+def literal(atom: Literal) -> Value:
+    """The value of a literal."""
+    value = whole(Cell(atom.aval), atom.val)
+    value.is_zero = not atom.aval.ndim and atom.val == 0
+    return value

@@ -1,0 +1,150 @@
+"""The per-device program of a jaxpr of whole values: one `shard_map` equation over a mesh.
+
+The jaxpr is traced once more, with the axes of the mesh in scope, on parts of its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.base.context import state
+from spmd.base.source import UNKNOWN
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
+from spmd.core.rewrite import close
+from spmd.partition.control import STRUCTURAL
+from spmd.partition.equations import write_equation
+from spmd.partition.propagate import Plan, Scope, Split, called_jaxpr
+from spmd.partition.values import Value, literal, values_of, whole
+from spmd.sharding.shard_map_rules import mesh_axes, piece_aval, shard_map_p, vary_outputs
+from spmd.sharding.spec import Mesh, PartitionSpec
+
+
+def partition(
+    closed: ClosedJaxpr,
+    mesh: Mesh,
+    in_specs: Sequence[PartitionSpec | None],
+    out_specs: Sequence[PartitionSpec | None],
+) -> ClosedJaxpr | None:
+    """A program over a mesh: one `shard_map` equation, of which each device runs the jaxpr.
+
+    A spec that is None is left to propagation. None if the program has effects outside of maps,
+    which would happen once for each device, or maps that are not over this mesh.
+    """
+    if not _can_partition(closed, mesh):
+        return None
+    plan = Plan(closed, mesh)
+    jaxpr = closed.jaxpr
+    for var, spec in zip(jaxpr.invars, in_specs, strict=True):
+        if spec is not None:
+            plan.top.cells[var].close(spec)
+    results = plan.results(out_specs)
+    plan.spread()
+    placed = list(plan.placed.values())
+    cells = [cell for _, cell in placed] + [plan.top.cells[v] for v in jaxpr.invars]
+    operands = (*(Var(value.aval) for value, _ in placed), *jaxpr.invars)
+    specs = [as_spec(cell.split) for cell in cells]
+    pieces = [piece_aval(v.aval, s, mesh, "manual") for v, s in zip(operands, specs, strict=True)]
+
+    def on_each(*parts: Any) -> list[Any]:
+        given = values_of(cells, parts)
+        constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
+        outs = _Writer(plan, constants).run(plan.top, given[len(placed) :])
+        return [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
+
+    names = (*("" for _ in placed), *jaxpr.arg_names)
+    with mesh_axes(mesh, "manual"):
+        body = close(on_each, pieces, jaxpr.name, names)
+    wanted = [as_spec(cell.split) for cell in results]
+    params = {
+        "jaxpr": vary_outputs(body, wanted, mesh, "manual"),
+        "mesh": mesh,
+        "in_specs": tuple(specs),
+        "out_specs": tuple(wanted),
+        "kind": "manual",
+        "name": jaxpr.name,
+    }
+    outs = tuple(Var(a) for a in closed.out_avals)
+    source = next((eqn.source for eqn in jaxpr.eqns), UNKNOWN)
+    eqn = Eqn(shard_map_p, operands, outs, params, jaxpr.effects, source)
+    made = jaxpr.replace(constvars=operands[: len(placed)], eqns=(eqn,), outvars=outs)
+    return ClosedJaxpr(made, [value for value, _ in placed])
+
+
+def as_spec(split: Split) -> PartitionSpec:
+    """The one way to write a split as a spec."""
+    entries: list[Any] = [None if not a else a[0] if len(a) == 1 else a for a in split]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
+    """Whether all maps of a program are over the mesh, and nothing else has effects."""
+    for eqn in closed.eqns:
+        if eqn.prim is shard_map_p:
+            if eqn.params["mesh"] != mesh or eqn.params["kind"] != "manual":
+                return False
+            continue
+        inner = _inner_jaxprs(eqn)
+        if eqn.effects and not inner:
+            return False
+        if not all(_can_partition(found, mesh) for found in inner):
+            return False
+    return True
+
+
+def _inner_jaxprs(eqn: Eqn) -> list[ClosedJaxpr]:
+    """The jaxprs of a call or of control flow."""
+    call = called_jaxpr(eqn)
+    if call is not None:
+        return [call]
+    found = []
+    for value in eqn.params.values():
+        held = value if isinstance(value, tuple) else (value,)
+        found += [x for x in held if isinstance(x, ClosedJaxpr)]
+    return found
+
+
+class _Writer:
+    """Runs jaxprs on values, under the trace of the per-device program.
+
+    `placed` holds, by identity, the constants that are operands of the program.
+    """
+
+    def __init__(self, plan: Plan, placed: dict[int, Value]):
+        self.sizes = plan.sizes
+        self.placed = placed
+
+    def run(self, scope: Scope, given: Sequence[Value]) -> list[Value]:
+        """All equations of a jaxpr; its results."""
+        jaxpr = scope.closed.jaxpr
+        env: dict[Var, Value] = dict(zip(jaxpr.invars, given, strict=True))
+        for var, value in zip(jaxpr.constvars, scope.closed.consts, strict=True):
+            env[var] = self.placed.get(id(value)) or whole(scope.cells[var], value)
+        for var, value in env.items():
+            value.uses = max(value.uses, scope.uses.get(var, 0))
+
+        def read(atom: Atom) -> Value:
+            return literal(atom) if isinstance(atom, Literal) else env[atom]
+
+        before = state.source
+        try:
+            for k, eqn in enumerate(jaxpr.eqns):
+                state.source = before if eqn.source is UNKNOWN else eqn.source
+                outs = self._equation(scope, k, eqn, [read(a) for a in eqn.invars])
+                for var, out in zip(eqn.outvars, outs, strict=True):
+                    out.uses = scope.uses.get(var, 0)
+                    env[var] = out
+        finally:
+            state.source = before
+        return [read(a) for a in jaxpr.outvars]
+
+    def _equation(self, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value]) -> list[Value]:
+        if called_jaxpr(eqn) is not None:
+            return self.run(scope.inner[k][0], operands)
+        special = STRUCTURAL.get(eqn.prim)
+        if special is not None:
+            return special(self.run, scope, k, eqn, operands, self.sizes)
+        cells = [scope.cells[v] for v in eqn.outvars]
+        return write_equation(eqn, operands, cells, self.sizes)

@@ -1,0 +1,54 @@
+"""jit of arrays over all ranks' devices: every local shard is a slice of one device's result."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+import spmd
+import spmd.numpy as snp
+from tests.partition.programs import draw, draw_spec
+
+
+def check(found: Any, expected: Any, what: str) -> None:
+    """Raise if a local shard differs from the slice of the whole value."""
+    pairs = zip(spmd.tree.leaves(found), spmd.tree.leaves(expected), strict=True)
+    for one, other in pairs:
+        assert one.shape == other.shape and one.dtype == other.dtype, what
+        whole = np.asarray(other)
+        for shard in one.addressable_shards:
+            np.testing.assert_allclose(
+                shard.data, whole[shard.index], rtol=2e-3, atol=2e-4, err_msg=what
+            )
+
+
+def main(programs: int) -> None:
+    """Random programs, their gradients, and operations one by one."""
+    count = spmd.device_count()
+    axes = {"x": count // 2, "y": 2} if count % 2 == 0 else {"x": count}
+    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes))
+    for seed in range(programs):
+        program, arguments = draw(seed, steps=5)
+        rng = np.random.default_rng(seed)
+        placed = [
+            spmd.device_put(x, spmd.NamedSharding(mesh, draw_spec(rng, x.shape, axes)))
+            for x in arguments
+        ]
+
+        def loss(*args: Any, program: Any = program) -> Any:
+            return sum(snp.cos(x).sum() / x.size for x in program(*args))
+
+        for f in (program, spmd.grad(loss, (0, 1, 2))):
+            check(spmd.jit(f)(*placed), spmd.jit(f)(*arguments), f"program {seed}")
+    x = np.arange(24 * 12, dtype=np.float32).reshape(24, 12)
+    y = spmd.device_put(x, spmd.NamedSharding(mesh, spmd.P(tuple(axes))))
+    for f in (lambda a: a.T, lambda a: a.sum(), lambda a: a[3], lambda a: a @ a.T, snp.sort):
+        check(f(y), f(snp.asarray(x)), "op by op")
+    if spmd.process_index() == 0:
+        print(f"partitioned over {spmd.process_count()} ranks, {count} devices: all right")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

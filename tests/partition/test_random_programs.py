@@ -1,0 +1,83 @@
+"""Random programs over random meshes and specs are what they are on one device, gradients too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from tests.partition.programs import draw, draw_spec
+
+MESHES: Sequence[dict[str, int]] = ({"x": 2, "y": 2}, {"x": 4}, {"y": 2, "x": 2})
+
+
+def placed(seed: int, arguments: Sequence[np.ndarray]) -> list[Any]:
+    """The arguments over a random mesh, each split by a random spec."""
+    rng = np.random.default_rng(seed)
+    axes = MESHES[rng.integers(len(MESHES))]
+    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes))
+    specs = [draw_spec(rng, x.shape, axes) for x in arguments]
+    return [
+        spmd.device_put(x, spmd.NamedSharding(mesh, spec))
+        for x, spec in zip(arguments, specs, strict=True)
+    ]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    pairs = zip(spmd.tree.leaves(found), spmd.tree.leaves(expected), strict=True)
+    for one, other in pairs:
+        assert (one.shape, one.dtype, one.weak_type) == (other.shape, other.dtype, other.weak_type)
+        np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_values_and_gradients_are_those_of_one_device(seed: int):
+    program, arguments = draw(seed)
+
+    def loss(*args: Any) -> Any:
+        return sum(snp.cos(x).sum() / x.size for x in program(*args))
+
+    over_mesh = placed(seed, arguments)
+    for f in (program, spmd.grad(loss, (0, 1, 2))):
+        assert_same(spmd.jit(f)(*over_mesh), spmd.jit(f)(*arguments))
+
+
+@pytest.mark.parametrize("seed", range(60, 72))
+def test_op_by_op_is_as_under_jit(seed: int):
+    program, arguments = draw(seed, steps=4)
+    assert_same(program(*placed(seed, arguments)), spmd.jit(program)(*arguments))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(1000, 3000, 100))
+def test_many_more_programs(first: int):
+    for seed in range(first, first + 100):
+        program, arguments = draw(seed)
+        assert_same(spmd.jit(program)(*placed(seed, arguments)), spmd.jit(program)(*arguments))
+
+
+def test_a_program_is_partitioned_alike_in_every_process(run_python: Any):
+    """The text of the per-device program depends on no hash, time or rank."""
+    seeds = ("0", "1", "77")
+    env = {"SPMD_NUM_CPU_DEVICES": "4"}
+    done = [run_python(["-c", PRINTS], env={**env, "PYTHONHASHSEED": seed}) for seed in seeds]
+    assert all(run.returncode == 0 for run in done), done[0].stderr
+    texts = {run.stdout for run in done}
+    assert len(texts) == 1 and "psum" in texts.pop()
+
+
+PRINTS = """
+import numpy as np, spmd, spmd.numpy as snp
+from spmd.compile.executable.select import compile_program
+mesh = spmd.make_mesh((2, 2), ("x", "y"))
+put = lambda *spec: spmd.device_put(np.ones((8, 8), "f"), spmd.NamedSharding(mesh, spmd.P(*spec)))
+f = lambda a, b, c: (snp.tanh(a @ b) @ c, (a + c).sum(0))
+arguments = put("x", "y"), put("y"), put(None, "x")
+traced = spmd.jit(f).trace(*arguments)
+program = compile_program(traced.jaxpr, layouts=[x.sharding for x in arguments])
+print(program.params["jaxpr"], program.params["out_specs"])
+"""
