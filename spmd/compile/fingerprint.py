@@ -100,7 +100,7 @@ class _Writer:
         name = self._avals.get(aval)
         if name is None:
             self._avals[aval] = name = f"a{len(self._avals)}"
-            shown = (aval.shape, _dtype(aval.dtype), aval.weak_type, sorted(aval.vma))
+            shown = (aval.shape, _dtype(aval.dtype), aval.weak_type, sorted(map(str, aval.vma)))
             return f"{name}={shown}"
         return name
 

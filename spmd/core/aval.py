@@ -90,13 +90,13 @@ class ShapedArray:
     def short(self) -> str:
         """`f32[3,4]`, as jaxprs print it; `f32[3]{i}` varies over axis i."""
         dims = ",".join(map(str, self.shape))
-        vma = "{" + ",".join(sorted(self.vma)) + "}" if self.vma else ""
+        vma = "{" + ",".join(sorted(map(str, self.vma))) + "}" if self.vma else ""
         return f"{dtypes.short_name(self.dtype)}[{dims}]{vma}"
 
     def __str__(self) -> str:
         dims = ",".join(map(str, self.shape))
         weak = ", weak_type=True" if self.weak_type else ""
-        vma = "{" + ",".join(sorted(self.vma)) + "}" if self.vma else ""
+        vma = "{" + ",".join(sorted(map(str, self.vma))) + "}" if self.vma else ""
         return f"{dtypes.long_name(self.dtype)}[{dims}]{vma}{weak}"
 
     def __repr__(self) -> str:

@@ -99,5 +99,5 @@ vma_hooks = VmaHooks()
 
 def cast_to_vma(x: Any, vma: frozenset[Any], have: frozenset[Any]) -> Any:
     """`x`, which varies over `have`, cast to vary over `vma` as well."""
-    missing = tuple(sorted(vma - have))
+    missing = tuple(sorted(vma - have, key=str))
     return vma_hooks.cast(x, missing) if missing else x

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,9 +25,10 @@ from spmd.lax.attention import bind_attention
 from spmd.lax.convert import convert_element_type, convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.partition.cost import Choice
+from spmd.partition.indexing import split_rows, write_indexing
 from spmd.partition.propagate import KEPT, Axes, Cell, Split
 from spmd.partition.rules import local_params, rule_of
-from spmd.partition.values import Sizes, Value, total_form, unsplit, whole
+from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
 _UNARY_LINEAR = (neg_p, permute_dims_p, reshape_p, reduce_sum_p, squeeze_p)
@@ -98,8 +98,8 @@ def _on_parts(
         for d, own in enumerate(split):
             cell.offer(d, own, sizes)  # what was open is as it is made
     if eqn.prim is scatter_add_p and over:
-        return [_scattered(eqn, operands[0], parts, cells[0], splits[0], over, sizes)]
-    outs = _bound(eqn, rule, parts, splits, sizes)
+        return [_scattered(eqn, rule, operands[0], parts, cells[0], axes, over, sizes)]
+    outs = _bound(eqn, rule, parts, splits, sizes, split_rows(rule, axes))
     combine = (rule.reduces or "") if over else ""
     made = [
         Value(cell, {(split, over, combine): x})
@@ -110,7 +110,12 @@ def _on_parts(
 
 
 def _bound(
-    eqn: Eqn, rule: Dims, parts: Sequence[Any], splits: Sequence[Split], sizes: Sizes
+    eqn: Eqn,
+    rule: Dims,
+    parts: Sequence[Any],
+    splits: Sequence[Split],
+    sizes: Sizes,
+    rows: Mapping[int, Axes],
 ) -> list[Any]:
     """The equation on parts of its operands; the parts of its results, split as given."""
     if eqn.prim in KEPT:
@@ -119,14 +124,10 @@ def _bound(
     params = local_params(eqn, [typeof(x) for x in parts], rule, shape)
     if eqn.prim is iota_p:
         return [_iota(params, splits[0])]
+    if rows:
+        return [write_indexing(eqn, parts, rows, params, sizes)]
     found = eqn.prim.bind(*parts, **params)
     return found if eqn.prim.multiple else [found]
-
-
-def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of one device's part."""
-    pairs = zip(shape, split, strict=True)
-    return tuple(size // math.prod(sizes[a] for a in axes) for size, axes in pairs)
 
 
 def _iota(params: dict[str, Any], split: Split) -> Any:
@@ -143,16 +144,18 @@ def _iota(params: dict[str, Any], split: Split) -> Any:
 
 def _scattered(
     eqn: Eqn,
+    rule: Dims,
     operand: Value,
     parts: Sequence[Any],
     cell: Cell,
-    split: Split,
+    axes: Mapping[int, Axes],
     over: Axes,
     sizes: Sizes,
 ) -> Value:
     """Each device adds its updates to zeros; the sum of these and of the operand is the result."""
-    aval = typeof(parts[0])
-    terms = eqn.prim.bind(full(aval.shape, 0, aval.dtype), *parts[1:], **eqn.params)
+    aval, split = typeof(parts[0]), _split_by(rule.results[0], axes)
+    given = [full(aval.shape, 0, aval.dtype), *parts[1:]]
+    (terms,) = _bound(eqn, rule, given, [split], sizes, split_rows(rule, axes))
     made = Value(cell, {(split, over, "add"): terms})
     if operand.is_zero:
         return made
@@ -204,5 +207,5 @@ def _on_terms(
     shared = set(rule.results[0])
     more = tuple(a for label, own in axes.items() if label not in shared for a in own)
     out = _split_by(rule.results[0], axes)
-    (made,) = _bound(eqn, rule, parts, [out], sizes)
+    (made,) = _bound(eqn, rule, parts, [out], sizes, {})
     return Value(cell, {(out, (*over, *more), combine): made})

@@ -8,7 +8,6 @@ the first dim of each group that it merges or cuts, attention those of its batch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from spmd.core.aval import ShapedArray
@@ -22,8 +21,8 @@ from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import dot_general_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.gather import gather_p
-from spmd.lax.scatter import scatter_add_p
 from spmd.lax.slicing import slice_p
+from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
 
 Shape = tuple[int, ...]
 
@@ -52,9 +51,7 @@ def rule_of(eqn: Eqn) -> Dims | None:
     if is_refused(eqn.prim.dims):
         return None
     found = eqn.prim.rule("dims")(*avals, **eqn.params)
-    if eqn.prim is scatter_add_p:  # updates that are split are added up, see `write`
-        return replace(found, reduces="add")
-    return found
+    return indexed_rule(eqn, found) if eqn.prim in INDEXING else found
 
 
 def level_of(prim: Primitive, rule: Dims) -> int:
@@ -137,14 +134,19 @@ def local_params(
 
 def _local_slice(params: dict[str, Any], operands: Any, rule: Dims, result: Shape) -> Any:
     limits = zip(params["limit_indices"], operands[0].shape, rule.operands[0], strict=True)
-    return {"limit_indices": tuple(size if label >= 0 else stop for stop, size, label in limits)}
+    return {"limit_indices": tuple(size if _spans(n) else stop for stop, size, n in limits)}
+
+
+def _spans(label: int) -> bool:
+    """Whether every window spans the dims with a label."""
+    return 0 <= label < ROWS
 
 
 def _local_gather(params: dict[str, Any], operands: Any, rule: Dims, result: Shape) -> Any:
     along = params["dimension_numbers"].operand_batching_dims
     sizes = list(params["slice_sizes"])
     for d, label in enumerate(rule.operands[0]):
-        if label >= 0 and d not in along:
+        if _spans(label) and d not in along:
             sizes[d] = operands[0].shape[d]
     return {"slice_sizes": tuple(sizes)}
 

@@ -6,10 +6,13 @@ reader asks for the form that it needs, and a form that is made stays for the ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spmd.core.aval import typeof
 from spmd.core.ir import Literal
+from spmd.lax.array import full
 from spmd.partition.moves import combined, moved
 from spmd.partition.propagate import Axes, Cell, Split
 
@@ -51,6 +54,9 @@ class Value:
         return self.forms[wanted]
 
     def _made(self, want: Split, sizes: Sizes) -> Any:
+        if self.is_zero:
+            aval = typeof(next(iter(self.forms.values())))
+            return full(part_shape(self.cell.shape, want, sizes), 0, aval.dtype)
         form = self.partial()
         if form is not None:
             split, over, combine = form
@@ -61,6 +67,12 @@ class Value:
         totals = [(split, x) for (split, over, _), x in self.forms.items() if not over]
         split, x = min(totals, key=lambda pair: _distance(pair[0], want))
         return moved(x, split, want, sizes)
+
+
+def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:
+    """The shape of one device's part."""
+    pairs = zip(shape, split, strict=True)
+    return tuple(size // math.prod(sizes[a] for a in axes) for size, axes in pairs)
 
 
 def total_form(split: Split) -> Form:

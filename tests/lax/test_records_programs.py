@@ -93,6 +93,7 @@ ELSEWHERE = {
     "io_callback": "has side effects that are counted: tests/lax/test_callback.py",
     "shard_map": "is for meshes: tests/sharding/test_shard_map.py",
     "pvary": "is put in by shard_map: tests/sharding/test_shard_map.py",
+    "sharding_constraint": "is for meshes: tests/partition/test_plans.py",
     "axis_index": "is for devices: tests/collectives/table.py",
 }
 COLLECTIVES = {

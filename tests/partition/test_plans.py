@@ -191,3 +191,123 @@ def test_gradients_of_a_scan_of_sharded_layers_are_scattered_in_each_iteration()
     # Of each layer two weights, gathered forward and backward.
     assert found == {"all_gather": 3 * 2 * 2, "reduce_scatter": 3 * 2}
     np.testing.assert_allclose(spmd.jit(step)(*arguments), spmd.jit(step)(layers, x), atol=1e-5)
+
+
+# ---- indexing along a split dim ----------------------------------------------------------------
+
+PLACES = np.array([3, 60, -1, 17, 63, 2, 100, 0])
+READS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "rows": (lambda x: x[snp.asarray(PLACES)], 1),
+    "rows, clipped": (lambda x: x.at[snp.asarray(PLACES)].get(mode="clip"), 1),
+    "rows, filled": (lambda x: x.at[snp.asarray(PLACES)].get(mode="fill", fill_value=7.0), 1),
+    "elements": (lambda x: x[snp.asarray([1, 50]), snp.asarray([3, 30])], 1),
+    "one row": (lambda x: x[5], 1),
+    "a slice": (lambda x: x[3:9], 1),
+    "a slice with steps": (lambda x: x[1:60:7, 2:5], 1),
+    "a traced slice": (lambda x: lax.dynamic_slice(x, (snp.int32(62), snp.int32(30)), (5, 7)), 1),
+    "unsigned indices": (lambda x: x[snp.asarray([3, 63], "uint8")], 1),
+}
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "one row": lambda x: x.at[3].set(1.0),
+    "rows": lambda x: x.at[snp.asarray(PLACES)].set(2.0),
+    "rows added": lambda x: x.at[snp.asarray(PLACES)].add(2.0),
+    "elements multiplied": lambda x: x.at[snp.asarray(PLACES), 3].multiply(2.0),
+    "greatest": lambda x: x.at[snp.asarray(PLACES)].max(0.0),
+    "a block": lambda x: lax.dynamic_update_slice(x, snp.ones((5, 7)), (62, 30)),
+    "a block of rows": lambda x: lax.dynamic_update_slice(x, snp.ones((5, 64)), (14, 0)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_rows_of_a_split_dim_are_read_by_one_sum_of_the_rows(name: str):
+    f, expected = READS[name]
+    x = put(A, spmd.make_mesh((2, 2), ("x", "y")), "x", "y")
+    assert kinds(f, x) == {"all_reduce": expected}
+    np.testing.assert_array_equal(spmd.jit(f)(x), spmd.jit(f)(A))
+    gradient = spmd.grad(lambda x: (f(x) ** 2).sum())
+    np.testing.assert_allclose(spmd.jit(gradient)(x), spmd.jit(gradient)(A), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_rows_of_a_split_dim_are_written_without_an_exchange(name: str):
+    f, x = WRITES[name], put(A, spmd.make_mesh((2, 2), ("x", "y")), "x", "y")
+    assert not kinds(f, x) and spmd.jit(f)(x).sharding.spec == P("x", "y")
+    np.testing.assert_array_equal(spmd.jit(f)(x), spmd.jit(f)(A))
+
+
+def test_a_lookup_in_a_table_split_by_rows_sums_the_result():
+    mesh = spmd.make_mesh((4,), ("model",))
+    tokens = np.arange(24, dtype=np.int32).reshape(4, 6) * 7 % 64
+
+    def f(table: Any, tokens: Any) -> Any:
+        return table[tokens]
+
+    (found,) = spmd.debug.collectives(f)(put(A, mesh, "model"), tokens)
+    assert (found.kind, found.value) == ("all_reduce", "f32[4,6,64]")
+    np.testing.assert_array_equal(spmd.jit(f)(put(A, mesh, "model"), tokens), A[tokens])
+
+
+def test_the_gradient_of_a_lookup_by_split_tokens_is_one_sum_of_the_table():
+    mesh = spmd.make_mesh((4,), ("data",))
+    tokens = put(np.arange(32, dtype=np.int32) * 5 % 64, mesh, "data")
+    gradient = spmd.grad(lambda table, tokens: (table[tokens] ** 3).sum())
+    assert kinds(gradient, put(A, mesh), tokens) == {"all_reduce": 1}
+    expected = spmd.jit(gradient)(A, np.asarray(tokens))
+    np.testing.assert_allclose(spmd.jit(gradient)(put(A, mesh), tokens), expected, rtol=1e-6)
+
+
+# ---- calls -------------------------------------------------------------------------------------
+
+
+def test_an_operation_gives_the_same_bits_whenever_it_is_called():
+    x = put(A, spmd.make_mesh((2, 2), ("x", "y")), "x", "y")
+    for f in (lambda x: x + 1.5, snp.tanh, lambda x: x[3], lambda x: x @ x, lambda x: x.sum(0)):
+        first = np.asarray(f(x))
+        for _ in range(12):
+            again = f(x)
+            np.testing.assert_array_equal(again, first)
+        assert isinstance(again.sharding, NamedSharding)
+
+
+def test_debug_nans_reaches_programs_that_were_called_often():
+    x = put(np.zeros((8, 8), np.float32), spmd.make_mesh((4,), ("x",)), "x")
+    f = spmd.jit(lambda x: x / 0.0)
+    for _ in range(4):
+        f(x)
+    with spmd.debug_nans(True), pytest.raises(FloatingPointError):
+        f(x)
+
+
+def test_an_argument_is_not_moved_silently():
+    mesh = spmd.make_mesh((4,), ("x",))
+    f = spmd.jit(lambda a: a * 2, in_shardings=NamedSharding(mesh, P("x")))
+    assert f(A).sharding.spec == P("x")
+    with pytest.raises(spmd.errors.ShardingError, match=r"in_shardings: a \(f32\[64,64\]\) is com"):
+        f(put(A, mesh, None, "x"))
+
+
+def test_donated_shards_are_written_over():
+    x = put(A, spmd.make_mesh((4,), ("x",)), "x")
+    out = spmd.jit(lambda a: a * 2, donate_argnums=0)(x)
+    assert x.is_deleted() and out.sharding.spec == P("x")
+    np.testing.assert_array_equal(out, A * 2)
+
+
+def test_stages_tell_shardings():
+    mesh = spmd.make_mesh((4,), ("x",))
+    like = spmd.ShapeDtypeStruct((64, 64), np.float32, sharding=NamedSharding(mesh, P("x")))
+    compiled = spmd.jit(lambda a: a @ a.T).lower(like).compile()
+    (given,), _ = compiled.input_shardings
+    assert given.spec == P("x") and compiled.output_shardings.spec == P("x")
+    np.testing.assert_allclose(compiled(put(A, mesh, "x")), A @ A.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_spec_is_one_over_the_mesh_in_scope():
+    mesh, other = spmd.make_mesh((4,), ("x",)), spmd.make_mesh((2, 2), ("x", "y"))
+    f = spmd.jit(lambda a: lax.with_sharding_constraint(a * 2, P("x")))
+    for grid in (mesh, other, mesh):
+        with spmd.set_mesh(grid):
+            for _ in range(3):
+                assert f(A).sharding.mesh == grid
+    with pytest.raises(spmd.errors.ShardingError, match="without a mesh"):
+        f(A)

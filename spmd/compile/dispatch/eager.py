@@ -19,7 +19,9 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.device import process_index
+from spmd.base.tree import tree_flatten
 from spmd.base.util import MISS
+from spmd.compile.dispatch.signature import Split
 from spmd.compile.lazy import (
     eager_kernels,
     elementwise,
@@ -73,8 +75,11 @@ _calls: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable | MeshProgra
 _calls = weakref.WeakKeyDictionary()
 _loops: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable | MeshProgram]]
 _loops = weakref.WeakKeyDictionary()
-# Programs of one equation whose operands are over a mesh.
-_over_meshes: dict[Any, Executable | MeshProgram] = {}
+# Operations on arrays over a mesh, by primitive, operands and layouts.
+_mesh_operations: dict[Any, _MeshOperation] = {}
+# From this call on an elementwise operation over a mesh is a program, not one call for each shard,
+# and a program is called by a closure.
+PROGRAM_FROM_CALL = 8
 
 
 class _Signature:
@@ -236,13 +241,10 @@ def _over_mesh(
     An elementwise one is applied shard by shard where all operands are laid out alike.
     """
     executable.common_home(operands)
-    if elementwise.is_elementwise(prim.name):
-        outs = _by_shard(prim, operands, params)
-        if outs is not None:
-            return [outs]
     layouts = layouts_of(operands)
     if layouts is None or prim.name in NEVER_KEPT or prim.effects(params):
-        return None
+        made = _by_shard(prim, operands, params) if elementwise.is_elementwise(prim.name) else None
+        return None if made is None else [made]
     if prim is slice_p and params["strides"] is None:
         # One program for all places: those of `x[k]` in a loop.
         starts = [np.int32(start) for start in params["start_indices"]]
@@ -250,12 +252,50 @@ def _over_mesh(
         return [dynamic_slice_p.bind(*operands, *starts, slice_sizes=tuple(map(int, sizes)))]
     avals = [typeof(x) for x in operands]
     key = (prim, *avals, *params.items(), layouts)
-    program = _over_meshes.get(key)
-    if program is None:
-        found = prim.rule("abstract")(*avals, **params)
-        expected = list(found) if prim.multiple else [found]
-        program = _over_meshes[key] = _one_equation(prim, avals, expected, params, layouts)
-    return program(operands)
+    known = _mesh_operations.get(key)
+    if known is None:
+        known = _mesh_operations[key] = _MeshOperation()
+    return known(prim, avals, operands, params, layouts)
+
+
+class _MeshOperation:
+    """A primitive on operands of given avals and layouts over a mesh."""
+
+    __slots__ = ("calls", "closure", "program")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.program: Executable | MeshProgram | None = None
+        self.closure: Callable[..., Any] | None = None
+
+    def __call__(
+        self,
+        prim: Primitive,
+        avals: Sequence[ShapedArray],
+        operands: Sequence[Any],
+        params: dict[str, Any],
+        layouts: Layouts,
+    ) -> list[Any]:
+        if self.closure is not None:
+            outs = self.closure(operands, {})
+            if outs is not MISS:
+                return outs
+        self.calls += 1
+        if self.calls < PROGRAM_FROM_CALL and elementwise.is_elementwise(prim.name):
+            made = _by_shard(prim, operands, params)
+            if made is not None:
+                return [made]
+        if self.program is None:
+            found = prim.rule("abstract")(*avals, **params)
+            expected = list(found) if prim.multiple else [found]
+            self.program = _one_equation(prim, avals, expected, params, layouts)
+        outs = self.program(operands)
+        if self.calls == PROGRAM_FROM_CALL and self.program.is_map:
+            leaves, tree = tree_flatten((tuple(operands), {}))
+            split = Split(leaves, tree, (), ())
+            out_tree = tree_flatten(list(range(len(outs))))[1]
+            self.closure = mesh_fast_call.specialise_jitted(split, self.program, out_tree)
+        return outs
 
 
 def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -306,5 +346,11 @@ def specialise_map(call: MappedCall) -> Callable[..., Any] | None:
     return mesh_fast_call.specialise(call)
 
 
+def _forget_closures(_: Any) -> None:
+    _mesh_operations.clear()
+
+
+# Closures do not look at settings.
+config.on_program_update(_forget_closures)
 set_eager(evaluate)
 hook.specialise = specialise_map

@@ -111,8 +111,10 @@ class MeshExecutable(Executable):
             self.topology = replace(self.topology, overlaps=overlaps())
         self.devices = [devices[k] for k in self.topology.local]
         self.count = len(self.devices)
-        self.in_shardings = [NamedSharding(mesh, s) for s in in_specs]
-        self.out_shardings = [NamedSharding(mesh, s) for s in out_specs]
+        # One object for equal specs, which is found to be whole or not once.
+        known = {spec: NamedSharding(mesh, spec) for spec in (*in_specs, *out_specs)}
+        self.in_shardings = [known[s] for s in in_specs]
+        self.out_shardings = [known[s] for s in out_specs]
         self.whole_avals = [
             whole_aval(a, s, mesh) for a, s in zip(closed.out_avals, out_specs, strict=True)
         ]
@@ -233,6 +235,8 @@ class MeshExecutable(Executable):
         if type(x) is Array and x.shards is None and x.owner is None:
             raise deleted(x)
         value = to_numpy(x)
+        if sharding.is_fully_replicated and (type(x) is not Array or x.shards is None):
+            return [np.ascontiguousarray(value).reshape(aval.shape)] * self.count
         indices = sharding.devices_indices_map(value.shape)
         if len(self.topology.sizes) and self.topology.is_spread and not _whole_here(x):
             raise ShardingError(

@@ -19,7 +19,7 @@ from spmd.base.errors import ArgumentError
 from spmd.base.util import MISS, MOST_MATCHERS
 from spmd.compile import lazy
 from spmd.compile.dispatch.jit import JitFunction, clear_caches
-from spmd.compile.executable import executable
+from spmd.compile.executable import select
 from spmd.sharding.array import Array, from_numpy
 from tests.compile.dispatch.fast_calls import is_fast, written
 
@@ -387,7 +387,7 @@ def test_a_loop_called_again_is_not_compiled_again():
     body = make_jaxpr(lambda c, x: lax.add(c, x))(X[0], X[0])
     params = {"length": 3, "reverse": False, "num_consts": 0, "num_carry": 1, "unroll": 1}
     with patch.object(
-        lazy.executable, "compile_jaxpr", Mock(wraps=executable.compile_jaxpr)
+        lazy.select, "compile_program", Mock(wraps=select.compile_program)
     ) as compiled:
         for _ in range(3):
             lax.scan_p.bind(X[0], X, jaxpr=body, **params)
