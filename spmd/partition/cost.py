@@ -13,6 +13,7 @@ from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Dims, Primitive
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.dot import dot_general_p
+from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import KEPT, Axes, Split
 from spmd.partition.rules import COMBINED, may_split
 
@@ -55,6 +56,7 @@ class Choice:
         self.combines = rule.reduces in COMBINED and not any(
             dtypes.is_bool(aval.dtype) for aval in results
         )
+        self.slices = prim in SLICES
         self.work = self._work(prim)
 
     def _work(self, prim: Primitive) -> float:
@@ -78,12 +80,18 @@ class Choice:
         return {label: self._ordered(label, axes) for label, axes in chosen.items()}
 
     def _labels_with(self, axis: object) -> list[int]:
-        """The labels of dims that an axis splits in an operand, or is to split in a result."""
+        """The labels of dims that an axis splits in an operand, or is to split in a result.
+
+        Where it splits a dim that has to be whole, or that is sliced, those of the operand's other
+        dims, too: the axis may be handed on to one of them.
+        """
         found: dict[int, None] = {}
         for _, labels, split in (*self.results, *self.operands):
             for label, axes in zip(labels, split, strict=True):
-                if axis in axes and may_split(self.rule, label):
-                    found[label] = None
+                if axis in axes:
+                    stays = may_split(self.rule, label) and not (label >= ROWS and self.slices)
+                    every = (label,) if stays else labels
+                    found.update({k: None for k in every if may_split(self.rule, k)})
         return [label for label in found if label in self.shared or self.combines]
 
     def _seconds(self, axis: object, label: int | None, chosen: Mapping[int, set[object]]) -> float:
@@ -127,12 +135,13 @@ class Choice:
         return EXCHANGE + BYTE * times * moved
 
     def _ordered(self, label: int, axes: set[object]) -> Axes:
-        """Some axes in the order in which a result or an operand has them, else the mesh's."""
+        """Some axes: first those that a dim has already, in its order, then in the mesh's order."""
+        first: Axes = ()
         for _, labels, split in (*self.results, *self.operands):
             for own, held in zip(labels, split, strict=True):
-                if own == label and axes <= set(held):
-                    return tuple(a for a in held if a in axes)
-        return tuple(a for a in self.sizes if a in axes)
+                if own == label and axes.issuperset(held) and len(held) > len(first):
+                    first = held
+        return first + tuple(a for a in self.sizes if a in axes and a not in first)
 
 
 def _label_of(axis: object, labels: Sequence[int], split: Split) -> int | None:

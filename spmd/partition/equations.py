@@ -25,6 +25,7 @@ from spmd.lax.attention import bind_attention
 from spmd.lax.convert import convert_element_type, convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.partition.cost import Choice
+from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.indexing import split_rows, write_indexing
 from spmd.partition.propagate import KEPT, Axes, Cell, Split
 from spmd.partition.rules import local_params, rule_of
@@ -124,6 +125,9 @@ def _bound(
     params = local_params(eqn, [typeof(x) for x in parts], rule, shape)
     if eqn.prim is iota_p:
         return [_iota(params, splits[0])]
+    if eqn.prim in CUMULATIVE and splits[0][params["axis"]]:
+        axes = splits[0][params["axis"]]
+        return [write_cumulative(eqn.prim, parts[0], axes, params, sizes)]
     if rows:
         return [write_indexing(eqn, parts, rows, params, sizes)]
     found = eqn.prim.bind(*parts, **params)

@@ -22,6 +22,7 @@ from spmd.lax.dot import dot_general_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.gather import gather_p
 from spmd.lax.slicing import slice_p
+from spmd.partition.cumulative import CUMULATIVE
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
 
 Shape = tuple[int, ...]
@@ -48,6 +49,8 @@ def rule_of(eqn: Eqn) -> Dims | None:
     if eqn.prim is iota_p:
         ndim = len(eqn.params["shape"])
         return dims([], [range(ndim)])
+    if eqn.prim in CUMULATIVE:
+        return dims([range(avals[0].ndim)], [range(avals[0].ndim)])
     if is_refused(eqn.prim.dims):
         return None
     found = eqn.prim.rule("dims")(*avals, **eqn.params)

@@ -58,6 +58,34 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
         RING, lambda a, b: a @ b + (2 * a) @ b, ((None, "x"), ("x",)), {"all_reduce": 1},
     ),
     "lookup in a table": (RING, lambda a, b: a[snp.arange(8)], ((None, "x"), ()), {}),
+    "cumulative sum": (RING, lambda a, b: snp.cumsum(a, 0), (("x",), ()), {"all_gather": 1}),
+    "cumulative maximum from behind": (
+        RING, lambda a, b: lax.cummax(a, 0, reverse=True), (("x",), ()), {"all_gather": 1},
+    ),
+    "FFT": (RING, lambda a, b: snp.fft.fft(a, axis=0).real, (("x",), ()), {"all_to_all": 1}),
+    "sort": (RING, lambda a, b: snp.sort(a, 0), (("x",), ()), {"all_to_all": 1}),
+    "sort of a dim beside a split one": (
+        GRID, lambda a, b: snp.sort(a, 0), (("x", "y"), ()), {"all_to_all": 1},
+    ),
+    "top_k": (RING, lambda a, b: lax.top_k(a, 3)[0], ((None, "x"), ()), {"all_to_all": 1}),
+    "concatenate": (
+        RING, lambda a, b: snp.concatenate([a, 2 * a]), (("x",), ()), {"all_to_all": 2},
+    ),
+    "roll": (
+        RING, lambda a, b: snp.roll(a, 3, 0), (("x",), ()), {"all_to_all": 1, "all_reduce": 1},
+    ),
+    "neighbours": (
+        RING, lambda a, b: a[1:-1] + a[2:] + a[:-2], (("x",), ()), {"all_to_all": 1},
+    ),
+    "attention by heads": (
+        RING, lambda a, b: nn.dot_product_attention(*[a.reshape(2, 32, 8, 8)] * 3),
+        ((None, "x"), ()), {},
+    ),
+    "attention of split sequences": (
+        RING,
+        lambda a, b: nn.dot_product_attention(*[a.reshape(1, 64, 8, 8)] * 3, is_causal=True),
+        (("x",), ()), {"all_to_all": 3},
+    ),
     "scan over rows": (
         RING, lambda a, b: lax.scan(lambda c, r: (c + r, c * r), a[0], a)[1], ((None, "x"), ()), {},
     ),
