@@ -60,6 +60,8 @@ def _write_scan(
     results = [inner.of(atom) for atom in inner.closed.jaxpr.outvars]
     carried, sliced, stacked = inside[first:last], inside[last:], results[last - first :]
 
+    _make_totals(operands[:first], sizes)
+
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         consts = [x.copy() for x in operands[:first]]
         outs = run(inner, [*consts, *values_of([*carried, *sliced], [*carry, *xs])])
@@ -82,6 +84,8 @@ def _write_while(
     first = tested + eqn.params["body_nconsts"]
     carried = [body.cells[v] for v in body.closed.jaxpr.invars[first - tested :]]
 
+    _make_totals(operands[:first], sizes)
+
     def going(carry: list[Any]) -> Any:
         consts = [x.copy() for x in operands[:tested]]
         (out,) = run(test, [*consts, *values_of(carried, carry)])
@@ -101,8 +105,7 @@ def _write_cond(
 ) -> list[Value]:
     cells = [scope.cells[v] for v in eqn.outvars]
     index = operands[0].read((), sizes)
-    for x in operands[1:]:
-        x.read(x.cell.split, sizes)  # sums are made outside, once
+    _make_totals(operands[1:], sizes)
 
     def branch(inner: Scope) -> Callable[[], list[Any]]:
         return lambda: read_as(run(inner, [x.copy() for x in operands[1:]]), cells, sizes)
@@ -110,6 +113,13 @@ def _write_cond(
     functions = [branch(inner) for inner in scope.inner[k]]
     names = [f"branches[{n}]" for n in range(len(functions))]
     return values_of(cells, named_switch("lax.switch", index, functions, [], names))
+
+
+def _make_totals(values: Sequence[Value], sizes: Sizes) -> None:
+    """Finish sums that are read in a loop or a branch before it, once."""
+    for x in values:
+        if x.partial() is not None:
+            x.read(x.cell.split, sizes)
 
 
 def _results(scope: Scope, eqn: Eqn, splits: Sequence[Any], parts: Sequence[Any]) -> list[Value]:

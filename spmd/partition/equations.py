@@ -28,7 +28,7 @@ from spmd.partition.cost import Choice
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.indexing import split_rows, write_indexing
 from spmd.partition.propagate import KEPT, Axes, Cell, Split
-from spmd.partition.rules import local_params, rule_of
+from spmd.partition.rules import local_params
 from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
@@ -39,10 +39,13 @@ _SCALINGS = {div_p: (0,), mul_p: (0, 1)}
 
 
 def write_equation(
-    eqn: Eqn, operands: Sequence[Value], cells: Sequence[Cell], sizes: Sizes
+    eqn: Eqn,
+    rule: Dims | None,
+    operands: Sequence[Value],
+    cells: Sequence[Cell],
+    sizes: Sizes,
 ) -> list[Value]:
-    """The results of an equation, which have the given cells."""
-    rule = rule_of(eqn)
+    """The results of an equation, which have the given cells; without a rule, of whole operands."""
     if rule is None:
         found = eqn.prim.bind(*[x.read(unsplit(x.cell), sizes) for x in operands], **eqn.params)
         outs = found if eqn.prim.multiple else [found]
@@ -50,6 +53,8 @@ def write_equation(
     kept = _kept_partial(eqn, operands)
     if kept:
         return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
+    if not any(any(x.cell.axes) for x in operands) and not any(any(c.axes) for c in cells):
+        return _on_parts(eqn, rule, operands, cells, {}, sizes)
     choice = Choice(
         eqn.prim,
         rule,

@@ -107,15 +107,16 @@ def _agreed(found: Sequence[Axes]) -> Axes:
 class Scope:
     """The cells of one jaxpr, and the scopes of the jaxprs inside, by the number of the equation.
 
-    `uses` counts the readers of each variable.
+    `uses` counts the readers of each variable, `rules` are those of the equations, by number.
     """
 
-    __slots__ = ("cells", "closed", "inner", "uses")
+    __slots__ = ("cells", "closed", "inner", "rules", "uses")
 
     def __init__(self, closed: ClosedJaxpr, cells: dict[Var, Cell]):
         self.closed = closed
         self.cells = cells
         self.inner: dict[int, list[Scope]] = {}
+        self.rules: dict[int, Dims] = {}
         self.uses = _uses(closed.jaxpr)
 
     def of(self, atom: Atom) -> Cell:
@@ -189,6 +190,7 @@ class Plan:
         made = self._new(scope, eqn)
         rule = rule_of(eqn)
         if rule is not None:
+            scope.rules[k] = rule
             self._link([*given, *made], _labels(rule), level_of(eqn.prim, rule))
 
     def _new(self, scope: Scope, eqn: Eqn) -> list[Cell]:

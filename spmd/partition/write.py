@@ -147,4 +147,4 @@ class _Writer:
         if special is not None:
             return special(self.run, scope, k, eqn, operands, self.sizes)
         cells = [scope.cells[v] for v in eqn.outvars]
-        return write_equation(eqn, operands, cells, self.sizes)
+        return write_equation(eqn, scope.rules.get(k), operands, cells, self.sizes)

@@ -221,6 +221,28 @@ def test_gradients_of_a_scan_of_sharded_layers_are_scattered_in_each_iteration()
     np.testing.assert_allclose(spmd.jit(step)(*arguments), spmd.jit(step)(layers, x), atol=1e-5)
 
 
+def test_a_sum_that_a_loop_reads_is_made_once():
+    mesh = spmd.make_mesh((4,), ("x",))
+
+    def f(a: Any, b: Any) -> Any:
+        total = a @ b
+        return lax.scan(lambda c, _: (c + snp.sin(total), None), snp.zeros_like(total), length=5)[0]
+
+    arguments = put(A, mesh, None, "x"), put(A, mesh, "x")
+    assert kinds(f, *arguments) == {"all_reduce": 1}
+    np.testing.assert_allclose(spmd.jit(f)(*arguments), spmd.jit(f)(A, A), rtol=1e-3, atol=1e-3)
+
+
+def test_a_nan_on_one_device_reaches_the_maximum():
+    x = A.copy()
+    x[17, 3] = np.nan
+    for reduce in (snp.max, snp.min, snp.sum):
+        found = spmd.jit(lambda a, reduce=reduce: reduce(a, 0))(
+            put(x, spmd.make_mesh((4,), ("x",)), "x")
+        )
+        assert np.isnan(found[3]) and np.isnan(np.asarray(found)).sum() == 1
+
+
 # ---- indexing along a split dim ----------------------------------------------------------------
 
 PLACES = np.array([3, 60, -1, 17, 63, 2, 100, 0])
