@@ -35,7 +35,9 @@ PLANNED = ("kernels", "programs")
 # What is between arguments and results shows in gradients and in what is made of several kernels.
 PLANNED_KERNELS = ("gradient", "attention", "layer", "cumsum", "random")
 COMPILE = ("compile", "cached", "depth")
-EVERYTHING = ("dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "collectives")
+EVERYTHING = (
+    "dispatch", "kernels", "programs", *COMPILE, "memory", "psum", "collectives", "sharding",
+)  # fmt: skip
 
 
 def run(

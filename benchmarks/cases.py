@@ -11,6 +11,7 @@ from benchmarks.case import BOTH, WIDE, Case, array, normal, of
 from benchmarks.dispatch import dispatch_cases
 from benchmarks.kernels import elementwise_cases, move_cases, reduction_cases, row_cases
 from benchmarks.products import attention_cases, conv_cases, product_cases
+from benchmarks.sharding import sharding_cases
 from benchmarks.sides import Side
 
 
@@ -125,6 +126,7 @@ SUBJECTS: dict[str, Callable[[], list[Case]]] = {
     "kernels": kernel_cases,
     "programs": program_cases,
     "psum": psum_cases,
+    "sharding": sharding_cases,
 }
 
 
