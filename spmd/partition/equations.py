@@ -24,6 +24,7 @@ from spmd.lax.array import full, iota_p, squeeze_p
 from spmd.lax.attention import bind_attention
 from spmd.lax.convert import convert_element_type, convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
+from spmd.partition.callbacks import calls_once, write_callback
 from spmd.partition.cost import Choice
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.indexing import split_rows, write_indexing
@@ -46,6 +47,9 @@ def write_equation(
     sizes: Sizes,
 ) -> list[Value]:
     """The results of an equation, which have the given cells; without a rule, of whole operands."""
+    if calls_once(eqn):
+        outs = write_callback(eqn, [x.read(unsplit(x.cell), sizes) for x in operands], sizes)
+        return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
     if rule is None:
         found = eqn.prim.bind(*[x.read(unsplit(x.cell), sizes) for x in operands], **eqn.params)
         outs = found if eqn.prim.multiple else [found]

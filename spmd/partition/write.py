@@ -12,6 +12,7 @@ from spmd.base.context import state
 from spmd.base.source import UNKNOWN
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.rewrite import close
+from spmd.partition.callbacks import calls_once
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.propagate import Plan, Scope, Split, called_jaxpr
@@ -28,8 +29,8 @@ def partition(
 ) -> ClosedJaxpr | None:
     """A program over a mesh: one `shard_map` equation, of which each device runs the jaxpr.
 
-    A spec that is None is left to propagation. None if the program has effects outside of maps,
-    which would happen once for each device, or maps that are not over this mesh.
+    A spec that is None is left to propagation. None if the program has effects outside of maps
+    that are no callbacks, or maps that are not over this mesh.
     """
     if not _can_partition(closed, mesh):
         return None
@@ -80,14 +81,14 @@ def as_spec(split: Split) -> PartitionSpec:
 
 
 def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
-    """Whether all maps of a program are over the mesh, and nothing else has effects."""
+    """Whether all maps of a program are over the mesh, and only callbacks else have effects."""
     for eqn in closed.eqns:
         if eqn.prim is shard_map_p:
             if eqn.params["mesh"] != mesh or eqn.params["kind"] != "manual":
                 return False
             continue
         inner = _inner_jaxprs(eqn)
-        if eqn.effects and not inner:
+        if eqn.effects and not inner and not calls_once(eqn):
             return False
         if not all(_can_partition(found, mesh) for found in inner):
             return False

@@ -361,3 +361,27 @@ def test_a_spec_is_one_over_the_mesh_in_scope():
                 assert f(A).sharding.mesh == grid
     with pytest.raises(spmd.errors.ShardingError, match="without a mesh"):
         f(A)
+
+
+def test_callbacks_see_whole_values_once(capfd):
+    mesh = spmd.make_mesh((2, 2), ("x", "y"))
+    seen: list[np.ndarray] = []
+
+    def look(v: Any) -> Any:
+        seen.append(np.asarray(v))
+        return np.asarray(v)[::-1] * 2, np.asarray(v) > 0
+
+    @spmd.jit
+    def f(a: Any) -> Any:
+        kinds = (np.float32, bool)
+        shapes = tuple(spmd.ShapeDtypeStruct(a.shape, kind) for kind in kinds)
+        doubled, positive = spmd.io_callback(look, shapes, a)
+        spmd.debug.print("sum {}", a.sum())
+        return a + doubled, positive
+
+    total, positive = f(put(A, mesh, "x", "y"))
+    np.testing.assert_array_equal(seen, [A])
+    np.testing.assert_array_equal(total, A + A[::-1] * 2)
+    np.testing.assert_array_equal(positive, A > 0)
+    spmd.effects_barrier()
+    assert capfd.readouterr().out.count("sum") == 1
