@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from spmd.base.errors import ShardingError
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Dims
@@ -25,6 +26,7 @@ from spmd.partition.rules import LEVELS, RENAMES, level_of, may_split, rule_of
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.named import NamedSharding
+from spmd.sharding.operand_layouts import spec_over
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -166,11 +168,12 @@ class Plan:
 
     def _constant(self, var: Var, value: Any) -> Cell:
         sharding = value.sharding if type(value) is Array and value.shards is not None else None
-        if not isinstance(sharding, NamedSharding) or sharding.mesh != self.mesh:
+        spec = spec_over(self.mesh, sharding) if isinstance(sharding, NamedSharding) else None
+        if spec is None:
             return Cell(var.aval)
         if id(value) not in self.placed:
             cell = Cell(var.aval)
-            cell.close(sharding.spec)
+            cell.close(spec)
             self.placed[id(value)] = value, cell
         return self.placed[id(value)][1]
 
@@ -256,7 +259,7 @@ class Plan:
 
     def _constraint(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
         (made,) = self._new(scope, eqn)
-        made.close(eqn.params["spec"])
+        made.close(self._spec_here(eqn))
         self.same(made, given[0])
 
     def results(self, specs: Sequence[PartitionSpec | None]) -> list[Cell]:
@@ -270,6 +273,20 @@ class Plan:
                 self.same(wanted, cell)
                 cell = wanted
             found.append(cell)
+        return found
+
+    def _spec_here(self, eqn: Eqn) -> PartitionSpec:
+        """The spec of a constraint over this mesh."""
+        mesh, spec = eqn.params["mesh"], eqn.params["spec"]
+        if mesh == self.mesh:
+            return spec
+        found = spec_over(self.mesh, NamedSharding(mesh, spec))
+        if found is None:
+            raise ShardingError(
+                f"{eqn.source}: a value of {eqn.invars[0].aval.short()} is constrained to {spec} "
+                f"over {mesh}, but the program is over {self.mesh}, the mesh of its first argument "
+                "over one; place arguments and constraints over one mesh"
+            )
         return found
 
     # ---- the fixed point ----

@@ -385,3 +385,24 @@ def test_callbacks_see_whole_values_once(capfd):
     np.testing.assert_array_equal(positive, A > 0)
     spmd.effects_barrier()
     assert capfd.readouterr().out.count("sum") == 1
+
+
+def test_a_constraint_over_another_mesh_is_an_error_or_the_same_layout():
+    mesh = spmd.make_mesh((2, 2), ("x", "y"))
+    renamed, line = spmd.make_mesh((2, 2), ("a", "b")), spmd.make_mesh((4,), ("z",))
+
+    def f(grid: Any, *spec: Any) -> Any:
+        place = NamedSharding(grid, P(*spec))
+        return spmd.jit(lambda a: lax.with_sharding_constraint(a * 2, place))(put(A, mesh, "x"))
+
+    assert f(renamed, None, "b").sharding.spec == P(None, "y")
+    with pytest.raises(spmd.errors.ShardingError, match=r"constrained to .*'z'.* over one mesh"):
+        f(line, "z")
+
+
+def test_a_closed_over_array_stays_where_it_is():
+    mesh = spmd.make_mesh((4,), ("x",))
+    w = put(A, mesh, "x")
+    f = spmd.jit(lambda a: a @ w)
+    assert kinds(lambda a: a @ w, put(A, mesh, None, "x")) == {"all_reduce": 1}
+    np.testing.assert_allclose(f(put(A, mesh, None, "x")), A @ A, rtol=1e-4, atol=1e-4)
