@@ -138,7 +138,7 @@ def sharding_cases() -> list[Case]:
             ring, (((8192, 256), ("x",)),), None,
         ),
         "cumsum along the split dim": (
-            lambda side, a: side.np.cumsum(a, 0), ring, ((large, ("x",)),), None,
+            lambda side, a: side.np.cumsum(a, 0), ring, (((256, 1024), ("x",)),), None,
         ),
         "sort along the split dim": (
             lambda side, a: side.np.sort(a, 0), ring, ((square, ("x",)),), None,

@@ -13,6 +13,7 @@ from typing import Any
 from spmd.core.aval import typeof
 from spmd.core.ir import Literal
 from spmd.lax.array import full
+from spmd.lax.convert import convert_element_type
 from spmd.partition.moves import combined, moved
 from spmd.partition.propagate import Axes, Cell, Split
 
@@ -56,7 +57,8 @@ class Value:
     def _made(self, want: Split, sizes: Sizes) -> Any:
         if self.is_zero:
             aval = typeof(next(iter(self.forms.values())))
-            return full(part_shape(self.cell.shape, want, sizes), 0, aval.dtype)
+            zeros = full(part_shape(self.cell.shape, want, sizes), 0, aval.dtype)
+            return convert_element_type(zeros, aval.dtype, aval.weak_type)
         form = self.partial()
         if form is not None:
             split, over, combine = form

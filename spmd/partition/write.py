@@ -12,6 +12,7 @@ from spmd.base.context import state
 from spmd.base.source import UNKNOWN
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
 from spmd.core.rewrite import close
+from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
@@ -51,7 +52,9 @@ def partition(
         given = values_of(cells, parts)
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(plan, constants).run(plan.top, given[len(placed) :])
-        return [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
+        parts = [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
+        types = zip(parts, closed.out_avals, strict=True)
+        return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
     names = (*("" for _ in placed), *jaxpr.arg_names)
     with mesh_axes(mesh, "manual"):

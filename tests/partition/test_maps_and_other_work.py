@@ -215,7 +215,7 @@ def test_effects_around_maps_happen_once(capfd):
         spmd.debug.print("norm {}", snp.sum(g * g) * 0 + 7)
         return g
 
-    assert isinstance(program(f, W), Executable)
+    assert isinstance(program(f, W), MeshProgram)
     np.testing.assert_allclose(spmd.jit(f)(W), gradient(W, X, Y), rtol=1e-5)
     spmd.effects_barrier()
     assert capfd.readouterr().out.count("norm 7.0") == 1
