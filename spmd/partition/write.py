@@ -52,8 +52,8 @@ def partition(
         given = values_of(cells, parts)
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(plan, constants).run(plan.top, given[len(placed) :])
-        parts = [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
-        types = zip(parts, closed.out_avals, strict=True)
+        found = [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
+        types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
     names = (*("" for _ in placed), *jaxpr.arg_names)
