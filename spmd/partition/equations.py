@@ -29,7 +29,7 @@ from spmd.partition.cost import Choice
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.indexing import split_rows, write_indexing
 from spmd.partition.propagate import KEPT, Axes, Cell, Split
-from spmd.partition.rules import local_params
+from spmd.partition.rules import local_params, may_split
 from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
@@ -54,7 +54,7 @@ def write_equation(
         found = eqn.prim.bind(*[x.read(unsplit(x.cell), sizes) for x in operands], **eqn.params)
         outs = found if eqn.prim.multiple else [found]
         return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
-    kept = _kept_partial(eqn, operands)
+    kept = _kept_partial(eqn, rule, operands)
     if kept:
         return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
     if not any(any(x.cell.axes) for x in operands) and not any(any(c.axes) for c in cells):
@@ -178,15 +178,20 @@ def _scattered(
 # ---- on terms of a sum -------------------------------------------------------------------------
 
 
-def _kept_partial(eqn: Eqn, operands: Sequence[Value]) -> tuple[int, ...]:
+def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value]) -> tuple[int, ...]:
     """The operands that stay partial, by number, as the result may then be partial like them.
 
-    None do where that is not exact, or where a total would have to be made more than once.
+    None do where that is not exact, where a total would have to be made more than once, or where a
+    split dim has to be whole, as one that a reshape merges behind another.
     """
     forms = [x.partial() if x.uses <= 1 else None for x in operands]
     partial = tuple(k for k, form in enumerate(forms) if form is not None)
     if any(form is not None and form[2] != "add" for form in forms):
         return ()
+    for form, labels in zip(forms, rule.operands, strict=True):
+        pairs = zip(labels, form[0] if form else (), strict=False)
+        if any(axes and not may_split(rule, label) for label, axes in pairs):
+            return ()
     if eqn.prim in _UNARY_LINEAR:
         return partial
     if eqn.prim is convert_element_type_p:

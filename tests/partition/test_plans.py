@@ -233,6 +233,16 @@ def test_a_sum_that_a_loop_reads_is_made_once():
     np.testing.assert_allclose(spmd.jit(f)(*arguments), spmd.jit(f)(A, A), rtol=1e-3, atol=1e-3)
 
 
+def test_a_partial_sum_whose_split_dim_is_merged_is_made_first():
+    mesh = spmd.make_mesh((2, 2), ("x", "z"))
+
+    def f(a: Any, b: Any) -> Any:
+        return (a @ b).reshape(64 * 64) * 2
+
+    arguments = put(A, mesh, None, "z"), put(A, mesh, "z", "x")
+    np.testing.assert_allclose(spmd.jit(f)(*arguments), f(A, A), rtol=1e-3, atol=1e-3)
+
+
 def test_a_nan_on_one_device_reaches_the_maximum():
     x = A.copy()
     x[17, 3] = np.nan
