@@ -11,20 +11,10 @@ from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source
 from spmd.base.tree import keystr, tree_flatten_with_path
 from spmd.compile.executable.select import MeshProgram
+from spmd.compile.lower.collective import KINDS
 from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs
 from spmd.debug.program import Program
 from spmd.sharding.named import NamedSharding
-
-# The names of JAX's and XLA's users for the primitives that move data.
-_KINDS = {
-    "psum": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "permute",
-}
 
 
 @record
@@ -74,7 +64,7 @@ def collectives_of(program: Program) -> list[Collective]:
 
 def _walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
     for eqn in closed.eqns:
-        if eqn.prim.name in _KINDS:
+        if eqn.prim.name in KINDS:
             yield _collective(eqn, sizes, times)
         inside = times * int(eqn.params.get("length", 1)) if eqn.prim.name == "scan" else times
         for _, inner in subjaxprs(eqn.params):
@@ -85,7 +75,7 @@ def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
     axes = eqn.params["axes"]
     axes = axes if isinstance(axes, tuple) else (axes,)
     n = math.prod(sizes.get(a, 1) for a in axes)
-    kind, size = _KINDS[eqn.prim.name], eqn.invars[0].aval.nbytes
+    kind, size = KINDS[eqn.prim.name], eqn.invars[0].aval.nbytes
     received = {
         "all_reduce": 2 * size * (n - 1) // n,
         "all_gather": size * (n - 1),

@@ -109,7 +109,8 @@ def _between_processes(
     return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
 
 
-_KINDS = {
+# What XLA and NCCL call the primitives that move data.
+KINDS = {
     "psum": "all_reduce",
     "pmax": "all_reduce",
     "pmin": "all_reduce",
@@ -124,7 +125,7 @@ _OPS = {"psum": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum"}
 def _shape(eqn: Eqn, members: int) -> tuple[Any, int, int]:
     """The kind of exchange, and its operand as rows of blocks; see the runner's table."""
     aval = eqn.invars[0].aval
-    kind = _KINDS[eqn.prim.name]
+    kind = KINDS[eqn.prim.name]
     if kind in ("all_reduce", "permute"):
         return kind, 1, aval.size
     rows = math.prod(aval.shape[: eqn.params["dim"]])
