@@ -73,6 +73,7 @@ with _importing():
         vjp,
         vmap,
     )
+    from spmd.api.named_scope import named_call, named_scope
     from spmd.base.config import config
     from spmd.base.device import (
         Device,
@@ -91,10 +92,10 @@ with _importing():
     from spmd.core.custom import custom_jvp
     from spmd.core.custom_vjp import custom_vjp
     from spmd.core.remat import checkpoint, checkpoint_policies
-    from spmd.core.scope import named_call, named_scope
     from spmd.lax.callback import effects_barrier, io_callback, pure_callback
     from spmd.numpy.array_type import Array
     from spmd.sharding import constraint as _constraint
+    from spmd.sharding.explicit_layouts import reshard
     from spmd.sharding.mesh_scope import set_mesh
     from spmd.sharding.named import NamedSharding
     from spmd.sharding.pmap import pmap

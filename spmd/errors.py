@@ -31,6 +31,7 @@ from spmd.base.errors import (
     SettingError,
     ShapeError,
     ShardingError,
+    ShardingTypeError,
     SpmdError,
     TracerArrayConversionError,
     TracerBoolConversionError,

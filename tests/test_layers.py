@@ -26,7 +26,7 @@ FLOORS = (
     "base",
     "transport",
     "core.aval core.ir core.primitive core.check",
-    "core.axis core.trace core.stage",
+    "core.axis core.trace core.explicit core.stage",
     "core.structural core.rewrite",
     "core.jvp core.linearize core.transpose core.vmap core.custom_common core.custom "
     "core.custom_vjp core.jet core.linear_call core.remat core.call core.argument_names",

@@ -22,9 +22,9 @@ class Plan:
     others: P = field(default_factory=P)
 
     def mesh(self) -> spmd.Mesh:
-        """A mesh of all devices."""
+        """A mesh of all devices, along which the compiler decides what is not said."""
         axes = self.axes(spmd.device_count())
-        return spmd.make_mesh(tuple(axes.values()), tuple(axes))
+        return spmd.make_mesh(tuple(axes.values()), tuple(axes), spmd.sharding.AxisType.Auto)
 
     def spec(self, name: str) -> P:
         """The spec of a weight."""

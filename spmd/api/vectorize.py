@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from spmd.api.flat import FlatFunction, as_array
 from spmd.base.context import state
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     broadcast_prefix,
@@ -25,7 +25,7 @@ from spmd.core.argument_names import (
     parameter_names,
     spread_over_arguments,
 )
-from spmd.core.aval import typeof
+from spmd.core.aval import ShapedArray, typeof
 from spmd.core.structural import broadcast_leading, move_dim
 from spmd.core.vmap import BatchAxis, batch_flat
 
@@ -81,7 +81,8 @@ def vmap(
         check_axis_name_free(what, axis_name, [f.name for f in state.axes])
         in_dims = [None if a is None else a % v.ndim for a, v in zip(axes, avals, strict=True)]
         flat_f = FlatFunction(fun, in_tree)
-        axis = BatchAxis(axis_name, size, spmd_names)
+        entry = _mapped_entry(what, names, avals, in_dims)
+        axis = BatchAxis(axis_name, size, spmd_names, entry=entry)
         outs, dims = batch_flat(flat_f, axis, flat, in_dims)
         tree = flat_f.out_tree
         assert tree is not None
@@ -95,6 +96,25 @@ def vmap(
         return tree_unflatten(tree, [as_array(x) for x in placed])
 
     return mapped
+
+
+def _mapped_entry(
+    what: str, names: Sequence[str], avals: Sequence[ShapedArray], at: Sequence[int | None]
+) -> Any:
+    """The `Explicit` axes that split the mapped dims; all that are split must be so alike."""
+    found: Any = None
+    first = ""
+    for name, aval, d in zip(names, avals, at, strict=True):
+        if d is None or aval.sharding is None or aval.sharding.spec[d] is None:
+            continue
+        entry = aval.sharding.spec[d]
+        if found is not None and entry != found:
+            raise ShardingTypeError(
+                f"{current_source()}: {what}: the mapped dim of {first} is split over {found!r} "
+                f"and that of {name} ({aval.short()}) over {entry!r}; reshard one of them"
+            )
+        found, first = entry, first or name
+    return found
 
 
 def _place_out(what: str, k: int, x: Any, dim: int | None, want: Any, size: int) -> Any:

@@ -81,6 +81,10 @@ class ShardingError(SpmdError, ValueError):
     """A sharding, mesh or partition spec does not fit the array or the devices."""
 
 
+class ShardingTypeError(ShardingError):
+    """Along an `Explicit` mesh axis, operands do not say how a result is to be laid out."""
+
+
 class DeviceError(SpmdError, RuntimeError, ValueError):
     """Too few devices, or values committed to devices that do not agree."""
 

@@ -20,24 +20,44 @@ NO_AXES: frozenset[str] = frozenset()
 
 
 class ShapedArray:
-    """Shape, dtype, weak type, and the mesh axes over which the value varies (`vma`).
+    """Shape, dtype, weak type, varying axes (`vma`), and the explicit part of a sharding.
 
     `vma` is empty outside `shard_map`. Inside, it names the manual axes along which the devices may
-    hold different values; a value with empty `vma` is equal on all devices.
+    hold different values; a value with empty `vma` is equal on all devices. `sharding` is None but
+    for values over the `Explicit` axes of a mesh (`core/explicit.py`); an aval `is_plain` if it has
+    neither.
     """
 
     # Equal avals are one object, so identity is equality and the hash that of any object.
-    __slots__ = ("_tangent", "dtype", "ndim", "shape", "size", "vma", "weak_type")
+    __slots__ = (
+        "_tangent",
+        "dtype",
+        "is_plain",
+        "ndim",
+        "shape",
+        "sharding",
+        "size",
+        "vma",
+        "weak_type",
+    )
     _interned: ClassVar[dict[Any, ShapedArray]] = {}
 
     shape: tuple[int, ...]
     dtype: np.dtype
     weak_type: bool
     vma: frozenset[str]
+    sharding: Any
     _tangent: ShapedArray | None
 
-    def __new__(cls, shape, dtype, weak_type: bool = False, vma: frozenset[str] = NO_AXES):
-        key = (shape, dtype, weak_type, vma)
+    def __new__(
+        cls,
+        shape,
+        dtype,
+        weak_type: bool = False,
+        vma: frozenset[str] = NO_AXES,
+        sharding: Any = None,
+    ):
+        key = (shape, dtype, weak_type, vma, sharding)
         try:
             return cls._interned[key]
         except (KeyError, TypeError):
@@ -45,7 +65,7 @@ class ShapedArray:
         shape = tuple(int(d) for d in shape)
         dtype = np.dtype(dtype)
         vma = frozenset(vma)
-        exact = (shape, dtype, weak_type, vma)
+        exact = (shape, dtype, weak_type, vma, sharding)
         found = cls._interned.get(exact)
         if found is None:
             found = object.__new__(cls)
@@ -53,6 +73,8 @@ class ShapedArray:
             found.dtype = dtype
             found.weak_type = bool(weak_type)
             found.vma = vma
+            found.sharding = sharding
+            found.is_plain = not vma and sharding is None
             found.ndim = len(shape)
             found.size = math.prod(shape)
             found._tangent = None
@@ -60,26 +82,30 @@ class ShapedArray:
         return found
 
     def __reduce__(self):
-        return ShapedArray, (self.shape, self.dtype, self.weak_type, self.vma)
+        return ShapedArray, (self.shape, self.dtype, self.weak_type, self.vma, self.sharding)
 
     def update(self, **changes: Any) -> ShapedArray:
-        """The same aval with some fields changed."""
+        """The same aval with some fields changed; one with another shape has no sharding."""
         return ShapedArray(
             changes.get("shape", self.shape),
             changes.get("dtype", self.dtype),
             changes.get("weak_type", self.weak_type),
             changes.get("vma", self.vma),
+            changes.get("sharding", None if "shape" in changes else self.sharding),
         )
 
     def strip_weak(self) -> ShapedArray:
         return self.update(weak_type=False) if self.weak_type else self
+
+    def strip_sharding(self) -> ShapedArray:
+        return self.update(sharding=None) if self.sharding is not None else self
 
     def tangent(self) -> ShapedArray:
         """The aval of this value's tangents."""
         found = self._tangent
         if found is None:
             dtype = dtypes.tangent_dtype(self.dtype)
-            found = ShapedArray(self.shape, dtype, self.weak_type, self.vma)
+            found = ShapedArray(self.shape, dtype, self.weak_type, self.vma, self.sharding)
             self._tangent = found
         return found
 
@@ -88,19 +114,29 @@ class ShapedArray:
         return self.size * self.dtype.itemsize
 
     def short(self) -> str:
-        """`f32[3,4]`, as jaxprs print it; `f32[3]{i}` varies over axis i."""
-        dims = ",".join(map(str, self.shape))
-        vma = "{" + ",".join(sorted(map(str, self.vma))) + "}" if self.vma else ""
-        return f"{dtypes.short_name(self.dtype)}[{dims}]{vma}"
+        """`f32[3,4]`, as jaxprs print it; `f32[3]{i}` varies over axis i, `f32[3@i]` is split."""
+        return f"{dtypes.short_name(self.dtype)}{self._dims()}"
 
     def __str__(self) -> str:
-        dims = ",".join(map(str, self.shape))
         weak = ", weak_type=True" if self.weak_type else ""
+        return f"{dtypes.long_name(self.dtype)}{self._dims()}{weak}"
+
+    def _dims(self) -> str:
+        entries = self.sharding.spec if self.sharding is not None else (None,) * self.ndim
+        dims = ",".join(map(_dim_text, self.shape, entries))
         vma = "{" + ",".join(sorted(map(str, self.vma))) + "}" if self.vma else ""
-        return f"{dtypes.long_name(self.dtype)}[{dims}]{vma}{weak}"
+        return f"[{dims}]{vma}"
 
     def __repr__(self) -> str:
         return f"ShapedArray({self})"
+
+
+def _dim_text(size: int, entry: Any) -> str:
+    """A dim's size, and the axes that split it."""
+    if entry is None:
+        return str(size)
+    axes = f"({','.join(map(str, entry))})" if isinstance(entry, tuple) else str(entry)
+    return f"{size}@{axes}"
 
 
 # ---- from values to avals ----------------------------------------------------------------------

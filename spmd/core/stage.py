@@ -20,6 +20,7 @@ from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
+from spmd.core.explicit import result_avals
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
@@ -107,18 +108,21 @@ class JaxprTrace(Trace):
         source = state.source or current_source(3)
         invars = self._atoms(operands)
         avals = tuple([v.aval for v in invars])
-        varies = False
+        plain = True
         for aval in avals:
-            if aval.vma:
-                varies = True
-        if varies and prim.vma == "union":
-            invars = self._atoms(self._align_vma(operands, avals))
-        out: Any = prim.abstract(*avals, **params) if params else _abstract(prim, avals)
-        if prim.is_plain and not varies:
-            var = Var(out)
-            self.eqns.append(Eqn(prim, invars, (var,), params, NO_EFFECTS, source))
-            return JaxprTracer(self, out, var)
-        outs = list(out) if prim.multiple else [out]
+            if not aval.is_plain:
+                plain = False
+        if plain:
+            out: Any = prim.abstract(*avals, **params) if params else _abstract(prim, avals)
+            if prim.is_plain:
+                var = Var(out)
+                self.eqns.append(Eqn(prim, invars, (var,), params, NO_EFFECTS, source))
+                return JaxprTracer(self, out, var)
+            outs = list(out) if prim.multiple else [out]
+        else:
+            if prim.vma == "union":
+                invars = self._atoms(self._align_vma(operands, avals))
+            outs = result_avals(prim, avals, params)
         if prim.vma != "given":
             outs = self._with_vma(prim, avals, outs, params)
         outvars = tuple([Var(a) for a in outs])

@@ -16,6 +16,7 @@ from spmd.base import dtypes
 from spmd.base.errors import DtypeError, InternalError, ShapeError
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import laid_out, match_sharding
 from spmd.core.primitive import Linear, Primitive, dims, linear, remembered
 from spmd.core.trace import unchanged
 
@@ -30,7 +31,8 @@ def zeros_like_aval(aval: ShapedArray) -> Any:
     if aval.dtype == dtypes.float0:
         return np.zeros(aval.shape, dtypes.float0)
     zero = np.zeros((), aval.dtype)
-    return broadcast_in_dim(zero, aval.shape, ()) if aval.shape else zero
+    zeros = broadcast_in_dim(zero, aval.shape, ()) if aval.shape else zero
+    return zeros if aval.sharding is None else match_sharding(zeros, aval)
 
 
 def move_dim(x: Any, source: int, to: int) -> Any:
@@ -110,17 +112,25 @@ add_any_p = Primitive(
 
 
 def broadcast_in_dim(
-    operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]
+    operand: Any,
+    shape: Sequence[int],
+    broadcast_dimensions: Sequence[int],
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Repeat `operand` to `shape`: dim k of it becomes dim `broadcast_dimensions[k]`.
 
     Dims of size 1 are stretched; dims of `shape` that are not named are new. The dtype stays.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
     Raises `ShapeError` if sizes do not fit or the dims are not in ascending order.
 
     >>> lax.broadcast_in_dim(np.array([1, 2]), (2, 3), (0,))
     Array([[1, 1, 1],
            [2, 2, 2]], dtype=int32)
     """
+    if out_sharding is not None:
+        call = lambda x: broadcast_in_dim(x, shape, broadcast_dimensions)  # noqa: E731
+        return laid_out(out_sharding, call, operand)
     shape = tuple(map(int, shape))
     where = tuple(map(int, broadcast_dimensions))
     if typeof(operand).shape == shape and where == tuple(range(len(shape))):
@@ -185,15 +195,18 @@ broadcast_in_dim_p = Primitive(
 # ---- reduce_sum --------------------------------------------------------------------------------
 
 
-def reduce_sum(operand: Any, axes: Sequence[int]) -> Array:
+def reduce_sum(operand: Any, axes: Sequence[int], *, out_sharding: Any = None) -> Array:
     """Sum over the given `axes`, which disappear from the shape.
 
-    `operand` keeps its dtype, so integers can wrap around. Over no elements the result is 0. Raises
-    `ShapeError` if a dim is out of range or named twice, and `DtypeError` for booleans.
+    `operand` keeps its dtype, so integers can wrap around. Over no elements the result is 0.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises `ShapeError` if a dim is out of range or named twice, and `DtypeError` for booleans.
 
     >>> lax.reduce_sum(np.array([[1, 2], [3, 4]]), (0,))
     Array([4, 6], dtype=int32)
     """
+    if out_sharding is not None:
+        return laid_out(out_sharding, lambda x: reduce_sum(x, axes), operand)
     axes = tuple(map(int, axes))
     return reduce_sum_p.bind(operand, axes=axes) if axes else unchanged(operand)
 
@@ -255,18 +268,26 @@ reduce_sum_p = Primitive(
 
 
 def reshape(
-    operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None
+    operand: Any,
+    new_sizes: Sequence[int],
+    dimensions: Sequence[int] | None = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Give the elements of `operand`, in row-major order, another shape.
 
-    `new_sizes` is that shape, of as many elements; the dtype stays. With `dimensions`, the dims of
-    `operand` are permuted in that order first. Raises `ShapeError` if the numbers of elements
-    differ or a size is negative.
+    `new_sizes` is that shape, of as many elements; the dtype stays. With `dimensions`, the dims
+    of `operand` are permuted in that order first. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` if the numbers of
+    elements differ or a size is negative.
 
     >>> lax.reshape(np.arange(6), (2, 3))
     Array([[0, 1, 2],
            [3, 4, 5]], dtype=int32)
     """
+    if out_sharding is not None:
+        call = lambda x: reshape(x, new_sizes, dimensions)  # noqa: E731
+        return laid_out(out_sharding, call, operand)
     new_sizes = tuple(map(int, new_sizes))
     if dimensions is not None:
         operand = permute_dims(operand, dimensions)

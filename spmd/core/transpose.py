@@ -2,7 +2,8 @@
 cotangents of its inputs.
 
 Equations that depend on no linear input (they recompute residuals, as in `checkpoint`) run forward
-first. Knows no operation: it asks each primitive for its `transpose` rule.
+first. Knows no operation: it asks each primitive for its `transpose` rule. The layouts of
+cotangents are the compiler's choice, but for those of inputs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from spmd.base import dtypes
 from spmd.base.context import state
 from spmd.base.source import UNKNOWN, Source
 from spmd.core.aval import typeof
+from spmd.core.explicit import match_sharding, to_auto
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Linear, Refused, Zero
 from spmd.core.rewrite import close, prune_eqn
@@ -40,12 +42,18 @@ class _Cotangents:
             return
         if dtypes.is_float0(typeof(ct).dtype):
             return
+        ct = to_auto(ct)
         before = self._of.get(var)
         self._of[var] = ct if before is None else add_any(before, ct)
 
     def take(self, var: Var) -> Any:
         found = self._of.pop(var, None)
         return Zero(var.aval) if found is None else found
+
+    def result(self, var: Var) -> Any:
+        """The cotangent of an input, laid out as that is."""
+        ct = self.take(var)
+        return ct if isinstance(ct, Zero) else match_sharding(ct, var.aval)
 
 
 def backward_pass(
@@ -72,7 +80,7 @@ def backward_pass(
     finally:
         state.source = before
     return [
-        found.take(var) if isinstance(x, Linear) else None
+        found.result(var) if isinstance(x, Linear) else None
         for var, x in zip(jaxpr.invars, operands, strict=True)
     ]
 
@@ -105,7 +113,7 @@ def _transpose_eqn(eqn: Eqn, values: dict[Var, Any], found: _Cotangents) -> None
         if isinstance(a, Literal):
             operands.append(a.val)
         else:
-            operands.append(values[a] if a in values else Linear(a.aval))
+            operands.append(to_auto(values[a]) if a in values else Linear(a.aval))
     rule: Any = prim.transpose
     if isinstance(rule, Refused):
         rule = prim.rule("transpose")

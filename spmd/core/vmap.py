@@ -15,6 +15,7 @@ from spmd.base.record import record
 from spmd.base.source import UNKNOWN, current_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
+from spmd.core.explicit import sliced_aval, stacked_aval
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import close, eval_closed
@@ -27,13 +28,14 @@ class BatchAxis:
     """The axis being vectorised over. A `name` of None cannot be used by collectives.
 
     `spmd_names` are the mesh axes over which a `shard_map` splits it; inside of one that has, they
-    are in `vary`: batched values vary over them.
+    are in `vary`: batched values vary over them. `entry` names the `Explicit` axes that split it.
     """
 
     name: Any
     size: int
     spmd_names: tuple[Any, ...] = ()
     vary: frozenset[Any] = frozenset()
+    entry: Any = None
 
 
 class BatchTracer(Tracer):
@@ -49,8 +51,7 @@ class BatchTracer(Tracer):
 
     @property
     def aval(self) -> ShapedArray:  # type: ignore[override]
-        whole = typeof(self.val)
-        return whole.update(shape=whole.shape[: self.dim] + whole.shape[self.dim + 1 :])
+        return sliced_aval(typeof(self.val), self.dim)
 
     def where_from(self) -> str:
         return origin(self._source, self.val)
@@ -121,7 +122,7 @@ def batch_jaxpr(
 ) -> tuple[ClosedJaxpr, list[bool]]:
     """A jaxpr over batched inputs (batched dims first), and which outputs are batched (first)."""
     avals = [
-        a.update(shape=(axis.size, *a.shape), vma=a.vma | axis.vary) if b else a
+        stacked_aval(a.update(vma=a.vma | axis.vary), axis.size, axis.entry) if b else a
         for a, b in zip(closed.in_avals, in_batched, strict=True)
     ]
     force = [force_out] * len(closed.out_avals) if isinstance(force_out, bool) else force_out

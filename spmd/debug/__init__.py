@@ -90,7 +90,7 @@ def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Mov
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> x = spmd.device_put(np.ones((8, 8), np.float32), rows)
     >>> spmd.debug.sharding(spmd.jit(lambda x: x * 2))(x).received
-    <lambda> over Mesh('x': 4)
+    <lambda> over Mesh('x': 4, axis_types=(Explicit,))
       x: f32[8@x,8]
       result: f32[8@x,8]
     0 collectives; each device receives 0 B

@@ -17,6 +17,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.util import canonical_dim
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.primitive import Primitive, dims, linear, remembered
 from spmd.core.structural import (
     broadcast_in_dim,
@@ -84,11 +85,15 @@ def iota(dtype: Any, size: int) -> Array:
     return broadcasted_iota(dtype, (size,), 0)
 
 
-def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Array:
+@lays_out_result
+def broadcasted_iota(
+    dtype: Any, shape: Sequence[int], dimension: int, *, out_sharding: Any = None
+) -> Array:
     """Make an array of the given `shape` that counts up from 0 along dim `dimension`.
 
-    `dtype` is an integer, float or complex dtype. Raises `DtypeError` for another, `ShapeError` if
-    a size is negative, and `DimensionError` if `dimension` is out of range.
+    `dtype` is an integer, float or complex dtype. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises `DtypeError` for another,
+    `ShapeError` if a size is negative, and `DimensionError` if `dimension` is out of range.
 
     >>> lax.broadcasted_iota(np.int32, (2, 3), 1)
     Array([[0, 1, 2],
@@ -224,10 +229,12 @@ def zeros_like_array(x: Any) -> Array:
     return full_like(x, 0)
 
 
-def empty(shape: Sequence[int], dtype: Any) -> Array:
+@lays_out_result
+def empty(shape: Sequence[int], dtype: Any, *, out_sharding: Any = None) -> Array:
     """Make an array of the given `shape` and `dtype` with unspecified elements.
 
-    They are zeros here. Raises `ShapeError` if a size is negative.
+    They are zeros here. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the
+    layout of the result. Raises `ShapeError` if a size is negative.
 
     >>> lax.empty((2,), np.float32).shape
     (2,)
@@ -238,11 +245,13 @@ def empty(shape: Sequence[int], dtype: Any) -> Array:
 # ---- broadcasting ------------------------------------------------------------------------------
 
 
-def broadcast(operand: Any, sizes: Sequence[int]) -> Array:
+@lays_out_result
+def broadcast(operand: Any, sizes: Sequence[int], *, out_sharding: Any = None) -> Array:
     """Repeat `operand` along new leading dims of the given `sizes`.
 
-    The shape of the result is `(*sizes, *operand.shape)`; the dtype stays. Raises `ShapeError` if a
-    size is negative.
+    The shape of the result is `(*sizes, *operand.shape)`; the dtype stays. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `ShapeError`
+    if a size is negative.
 
     >>> lax.broadcast(np.array([1, 2]), (2,))
     Array([[1, 2],

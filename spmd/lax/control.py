@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from spmd.base.dtypes import promote
-from spmd.base.errors import PytreeError, ShapeError
+from spmd.base.errors import PytreeError, ShapeError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from spmd.base.util import function_name
 from spmd.core.argument_names import function_source
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
+from spmd.core.explicit import joined_sharding, match_sharding
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import close, eval_closed, hoist_tracers
 from spmd.core.stage import Debug, trace_to_jaxpr
@@ -93,6 +94,7 @@ def _carry_type(given: ShapedArray, returned: ShapedArray) -> ShapedArray:
     A Python number adapts: `total = 0` that grows by floats starts as a float.
     """
     weak, vma = given.weak_type and returned.weak_type, given.vma | returned.vma
+    given = given.update(sharding=joined_sharding([given, returned]) or given.sharding)
     if given.weak_type and given.dtype != returned.dtype:
         pairs = ((given.dtype, True), (returned.dtype, returned.weak_type))
         dtype, _ = promote(pairs)
@@ -113,6 +115,17 @@ def _check_carry(
         for path, i, o in zip(paths, ins, outs, strict=True)
         if not same_type(i, o)
     ]
+    split = [
+        f"  carry{path.removeprefix(outer)}: given {i.short()}, returned {o.short()}"
+        for path, i, o in zip(paths, ins, outs, strict=True)
+        if o.sharding is not None and joined_sharding([i, o]) is None
+    ]
+    if split and not wrong:
+        raise ShardingTypeError(
+            f"{current_source()}: {what}: the body must return a carry laid out as it is given:\n"
+            + "\n".join(split)
+            + "\nLay the initial value or the result out with reshard."
+        )
     if wrong:
         grows = any(i.shape != o.shape for i, o in zip(ins, outs, strict=True))
         raise ShapeError(
@@ -129,20 +142,21 @@ _FIXED_SHAPE = (
 
 
 def widen(x: Any, target: ShapedArray) -> Any:
-    """`x` with the weak type and varying axes of `target` (same shape and dtype)."""
+    """`x` with the weak type, varying axes and sharding of `target` (same shape and dtype)."""
     aval = typeof(x)
     if aval.weak_type and not target.weak_type:
         x = convert_element_type(x, target.dtype)
-    return cast_to_vma(x, target.vma, aval.vma)
+    return match_sharding(cast_to_vma(x, target.vma, aval.vma), target)
 
 
 def join_avals(rows: Sequence[Sequence[ShapedArray]]) -> list[ShapedArray]:
-    """Position by position: weak only if all are, varying over the axes of any."""
+    """Position by position: weak only if all are, varying over the axes of any; laid out."""
     out = []
     for column in zip(*rows, strict=True):
         vma = frozenset().union(*(a.vma for a in column))
         weak = all(a.weak_type for a in column)
-        out.append(column[0].update(weak_type=weak, vma=vma))
+        sharding = joined_sharding(column)
+        out.append(column[0].update(weak_type=weak, vma=vma, sharding=sharding))
     return out
 
 

@@ -13,13 +13,14 @@ from typing import Any
 from spmd.base.config import config
 from spmd.base.context import current_trace
 from spmd.base.dtypes import is_inexact
-from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError
+from spmd.base.errors import ArgumentError, GradError, PytreeError, ShapeError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_flatten, tree_map, tree_unflatten
 from spmd.base.util import merge_lists, partition_list, split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.call import impl_jaxpr, nonzero, spread
 from spmd.core.check import check_operands
+from spmd.core.explicit import sliced_aval, stacked_aval
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_jaxpr
 from spmd.core.linearize import Linearized, LinearizeTrace, linearize_jaxpr
@@ -97,7 +98,8 @@ def named_scan(
     if config.disable_jit and all(is_concrete(x) for x in (*init_flat, *xs_flat)):
         return _python_scan(f, init, (xs_flat, xs_tree), n, reverse)
     _, in_tree = tree_flatten((init, xs))
-    x_avals = [typeof(x).update(shape=typeof(x).shape[1:]) for x in xs_flat]
+    _check_not_split(what, xs, xs_flat)
+    x_avals = [sliced_aval(typeof(x), 0) for x in xs_flat]
     init_flat, body = settle_carry(
         what, init_tree, init_flat, lambda avals: _stage(f, in_tree, [*avals, *x_avals]), inside
     )
@@ -150,6 +152,17 @@ def _length(xs: Any, xs_flat: Sequence[Any], length: int | None) -> int:
     return next(iter(sizes))
 
 
+def _check_not_split(what: str, xs: Any, xs_flat: Sequence[Any]) -> None:
+    """Raise if a type says that devices hold different iterations, all of which each runs."""
+    for path, x in zip(leaf_paths(xs), xs_flat, strict=True):
+        sharding = typeof(x).sharding
+        if sharding is not None and sharding.spec[0] is not None:
+            raise ShardingTypeError(
+                f"{current_source()}: {what}: dim 0 of xs{path} ({typeof(x).short()}), over which "
+                f"the loop runs, is split over {sharding.spec[0]!r} and must be whole; reshard it"
+            )
+
+
 def _stage(f: Any, in_tree: Any, avals: list[ShapedArray]) -> tuple[Staged, Any, list[ShapedArray]]:
     """The traced body, and the structure and avals of the carry it returns."""
     staged = Staged(f, in_tree, avals)
@@ -191,7 +204,7 @@ def _python_scan(f: Any, init: Any, xs: Any, n: int, reverse: bool) -> tuple[Any
 def _abstract(*avals: ShapedArray, **params: Any) -> list[ShapedArray]:
     jaxpr, num_carry = params["jaxpr"], params["num_carry"]
     fixed, xs = split_list(avals, [params["num_consts"] + num_carry])
-    slices = [x.update(shape=x.shape[1:]) for x in xs]
+    slices = [sliced_aval(x, 0) for x in xs]
     check_operands(jaxpr.in_avals, [*fixed, *slices], "the body of scan")
     carry = fixed[params["num_consts"] :]
     check_operands(carry, jaxpr.out_avals[:num_carry], "the carry that scan's body returns")
@@ -200,7 +213,7 @@ def _abstract(*avals: ShapedArray, **params: Any) -> list[ShapedArray]:
 
 def _results(*, jaxpr: ClosedJaxpr, length: int, num_carry: int, **_: Any) -> list[ShapedArray]:
     carry, ys = split_list(jaxpr.out_avals, [num_carry])
-    return [*carry, *(a.update(shape=(length, *a.shape)) for a in ys)]
+    return [*carry, *(stacked_aval(a, length) for a in ys)]
 
 
 def _impl(
@@ -357,7 +370,7 @@ def _linear_body(linear: ClosedJaxpr, nf: int, ns: int, nct: int, nit: int) -> C
     def body(*args: Any) -> list[Any]:
         f, ct, it, s, xt = split_list(args, [nf, nct, nit, ns])
         outs = eval_closed(linear, *f, *s, *ct, *it, *xt)
-        return [*(widen(x, a) for x, a in zip(outs[:nit], it, strict=True)), *outs[nit:]]
+        return [*(widen(x, typeof(a)) for x, a in zip(outs[:nit], it, strict=True)), *outs[nit:]]
 
     return close(body, [*f, *ct, *it, *s, *xt], linear.jaxpr.name)
 
@@ -421,7 +434,7 @@ def _backward_body(jaxpr: ClosedJaxpr, which: Any, ct_y_avals: list[ShapedArray]
     c, i, x = split_list(jaxpr.in_avals, [len(c_lin), len(i_lin)])
     known_c, lin_c = partition_list(c_lin, c)
     known_x, _ = partition_list(x_lin, x)
-    y_avals = [a.update(shape=a.shape[1:]) for a in ct_y_avals]
+    y_avals = [sliced_aval(a, 0) for a in ct_y_avals]
     counts = [len(known_c), len(lin_c), len(i), len(known_x)]
 
     def body(*args: Any) -> list[Any]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.primitive import Dims, Primitive, Zero, dims
 from spmd.core.structural import add_any, is_linear, move_dim, reshape, zeros_like_aval
 from spmd.lax.array import full, rev
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 # ---- the public functions ----------------------------------------------------------------------
 
 
+@lays_out_result
 def conv_general_dilated(
     lhs: Any,
     rhs: Any,
@@ -50,6 +52,8 @@ def conv_general_dilated(
     batch_group_count: int = 1,
     precision: Any = None,
     preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Slide the windows `rhs` over `lhs`, and sum the products of each position.
 
@@ -62,6 +66,7 @@ def conv_general_dilated(
     `preferred_element_type` and the dtype rule are those of `dot_general`. **The window is not
     flipped**: machine learning calls this a convolution.
 
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
     Raises `ShapeError` if features or groups do not fit, `DtypeError` if sums of that dtype are
     impossible, and `ArgumentError` for other padding or dimension numbers.
 

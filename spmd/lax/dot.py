@@ -7,6 +7,7 @@ kept) or free; the result has the batch dims, then the free dims of the left, th
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.util import inverse_permutation
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import laid_out, lays_out_result
 from spmd.core.primitive import Dims, Primitive, Zero, dims, remembered
 from spmd.core.structural import add_any, is_linear, permute_dims
 from spmd.lax.convert import convert_element_type
@@ -78,6 +80,8 @@ def dot_general(
     dimension_numbers: Any,
     precision: Any = None,
     preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Multiply `lhs` and `rhs` and sum over contracted dims, for each index of the batch dims.
 
@@ -88,6 +92,7 @@ def dot_general(
     `precision` is recorded, and changes nothing on the CPU, which always computes with full
     precision.
 
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
     Raises `ShapeError` if paired dims differ in size, `DtypeError` if sums of that dtype are
     impossible, and `ArgumentError` for malformed dimension numbers or an unknown precision.
 
@@ -101,13 +106,14 @@ def dot_general(
         check_precision("dot_general", precision)
     numbers = dimension_numbers_of(dimension_numbers)
     lhs, rhs, preferred = product_dtypes(lhs, rhs, preferred_element_type)
-    return dot_general_p.bind(
-        lhs,
-        rhs,
-        dimension_numbers=numbers,
-        precision=precision,
-        preferred_element_type=preferred,
-    )
+    how = {
+        "dimension_numbers": numbers,
+        "precision": precision,
+        "preferred_element_type": preferred,
+    }
+    if out_sharding is not None:
+        return laid_out(out_sharding, functools.partial(dot_general_p.bind, **how), lhs, rhs)
+    return dot_general_p.bind(lhs, rhs, **how)
 
 
 def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dtype]:
@@ -120,6 +126,7 @@ def product_dtypes(lhs: Any, rhs: Any, preferred: Any) -> tuple[Any, Any, np.dty
     return lhs, rhs, dtypes.canonical(typeof(lhs).dtype if preferred is None else preferred)
 
 
+@lays_out_result
 def dot(
     lhs: Any,
     rhs: Any,
@@ -127,13 +134,15 @@ def dot(
     preferred_element_type: Any = None,
     *,
     dimension_numbers: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Multiply vectors and matrices: the last dim of `lhs` with the first of `rhs`.
 
-    The shape of the result is that of the other dims: (m, k) and (k, n) give (m, n), two vectors a
-    scalar. `precision` and `preferred_element_type` are those of `dot_general`, and so is the dtype
-    rule; with `dimension_numbers` this is `dot_general`. Raises `ShapeError` if an operand is
-    neither a vector nor a matrix, or if the sizes differ.
+    The shape of the result is that of the other dims: (m, k) and (k, n) give (m, n), two
+    vectors a scalar. `precision` and `preferred_element_type` are those of `dot_general`, and
+    so is the dtype rule; with `dimension_numbers` this is `dot_general`. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `ShapeError`
+    if an operand is neither a vector nor a matrix, or if the sizes differ.
 
     >>> lax.dot(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
     Array([21, 43], dtype=int32)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.structural import broadcast_in_dim, permute_dims, reshape, zeros_like_aval
 from spmd.lax.arithmetic import mul, sub
 from spmd.lax.array import broadcasted_iota
@@ -33,6 +34,7 @@ class RaggedDotDimensionNumbers(NamedTuple):
     rhs_group_dimensions: Sequence[int]
 
 
+@lays_out_result
 def ragged_dot(
     lhs: Any,
     rhs: Any,
@@ -40,13 +42,16 @@ def ragged_dot(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: None = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Multiply each group of rows of `lhs` (m, k) with its own matrix of `rhs` (g, k, n).
 
-    The first `group_sizes[0]` rows belong to `rhs[0]`, and so on; rows beyond all groups give 0.
-    The result has shape (m, n); `precision`, `preferred_element_type` and the dtype rule are those
-    of `dot_general`. `group_offset` is not supported. Raises `ShapeError` for other shapes, and
-    `ArgumentError` for a `group_offset`.
+    The first `group_sizes[0]` rows belong to `rhs[0]`, and so on; rows beyond all groups give
+    0. The result has shape (m, n); `precision`, `preferred_element_type` and the dtype rule are
+    those of `dot_general`. `group_offset` is not supported. `out_sharding`, a sharding or spec
+    over `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` for other
+    shapes, and `ArgumentError` for a `group_offset`.
 
     >>> x = np.ones((3, 1), np.float32)
     >>> lax.ragged_dot(x, np.array([[[5.0]], [[7.0]]], np.float32), np.array([1, 2]))
@@ -63,6 +68,7 @@ def ragged_dot(
     )
 
 
+@lays_out_result
 def ragged_dot_general(
     lhs: Any,
     rhs: Any,
@@ -71,16 +77,19 @@ def ragged_dot_general(
     precision: Any = None,
     preferred_element_type: Any = None,
     group_offset: None = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Compute a `dot_general` one dim of whose `lhs` is cut into groups, by `group_sizes` (..., g).
 
-    `ragged_dot_dimension_numbers` names that dim. If it is free, each group meets its own part of
-    `rhs` along the dim of groups; if it is contracted, the result gets a leading dim of the sums of
-    each group; if it is a batch dim, the groups change nothing. Leading dims of `group_sizes` are
-    the batch dims of `lhs` and those of its free (or contracted) dims that come before the ragged
-    one. `precision`, `preferred_element_type` and the dtype rule are those of `dot_general`. Raises
-    `ArgumentError` for a `group_offset` or several ragged dims, and `ShapeError` if sizes do not
-    fit.
+    `ragged_dot_dimension_numbers` names that dim. If it is free, each group meets its own part
+    of `rhs` along the dim of groups; if it is contracted, the result gets a leading dim of the
+    sums of each group; if it is a batch dim, the groups change nothing. Leading dims of
+    `group_sizes` are the batch dims of `lhs` and those of its free (or contracted) dims that
+    come before the ragged one. `precision`, `preferred_element_type` and the dtype rule are
+    those of `dot_general`. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the
+    layout of the result. Raises `ArgumentError` for a `group_offset` or several ragged dims,
+    and `ShapeError` if sizes do not fit.
 
     >>> rows = lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
     >>> x, y = np.ones((3, 1), np.float32), np.array([[[5.0]], [[7.0]]], np.float32)

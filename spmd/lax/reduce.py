@@ -16,6 +16,7 @@ from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.base.tree import tree_flatten, tree_unflatten
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.jvp import zero_tangent
 from spmd.core.primitive import Primitive, dims
 from spmd.core.structural import (
@@ -344,8 +345,14 @@ _KNOWN = {
 }
 
 
+@lays_out_result
 def reduce(
-    operands: Any, init_values: Any, computation: Callable[..., Any], dimensions: Sequence[int]
+    operands: Any,
+    init_values: Any,
+    computation: Callable[..., Any],
+    dimensions: Sequence[int],
+    *,
+    out_sharding: Any = None,
 ) -> Any:
     """Combine elements along `dimensions` with any associative function of two scalars.
 
@@ -355,6 +362,7 @@ def reduce(
     stays. `lax.add`, `lax.max` and their like become the reductions of that name, which are the
     fast cases.
 
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
     Raises `ShapeError` if the shapes of the arrays differ or a dim is out of range, and
     `ArgumentError` if the two pytrees have different structures.
 

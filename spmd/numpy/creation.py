@@ -17,6 +17,7 @@ from spmd.api import device_put
 from spmd.base import context, dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.aval import is_arraylike, typeof
+from spmd.core.explicit import lays_out_result, match_sharding
 from spmd.core.trace import EVAL, Tracer
 from spmd.numpy.promotion import (
     as_array,
@@ -42,6 +43,7 @@ def placed(x: Any, device: Any) -> Any:
 # ---- from data ---------------------------------------------------------------------------------
 
 
+@lays_out_result
 def array(
     object: Any,
     dtype: Any = None,
@@ -50,15 +52,17 @@ def array(
     ndmin: int = 0,
     *,
     device: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Make an array of numbers, arrays, or nested lists and tuples of them.
 
-    The dtype is the common dtype of the items, or `dtype`; Python floats become float32 and Python
-    integers int32 (64 bits with x64). `ndmin` puts dims of size 1 in front of the shape.
-    `copy=False` may return `object` itself. `order` may be None, "K", "C" or "A", which all mean
-    row-major; `device` is a device or sharding for the result. Raises a `ShapeError` if the items
-    of a list differ in shape, and an `ArgumentError` for values that are no numbers or for another
-    `order`.
+    The dtype is the common dtype of the items, or `dtype`; Python floats become float32 and
+    Python integers int32 (64 bits with x64). `ndmin` puts dims of size 1 in front of the shape.
+    `copy=False` may return `object` itself. `order` may be None, "K", "C" or "A", which all
+    mean row-major; `device` is a device or sharding for the result. `out_sharding`, a sharding
+    or spec over `Explicit` mesh axes, is the layout of the result. Raises a `ShapeError` if the
+    items of a list differ in shape, and an `ArgumentError` for values that are no numbers or
+    for another `order`.
 
     >>> snp.array([[1, 2], [3.5, 4]])
     Array([[1. , 2. ],
@@ -77,6 +81,7 @@ def array(
     return placed(result, device)
 
 
+@lays_out_result
 def asarray(
     a: Any,
     dtype: Any = None,
@@ -84,11 +89,13 @@ def asarray(
     *,
     copy: bool | None = None,
     device: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Convert `a` to an array; an array that has the dtype already is returned as it is.
 
     `a` is a number, an array, or nested lists of them, and the result has its shape. `dtype`,
     `order` and `device` are those of `array`; `copy=True` makes a copy in any case.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.asarray([1, 2, 3])
     Array([1, 2, 3], dtype=int32)
@@ -242,11 +249,13 @@ def _filled(name: str, shape: Any, value: Any, dtype: Any, device: Any) -> Any:
     return placed(result, device)
 
 
-def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+@lays_out_result
+def zeros(shape: Any, dtype: Any = None, *, device: Any = None, out_sharding: Any = None) -> Array:
     """Make an array of zeros of a shape.
 
     `shape` is an integer or a tuple of integers; `dtype` is the default float if it is None:
     float32, or float64 with x64. `device` is a device or sharding for the result.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.zeros((2, 3))
     Array([[0., 0., 0.],
@@ -255,11 +264,13 @@ def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     return _filled("zeros", shape, 0, dtype, device)
 
 
-def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+@lays_out_result
+def ones(shape: Any, dtype: Any = None, *, device: Any = None, out_sharding: Any = None) -> Array:
     """Make an array of ones of a shape.
 
     `shape` is an integer or a tuple of integers; `dtype` is the default float if it is None:
     float32, or float64 with x64. `device` is a device or sharding for the result.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.ones(3, dtype=int)
     Array([1, 1, 1], dtype=int32)
@@ -267,11 +278,13 @@ def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     return _filled("ones", shape, 1, dtype, device)
 
 
-def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
+@lays_out_result
+def empty(shape: Any, dtype: Any = None, *, device: Any = None, out_sharding: Any = None) -> Array:
     """Make an array of a shape: it holds zeros, as memory is never uninitialised here.
 
     `shape` is an integer or a tuple of integers; `dtype` is the default float if it is None:
     float32, or float64 with x64. `device` is a device or sharding for the result.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.empty(2)
     Array([0., 0.], dtype=float32)
@@ -279,12 +292,21 @@ def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Array:
     return _filled("empty", shape, 0, dtype, device)
 
 
-def full(shape: Any, fill_value: ArrayLike, dtype: Any = None, *, device: Any = None) -> Array:
+@lays_out_result
+def full(
+    shape: Any,
+    fill_value: ArrayLike,
+    dtype: Any = None,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Array:
     """Make an array of a shape, filled with a value.
 
-    `fill_value` is a scalar, or an array that broadcasts to `shape`. The dtype is `dtype`, or that
-    of `fill_value`. `device` is a device or sharding for the result. Raises a `ShapeError` if
-    `fill_value` does not broadcast to `shape`.
+    `fill_value` is a scalar, or an array that broadcasts to `shape`. The dtype is `dtype`, or
+    that of `fill_value`. `device` is a device or sharding for the result. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises a
+    `ShapeError` if `fill_value` does not broadcast to `shape`.
 
     >>> snp.full((2, 2), np.array([1, 2]))
     Array([[1, 2],
@@ -328,6 +350,8 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
         result = lax.full(new_shape, value)
     else:
         result = _spread(value, tuple(new_shape), found)
+    if device is None and is_arraylike(a) and typeof(a).shape == tuple(new_shape):
+        result = match_sharding(result, typeof(a))
     return placed(result, device)
 
 
@@ -337,11 +361,20 @@ def _is_placed(a: Any) -> bool:
     return isinstance(a, Array) and a.committed and state.trace is EVAL and not state.axes
 
 
-def zeros_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+@lays_out_result
+def zeros_like(
+    a: ArrayLike,
+    dtype: Any = None,
+    shape: Any = None,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Array:
     """Make an array of zeros with the shape, dtype and sharding of `a`.
 
-    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result. The
-    result has the sharding of `a` if that was placed and no other shape or device is given.
+    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result.
+    The result has the sharding of `a` if that was placed and no other shape or device is given.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.zeros_like(np.array([1, 2, 3]))
     Array([0, 0, 0], dtype=int32)
@@ -349,11 +382,20 @@ def zeros_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: An
     return _like("zeros_like", a, 0, dtype, shape, device)
 
 
-def ones_like(a: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Array:
+@lays_out_result
+def ones_like(
+    a: ArrayLike,
+    dtype: Any = None,
+    shape: Any = None,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
+) -> Array:
     """Make an array of ones with the shape, dtype and sharding of `a`.
 
-    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result. The
-    result has the sharding of `a` if that was placed and no other shape or device is given.
+    `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the result.
+    The result has the sharding of `a` if that was placed and no other shape or device is given.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.ones_like(np.array([1, 2, 3]))
     Array([1, 1, 1], dtype=int32)
@@ -375,13 +417,21 @@ def empty_like(
     return _like("empty_like", prototype, 0, dtype, shape, device)
 
 
+@lays_out_result
 def full_like(
-    a: ArrayLike, fill_value: ArrayLike, dtype: Any = None, shape: Any = None, *, device: Any = None
+    a: ArrayLike,
+    fill_value: ArrayLike,
+    dtype: Any = None,
+    shape: Any = None,
+    *,
+    device: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Make an array with the shape and dtype of `a`, filled with a value.
 
     `fill_value` is a scalar, or an array that broadcasts to the shape; it is converted to the
     dtype. `dtype` and `shape` replace those of `a`; `device` is a device or sharding for the
+    result. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
     result.
 
     >>> snp.full_like(np.array([1, 2, 3]), 7)

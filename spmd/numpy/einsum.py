@@ -16,6 +16,7 @@ from spmd import lax
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.source import current_source
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.promotion import (
     as_array,
     check_arraylike,
@@ -32,6 +33,7 @@ from spmd.sharding.array import Array
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
+@lays_out_result
 def einsum(
     subscripts: Any,
     /,
@@ -40,15 +42,17 @@ def einsum(
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """The sum of products of arrays over dims that are named by letters.
 
-    `subscripts` like "ij,jk->ik" names the dims of the `operands` and of the result; dims that the
-    result lacks are summed over, and "..." stands for dims that broadcast. Without "->" the result
-    has the letters that occur once, in order. Lists of integers behind each operand may stand for
-    letters. The operands are promoted to one dtype, which the result has; `preferred_element_type`
-    is another dtype for the sums and the result. `precision` is that of `lax.dot_general`;
-    `optimize` chooses the order of products, as in NumPy.
+    `subscripts` like "ij,jk->ik" names the dims of the `operands` and of the result; dims that
+    the result lacks are summed over, and "..." stands for dims that broadcast. Without "->" the
+    result has the letters that occur once, in order. Lists of integers behind each operand may
+    stand for letters. The operands are promoted to one dtype, which the result has;
+    `preferred_element_type` is another dtype for the sums and the result. `precision` is that
+    of `lax.dot_general`; `optimize` chooses the order of products, as in NumPy. `out_sharding`,
+    a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.einsum("ij,kj->ik", np.ones((2, 3)), np.ones((4, 3))).shape
     (2, 4)

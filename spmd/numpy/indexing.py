@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 
 from spmd import lax
-from spmd.base.errors import ArgumentError, ShapeError
+from spmd.base.errors import ArgumentError, ShapeError, ShardingTypeError
 from spmd.base.source import current_source
-from spmd.core.aval import is_arraylike, typeof
+from spmd.base.tree import tree_map
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.explicit import hooks, to_auto
 from spmd.numpy.index_expr import IndexExpr, Point, Span, is_mask, parse_index
 from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
 from spmd.numpy.promotion import (
@@ -68,17 +70,34 @@ def _reshaped(x: Any, region: Region) -> Any:
 
 def _static(x: Any, expr: IndexExpr) -> Any:
     region = static_region(expr)
+    _check_whole(typeof(x), region)
     return _reshaped(lax.slice(x, region.starts, region.limits, region.strides), region)
 
 
 def _dynamic(x: Any, expr: IndexExpr) -> Any:
     region = static_region(expr)
+    _check_whole(typeof(x), region)
     starts: list[Any] = list(region.starts)
     for part in expr.parts:
         if isinstance(part, Point):
             starts[part.dim] = part.at
     out = lax.dynamic_slice(x, starts, region.shape, allow_negative_indices=False)
     return _reshaped(out, region)
+
+
+def _check_whole(aval: ShapedArray, region: Region) -> None:
+    """Raise if a part is taken of a dim that the type says is split: elements would be moved."""
+    if aval.sharding is None:
+        return
+    for d, (entry, size, part) in enumerate(
+        zip(aval.sharding.spec, aval.shape, region.shape, strict=True)
+    ):
+        if entry is not None and part != size:
+            raise ShardingTypeError(
+                f"{current_source()}: x[...]: dim {d} of {aval.short()} is split over {entry!r}, "
+                f"and {part} of its {size} elements are wanted, which may lie anywhere. Say how "
+                "the result is to be laid out: x.at[...].get(out_sharding=P(...))"
+            )
 
 
 def _gather(
@@ -156,17 +175,24 @@ class IndexUpdateRef:
         mode: Any = None,
         fill_value: Any = None,
         wrap_negative_indices: bool = True,
+        out_sharding: Any = None,
     ) -> Any:
-        """`x[index]`, with control over what is read out of bounds."""
-        return getitem(
-            self.array,
-            self.index,
+        """`x[index]`, with control over what is read out of bounds, and over the layout."""
+        ref = self if out_sharding is None else self._untyped()
+        out = getitem(
+            ref.array,
+            ref.index,
             mode=mode,
             fill_value=fill_value,
             indices_are_sorted=indices_are_sorted,
             unique_indices=unique_indices,
             wrap_negative_indices=wrap_negative_indices,
         )
+        return out if out_sharding is None else hooks.reshard(out, out_sharding)
+
+    def _untyped(self) -> IndexUpdateRef:
+        """The same where the compiler decides how values are laid out."""
+        return IndexUpdateRef(to_auto(self.array), tree_map(_untyped, self.index))
 
     def set(self, values: Any, **how: Any) -> Any:
         """`x[index] = values`; of several values for one element the last stays.
@@ -258,6 +284,9 @@ def _update(
     combine: Combine,
     how: dict[str, Any],
 ) -> Any:
+    out_sharding = how.pop("out_sharding", None)
+    if out_sharding is not None:
+        ref, values = ref._untyped(), _untyped(values)
     x = as_array(ref.array)
     if not is_arraylike(values):
         raise ArgumentError(
@@ -267,7 +296,13 @@ def _update(
     aval = typeof(x)
     work, values = promote_dtypes(x, _fitting(plain(values), aval.dtype))
     out = _updated(work, ref.index, name, values, scatter, combine, how)
-    return lax.convert_element_type(out, aval.dtype, aval.weak_type)
+    out = lax.convert_element_type(out, aval.dtype, aval.weak_type)
+    return out if out_sharding is None else hooks.reshard(out, out_sharding)
+
+
+def _untyped(x: Any) -> Any:
+    """An array whose layout is left to the compiler; anything else as it is."""
+    return to_auto(x) if hasattr(x, "aval") else x
 
 
 def _fitting(values: Any, dtype: np.dtype) -> Any:
@@ -324,7 +359,8 @@ def _options(
     if unknown:
         raise ArgumentError(
             f"{current_source()}: x.at[...].{name} has no argument {', '.join(sorted(unknown))}; "
-            "it takes mode, indices_are_sorted, unique_indices and wrap_negative_indices"
+            "it takes mode, indices_are_sorted, unique_indices, wrap_negative_indices and "
+            "out_sharding"
         )
     return {
         "sorted": indices_are_sorted,

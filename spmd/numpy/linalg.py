@@ -12,6 +12,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy import products as _products
 from spmd.numpy.factorizations import (
     EighResult,
@@ -296,6 +297,7 @@ def matmul(
     return _products.matmul(x1, x2, **how)
 
 
+@lays_out_result
 def tensordot(
     x1: ArrayLike,
     x2: ArrayLike,
@@ -304,11 +306,13 @@ def tensordot(
     axes: Any = 2,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """The sum of products over several dims: the standard's form of `spmd.numpy.tensordot`.
 
     `axes` is a number or a pair of lists of dims. The operands are promoted to one dtype.
-    `precision` and `preferred_element_type` are those of `spmd.numpy.dot`.
+    `precision` and `preferred_element_type` are those of `spmd.numpy.dot`. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> snp.linalg.tensordot(np.ones((2, 3)), np.ones((3, 4)), axes=1).shape
     (2, 4)

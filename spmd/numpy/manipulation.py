@@ -17,6 +17,7 @@ from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_options
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.structural import move_dim
 from spmd.numpy import promotion
 from spmd.numpy.creation import canonical_shape
@@ -60,16 +61,23 @@ def size(a: ArrayLike, axis: Axis = None) -> int:
     return math.prod(sizes[d] for d in canonical_axes(axis, len(sizes), "size"))
 
 
+@lays_out_result
 @cached_options
 def reshape(
-    a: ArrayLike, shape: Any = None, order: str = "C", *, copy: bool | None = None
+    a: ArrayLike,
+    shape: Any = None,
+    order: str = "C",
+    *,
+    copy: bool | None = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Give the elements another shape, in the same order.
 
-    `shape` is an integer or a tuple of integers; one size may be -1 and is then computed. `order`
-    is "C" for row-major order or "F" for column-major order. The dtype stays; `copy` changes
-    nothing, as arrays are immutable. Raises a `ShapeError` if the sizes do not fit, and an
-    `ArgumentError` for another `order`.
+    `shape` is an integer or a tuple of integers; one size may be -1 and is then computed.
+    `order` is "C" for row-major order or "F" for column-major order. The dtype stays; `copy`
+    changes nothing, as arrays are immutable. `out_sharding`, a sharding or spec over `Explicit`
+    mesh axes, is the layout of the result. Raises a `ShapeError` if the sizes do not fit, and
+    an `ArgumentError` for another `order`.
 
     >>> snp.reshape(np.arange(6), (2, -1))
     Array([[0, 1, 2],
@@ -109,12 +117,14 @@ def _new_shape(old: tuple[int, ...], shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+@lays_out_result
 @cached_options
-def ravel(a: ArrayLike, order: str = "C") -> Array:
+def ravel(a: ArrayLike, order: str = "C", *, out_sharding: Any = None) -> Array:
     """Put all elements into one dim.
 
-    `order` is "C" for row-major order or "F" for column-major order; the dtype stays. Raises an
-    `ArgumentError` for another `order`.
+    `order` is "C" for row-major order or "F" for column-major order; the dtype stays.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises an `ArgumentError` for another `order`.
 
     >>> snp.ravel(np.array([[1, 2], [3, 4]]))
     Array([1, 2, 3, 4], dtype=int32)
@@ -221,11 +231,13 @@ def _each(name: str, arrays: Sequence[Any], raised: Any) -> Any:
 # ---- broadcasting ------------------------------------------------------------------------------
 
 
-def broadcast_to(array: ArrayLike, shape: Any) -> Array:
+@lays_out_result
+def broadcast_to(array: ArrayLike, shape: Any, *, out_sharding: Any = None) -> Array:
     """Repeat an array to a shape, by NumPy's rules of broadcasting.
 
-    `array` has the last dims of `shape`, in which a size of 1 is repeated. The dtype stays. Raises
-    a `ShapeError` if the shapes do not fit.
+    `array` has the last dims of `shape`, in which a size of 1 is repeated. The dtype stays.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises a `ShapeError` if the shapes do not fit.
 
     >>> snp.broadcast_to(np.array([1, 2]), (2, 2))
     Array([[1, 2],

@@ -166,9 +166,10 @@ def _iter(self: Any) -> Iterator[Any]:
 # ---- methods that are no functions of spmd.numpy -----------------------------------------------
 
 
-def _reshape(self: Any, *args: Any, order: str = "C") -> Any:
+def _reshape(self: Any, *args: Any, order: str = "C", out_sharding: Any = None) -> Any:
     """Give the elements another shape: `x.reshape(2, 3)` or `x.reshape((2, 3))`."""
-    return manipulation.reshape(self, args[0] if len(args) == 1 else args, order)
+    shape = args[0] if len(args) == 1 else args
+    return manipulation.reshape(self, shape, order, out_sharding=out_sharding)
 
 
 def _transpose(self: Any, *args: Any) -> Any:

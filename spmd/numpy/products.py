@@ -16,6 +16,7 @@ from spmd.base.errors import ArgumentError, ShapeError
 from spmd.base.source import current_source
 from spmd.compile.dispatch.eager_cache import cached_arrays
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.grids import eye
 from spmd.numpy.manipulation import moveaxis, ravel, reshape
 from spmd.numpy.promotion import (
@@ -55,16 +56,23 @@ def _check_contracted(name: str, a: Any, b: Any, da: Sequence[int], db: Sequence
             )
 
 
+@lays_out_result
 @cached_arrays
 def dot(
-    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """The product over the last dim of `a` and the last but one of `b`, or its only one.
 
     Two vectors give a scalar, two matrices their product, and a scalar operand multiplies
     elementwise. The operands are promoted to one dtype, which the result has;
-    `preferred_element_type` is another dtype for the sums and the result. `precision` is that of
-    `lax.dot_general`. Raises a `ShapeError` if the sizes that are summed over differ.
+    `preferred_element_type` is another dtype for the sums and the result. `precision` is that
+    of `lax.dot_general`. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the
+    layout of the result. Raises a `ShapeError` if the sizes that are summed over differ.
 
     >>> snp.dot(np.array([1, 2, 3]), np.array([4, 5, 6]))
     Array(32, dtype=int32)
@@ -80,16 +88,24 @@ def dot(
     return _contract(a, b, (da, db), ((), ()), precision, wanted)
 
 
+@lays_out_result
 @cached_arrays
 def matmul(
-    a: ArrayLike, b: ArrayLike, *, precision: Any = None, preferred_element_type: Any = None
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """The matrix product, `a @ b`.
 
-    The last two dims are the matrices, those before them batch dims, which broadcast; a vector is a
-    row on the left and a column on the right. The operands are promoted to one dtype, which the
-    result has; `preferred_element_type` is another dtype for the sums and the result. `precision`
-    is that of `lax.dot_general`. Raises a `ShapeError` for a scalar or for sizes that do not fit.
+    The last two dims are the matrices, those before them batch dims, which broadcast; a vector
+    is a row on the left and a column on the right. The operands are promoted to one dtype,
+    which the result has; `preferred_element_type` is another dtype for the sums and the result.
+    `precision` is that of `lax.dot_general`. `out_sharding`, a sharding or spec over `Explicit`
+    mesh axes, is the layout of the result. Raises a `ShapeError` for a scalar or for sizes that
+    do not fit.
 
     >>> snp.matmul(np.array([[1, 2], [3, 4]]), np.array([1, 10]))
     Array([21, 43], dtype=int32)
@@ -234,6 +250,7 @@ def vdot(
     )
 
 
+@lays_out_result
 def tensordot(
     a: ArrayLike,
     b: ArrayLike,
@@ -241,13 +258,15 @@ def tensordot(
     *,
     precision: Any = None,
     preferred_element_type: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """The sum of products over several dims of two arrays.
 
-    `axes` is a number, for the last dims of `a` and the first of `b`, or a pair of lists of dims.
-    The result has the other dims of `a`, then those of `b`. The operands are promoted to one dtype,
-    which it has; `precision` and `preferred_element_type` are those of `dot`. Raises a `ShapeError`
-    if the sizes that are summed over differ.
+    `axes` is a number, for the last dims of `a` and the first of `b`, or a pair of lists of
+    dims. The result has the other dims of `a`, then those of `b`. The operands are promoted to
+    one dtype, which it has; `precision` and `preferred_element_type` are those of `dot`.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises a `ShapeError` if the sizes that are summed over differ.
 
     >>> snp.tensordot(np.ones((2, 3, 4)), np.ones((3, 4, 5))).shape
     (2, 5)

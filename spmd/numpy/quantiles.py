@@ -15,6 +15,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.logic import isnan
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
@@ -85,6 +86,7 @@ def nanquantile(
     return _quantile("nanquantile", a, q, axis, method, keepdims, True, weights)
 
 
+@lays_out_result
 def percentile(
     a: ArrayLike,
     q: ArrayLike,
@@ -95,11 +97,14 @@ def percentile(
     keepdims: bool = False,
     *,
     weights: ArrayLike | None = None,
+    out_sharding: Any = None,
 ) -> Array:
     """The values below which `q` percent of the elements along dims lie.
 
     `q` is a number or vector in [0, 100]. `axis`, `overwrite_input`, `method`, `keepdims` and
-    `weights` are those of `quantile`; the result has the floating dtype to which `a` is promoted.
+    `weights` are those of `quantile`; the result has the floating dtype to which `a` is
+    promoted. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result.
 
     >>> snp.percentile(np.array([1.0, 2.0, 3.0, 4.0]), 50)
     Array(2.5, dtype=float32)

@@ -14,6 +14,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import placed
 from spmd.numpy.promotion import (
@@ -41,6 +42,7 @@ def _concrete_number(x: Any, name: str) -> Any:
     return value.item()
 
 
+@lays_out_result
 def arange(
     start: ArrayLike,
     stop: ArrayLike | None = None,
@@ -48,12 +50,15 @@ def arange(
     dtype: Any = None,
     *,
     device: Any = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Make a vector of numbers from `start` (0) up to `stop`, exclusively, in steps of `step` (1).
 
-    One argument is `stop`. The size is `ceil((stop - start) / step)`, or 0. The dtype is that to
-    which the arguments are promoted, or `dtype`. `device` is a device or sharding for the result.
-    Raises an `ArgumentError` if `step` is 0, and a `ConcretizationError` if an argument is traced.
+    One argument is `stop`. The size is `ceil((stop - start) / step)`, or 0. The dtype is that
+    to which the arguments are promoted, or `dtype`. `device` is a device or sharding for the
+    result. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises an `ArgumentError` if `step` is 0, and a `ConcretizationError` if an argument
+    is traced.
 
     >>> snp.arange(2, 5)
     Array([2, 3, 4], dtype=int32)

@@ -12,6 +12,7 @@ import numpy as np
 from spmd import lax
 from spmd.base.errors import ArgumentError, ConcretizationError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
 from spmd.numpy.joining import concatenate
@@ -53,19 +54,22 @@ def tile(A: ArrayLike, reps: Any) -> Array:
     return as_array(lax.reshape(grown, [r * n for r, n in zip(times, sizes, strict=True)]))
 
 
+@lays_out_result
 def repeat(
     a: ArrayLike,
     repeats: ArrayLike,
     axis: int | None = None,
     *,
     total_repeat_length: int | None = None,
+    out_sharding: Any = None,
 ) -> Array:
     """Repeat each element along a dim.
 
     `repeats` is one number for all elements, or one for each; with `axis=None` the array is
-    flattened first. The dtype stays. Traced `repeats` need `total_repeat_length`, the size of the
-    result's dim: what is missing is filled with the last element, what is too much left out. Raises
-    a `ShapeError` if `repeats` does not fit the dim.
+    flattened first. The dtype stays. Traced `repeats` need `total_repeat_length`, the size of
+    the result's dim: what is missing is filled with the last element, what is too much left
+    out. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises a `ShapeError` if `repeats` does not fit the dim.
 
     >>> snp.repeat(np.array([1, 2]), np.array([2, 3]))
     Array([1, 1, 2, 2, 2], dtype=int32)

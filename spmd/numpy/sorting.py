@@ -10,6 +10,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ConcretizationError, DtypeError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.trace import Tracer
 from spmd.numpy.creation import asarray
 from spmd.numpy.logic import as_bool
@@ -269,15 +270,22 @@ def digitize(
 # ---- counts ------------------------------------------------------------------------------------
 
 
+@lays_out_result
 def bincount(
-    x: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0, *, length: int | None = None
+    x: ArrayLike,
+    weights: ArrayLike | None = None,
+    minlength: int = 0,
+    *,
+    length: int | None = None,
+    out_sharding: Any = None,
 ) -> Array:
     """How often each of the numbers 0, 1, 2, ... occurs in a vector of integers.
 
-    With `weights`, of the shape of `x`, it is the sum of the weights at its occurrences, of their
-    dtype. The size is the largest number plus 1, at least `minlength`, or `length`, which a traced
-    `x` needs. Negative numbers count as 0. Raises an `ArgumentError` if `x` is no vector of
-    integers.
+    With `weights`, of the shape of `x`, it is the sum of the weights at its occurrences, of
+    their dtype. The size is the largest number plus 1, at least `minlength`, or `length`, which
+    a traced `x` needs. Negative numbers count as 0. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises an `ArgumentError` if `x` is no
+    vector of integers.
 
     >>> snp.bincount(np.array([0, 1, 1, 3]))
     Array([1, 2, 0, 1], dtype=int32)

@@ -20,6 +20,7 @@ from spmd.lax.control_while import named_while, while_p
 from spmd.partition.propagate import Scope
 from spmd.partition.values import Sizes, Value, read_as, total_form, values_of
 from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.shard_map_rules import shard_map_p
 
 # Writes the equations of a scope on values, and gives its results.
@@ -134,4 +135,6 @@ STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
     cond_p: _write_cond,
     shard_map_p: _write_map,
     sharding_constraint_p: _write_constraint,
+    reshard_p: _write_constraint,
+    to_auto_p: _write_constraint,
 }

@@ -23,8 +23,10 @@ from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.partition.rules import LEVELS, RENAMES, level_of, may_split, rule_of
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import spec_over
 from spmd.sharding.shard_map_rules import shard_map_p
@@ -40,13 +42,17 @@ KEPT = (attention_p, attention_tangent_p, attention_grad_p)
 class Cell:
     """The axes that split each dim of a value; a closed dim keeps its axes."""
 
-    __slots__ = ("axes", "closed", "links", "shape")
+    __slots__ = ("axes", "barred", "closed", "links", "shape")
 
     def __init__(self, aval: ShapedArray):
         self.shape = aval.shape
         self.axes: list[Axes] = [()] * aval.ndim
         self.closed = [False] * aval.ndim
         self.links: list[Link] = []
+        # The axes along which the type says how the value is laid out.
+        self.barred: frozenset[Any] = frozenset()
+        if aval.sharding is not None:
+            self._close_typed(aval.sharding)
 
     @property
     def split(self) -> Split:
@@ -60,10 +66,21 @@ class Cell:
             self.axes[d] = spec.axes_of(d)
             self.closed[d] = True
 
+    def _close_typed(self, sharding: NamedSharding) -> None:
+        """Fix what a type says; along other axes than explicit ones dims may be split further."""
+        mesh = sharding.mesh
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        self.barred = frozenset(a for a, kind in kinds.items() if kind is AxisType.Explicit)
+        self.close(sharding.spec)
+        if len(self.barred) < len(kinds):
+            self.closed = [False] * len(self.axes)
+
     def offer(self, d: int, axes: Axes, sizes: Mapping[Any, int]) -> bool:
         """Split a dim over more axes if that is possible; whether it was done."""
         have = self.axes[d]
         if self.closed[d] or len(axes) <= len(have) or axes[: len(have)] != have:
+            return False
+        if not self.barred.isdisjoint(axes[len(have) :]):
             return False
         taken = {a for k, own in enumerate(self.axes) if k != d for a in own}
         if not taken.isdisjoint(axes) or self.shape[d] % math.prod(sizes[a] for a in axes):
@@ -275,10 +292,16 @@ class Plan:
             found.append(cell)
         return found
 
+    def _to_auto(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        (made,) = self._new(scope, eqn)
+        self.same(made, given[0])
+
     def _spec_here(self, eqn: Eqn) -> PartitionSpec:
         """The spec of a constraint over this mesh."""
         mesh, spec = eqn.params["mesh"], eqn.params["spec"]
-        if mesh == self.mesh:
+        if mesh in (self.mesh, self.mesh.abstract_mesh):
+            return spec
+        if isinstance(mesh, AbstractMesh) and mesh.shape_tuple == self.mesh.shape_tuple:
             return spec
         found = spec_over(self.mesh, NamedSharding(mesh, spec))
         if found is None:
@@ -313,6 +336,8 @@ _STRUCTURAL = {
     cond_p: Plan._cond,
     shard_map_p: Plan._map,
     sharding_constraint_p: Plan._constraint,
+    reshard_p: Plan._constraint,
+    to_auto_p: Plan._to_auto,
 }
 
 

@@ -18,6 +18,7 @@ from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.propagate import Plan, Scope, Split, called_jaxpr
 from spmd.partition.values import Value, literal, values_of, whole
+from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.shard_map_rules import mesh_axes, piece_aval, shard_map_p, vary_outputs
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -59,7 +60,8 @@ def partition(
     names = (*("" for _ in placed), *jaxpr.arg_names)
     with mesh_axes(mesh, "manual"):
         body = close(on_each, pieces, jaxpr.name, names)
-    wanted = [as_spec(cell.split) for cell in results]
+    explicit = mesh.has_only(AxisType.Explicit)
+    wanted = [as_spec(cell.split, in_full=explicit) for cell in results]
     params = {
         "jaxpr": vary_outputs(body, wanted, mesh, "manual"),
         "mesh": mesh,
@@ -75,10 +77,10 @@ def partition(
     return ClosedJaxpr(made, [value for value, _ in placed])
 
 
-def as_spec(split: Split) -> PartitionSpec:
-    """The one way to write a split as a spec."""
+def as_spec(split: Split, in_full: bool = False) -> PartitionSpec:
+    """The one way to write a split as a spec; `in_full` with an entry for each dim, as types do."""
     entries: list[Any] = [None if not a else a[0] if len(a) == 1 else a for a in split]
-    while entries and entries[-1] is None:
+    while not in_full and entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
 

@@ -13,6 +13,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy import linalg
 from spmd.numpy.einsum import einsum
 from spmd.numpy.linalg import norm
@@ -38,13 +39,21 @@ if TYPE_CHECKING:
 # ---- uniform -----------------------------------------------------------------------------------
 
 
+@lays_out_result
 def uniform(
-    key: Any, shape: Any = (), dtype: Any = None, minval: Any = 0.0, maxval: Any = 1.0
+    key: Any,
+    shape: Any = (),
+    dtype: Any = None,
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Draw numbers uniformly distributed in [`minval`, `maxval`).
 
     The bounds broadcast to `shape`. `dtype` is a float dtype, by default float32 (float64 under
-    x64). Raises `DtypeError` for another, `ShapeError` if a bound does not broadcast, and
+    x64). `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises `DtypeError` for another, `ShapeError` if a bound does not broadcast, and
     `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.uniform(spmd.random.key(0), (3,), minval=5.0, maxval=6.0)
@@ -84,12 +93,14 @@ def _fitted(x: Any, shape: tuple[int, ...]) -> Any:
 # ---- normal ------------------------------------------------------------------------------------
 
 
-def normal(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def normal(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw standard normal numbers of the given `shape`.
 
     `dtype` is a float or complex dtype, by default float32 (float64 under x64); complex numbers
-    have variance 1 altogether. Numbers are those of the inverse distribution function at uniform
-    ones. Raises `DtypeError` for another dtype, `ShapeError` if a size is negative, and
+    have variance 1 altogether. Numbers are those of the inverse distribution function at
+    uniform ones. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of
+    the result. Raises `DtypeError` for another dtype, `ShapeError` if a size is negative, and
     `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.normal(spmd.random.key(0), (10_000,))
@@ -124,13 +135,21 @@ def normal_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.mul(lax.erf_inv(u), np.array(np.sqrt(2), dtype))
 
 
+@lays_out_result
 def truncated_normal(
-    key: Any, lower: Any, upper: Any, shape: Any = None, dtype: Any = None
+    key: Any,
+    lower: Any,
+    upper: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Draw standard normal numbers under the condition that they lie between `lower` and `upper`.
 
     The bounds broadcast to `shape`, which is by default theirs. `dtype` is a float dtype, by
-    default float32. Raises `DtypeError` for another, `ShapeError` if a bound does not broadcast,
+    default float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout
+    of the result. Raises `DtypeError` for another, `ShapeError` if a bound does not broadcast,
     and `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.truncated_normal(spmd.random.key(0), -1.0, 2.0, (100,))
@@ -158,6 +177,7 @@ def _truncated(
     return clip(out, _fitted(least, shape), _fitted(most, shape))
 
 
+@lays_out_result
 def multivariate_normal(
     key: Any,
     mean: Any,
@@ -165,14 +185,18 @@ def multivariate_normal(
     shape: Any = None,
     dtype: Any = None,
     method: str = "cholesky",
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Draw vectors of normal numbers with the given `mean` and covariance matrix `cov`.
 
-    `mean` (..., n) and `cov` (..., n, n) have leading dims that broadcast to `shape`, which is by
-    default theirs; the result has shape `shape + (n,)`. `dtype` is by default their common float
-    dtype. `method` says how a root of the matrix is found: "cholesky", or the slower "eigh" and
-    "svd", which also take singular matrices. Raises `ShapeError` if shapes do not fit, `DtypeError`
-    if `dtype` is no float, and `ArgumentError` for another method or if `key` is no single key.
+    `mean` (..., n) and `cov` (..., n, n) have leading dims that broadcast to `shape`, which is
+    by default theirs; the result has shape `shape + (n,)`. `dtype` is by default their common
+    float dtype. `method` says how a root of the matrix is found: "cholesky", or the slower
+    "eigh" and "svd", which also take singular matrices. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` if shapes do not fit,
+    `DtypeError` if `dtype` is no float, and `ArgumentError` for another method or if `key` is
+    no single key.
 
     >>> spmd.random.multivariate_normal(spmd.random.key(0), np.zeros(2), np.eye(2), (5,)).shape
     (5, 2)
@@ -210,14 +234,24 @@ def _root(cov: Any, method: str) -> Any:
     return multiply(directions, lax.expand_dims(lax.sqrt(sizes), (typeof(sizes).ndim - 1,)))
 
 
-def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | None = None) -> Array:
+@lays_out_result
+def orthogonal(
+    key: Any,
+    n: int,
+    shape: Any = (),
+    dtype: Any = None,
+    m: int | None = None,
+    *,
+    out_sharding: Any = None,
+) -> Array:
     """Draw matrices with orthonormal columns or rows, uniformly among all such matrices.
 
-    Matrices have shape (n, m), and `m` is by default `n`; orthonormal are the columns if `n >= m`,
-    else the rows. The result has shape `shape + (n, m)`; `dtype` is a float or complex dtype, by
-    default float32. The signs of a QR factorization are fixed as Mezzadri (2007) proposes. Raises
-    `ArgumentError` if a number is no integer or `key` is no single key, and `DtypeError` for
-    another dtype.
+    Matrices have shape (n, m), and `m` is by default `n`; orthonormal are the columns if `n >=
+    m`, else the rows. The result has shape `shape + (n, m)`; `dtype` is a float or complex
+    dtype, by default float32. The signs of a QR factorization are fixed as Mezzadri (2007)
+    proposes. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises `ArgumentError` if a number is no integer or `key` is no single key, and
+    `DtypeError` for another dtype.
 
     >>> q = spmd.random.orthogonal(spmd.random.key(0), 3)
     >>> bool(snp.allclose(q @ q.T, snp.eye(3), atol=1e-6))
@@ -236,11 +270,14 @@ def orthogonal(key: Any, n: int, shape: Any = (), dtype: Any = None, m: int | No
 # ---- inverse distribution functions ------------------------------------------------------------
 
 
-def exponential(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def exponential(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw exponentially distributed numbers with mean 1.
 
-    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
-    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
+    key.
 
     >>> x = spmd.random.exponential(spmd.random.key(0), (10_000,))
     >>> round(float(x.mean()), 1)
@@ -257,13 +294,22 @@ def exponential_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.neg(lax.log1p(lax.neg(uniform_typed(key, shape, dtype))))
 
 
-def gumbel(key: Any, shape: Any = (), dtype: Any = None, mode: str | None = None) -> Array:
+@lays_out_result
+def gumbel(
+    key: Any,
+    shape: Any = (),
+    dtype: Any = None,
+    mode: str | None = None,
+    *,
+    out_sharding: Any = None,
+) -> Array:
     """Draw Gumbel distributed numbers: `-log(-log(u))` of uniform `u`.
 
-    `shape` is the result's; `dtype` is a float dtype, by default float32. `mode="high"` uses twice
-    the bits and has a finer upper tail than "low", the default. Raises `DtypeError` for another
-    dtype or mode, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
-    key.
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `mode="high"` uses
+    twice the bits and has a finer upper tail than "low", the default. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another dtype or mode, `ShapeError` if a size is negative, and `ArgumentError` if `key`
+    is no single key.
 
     >>> x = spmd.random.gumbel(spmd.random.key(0), (10_000,))
     >>> round(float(x.mean()), 1)
@@ -291,11 +337,14 @@ def gumbel_typed(key: Any, shape: tuple[int, ...], dtype: np.dtype, mode: str = 
     return lax.neg(lax.log(lax.neg(lax.log1p(lax.neg(x)))))
 
 
-def laplace(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def laplace(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw Laplace distributed numbers: exponential ones with a random sign.
 
-    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
-    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
+    key.
 
     >>> spmd.random.laplace(spmd.random.key(0), (2, 3)).shape
     (2, 3)
@@ -311,11 +360,14 @@ def _laplace(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.mul(lax.sign(u), lax.log1p(lax.neg(lax.abs(u))))
 
 
-def logistic(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def logistic(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw logistic distributed numbers: `log(u / (1 - u))` of uniform `u`.
 
-    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
-    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
+    key.
 
     >>> spmd.random.logistic(spmd.random.key(0), (2, 3)).shape
     (2, 3)
@@ -331,11 +383,14 @@ def _logistic(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.sub(lax.log(x), lax.log1p(lax.neg(x)))
 
 
-def cauchy(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def cauchy(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw Cauchy distributed numbers: `tan(pi * (u - 1/2))` of uniform `u`.
 
-    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
-    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
+    key.
 
     >>> spmd.random.cauchy(spmd.random.key(0), (2, 3)).shape
     (2, 3)
@@ -352,11 +407,15 @@ def _cauchy(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.tan(lax.mul(centered, np.array(np.pi, dtype)))
 
 
-def pareto(key: Any, b: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def pareto(
+    key: Any, b: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw Pareto distributed numbers with exponent `b`: at least 1, with density `b / x**(b + 1)`.
 
     `b` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. Raises `DtypeError` for another, `ShapeError` if `b` does not broadcast, and
+    float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises `DtypeError` for another, `ShapeError` if `b` does not broadcast, and
     `ArgumentError` if `key` is no single key.
 
     >>> bool((spmd.random.pareto(spmd.random.key(0), 3.0, (100,)) >= 1).all())
@@ -373,12 +432,16 @@ def _pareto(key: Any, b: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return lax.exp(lax.div(exponential_typed(key, shape, dtype), b))
 
 
-def rayleigh(key: Any, scale: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def rayleigh(
+    key: Any, scale: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw Rayleigh distributed numbers: lengths of normal vectors in the plane, times `scale`.
 
-    `scale` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. Raises `DtypeError` for another, `ShapeError` if `scale` does not broadcast, and
-    `ArgumentError` if `key` is no single key.
+    `scale` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by
+    default float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout
+    of the result. Raises `DtypeError` for another, `ShapeError` if `scale` does not broadcast,
+    and `ArgumentError` if `key` is no single key.
 
     >>> bool((spmd.random.rayleigh(spmd.random.key(0), 2.0, (100,)) >= 0).all())
     True
@@ -421,11 +484,14 @@ def _weibull(
     return multiply(power(waited, divide(1.0, concentration)), scale)
 
 
-def maxwell(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def maxwell(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw Maxwell distributed numbers: lengths of normal vectors in space.
 
-    `shape` is the result's; `dtype` is a float dtype, by default float32. Raises `DtypeError` for
-    another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+    `shape` is the result's; `dtype` is a float dtype, by default float32. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single
+    key.
 
     >>> bool((spmd.random.maxwell(spmd.random.key(0), (100,)) > 0).all())
     True

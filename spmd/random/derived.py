@@ -13,6 +13,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import DtypeError
 from spmd.core.aval import typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
     broadcast_to,
@@ -49,12 +50,16 @@ def _parameter(name: str, x: Any, shape: tuple[int, ...], dtype: np.dtype) -> An
 # ---- one draw, then a formula ------------------------------------------------------------------
 
 
-def lognormal(key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def lognormal(
+    key: Any, sigma: Any = 1.0, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw numbers whose logarithms are normal with mean 0 and standard deviation `sigma`.
 
-    `sigma` broadcasts to `shape`, which is by default its own; `dtype` is a float or complex dtype,
-    by default float32. Raises `DtypeError` for another, `ShapeError` if `sigma` does not broadcast,
-    and `ArgumentError` if `key` is no single key.
+    `sigma` broadcasts to `shape`, which is by default its own; `dtype` is a float or complex
+    dtype, by default float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is
+    the layout of the result. Raises `DtypeError` for another, `ShapeError` if `sigma` does not
+    broadcast, and `ArgumentError` if `key` is no single key.
 
     >>> bool((spmd.random.lognormal(spmd.random.key(0), 0.5, (100,)) > 0).all())
     True
@@ -72,11 +77,15 @@ def _lognormal(key: Any, sigma: Any, shape: tuple[int, ...], dtype: np.dtype) ->
     return lax.exp(lax.mul(any_normal(key, shape, dtype), sigma))
 
 
-def geometric(key: Any, p: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def geometric(
+    key: Any, p: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw how many trials, each a success with probability `p`, it takes to the first success.
 
-    `p` broadcasts to `shape`, which is by default its own; `dtype` is an integer dtype, by default
-    int32. Raises `DtypeError` for another, `ShapeError` if `p` does not broadcast, and
+    `p` broadcasts to `shape`, which is by default its own; `dtype` is an integer dtype, by
+    default int32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout
+    of the result. Raises `DtypeError` for another, `ShapeError` if `p` does not broadcast, and
     `ArgumentError` if it is no array or `key` is no single key.
 
     >>> spmd.random.geometric(spmd.random.key(0), 1.0, (4,))
@@ -103,13 +112,22 @@ def _geometric(key: Any, p: Any, dtype: np.dtype) -> Any:
     return lax.convert_element_type(trials, dtype)
 
 
+@lays_out_result
 def triangular(
-    key: Any, left: Any, mode: Any, right: Any, shape: Any = None, dtype: Any = None
+    key: Any,
+    left: Any,
+    mode: Any,
+    right: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Draw numbers in [`left`, `right`] whose density is a triangle with its peak at `mode`.
 
-    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype, by
-    default float32. Raises `DtypeError` for another, `ShapeError` if a parameter does not
+    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype,
+    by default float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the
+    layout of the result. Raises `DtypeError` for another, `ShapeError` if a parameter does not
     broadcast, and `ArgumentError` if one is no array or `key` is no single key.
 
     >>> x = spmd.random.triangular(spmd.random.key(0), 1.0, 2.0, 4.0, (100,))
@@ -137,13 +155,17 @@ def _triangular(key: Any, left: Any, mode: Any, right: Any) -> Any:
 # ---- two draws ---------------------------------------------------------------------------------
 
 
-def wald(key: Any, mean: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def wald(
+    key: Any, mean: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw Wald (inverse Gaussian) distributed numbers with the given `mean` and scale 1.
 
-    `mean` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. The method is that of Michael, Schucany and Haas (1976). Raises `DtypeError` for
-    another dtype, `ShapeError` if `mean` does not broadcast, and `ArgumentError` if it is no array
-    or `key` is no single key.
+    `mean` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by
+    default float32. The method is that of Michael, Schucany and Haas (1976). `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another dtype, `ShapeError` if `mean` does not broadcast, and `ArgumentError` if it is
+    no array or `key` is no single key.
 
     >>> bool((spmd.random.wald(spmd.random.key(0), 2.0, (100,)) > 0).all())
     True
@@ -167,12 +189,22 @@ def _wald(key: Any, mean: Any) -> Any:
     return lax.select(lax.le(z, lax.div(mean, lax.add(mean, x))), x, lax.div(squared, x))
 
 
-def f(key: Any, dfnum: Any, dfden: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def f(
+    key: Any,
+    dfnum: Any,
+    dfden: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    *,
+    out_sharding: Any = None,
+) -> Array:
     """Draw numbers of the F distribution with `dfnum` and `dfden` degrees of freedom.
 
-    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype, by
-    default float32. A derivative with respect to a parameter raises `RefusedError`. Raises
-    `DtypeError` for another dtype, `ShapeError` if a parameter does not broadcast, and
+    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype,
+    by default float32. A derivative with respect to a parameter raises `RefusedError`.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises `DtypeError` for another dtype, `ShapeError` if a parameter does not broadcast, and
     `ArgumentError` if one is no array or `key` is no single key.
 
     >>> bool((spmd.random.f(spmd.random.key(0), 2.0, 3.0, (100,)) > 0).all())
@@ -214,12 +246,16 @@ def _double_sided_maxwell(
     return add(multiply(multiply(sign, length), scale), loc)
 
 
-def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def generalized_normal(
+    key: Any, p: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw numbers with density proportional to `exp(-abs(x) ** p)`.
 
-    `shape` is the result's, and `p` broadcasts to it; `dtype` is a float dtype, by default float32.
-    Raises `DtypeError` for another, `ShapeError` if a size is negative, and `ArgumentError` if
-    `key` is no single key.
+    `shape` is the result's, and `p` broadcasts to it; `dtype` is a float dtype, by default
+    float32. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the
+    result. Raises `DtypeError` for another, `ShapeError` if a size is negative, and
+    `ArgumentError` if `key` is no single key.
 
     >>> spmd.random.generalized_normal(spmd.random.key(0), 3.0, (2, 3)).shape
     (2, 3)
@@ -232,12 +268,16 @@ def generalized_normal(key: Any, p: Any, shape: Any = (), dtype: Any = None) -> 
     return multiply(rademacher(second, whole, found), power(size, exponent))
 
 
-def ball(key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def ball(
+    key: Any, d: int, p: Any = 2, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw points uniform in the unit ball of the `p`-norm in `d` dimensions.
 
-    The result has shape `shape + (d,)`; `dtype` is a float dtype, by default float32. The method is
-    that of Barthe et al. (2005). Raises `DtypeError` for another dtype, `ShapeError` if a size is
-    negative, and `ArgumentError` if `d` is no integer or `key` is no single key.
+    The result has shape `shape + (d,)`; `dtype` is a float dtype, by default float32. The
+    method is that of Barthe et al. (2005). `out_sharding`, a sharding or spec over `Explicit`
+    mesh axes, is the layout of the result. Raises `DtypeError` for another dtype, `ShapeError`
+    if a size is negative, and `ArgumentError` if `d` is no integer or `key` is no single key.
 
     >>> x = spmd.random.ball(spmd.random.key(0), 3, shape=(100,))
     >>> bool(((x**2).sum(-1) <= 1).all())

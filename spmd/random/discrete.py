@@ -12,6 +12,7 @@ from spmd import lax
 from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import is_arraylike, typeof
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.manipulation import moveaxis
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import (
@@ -37,14 +38,18 @@ if TYPE_CHECKING:
 # ---- integers ----------------------------------------------------------------------------------
 
 
-def randint(key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None) -> Array:
+@lays_out_result
+def randint(
+    key: Any, shape: Any, minval: Any, maxval: Any, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw integers uniformly distributed in [`minval`, `maxval`).
 
-    The bounds broadcast to `shape`; floats are truncated. `dtype` is by default the default integer
-    dtype, int32 without x64. Where the interval is empty the result is `minval`. Integers are found
-    from twice their bits by a remainder, whose bias is negligible. Raises `DtypeError` if `dtype`
-    is no integer dtype, `ShapeError` if a bound does not broadcast, and `ArgumentError` if `key` is
-    no single key.
+    The bounds broadcast to `shape`; floats are truncated. `dtype` is by default the default
+    integer dtype, int32 without x64. Where the interval is empty the result is `minval`.
+    Integers are found from twice their bits by a remainder, whose bias is negligible.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
+    Raises `DtypeError` if `dtype` is no integer dtype, `ShapeError` if a bound does not
+    broadcast, and `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.randint(spmd.random.key(0), (100,), 3, 6)
     >>> sorted(set(x.tolist()))
@@ -108,13 +113,17 @@ def _spread(x: Any, shape: tuple[int, ...]) -> Any:
     return x if not own or own == shape else broadcast_to(x, shape)
 
 
-def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> Array:
+@lays_out_result
+def bernoulli(
+    key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low", *, out_sharding: Any = None
+) -> Array:
     """Draw booleans that are True with probability `p`.
 
-    `p` is a float and broadcasts to `shape`, which is by default its own. The dtype of the result
-    is bool. `mode="high"` uses twice the bits, and resolves very small probabilities; "low" does
-    not. Raises `DtypeError` if `p` is no float, `ShapeError` if it does not broadcast, and
-    `ArgumentError` for another mode or if `key` is no single key.
+    `p` is a float and broadcasts to `shape`, which is by default its own. The dtype of the
+    result is bool. `mode="high"` uses twice the bits, and resolves very small probabilities;
+    "low" does not. `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout
+    of the result. Raises `DtypeError` if `p` is no float, `ShapeError` if it does not
+    broadcast, and `ArgumentError` for another mode or if `key` is no single key.
 
     >>> bool(spmd.random.bernoulli(spmd.random.key(0), 1.0))
     True
@@ -138,11 +147,13 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Any = None, mode: str = "low") -> A
     return lax.lt(fine, lax.sub(p, coarse))
 
 
-def rademacher(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def rademacher(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw -1 or 1, each with probability 1/2, in the given `shape`.
 
-    `dtype` is by default the default integer dtype. Raises `ShapeError` if a size is negative, and
-    `ArgumentError` if `key` is no single key.
+    `dtype` is by default the default integer dtype. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises `ShapeError` if a size is
+    negative, and `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.rademacher(spmd.random.key(0), (100,))
     >>> sorted(set(x.tolist()))
@@ -158,6 +169,7 @@ def rademacher(key: Any, shape: Any = (), dtype: Any = None) -> Array:
 # ---- categories --------------------------------------------------------------------------------
 
 
+@lays_out_result
 def categorical(
     key: Any,
     logits: Any,
@@ -165,13 +177,16 @@ def categorical(
     shape: Any = None,
     replace: bool = True,
     mode: str | None = None,
+    *,
+    out_sharding: Any = None,
 ) -> Array:
     """Draw numbers of categories with probabilities `softmax(logits)` along `axis`.
 
-    `shape` is the result's: leading dims for independent draws, then the shape of `logits` without
-    `axis`, which is also the default. With `replace=False` no category is drawn twice.
+    `shape` is the result's: leading dims for independent draws, then the shape of `logits`
+    without `axis`, which is also the default. With `replace=False` no category is drawn twice.
     `mode="high"` has a finer upper tail of the underlying `gumbel` noise. The result's dtype is
-    int32 without x64; the logits are floats. Raises `ShapeError` if `shape` does not end so,
+    int32 without x64; the logits are floats. `out_sharding`, a sharding or spec over `Explicit`
+    mesh axes, is the layout of the result. Raises `ShapeError` if `shape` does not end so,
     `ArgumentError` for too many draws without replacement or if `key` is no single key, and
     `DimensionError` if `axis` is out of range.
 
@@ -275,13 +290,17 @@ def _chosen(
 # ---- orderings ---------------------------------------------------------------------------------
 
 
-def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Array:
+@lays_out_result
+def permutation(
+    key: Any, x: Any, axis: int = 0, independent: bool = False, *, out_sharding: Any = None
+) -> Array:
     """Bring the elements of `x` along `axis` in random order.
 
     An integer `x` stands for the numbers below it. With `independent`, every line along the dim
-    gets an order of its own. The shape and the dtype of `x` stay. Raises `DtypeError` if a scalar
-    `x` is no integer, `DimensionError` if `axis` is out of range, and `ArgumentError` if `key` is
-    no single key.
+    gets an order of its own. The shape and the dtype of `x` stay. `out_sharding`, a sharding or
+    spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError` if a scalar
+    `x` is no integer, `DimensionError` if `axis` is out of range, and `ArgumentError` if `key`
+    is no single key.
 
     >>> x = spmd.random.permutation(spmd.random.key(0), 5)
     >>> sorted(x.tolist())

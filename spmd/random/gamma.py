@@ -18,6 +18,7 @@ from spmd.base import dtypes
 from spmd.base.errors import RefusedError, ShapeError
 from spmd.core.aval import typeof
 from spmd.core.custom import custom_jvp
+from spmd.core.explicit import lays_out_result
 from spmd.numpy.creation import full_like
 from spmd.numpy.programs import one_program
 from spmd.numpy.promotion import broadcast_to, constant_like, default_int, plain, select, user_dtype
@@ -121,13 +122,17 @@ def gamma_typed(
 # ---- the distributions -------------------------------------------------------------------------
 
 
-def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def gamma(
+    key: Any, a: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw gamma distributed numbers with shape parameter `a` and scale 1.
 
     `a` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. Marsaglia and Tsang's method (2000) rejects candidates in a loop, so a derivative with
-    respect to `a` raises `RefusedError`. Raises `DtypeError` for another dtype, `ShapeError` if `a`
-    does not broadcast, and `ArgumentError` if `key` is no single key.
+    float32. Marsaglia and Tsang's method (2000) rejects candidates in a loop, so a derivative
+    with respect to `a` raises `RefusedError`. `out_sharding`, a sharding or spec over
+    `Explicit` mesh axes, is the layout of the result. Raises `DtypeError` for another dtype,
+    `ShapeError` if `a` does not broadcast, and `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.gamma(spmd.random.key(0), 3.0, (10_000,))
     >>> round(float(x.mean()), 1)
@@ -137,11 +142,15 @@ def gamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Array:
     return gamma_typed(single(key, "gamma"), a, whole, found)
 
 
-def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def loggamma(
+    key: Any, a: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw logarithms of gamma distributed numbers, exact also where those underflow.
 
-    `a`, `shape`, `dtype` (a float) and the errors are those of `gamma`: `DtypeError`, `ShapeError`,
-    `ArgumentError`, and `RefusedError` for a derivative with respect to `a`.
+    `a`, `shape`, `dtype` (a float) and the errors are those of `gamma`: `DtypeError`,
+    `ShapeError`, `ArgumentError`, and `RefusedError` for a derivative with respect to `a`.
+    `out_sharding`, a sharding or spec over `Explicit` mesh axes, is the layout of the result.
 
     >>> bool(snp.isfinite(spmd.random.loggamma(spmd.random.key(0), 1e-6)))
     True
@@ -150,13 +159,18 @@ def loggamma(key: Any, a: Any, shape: Any = None, dtype: Any = None) -> Array:
     return gamma_typed(single(key, "loggamma"), a, whole, found, log_space=True)
 
 
-def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def beta(
+    key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw beta distributed numbers with parameters `a` and `b`.
 
-    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype, by
-    default float32. The result is `x / (x + y)` of two gamma distributed numbers, so a derivative
-    with respect to a parameter raises `RefusedError`. Raises `DtypeError` for another dtype,
-    `ShapeError` if a parameter does not broadcast, and `ArgumentError` if `key` is no single key.
+    The parameters broadcast to `shape`, which is by default theirs; `dtype` is a float dtype,
+    by default float32. The result is `x / (x + y)` of two gamma distributed numbers, so a
+    derivative with respect to a parameter raises `RefusedError`. `out_sharding`, a sharding or
+    spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError` for another
+    dtype, `ShapeError` if a parameter does not broadcast, and `ArgumentError` if `key` is no
+    single key.
 
     >>> x = spmd.random.beta(spmd.random.key(0), 1.0, 3.0, (10_000,))
     >>> round(float(x.mean()), 2)
@@ -171,14 +185,18 @@ def beta(key: Any, a: Any, b: Any, shape: Any = None, dtype: Any = None) -> Arra
     return lax.div(x, lax.add(x, y))
 
 
-def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def dirichlet(
+    key: Any, alpha: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw Dirichlet distributed vectors, which sum to 1.
 
-    The last dim of `alpha` is the vectors'; the others broadcast to `shape`, which is by default
-    theirs and to which that dim is appended. `dtype` is a float dtype, by default float32. A
-    derivative with respect to `alpha` raises `RefusedError`. Raises `DtypeError` for another dtype,
-    `ShapeError` if `alpha` is a scalar or does not broadcast, and `ArgumentError` if `key` is no
-    single key.
+    The last dim of `alpha` is the vectors'; the others broadcast to `shape`, which is by
+    default theirs and to which that dim is appended. `dtype` is a float dtype, by default
+    float32. A derivative with respect to `alpha` raises `RefusedError`. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another dtype, `ShapeError` if `alpha` is a scalar or does not broadcast, and
+    `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.dirichlet(spmd.random.key(0), np.ones(3), (4,))
     >>> x.shape, bool(snp.allclose(x.sum(-1), 1))
@@ -195,13 +213,17 @@ def dirichlet(key: Any, alpha: Any, shape: Any = None, dtype: Any = None) -> Arr
     return divide(scaled, _sum(scaled, -1, keepdims=True))
 
 
-def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def chisquare(
+    key: Any, df: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw chi-square distributed numbers with `df` degrees of freedom.
 
-    `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. A derivative with respect to `df` raises `RefusedError`. Raises `DtypeError` for
-    another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is no
-    single key.
+    `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by
+    default float32. A derivative with respect to `df` raises `RefusedError`. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is
+    no single key.
 
     >>> x = spmd.random.chisquare(spmd.random.key(0), 4.0, (10_000,))
     >>> round(float(x.mean()), 1)
@@ -213,13 +235,17 @@ def chisquare(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Array:
     return lax.mul(lax.exp(logs), np.array(2, found))
 
 
-def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def t(
+    key: Any, df: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw numbers of Student's t distribution with `df` degrees of freedom.
 
-    `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by default
-    float32. A derivative with respect to `df` raises `RefusedError`. Raises `DtypeError` for
-    another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is no
-    single key.
+    `df` broadcasts to `shape`, which is by default its own; `dtype` is a float dtype, by
+    default float32. A derivative with respect to `df` raises `RefusedError`. `out_sharding`, a
+    sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises `DtypeError`
+    for another dtype, `ShapeError` if `df` does not broadcast, and `ArgumentError` if `key` is
+    no single key.
 
     >>> spmd.random.t(spmd.random.key(0), 4.0, (2, 3)).shape
     (2, 3)
@@ -235,13 +261,17 @@ def t(key: Any, df: Any, shape: Any = None, dtype: Any = None) -> Array:
 # ---- poisson -----------------------------------------------------------------------------------
 
 
-def poisson(key: Any, lam: Any, shape: Any = None, dtype: Any = None) -> Array:
+@lays_out_result
+def poisson(
+    key: Any, lam: Any, shape: Any = None, dtype: Any = None, *, out_sharding: Any = None
+) -> Array:
     """Draw Poisson distributed integers with mean `lam`.
 
     `lam` broadcasts to `shape`, which is by default its own; `dtype` is by default the default
     integer dtype. Below a mean of 10 waiting times are counted (Knuth), above it candidates are
-    rejected (Hörmann 1993). Raises `ShapeError` if `lam` does not broadcast, and `ArgumentError` if
-    `key` is no single key.
+    rejected (Hörmann 1993). `out_sharding`, a sharding or spec over `Explicit` mesh axes, is
+    the layout of the result. Raises `ShapeError` if `lam` does not broadcast, and
+    `ArgumentError` if `key` is no single key.
 
     >>> x = spmd.random.poisson(spmd.random.key(0), 4.0, (10_000,))
     >>> round(float(x.mean()), 1), x.dtype

@@ -18,6 +18,7 @@ from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, DtypeError, ShapeError
 from spmd.core.aval import is_arraylike, typeof
+from spmd.core.explicit import lays_out_result
 from spmd.core.key_reuse import use_key
 from spmd.lax.threefry import key_bits, random_unwrap, random_wrap, threefry2x32
 from spmd.numpy.creation import canonical_shape
@@ -272,11 +273,14 @@ def _blocks(key: Any, count: int) -> Any:
     return threefry2x32(key, np.uint32(0), lax.iota(_WORD, count))
 
 
-def bits(key: Any, shape: Any = (), dtype: Any = None) -> Array:
+@lays_out_result
+def bits(key: Any, shape: Any = (), dtype: Any = None, *, out_sharding: Any = None) -> Array:
     """Draw random bits, as unsigned integers of the given `shape`.
 
-    `dtype` is an unsigned integer dtype, by default uint32 (uint64 under x64). Raises `DtypeError`
-    for another, `ShapeError` if a size is negative, and `ArgumentError` if `key` is no single key.
+    `dtype` is an unsigned integer dtype, by default uint32 (uint64 under x64). `out_sharding`,
+    a sharding or spec over `Explicit` mesh axes, is the layout of the result. Raises
+    `DtypeError` for another, `ShapeError` if a size is negative, and `ArgumentError` if `key`
+    is no single key.
 
     >>> spmd.random.bits(spmd.random.key(0), (2,)).dtype
     dtype('uint32')

@@ -1,6 +1,7 @@
 """Arrays over devices: meshes, partition specs, shardings, `shard_map` and `pmap`."""
 
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.explicit_layouts import auto_axes, explicit_axes, reshard
 from spmd.sharding.mesh_scope import get_abstract_mesh, get_mesh, set_mesh, use_abstract_mesh
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec, make_mesh
@@ -14,9 +15,12 @@ __all__ = [
     "PmapSharding",
     "Sharding",
     "SingleDeviceSharding",
+    "auto_axes",
+    "explicit_axes",
     "get_abstract_mesh",
     "get_mesh",
     "make_mesh",
+    "reshard",
     "set_mesh",
     "use_abstract_mesh",
 ]

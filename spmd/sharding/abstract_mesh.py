@@ -14,14 +14,14 @@ from spmd.base.errors import ArgumentError, ShardingError
 
 
 class AxisType(enum.Enum):
-    """Who decides how values are laid out along a mesh axis.
+    """The ways in which values are laid out along a mesh axis.
 
-    Along an `Auto` axis the compiler does, along a `Manual` one the per-device code of `shard_map`.
-    `Explicit` asks for types that carry the layout, which do not exist here yet: the compiler
-    decides along such an axis as along an `Auto` one.
+    Along an `Auto` axis the compiler decides. Along an `Explicit` axis the types of values say how
+    they are laid out, each operation gives its result a layout, and `reshard` changes it. Along a
+    `Manual` one the per-device code of `shard_map` sees shards.
 
     >>> spmd.make_mesh((4,), ("x",)).axis_types
-    (Auto,)
+    (Explicit,)
     """
 
     Auto = enum.auto()
@@ -36,7 +36,7 @@ def types_of_axes(what: str, names: tuple[Any, ...], given: Any) -> tuple[AxisTy
     """One type for each axis: those that are given, or one for all, or Auto."""
     if given is None:
         return (AxisType.Auto,) * len(names)
-    types = (given,) if isinstance(given, AxisType) else tuple(given)
+    types = (given,) * len(names) if isinstance(given, AxisType) else tuple(given)
     for t in types:
         if not isinstance(t, AxisType):
             raise ArgumentError(

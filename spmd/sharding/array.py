@@ -347,8 +347,9 @@ def from_numpy(
     x: Any, aval: ShapedArray | None = None, device: Device | None = None, copy: bool = True
 ) -> Array:
     """A single-device array with the values of a NumPy array or number (copied by default)."""
-    if aval is None:
-        aval = typeof(x)
+    aval = typeof(x) if aval is None else aval
+    if aval.sharding is not None:
+        aval = aval.update(sharding=None)
     value = dtypes.exact_integer(x, aval.dtype) if type(x) is int else np.asarray(x)
     if copy or value.dtype != aval.dtype or not value.flags.c_contiguous:
         value = aligned_copy(value, aval.dtype)
@@ -370,7 +371,7 @@ set_array_of(from_numpy)
 def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | None = None) -> Array:
     """A single-device array over memory that `owner` keeps alive."""
     out = Array()
-    out.aval = aval
+    out.aval = aval if aval.sharding is None else aval.update(sharding=None)
     out.ptr = ptr
     out.owner = owner
     out.shards = None
@@ -382,7 +383,7 @@ def from_memory(ptr: int, owner: Any, aval: ShapedArray, sharding: Sharding | No
 def from_shards(aval: ShapedArray, sharding: Sharding, shards: Sequence[Array]) -> Array:
     """A global array of this process's shards, in the order of the sharding's devices."""
     out = Array()
-    out.aval = aval
+    out.aval = sharding.typed(aval)
     out.ptr = 0
     out.owner = None
     out.shards = tuple(shards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spmd.base.context import state
-from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.errors import ArgumentError, ShardingError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     broadcast_prefix,
@@ -16,6 +16,7 @@ from spmd.base.tree import (
 )
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import typeof
+from spmd.core.explicit import hooks
 from spmd.core.primitive import Primitive, dims, linear
 from spmd.sharding.named import NamedSharding, Sharding
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from spmd.core.aval import ShapedArray
 
 
-def constrain(name: str, x: Any, sharding: NamedSharding) -> Any:
-    """Bind the constraint of one traced value, which errors call `name`."""
+def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False) -> Any:
+    """Lay one traced value out, which errors call `name`.
+
+    Along `Explicit` axes it is moved; if the caller `asserts` it must be laid out so already.
+    """
     what = f"{current_source()}: {name}"
     maps = [frame.name for frame in state.axes if frame.kind != "vmap"]
     if maps:
@@ -33,7 +37,18 @@ def constrain(name: str, x: Any, sharding: NamedSharding) -> Any:
             f"{what}: inside a map over axis {maps[0]!r} a value is one device's shard already and "
             "cannot be laid out by a sharding. Lay the global array out, outside of the map"
         )
-    sharding.check(typeof(x).shape, what)
+    aval = typeof(x)
+    sharding.check(aval.shape, what)
+    explicit = sharding.explicit_part(aval.ndim)
+    if explicit is not None:
+        if asserts and aval.sharding is not None and aval.sharding != explicit:
+            raise ShardingTypeError(
+                f"{what}: the type is {aval.short()}, and the constraint says {sharding.spec}; "
+                "along Explicit axes a constraint moves nothing, it checks. Use reshard"
+            )
+        x = hooks.reshard(x, NamedSharding(sharding.mesh, explicit.spec))
+        if explicit.spec.all_axes() == sharding.spec.all_axes():
+            return x
     return sharding_constraint_p.bind(x, mesh=sharding.mesh, spec=sharding.spec)
 
 
@@ -56,7 +71,7 @@ def as_sharding(what: str, place: Any) -> NamedSharding:
     return NamedSharding(mesh, place)
 
 
-def constrain_tree(x: Any, shardings: Any, what: str) -> Any:
+def constrain_tree(x: Any, shardings: Any, what: str, asserts: bool = False) -> Any:
     """Constrain the leaves of `x` by a pytree prefix of shardings; None leaves one free."""
     pairs, tree = tree_flatten_with_path(x)
     leaves = [leaf for _, leaf in pairs]
@@ -64,7 +79,9 @@ def constrain_tree(x: Any, shardings: Any, what: str) -> Any:
     check_arrays(what, names, leaves)
     places = broadcast_prefix(shardings, x, what, is_placement)
     done = [
-        leaf if place is None else constrain(f"{what}: {name}", leaf, as_sharding(what, place))
+        leaf
+        if place is None
+        else constrain(f"{what}: {name}", leaf, as_sharding(what, place), asserts)
         for name, leaf, place in zip(names, leaves, places, strict=True)
     ]
     return tree_unflatten(tree, done)
@@ -77,17 +94,18 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     compiler likes), or a pytree prefix of those. Values, global shapes and dtypes stay. Under `jit`
     the compiler lays the value out so and spreads that to the values around; dims whose entry is
     `PartitionSpec.UNCONSTRAINED` are left to it. Outside the data is moved at once. The cotangent
-    is laid out alike.
+    is laid out alike. Along `Explicit` axes nothing is moved: the type must say the same.
 
-    Raises `ShardingError` if a dim cannot be split evenly, if there is no mesh for a spec or if an
-    axis is manual, as in `shard_map`, and `ArgumentError` if `shardings` holds something else.
+    Raises `ShardingTypeError` if it does not, `ShardingError` if a dim cannot be split evenly, if
+    there is no mesh for a spec or if an axis is manual, as in `shard_map`, and `ArgumentError` if
+    `shardings` holds something else.
 
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> f = spmd.jit(lambda x: lax.with_sharding_constraint(x * 2, rows))
     >>> f(np.arange(8.0)).sharding.spec
     PartitionSpec('x')
     """
-    return constrain_tree(x, shardings, "with_sharding_constraint")
+    return constrain_tree(x, shardings, "with_sharding_constraint", asserts=True)
 
 
 def is_placement(x: Any) -> bool:

@@ -63,7 +63,7 @@ def get_mesh() -> Mesh:
 
     >>> with spmd.set_mesh(spmd.make_mesh((4,), ("x",))):
     ...     spmd.sharding.get_mesh()
-    Mesh('x': 4)
+    Mesh('x': 4, axis_types=(Explicit,))
     >>> spmd.sharding.get_mesh().empty
     True
     """
@@ -113,7 +113,7 @@ def get_abstract_mesh() -> AbstractMesh:
 
     >>> with spmd.set_mesh(spmd.make_mesh((2, 2), ("x", "y"))):
     ...     spmd.sharding.get_abstract_mesh()
-    AbstractMesh('x': 2, 'y': 2)
+    AbstractMesh('x': 2, 'y': 2, axis_types=(Explicit, Explicit))
     """
     mesh = _abstract_mesh_in_scope()
     note_mesh_read()

@@ -7,14 +7,17 @@ two special cases that results of `device_put` and `pmap` have.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from spmd.base.device import Device, process_index
 from spmd.base.errors import ArgumentError, ShardingError
-from spmd.sharding.abstract_mesh import AbstractMesh, NamedAxes
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
 from spmd.sharding.spec import PartitionSpec, Unconstrained
+
+if TYPE_CHECKING:
+    from spmd.core.aval import ShapedArray
 
 Index = tuple[slice, ...]
 
@@ -81,6 +84,10 @@ class Sharding:
         """
         return self._places(ndim) == other._places(ndim)
 
+    def typed(self, aval: ShapedArray) -> ShapedArray:
+        """The aval of an array that is laid out like this: only explicit axes are part of it."""
+        return aval if aval.sharding is None else aval.update(sharding=None)
+
     def _places(self, ndim: int) -> list[Any]:
         """Each device with its part of an array of `ndim` dims, which can be cut in any way."""
         size = self.num_devices
@@ -143,7 +150,7 @@ class NamedSharding(Sharding):
     (2, 4)
     """
 
-    __slots__ = ("_layout", "mesh", "spec")
+    __slots__ = ("_explicit", "_layout", "mesh", "spec")
 
     mesh: Any  # a Mesh; an AbstractMesh has no devices, and raises where they are asked for
     spec: PartitionSpec
@@ -169,6 +176,35 @@ class NamedSharding(Sharding):
         self.mesh = mesh
         self.spec = spec
         self._layout: Any = None
+        # By the number of dims, what types say.
+        self._explicit: dict[int, NamedSharding | None] = {}
+
+    def explicit_part(self, ndim: int) -> NamedSharding | None:
+        """What the type of an array of `ndim` dims says: the axes that are `Explicit`, or None.
+
+        It is over the abstract mesh, and its spec has an entry for each dim.
+        """
+        if ndim not in self._explicit:
+            self._explicit[ndim] = self._make_explicit(ndim)
+        return self._explicit[ndim]
+
+    def _make_explicit(self, ndim: int) -> NamedSharding | None:
+        mesh = self.mesh
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        if AxisType.Explicit not in mesh.axis_types:
+            return None
+        entries = [
+            tuple(a for a in self.spec.axes_of(d) if kinds[a] is AxisType.Explicit)
+            for d in range(ndim)
+        ]
+        abstract = mesh.abstract_mesh
+        if abstract is not mesh:
+            meshes_of_types[abstract] = mesh
+        return NamedSharding(abstract, PartitionSpec(*entries))
+
+    def typed(self, aval: ShapedArray) -> ShapedArray:
+        part = self.explicit_part(aval.ndim)
+        return aval if part is aval.sharding else aval.update(sharding=part)
 
     def update(self, *, mesh: NamedAxes | None = None, spec: Any = None) -> NamedSharding:
         """Make a sharding with another mesh, or another spec, which may be a tuple of entries."""
@@ -290,6 +326,10 @@ class NamedSharding(Sharding):
 
     def __repr__(self) -> str:
         return f"NamedSharding(mesh={self.mesh}, spec={self.spec})"
+
+
+# The devices of the meshes of types: the last mesh that each abstract one was made from.
+meshes_of_types: dict[AbstractMesh, Any] = {}
 
 
 class PmapSharding(Sharding):

@@ -55,7 +55,8 @@ def piece_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, kind: str) ->
 def whole_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh) -> ShapedArray:
     """The global value of which one device has this."""
     shape = tuple(size * mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
-    return aval.update(shape=shape, vma=aval.vma - frozenset(mesh.axis_names))
+    bare = aval.update(shape=shape, vma=aval.vma - frozenset(mesh.axis_names))
+    return NamedSharding(mesh, spec).typed(bare)
 
 
 def vary_outputs(

@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd.base.device import Device, devices, process_index, too_few_devices
 from spmd.base.errors import ArgumentError, DeviceError, ShardingError
-from spmd.sharding.abstract_mesh import AbstractMesh, NamedAxes, types_of_axes
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes, types_of_axes
 
 # ---- specs -------------------------------------------------------------------------------------
 
@@ -172,8 +172,8 @@ class Mesh(NamedAxes):
     """An n-dimensional grid of devices whose dims, the axes, have names.
 
     `devices` is an array of devices of that shape, of dtype object, and `axis_names` holds one name
-    for each of its dims. `axis_types` holds an `AxisType` for each, by default `Auto`; along an
-    `Explicit` axis the compiler decides as along an `Auto` one. `with mesh:` makes it the mesh of
+    for each of its dims. `axis_types` is an `AxisType` for all axes or holds one for each, by
+    default `Auto`: the compiler decides how values are laid out. `with mesh:` makes it the mesh of
     each `shard_map` inside that names none.
 
     Raises `ShardingError` if the numbers of dims, names and types differ or a name occurs twice,
@@ -374,13 +374,13 @@ def make_mesh(
     """Make a mesh of shape `axis_shapes` whose axes are called `axis_names`.
 
     It covers the first of all devices, or of `devices`, in row-major order. Each of `axis_shapes`
-    is an int. `axis_types` holds an `AxisType` for each axis, by default `Auto`; along an
-    `Explicit` axis the compiler decides as along an `Auto` one. Raises `DeviceError` if there are
-    too few devices, `ShardingError` if the numbers of sizes, names and types differ or a name
-    occurs twice, and `ArgumentError` if `axis_types` holds something else.
+    is an int. `axis_types` is an `AxisType` for all axes or holds one for each, by default
+    `Explicit`: types say how values are laid out. Raises `DeviceError` if there are too few
+    devices, `ShardingError` if the numbers of sizes, names and types differ or a name occurs twice,
+    and `ArgumentError` if `axis_types` holds something else.
 
     >>> spmd.make_mesh((2, 2), ("data", "model"))
-    Mesh('data': 2, 'model': 2)
+    Mesh('data': 2, 'model': 2, axis_types=(Explicit, Explicit))
     """
     shape = tuple(int(s) for s in axis_shapes)
     pool = list(all_devices() if devices is None else devices)
@@ -388,7 +388,7 @@ def make_mesh(
     if wanted > len(pool):
         raise too_few_devices(f"make_mesh({shape}, {tuple(axis_names)})", wanted, len(pool))
     grid = np.asarray(pool[:wanted], dtype=object).reshape(shape)
-    return Mesh(grid, tuple(axis_names), axis_types)
+    return Mesh(grid, tuple(axis_names), axis_types or AxisType.Explicit)
 
 
 def all_devices() -> list[Device]:

@@ -94,6 +94,8 @@ ELSEWHERE = {
     "shard_map": "is for meshes: tests/sharding/test_shard_map.py",
     "pvary": "is put in by shard_map: tests/sharding/test_shard_map.py",
     "sharding_constraint": "is for meshes: tests/partition/test_plans.py",
+    "reshard": "is for meshes: tests/sharding/test_explicit_types.py",
+    "to_auto": "is for meshes: tests/sharding/test_explicit_types.py",
     "axis_index": "is for devices: tests/collectives/table.py",
 }
 COLLECTIVES = {

@@ -11,6 +11,12 @@ import spmd
 import spmd.numpy as snp
 from spmd import lax, nn
 
+
+def auto_mesh(sizes: Sequence[int], names: Sequence[str]) -> spmd.Mesh:
+    """A mesh along whose axes the compiler decides how values are laid out."""
+    return spmd.make_mesh(sizes, names, spmd.sharding.AxisType.Auto)
+
+
 Operation = Callable[[np.random.Generator, list[Any]], Any]
 
 

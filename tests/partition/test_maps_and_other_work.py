@@ -15,6 +15,7 @@ from spmd.compile.executable.executable import Executable
 from spmd.compile.executable.select import MeshProgram, compile_program
 from spmd.sharding import Mesh, NamedSharding
 from spmd.sharding import PartitionSpec as P
+from tests.partition.programs import auto_mesh
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
@@ -22,11 +23,11 @@ W = np.random.default_rng(2).normal(size=(4, 3)).astype(np.float32)
 
 
 def line() -> Mesh:
-    return spmd.make_mesh((4,), ("data",))
+    return auto_mesh((4,), ("data",))
 
 
 def grid() -> Mesh:
-    return spmd.make_mesh((2, 2), ("data", "model"))
+    return auto_mesh((2, 2), ("data", "model"))
 
 
 def on(mesh: Mesh, in_specs: Any, out_specs: Any) -> Any:

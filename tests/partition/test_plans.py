@@ -12,6 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import NamedSharding, P, lax, nn
+from tests.partition.programs import auto_mesh
 
 LAYERS, WIDTH, HEADS, HIDDEN, TOKENS, BATCH, TIME = 2, 32, 4, 64, 48, 8, 12
 Params = dict[str, Any]
@@ -95,14 +96,14 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
 @pytest.mark.parametrize("name", CASES)
 def test_one_operation(name: str):
     axes, f, specs, expected = CASES[name]
-    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes))
+    mesh = auto_mesh(tuple(axes.values()), tuple(axes))
     arguments = [put(A, mesh, *spec) for spec in specs]
     assert kinds(f, *arguments) == expected
     np.testing.assert_allclose(spmd.jit(f)(*arguments), spmd.jit(f)(A, A), rtol=1e-4, atol=1e-4)
 
 
 def test_a_sum_that_is_wanted_split_is_scattered():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
     f = spmd.jit(lambda a, b: a @ b, out_shardings=NamedSharding(mesh, P("x")))
     arguments = put(A, mesh, None, "x"), put(A, mesh, "x")
     assert kinds(f, *arguments) == {"reduce_scatter": 1}
@@ -110,14 +111,14 @@ def test_a_sum_that_is_wanted_split_is_scattered():
 
 
 def test_a_split_that_moves_to_another_dim_is_one_exchange():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
     f = spmd.jit(lambda a: a, out_shardings=NamedSharding(mesh, P(None, "x")))
     assert kinds(f, put(A, mesh, "x")) == {"all_to_all": 1}
     np.testing.assert_array_equal(f(put(A, mesh, "x")), A)
 
 
 def test_bytes_are_those_of_the_formulas():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
     (found,) = spmd.debug.collectives(lambda a, b: a @ b)(
         put(A, mesh, None, "x"), put(A, mesh, "x")
     )
@@ -189,7 +190,7 @@ PLANS: dict[str, tuple[dict[str, int], dict[str, P], P, dict[str, int]]] = {
 @pytest.mark.parametrize("name", PLANS)
 def test_a_training_step_takes_the_least_collectives_and_the_same_values(name: str):
     axes, specs, split, expected = PLANS[name]
-    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes))
+    mesh = auto_mesh(tuple(axes.values()), tuple(axes))
     params, tokens = init(), np.random.default_rng(2).integers(0, TOKENS, (BATCH, TIME + 1))
     placed = {k: put(w, mesh, *specs.get(k, P())) for k, w in params.items()}
     batch = put(tokens.astype(np.int32), mesh, *split)
@@ -203,7 +204,7 @@ def test_a_training_step_takes_the_least_collectives_and_the_same_values(name: s
 
 
 def test_gradients_of_a_scan_of_sharded_layers_are_scattered_in_each_iteration():
-    mesh = spmd.make_mesh((4,), ("data",))
+    mesh = auto_mesh((4,), ("data",))
     rng = np.random.default_rng(3)
     layers = rng.standard_normal((3, 2, 16, 16)).astype(np.float32) / 4
     x = rng.standard_normal((64, 16)).astype(np.float32)
@@ -222,7 +223,7 @@ def test_gradients_of_a_scan_of_sharded_layers_are_scattered_in_each_iteration()
 
 
 def test_a_sum_that_a_loop_reads_is_made_once():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
 
     def f(a: Any, b: Any) -> Any:
         total = a @ b
@@ -234,7 +235,7 @@ def test_a_sum_that_a_loop_reads_is_made_once():
 
 
 def test_a_partial_sum_whose_split_dim_is_merged_is_made_first():
-    mesh = spmd.make_mesh((2, 2), ("x", "z"))
+    mesh = auto_mesh((2, 2), ("x", "z"))
 
     def f(a: Any, b: Any) -> Any:
         return (a @ b).reshape(64 * 64) * 2
@@ -248,7 +249,7 @@ def test_a_nan_on_one_device_reaches_the_maximum():
     x[17, 3] = np.nan
     for reduce in (snp.max, snp.min, snp.sum):
         found = spmd.jit(lambda a, reduce=reduce: reduce(a, 0))(
-            put(x, spmd.make_mesh((4,), ("x",)), "x")
+            put(x, auto_mesh((4,), ("x",)), "x")
         )
         assert np.isnan(found[3]) and np.isnan(np.asarray(found)).sum() == 1
 
@@ -281,7 +282,7 @@ WRITES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", READS)
 def test_rows_of_a_split_dim_are_read_by_one_sum_of_the_rows(name: str):
     f, expected = READS[name]
-    x = put(A, spmd.make_mesh((2, 2), ("x", "y")), "x", "y")
+    x = put(A, auto_mesh((2, 2), ("x", "y")), "x", "y")
     assert kinds(f, x) == {"all_reduce": expected}
     np.testing.assert_array_equal(spmd.jit(f)(x), spmd.jit(f)(A))
     gradient = spmd.grad(lambda x: (f(x) ** 2).sum())
@@ -290,13 +291,13 @@ def test_rows_of_a_split_dim_are_read_by_one_sum_of_the_rows(name: str):
 
 @pytest.mark.parametrize("name", WRITES)
 def test_rows_of_a_split_dim_are_written_without_an_exchange(name: str):
-    f, x = WRITES[name], put(A, spmd.make_mesh((2, 2), ("x", "y")), "x", "y")
+    f, x = WRITES[name], put(A, auto_mesh((2, 2), ("x", "y")), "x", "y")
     assert not kinds(f, x) and spmd.jit(f)(x).sharding.spec == P("x", "y")
     np.testing.assert_array_equal(spmd.jit(f)(x), spmd.jit(f)(A))
 
 
 def test_a_lookup_in_a_table_split_by_rows_sums_the_result():
-    mesh = spmd.make_mesh((4,), ("model",))
+    mesh = auto_mesh((4,), ("model",))
     tokens = np.arange(24, dtype=np.int32).reshape(4, 6) * 7 % 64
 
     def f(table: Any, tokens: Any) -> Any:
@@ -308,7 +309,7 @@ def test_a_lookup_in_a_table_split_by_rows_sums_the_result():
 
 
 def test_the_gradient_of_a_lookup_by_split_tokens_is_one_sum_of_the_table():
-    mesh = spmd.make_mesh((4,), ("data",))
+    mesh = auto_mesh((4,), ("data",))
     tokens = put(np.arange(32, dtype=np.int32) * 5 % 64, mesh, "data")
     gradient = spmd.grad(lambda table, tokens: (table[tokens] ** 3).sum())
     assert kinds(gradient, put(A, mesh), tokens) == {"all_reduce": 1}
@@ -320,7 +321,7 @@ def test_the_gradient_of_a_lookup_by_split_tokens_is_one_sum_of_the_table():
 
 
 def test_an_operation_gives_the_same_bits_whenever_it_is_called():
-    x = put(A, spmd.make_mesh((2, 2), ("x", "y")), "x", "y")
+    x = put(A, auto_mesh((2, 2), ("x", "y")), "x", "y")
     for f in (lambda x: x + 1.5, snp.tanh, lambda x: x[3], lambda x: x @ x, lambda x: x.sum(0)):
         first = np.asarray(f(x))
         for _ in range(12):
@@ -330,7 +331,7 @@ def test_an_operation_gives_the_same_bits_whenever_it_is_called():
 
 
 def test_debug_nans_reaches_programs_that_were_called_often():
-    x = put(np.zeros((8, 8), np.float32), spmd.make_mesh((4,), ("x",)), "x")
+    x = put(np.zeros((8, 8), np.float32), auto_mesh((4,), ("x",)), "x")
     f = spmd.jit(lambda x: x / 0.0)
     for _ in range(4):
         f(x)
@@ -339,7 +340,7 @@ def test_debug_nans_reaches_programs_that_were_called_often():
 
 
 def test_an_argument_is_not_moved_silently():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
     f = spmd.jit(lambda a: a * 2, in_shardings=NamedSharding(mesh, P("x")))
     assert f(A).sharding.spec == P("x")
     with pytest.raises(spmd.errors.ShardingError, match=r"in_shardings: a \(f32\[64,64\]\) is com"):
@@ -347,14 +348,14 @@ def test_an_argument_is_not_moved_silently():
 
 
 def test_donated_shards_are_written_over():
-    x = put(A, spmd.make_mesh((4,), ("x",)), "x")
+    x = put(A, auto_mesh((4,), ("x",)), "x")
     out = spmd.jit(lambda a: a * 2, donate_argnums=0)(x)
     assert x.is_deleted() and out.sharding.spec == P("x")
     np.testing.assert_array_equal(out, A * 2)
 
 
 def test_stages_tell_shardings():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
     like = spmd.ShapeDtypeStruct((64, 64), np.float32, sharding=NamedSharding(mesh, P("x")))
     compiled = spmd.jit(lambda a: a @ a.T).lower(like).compile()
     (given,), _ = compiled.input_shardings
@@ -363,7 +364,7 @@ def test_stages_tell_shardings():
 
 
 def test_a_spec_is_one_over_the_mesh_in_scope():
-    mesh, other = spmd.make_mesh((4,), ("x",)), spmd.make_mesh((2, 2), ("x", "y"))
+    mesh, other = auto_mesh((4,), ("x",)), auto_mesh((2, 2), ("x", "y"))
     f = spmd.jit(lambda a: lax.with_sharding_constraint(a * 2, P("x")))
     for grid in (mesh, other, mesh):
         with spmd.set_mesh(grid):
@@ -374,7 +375,7 @@ def test_a_spec_is_one_over_the_mesh_in_scope():
 
 
 def test_callbacks_see_whole_values_once(capfd):
-    mesh = spmd.make_mesh((2, 2), ("x", "y"))
+    mesh = auto_mesh((2, 2), ("x", "y"))
     seen: list[np.ndarray] = []
 
     def look(v: Any) -> Any:
@@ -398,8 +399,8 @@ def test_callbacks_see_whole_values_once(capfd):
 
 
 def test_a_constraint_over_another_mesh_is_an_error_or_the_same_layout():
-    mesh = spmd.make_mesh((2, 2), ("x", "y"))
-    renamed, line = spmd.make_mesh((2, 2), ("a", "b")), spmd.make_mesh((4,), ("z",))
+    mesh = auto_mesh((2, 2), ("x", "y"))
+    renamed, line = auto_mesh((2, 2), ("a", "b")), auto_mesh((4,), ("z",))
 
     def f(grid: Any, *spec: Any) -> Any:
         place = NamedSharding(grid, P(*spec))
@@ -411,7 +412,7 @@ def test_a_constraint_over_another_mesh_is_an_error_or_the_same_layout():
 
 
 def test_a_closed_over_array_stays_where_it_is():
-    mesh = spmd.make_mesh((4,), ("x",))
+    mesh = auto_mesh((4,), ("x",))
     w = put(A, mesh, "x")
     f = spmd.jit(lambda a: a @ w)
     assert kinds(lambda a: a @ w, put(A, mesh, None, "x")) == {"all_reduce": 1}

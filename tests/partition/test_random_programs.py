@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from tests.partition.programs import draw, draw_spec
+from tests.partition.programs import auto_mesh, draw, draw_spec
 
 MESHES: Sequence[dict[str, int]] = ({"x": 2, "y": 2}, {"x": 4}, {"y": 2, "x": 2})
 
@@ -19,7 +19,7 @@ def placed(seed: int, arguments: Sequence[np.ndarray]) -> list[Any]:
     """The arguments over a random mesh, each split by a random spec."""
     rng = np.random.default_rng(seed)
     axes = MESHES[rng.integers(len(MESHES))]
-    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes))
+    mesh = auto_mesh(tuple(axes.values()), tuple(axes))
     specs = [draw_spec(rng, x.shape, axes) for x in arguments]
     return [
         spmd.device_put(x, spmd.NamedSharding(mesh, spec))
@@ -73,7 +73,7 @@ def test_a_program_is_partitioned_alike_in_every_process(run_python: Any):
 PRINTS = """
 import numpy as np, spmd, spmd.numpy as snp
 from spmd.compile.executable.select import compile_program
-mesh = spmd.make_mesh((2, 2), ("x", "y"))
+mesh = spmd.make_mesh((2, 2), ("x", "y"), spmd.sharding.AxisType.Auto)
 put = lambda *spec: spmd.device_put(np.ones((8, 8), "f"), spmd.NamedSharding(mesh, spmd.P(*spec)))
 f = lambda a, b, c: (snp.tanh(a @ b) @ c, (a + c).sum(0))
 arguments = put("x", "y"), put("y"), put(None, "x")

@@ -19,7 +19,8 @@ EACH = pytest.mark.parametrize("spec", SPECS, ids=str)
 
 
 def sharding_of(spec: P) -> NamedSharding:
-    return NamedSharding(spmd.make_mesh((2, 2), ("a", "b")), spec)
+    mesh = spmd.make_mesh((2, 2), ("a", "b"), spmd.sharding.AxisType.Auto)
+    return NamedSharding(mesh, spec)
 
 
 @EACH

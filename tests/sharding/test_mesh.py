@@ -46,11 +46,15 @@ def grid(*owners: Any) -> Mesh:
 # ---- axes and their types ----------------------------------------------------------------------
 
 
-def test_axes_are_auto_unless_told():
+def test_make_mesh_makes_explicit_axes_and_mesh_automatic_ones_unless_told():
     mesh = make_mesh((2, 2), ("x", "y"))
-    assert mesh.axis_types == (AUTO, AUTO)
-    assert Mesh(mesh.devices, ("x", "y")) == mesh
-    assert repr(mesh) == "Mesh('x': 2, 'y': 2)"
+    assert mesh.axis_types == (EXPLICIT, EXPLICIT)
+    assert jax.make_mesh((1, 1), ("x", "y")).axis_types == (jax.sharding.AxisType.Explicit,) * 2
+    assert repr(mesh) == "Mesh('x': 2, 'y': 2, axis_types=(Explicit, Explicit))"
+    plain = Mesh(mesh.devices, ("x", "y"))
+    assert plain.axis_types == (AUTO, AUTO)
+    assert plain == make_mesh((2, 2), ("x", "y"), AUTO)
+    assert repr(plain) == "Mesh('x': 2, 'y': 2)"
     assert [t.name for t in AxisType] == [t.name for t in jax.sharding.AxisType]
 
 
@@ -110,7 +114,7 @@ def test_wrong_axes_of_an_abstract_mesh():
 
 def test_facts_about_a_mesh():
     mesh = make_mesh((2, 2), ("x", "y"))
-    assert mesh.abstract_mesh == AbstractMesh((2, 2), ("x", "y"))
+    assert mesh.abstract_mesh == AbstractMesh((2, 2), ("x", "y"), EXPLICIT)
     assert mesh.device_ids.tolist() == [[0, 1], [2, 3]]
     assert mesh.local_devices == spmd.devices() and not mesh.is_multi_process
     assert mesh.local_mesh == mesh
@@ -243,9 +247,9 @@ def test_traced_code_sees_axes_and_no_devices():
             with pytest.raises(ShardingError, match="can only be used outside of jit"):
                 spmd.jit(lambda x, ask=ask: ask() and x)(1.0)
     spmd.shard_map(lambda x: look(x), mesh=mesh, in_specs=P("x"), out_specs=P("x"))(np.arange(4.0))
-    auto = AbstractMesh((2, 2), ("x", "y"))
-    manual = auto.update(axis_types=(MANUAL, MANUAL))
-    assert seen == [auto, manual, auto, manual]
+    axes = AbstractMesh((2, 2), ("x", "y"), EXPLICIT)
+    manual = axes.update(axis_types=(MANUAL, MANUAL))
+    assert seen == [axes, manual, axes, manual]
 
 
 def test_a_jitted_function_follows_the_mesh_in_scope():

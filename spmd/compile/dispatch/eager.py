@@ -19,6 +19,7 @@ import numpy as np
 from spmd.base import dtypes
 from spmd.base.config import config
 from spmd.base.device import process_index
+from spmd.base.errors import ShardingError
 from spmd.base.tree import tree_flatten
 from spmd.base.util import MISS
 from spmd.compile.dispatch.signature import Split
@@ -31,18 +32,20 @@ from spmd.compile.lazy import (
     select,
 )
 from spmd.core.aval import ShapedArray, typeof
+from spmd.core.explicit import result_avals
 from spmd.core.ir import ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.core.trace import set_eager, to_numpy
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.slicing import slice_p
-from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
+from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import hook
-from spmd.sharding.constraint import sharding_constraint_p
-from spmd.sharding.named import NamedSharding
+from spmd.sharding.named import NamedSharding, meshes_of_types
 from spmd.sharding.operand_layouts import Layouts, layouts_of
 from spmd.sharding.shard_map_rules import shard_map_p
+from spmd.sharding.spec import Mesh
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -68,6 +71,9 @@ SIZE_GENERIC = frozenset(
 # Each call may bring a function of its own, which would be kept alive for ever.
 NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
+# What lays a value out, and computes nothing.
+_LAYOUTS = frozenset({"sharding_constraint", "reshard", "to_auto"})
+
 # Loops are compiled whole; the jaxpr in this parameter keeps their executables alive.
 LOOP_BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
 
@@ -88,8 +94,8 @@ class _Signature:
     __slots__ = ("entry_point", "executable", "expected", "is_large", "is_size_generic")
 
     def __init__(self, prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]):
-        found = prim.rule("abstract")(*avals, **params)
-        self.expected: list[ShapedArray] = list(found) if prim.multiple else [found]
+        bare = [a.strip_sharding() for a in avals]
+        self.expected: list[ShapedArray] = result_avals(prim, bare, params)
         large = any(a.size >= COMPILE_FROM_ELEMENTS for a in (*avals, *self.expected))
         refused = prim.name in NEVER_COMPILED or bool(prim.effects(params))
         self.is_large = large and not refused
@@ -120,9 +126,10 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
         return mesh_executable.evaluate_map(params, operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
-    if prim is sharding_constraint_p:
-        sharding = NamedSharding(params["mesh"], params["spec"])
-        return shard_value(to_numpy(operands[0]), typeof(operands[0]), sharding, process_index())
+    if prim.name in _LAYOUTS:
+        outs = _laid_out(prim, operands[0], params)
+        if outs is not None:
+            return outs
     if prim.name in LOOP_BODIES:
         return run_loop(prim, operands, params)
     if prim.name == "cond":
@@ -166,6 +173,35 @@ def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     return outs if prim.multiple else outs[0]
 
 
+def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
+    """A value laid out by a constraint; None for an array that a program over its mesh moves."""
+    now = x._sharding if type(x) is Array else None
+    if prim.name == "to_auto":
+        return _auto_alias(x, now, params["axes"]) if isinstance(now, NamedSharding) else x
+    mesh = params["mesh"]
+    if isinstance(now, NamedSharding) and now.mesh.shape == mesh.shape:
+        if not isinstance(mesh, Mesh) or now.mesh.flat_devices() == mesh.flat_devices():
+            return None
+    mesh = mesh if isinstance(mesh, Mesh) else meshes_of_types.get(mesh)
+    if not isinstance(mesh, Mesh):
+        raise ShardingError(
+            f"{prim.name}: {params['mesh']} has no devices; give a sharding over a Mesh"
+        )
+    sharding = NamedSharding(mesh, params["spec"])
+    return shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())
+
+
+def _auto_alias(x: Any, now: NamedSharding, axes: tuple[Any, ...] | None) -> Array:
+    """The same array over a mesh some axes of which, or all, are `Auto`."""
+    mesh = now.mesh
+    types = [
+        AxisType.Auto if axes is None or name in axes else kind
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    ]
+    sharding = NamedSharding(mesh.update(axis_types=types), now.spec)
+    return from_shards(x.aval, sharding, [alias(s) for s in x.shards])
+
+
 def run_closed(closed: ClosedJaxpr, operands: Sequence[Any]) -> list[Any]:
     """Run a closed jaxpr compiled, remembering the executable with the jaxpr."""
     known = _calls.setdefault(closed, {})
@@ -185,7 +221,7 @@ def run_loop(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -
     key = (*avals, rest, layouts_of(operands))
     executable = known.get(key)
     if executable is None:
-        expected = prim.rule("abstract")(*avals, **params)
+        expected = result_avals(prim, avals, params)
         closed = _jaxpr_of_one(prim, avals, expected, params)
         executable = known[key] = select.compile_program(closed, layouts=key[-1])
     return executable(operands)
@@ -286,8 +322,7 @@ class _MeshOperation:
             if made is not None:
                 return [made]
         if self.program is None:
-            found = prim.rule("abstract")(*avals, **params)
-            expected = list(found) if prim.multiple else [found]
+            expected = result_avals(prim, avals, params)
             self.program = _one_equation(prim, avals, expected, params, layouts)
         outs = self.program(operands)
         if self.calls == PROGRAM_FROM_CALL and self.program.is_map:
@@ -310,7 +345,7 @@ def _by_shard(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) 
     for k in range(len(first.shards)):
         given = [x.shards[k] if any(x is s for s in sharded) else x for x in operands]
         shards.append(evaluate(prim, given, params))
-    aval = prim.rule("abstract")(*[typeof(x) for x in operands], **params)
+    (aval,) = result_avals(prim, [typeof(x) for x in operands], params)
     return from_shards(aval, first._sharding, shards)
 
 

@@ -18,6 +18,7 @@ from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
 from spmd.compile.lazy import mesh_executable, partition, pipeline
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
+from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import Layouts, spec_over
@@ -50,14 +51,28 @@ def compile_program(
 
 
 def _mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:
-    """The mesh of a program: its first argument's, else that of its first map or constraint."""
-    for sharding in layouts:
-        if sharding is not None:
-            return sharding.mesh
+    """The mesh of a program: its first argument's, else that of its first map or constraint.
+
+    Its axes have the types that those of arguments and results say.
+    """
+    mesh = next((s.mesh for s in layouts if s is not None), None) or _first_mesh(closed)
+    if mesh is None:
+        return None
+    typed = [a.sharding.mesh for a in (*closed.in_avals, *closed.out_avals) if a.sharding]
+    types = typed[0].axis_types if typed else (AxisType.Auto,) * len(mesh.axis_names)
+    if types == mesh.axis_types or len(types) != len(mesh.axis_types):
+        return mesh
+    return mesh.update(axis_types=types)
+
+
+def _first_mesh(closed: ClosedJaxpr) -> Mesh | None:
     for eqn in all_eqns(closed):
-        if eqn.prim.name in ("shard_map", "sharding_constraint"):
+        if eqn.prim.name in _OVER_MESHES and isinstance(eqn.params["mesh"], Mesh):
             return eqn.params["mesh"]
     return None
+
+
+_OVER_MESHES = ("shard_map", "sharding_constraint", "reshard")
 
 
 def _is_one_map(closed: ClosedJaxpr) -> bool:

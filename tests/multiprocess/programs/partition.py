@@ -28,7 +28,8 @@ def main(programs: int) -> None:
     """Random programs, their gradients, and operations one by one."""
     count = spmd.device_count()
     axes = {"x": count // 2, "y": 2} if count % 2 == 0 else {"x": count}
-    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes))
+    auto = spmd.sharding.AxisType.Auto
+    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes), auto)
     for seed in range(programs):
         program, arguments = draw(seed, steps=5)
         rng = np.random.default_rng(seed)

@@ -1,0 +1,122 @@
+"""Shardings in types: what a value over the `Explicit` axes of a mesh says of its layout.
+
+An aval's `sharding` is None unless the value is laid out over explicit axes. Then it has an
+attribute `spec`: for each dim the axis that splits it, a tuple of axes, or None. `sharding/` knows
+the rest, and sets the hooks when it makes the first such type.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from spmd.core.aval import ShapedArray, typeof
+from spmd.core.primitive import Primitive
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class ExplicitHooks:
+    """What `sharding/` does with explicit shardings.
+
+    `results` gives the avals of an equation's results, from those of its operands, which have
+    shardings, and those that the results have without. `reshard` lays a value out by a sharding, or
+    by what its user gave as one; `to_auto` leaves its layout to the compiler. `without_dim` and
+    `with_dim` give the sharding of a value that has lost or got a dim.
+    """
+
+    results: Callable[[Primitive, Sequence[Any], Sequence[Any], dict[str, Any]], list[ShapedArray]]
+    reshard: Callable[[Any, Any], Any]
+    to_auto: Callable[[Any], Any]
+    without_dim: Callable[[Any, int], Any]
+    with_dim: Callable[[Any, int, Any], Any]
+
+
+hooks = ExplicitHooks()
+
+
+def result_avals(
+    prim: Primitive,
+    avals: Sequence[ShapedArray],
+    params: dict[str, Any],
+    abstract: Callable[..., Any] | None = None,
+) -> list[ShapedArray]:
+    """The avals of a primitive's results; their `vma` is not filled in.
+
+    `abstract` is its abstract rule, by default the one that it has.
+    """
+    rule = abstract or prim.rule("abstract")
+    typed = prim.vma != "given" and any(a.sharding is not None for a in avals)
+    given = [a.strip_sharding() for a in avals] if typed else avals
+    out = rule(*given, **params)
+    outs = list(out) if prim.multiple else [out]
+    return hooks.results(prim, avals, outs, params) if typed else outs
+
+
+def to_auto(x: Any) -> Any:
+    """`x`, whose layout is left to the compiler from here on."""
+    return x if typeof(x).sharding is None else hooks.to_auto(x)
+
+
+def match_sharding(x: Any, aval: ShapedArray) -> Any:
+    """`x` laid out as the type of another value of its shape says."""
+    have, want = typeof(x).sharding, aval.sharding
+    if have == want:
+        return x
+    return hooks.to_auto(x) if want is None else hooks.reshard(x, want)
+
+
+def laid_out(out_sharding: Any, f: Callable[..., Any], *operands: Any) -> Any:
+    """`f(*operands)` laid out as `out_sharding` says, whatever the layouts of the operands."""
+    if out_sharding is None:
+        return f(*operands)
+    return hooks.reshard(f(*map(to_auto, operands)), out_sharding)
+
+
+def sliced_aval(aval: ShapedArray, dim: int) -> ShapedArray:
+    """The aval of a value without one of its dims."""
+    bare = aval.update(shape=aval.shape[:dim] + aval.shape[dim + 1 :])
+    if aval.sharding is None:
+        return bare
+    return bare.update(sharding=hooks.without_dim(aval.sharding, dim))
+
+
+def stacked_aval(aval: ShapedArray, size: int, entry: Any = None) -> ShapedArray:
+    """The aval of `size` values along a new first dim, split over the axes of `entry`."""
+    bare = aval.update(shape=(size, *aval.shape))
+    if aval.sharding is None:
+        return bare
+    return bare.update(sharding=hooks.with_dim(aval.sharding, 0, entry))
+
+
+def joined_sharding(avals: Sequence[ShapedArray]) -> Any:
+    """The sharding of some avals, of which those that split nothing give way; None if they differ.
+
+    None, too, if none of them has one.
+    """
+    found: Any = None
+    for aval in avals:
+        if aval.sharding is None or aval.sharding == found:
+            continue
+        if found is None or not any(found.spec):
+            found = aval.sharding
+        elif any(aval.sharding.spec):
+            return None
+    return found
+
+
+def lays_out_result(f: Function) -> Function:
+    """Decorate a function that has a parameter `out_sharding`, which it does not look at.
+
+    Given one, its result is laid out so, whatever the layouts of the operands.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any, out_sharding: Any = None, **kwargs: Any) -> Any:
+        if out_sharding is None:
+            return f(*args, **kwargs)
+        given = [to_auto(x) if hasattr(x, "aval") else x for x in args]
+        return hooks.reshard(f(*given, **kwargs), out_sharding)
+
+    return call  # type: ignore[return-value]
