@@ -162,7 +162,7 @@ def _inside_map(params: dict[str, Any]) -> Iterator[None]:
     """Bring a map's axes into scope, for calls to be inlined, and for axes without a name."""
     _around.append(params["mesh"].axis_names)
     try:
-        with mesh_axes(params["mesh"], params["kind"]):
+        with mesh_axes(params["mesh"], params["kind"], params.get("manual")):
             yield
     finally:
         _around.pop()

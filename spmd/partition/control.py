@@ -17,11 +17,12 @@ from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
 from spmd.lax.control_scan import named_scan, scan_p
 from spmd.lax.control_while import named_while, while_p
-from spmd.partition.propagate import Scope
+from spmd.partition.propagate import Cell, Scope, Split
 from spmd.partition.values import Sizes, Value, read_as, total_form, values_of
 from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.shard_map_rules import shard_map_p
+from spmd.sharding.spec import PartitionSpec
 
 # Writes the equations of a scope on values, and gives its results.
 Run = Callable[[Scope, Sequence[Value]], list[Value]]
@@ -38,11 +39,42 @@ def _write_map(
 ) -> list[Value]:
     """The body of a map, on the shards that its specs say."""
     body = eqn.params["jaxpr"]
+    if eqn.params.get("manual") is not None:
+        return _write_partly_manual(run, scope, k, eqn, operands, sizes)
     parts = []
     for x, spec, aval in zip(operands, eqn.params["in_specs"], body.in_avals, strict=True):
         split = tuple(spec.axes_of(d) for d in range(len(x.cell.shape)))
         parts.append(_varying(x.read(split, sizes), aval))
     return values_of([scope.cells[v] for v in eqn.outvars], eval_closed(body, *parts))
+
+
+def _write_partly_manual(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    """The body of a map on shards, which are split further along the compiler's axes."""
+    body, (inner,) = eqn.params["jaxpr"], scope.inner[k]
+    inside = [inner.cells[v] for v in body.jaxpr.invars]
+    parts = [
+        _varying(x.read(_shard_split(spec, cell), sizes), aval)
+        for x, spec, cell, aval in zip(
+            operands, eqn.params["in_specs"], inside, body.in_avals, strict=True
+        )
+    ]
+    outs = run(inner, values_of(inside, parts))
+    results = [inner.of(atom) for atom in body.jaxpr.outvars]
+    found = zip(eqn.outvars, outs, results, eqn.params["out_specs"], strict=True)
+    return [
+        Value(
+            scope.cells[var],
+            {total_form(_shard_split(spec, cell)): out.read(cell.split, sizes)},
+        )
+        for var, out, cell, spec in found
+    ]
+
+
+def _shard_split(spec: PartitionSpec, cell: Cell) -> Split:
+    """How the value is split of which a shard by this spec is split as a cell says."""
+    return tuple((*spec.axes_of(d), *axes) for d, axes in enumerate(cell.split))
 
 
 def _varying(x: Any, aval: ShapedArray) -> Any:

@@ -23,7 +23,7 @@ from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.partition.rules import LEVELS, RENAMES, level_of, may_split, rule_of
-from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
@@ -117,6 +117,32 @@ class Link:
         return changed
 
 
+class ShardLink(Link):
+    """A value outside of a partly manual map, split by a spec, and its shard inside.
+
+    Along the axes that are left to the compiler both are split alike.
+    """
+
+    def __init__(self, outer: Cell, inner: Cell, spec: PartitionSpec, manual: frozenset[Any]):
+        super().__init__([outer, inner], [[-1] * len(outer.axes), [-1] * len(inner.axes)], RENAMES)
+        self.first = [spec.axes_of(d) for d in range(len(outer.axes))]
+        for d, axes in enumerate(self.first):
+            if outer.axes[d][: len(axes)] != axes:
+                outer.axes[d] = axes
+        for cell in self.cells:
+            cell.barred = cell.barred | manual
+
+    def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
+        outer, inner = self.cells
+        changed = []
+        for d, first in enumerate(self.first):
+            if inner.offer(d, outer.axes[d][len(first) :], sizes):
+                changed.append(inner)
+            if outer.offer(d, (*first, *inner.axes[d]), sizes):
+                changed.append(outer)
+        return changed
+
+
 def _agreed(found: Sequence[Axes]) -> Axes:
     """The longest of some axes if all others begin it, else none: a conflict stays open."""
     longest = max(found, key=len)
@@ -126,13 +152,15 @@ def _agreed(found: Sequence[Axes]) -> Axes:
 class Scope:
     """The cells of one jaxpr, and the scopes of the jaxprs inside, by the number of the equation.
 
-    `uses` counts the readers of each variable, `rules` are those of the equations, by number.
+    `uses` counts the readers of each variable, `rules` are those of the equations, by number;
+    `sizes` are those of the axes that are left to the compiler there.
     """
 
-    __slots__ = ("cells", "closed", "inner", "rules", "uses")
+    __slots__ = ("cells", "closed", "inner", "rules", "sizes", "uses")
 
-    def __init__(self, closed: ClosedJaxpr, cells: dict[Var, Cell]):
+    def __init__(self, closed: ClosedJaxpr, cells: dict[Var, Cell], sizes: Mapping[Any, int]):
         self.closed = closed
+        self.sizes = sizes
         self.cells = cells
         self.inner: dict[int, list[Scope]] = {}
         self.rules: dict[int, Dims] = {}
@@ -166,7 +194,7 @@ class Plan:
 
     def __init__(self, closed: ClosedJaxpr, mesh: Mesh):
         self.mesh = mesh
-        self.sizes = mesh.shape
+        self.sizes: Mapping[Any, int] = mesh.shape  # inside of partly manual maps, of fewer axes
         self.links: list[Link] = []
         # The constants that are arrays over the mesh, with their cells: operands of the program.
         self.placed: dict[int, tuple[Array, Cell]] = {}
@@ -178,7 +206,7 @@ class Plan:
         cells = dict(zip(jaxpr.invars, given, strict=True))
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
             cells[var] = self._constant(var, value)
-        scope = Scope(closed, cells)
+        scope = Scope(closed, cells, self.sizes)
         for k, eqn in enumerate(jaxpr.eqns):
             self._equation(scope, k, eqn)
         return scope
@@ -186,7 +214,7 @@ class Plan:
     def _constant(self, var: Var, value: Any) -> Cell:
         sharding = value.sharding if type(value) is Array and value.shards is not None else None
         spec = spec_over(self.mesh, sharding) if isinstance(sharding, NamedSharding) else None
-        if spec is None:
+        if spec is None or len(self.sizes) < len(self.mesh.axis_names):
             return Cell(var.aval)
         if id(value) not in self.placed:
             cell = Cell(var.aval)
@@ -267,6 +295,9 @@ class Plan:
                 self.same(inner.of(atom), cell)
 
     def _map(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        if eqn.params.get("manual") is not None:
+            self._partly_manual_map(scope, k, eqn, given)
+            return
         for cell, atom, spec in zip(given, eqn.invars, eqn.params["in_specs"], strict=True):
             wanted = Cell(atom.aval)
             wanted.close(spec)
@@ -274,9 +305,32 @@ class Plan:
         for cell, spec in zip(self._new(scope, eqn), eqn.params["out_specs"], strict=True):
             cell.close(spec)
 
+    def _partly_manual_map(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        """Values outside are split by the specs, and then as the values inside are."""
+        body, manual = eqn.params["jaxpr"], frozenset(eqn.params["manual"])
+        inside = [Cell(a) for a in body.in_avals]
+        for cell, part, atom, spec in zip(
+            given, inside, eqn.invars, eqn.params["in_specs"], strict=True
+        ):
+            wanted = Cell(atom.aval)
+            self.links.append(ShardLink(wanted, part, spec, manual))
+            self.same(wanted, cell)
+        around = self.sizes
+        self.sizes = {a: n for a, n in around.items() if a not in manual}
+        inner = self.scope(body, inside)
+        self.sizes = around
+        scope.inner[k] = [inner]
+        outs = [inner.of(atom) for atom in body.jaxpr.outvars]
+        for cell, part, spec in zip(
+            self._new(scope, eqn), outs, eqn.params["out_specs"], strict=True
+        ):
+            self.links.append(ShardLink(cell, part, spec, manual))
+
     def _constraint(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        spec = self._spec_here(eqn)
         (made,) = self._new(scope, eqn)
-        made.close(self._spec_here(eqn))
+        if eqn.prim is sharding_constraint_p:
+            made.close(spec)
         self.same(made, given[0])
 
     def results(self, specs: Sequence[PartitionSpec | None]) -> list[Cell]:
@@ -299,12 +353,10 @@ class Plan:
     def _spec_here(self, eqn: Eqn) -> PartitionSpec:
         """The spec of a constraint over this mesh."""
         mesh, spec = eqn.params["mesh"], eqn.params["spec"]
-        if mesh in (self.mesh, self.mesh.abstract_mesh):
-            return spec
-        if isinstance(mesh, AbstractMesh) and mesh.shape_tuple == self.mesh.shape_tuple:
+        if self.mesh.has_grid_of(mesh):
             return spec
         found = spec_over(self.mesh, NamedSharding(mesh, spec))
-        if found is None:
+        if found is None or eqn.prim is reshard_p:
             raise ShardingError(
                 f"{eqn.source}: a value of {eqn.invars[0].aval.short()} is constrained to {spec} "
                 f"over {mesh}, but the program is over {self.mesh}, the mesh of its first argument "

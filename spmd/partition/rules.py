@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from spmd.collectives.member_dims import member_dims
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims, Primitive, dims, is_refused
@@ -52,7 +53,7 @@ def rule_of(eqn: Eqn) -> Dims | None:
     if eqn.prim in CUMULATIVE:
         return dims([range(avals[0].ndim)], [range(avals[0].ndim)])
     if is_refused(eqn.prim.dims):
-        return None
+        return member_dims(eqn.prim, avals, [v.aval for v in eqn.outvars], eqn.params)
     found = eqn.prim.rule("dims")(*avals, **eqn.params)
     return indexed_rule(eqn, found) if eqn.prim in INDEXING else found
 

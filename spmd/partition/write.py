@@ -52,7 +52,7 @@ def partition(
     def on_each(*parts: Any) -> list[Any]:
         given = values_of(cells, parts)
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
-        outs = _Writer(plan, constants).run(plan.top, given[len(placed) :])
+        outs = _Writer(constants).run(plan.top, given[len(placed) :])
         found = [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
         types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
@@ -89,7 +89,7 @@ def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
     """Whether all maps of a program are over the mesh, and only callbacks else have effects."""
     for eqn in closed.eqns:
         if eqn.prim is shard_map_p:
-            if eqn.params["mesh"] != mesh or eqn.params["kind"] != "manual":
+            if not mesh.has_grid_of(eqn.params["mesh"]) or eqn.params["kind"] != "manual":
                 return False
             continue
         inner = _inner_jaxprs(eqn)
@@ -118,8 +118,7 @@ class _Writer:
     `placed` holds, by identity, the constants that are operands of the program.
     """
 
-    def __init__(self, plan: Plan, placed: dict[int, Value]):
-        self.sizes = plan.sizes
+    def __init__(self, placed: dict[int, Value]):
         self.placed = placed
 
     def run(self, scope: Scope, given: Sequence[Value]) -> list[Value]:
@@ -151,6 +150,6 @@ class _Writer:
             return self.run(scope.inner[k][0], operands)
         special = STRUCTURAL.get(eqn.prim)
         if special is not None:
-            return special(self.run, scope, k, eqn, operands, self.sizes)
+            return special(self.run, scope, k, eqn, operands, scope.sizes)
         cells = [scope.cells[v] for v in eqn.outvars]
-        return write_equation(eqn, scope.rules.get(k), operands, cells, self.sizes)
+        return write_equation(eqn, scope.rules.get(k), operands, cells, scope.sizes)

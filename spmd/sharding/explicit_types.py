@@ -14,6 +14,7 @@ from typing import Any
 
 from spmd.base.errors import ShardingTypeError
 from spmd.base.source import current_source
+from spmd.collectives.member_dims import member_dims
 from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Dims, Primitive, is_refused
 from spmd.core.structural import reshape_p
@@ -144,9 +145,12 @@ def _named(axes: Sequence[Any]) -> str:
 def _by_dims(eqn: _Equation) -> list[Split]:
     if not any(any(split) for split in eqn.splits):
         return [((),) * out.ndim for out in eqn.outs]
-    if is_refused(eqn.prim.dims):
-        raise eqn.error("no rule says how the results of split operands are laid out")
     bare = [a.strip_sharding() for a in eqn.avals]
+    if is_refused(eqn.prim.dims):
+        rule = member_dims(eqn.prim, bare, eqn.outs, eqn.params)
+        if rule is not None:
+            return _split_by(eqn, rule)
+        raise eqn.error("no rule says how the results of split operands are laid out")
     return _split_by(eqn, eqn.prim.rule("dims")(*bare, **eqn.params))
 
 

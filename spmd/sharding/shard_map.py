@@ -15,6 +15,7 @@ import numpy as np
 
 from spmd.base.config import config
 from spmd.base.context import state
+from spmd.base.device import process_index
 from spmd.base.errors import DeviceError, PytreeError, ShardingError
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, broadcast_prefix, tree_flatten, tree_unflatten
@@ -32,7 +33,8 @@ from spmd.core.ir import ClosedJaxpr
 from spmd.core.rewrite import hoist_tracers
 from spmd.core.stage import trace_to_jaxpr
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.array import Array, from_numpy, from_shards
+from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.array import Array, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.constraint import note_mesh_read
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
@@ -40,19 +42,31 @@ from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.shard_map_rules import (
+    Manual,
+    axes_of_map,
+    manual_mesh,
     mesh_axes,
     piece_aval,
     shard_map_p,
     vary_outputs,
     whole_aval,
 )
-from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
+from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
 from spmd.transport.flight_recorder import FLIGHT, TRACING
 
 # ---- the public function -----------------------------------------------------------------------
 
 _traced = WeakCache()
 
+
+class _Infer:
+    """The type of `Infer`, which asks for the specs that the types of arguments say."""
+
+    def __repr__(self) -> str:
+        return "Infer"
+
+
+Infer: Any = _Infer()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -64,7 +78,7 @@ def shard_map(
     /,
     *,
     mesh: Mesh | None = None,
-    in_specs: Any,
+    in_specs: Any = Infer,
     out_specs: Any,
     axis_names: Any = None,
     check_vma: bool = True,
@@ -77,7 +91,7 @@ def shard_map(
     /,
     *,
     mesh: Mesh | None = None,
-    in_specs: Any,
+    in_specs: Any = Infer,
     out_specs: Any,
     axis_names: Any = None,
     check_vma: bool = True,
@@ -89,7 +103,7 @@ def shard_map(
     /,
     *,
     mesh: Mesh | None = None,
-    in_specs: Any,
+    in_specs: Any = Infer,
     out_specs: Any,
     axis_names: Any = None,
     check_vma: bool = True,
@@ -98,14 +112,17 @@ def shard_map(
 
     `in_specs` and `out_specs` are pytree prefixes of `PartitionSpec`s: which mesh axes split which
     dims. Global shape (8, 4) with `P("x")` over 4 devices is (2, 4) inside `f`; dtypes are those of
-    `f`. `mesh` is by default that of the surrounding `with mesh:`. An output whose spec leaves out
-    an axis must be equal along it, which `check_vma` verifies while tracing. `axis_names`, if
-    given, must be all axes of the mesh: none is left to the compiler. Without `f` this is a
-    decorator.
+    `f`. Without `in_specs` the types of the arguments say it, along `Explicit` axes. `mesh` is by
+    default that of the surrounding `with mesh:`. An output whose spec leaves out an axis must be
+    equal along it, which `check_vma` verifies while tracing. `axis_names` are the axes along which
+    `f` sees shards, by default all. Along the others its values are whole, and the compiler, or
+    their types, say how they lie: specs do not name them, and collectives cannot. Without `f` this
+    is a decorator.
 
-    Raises `ShardingError` if a dim cannot be split evenly, if a spec names an unknown axis, if an
-    output may vary along an axis that its spec leaves out, or if there is no mesh; `DeviceError` if
-    an argument lies on other devices. The message names the argument, the arithmetic and the fix.
+    Raises `ShardingError` if a dim cannot be split evenly, if a spec names an axis that is unknown
+    or left to the compiler, if a type says otherwise, if an output may vary along an axis that its
+    spec leaves out, or if there is no mesh; `DeviceError` if an argument lies on other devices. The
+    message names the argument, the arithmetic and the fix.
 
     >>> mesh = spmd.make_mesh((4,), ("x",))
     >>> @spmd.shard_map(mesh=mesh, in_specs=spmd.P("x"), out_specs=spmd.P())
@@ -126,7 +143,7 @@ def shard_map(
 
     fast = FastCalls()
     if mesh is not None:
-        _check_axis_names(f, mesh, axis_names)
+        _manual_axes(f, mesh, axis_names)
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
@@ -143,27 +160,31 @@ def shard_map(
                 f"{current_source()}: shard_map({function_name(f)}): {missing}; pass mesh= or call "
                 "it inside `with mesh:`"
             )
-        _check_axis_names(f, grid, axis_names)
-        return _call(f, grid, in_specs, out_specs, check_vma, args, fast)
+        manual = _manual_axes(f, grid, axis_names)
+        if manual is not None and not check_vma:
+            raise ShardingError(
+                f"{current_source()}: shard_map({function_name(f)}): axis_names={axis_names!r} "
+                "leaves axes to the compiler, which needs types: leave check_vma=False out"
+            )
+        return _call(f, grid, in_specs, out_specs, check_vma, args, fast, manual)
 
     return mapped
 
 
-def _check_axis_names(f: Any, mesh: Mesh, axis_names: Any) -> None:
-    """Raise unless the axes that are to be manual are all of the mesh's; None and {} say that."""
+def _manual_axes(f: Any, mesh: Mesh, axis_names: Any) -> Manual:
+    """The axes that are to be manual, in the mesh's order; None for all that are not so already."""
     given = [] if axis_names is None else list(axis_names)
-    what = f"{current_source()}: shard_map({function_name(f)}): axis_names={axis_names!r}"
-    known = ", ".join(map(repr, mesh.axis_names))
     unknown = [a for a in given if a not in mesh.axis_names]
     if unknown:
-        raise ShardingError(f"{what} names {unknown[0]!r}, but the axes of the mesh are {known}")
-    left = [a for a in mesh.axis_names if a not in given]
-    if given and left:
+        known = ", ".join(map(repr, mesh.axis_names))
         raise ShardingError(
-            f"{what} leaves mesh axis {left[0]!r} to the compiler, which is not supported. Leave "
-            f"axis_names out: f then sees shards along all axes ({known}); what no spec splits "
-            f"over {left[0]!r} is the same on each of its devices."
+            f"{current_source()}: shard_map({function_name(f)}): axis_names={axis_names!r} names "
+            f"{unknown[0]!r}, but the axes of the mesh are {known}"
         )
+    around = [frame.name for frame in state.axes if frame.kind == "manual"]
+    left = [a for a in mesh.axis_names if a not in around]
+    wanted = [a for a in mesh.axis_names if a in given] if given else left or mesh.axis_names
+    return None if len(wanted) == len(mesh.axis_names) else tuple(wanted)
 
 
 def _check_devices(what: str, names: Sequence[str], flat: Sequence[Any], mesh: Mesh) -> None:
@@ -189,6 +210,7 @@ def _call(
     check_vma: bool,
     args: Any,
     fast: FastCalls,
+    manual: Manual = None,
 ) -> Any:
     what = f"shard_map({function_name(f)})"
     kind = "manual" if check_vma else "pmap"
@@ -196,20 +218,28 @@ def _call(
     names = leaf_names(f, args)
     check_arrays(what, names, flat)
     _check_devices(what, names, flat, mesh)
-    specs = _flat_in_specs(what, f, in_specs, args)
     avals = [typeof(x) for x in flat]
+    if in_specs is Infer:
+        specs = [
+            _inferred_spec(what, name, a, mesh, manual)
+            for name, a in zip(names, avals, strict=True)
+        ]
+    else:
+        specs = _flat_in_specs(what, f, in_specs, args)
     for name, aval, spec in zip(names, avals, specs, strict=True):
         _sharding(what, mesh, spec).check(aval.shape, f"{current_source()}: {what}: {name}")
-    for axis in mesh.axis_names:
+        _check_manual(f"{current_source()}: {what}: the in_spec of {name}", spec, manual)
+        _check_typed(what, name, aval, mesh, spec, manual)
+    for axis in axes_of_map(mesh, manual):
         check_axis_name_free(what, axis, [frame.name for frame in state.axes])
     if runs_eagerly() and current_lockstep() is None:
-        return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat)
+        return _run_eagerly(f, what, mesh, (in_tree, avals, specs), out_specs, kind, flat, manual)
     around = (kind, state.axes, config.tracing)
-    key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), around)
+    key = (mesh, tuple(specs), tuple(avals), in_tree, _spec_key(out_specs), around, manual)
     entries = _traced.of(f)
     found = entries.get(key)
     if found is None:
-        found = _trace(f, what, mesh, (in_tree, avals, specs), out_specs, kind, args)
+        found = _trace(f, what, mesh, (in_tree, avals, specs), out_specs, kind, args, manual)
         if not found[1]:
             entries[key] = found
     closed, consts, out_tree, wanted = found
@@ -221,8 +251,10 @@ def _call(
         "kind": kind,
         "name": function_name(f),
     }
+    if manual is not None:
+        params["manual"] = manual
     outs = shard_map_p.bind(*consts, *flat, **params)
-    if is_evaluated():
+    if is_evaluated() and manual is None:
         shardings = [NamedSharding(mesh, s) for s in specs]
         nothing = [False] * len(flat)
         tree = tree_flatten((args, {}))[1]
@@ -276,7 +308,14 @@ def _sharding(what: str, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
 
 
 def _trace(
-    f: Any, what: str, mesh: Mesh, ins: Any, out_specs: Any, kind: str, args: Any
+    f: Any,
+    what: str,
+    mesh: Mesh,
+    ins: Any,
+    out_specs: Any,
+    kind: str,
+    args: Any,
+    manual: Manual,
 ) -> tuple[ClosedJaxpr, list[Any], Any, list[PartitionSpec]]:
     in_tree, avals, specs = ins
     trees: list[Any] = []
@@ -286,10 +325,14 @@ def _trace(
         trees[:] = [tree]
         return outs
 
-    local = [piece_aval(a, s, mesh, kind) for a, s in zip(avals, specs, strict=True)]
+    local = [piece_aval(a, s, mesh, kind, manual) for a, s in zip(avals, specs, strict=True)]
     debug = debug_info(f, args)
-    with mesh_axes(mesh, kind), FLIGHT.phase(TRACING, "trace", debug.name):
-        closed = trace_to_jaxpr(flat, local, debug)
+    before = scope.enter(mesh)
+    try:
+        with mesh_axes(mesh, kind, manual), FLIGHT.phase(TRACING, "trace", debug.name):
+            closed = trace_to_jaxpr(flat, local, debug)
+    finally:
+        scope.leave(before)
     closed, consts = hoist_tracers(closed)
     if not is_inside_map() and is_suspect(closed):
         outside = [Given(frozenset(x.vma), "a value from outside") for x in map(typeof, consts)]
@@ -298,10 +341,10 @@ def _trace(
             _given(x, s, mesh, name, kind)
             for x, s, name in zip(flat_args, specs, leaf_names(f, args), strict=True)
         ]
-        check_divergence(what, closed, mesh.shape, [*outside, *inputs])
+        check_divergence(what, closed, manual_mesh(mesh, manual).shape, [*outside, *inputs])
     out_tree = trees[0]
-    wanted = _checked_outputs(what, out_specs, out_tree, closed.out_avals, mesh)
-    return vary_outputs(closed, wanted, mesh, kind), consts, out_tree, wanted
+    wanted = _checked_outputs(what, out_specs, out_tree, closed.out_avals, mesh, manual)
+    return vary_outputs(closed, wanted, mesh, kind, manual), consts, out_tree, wanted
 
 
 def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Given:
@@ -313,24 +356,75 @@ def _given(x: Any, spec: PartitionSpec, mesh: Mesh, name: str, kind: str) -> Giv
 
 
 def _checked_outputs(
-    what: str, out_specs: Any, out_tree: TreeDef, avals: Sequence[ShapedArray], mesh: Mesh
+    what: str,
+    out_specs: Any,
+    out_tree: TreeDef,
+    avals: Sequence[ShapedArray],
+    mesh: Mesh,
+    manual: Manual,
 ) -> list[PartitionSpec]:
     """The spec of each output."""
     dummy = tree_unflatten(out_tree, list(range(out_tree.num_leaves)))
     wanted = _flat_out_specs(what, out_specs, dummy)
     for k, (aval, spec) in enumerate(zip(avals, wanted, strict=True)):
-        _check_out(what, k, aval, spec, mesh)
+        _check_manual(f"{current_source()}: {what}: the out_spec of output {k}", spec, manual)
+        _check_out(what, k, aval, spec, mesh, axes_of_map(mesh, manual))
     return wanted
 
 
-def _check_out(what: str, k: int, aval: ShapedArray, spec: PartitionSpec, mesh: Mesh) -> None:
+def _check_manual(what: str, spec: PartitionSpec, manual: Manual) -> None:
+    """Raise if a spec names an axis that is left to the compiler."""
+    for axis in spec.all_axes():
+        if manual is not None and axis not in manual:
+            raise ShardingError(
+                f"{what}, {spec}, names {axis!r}, which is not among axis_names={set(manual)!r}; "
+                "the compiler decides along it, so leave it out"
+            )
+
+
+def _inferred_spec(
+    what: str, name: str, aval: ShapedArray, mesh: Mesh, manual: Manual
+) -> PartitionSpec:
+    """The spec of an argument, from its type."""
+    if AxisType.Explicit not in mesh.axis_types:
+        raise ShardingError(
+            f"{current_source()}: {what}: there are no in_specs, and the types of arguments say "
+            f"nothing along the axes of {mesh}; give in_specs"
+        )
+    axes = axes_of_map(mesh, manual)
+    if aval.sharding is None:
+        return PartitionSpec()
+    split = map(aval.sharding.spec.axes_of, range(aval.ndim))
+    return PartitionSpec(*[tuple(a for a in own if a in axes) for own in split])
+
+
+def _check_typed(
+    what: str, name: str, aval: ShapedArray, mesh: Mesh, spec: PartitionSpec, manual: Manual
+) -> None:
+    """Raise if the type of an argument says that it is laid out otherwise than its spec."""
+    if aval.sharding is None or not any(aval.sharding.spec):
+        return
+    kinds = zip(aval.sharding.mesh.axis_names, aval.sharding.mesh.axis_types, strict=True)
+    explicit = [a for a, kind in kinds if kind is AxisType.Explicit]
+    for d in range(aval.ndim):
+        own = [a for a in aval.sharding.spec.axes_of(d) if manual is None or a in manual]
+        if own != [a for a in spec.axes_of(d) if a in explicit]:
+            raise ShardingError(
+                f"{current_source()}: {what}: {name} is {aval.short()}, and its in_spec is {spec}; "
+                f"nothing is moved silently. Leave in_specs out, or pass reshard({name}, {spec})"
+            )
+
+
+def _check_out(
+    what: str, k: int, aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, axes: Sequence[Any]
+) -> None:
     if len(spec) > aval.ndim:
         raise ShardingError(
             f"{current_source()}: {what}: output {k} has shape {aval.shape} on each device, but "
             f"its out_spec {spec} has {len(spec)} entries; it may have at most one for each dim"
         )
     _sharding(what, mesh, spec)
-    loose = [a for a in mesh.axis_names if a in aval.vma and a not in spec.all_axes()]
+    loose = [a for a in axes if a in aval.vma and a not in spec.all_axes()]
     if loose:
         names = ", ".join(repr(a) for a in loose)
         raise ShardingError(
@@ -344,7 +438,14 @@ def _check_out(what: str, k: int, aval: ShapedArray, spec: PartitionSpec, mesh: 
 
 
 def _run_eagerly(
-    f: Any, what: str, mesh: Mesh, ins: Any, out_specs: Any, kind: str, flat: Sequence[Any]
+    f: Any,
+    what: str,
+    mesh: Mesh,
+    ins: Any,
+    out_specs: Any,
+    kind: str,
+    flat: Sequence[Any],
+    manual: Manual,
 ) -> Any:
     """`disable_jit`: the function runs once, on every local device's concrete shards."""
     in_tree, avals, specs = ins
@@ -355,11 +456,18 @@ def _run_eagerly(
         trees[:] = [tree]
         return outs
 
+    grid = manual_mesh(mesh, manual)
     local = [piece_aval(a, s, mesh, kind) for a, s in zip(avals, specs, strict=True)]
-    shards = [_local_shards(x, NamedSharding(mesh, s)) for x, s in zip(flat, specs, strict=True)]
-    found, out_avals = run_lockstep(run, shards, local, mesh.shape, mesh.flat_devices(), kind)
-    wanted = _checked_outputs(what, out_specs, trees[0], out_avals, mesh)
-    outs = [_join(x, a, s, mesh) for x, a, s in zip(found, out_avals, wanted, strict=True)]
+    shards = [_local_shards(x, NamedSharding(grid, s)) for x, s in zip(flat, specs, strict=True)]
+    found, out_avals = run_lockstep(run, shards, local, grid.shape, grid.flat_devices(), kind)
+    wanted = _checked_outputs(what, out_specs, trees[0], out_avals, mesh, manual)
+    outs = [_join(x, a, s, grid) for x, a, s in zip(found, out_avals, wanted, strict=True)]
+    if manual is not None:
+        places = [NamedSharding(mesh, s) for s in wanted]
+        outs = [
+            shard_value(to_numpy(x), whole_aval(a, s.spec, mesh), s, process_index())
+            for x, a, s in zip(outs, out_avals, places, strict=True)
+        ]
     return tree_unflatten(trees[0], outs)
 
 

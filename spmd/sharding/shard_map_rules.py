@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.context import state
 from spmd.base.errors import ShardingError
 from spmd.base.source import current_source
 from spmd.base.util import split_list
@@ -21,6 +22,7 @@ from spmd.collectives.psum import psum_p
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.call import derived, nonzero, spread
+from spmd.core.explicit import stacked_aval
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
@@ -31,6 +33,7 @@ from spmd.core.transpose import transpose_jaxpr
 from spmd.core.vmap import BatchAxis, batch_jaxpr, fronts
 from spmd.lax.arithmetic import div
 from spmd.lax.control import inner_axes, inner_effects
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.lockstep_interpreter import Lockstep
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
@@ -38,29 +41,73 @@ from spmd.sharding.spec import Mesh, PartitionSpec
 # ---- shards and wholes -------------------------------------------------------------------------
 
 
+# The axes of a map that leaves others to the compiler: `manual=axes` among its parameters.
+Manual = tuple[Any, ...] | None
+
+
 @contextmanager
-def mesh_axes(mesh: Mesh, kind: str) -> Iterator[None]:
-    """Bring a mesh's axes into scope."""
-    with extend_axes([AxisFrame(n, s, kind) for n, s in mesh.shape.items()]):
+def mesh_axes(mesh: Mesh, kind: str, manual: Manual = None) -> Iterator[None]:
+    """Bring a mesh's axes into scope, or those that are manual."""
+    frames = [AxisFrame(n, s, kind) for n, s in mesh.shape.items() if manual is None or n in manual]
+    with extend_axes(frames):
         yield
 
 
-def piece_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, kind: str) -> ShapedArray:
-    """The type of a global value on one device."""
+def piece_aval(
+    aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, kind: str, manual: Manual = None
+) -> ShapedArray:
+    """The type of a global value on one device, or on those of one position along manual axes."""
     shape = tuple(size // mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
     vma = aval.vma | frozenset(spec.all_axes()) if kind == "manual" else aval.vma
-    return aval.update(shape=shape, vma=vma)
+    piece = aval.update(shape=shape, vma=vma)
+    if manual is None or aval.sharding is None:
+        return piece
+    left = NamedSharding(_mesh_inside(aval.sharding.mesh, manual), aval.sharding.spec)
+    return piece.update(sharding=left.explicit_part(aval.ndim))
 
 
-def whole_aval(aval: ShapedArray, spec: PartitionSpec, mesh: Mesh) -> ShapedArray:
+def _mesh_inside(mesh: AbstractMesh, manual: tuple[Any, ...]) -> AbstractMesh:
+    """A mesh some axes of which are manual."""
+    types = [
+        AxisType.Manual if name in manual else kind
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    ]
+    return mesh.update(axis_types=types)
+
+
+def whole_aval(
+    aval: ShapedArray, spec: PartitionSpec, mesh: Mesh, manual: Manual = None
+) -> ShapedArray:
     """The global value of which one device has this."""
     shape = tuple(size * mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
-    bare = aval.update(shape=shape, vma=aval.vma - frozenset(mesh.axis_names))
-    return NamedSharding(mesh, spec).typed(bare)
+    bare = aval.update(shape=shape, vma=aval.vma - frozenset(axes_of_map(mesh, manual)))
+    inside = aval.sharding.spec if aval.sharding is not None else PartitionSpec()
+    whole = PartitionSpec(*[(*spec.axes_of(d), *inside.axes_of(d)) for d in range(aval.ndim)])
+    around = frozenset(f.name for f in state.axes if f.kind == "manual")
+    if not around.isdisjoint(mesh.axis_names):
+        return NamedSharding(_mesh_inside(mesh.abstract_mesh, tuple(around)), whole).typed(bare)
+    return NamedSharding(mesh, whole).typed(bare)
+
+
+def axes_of_map(mesh: Mesh, manual: Manual) -> tuple[Any, ...]:
+    """The axes along which the body of a map sees shards."""
+    return mesh.axis_names if manual is None else manual
+
+
+def manual_mesh(mesh: Mesh, manual: Manual) -> Mesh:
+    """The devices of the first position along all axes that are left to the compiler."""
+    if manual is None:
+        return mesh
+    first = tuple(slice(None) if name in manual else 0 for name in mesh.axis_names)
+    return Mesh(mesh.devices[first], tuple(name for name in mesh.axis_names if name in manual))
 
 
 def vary_outputs(
-    closed: ClosedJaxpr, specs: Sequence[PartitionSpec], mesh: Mesh, kind: str
+    closed: ClosedJaxpr,
+    specs: Sequence[PartitionSpec],
+    mesh: Mesh,
+    kind: str,
+    manual: Manual = None,
 ) -> ClosedJaxpr:
     """The jaxpr with each output cast to vary over the axes that its spec splits it over.
 
@@ -80,7 +127,7 @@ def vary_outputs(
         outs = eval_closed(closed, *args)
         return [pvary(x, axes) if axes else x for x, axes in zip(outs, missing, strict=True)]
 
-    with mesh_axes(mesh, kind):
+    with mesh_axes(mesh, kind, manual):
         return close(f, closed.in_avals, closed.jaxpr.name, closed.jaxpr.arg_names)
 
 
@@ -105,14 +152,28 @@ def join(shards: Sequence[np.ndarray], spec: PartitionSpec, mesh: Mesh) -> np.nd
 
 
 def _abstract(
-    *avals: ShapedArray, jaxpr: ClosedJaxpr, mesh: Mesh, out_specs: Any, **_: Any
+    *avals: ShapedArray,
+    jaxpr: ClosedJaxpr,
+    mesh: Mesh,
+    out_specs: Any,
+    manual: Manual = None,
+    **_: Any,
 ) -> list[ShapedArray]:
-    return [whole_aval(a, s, mesh) for a, s in zip(jaxpr.out_avals, out_specs, strict=True)]
+    pairs = zip(jaxpr.out_avals, out_specs, strict=True)
+    return [whole_aval(a, s, mesh, manual) for a, s in pairs]
 
 
 def _impl(
-    xp: Any, *operands: Any, jaxpr: ClosedJaxpr, mesh: Mesh, in_specs: Any, out_specs: Any, **_: Any
+    xp: Any,
+    *operands: Any,
+    jaxpr: ClosedJaxpr,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    manual: Manual = None,
+    **_: Any,
 ) -> list[Any]:
+    mesh = manual_mesh(mesh, manual)
     shards = [cut(np.asarray(x), s, mesh) for x, s in zip(operands, in_specs, strict=True)]
     outs = Lockstep(mesh.shape).run(jaxpr, shards)
     return [join(x, s, mesh) for x, s in zip(outs, out_specs, strict=True)]
@@ -121,12 +182,13 @@ def _impl(
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     jaxpr, flags = params["jaxpr"], nonzero(tangents)
     ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+    manual = params.get("manual")
 
     def make() -> Any:
-        with mesh_axes(mesh, kind):
+        with mesh_axes(mesh, kind, manual):
             jvp, out_flags = jvp_jaxpr(jaxpr, flags)
         specs = (*outs, *_where(out_flags, outs))
-        return vary_outputs(jvp, specs, mesh, kind), out_flags, specs
+        return vary_outputs(jvp, specs, mesh, kind, manual), out_flags, specs
 
     key = ("shard_map jvp", tuple(flags), mesh, kind, outs)
     jvp, out_flags, specs = derived(jaxpr, key, make)
@@ -144,14 +206,15 @@ def _where(flags: Sequence[bool], items: Sequence[Any]) -> tuple[Any, ...]:
 def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any) -> Any:
     jaxpr, flags = params["jaxpr"], nonzero(tangents)
     ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+    manual = params.get("manual")
 
     def make() -> Any:
-        with mesh_axes(mesh, kind):
+        with mesh_axes(mesh, kind, manual):
             parts = linearize_jaxpr(jaxpr, flags)
-            primal, linear, specs = _stack_residuals(parts, mesh, kind)
+            primal, linear, specs = _stack_residuals(parts, axes_of_map(mesh, manual), kind)
         out_specs = (*outs, *specs), _where(parts.out_nonzero, outs)
-        primal = vary_outputs(primal, out_specs[0], mesh, kind)
-        linear = vary_outputs(linear, out_specs[1], mesh, kind)
+        primal = vary_outputs(primal, out_specs[0], mesh, kind, manual)
+        linear = vary_outputs(linear, out_specs[1], mesh, kind, manual)
         return primal, linear, specs, out_specs, parts.out_nonzero
 
     key = ("shard_map linearize", tuple(flags), mesh, kind, outs)
@@ -169,11 +232,11 @@ def _linearize(trace: LinearizeTrace, primals: Any, tangents: Any, **params: Any
     return found, spread(out_nonzero, out_tangents, [typeof(x).tangent() for x in found])
 
 
-def _stack_residuals(parts: Any, mesh: Mesh, kind: str) -> Any:
+def _stack_residuals(parts: Any, axes_here: tuple[Any, ...], kind: str) -> Any:
     """Residuals cross the boundary as global arrays: stacked over devices where they may vary."""
     avals = parts.residual_avals
     typed = kind == "manual"
-    over = [tuple(a for a in mesh.axis_names if not typed or a in v.vma) for v in avals]
+    over = [tuple(a for a in axes_here if not typed or a in v.vma) for v in avals]
     stacked = [bool(axes) for axes in over]
     specs = tuple(PartitionSpec(axes) if axes else PartitionSpec() for axes in over)
     n = len(parts.primal.out_avals) - len(avals)
@@ -191,9 +254,7 @@ def _stack_residuals(parts: Any, mesh: Mesh, kind: str) -> Any:
         ]
         return eval_closed(parts.linear, *residuals, *args[len(avals) :])
 
-    shaped = [
-        a.update(shape=(1, *a.shape)) if s else a for a, s in zip(avals, stacked, strict=True)
-    ]
+    shaped = [stacked_aval(a, 1) if s else a for a, s in zip(avals, stacked, strict=True)]
     tangent_avals = parts.linear.in_avals[len(avals) :]
     name = parts.primal.jaxpr.name
     return (
@@ -206,16 +267,17 @@ def _stack_residuals(parts: Any, mesh: Mesh, kind: str) -> Any:
 def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     jaxpr = params["jaxpr"]
     ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+    manual = params.get("manual")
     linear = [isinstance(x, Linear) for x in operands]
     flags = nonzero(cts)
 
     def make() -> Any:
-        with mesh_axes(mesh, kind):
+        with mesh_axes(mesh, kind, manual):
             backward, in_flags = transpose_jaxpr(jaxpr, linear, flags)
             specs = _where(in_flags, _where(linear, ins))
             if kind != "manual":
                 backward = _untyped_sums(backward, mesh, _where(flags, outs), specs)
-        return vary_outputs(backward, specs, mesh, kind), in_flags, specs
+        return vary_outputs(backward, specs, mesh, kind, manual), in_flags, specs
 
     key = ("shard_map transpose", tuple(linear), tuple(flags), mesh, kind, ins, outs)
     backward, in_flags, specs = derived(jaxpr, key, make)
@@ -264,15 +326,16 @@ def _sum_missing(x: Any, spec: PartitionSpec, mesh: Mesh) -> Any:
 def _batch(axis: Any, operands: Any, at: Any, **params: Any) -> Any:
     jaxpr, flags = params["jaxpr"], [d is not None for d in at]
     ins, outs, mesh, kind = (params[k] for k in ("in_specs", "out_specs", "mesh", "kind"))
+    manual = params.get("manual")
 
     split = axis.spmd_names
     inside = _share_of_examples(axis, params) if split else axis
 
     def make() -> Any:
-        with mesh_axes(mesh, kind):
+        with mesh_axes(mesh, kind, manual):
             batched, out_flags = batch_jaxpr(jaxpr, inside, flags)
         specs = tuple(_deeper(s, f, split) for s, f in zip(outs, out_flags, strict=True))
-        return vary_outputs(batched, specs, mesh, kind), out_flags, specs
+        return vary_outputs(batched, specs, mesh, kind, manual), out_flags, specs
 
     key = ("shard_map batch", axis, tuple(flags), mesh, kind, outs)
     batched, out_flags, specs = derived(jaxpr, key, make)

@@ -267,6 +267,11 @@ class Mesh(NamedAxes):
             self.axis_types if axis_types is None else axis_types,
         )
 
+    def has_grid_of(self, other: NamedAxes) -> bool:
+        """Whether another mesh has the same axes and, if any, devices; types do not count."""
+        same = self.shape_tuple == other.shape_tuple
+        return same and (not isinstance(other, Mesh) or self.flat_devices() == other.flat_devices())
+
     def flat_devices(self) -> list[Device]:
         """The devices in row-major order."""
         return [] if self.empty else list(self.devices.flat)

@@ -18,3 +18,11 @@ def test_random_programs_over_ranks(mpirun: Run, ranks: int, devices: int):
     done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
     assert done.returncode == 0, done.stderr
     assert f"over {ranks} ranks, {ranks * devices} devices: all right" in done.stdout
+
+
+@pytest.mark.parametrize("ranks, devices", [(2, 2), (3, 1), (4, 1)])
+def test_explicit_mode_and_partly_manual_maps_over_ranks(mpirun: Run, ranks: int, devices: int):
+    program = ["-m", "tests.multiprocess.programs.explicit"]
+    done = mpirun(ranks, program, env={"SPMD_NUM_CPU_DEVICES": str(devices)}, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert f"over {ranks} ranks, {ranks * devices} devices: all right" in done.stdout

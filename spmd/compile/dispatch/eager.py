@@ -74,8 +74,9 @@ NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 # What lays a value out, and computes nothing.
 _LAYOUTS = frozenset({"sharding_constraint", "reshard", "to_auto"})
 
-# Loops are compiled whole; the jaxpr in this parameter keeps their executables alive.
-LOOP_BODIES = {"scan": "jaxpr", "while": "body_jaxpr"}
+# Loops, and maps over some axes of a mesh, are compiled whole; the jaxpr in this parameter keeps
+# their executables alive.
+LOOP_BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "shard_map": "jaxpr"}
 
 _calls: weakref.WeakKeyDictionary[ClosedJaxpr, dict[Any, Executable | MeshProgram]]
 _calls = weakref.WeakKeyDictionary()
@@ -122,7 +123,7 @@ _signatures: dict[Any, _Signature] = {}
 
 def evaluate(prim: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Apply a primitive to concrete operands."""
-    if prim is shard_map_p:
+    if prim is shard_map_p and "manual" not in params:
         return mesh_executable.evaluate_map(params, operands)
     if prim.inline is not None:
         return run_closed(prim.inline(params), operands)
@@ -179,9 +180,8 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
     if prim.name == "to_auto":
         return _auto_alias(x, now, params["axes"]) if isinstance(now, NamedSharding) else x
     mesh = params["mesh"]
-    if isinstance(now, NamedSharding) and now.mesh.shape == mesh.shape:
-        if not isinstance(mesh, Mesh) or now.mesh.flat_devices() == mesh.flat_devices():
-            return None
+    if isinstance(now, NamedSharding) and now.mesh.has_grid_of(mesh):
+        return None
     mesh = mesh if isinstance(mesh, Mesh) else meshes_of_types.get(mesh)
     if not isinstance(mesh, Mesh):
         raise ShardingError(

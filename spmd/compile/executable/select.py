@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from spmd.base.errors import ShardingError
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
 from spmd.compile.lazy import mesh_executable, partition, pipeline
@@ -47,6 +48,7 @@ def compile_program(
             made = partition.partition(closed, mesh, specs, [None] * len(closed.out_avals))
             if made is not None:
                 return MeshProgram(made, made.eqns[0], donated)
+        _check_no_partly_manual_map(closed)
         return compile_jaxpr(closed, donated, optimised)
 
 
@@ -75,10 +77,24 @@ def _first_mesh(closed: ClosedJaxpr) -> Mesh | None:
 _OVER_MESHES = ("shard_map", "sharding_constraint", "reshard")
 
 
+def _check_no_partly_manual_map(closed: ClosedJaxpr) -> None:
+    """Raise if a map leaves axes to the compiler in a program that is not partitioned."""
+    for eqn in all_eqns(closed):
+        if eqn.prim.name == "shard_map" and eqn.params.get("manual") is not None:
+            raise ShardingError(
+                f"{eqn.source}: shard_map({eqn.params['name']}): axis_names="
+                f"{set(eqn.params['manual'])!r} leaves axes to the compiler, and there is other "
+                "work in this program that is not partitioned: a pmap, a map over another mesh or "
+                "with check_vma=False, or an effect. Take it out of the jitted function"
+            )
+
+
 def _is_one_map(closed: ClosedJaxpr) -> bool:
     """Whether all there is in a program, in calls or not, is one shard_map."""
     first = list(itertools.islice(_called(closed), 2))
-    return len(first) == 1 and first[0].prim.name == "shard_map"
+    if len(first) != 1 or first[0].prim.name != "shard_map":
+        return False
+    return first[0].params.get("manual") is None
 
 
 def _called(closed: ClosedJaxpr) -> Iterator[Eqn]:

@@ -1,0 +1,54 @@
+"""Explicit mode and maps over some axes, over all ranks' devices: each shard is what it is to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd
+import spmd.numpy as snp
+from spmd import P, lax
+from spmd.errors import ShardingTypeError
+from tests.multiprocess.programs.partition import check
+
+
+def main() -> None:
+    """Products, reductions, gradients, resharding, and a partly manual map."""
+    count = spmd.device_count()
+    split = 2 if count % 2 == 0 else 1
+    mesh = spmd.make_mesh((count // split, split), ("x", "y"))
+    rng = np.random.default_rng(0)
+    X, W = (rng.standard_normal(shape).astype(np.float32) for shape in ((24, 12), (12, 24)))
+    with spmd.set_mesh(mesh):
+        x, w = spmd.device_put(X, P("x", "y")), spmd.device_put(W, P("y", "x"))
+        assert spmd.typeof(x).short() == "f32[24@x,12@y]"
+        check(snp.sin(x).sum(0), np.sin(X).sum(0), "a sum op by op")
+        check(spmd.reshard(x, P("y", "x")), X, "resharded op by op")
+        check(spmd.reshard(x, P()), X, "whole op by op")
+
+        def product(x: Any, w: Any) -> Any:
+            return snp.matmul(x, w, out_sharding=P("x", None))
+
+        for f in (product, spmd.jit(product)):
+            out = f(x, w)
+            assert spmd.typeof(out).short() == "f32[24@x,24]"
+            check(out, X @ W, "a product")
+        slope = spmd.jit(spmd.grad(lambda w: (product(x, w) ** 2).sum()))(w)
+        assert spmd.typeof(slope) is spmd.typeof(w)
+        check(slope, 2 * X.T @ (X @ W), "a gradient")
+        if split > 1:
+            try:
+                x @ w
+            except ShardingTypeError:
+                pass
+            else:
+                raise AssertionError("an ambiguous product is no error")
+        total = spmd.shard_map(lambda x: lax.psum(x, "x"), out_specs=P(), axis_names={"x"})
+        check(spmd.jit(total)(x), X.reshape(count // split, -1, 12).sum(0), "a partly manual map")
+    if spmd.process_index() == 0:
+        print(f"explicit over {spmd.process_count()} ranks, {count} devices: all right")
+
+
+if __name__ == "__main__":
+    main()

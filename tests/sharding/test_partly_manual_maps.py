@@ -1,0 +1,207 @@
+"""`shard_map` along some axes of a mesh; along others the compiler, or types, decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+import spmd.numpy as snp
+from spmd import NamedSharding, P, lax
+from spmd.errors import AxisError, ShardingError
+from spmd.sharding import AxisType
+
+EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(4, 6)).astype(np.float32)
+TYPES = pytest.mark.parametrize(
+    "types", [(AUTO, AUTO), (EXPLICIT, EXPLICIT), (EXPLICIT, AUTO), (AUTO, EXPLICIT)], ids=str
+)
+
+
+def mesh_of(*types: AxisType) -> spmd.Mesh:
+    return spmd.make_mesh((2, 2), ("x", "y"), types)
+
+
+def put(x: Any, mesh: spmd.Mesh, *spec: Any) -> spmd.Array:
+    return spmd.device_put(x, NamedSharding(mesh, P(*spec)))
+
+
+def total(x: Any) -> Any:
+    return lax.psum(snp.sin(x) * 2, "x")
+
+
+TOTAL = np.sin(X[:4]) * 2 + np.sin(X[4:]) * 2
+
+
+@TYPES
+@pytest.mark.parametrize("how", ["eager", "jit", "with other work", "disable_jit"])
+def test_values_along_the_other_axis_stay_split(types: Any, how: str):
+    mesh = mesh_of(*types)
+    mapped = spmd.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"})
+    f = {"jit": spmd.jit(mapped), "with other work": spmd.jit(lambda x: mapped(x * 1) + 0)}
+    for x in (X, put(X, mesh, "x", "y"), put(X, mesh, "x")):
+        with spmd.disable_jit(how == "disable_jit"):
+            out = f.get(how, mapped)(x)
+        np.testing.assert_allclose(out, TOTAL, 1e-6, 1e-6)
+    if how != "disable_jit":
+        split = f.get(how, mapped)(put(X, mesh, "x", "y"))
+        assert split.addressable_shards[0].data.shape == (4, 2)
+
+
+@TYPES
+def test_gradients_are_those_of_one_device(types: Any):
+    mesh = mesh_of(*types)
+
+    def loss(w: Any, x: Any) -> Any:
+        return lax.pmean((snp.tanh(snp.matmul(x, w)) ** 2).sum(), "x")
+
+    mapped = spmd.shard_map(
+        loss, mesh=mesh, in_specs=(P(), P("x")), out_specs=P(), axis_names={"x"}
+    )
+    w, x = put(W, mesh, None, "y"), put(X, mesh, "x")
+    want, slope = spmd.value_and_grad(lambda w: (snp.tanh(X @ w) ** 2).sum() / 2)(W)
+    value, found = spmd.jit(spmd.value_and_grad(mapped))(w, x)
+    np.testing.assert_allclose(value, want, 1e-5)
+    np.testing.assert_allclose(found, slope, 1e-5, 1e-6)
+    kinds = [c.kind for c in spmd.debug.collectives(spmd.jit(spmd.grad(mapped)))(w, x)]
+    assert "all_gather" not in kinds and "all_to_all" not in kinds
+
+
+def test_types_inside_say_what_is_left():
+    seen: list[str] = []
+
+    def look(x: Any) -> Any:
+        seen.append(spmd.typeof(x).short())
+        return x * 2
+
+    for types in ((EXPLICIT, EXPLICIT), (EXPLICIT, AUTO), (AUTO, EXPLICIT)):
+        mesh = mesh_of(*types)
+        spec = P("x")
+        spmd.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"x"})(
+            put(X, mesh, "x", "y")
+        )
+    assert seen == ["f32[4,4@y]{x}", "f32[4,4]{x}", "f32[4,4@y]{x}"]
+
+
+@pytest.mark.parametrize("split", [("x",), ("x", "y"), ()], ids=str)
+def test_collectives_along_the_manual_axis_of_values_split_along_the_other(split: Any):
+    mesh = mesh_of(AUTO, AUTO)
+    line = spmd.make_mesh((2,), ("x",), AUTO)
+
+    def f(x: Any) -> Any:
+        gathered = lax.all_gather(x, "x", axis=0, tiled=True)
+        return (
+            gathered,
+            lax.all_gather(x, "x", axis=1)[:, 0],
+            lax.psum_scatter(gathered, "x", scatter_dimension=0, tiled=True),
+            lax.all_to_all(x, "x", 0, 1, tiled=True),
+            lax.ppermute(x, "x", [(0, 1), (1, 0)]) + lax.axis_index("x"),
+            lax.pmax(x, "x"),
+        )
+
+    specs = (P("x"), P("x"), P("x"), P(None, "x"), P("x"), P())
+    here = spmd.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=specs, axis_names={"x"})
+    there = spmd.shard_map(f, mesh=line, in_specs=P("x"), out_specs=specs)
+    for found, want in zip(spmd.jit(here)(put(X, mesh, *split)), there(X), strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+def test_a_map_inside_takes_the_axes_that_are_left():
+    mesh = mesh_of(AUTO, AUTO)
+
+    def inner(x: Any) -> Any:
+        return lax.psum(x * lax.axis_index("x"), "y")
+
+    def outer(x: Any) -> Any:
+        return spmd.shard_map(inner, in_specs=P(None, "y"), out_specs=P())(x)
+
+    f = spmd.shard_map(outer, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    want = np.concatenate([0 * X[:4], X[4:]])
+    for run in (f, spmd.jit(f)):
+        np.testing.assert_array_equal(run(X), want[:, :2] + want[:, 2:])
+
+
+def test_vmap_scan_and_control_flow_inside():
+    mesh = mesh_of(AUTO, AUTO)
+
+    def f(x: Any) -> Any:
+        carry, ys = lax.scan(lambda c, r: (c + lax.psum(r, "x"), c), snp.zeros(4), x)
+        small = lax.cond(lax.axis_index("x") == 0, lambda c: c, lambda c: -c, carry)
+        return small[None], ys
+
+    g = spmd.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=(P("x"), P()), axis_names={"x"})
+    steps = X[:4] + X[4:]
+    carry, ys = spmd.jit(g)(put(X, mesh, "x", "y"))
+    np.testing.assert_allclose(carry, [steps.sum(0), -steps.sum(0)], 1e-5, 1e-6)
+    np.testing.assert_allclose(ys, np.cumsum(steps, 0) - steps, 1e-5, 1e-6)
+    mapped = spmd.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"})
+    twice = spmd.jit(spmd.vmap(mapped))(np.stack([X, X]))
+    np.testing.assert_allclose(twice, [TOTAL, TOTAL], 1e-6, 1e-6)
+
+
+def test_prints_come_from_each_position_along_the_manual_axis(capfd):
+    mesh = mesh_of(AUTO, AUTO)
+
+    def f(x: Any) -> Any:
+        spmd.debug.print("row {}", x[0, 0])
+        return x
+
+    g = spmd.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    spmd.jit(g)(np.arange(8, dtype=np.float32).reshape(8, 1)).block_until_ready()
+    spmd.effects_barrier()
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "row 0.0", "row 4.0"]
+
+
+def test_specs_are_those_of_the_arguments_unless_given():
+    mesh = mesh_of(EXPLICIT, EXPLICIT)
+    x = put(X, mesh, "x", "y")
+    out = spmd.shard_map(lambda x: x.sum(keepdims=True), mesh=mesh, out_specs=P("x", "y"))(x)
+    np.testing.assert_allclose(out, X.reshape(2, 4, 2, 2).sum((1, 3)), 1e-5)
+    part = spmd.shard_map(total, mesh=mesh, out_specs=P(), axis_names={"x"})(x)
+    assert spmd.typeof(part).short() == "f32[4,4@y]"
+
+
+@pytest.mark.parametrize(
+    ("types", "how", "error", "told"),
+    [
+        (AUTO, {"in_specs": P("y"), "axis_names": {"x"}}, ShardingError, "not among axis_names"),
+        (AUTO, {"in_specs": P("x"), "axis_names": {"q"}}, ShardingError, "names 'q'"),
+        (AUTO, {"axis_names": {"x"}}, ShardingError, "give in_specs"),
+        (
+            AUTO,
+            {"in_specs": P("x"), "axis_names": {"x"}, "check_vma": False},
+            ShardingError,
+            "leave check_vma=False out",
+        ),
+        (EXPLICIT, {"in_specs": P("x")}, ShardingError, "nothing is moved silently"),
+        (EXPLICIT, {"in_specs": P("y"), "axis_names": {"y"}}, ShardingError, "moved silently"),
+    ],
+)
+def test_mistakes_are_named(types: Any, how: dict[str, Any], error: Any, told: str):
+    mesh = mesh_of(types, types)
+    with pytest.raises(error, match=told):
+        spmd.shard_map(lambda x: x, mesh=mesh, out_specs=P("x"), **how)(put(X, mesh, "x", "y"))
+
+
+def test_collectives_along_axes_of_the_compiler_are_refused():
+    mesh = mesh_of(AUTO, AUTO)
+    f = spmd.shard_map(
+        lambda x: lax.psum(x, "y"), mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}
+    )
+    with pytest.raises(AxisError, match="unbound axis name 'y'"):
+        f(X)
+    with pytest.raises(ShardingError, match=r"out_spec of output 0.*not among axis_names"):
+        spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("x"), out_specs=P("y"), axis_names={"x"})(
+            X
+        )
+
+
+def test_work_that_is_not_partitioned_beside_such_a_map_is_an_error():
+    mesh = mesh_of(AUTO, AUTO)
+    mapped = spmd.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P(), axis_names={"x"})
+    other = spmd.pmap(lambda x: x, devices=spmd.devices()[:4])
+    with pytest.raises(ShardingError, match="leaves axes to the compiler"):
+        spmd.jit(lambda x: mapped(x) + other(x[:4]).sum())(X)
