@@ -1,4 +1,4 @@
-"""Explicit mode and maps over some axes, over all ranks' devices: each shard is what it is to be."""
+"""Explicit mode and maps over some axes, over all ranks' devices: each shard is as it must be."""
 
 from __future__ import annotations
 
