@@ -1,6 +1,6 @@
 """Random programs give what JAX gives: evaluated, compiled, and op by op.
 
-pytest -m nightly tests/jax/test_random_programs.py      # 20,000 programs, hours
+pytest -m nightly tests/jax/test_random_programs.py      # 20,000 more programs, hours
 python -m tests.jax 17                                   # the program of seed 17
 """
 
@@ -11,14 +11,17 @@ import pytest
 
 import spmd
 from tests.jax import random_programs
-from tests.jax.random_programs import Program, draw, fault, jax, report, shrunk
+from tests.jax.random_programs import NO_ORACLE, Program, draw, fault, jax, report, shrunk
 
-IN_CI, ALL, TOGETHER = 100, 20_000, 20
+IN_CI, TOGETHER = 100, 20
+NIGHTLY = range(42_000, 62_000, 10 * TOGETHER)
 
 
 def assert_no_fault(seeds: range) -> None:
     """Stops at the first program that fails; `python -m tests.jax` goes on behind it."""
     for seed in seeds:
+        if seed in NO_ORACLE:
+            continue
         program = draw(seed)
         if fault(program):
             pytest.fail(report(seed, program))
@@ -31,9 +34,9 @@ def test_programs_are_jax_s(first):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(IN_CI, ALL, 10 * TOGETHER))
+@pytest.mark.parametrize("first", NIGHTLY)
 def test_many_programs_are_jax_s(first):
-    assert_no_fault(range(first, min(first + 10 * TOGETHER, ALL)))
+    assert_no_fault(range(first, first + NIGHTLY.step))
 
 
 # ---- the tests of the test ---------------------------------------------------------------------
