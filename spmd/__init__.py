@@ -100,6 +100,7 @@ with _importing():
     from spmd.sharding.named import NamedSharding
     from spmd.sharding.pmap import pmap
     from spmd.sharding.shard_map import shard_map
+    from spmd.sharding.smap import smap
     from spmd.sharding.spec import Mesh, make_mesh
     from spmd.sharding.spec import PartitionSpec as P
 

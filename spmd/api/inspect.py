@@ -22,7 +22,7 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.base.util import function_name
-from spmd.compile.dispatch.stages import ShapeDtypeStruct
+from spmd.compile.dispatch.stages import ShapeDtypeStruct, describe
 from spmd.core.argument_names import (
     debug_info,
 )
@@ -34,6 +34,7 @@ from spmd.core.stage import trace_to_jaxpr
 from spmd.core.transpose import backward_pass
 from spmd.sharding.array import Array
 from spmd.sharding.future import Future, asked
+from spmd.sharding.named import NamedSharding
 
 T = TypeVar("T")
 
@@ -41,7 +42,9 @@ T = TypeVar("T")
 def _aval_like(x: Any) -> ShapedArray:
     """The aval of an array, or of anything with a shape and a dtype."""
     if not is_arraylike(x) and hasattr(x, "shape") and hasattr(x, "dtype"):
-        return ShapedArray(x.shape, canonical(x.dtype), getattr(x, "weak_type", False))
+        aval = ShapedArray(x.shape, canonical(x.dtype), getattr(x, "weak_type", False))
+        sharding = getattr(x, "sharding", None)
+        return sharding.typed(aval) if isinstance(sharding, NamedSharding) else aval
     return typeof(x)
 
 
@@ -105,7 +108,7 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     flat_f = FlatFunction(fun, in_tree)
     closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug_info(fun, args, kwargs))
     avals = closed.out_avals
-    return flat_f.value([ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
+    return flat_f.value([describe(a) for a in avals])
 
 
 def block_until_ready(x: T) -> T:

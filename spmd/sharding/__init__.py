@@ -4,11 +4,13 @@ from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.explicit_layouts import auto_axes, explicit_axes, reshard
 from spmd.sharding.mesh_scope import get_abstract_mesh, get_mesh, set_mesh, use_abstract_mesh
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.shard_map import Infer
 from spmd.sharding.spec import Mesh, PartitionSpec, make_mesh
 
 __all__ = [
     "AbstractMesh",
     "AxisType",
+    "Infer",
     "Mesh",
     "NamedSharding",
     "PartitionSpec",

@@ -235,7 +235,16 @@ class Array(ArrayMethods):
         return alias(self)
 
     def __deepcopy__(self, memo: Any) -> Array:
-        return from_numpy(self._value(), self.aval)
+        if self.shards is not None:
+            shards = [s.__deepcopy__(memo) for s in self.shards]
+            return from_shards(self.aval, self.sharding, shards)
+        made = from_numpy(self._value(), self.aval)
+        made._sharding = self._sharding
+        return made
+
+    def on_device_size_in_bytes(self) -> int:
+        """The bytes of the values, each counted once."""
+        return self.nbytes
 
     def __reduce__(self) -> Any:
         return _unpickle, (np.array(self._value()), self.aval)

@@ -18,7 +18,7 @@ from spmd.core.argument_names import check_arrays
 from spmd.core.aval import typeof
 from spmd.core.explicit import hooks
 from spmd.core.primitive import Primitive, dims, linear
-from spmd.sharding.named import NamedSharding, Sharding
+from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
 
 if TYPE_CHECKING:
@@ -53,9 +53,11 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
 
 
 def as_sharding(what: str, place: Any) -> NamedSharding:
-    """A sharding as users give one: a `NamedSharding`, or a spec over the mesh in scope."""
+    """A sharding as users give one: over a mesh, a spec over that in scope, or of one device."""
     if isinstance(place, NamedSharding):
         return place
+    if isinstance(place, SingleDeviceSharding):
+        return NamedSharding(Mesh([place.device], ("device",)), PartitionSpec())
     if not isinstance(place, PartitionSpec):
         raise ArgumentError(
             f"{current_source()}: {what}: {place!r} is no sharding; give a NamedSharding, or a "

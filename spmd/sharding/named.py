@@ -71,6 +71,17 @@ class Sharding:
         """The memory of the devices that holds the shards: there is one kind."""
         return "device"
 
+    def with_memory_kind(self, kind: str) -> Sharding:
+        """The same sharding in another memory: there is "device" and no other.
+
+        Raises `ArgumentError` for another.
+        """
+        if kind != self.memory_kind:
+            raise ArgumentError(
+                f"with_memory_kind: memory kind {kind!r} does not exist here, only 'device'"
+            )
+        return self
+
     def is_equivalent_to(self, other: Sharding, ndim: int) -> bool:
         """Whether both put the same shards of arrays of `ndim` dims on the same devices.
 

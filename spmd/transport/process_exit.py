@@ -28,12 +28,19 @@ from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator
 from spmd.transport.failure_message import REPORT_FILE, failure_text, is_supervised, user_line
 from spmd.transport.flight_recorder import FLIGHT, LEFT, RAISED
 
-# For ranks in a wait to raise and report: they look every 50 ms at the latest, but where there are
-# more programs than cores it has taken them more than half a second.
+# Seconds for ranks in a wait to raise and report: they look every 50 ms at the latest.
 MOMENT_FOR_PEERS = 1.0
 # A rank stopped by another's failure leaves the end of the job to that one, but not forever.
 MOMENT_FOR_CAUSE = 2.0
+# Where more programs want to run than there are cores, a wake-up has taken more than a second.
+PATIENCE_UNDER_LOAD = 3
 INTERRUPTED = 130
+
+
+def _moment(seconds: float) -> float:
+    """A moment as it is on this machine, now."""
+    is_crowded = os.getloadavg()[0] > (os.cpu_count() or 1)
+    return seconds * PATIENCE_UNDER_LOAD if is_crowded else seconds
 
 
 class ExitHooks:
@@ -84,9 +91,9 @@ class ExitHooks:
         if not isinstance(error, PeerError):
             for group in OPEN_GROUPS:
                 group.announce_failure(text)
-            time.sleep(MOMENT_FOR_PEERS)
+            time.sleep(_moment(MOMENT_FOR_PEERS))
         elif not is_supervised():
-            time.sleep(MOMENT_FOR_CAUSE)
+            time.sleep(_moment(MOMENT_FOR_CAUSE))
         self._end(INTERRUPTED if kind is KeyboardInterrupt else 1)
 
     def _end(self, code: int) -> None:
@@ -160,7 +167,7 @@ class ExitHooks:
             self._end(code)
 
     def _all_ranks_left(self) -> bool:
-        deadline = time.monotonic() + MOMENT_FOR_PEERS
+        deadline = time.monotonic() + _moment(MOMENT_FOR_PEERS)
         while not self._comm.all_ranks_left():
             if time.monotonic() > deadline:
                 return False

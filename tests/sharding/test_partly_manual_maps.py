@@ -205,3 +205,23 @@ def test_work_that_is_not_partitioned_beside_such_a_map_is_an_error():
     other = spmd.pmap(lambda x: x, devices=spmd.devices()[:4])
     with pytest.raises(ShardingError, match="leaves axes to the compiler"):
         spmd.jit(lambda x: mapped(x) + other(x[:4]).sum())(X)
+
+
+def test_smap_takes_dims_for_specs():
+    mesh = mesh_of(AUTO, AUTO)
+
+    def f(x: Any, w: Any) -> Any:
+        return x @ w, lax.psum(x.sum(0), "x")
+
+    with spmd.set_mesh(mesh):
+        rows, total = spmd.smap(f, in_axes=(0, None), out_axes=(0, None), axis_name="x")(X, W)
+        columns = spmd.smap(lambda x: x * 2, in_axes=-1, out_axes=1, axis_name="y")(X)
+        with pytest.raises(spmd.errors.ArgumentError, match="in_axes=2 must be"):
+            spmd.smap(lambda x: x, in_axes=2, out_axes=0, axis_name="x")(X)
+    np.testing.assert_allclose(rows, X @ W, 1e-5, 1e-6)
+    np.testing.assert_allclose(total, X.sum(0), 1e-5, 1e-6)
+    np.testing.assert_array_equal(columns, X * 2)
+    with spmd.set_mesh(mesh_of(EXPLICIT, EXPLICIT)) as _:
+        x = spmd.device_put(X, P("x", "y"))
+        out = spmd.smap(lambda x: x + 1, out_axes=0, axis_name="x")(x)
+        assert spmd.typeof(out).short() == "f32[8@x,4@y]"

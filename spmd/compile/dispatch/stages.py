@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from spmd.base import dtypes
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import record
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.lazy import cost_model, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, register_array_type, typeof
 from spmd.core.ir import ClosedJaxpr
-from spmd.sharding.array import check_donated
+from spmd.sharding.array import Array, check_donated
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import Layouts, layouts_of
 
@@ -55,22 +55,37 @@ class ShapeDtypeStruct:
         return (
             isinstance(other, ShapeDtypeStruct)
             and (self.shape, self.dtype) == (other.shape, other.dtype)
-            and self.weak_type == other.weak_type
+            and (self.sharding, self.weak_type) == (other.sharding, other.weak_type)
         )
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, self.weak_type))
+        return hash((self.shape, self.dtype, self.sharding, self.weak_type))
 
     def __repr__(self) -> str:
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.long_name(self.dtype)})"
+        sharding = "" if self.sharding is None else f", sharding={self.sharding}"
+        dtype = dtypes.long_name(self.dtype)
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding})"
+
+    def update(self, **changes: Any) -> ShapeDtypeStruct:
+        """The same with some of `shape`, `dtype`, `sharding` and `weak_type` changed."""
+        kept = {name: getattr(self, name) for name in self.__slots__}
+        return ShapeDtypeStruct(**(kept | changes))
 
 
-register_array_type(ShapeDtypeStruct, lambda s: ShapedArray(tuple(s.shape), s.dtype, s.weak_type))
+def _aval_of(struct: ShapeDtypeStruct) -> ShapedArray:
+    aval = ShapedArray(struct.shape, struct.dtype, struct.weak_type)
+    sharding = struct.sharding
+    return sharding.typed(aval) if isinstance(sharding, NamedSharding) else aval
+
+
+register_array_type(ShapeDtypeStruct, _aval_of)
 
 
 def describe(aval: ShapedArray) -> ShapeDtypeStruct:
     """The user's view of an aval."""
-    return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+    return ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=aval.sharding, weak_type=aval.weak_type
+    )
 
 
 @record
@@ -196,7 +211,23 @@ class Compiled:
                 names = self.traced.signature.leaf_names(args, kwargs)
                 name = names[k] if len(names) == len(leaves) else f"number {k}"
                 raise ArgumentError(f"{what}: argument {name} is {seen}, compiled for {expected}")
+        self._check_layouts(what, leaves, args, kwargs)
         if True in self.traced.donated:
             names = partial(self.traced.signature.leaf_names, args, kwargs)
             check_donated(what, leaves, self.traced.donated, names, self.traced.jaxpr.jaxpr)
         return self.out_tree.unflatten(self.executable(leaves))
+
+    def _check_layouts(self, what: str, leaves: list[Any], args: Any, kwargs: Any) -> None:
+        """Raise if an array over a mesh is laid out otherwise than it was compiled for."""
+        if layouts_of(leaves) is None:
+            return
+        for k, (x, wanted) in enumerate(zip(leaves, self.executable.input_shardings, strict=True)):
+            if type(x) is not Array or x.shards is None or wanted is None:
+                continue
+            if not x.sharding.is_equivalent_to(wanted, x.ndim):
+                name = self.traced.signature.leaf_names(args, kwargs)[k]
+                raise ShardingError(
+                    f"{what}: argument {name} ({x.aval.short()}) is laid out by {x.sharding}, "
+                    f"compiled for {wanted}; nothing is moved silently. Pass "
+                    f"device_put({name}, compiled.input_shardings...), or lower for this layout"
+                )

@@ -133,7 +133,7 @@ def check_shard_map() -> None:
 
 def check_work_around_maps() -> None:
     """A jitted step with an update around its map: one program over all processes."""
-    mesh = spmd.make_mesh((N,), ("i",))
+    mesh = spmd.make_mesh((N,), ("i",), spmd.sharding.AxisType.Auto)
     rng = np.random.default_rng(0)
     w = rng.normal(size=(5, 3)).astype(np.float32)
     x = rng.normal(size=(N * 2, 5)).astype(np.float32)
