@@ -48,9 +48,11 @@ from spmd.lax.attention_blocks import Attention
 from spmd.lax.conv_dims import ConvDimensionNumbers, Windows
 from spmd.lax.dot import DimensionNumbers, Precision
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType, NamedAxes
+from spmd.sharding.named import NamedSharding
 from spmd.sharding.pmap import AutoAxis
 from spmd.sharding.shard_map_rules import mesh_axes, shard_map_p
-from spmd.sharding.spec import Mesh, PartitionSpec, all_devices
+from spmd.sharding.spec import Mesh, PartitionSpec, Unconstrained, all_devices
 
 # Params may hold these beside plain data. A file names them; nothing else can be made from one.
 ENUMS = {kind.__name__: kind for kind in (RoundingMethod, Precision, GatherScatterMode)}
@@ -83,18 +85,28 @@ def dtype_named(name: str) -> np.dtype:
 def encode_aval(aval: ShapedArray) -> dict[str, Any]:
     """`{"dtype": ..., "shape": [...]}`, and `"weak": true` for a Python number.
 
-    In the code of one device `"varies"` names the mesh axes over which the value differs.
+    In the code of one device `"varies"` names the mesh axes over which the value differs; `"lies"`
+    says what its type says of its layout.
     """
     node: dict[str, Any] = {"dtype": dtypes.long_name(aval.dtype), "shape": list(aval.shape)}
     if aval.vma:
         node["varies"] = sorted(aval.vma)
+    if aval.sharding is not None:
+        where = f"the type {aval.short()}"
+        node["lies"] = [
+            encode_param(aval.sharding.mesh, where),
+            encode_param(aval.sharding.spec, where),
+        ]
     return node | ({"weak": True} if aval.weak_type else {})
 
 
 def decode_aval(node: dict[str, Any]) -> ShapedArray:
     """The aval that was written."""
     vma = frozenset(node.get("varies", ()))
-    return ShapedArray(tuple(node["shape"]), dtype_named(node["dtype"]), "weak" in node, vma)
+    lies = [decode_param(part) for part in node.get("lies", ())]
+    sharding = NamedSharding(*lies) if lies else None
+    dtype = dtype_named(node["dtype"])
+    return ShapedArray(tuple(node["shape"]), dtype, "weak" in node, vma, sharding)
 
 
 def encode_array(x: Any) -> dict[str, Any]:
@@ -134,11 +146,13 @@ def encode_param(value: Any, where: str) -> Any:
             return {"number": encode_number(value)}
         case ClosedJaxpr():
             return {"jaxpr": encode_jaxpr(value)}
+        case Unconstrained():
+            return {"unconstrained": True}
         case PartitionSpec():
             return {"spec": [encode_param(e, where) for e in value]}
         case AutoAxis():
             return {"unnamed": _place_of(value)}
-        case Mesh():
+        case NamedAxes():
             return _encode_mesh(value, where)
         case tuple() if type(value) is tuple:
             return [encode_param(x, where) for x in value]
@@ -173,24 +187,31 @@ def _place_of(axis: AutoAxis) -> list[int]:
     return list(next(places))
 
 
-def _encode_mesh(mesh: Mesh, where: str) -> dict[str, Any]:
-    """A mesh by its axes and the positions of its devices."""
-    devices = all_devices()
-    return {
-        "mesh": [[encode_param(name, where), size] for name, size in mesh.shape.items()],
-        "devices": [devices.index(d) for d in mesh.flat_devices()],
-    }
+def _encode_mesh(mesh: NamedAxes, where: str) -> dict[str, Any]:
+    """A mesh by its axes, the types of those that are not Auto, and its devices' positions."""
+    axes = [[encode_param(name, where), size] for name, size in mesh.shape.items()]
+    node: dict[str, Any] = {"mesh": axes}
+    if not mesh.has_only(AxisType.Auto):
+        node["types"] = [kind.name for kind in mesh.axis_types]
+    if isinstance(mesh, Mesh):
+        devices = all_devices()
+        node["devices"] = [devices.index(d) for d in mesh.flat_devices()]
+    return node
 
 
-def _decode_mesh(node: dict[str, Any]) -> Mesh:
-    """The mesh of this program's devices at the positions that were written."""
+def _decode_mesh(node: dict[str, Any]) -> NamedAxes:
+    """The mesh of this program's devices at the positions that were written, or one without."""
+    types = [AxisType[name] for name in node["types"]] if "types" in node else None
+    names = [decode_param(name) for name, _ in node["mesh"]]
+    sizes = [size for _, size in node["mesh"]]
+    if "devices" not in node:
+        return AbstractMesh(sizes, names, types)
     devices, wanted = all_devices(), max(node["devices"]) + 1
     if len(devices) < wanted:
         raise too_few_devices("calling the exported function", wanted, len(devices))
     grid = np.empty(len(node["devices"]), object)
     grid[:] = [devices[k] for k in node["devices"]]
-    names = [decode_param(name) for name, _ in node["mesh"]]
-    return Mesh(grid.reshape([n for _, n in node["mesh"]]), names)
+    return Mesh(grid.reshape(sizes), names, types)
 
 
 def count_devices(document: Any) -> int:
@@ -225,6 +246,8 @@ def decode_param(node: Any) -> Any:
             return decode_number(node["number"])
         case "jaxpr":
             return decode_jaxpr(node["jaxpr"])
+        case "unconstrained":
+            return PartitionSpec.UNCONSTRAINED
         case "spec":
             return PartitionSpec(*(decode_param(e) for e in node["spec"]))
         case "unnamed":

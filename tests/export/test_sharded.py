@@ -158,3 +158,31 @@ def test_a_file_runs_over_the_devices_of_several_ranks(mpirun: Any, tmp_path: An
     done = mpirun(2, program, env={"SPMD_NUM_CPU_DEVICES": "2"}, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("all right") == 2
+
+
+@pytest.mark.parametrize("kind", [spmd.sharding.AxisType.Auto, spmd.sharding.AxisType.Explicit])
+def test_programs_with_layouts_are_written_with_them(kind):
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), kind)
+    sharding = spmd.NamedSharding(mesh, spmd.P("x", "y"))
+    x = spmd.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), sharding)
+
+    @spmd.jit
+    def f(x):
+        total = spmd.shard_map(
+            lambda x: spmd.lax.psum(x, "x"),
+            mesh=mesh,
+            in_specs=spmd.P("x"),
+            out_specs=spmd.P(),
+            axis_names={"x"},
+        )(x)
+        if kind is spmd.sharding.AxisType.Auto:
+            free = spmd.P(spmd.P.UNCONSTRAINED, "y")
+            return spmd.lax.with_sharding_constraint(total, spmd.NamedSharding(mesh, free))
+        return spmd.reshard(total, spmd.NamedSharding(mesh, spmd.P("y")))
+
+    written = spmd.export.export(f)(x).serialize()
+    found = spmd.export.deserialize(written).call(x)
+    want = f(x)
+    np.testing.assert_array_equal(found, want)
+    assert found.sharding == want.sharding
+    assert spmd.typeof(found) is spmd.typeof(want)

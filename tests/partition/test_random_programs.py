@@ -10,16 +10,19 @@ import pytest
 
 import spmd
 import spmd.numpy as snp
-from tests.partition.programs import auto_mesh, draw, draw_spec
+from spmd.errors import ShardingTypeError
+from spmd.sharding import AxisType
+from tests.partition.programs import draw, draw_spec
 
+AUTO = AxisType.Auto
 MESHES: Sequence[dict[str, int]] = ({"x": 2, "y": 2}, {"x": 4}, {"y": 2, "x": 2})
 
 
-def placed(seed: int, arguments: Sequence[np.ndarray]) -> list[Any]:
+def placed(seed: int, arguments: Sequence[np.ndarray], kind: AxisType = AUTO) -> list[Any]:
     """The arguments over a random mesh, each split by a random spec."""
     rng = np.random.default_rng(seed)
     axes = MESHES[rng.integers(len(MESHES))]
-    mesh = auto_mesh(tuple(axes.values()), tuple(axes))
+    mesh = spmd.make_mesh(tuple(axes.values()), tuple(axes), kind)
     specs = [draw_spec(rng, x.shape, axes) for x in arguments]
     return [
         spmd.device_put(x, spmd.NamedSharding(mesh, spec))
@@ -50,6 +53,41 @@ def test_values_and_gradients_are_those_of_one_device(seed: int):
 def test_op_by_op_is_as_under_jit(seed: int):
     program, arguments = draw(seed, steps=4)
     assert_same(program(*placed(seed, arguments)), spmd.jit(program)(*arguments))
+
+
+def explicit_programs_that_are_typed(seeds: range) -> int:
+    """How many programs have types; each is what it is on one device, gradients too."""
+    count = 0
+    for seed in seeds:
+        program, arguments = draw(seed, steps=5)
+        over_mesh = placed(seed, arguments, AxisType.Explicit)
+
+        def loss(*args: Any, program: Any = program) -> Any:
+            return sum(snp.cos(x).sum() / x.size for x in program(*args))
+
+        for f in (program, spmd.jit(program), spmd.jit(spmd.grad(loss, (0, 1, 2)))):
+            try:
+                found = f(*over_mesh)
+            except ShardingTypeError:
+                continue
+            count += 1
+            want = spmd.jit(program if f is program else f)(*arguments)
+            for one, other in zip(spmd.tree.leaves(found), spmd.tree.leaves(want), strict=True):
+                assert (one.shape, one.dtype) == (other.shape, other.dtype)
+                np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
+                if one.aval.sharding is not None:
+                    assert one.sharding.explicit_part(one.ndim) == one.aval.sharding
+    return count
+
+
+def test_explicit_programs_are_what_they_are_on_one_device_or_are_refused():
+    assert explicit_programs_that_are_typed(range(30)) > 20
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(3000, 4000, 100))
+def test_many_more_explicit_programs(first: int):
+    assert explicit_programs_that_are_typed(range(first, first + 100)) > 50
 
 
 @pytest.mark.nightly
