@@ -16,6 +16,7 @@ from spmd.base.errors import (
     DeviceError,
     DimensionError,
     DtypeError,
+    ExpectationError,
     GradError,
     IndexingError,
     IntegerRangeError,

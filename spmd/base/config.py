@@ -247,6 +247,11 @@ class Config:
         for name in PROGRAM_SETTINGS:
             self.on_update(name, listener)
 
+    def notify_program_update(self) -> None:
+        """Call the listeners of `on_program_update`: closures of calls are to be forgotten."""
+        for listener in self._listeners.get(PROGRAM_SETTINGS[0], []):
+            listener(None)
+
     @contextmanager
     def override(self, name: str, value: Any) -> Iterator[None]:
         """Set a value for the length of a `with` block."""

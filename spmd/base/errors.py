@@ -85,6 +85,10 @@ class ShardingTypeError(ShardingError):
     """Along an `Explicit` mesh axis, operands do not say how a result is to be laid out."""
 
 
+class ExpectationError(SpmdError, AssertionError):
+    """A program does not move what its test expects."""
+
+
 class DeviceError(SpmdError, RuntimeError, ValueError):
     """Too few devices, or values committed to devices that do not agree."""
 

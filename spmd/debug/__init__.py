@@ -28,6 +28,7 @@ from spmd.lax.callback import debug_callback as callback
 
 if TYPE_CHECKING:
     from spmd.debug.communication import Collective, Movement
+    from spmd.debug.expectation import CollectivesExpected
     from spmd.debug.explain import Explanation
     from spmd.debug.timing import Profile
 
@@ -37,6 +38,7 @@ __all__ = [
     "breakpoint",
     "callback",
     "collectives",
+    "expect_collectives",
     "here",
     "inspect_array_sharding",
     "loading",
@@ -53,6 +55,7 @@ __all__ = [
 
 # Not in `compile/lazy.py`: no module of the compiler names one of a higher floor.
 _communication = Deferred("spmd.debug.communication")
+_expectation = Deferred("spmd.debug.expectation")
 _explain = Deferred("spmd.debug.explain")
 _program = Deferred("spmd.debug.program")
 _timing = Deferred("spmd.debug.timing")
@@ -76,6 +79,27 @@ def collectives(fun: Callable[..., Any]) -> Callable[..., list[Collective]]:
         return _communication.collectives_of(_program.compile_call(fun, args, kwargs))
 
     return of
+
+
+def expect_collectives(at_most: int | str | None = None, **counts: int) -> CollectivesExpected:
+    """Expect that the calls in a `with` block run certain collectives, and no others.
+
+    `counts` are numbers by kind: all_reduce, all_gather, reduce_scatter, all_to_all, permute.
+    `at_most` is the most that each device may receive in all, in bytes or as text like "8 MB";
+    alone, it says nothing of kinds. A loop counts each of its iterations, but one that only run
+    time counts has one. The block's value has `collectives` and `received`, those that ran so far.
+
+    Raises `ExpectationError`, an `AssertionError`, at the end of the block if that is not so: it
+    names each collective with its line. Raises `ArgumentError` for an unknown kind or unit.
+
+    >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> x = spmd.device_put(np.ones((8, 8), np.float32), rows)
+    >>> with spmd.debug.expect_collectives(all_reduce=1, at_most="64 B") as moved:
+    ...     y = spmd.jit(lambda x: x.sum(0))(x)
+    >>> moved.received
+    48
+    """
+    return _expectation.CollectivesExpected(at_most, counts)
 
 
 def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Movement]:

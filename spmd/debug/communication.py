@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from spmd.base.record import record
@@ -59,16 +59,17 @@ def collectives_of(program: Program) -> list[Collective]:
     found = program.executable
     if not isinstance(found, MeshProgram):
         return []
-    return list(_walk(found.params["jaxpr"], found.core.mesh.shape, 1))
+    return list(walk(found.params["jaxpr"], found.core.mesh.shape, 1))
 
 
-def _walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
+def walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[Collective]:
+    """The collectives of a jaxpr, each of which runs so many times, over axes of these sizes."""
     for eqn in closed.eqns:
         if eqn.prim.name in KINDS:
             yield _collective(eqn, sizes, times)
         inside = times * int(eqn.params.get("length", 1)) if eqn.prim.name == "scan" else times
         for _, inner in subjaxprs(eqn.params):
-            yield from _walk(inner, sizes, inside)
+            yield from walk(inner, sizes, inside)
 
 
 def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
@@ -86,6 +87,18 @@ def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
     aval = eqn.invars[0].aval
     value = aval.update(vma=frozenset()).short()
     return Collective(kind, axes, n, value, times, received, eqn.source or UNKNOWN)
+
+
+def by_line(found: Sequence[Collective]) -> list[str]:
+    """The collectives below the lines that ask for them."""
+    lines, last = [], None
+    for c in found:
+        if c.source != last:
+            text = linecache.getline(c.source.file, c.source.line).strip()
+            lines.append(f"{c.source.short}  {text}".rstrip())
+            last = c.source
+        lines.append(f"  {c}")
+    return lines
 
 
 class Movement:
@@ -111,13 +124,7 @@ class Movement:
         for k, (sharding, aval) in enumerate(shardings):
             name = arguments[k] if k < len(arguments) else f"argument {k}"
             lines.append(f"  {name}: {_type(aval, sharding)}")
-        last = None
-        for c in self.collectives:
-            if c.source != last:
-                text = linecache.getline(c.source.file, c.source.line).strip()
-                lines.append(f"{c.source.short}  {text}".rstrip())
-                last = c.source
-            lines.append(f"  {c}")
+        lines += by_line(self.collectives)
         tree = self.program.traced.out_tree
         paths, _ = tree_flatten_with_path(tree.unflatten(range(tree.num_leaves)))
         results = zip(paths, found.output_shardings, found.out_avals, strict=True)

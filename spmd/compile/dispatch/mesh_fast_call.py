@@ -17,7 +17,7 @@ from spmd.base.tree import TreeDef
 from spmd.compile.dispatch import fast_call
 from spmd.compile.dispatch.argument_matcher import UnmatchedError
 from spmd.compile.dispatch.signature import Split
-from spmd.compile.executable.mesh_executable import MeshExecutable, mesh_executable
+from spmd.compile.executable.mesh_executable import MeshExecutable, listeners, mesh_executable
 from spmd.compile.executable.select import MeshProgram
 from spmd.compile.native.cpython import entry_point
 from spmd.core.aval import ShapedArray, typeof
@@ -29,7 +29,7 @@ from spmd.sharding.named import NamedSharding
 def specialise(call: MappedCall) -> Callable[..., Any] | None:
     """A closure `match(args, kwargs)` for calls like this one."""
     executable = mesh_executable(**call.params)
-    if config.debug_nans or config.debug_infs or executable.undecided is not None:
+    if config.debug_nans or config.debug_infs or executable.undecided is not None or listeners:
         return None
     if len(executable.in_avals) != len(call.leaves):
         return None

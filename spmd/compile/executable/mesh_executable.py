@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,11 @@ def mesh_executable(
     return entries[key]
 
 
+# Told of each map that is evaluated: its executable and parameters. There are closures for no call
+# while there are listeners.
+listeners: list[Callable[[MeshExecutable, dict[str, Any]], None]] = []
+
+
 def known_executables() -> list[MeshExecutable]:
     """All programs over a mesh that are in use."""
     return [made for entries in _known.values() for made in entries.values()]
@@ -81,6 +86,8 @@ def evaluate_map(
 ) -> list[Array]:
     """Run a `shard_map` equation on global arrays, looking for NaNs where that is asked for."""
     executable = executable or mesh_executable(**params)
+    for listener in listeners:
+        listener(executable, params)
     if not (config.debug_nans or config.debug_infs):
         return executable(operands, takes)
     outs = executable(operands)  # nothing is written over an operand: it may have to run again
