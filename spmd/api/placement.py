@@ -21,10 +21,13 @@ from spmd.base.tree import (
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.trace import Tracer, to_numpy
+from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
-from spmd.sharding.constraint import as_sharding, constrain
+from spmd.sharding.call_cache import is_evaluated
+from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
-from spmd.sharding.spec import PartitionSpec
+from spmd.sharding.operand_layouts import spec_over
+from spmd.sharding.spec import Mesh, PartitionSpec
 
 
 def device_put(
@@ -87,11 +90,38 @@ def _put(name: str, x: Any, place: Any) -> Any:
             return x
         aval = typeof(x)
         _check_placing(f"device_put: {name}", aval.shape, place)
+        moved = _moved(x, place)
+        if moved is not None:
+            return moved
         return shard_value(to_numpy(x), aval, place, process_index())
     raise ArgumentError(
         f"{current_source()}: device_put: device must be a Device, a Sharding, a "
         f"PartitionSpec or None, got {place!r}"
     )
+
+
+def _moved(x: Any, place: Sharding) -> Array | None:
+    """An array over a mesh laid out otherwise over the same devices; None where it must be whole.
+
+    A program of the mesh moves it, so that it may lie over processes.
+    """
+    now = x.sharding if type(x) is Array and x.shards is not None else None
+    if not isinstance(now, NamedSharding) or not isinstance(place, NamedSharding):
+        return None
+    spec = spec_over(now.mesh, place)
+    if spec is None or not is_evaluated():
+        return None
+    out = sharding_constraint_p.bind(_over_auto_axes(x, now), mesh=_auto(now.mesh), spec=spec)
+    return from_shards(x.aval, place, out.shards)
+
+
+def _over_auto_axes(x: Array, now: NamedSharding) -> Array:
+    """The same array over a mesh along which it can be laid out in any way."""
+    return from_shards(x.aval, NamedSharding(_auto(now.mesh), now.spec), x.shards or ())
+
+
+def _auto(mesh: Mesh) -> Mesh:
+    return mesh.update(axis_types=AxisType.Auto)
 
 
 def _traced(name: str, x: Tracer, place: Any) -> Tracer:

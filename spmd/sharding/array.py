@@ -445,12 +445,24 @@ def check_donated(
 
 
 def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: int) -> Array:
-    """Cut a whole NumPy value over a sharding; only the shards of process `mine` are made."""
+    """Cut a whole NumPy value over a sharding; only the shards of process `mine` are made.
+
+    Devices that hold the same part of it share one copy.
+    """
     if isinstance(sharding, NamedSharding):
         sharding.check(aval.shape, "device_put: x")
     shards = []
+    copies: dict[tuple[Any, ...], Array] = {}
+    part = aval.update(shape=sharding.shard_shape(aval.shape))
     for device, index in sharding.devices_indices_map(aval.shape).items():
-        if device.process_index == mine:
-            shard = np.ascontiguousarray(value[index]).reshape(sharding.shard_shape(aval.shape))
-            shards.append(from_numpy(shard, aval.update(shape=shard.shape), device))
+        if device.process_index != mine:
+            continue
+        place = tuple((s.start, s.stop) for s in index)
+        if place not in copies:
+            copies[place] = from_numpy(value[index], part, device)
+            shards.append(copies[place])
+        else:
+            shard = alias(copies[place])
+            shard._sharding = SingleDeviceSharding(device)
+            shards.append(shard)
     return from_shards(aval, sharding, shards)

@@ -177,16 +177,10 @@ def test_all_axes_of_a_map_are_manual(names: Any):
         np.testing.assert_array_equal(spmd.shard_map(lambda x: x * 2, **specs)(X), 2 * X)
 
 
-@pytest.mark.parametrize(
-    "names, text",
-    [
-        ({"i"}, "leaves mesh axis 'j' to the compiler"),
-        ({"i", "k"}, "'k', but the axes .* 'i', 'j'"),
-    ],
-)
-def test_other_axes_of_a_map_are_refused(names: Any, text: str):
+def test_other_axes_of_a_map_are_refused():
     mesh = spmd.make_mesh((2, 2), ("i", "j"))
-    specs = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": names}
+    specs = {"in_specs": P("i"), "out_specs": P("i"), "axis_names": {"i", "k"}}
+    text = r"'k', but the axes .* 'i', 'j'"
     with pytest.raises(ShardingError, match=text):
         spmd.shard_map(lambda x: x, mesh=mesh, **specs)
     with mesh, pytest.raises(ShardingError, match=text):

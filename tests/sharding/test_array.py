@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,30 @@ def test_layouts_do_not_depend_on_names():
         PmapSharding(spmd.devices()[:4], 1),
     ):
         assert rows.layout != other.layout
+
+
+@pytest.mark.parametrize("kind", list(spmd.sharding.AxisType)[:2], ids=str)
+@pytest.mark.parametrize("before, after", list(itertools.product(SPECS, SPECS)), ids=str)
+def test_arrays_over_a_mesh_are_laid_out_anew(kind: Any, before: P, after: P):
+    mesh = spmd.make_mesh((2, 2), ("a", "b"), kind)
+    renamed = spmd.make_mesh((2, 2), ("b", "a"), kind)
+    value = np.arange(64, dtype=np.int32).reshape(8, 8)
+    x = spmd.device_put(value, NamedSharding(mesh, before))
+    for place in (NamedSharding(mesh, after), NamedSharding(renamed, after)):
+        moved = spmd.device_put(x, place)
+        assert moved.sharding == place
+        assert moved.aval.sharding == place.explicit_part(2)
+        for shard in moved.addressable_shards:
+            np.testing.assert_array_equal(shard.data, value[shard.index])
+
+
+def test_devices_that_hold_the_same_share_one_copy():
+    value = np.arange(64, dtype=np.float32).reshape(8, 8)
+    x = spmd.device_put(value, sharding_of(P("a")))
+    shards = [np.asarray(shard.data) for shard in x.addressable_shards]
+    assert np.shares_memory(shards[0], shards[1]) and np.shares_memory(shards[2], shards[3])
+    assert not np.shares_memory(shards[0], shards[2])
+    assert [s.data.devices() for s in x.addressable_shards] == [{d} for d in spmd.devices()]
+    other = spmd.jit(lambda x: x + 1, donate_argnums=0)(spmd.device_put(x, sharding_of(P())))
+    np.testing.assert_array_equal(other, value + 1)
+    np.testing.assert_array_equal(x, value)

@@ -26,6 +26,8 @@ def main() -> None:
         check(snp.sin(x).sum(0), np.sin(X).sum(0), "a sum op by op")
         check(spmd.reshard(x, P("y", "x")), X, "resharded op by op")
         check(spmd.reshard(x, P()), X, "whole op by op")
+        for spec in (P("y", "x"), P(None, "x"), P(("x", "y")), P()):
+            check(spmd.device_put(x, spec), X, f"device_put to {spec}")
 
         def product(x: Any, w: Any) -> Any:
             return snp.matmul(x, w, out_sharding=P("x", None))
