@@ -51,7 +51,19 @@ def result_avals(
     given = [a.strip_sharding() for a in avals] if typed else avals
     out = rule(*given, **params)
     outs = list(out) if prim.multiple else [out]
-    return hooks.results(prim, avals, outs, params) if typed else outs
+    return typed_results(prim, avals, outs, params) if typed else outs
+
+
+def typed_results(
+    prim: Primitive,
+    avals: Sequence[ShapedArray],
+    outs: Sequence[ShapedArray],
+    params: dict[str, Any],
+) -> list[ShapedArray]:
+    """The avals of results with the shardings that those of the operands give them."""
+    if all(a.sharding is None for a in avals):
+        return list(outs)
+    return hooks.results(prim, avals, outs, params)
 
 
 def to_auto(x: Any) -> Any:

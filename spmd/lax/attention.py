@@ -21,6 +21,7 @@ from spmd.base.util import split_list
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
 from spmd.core.call import impl_jaxpr
+from spmd.core.explicit import typed_results
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import instantiate, jvp_flat
 from spmd.core.primitive import Linear, Primitive, Refused, Zero
@@ -68,7 +69,8 @@ def bind_attention(prim: Primitive, *operands: Any, spec: Attention) -> Any:
     # All vary over the mesh axes that any varies over; the casts' transposes add cotangents up.
     axes = frozenset().union(*(typeof(x).vma for x in operands))
     operands = tuple(cast_to_vma(x, axes, typeof(x).vma) for x in operands)
-    jaxpr = _program(prim.name, spec, tuple(typeof(x).strip_weak() for x in operands))
+    avals = tuple(typeof(x).strip_weak().strip_sharding() for x in operands)
+    jaxpr = _program(prim.name, spec, avals)
     return prim.bind(*operands, spec=spec, jaxpr=jaxpr)
 
 
@@ -222,14 +224,13 @@ def _transpose(cts: Any, *operands: Any, spec: Attention, jaxpr: ClosedJaxpr) ->
     return [*[None] * 6, *wanted, *[None] * len(extras)]
 
 
-def _results(*avals: ShapedArray, spec: Attention, jaxpr: ClosedJaxpr) -> list[ShapedArray]:
-    return jaxpr.out_avals
-
-
 def _primitive(name: str, formula: Callable[..., Any], jvp: Any, transpose: Any) -> Primitive:
-    return Primitive(
+    def results(*avals: ShapedArray, spec: Attention, jaxpr: ClosedJaxpr) -> list[ShapedArray]:
+        return typed_results(prim, avals, jaxpr.out_avals, {})
+
+    prim = Primitive(
         name,
-        abstract=_results,
+        abstract=results,
         impl=lambda xp, *operands, spec, jaxpr: impl_jaxpr(
             xp, _formula_program(formula, spec, tuple(map(typeof, operands))), *operands
         ),
@@ -241,6 +242,7 @@ def _primitive(name: str, formula: Callable[..., Any], jvp: Any, transpose: Any)
         vma="given",
         expand=lambda params: params["jaxpr"],
     )
+    return prim
 
 
 @lru_cache(maxsize=256)

@@ -32,16 +32,18 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
     """
     what = f"{current_source()}: {name}"
     maps = [frame.name for frame in state.axes if frame.kind != "vmap"]
-    if maps:
+    named = [a for a in sharding.spec.all_axes() if a in maps]
+    if named or set(sharding.mesh.axis_names) <= {*maps} != set():
         raise ShardingError(
-            f"{what}: inside a map over axis {maps[0]!r} a value is one device's shard already and "
-            "cannot be laid out by a sharding. Lay the global array out, outside of the map"
+            f"{what}: inside a map over axis {(named or maps)[0]!r} a value is one device's shard "
+            "already and cannot be laid out by a sharding. Lay the global array out, outside of "
+            "the map"
         )
     aval = typeof(x)
     sharding.check(aval.shape, what)
     explicit = sharding.explicit_part(aval.ndim)
     if explicit is not None:
-        if asserts and aval.sharding is not None and aval.sharding != explicit:
+        if asserts and aval.sharding is not None and aval.sharding.spec != explicit.spec:
             raise ShardingTypeError(
                 f"{what}: the type is {aval.short()}, and the constraint says {sharding.spec}; "
                 "along Explicit axes a constraint moves nothing, it checks. Use reshard"

@@ -220,10 +220,7 @@ def _call(
     _check_devices(what, names, flat, mesh)
     avals = [typeof(x) for x in flat]
     if in_specs is Infer:
-        specs = [
-            _inferred_spec(what, name, a, mesh, manual)
-            for name, a in zip(names, avals, strict=True)
-        ]
+        specs = [_inferred_spec(what, aval, mesh, manual) for aval in avals]
     else:
         specs = _flat_in_specs(what, f, in_specs, args)
     for name, aval, spec in zip(names, avals, specs, strict=True):
@@ -382,9 +379,7 @@ def _check_manual(what: str, spec: PartitionSpec, manual: Manual) -> None:
             )
 
 
-def _inferred_spec(
-    what: str, name: str, aval: ShapedArray, mesh: Mesh, manual: Manual
-) -> PartitionSpec:
+def _inferred_spec(what: str, aval: ShapedArray, mesh: Mesh, manual: Manual) -> PartitionSpec:
     """The spec of an argument, from its type."""
     if AxisType.Explicit not in mesh.axis_types:
         raise ShardingError(

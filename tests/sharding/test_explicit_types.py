@@ -274,3 +274,23 @@ def test_axes_that_the_compiler_decides_about_cannot_be_resharded():
     mesh = spmd.make_mesh((4,), ("x",), (AxisType.Auto,))
     with pytest.raises(spmd.errors.ShardingError, match=r"Auto axis 'x'.*with_sharding_constraint"):
         reshard(np.ones(4, np.float32), NamedSharding(mesh, P("x")))
+
+
+@pytest.mark.parametrize("spec", [("x", None, "y"), ("x",), (("x", "y"),)], ids=str)
+def test_attention_keeps_batch_and_heads_split(spec: Any):
+    values = np.random.default_rng(0).standard_normal((4, 8, 4, 16)).astype(np.float32)
+
+    def attend(q: Any) -> Any:
+        return nn.dot_product_attention(q, q * 0.5, q + 1, is_causal=True)
+
+    with spmd.set_mesh(explicit_mesh(2, 2)):
+        q = spmd.device_put(values, P(*spec))
+        out = spmd.jit(attend)(q)
+        slope = spmd.jit(spmd.grad(lambda q: (attend(q) ** 2).sum()))(q)
+        assert spmd.typeof(out) is spmd.typeof(q) is spmd.typeof(slope)
+        assert not spmd.debug.collectives(spmd.jit(attend))(q)
+        with pytest.raises(ShardingTypeError, match="batch and heads"):
+            attend(spmd.device_put(values, P(None, None, None, "x")))
+    np.testing.assert_allclose(out, spmd.jit(attend)(values), 1e-4, 1e-5)
+    want = spmd.jit(spmd.grad(lambda q: (attend(q) ** 2).sum()))(values)
+    np.testing.assert_allclose(slope, want, 1e-3, 1e-4)

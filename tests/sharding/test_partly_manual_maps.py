@@ -225,3 +225,26 @@ def test_smap_takes_dims_for_specs():
         x = spmd.device_put(X, P("x", "y"))
         out = spmd.smap(lambda x: x + 1, out_axes=0, axis_name="x")(x)
         assert spmd.typeof(out).short() == "f32[8@x,4@y]"
+
+
+def test_constraints_inside_lay_out_along_the_other_axis():
+    mesh = mesh_of(AUTO, AUTO)
+
+    def f(x: Any) -> Any:
+        h = lax.with_sharding_constraint(snp.sin(x), NamedSharding(mesh, P(None, "y")))
+        return h * 2
+
+    g = spmd.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+    out = spmd.jit(g)(put(X, mesh, "x"))
+    np.testing.assert_allclose(out, np.sin(X) * 2, 1e-6, 1e-6)
+    assert out.sharding.spec == P("x", "y")
+    for names, spec in (({"x"}, P("x")), ({"x", "y"}, P())):
+        wrong = NamedSharding(mesh, spec)
+        with pytest.raises(ShardingError, match="one device's shard already"):
+            spmd.shard_map(
+                lambda x, wrong=wrong: lax.with_sharding_constraint(x, wrong),
+                mesh=mesh,
+                in_specs=P("x"),
+                out_specs=P("x"),
+                axis_names=names,
+            )(X)
