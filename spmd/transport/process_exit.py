@@ -38,9 +38,9 @@ INTERRUPTED = 130
 
 
 def _moment(seconds: float) -> float:
-    """A moment as it is on this machine, now."""
+    """A moment as it is on this machine, now; spmdrun has a measure of its own."""
     is_crowded = os.getloadavg()[0] > (os.cpu_count() or 1)
-    return seconds * PATIENCE_UNDER_LOAD if is_crowded else seconds
+    return seconds * PATIENCE_UNDER_LOAD if is_crowded and not is_supervised() else seconds
 
 
 class ExitHooks:
