@@ -31,9 +31,14 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
     Along `Explicit` axes it is moved; if the caller `asserts` it must be laid out so already.
     """
     what = f"{current_source()}: {name}"
-    maps = [frame.name for frame in state.axes if frame.kind != "vmap"]
+    frames = [frame for frame in state.axes if frame.kind != "vmap"]
+    maps = [frame.name for frame in frames]
     named = [a for a in sharding.spec.all_axes() if a in maps]
-    if named or set(sharding.mesh.axis_names) <= {*maps} != set():
+    # A map along some axes of the same mesh leaves the others to the compiler.
+    is_partly_manual = all(frame.kind == "manual" for frame in frames) and (
+        set(maps) < set(sharding.mesh.axis_names)
+    )
+    if maps and (named or not is_partly_manual):
         raise ShardingError(
             f"{what}: inside a map over axis {(named or maps)[0]!r} a value is one device's shard "
             "already and cannot be laid out by a sharding. Lay the global array out, outside of "
