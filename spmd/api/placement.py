@@ -21,13 +21,13 @@ from spmd.base.tree import (
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.trace import Tracer, to_numpy
-from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import as_sharding, constrain, sharding_constraint_p
+from spmd.sharding.explicit_layouts import to_auto_p
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding
 from spmd.sharding.operand_layouts import spec_over
-from spmd.sharding.spec import Mesh, PartitionSpec
+from spmd.sharding.spec import PartitionSpec
 
 
 def device_put(
@@ -111,17 +111,9 @@ def _moved(x: Any, place: Sharding) -> Array | None:
     spec = spec_over(now.mesh, place)
     if spec is None or not is_evaluated():
         return None
-    out = sharding_constraint_p.bind(_over_auto_axes(x, now), mesh=_auto(now.mesh), spec=spec)
+    free = to_auto_p.bind(x, axes=None)  # along automatic axes a constraint moves
+    out = sharding_constraint_p.bind(free, mesh=free.sharding.mesh, spec=spec)
     return from_shards(x.aval, place, out.shards)
-
-
-def _over_auto_axes(x: Array, now: NamedSharding) -> Array:
-    """The same array over a mesh along which it can be laid out in any way."""
-    return from_shards(x.aval, NamedSharding(_auto(now.mesh), now.spec), x.shards or ())
-
-
-def _auto(mesh: Mesh) -> Mesh:
-    return mesh.update(axis_types=AxisType.Auto)
 
 
 def _traced(name: str, x: Tracer, place: Any) -> Tracer:

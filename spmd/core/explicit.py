@@ -37,19 +37,12 @@ hooks = ExplicitHooks()
 
 
 def result_avals(
-    prim: Primitive,
-    avals: Sequence[ShapedArray],
-    params: dict[str, Any],
-    abstract: Callable[..., Any] | None = None,
+    prim: Primitive, avals: Sequence[ShapedArray], params: dict[str, Any]
 ) -> list[ShapedArray]:
-    """The avals of a primitive's results; their `vma` is not filled in.
-
-    `abstract` is its abstract rule, by default the one that it has.
-    """
-    rule = abstract or prim.rule("abstract")
+    """The avals of a primitive's results; their `vma` is not filled in."""
     typed = prim.vma != "given" and any(a.sharding is not None for a in avals)
     given = [a.strip_sharding() for a in avals] if typed else avals
-    out = rule(*given, **params)
+    out = prim.rule("abstract")(*given, **params)
     outs = list(out) if prim.multiple else [out]
     return typed_results(prim, avals, outs, params) if typed else outs
 
@@ -71,6 +64,11 @@ def to_auto(x: Any) -> Any:
     return x if typeof(x).sharding is None else hooks.to_auto(x)
 
 
+def to_auto_if_array(x: Any) -> Any:
+    """The same for an array or a tracer; anything else as it is."""
+    return to_auto(x) if hasattr(x, "aval") else x
+
+
 def match_sharding(x: Any, aval: ShapedArray) -> Any:
     """`x` laid out as the type of another value of its shape says."""
     have, want = typeof(x).sharding, aval.sharding
@@ -81,8 +79,6 @@ def match_sharding(x: Any, aval: ShapedArray) -> Any:
 
 def laid_out(out_sharding: Any, f: Callable[..., Any], *operands: Any) -> Any:
     """`f(*operands)` laid out as `out_sharding` says, whatever the layouts of the operands."""
-    if out_sharding is None:
-        return f(*operands)
     return hooks.reshard(f(*map(to_auto, operands)), out_sharding)
 
 
@@ -128,7 +124,7 @@ def lays_out_result(f: Function) -> Function:
     def call(*args: Any, out_sharding: Any = None, **kwargs: Any) -> Any:
         if out_sharding is None:
             return f(*args, **kwargs)
-        given = [to_auto(x) if hasattr(x, "aval") else x for x in args]
+        given = map(to_auto_if_array, args)
         return hooks.reshard(f(*given, **kwargs), out_sharding)
 
     return call  # type: ignore[return-value]

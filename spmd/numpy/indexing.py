@@ -18,7 +18,7 @@ from spmd.base.errors import ArgumentError, ShapeError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import tree_map
 from spmd.core.aval import ShapedArray, is_arraylike, typeof
-from spmd.core.explicit import hooks, to_auto
+from spmd.core.explicit import hooks, to_auto, to_auto_if_array
 from spmd.numpy.index_expr import IndexExpr, Point, Span, is_mask, parse_index
 from spmd.numpy.index_plan import GatherPlan, Region, plan_gather, static_region
 from spmd.numpy.promotion import (
@@ -192,7 +192,7 @@ class IndexUpdateRef:
 
     def _untyped(self) -> IndexUpdateRef:
         """The same where the compiler decides how values are laid out."""
-        return IndexUpdateRef(to_auto(self.array), tree_map(_untyped, self.index))
+        return IndexUpdateRef(to_auto(self.array), tree_map(to_auto_if_array, self.index))
 
     def set(self, values: Any, **how: Any) -> Any:
         """`x[index] = values`; of several values for one element the last stays.
@@ -286,7 +286,7 @@ def _update(
 ) -> Any:
     out_sharding = how.pop("out_sharding", None)
     if out_sharding is not None:
-        ref, values = ref._untyped(), _untyped(values)
+        ref, values = ref._untyped(), to_auto_if_array(values)
     x = as_array(ref.array)
     if not is_arraylike(values):
         raise ArgumentError(
@@ -298,11 +298,6 @@ def _update(
     out = _updated(work, ref.index, name, values, scatter, combine, how)
     out = lax.convert_element_type(out, aval.dtype, aval.weak_type)
     return out if out_sharding is None else hooks.reshard(out, out_sharding)
-
-
-def _untyped(x: Any) -> Any:
-    """An array whose layout is left to the compiler; anything else as it is."""
-    return to_auto(x) if hasattr(x, "aval") else x
 
 
 def _fitting(values: Any, dtype: np.dtype) -> Any:

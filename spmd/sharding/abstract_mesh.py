@@ -87,6 +87,13 @@ class NamedAxes:
         """Whether all axes are of one type."""
         return all(t is kind for t in self.axis_types)
 
+    def types_with(self, kind: AxisType, names: Sequence[Any] | None = None) -> list[AxisType]:
+        """The types of the axes if some, or all, are of another kind; `Manual` ones stay."""
+        return [
+            kind if (names is None or name in names) and old is not AxisType.Manual else old
+            for name, old in zip(self.axis_names, self.axis_types, strict=True)
+        ]
+
     def _shown(self) -> str:
         """The axes as `repr` shows them; types only where one is not the default."""
         axes = [f"{name!r}: {size}" for name, size in self.shape.items()]

@@ -235,11 +235,7 @@ def _with_type(what: str, mesh: Any, axes: Any, kind: AxisType) -> Any:
         if axis not in mesh.axis_names:
             known = ", ".join(map(repr, mesh.axis_names))
             raise ShardingError(f"{what}: axes names {axis!r}, but the mesh has {known}")
-    types = [
-        kind if name in names and old is not AxisType.Manual else old
-        for name, old in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
-    return mesh.update(axis_types=types)
+    return mesh.update(axis_types=mesh.types_with(kind, names))
 
 
 def _over(mesh: NamedAxes, place: Any) -> Any:
@@ -296,10 +292,7 @@ def _auto_abstract(x: ShapedArray, *, axes: tuple[Any, ...] | None) -> ShapedArr
     if axes is None or x.sharding is None:
         return x.update(sharding=None)
     mesh = x.sharding.mesh
-    types = [
-        AxisType.Auto if name in axes else kind
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
+    types = mesh.types_with(AxisType.Auto, axes)
     left = NamedSharding(mesh.update(axis_types=types), x.sharding.spec)
     return x.update(sharding=left.explicit_part(x.ndim))
 

@@ -122,11 +122,7 @@ def get_abstract_mesh() -> AbstractMesh:
         return mesh
     if not mapped.keys() <= set(mesh.axis_names):  # a map over a mesh of its own
         return AbstractMesh(mapped.values(), mapped.keys(), [AxisType.Manual] * len(mapped))
-    types = [
-        AxisType.Manual if name in mapped else kind
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
-    return mesh.update(axis_types=types)
+    return mesh.update(axis_types=mesh.types_with(AxisType.Manual, tuple(mapped)))
 
 
 def _abstract_mesh_in_scope() -> AbstractMesh:

@@ -191,7 +191,7 @@ class NamedSharding(Sharding):
         self._explicit: dict[int, NamedSharding | None] = {}
 
     def explicit_part(self, ndim: int) -> NamedSharding | None:
-        """What the type of an array of `ndim` dims says: the axes that are `Explicit`, or None.
+        """The sharding along `Explicit` axes, as types of arrays of `ndim` dims have it, or None.
 
         It is over the abstract mesh, and its spec has an entry for each dim.
         """

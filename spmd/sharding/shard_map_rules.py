@@ -68,11 +68,7 @@ def piece_aval(
 
 def _mesh_inside(mesh: AbstractMesh, manual: tuple[Any, ...]) -> AbstractMesh:
     """A mesh some axes of which are manual."""
-    types = [
-        AxisType.Manual if name in manual else kind
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
-    return mesh.update(axis_types=types)
+    return mesh.update(axis_types=mesh.types_with(AxisType.Manual, manual))
 
 
 def whole_aval(

@@ -42,7 +42,7 @@ class Programs:
 
 @contextmanager
 def programs_over(*sizes: int) -> Iterator[Programs]:
-    """What evaluates programs over a mesh of these sizes."""
+    """A `Programs` of operands over a mesh of these sizes."""
     mesh = explicit_mesh(*sizes)
     with spmd.set_mesh(mesh):
         yield Programs(operands(spmd, snp, mesh, spmd.sharding))
@@ -84,7 +84,7 @@ def test_a_jitted_program_has_the_same_types_and_values(
     outs = spmd.jit(lambda arrays: on_four(program, **arrays))(on_four.arrays)
     for out, value in zip(outs, values_on_one[program], strict=True):
         np.testing.assert_allclose(np.asarray(out), value, 1e-5, 1e-5)
-    # What no operand has to do with is on one device, or, as results of a program, on all.
+    # A result that depends on no operand is on one device, or, of a program, on all.
     assert types_of(outs).replace(" ", "") == TYPED[program].replace(" ", "")
 
 

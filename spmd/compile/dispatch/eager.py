@@ -71,7 +71,7 @@ SIZE_GENERIC = frozenset(
 # Each call may bring a function of its own, which would be kept alive for ever.
 NEVER_KEPT = frozenset({"pure_callback", "io_callback", "debug_callback"})
 
-# What lays a value out, and computes nothing.
+# These primitives lay a value out, and compute nothing.
 _LAYOUTS = frozenset({"sharding_constraint", "reshard", "to_auto"})
 
 # Loops, and maps over some axes of a mesh, are compiled whole; the jaxpr in this parameter keeps
@@ -194,10 +194,7 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
 def _auto_alias(x: Any, now: NamedSharding, axes: tuple[Any, ...] | None) -> Array:
     """The same array over a mesh some axes of which, or all, are `Auto`."""
     mesh = now.mesh
-    types = [
-        AxisType.Auto if axes is None or name in axes else kind
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-    ]
+    types = mesh.types_with(AxisType.Auto, axes)
     sharding = NamedSharding(mesh.update(axis_types=types), now.spec)
     return from_shards(x.aval, sharding, [alias(s) for s in x.shards])
 
