@@ -11,6 +11,7 @@ from spmd.base.tree import tree_map
 from spmd.collectives.groups import NO_IMPL, NOT_PARTITIONED, names_of
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import axis_frame, size_of, vma_hooks
+from spmd.core.explicit import hooks
 from spmd.core.primitive import Primitive, Refused, linear
 from spmd.core.trace import unchanged
 from spmd.lax.arithmetic import add, mul
@@ -80,18 +81,25 @@ axis_index_p = Primitive(
 
 
 def pcast(x: Any, axis_name: Any, *, to: str) -> Any:
-    """Let a value count as one that varies over an axis: `pvary` under JAX's newer name.
+    """Change what the type of a value says of an axis; no data moves.
 
-    `x` keeps its shape and dtype, and `axis_name` is that of `pvary`. `to` must be "varying": no
-    other cast is possible without moving data. Raises `ArgumentError` for any other `to`, and
-    `AxisError` if the axis is not in scope.
+    `x` keeps its shape and dtype, and `axis_name` is that of `pvary`. `to="varying"` is `pvary`.
+    Inside of a `shard_map` with types, `to="unreduced"` makes what each device has of a varying
+    value its term of a sum, which is the new value, and `to="reduced"` makes the cotangents of an
+    unvarying value unreduced. Raises `ArgumentError` for any other `to` or a value of another
+    state, and `AxisError` if the axis is not in scope.
 
     >>> f = lambda x: lax.pcast(x, "i", to="varying")
     >>> spmd.pmap(f, axis_name="i")(np.arange(4))
     Array([0, 1, 2, 3], dtype=int32)
     """
+    if to in ("unreduced", "reduced"):
+        return hooks.pcast(x, axis_name, to)
     if to != "varying":
-        raise ArgumentError(f"pcast: to={to!r} must be 'varying'; psum makes a value unvarying")
+        raise ArgumentError(
+            f"pcast: to={to!r} must be 'varying', 'unreduced' or 'reduced'; psum makes a value "
+            "unvarying"
+        )
     return pvary(x, axis_name)
 
 
@@ -119,8 +127,11 @@ def pvary(x: Any, axis_name: Any) -> Any:
 
 
 def _pvary_transpose(ct: Any, x: Any, *, axes: Any) -> Any:
-    # A jaxpr evaluated again on values that vary already has casts that change nothing.
-    new = tuple(a for a in axes if a not in x.aval.vma)
+    # A jaxpr evaluated again on values that vary already has casts that change nothing. Cotangents
+    # of a reduced value stay terms of a sum.
+    sharding = x.aval.sharding
+    reduced = () if sharding is None else sharding.manual_sets()[1]
+    new = tuple(a for a in axes if a not in x.aval.vma and a not in reduced)
     return [vma_hooks.total(ct, new) if new else ct]
 
 
@@ -134,6 +145,32 @@ pvary_p = Primitive(
     dims=NOT_PARTITIONED,
     vma=lambda avals, params: avals[0].vma | frozenset(params["axes"]),
     members=lambda operands, **_: operands,
+)
+
+
+# ---- pcast -------------------------------------------------------------------------------------
+
+
+def _pcast_transpose(ct: Any, x: Any, *, axes: Any, to: str, mesh: Any) -> Any:
+    have = typeof(ct).vma
+    if to == "unreduced":  # the cotangent is that of each term
+        missing = tuple(a for a in axes if a not in have)
+        return [pvary_p.bind(ct, axes=missing) if missing else ct]
+    varying = tuple(a for a in axes if a in have)
+    return [vma_hooks.total(ct, varying) if to == "reduced" and varying else ct]
+
+
+# Between the states of types along manual axes: `to` is "unreduced", "reduced" or, where neither
+# matters any more, "plain". `mesh` has the manual axes of the type that is made.
+pcast_p = Primitive(
+    "pcast",
+    abstract=lambda x, *, axes, to, mesh: hooks.cast_aval(x, axes, to, mesh),
+    impl=lambda xp, x, *, axes, to, mesh: x,
+    jvp=linear,
+    transpose=_pcast_transpose,
+    batch=lambda axis, operands, at, **params: (pcast_p.bind(operands[0], **params), at[0]),
+    dims=NOT_PARTITIONED,
+    vma="given",
 )
 
 

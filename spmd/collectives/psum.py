@@ -188,11 +188,15 @@ def _members(ufunc: Any, wide: bool) -> Callable[..., list[Any]]:
 
 
 def _psum_transpose(ct: Any, x: Any, *, axes: Any, groups: Groups | None) -> Any:
-    typed = tuple(a for a in axes if a in x.aval.vma)
-    if groups is None and typed:
+    known = tuple(a for a in axes if a in x.aval.vma)
+    if groups is None and known:
         # In shard_map types tell that ct is equal on all devices: its share of each is ct itself.
-        back = vma_hooks.cast(ct, typed)
-        rest = tuple(a for a in axes if a not in typed)
+        # That of a sum whose terms the type speaks of is the cotangent of the sum.
+        sharding = x.aval.sharding
+        terms = () if sharding is None else sharding.manual_sets()[0]
+        typed = tuple(a for a in known if a not in terms)
+        back = vma_hooks.cast(ct, typed) if typed else ct
+        rest = tuple(a for a in axes if a not in known)
         return [psum_p.bind(back, axes=rest, groups=None) if rest else back]
     return [psum_p.bind(ct, axes=axes, groups=groups)]
 

@@ -109,12 +109,24 @@ class ShapedArray:
             self._tangent = found
         return found
 
+    def cotangent(self) -> ShapedArray:
+        """The aval of this value's cotangents, of which the dtype is not changed."""
+        if self.sharding is None:
+            return self
+        unreduced, reduced = self.sharding.manual_sets()
+        vma = (self.vma - unreduced) | reduced
+        return self.update(vma=vma, sharding=self.sharding.cotangent())
+
     @property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
     def short(self) -> str:
-        """`f32[3,4]`, as jaxprs print it; `f32[3]{i}` varies over axis i, `f32[3@i]` is split."""
+        """`f32[3,4]`, as jaxprs print it.
+
+        `f32[3]{V:i}` varies over axis i and `f32[3@i]` is split over it; `{U:i}` is unreduced and
+        `{R:i}` reduced.
+        """
         return f"{dtypes.short_name(self.dtype)}{self._dims()}"
 
     def __str__(self) -> str:
@@ -124,8 +136,13 @@ class ShapedArray:
     def _dims(self) -> str:
         entries = self.sharding.spec if self.sharding is not None else (None,) * self.ndim
         dims = ",".join(map(_dim_text, self.shape, entries))
-        vma = "{" + ",".join(sorted(map(str, self.vma))) + "}" if self.vma else ""
-        return f"[{dims}]{vma}"
+        sets: list[tuple[str, Any]] = [("V", self.vma)]
+        if self.sharding is not None:
+            spec = self.sharding.spec
+            varying = self.vma - self.sharding.manual_sets()[0]
+            sets = [("V", varying), ("U", spec.unreduced), ("R", spec.reduced)]
+        texts = [f"{letter}:{_axes_text(axes)}" for letter, axes in sets if axes]
+        return f"[{dims}]{{{', '.join(texts)}}}" if texts else f"[{dims}]"
 
     def __repr__(self) -> str:
         return f"ShapedArray({self})"
@@ -137,6 +154,11 @@ def _dim_text(size: int, entry: Any) -> str:
         return str(size)
     axes = f"({','.join(map(str, entry))})" if isinstance(entry, tuple) else str(entry)
     return f"{size}@{axes}"
+
+
+def _axes_text(axes: Any) -> str:
+    names = sorted(map(str, axes))
+    return names[0] if len(names) == 1 else f"({','.join(names)})"
 
 
 # ---- from values to avals ----------------------------------------------------------------------

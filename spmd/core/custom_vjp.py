@@ -318,7 +318,8 @@ def _custom_lin_transpose(
 
 def match_vma(ct: Any, aval: ShapedArray) -> Any:
     """A cotangent that varies where its argument does not is summed over those axes."""
-    extra = tuple(sorted(typeof(ct).vma - aval.vma, key=str))
+    reduced = frozenset() if aval.sharding is None else aval.sharding.manual_sets()[1]
+    extra = tuple(sorted(typeof(ct).vma - aval.vma - reduced, key=str))
     return vma_hooks.total(ct, extra) if extra else cast_to_vma(ct, aval.vma, typeof(ct).vma)
 
 

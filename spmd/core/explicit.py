@@ -11,8 +11,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import NO_AXES, ShapedArray, typeof
 from spmd.core.primitive import Primitive
+from spmd.core.trace import Tracer
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -22,13 +23,19 @@ class ExplicitHooks:
 
     `results` gives the avals of an equation's results, from those of its operands, which have
     shardings, and those that the results have without. `reshard` lays a value out by a sharding, or
-    by what its user gave as one; `to_auto` leaves its layout to the compiler. `without_dim` and
-    `with_dim` give the sharding of a value that has lost or got a dim.
+    by what its user gave as one; `to_auto` leaves its layout to the compiler. `laid_out` calls a
+    function with positional and named arguments and lays the result out. `match` gives a value the
+    sharding of another's type. `without_dim` and `with_dim` give the sharding of a value that has
+    lost or got a dim. `pcast` is that of `lax`, and `cast_aval` the type that such a cast makes.
     """
 
     results: Callable[[Primitive, Sequence[Any], Sequence[Any], dict[str, Any]], list[ShapedArray]]
     reshard: Callable[[Any, Any], Any]
     to_auto: Callable[[Any], Any]
+    laid_out: Callable[[Callable[..., Any], Sequence[Any], dict[str, Any], Any], Any]
+    match: Callable[[Any, Any], Any]
+    pcast: Callable[[Any, Any, str], Any]
+    cast_aval: Callable[[ShapedArray, Any, str, Any], ShapedArray]
     without_dim: Callable[[Any, int], Any]
     with_dim: Callable[[Any, int, Any], Any]
 
@@ -59,6 +66,29 @@ def typed_results(
     return hooks.results(prim, avals, outs, params)
 
 
+def align_sums(
+    axes: frozenset[Any], operands: Sequence[Any], avals: Sequence[ShapedArray]
+) -> tuple[frozenset[Any], Sequence[Any]]:
+    """The manual axes over which operands have to vary, and operands cast to be reduced alike.
+
+    Beside terms of a sum the other operands stay as they are. Where one operand is reduced, the
+    cotangents of those that are equal on all devices are unreduced until the cast's transpose.
+    """
+    sets = [(NO_AXES, NO_AXES) if a.sharding is None else a.sharding.manual_sets() for a in avals]
+    terms = NO_AXES.union(*(unreduced for unreduced, _ in sets))
+    reduced = NO_AXES.union(*(own for _, own in sets)) - axes
+    if not reduced:
+        return axes - terms, operands
+    mesh = next(a.sharding.mesh for a, (_, own) in zip(avals, sets, strict=True) if own)
+    aligned = []
+    for x, aval, (_, own) in zip(operands, avals, sets, strict=True):
+        missing = tuple(sorted(reduced - own, key=repr))
+        if missing and isinstance(x, Tracer):
+            x = hooks.match(x, hooks.cast_aval(aval, missing, "reduced", mesh).sharding)
+        aligned.append(x)
+    return axes - terms, aligned
+
+
 def to_auto(x: Any) -> Any:
     """`x`, whose layout is left to the compiler from here on."""
     return x if typeof(x).sharding is None else hooks.to_auto(x)
@@ -74,12 +104,12 @@ def match_sharding(x: Any, aval: ShapedArray) -> Any:
     have, want = typeof(x).sharding, aval.sharding
     if have == want:
         return x
-    return hooks.to_auto(x) if want is None else hooks.reshard(x, want)
+    return hooks.to_auto(x) if want is None else hooks.match(x, want)
 
 
 def laid_out(out_sharding: Any, f: Callable[..., Any], *operands: Any) -> Any:
     """`f(*operands)` laid out as `out_sharding` says, whatever the layouts of the operands."""
-    return hooks.reshard(f(*map(to_auto, operands)), out_sharding)
+    return hooks.laid_out(f, operands, {}, out_sharding)
 
 
 def sliced_aval(aval: ShapedArray, dim: int) -> ShapedArray:
@@ -124,7 +154,6 @@ def lays_out_result(f: Function) -> Function:
     def call(*args: Any, out_sharding: Any = None, **kwargs: Any) -> Any:
         if out_sharding is None:
             return f(*args, **kwargs)
-        given = map(to_auto_if_array, args)
-        return hooks.reshard(f(*given, **kwargs), out_sharding)
+        return hooks.laid_out(f, args, kwargs, out_sharding)
 
     return call  # type: ignore[return-value]

@@ -20,7 +20,7 @@ from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source, current_source
 from spmd.core.aval import NO_AXES, ShapedArray, is_arraylike, typeof
 from spmd.core.axis import cast_to_vma
-from spmd.core.explicit import result_avals
+from spmd.core.explicit import align_sums, result_avals
 from spmd.core.ir import NO_EFFECTS, Atom, ClosedJaxpr, Eqn, Jaxpr, Literal, Var
 from spmd.core.primitive import Primitive
 from spmd.core.trace import Trace, Tracer, check_no_leak, check_usable
@@ -142,9 +142,10 @@ class JaxprTrace(Trace):
     def _align_vma(self, operands: Sequence[Any], avals: Sequence[ShapedArray]) -> list[Any]:
         """Cast traced operands to vary over the same axes, so that transposing sums them back."""
         union = NO_AXES.union(*(a.vma for a in avals))
+        if any(a.sharding is not None for a in avals):
+            union, operands = align_sums(union, operands, avals)
         return [
-            cast_to_vma(x, union, a.vma) if isinstance(x, Tracer) else x
-            for x, a in zip(operands, avals, strict=True)
+            cast_to_vma(x, union, typeof(x).vma) if isinstance(x, Tracer) else x for x in operands
         ]
 
     def _with_vma(

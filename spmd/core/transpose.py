@@ -52,8 +52,8 @@ class _Cotangents:
 
     def result(self, var: Var) -> Any:
         """The cotangent of an input, laid out as that is."""
-        ct = self.take(var)
-        return ct if isinstance(ct, Zero) else match_sharding(ct, var.aval)
+        ct, aval = self.take(var), var.aval.cotangent()
+        return Zero(aval) if isinstance(ct, Zero) else match_sharding(ct, aval)
 
 
 def backward_pass(
@@ -135,7 +135,7 @@ def transpose_jaxpr(
     `force` all have, as arrays of zeros where need be.
     """
     residual_avals = [a for a, lin in zip(closed.in_avals, linear, strict=True) if not lin]
-    ct_avals = [a for a, nz in zip(closed.out_avals, ct_nonzero, strict=True) if nz]
+    ct_avals = [a.cotangent() for a, nz in zip(closed.out_avals, ct_nonzero, strict=True) if nz]
     nonzero: list[bool] = []
 
     def f(*args: Any) -> list[Any]:

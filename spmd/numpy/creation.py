@@ -339,7 +339,7 @@ def _like(name: str, a: Any, value: Any, dtype: Any, shape: Any, device: Any) ->
         found = dtypes.canonical(a.dtype) if aval is None else aval.dtype
         weak = aval is not None and aval.weak_type
     new_shape = np.shape(a) if shape is None else canonical_shape(shape, name)
-    if device is None and _is_placed(a) and tuple(new_shape) == a.shape:
+    if device is None and _is_placed(a) and not a.is_unreduced and tuple(new_shape) == a.shape:
         device = a.sharding
         if a.shards is not None and typeof(value).ndim == 0:
             # Each device fills its own shard: the whole may fit on none of them.

@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from spmd.collectives.axis import pcast_p
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import cast_to_vma
+from spmd.core.explicit import match_sharding
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
 from spmd.lax.control_scan import named_scan, scan_p
 from spmd.lax.control_while import named_while, while_p
-from spmd.partition.propagate import Cell, Scope, Split
-from spmd.partition.values import Sizes, Value, read_as, total_form, values_of
+from spmd.partition.propagate import Axes, Cell, Scope, Split
+from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
+from spmd.sharding.manual_sums import without_sets
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import PartitionSpec
 
@@ -31,7 +34,10 @@ Run = Callable[[Scope, Sequence[Value]], list[Value]]
 def _write_constraint(
     run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
 ) -> list[Value]:
-    return [Value(scope.cells[eqn.outvars[0]], operands[0].forms)]
+    (x,), cell = operands, scope.cells[eqn.outvars[0]]
+    if eqn.prim is reshard_p and cell.unreduced:
+        x.read(cell.split, sizes, cell.unreduced)
+    return [Value(cell, x.forms)]
 
 
 def _write_map(
@@ -44,8 +50,10 @@ def _write_map(
     parts = []
     for x, spec, aval in zip(operands, eqn.params["in_specs"], body.in_avals, strict=True):
         split = tuple(spec.axes_of(d) for d in range(len(x.cell.shape)))
-        parts.append(_varying(x.read(split, sizes), aval))
-    return values_of([scope.cells[v] for v in eqn.outvars], eval_closed(body, *parts))
+        part = x.read(split, sizes, unreduced_of(eqn, spec))
+        parts.append(match_sharding(_varying(part, aval), aval))
+    outs = [without_sets(x) for x in eval_closed(body, *parts)]
+    return values_of([scope.cells[v] for v in eqn.outvars], outs)
 
 
 def _write_partly_manual(
@@ -55,7 +63,7 @@ def _write_partly_manual(
     body, (inner,) = eqn.params["jaxpr"], scope.inner[k]
     inside = [inner.cells[v] for v in body.jaxpr.invars]
     parts = [
-        _varying(x.read(_shard_split(spec, cell), sizes), aval)
+        _varying(x.read(_shard_split(spec, cell), sizes, unreduced_of(eqn, spec)), aval)
         for x, spec, cell, aval in zip(
             operands, eqn.params["in_specs"], inside, body.in_avals, strict=True
         )
@@ -66,10 +74,15 @@ def _write_partly_manual(
     return [
         Value(
             scope.cells[var],
-            {total_form(_shard_split(spec, cell)): out.read(cell.split, sizes)},
+            {form_of(cell, _shard_split(spec, cell)): out.read(cell.split, sizes, cell.unreduced)},
         )
         for var, out, cell, spec in found
     ]
+
+
+def unreduced_of(eqn: Eqn, spec: PartitionSpec) -> Axes:
+    """The axes along which a map takes terms of a sum."""
+    return tuple(a for a in eqn.params["mesh"].axis_names if a in spec.unreduced)
 
 
 def _shard_split(spec: PartitionSpec, cell: Cell) -> Split:
@@ -102,7 +115,10 @@ def _write_scan(
         return read_as(ends, carried, sizes), read_as(ys, stacked, sizes)
 
     init = read_as(operands[first:last], carried, sizes)
-    xs = [x.read(((), *c.split), sizes) for x, c in zip(operands[last:], sliced, strict=True)]
+    xs = [
+        x.read(((), *c.split), sizes, c.unreduced)
+        for x, c in zip(operands[last:], sliced, strict=True)
+    ]
     length, reverse, unroll = (params[name] for name in ("length", "reverse", "unroll"))
     carry, ys = named_scan("lax.scan", None, body, init, xs, length, reverse=reverse, unroll=unroll)
     splits = [*(c.split for c in carried), *(((), *c.split) for c in stacked)]
@@ -151,14 +167,14 @@ def _write_cond(
 def _make_totals(values: Sequence[Value], sizes: Sizes) -> None:
     """Finish sums that are read in a loop or a branch before it, once."""
     for x in values:
-        if x.partial() is not None:
+        if x.partial() is not None and not x.cell.unreduced:
             x.read(x.cell.split, sizes)
 
 
 def _results(scope: Scope, eqn: Eqn, splits: Sequence[Any], parts: Sequence[Any]) -> list[Value]:
     cells = [scope.cells[v] for v in eqn.outvars]
     rows = zip(cells, splits, parts, strict=True)
-    return [Value(cell, {total_form(split): x}) for cell, split, x in rows]
+    return [Value(cell, {form_of(cell, split): x}) for cell, split, x in rows]
 
 
 STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
@@ -169,4 +185,5 @@ STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
     sharding_constraint_p: _write_constraint,
     reshard_p: _write_constraint,
     to_auto_p: _write_constraint,
+    pcast_p: _write_constraint,
 }

@@ -29,7 +29,8 @@ class Choice:
     """The equation whose axes are chosen: labels, sizes, and how operands and results are split.
 
     `have` are the splits of operands, `wanted` those that propagation decided for the results;
-    `closed` are the labels of their dims that have to stay so.
+    `closed` are the labels of their dims that have to stay so, `terms` the axes along which readers
+    want the terms of a sum.
     """
 
     def __init__(
@@ -42,8 +43,10 @@ class Choice:
         wanted: Sequence[Split],
         closed: frozenset[int],
         sizes: Mapping[object, int],
+        terms: Axes = (),
     ):
         self.rule = rule
+        self.terms = terms
         self.closed = closed
         self.sizes = sizes
         self.operands = list(zip(operands, rule.operands, have, strict=True))
@@ -113,7 +116,7 @@ class Choice:
             if label in labels and label != after:
                 if after is not None or label in self.closed:
                     seconds += self._move(aval, labels, chosen, n, scattered=after is not None)
-            elif label is not None and label not in labels:
+            elif label is not None and label not in labels and axis not in self.terms:
                 seconds += self._move(aval, labels, chosen, n, times=1 if after is not None else 2)
         return seconds
 

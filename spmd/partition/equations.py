@@ -24,6 +24,7 @@ from spmd.lax.array import full, iota_p, squeeze_p
 from spmd.lax.attention import bind_attention
 from spmd.lax.convert import convert_element_type, convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
+from spmd.lax.slicing import pad_p
 from spmd.partition.callbacks import calls_once, write_callback
 from spmd.partition.cost import Choice
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
@@ -54,6 +55,8 @@ def write_equation(
         found = eqn.prim.bind(*[x.read(unsplit(x.cell), sizes) for x in operands], **eqn.params)
         outs = found if eqn.prim.multiple else [found]
         return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
+    if any(x.cell.unreduced for x in operands):
+        return _on_unreduced(eqn, rule, operands, cells, sizes)
     kept = _kept_partial(eqn, rule, operands)
     if kept:
         return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
@@ -68,6 +71,7 @@ def write_equation(
         [cell.split for cell in cells],
         _closed_labels(rule, cells),
         sizes,
+        cells[0].terms if cells else (),
     )
     return _on_parts(eqn, rule, operands, cells, choice.axes(), sizes)
 
@@ -227,3 +231,36 @@ def _on_terms(
     out = _split_by(rule.results[0], axes)
     (made,) = _bound(eqn, rule, parts, [out], sizes, {})
     return Value(cell, {(out, (*over, *more), combine): made})
+
+
+def _on_unreduced(
+    eqn: Eqn,
+    rule: Dims,
+    operands: Sequence[Value],
+    cells: Sequence[Cell],
+    sizes: Sizes,
+) -> list[Value]:
+    """A linear equation on operands whose types say that devices hold terms of sums."""
+    axes: dict[int, Axes] = {}
+    unreduced: Axes = ()
+    used: set[Any] = set()
+    numbered = zip(operands, rule.operands, strict=True)
+    for x, labels in sorted(numbered, key=lambda pair: not pair[0].cell.unreduced):
+        unreduced = unreduced or x.cell.unreduced
+        used.update(unreduced)
+        for label, own in zip(labels, x.cell.split, strict=True):
+            if label not in axes and may_split(rule, label) and used.isdisjoint(own):
+                axes[label] = own
+                used.update(own)
+    # The padding, too, is to be counted once.
+    together = unreduced if eqn.prim is pad_p else ()
+    parts = [
+        x.read(_split_by(labels, axes), sizes, x.cell.unreduced or together)
+        for x, labels in zip(operands, rule.operands, strict=True)
+    ]
+    shared = {label for labels in rule.results for label in labels}
+    over = (*unreduced, *(a for label, own in axes.items() if label not in shared for a in own))
+    splits = [_split_by(labels, axes) for labels in rule.results]
+    outs = _bound(eqn, rule, parts, splits, sizes, split_rows(rule, axes))
+    rows = zip(cells, splits, outs, strict=True)
+    return [Value(cell, {(split, over, "add"): x}) for cell, split, x in rows]

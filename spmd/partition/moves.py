@@ -6,8 +6,11 @@ axis from one dim to another, which is one all_to_all; gather what is in the way
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.all_to_all import all_to_all
@@ -15,7 +18,9 @@ from spmd.collectives.axis import axis_index
 from spmd.collectives.psum import pmax, pmin, psum
 from spmd.collectives.psum_scatter import psum_scatter
 from spmd.core.aval import typeof
-from spmd.lax.dynamic import dynamic_slice
+from spmd.lax.array import full
+from spmd.lax.dynamic import dynamic_slice, dynamic_update_slice
+from spmd.lax.logic import eq, select
 from spmd.partition.propagate import Axes, Split
 
 _TOTALS = {"add": psum, "max": pmax, "min": pmin}
@@ -115,3 +120,22 @@ def combined(
     if left:
         x = _TOTALS[combine](x, tuple(left))
     return x, tuple(tuple(axes) for axes in now)
+
+
+def alone(x: Any, have: Split, want: Split, over: Axes, sizes: Mapping[Any, int]) -> Any:
+    """A term of a total: what a device along the axes `over` has of it, or 0. Nothing moves.
+
+    A part of a dim that one of these axes splits stands among zeros; where none does, the first
+    device along the axis has the value.
+    """
+    shape, starts = list(typeof(x).shape), []
+    for d, (own, wanted) in enumerate(zip(have, want, strict=True)):
+        more = own[len(wanted) :]
+        starts.append(axis_index(more) * np.int32(shape[d]) if more else np.int32(0))
+        shape[d] *= math.prod(sizes[a] for a in more)
+    if shape != list(typeof(x).shape):
+        x = dynamic_update_slice(full(shape, 0, typeof(x).dtype), x, starts)
+    rest = tuple(a for a in over if not any(a in own for own in have))
+    if rest:
+        x = select(eq(axis_index(rest), np.int32(0)), x, full(shape, 0, typeof(x).dtype))
+    return x

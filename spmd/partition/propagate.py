@@ -15,13 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from spmd.base.errors import ShardingError
+from spmd.collectives.axis import pcast_p
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
 from spmd.core.primitive import Dims
+from spmd.core.structural import add_any_p, permute_dims_p, reshape_p
+from spmd.lax.arithmetic import add_p, neg_p, sub_p
+from spmd.lax.array import squeeze_p
 from spmd.lax.attention import attention_grad_p, attention_p, attention_tangent_p
 from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
+from spmd.lax.convert import convert_element_type_p
 from spmd.partition.rules import LEVELS, RENAMES, level_of, may_split, rule_of
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
@@ -37,18 +42,37 @@ Axes = tuple[Any, ...]
 Split = tuple[Axes, ...]
 
 KEPT = (attention_p, attention_tangent_p, attention_grad_p)
+# Where terms of a sum are wanted of the result, they are of the operands.
+KEEPS_TERMS = frozenset(
+    {
+        add_any_p,
+        add_p,
+        convert_element_type_p,
+        neg_p,
+        permute_dims_p,
+        reshape_p,
+        reshard_p,
+        squeeze_p,
+        sub_p,
+        to_auto_p,
+    }
+)
 
 
 class Cell:
     """The axes that split each dim of a value; a closed dim keeps its axes."""
 
-    __slots__ = ("axes", "barred", "closed", "links", "shape")
+    __slots__ = ("axes", "barred", "closed", "links", "shape", "terms", "unreduced")
 
     def __init__(self, aval: ShapedArray):
         self.shape = aval.shape
         self.axes: list[Axes] = [()] * aval.ndim
         self.closed = [False] * aval.ndim
         self.links: list[Link] = []
+        # The axes along which devices hold terms of a sum, as the type says, and those along which
+        # a reader wants such terms.
+        self.unreduced: Axes = ()
+        self.terms: Axes = ()
         # The axes along which the type says how the value is laid out.
         self.barred: frozenset[Any] = frozenset()
         if aval.sharding is not None:
@@ -71,6 +95,7 @@ class Cell:
         mesh = sharding.mesh
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         self.barred = frozenset(a for a, kind in kinds.items() if kind is AxisType.Explicit)
+        self.unreduced = self.terms = sharding.unreduced_axes
         self.close(sharding.spec)
         if len(self.barred) < len(kinds):
             self.closed = [False] * len(self.axes)
@@ -209,6 +234,10 @@ class Plan:
         scope = Scope(closed, cells, self.sizes)
         for k, eqn in enumerate(jaxpr.eqns):
             self._equation(scope, k, eqn)
+        for eqn in reversed(jaxpr.eqns):
+            if eqn.prim in KEEPS_TERMS and (terms := scope.cells[eqn.outvars[0]].terms):
+                for atom in eqn.invars:
+                    scope.of(atom).terms = terms
         return scope
 
     def _constant(self, var: Var, value: Any) -> Cell:
@@ -390,6 +419,7 @@ _STRUCTURAL = {
     sharding_constraint_p: Plan._constraint,
     reshard_p: Plan._constraint,
     to_auto_p: Plan._to_auto,
+    pcast_p: Plan._to_auto,
 }
 
 

@@ -14,7 +14,7 @@ from spmd.core.aval import typeof
 from spmd.core.ir import Literal
 from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
-from spmd.partition.moves import combined, moved
+from spmd.partition.moves import alone, combined, moved
 from spmd.partition.propagate import Axes, Cell, Split
 
 # How a value is split, and over which axes it is partial, with which operator.
@@ -47,28 +47,55 @@ class Value:
         made.uses = self.uses
         return made
 
-    def read(self, want: Split, sizes: Sizes) -> Any:
-        """A device's part of the value as `want` splits it."""
-        wanted = total_form(want)
+    def read(self, want: Split, sizes: Sizes, unreduced: Axes = ()) -> Any:
+        """A device's part of the value as `want` splits it, or of a term along `unreduced` axes."""
+        wanted = (want, unreduced, "add" if unreduced else "")
         if wanted not in self.forms:
-            self.forms[wanted] = self._made(want, sizes)
+            made = self._term(want, unreduced, sizes) if unreduced else self._made(want, sizes)
+            self.forms[wanted] = made
         return self.forms[wanted]
 
     def _made(self, want: Split, sizes: Sizes) -> Any:
         if self.is_zero:
-            aval = typeof(next(iter(self.forms.values())))
-            zeros = full(part_shape(self.cell.shape, want, sizes), 0, aval.dtype)
-            return convert_element_type(zeros, aval.dtype, aval.weak_type)
-        form = self.partial()
-        if form is not None:
+            return self._zeros(want, sizes)
+        totals = self._totals()
+        if not totals:
+            form = min(self.forms, key=lambda form: len(form[1]))
             split, over, combine = form
             total, now = combined(self.forms[form], split, over, combine, self.cell.split, sizes)
             self.forms[total_form(now)] = total
             if now == want:
                 return total
-        totals = [(split, x) for (split, over, _), x in self.forms.items() if not over]
+            totals = [(now, total)]
         split, x = min(totals, key=lambda pair: _distance(pair[0], want))
         return moved(x, split, want, sizes)
+
+    def _totals(self) -> list[tuple[Split, Any]]:
+        return [(split, x) for (split, over, _), x in self.forms.items() if not over]
+
+    def _zeros(self, want: Split, sizes: Sizes) -> Any:
+        aval = typeof(next(iter(self.forms.values())))
+        zeros = full(part_shape(self.cell.shape, want, sizes), 0, aval.dtype)
+        return convert_element_type(zeros, aval.dtype, aval.weak_type)
+
+    def _term(self, want: Split, unreduced: Axes, sizes: Sizes) -> Any:
+        """A term of the value: one that is there, or the value on one device of each group."""
+        if self.is_zero:
+            return self._zeros(want, sizes)
+        for (split, over, combine), x in self.forms.items():
+            if combine == "add" and set(unreduced) <= set(over):
+                more = tuple(a for a in over if a not in unreduced)
+                term, now = combined(x, split, more, "add", want, sizes)
+                return moved(term, now, want, sizes)
+        split = min((s for s, _ in self._totals()), key=lambda s: _distance(s, want), default=None)
+        split = self.cell.split if split is None else split
+        kept = [
+            (*wanted, *(a for a in own[len(wanted) :] if a in unreduced))
+            if own[: len(wanted)] == wanted
+            else wanted
+            for own, wanted in zip(split, want, strict=True)
+        ]
+        return alone(self.read(tuple(kept), sizes), tuple(kept), want, unreduced, sizes)
 
 
 def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:
@@ -82,19 +109,26 @@ def total_form(split: Split) -> Form:
     return split, (), ""
 
 
+def form_of(cell: Cell, split: Split) -> Form:
+    """The form in which a value of a type is at the edges of loops and programs."""
+    return split, cell.unreduced, "add" if cell.unreduced else ""
+
+
 def _distance(have: Split, want: Split) -> int:
     """How many dims would have to be gathered first."""
     return sum(own != wanted[: len(own)] for own, wanted in zip(have, want, strict=True))
 
 
 def read_as(values: Sequence[Value], cells: Sequence[Cell], sizes: Sizes) -> list[Any]:
-    """Some values, each split as a cell says."""
-    return [x.read(cell.split, sizes) for x, cell in zip(values, cells, strict=True)]
+    """Some values, each split as a cell says, or a term of it."""
+    return [
+        x.read(cell.split, sizes, cell.unreduced) for x, cell in zip(values, cells, strict=True)
+    ]
 
 
 def values_of(cells: Sequence[Cell], parts: Sequence[Any]) -> list[Value]:
     """The values of which these are the parts, split as the cells say."""
-    return [Value(c, {total_form(c.split): x}) for c, x in zip(cells, parts, strict=True)]
+    return [Value(c, {form_of(c, c.split): x}) for c, x in zip(cells, parts, strict=True)]
 
 
 def whole(cell: Cell, x: Any) -> Value:

@@ -16,9 +16,11 @@ from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
-from spmd.partition.propagate import Plan, Scope, Split, called_jaxpr
-from spmd.partition.values import Value, literal, values_of, whole
+from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr
+from spmd.partition.values import Value, literal, read_as, values_of, whole
 from spmd.sharding.abstract_mesh import AxisType
+from spmd.sharding.manual_sums import aval_with_sets
+from spmd.sharding.named import NamedSharding
 from spmd.sharding.shard_map_rules import mesh_axes, piece_aval, shard_map_p, vary_outputs
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -46,14 +48,17 @@ def partition(
     placed = list(plan.placed.values())
     cells = [cell for _, cell in placed] + [plan.top.cells[v] for v in jaxpr.invars]
     operands = (*(Var(value.aval) for value, _ in placed), *jaxpr.invars)
-    specs = [as_spec(cell.split) for cell in cells]
-    pieces = [piece_aval(v.aval, s, mesh, "manual") for v, s in zip(operands, specs, strict=True)]
+    specs = [spec_of_cell(cell) for cell in cells]
+    pieces = [
+        aval_with_sets(piece_aval(v.aval, s, mesh, "manual"))
+        for v, s in zip(operands, specs, strict=True)
+    ]
 
     def on_each(*parts: Any) -> list[Any]:
         given = values_of(cells, parts)
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(constants).run(plan.top, given[len(placed) :])
-        found = [x.read(cell.split, plan.sizes) for x, cell in zip(outs, results, strict=True)]
+        found = read_as(outs, results, plan.sizes)
         types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
@@ -61,7 +66,10 @@ def partition(
     with mesh_axes(mesh, "manual"):
         body = close(on_each, pieces, jaxpr.name, names)
     explicit = mesh.has_only(AxisType.Explicit)
-    wanted = [as_spec(cell.split, in_full=explicit) for cell in results]
+    wanted = [
+        spec_of_cell(cell, a.sharding, in_full=explicit)
+        for cell, a in zip(results, closed.out_avals, strict=True)
+    ]
     params = {
         "jaxpr": vary_outputs(body, wanted, mesh, "manual"),
         "mesh": mesh,
@@ -75,6 +83,18 @@ def partition(
     eqn = Eqn(shard_map_p, operands, outs, params, jaxpr.effects, source)
     made = jaxpr.replace(constvars=operands[: len(placed)], eqns=(eqn,), outvars=outs)
     return ClosedJaxpr(made, [value for value, _ in placed])
+
+
+def spec_of_cell(
+    cell: Cell, sharding: NamedSharding | None = None, in_full: bool = False
+) -> PartitionSpec:
+    """The spec that says how a value is split, and along which axes devices hold terms.
+
+    `sharding` is that of its type.
+    """
+    reduced = frozenset() if sharding is None else sharding.spec.reduced
+    spec = as_spec(cell.split, in_full)
+    return spec.update(unreduced=frozenset(cell.unreduced), reduced=reduced)
 
 
 def as_spec(split: Split, in_full: bool = False) -> PartitionSpec:

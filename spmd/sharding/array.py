@@ -127,6 +127,12 @@ class Array(ArrayMethods):
         return self.shards is None or self.sharding.is_fully_replicated
 
     @property
+    def is_unreduced(self) -> bool:
+        """Whether the devices hold terms of a sum, which is the value."""
+        sharding = self._sharding
+        return isinstance(sharding, NamedSharding) and bool(sharding.spec.unreduced)
+
+    @property
     def global_shards(self) -> list[Shard]:
         """Every device's shard; the `data` of those on other processes is None."""
         if self.shards is None:
@@ -175,6 +181,12 @@ class Array(ArrayMethods):
             raise DeletedError(f"this array ({self.aval}) was deleted or donated")
         if self.is_fully_replicated:
             return self.shards[0]._value()
+        if self.is_unreduced:
+            raise ShardingError(
+                f"this array is {self.aval}: along the axes after U each device holds a term of a "
+                "sum, which is its value. Make the sum with reshard(x, P(...)), or read the terms, "
+                ".addressable_shards"
+            )
         if not self.is_fully_addressable:
             raise ShardingError(
                 f"this array of shape {self.shape} has shards on other processes; its whole value "
@@ -226,7 +238,8 @@ class Array(ArrayMethods):
         return self._value().tobytes(order)
 
     def __format__(self, spec: str) -> str:
-        return format(self._value()[()], spec) if not self.shape else str(self)
+        as_text = self.shape or self.is_unreduced
+        return str(self) if as_text else format(self._value()[()], spec)
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise MutationError(in_place_message("x"))
@@ -297,6 +310,8 @@ class Array(ArrayMethods):
             return f"Array(deleted, {self.aval})"
         weak = ", weak_type=True" if self.weak_type else ""
         dtype = f"dtype={dtypes.long_name(self.dtype)}{weak}"
+        if self.is_unreduced:
+            return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding})"
         if not self.is_fully_addressable and not self.is_fully_replicated:
             shards = ", ".join(f"{s.device}: {_text(s.data, '')}" for s in self.addressable_shards)
             return f"Array(shape={self.shape}, {dtype}, sharding={self.sharding}, here: {shards})"
@@ -308,7 +323,8 @@ class Array(ArrayMethods):
         return f"Array({_text(self, 'Array(')}, {dtype})"
 
     def __str__(self) -> str:
-        if self.is_deleted() or not (self.is_fully_addressable or self.is_fully_replicated):
+        has_value = self.is_fully_addressable or self.is_fully_replicated
+        if self.is_deleted() or self.is_unreduced or not has_value:
             return repr(self)
         return str(self._value())
 

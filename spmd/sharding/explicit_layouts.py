@@ -6,8 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from spmd.base import dtypes
+from spmd.base.config import config
 from spmd.base.context import state
-from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.errors import ArgumentError, ShardingError, ShardingTypeError
 from spmd.base.source import current_source
 from spmd.base.tree import (
     broadcast_prefix,
@@ -19,9 +21,14 @@ from spmd.base.tree import (
 from spmd.base.util import function_name
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import is_arraylike, typeof
-from spmd.core.explicit import hooks
+from spmd.core.call import jit_p
+from spmd.core.explicit import hooks, to_auto, to_auto_if_array
+from spmd.core.ir import ClosedJaxpr
 from spmd.core.primitive import Primitive, dims, linear
+from spmd.core.rewrite import close
 from spmd.sharding.abstract_mesh import AxisType, NamedAxes
+from spmd.sharding.array import Array
+from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.constraint import is_placement, note_mesh_read
 from spmd.sharding.explicit_types import results
 from spmd.sharding.mesh_scope import use_abstract_mesh
@@ -69,8 +76,71 @@ def lay_out(x: Any, place: Any, what: str = "out_sharding") -> Any:
     wanted = sharding.explicit_part(aval.ndim)
     if wanted is not None and wanted == aval.sharding:
         return x
-    spec = PartitionSpec(*map(sharding.spec.axes_of, range(aval.ndim)))
+    spec = sharding.spec.update(map(sharding.spec.axes_of, range(aval.ndim)))
     return reshard_p.bind(x, mesh=sharding.mesh, spec=spec)
+
+
+def call_laid_out(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], place: Any
+) -> Any:
+    """`f(*args, **kwargs)`, which the compiler partitions, laid out as `place` says.
+
+    A call with arrays over a mesh is one program, so that a sum is made as the result wants it.
+    """
+    _check_terms(f, args, place)
+    if is_evaluated() and any(type(x) is Array and x.shards is not None for x in args):
+        arrays = tuple(x if is_arraylike(x) and hasattr(x, "shape") else None for x in args)
+        rest = tuple(None if a is not None else x for x, a in zip(args, arrays, strict=True))
+        avals = tuple(None if a is None else typeof(a) for a in arrays)
+        named = tuple(sorted(kwargs.items()))
+        try:
+            program = _program_laid_out(
+                f, avals, rest, named, place, (config.tracing, current_mesh())
+            )
+        except TypeError:  # an argument that cannot be a key, as a list of arrays
+            pass
+        else:
+            given = [a for a in arrays if a is not None]
+            return jit_p.bind(*given, jaxpr=program, name=function_name(f))[0]
+    return lay_out(f(*map(to_auto_if_array, args), **kwargs), place)
+
+
+def _check_terms(f: Callable[..., Any], args: Sequence[Any], place: Any) -> None:
+    """Raise if the result is to be a sum along an axis along which an operand has no terms."""
+    spec = place.spec if isinstance(place, NamedSharding) else place
+    if not isinstance(spec, PartitionSpec) or not spec.unreduced:
+        return
+    for k, x in enumerate(args):
+        if not is_arraylike(x) or (sharding := typeof(x).sharding) is None:
+            continue
+        missing = spec.unreduced - {*sharding.spec.varying_axes(), *sharding.spec.reduced}
+        if missing and dtypes.is_inexact(typeof(x).dtype):
+            axis = min(missing, key=repr)
+            raise ShardingTypeError(
+                f"{current_source()}: {function_name(f)}: out_sharding is unreduced over {axis!r}, "
+                f"and operand {k} is {typeof(x).short()}, which is not split over it: devices "
+                "have the result, not terms of a sum.\nUnreduced axes are those that split the "
+                "dims which are summed over; leave others out."
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _program_laid_out(
+    f: Callable[..., Any],
+    avals: tuple[Any, ...],
+    rest: tuple[Any, ...],
+    named: tuple[Any, ...],
+    place: Any,
+    context: Any,
+) -> ClosedJaxpr:
+    """The jaxpr of a call on arrays of the given avals; `rest` are the other arguments."""
+
+    def call(*arrays: Any) -> list[Any]:
+        given = iter(arrays)
+        args = [x if a is None else to_auto(next(given)) for x, a in zip(rest, avals, strict=True)]
+        return [lay_out(f(*args, **dict(named)), place)]
+
+    return close(call, [a for a in avals if a is not None], function_name(f))
 
 
 def _explicit_sharding(what: str, place: Any, aval: ShapedArray) -> NamedSharding:
@@ -84,7 +154,7 @@ def _explicit_sharding(what: str, place: Any, aval: ShapedArray) -> NamedShardin
         )
     mesh = place.mesh
     manual = {frame.name for frame in state.axes if frame.kind != "vmap"}
-    for axis in place.spec.all_axes():
+    for axis in (*place.spec.varying_axes(), *place.spec.reduced):
         kind = mesh.axis_types[mesh.axis_names.index(axis)]
         if axis in manual:
             kind = AxisType.Manual
@@ -258,7 +328,7 @@ def _reshard_abstract(x: ShapedArray, *, mesh: NamedAxes, spec: PartitionSpec) -
 
 def _reshard_transpose(ct: Any, x: Any, *, mesh: NamedAxes, spec: PartitionSpec) -> list[Any]:
     sharding = x.aval.sharding
-    return [ct if sharding is None else hooks.reshard(ct, sharding)]
+    return [ct if sharding is None else hooks.reshard(ct, sharding.cotangent())]
 
 
 def _reshard_batch(
@@ -268,7 +338,7 @@ def _reshard_batch(
     aval = typeof(x)
     entry = aval.sharding.spec[d] if aval.sharding is not None else axis.entry
     entries = [*spec, *[None] * (aval.ndim - 1 - len(spec))]
-    deeper = PartitionSpec(*entries[:d], entry, *entries[d:])
+    deeper = spec.update((*entries[:d], entry, *entries[d:]))
     return reshard_p.bind(x, mesh=mesh, spec=deeper), d
 
 
@@ -292,8 +362,7 @@ def _auto_abstract(x: ShapedArray, *, axes: tuple[Any, ...] | None) -> ShapedArr
     if axes is None or x.sharding is None:
         return x.update(sharding=None)
     mesh = x.sharding.mesh
-    types = mesh.types_with(AxisType.Auto, axes)
-    left = NamedSharding(mesh.update(axis_types=types), x.sharding.spec)
+    left = x.sharding.with_mesh(mesh.update(axis_types=mesh.types_with(AxisType.Auto, axes)))
     return x.update(sharding=left.explicit_part(x.ndim))
 
 
@@ -315,17 +384,18 @@ to_auto_p = Primitive(
 def without_dim(sharding: NamedSharding, d: int) -> NamedSharding:
     """The sharding of a value that has lost a dim, over which it is not split."""
     spec = sharding.spec
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec[:d], *spec[d + 1 :]))
+    return NamedSharding(sharding.mesh, spec.update((*spec[:d], *spec[d + 1 :])))
 
 
 def with_dim(sharding: NamedSharding, d: int, entry: Any) -> NamedSharding:
     """The sharding of a value that has got a dim, split over the axes of `entry`."""
     spec = sharding.spec
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec[:d], entry, *spec[d:]))
+    return NamedSharding(sharding.mesh, spec.update((*spec[:d], entry, *spec[d:])))
 
 
 hooks.results = results
 hooks.reshard = lay_out
 hooks.to_auto = lambda x: to_auto_p.bind(x, axes=None)
+hooks.laid_out = call_laid_out
 hooks.without_dim = without_dim
 hooks.with_dim = with_dim

@@ -27,9 +27,10 @@ from spmd.lax.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from spmd.lax.fft import fft_p
 from spmd.lax.reduce import argmax_p, argmin_p
 from spmd.lax.slicing import pad_p, slice_p
-from spmd.sharding.abstract_mesh import AbstractMesh
+from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import PartitionSpec
+from spmd.sharding.unreduced_types import sets_of_results, speaks_of_sums
 
 # For each dim of a value the axes that split it, major first.
 Split = tuple[tuple[Any, ...], ...]
@@ -72,9 +73,9 @@ def split_of(aval: ShapedArray) -> Split:
     return tuple(map(aval.sharding.spec.axes_of, range(aval.ndim)))
 
 
-def spec_of(split: Sequence[Sequence[Any]]) -> PartitionSpec:
+def spec_of(split: Sequence[Sequence[Any]], **sets: Any) -> PartitionSpec:
     """The spec, with an entry for each dim, that says how dims are split."""
-    return PartitionSpec(*(tuple(axes) or None for axes in split))
+    return PartitionSpec(*(tuple(axes) or None for axes in split), **sets)
 
 
 def results(
@@ -85,10 +86,17 @@ def results(
     mesh = _mesh_of(eqn)
     rule = _RULES.get(prim, _by_dims)
     splits = rule(eqn)
+    sets = {}
+    if any(a.sharding is not None and speaks_of_sums(a.sharding.spec) for a in avals):
+        sets = sets_of_results(prim, avals, params, eqn.error)
     made = []
     for out, split in zip(outs, splits, strict=True):
         _check(eqn, mesh, out, split)
-        made.append(out.update(sharding=NamedSharding(mesh, spec_of(split))))
+        sharding = NamedSharding(mesh, spec_of(split, **sets))
+        is_manual = all(kind is AxisType.Manual for kind in mesh.axis_types)
+        made.append(
+            out.update(sharding=sharding.explicit_part(out.ndim) if is_manual else sharding)
+        )
     return made
 
 
@@ -178,7 +186,8 @@ def _split_by(eqn: _Equation, rule: Dims) -> list[Split]:
             raise eqn.error(
                 f"dim {d0} of operand {k0} and dim {d} of operand {k} are summed over, and both "
                 f"are split over {_named(axes)}: the result may be whole (all_reduce) or split "
-                f"over {_named(axes)} (reduce_scatter, half the bytes)",
+                f"over {_named(axes)} (reduce_scatter, half the bytes), or the sum left for later "
+                f"(unreduced, no bytes)",
                 _OUT_SHARDING,
             )
         known.setdefault(label, axes)

@@ -154,7 +154,8 @@ class NamedSharding(Sharding):
     may do, and no data can be placed by such a sharding.
 
     Raises `ShardingError` if `spec` names an unknown axis or one axis twice, or has `unreduced` or
-    `reduced` axes, and `ArgumentError` if `mesh` is no mesh or `spec` no spec.
+    `reduced` axes that are not `Explicit`, and `ArgumentError` if `mesh` is no mesh or `spec` no
+    spec.
 
     >>> mesh = spmd.make_mesh((4,), ("x",))
     >>> spmd.NamedSharding(mesh, spmd.P("x")).shard_shape((8, 4))
@@ -174,14 +175,10 @@ class NamedSharding(Sharding):
                 f"NamedSharding: spec must be a PartitionSpec, got {spec!r}; P(...) makes one, and "
                 "P() splits no dim"
             )
-        if spec.unreduced or spec.reduced:
-            raise ShardingError(
-                f"NamedSharding: {spec} has unreduced or reduced axes, and arrays that are still "
-                "to be summed over an axis are not supported yet; sum them with lax.psum in a "
-                "shard_map, and leave the sets out"
-            )
         named = spec.all_axes()
         mesh.axis_size(named)
+        if spec.unreduced or spec.reduced:
+            _check_sets_of_mesh(mesh, spec)
         if len(set(named)) != len(named):
             raise ShardingError(f"NamedSharding: {spec} uses a mesh axis more than once")
         self.mesh = mesh
@@ -202,7 +199,8 @@ class NamedSharding(Sharding):
     def _make_explicit(self, ndim: int) -> NamedSharding | None:
         mesh = self.mesh
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-        if AxisType.Explicit not in mesh.axis_types:
+        has_sums = self.spec.unreduced or self.spec.reduced
+        if AxisType.Explicit not in mesh.axis_types and not has_sums:
             return None
         entries = [
             tuple(a for a in self.spec.axes_of(d) if kinds[a] is AxisType.Explicit)
@@ -211,7 +209,37 @@ class NamedSharding(Sharding):
         abstract = mesh.abstract_mesh
         if abstract is not mesh:
             meshes_of_types[abstract] = mesh
-        return NamedSharding(abstract, PartitionSpec(*entries))
+        return NamedSharding(abstract, self.spec.update(entries))
+
+    def cotangent(self) -> NamedSharding:
+        """How the cotangent of a value is laid out that is laid out like this."""
+        spec = self.spec.cotangent()
+        return self if spec is self.spec else NamedSharding(self.mesh, spec)
+
+    def with_mesh(self, mesh: NamedAxes) -> NamedSharding:
+        """The same over a mesh with other types of axes; only `Explicit` ones are unreduced."""
+        kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        spec = self.spec
+        if spec.unreduced or spec.reduced:
+            sets = spec.unreduced, spec.reduced
+            spec = spec.update(
+                None, *({a for a in axes if kinds[a] is AxisType.Explicit} for axes in sets)
+            )
+        return NamedSharding(mesh, spec)
+
+    def manual_sets(self) -> tuple[frozenset[Any], frozenset[Any]]:
+        """The `unreduced` and the `reduced` axes that are those of a map around."""
+        spec, mesh = self.spec, self.mesh
+        if not spec.unreduced and not spec.reduced:
+            return spec.unreduced, spec.reduced
+        pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        manual = frozenset(a for a, kind in pairs if kind is AxisType.Manual)
+        return spec.unreduced & manual, spec.reduced & manual
+
+    @property
+    def unreduced_axes(self) -> tuple[Any, ...]:
+        """The axes along which devices hold terms of a sum, in the order of the mesh."""
+        return tuple(a for a in self.mesh.axis_names if a in self.spec.unreduced)
 
     def typed(self, aval: ShapedArray) -> ShapedArray:
         part = self.explicit_part(aval.ndim)
@@ -232,7 +260,8 @@ class NamedSharding(Sharding):
         return self._layout
 
     def _make_layout(self) -> Any:
-        """Devices, sizes of the axes, and for each dim the positions of the axes that split it."""
+        """Devices, sizes of the axes, for each dim the positions of the axes that split it, and
+        those of the axes along which devices hold terms of a sum."""
         real = [a for a, size in self.mesh.shape.items() if size > 1]
         no_devices = isinstance(self.mesh, AbstractMesh)
         ids = () if no_devices else tuple(d.id for d in self.mesh.flat_devices())
@@ -242,7 +271,8 @@ class NamedSharding(Sharding):
         ]
         while dims and not dims[-1]:
             dims.pop()
-        return ids, tuple(self.mesh.shape[a] for a in real), tuple(dims)
+        unreduced = tuple(real.index(a) for a in self.unreduced_axes if a in real)
+        return ids, tuple(self.mesh.shape[a] for a in real), tuple(dims), unreduced
 
     def check(self, shape: Sequence[int], what: str) -> None:
         """Raise a ShardingError if an array of `shape` cannot be cut like this."""
@@ -265,6 +295,12 @@ class NamedSharding(Sharding):
     def check_placing(self, shape: Sequence[int], what: str) -> None:
         """Raise a ShardingError if a user cannot put an array of `shape` on devices like this."""
         self.check(shape, what)
+        if self.spec.unreduced:
+            raise ShardingError(
+                f"{what} has shape {tuple(shape)}, and {self.spec} wants terms of a sum along "
+                f"{_axes_text(self.unreduced_axes)}; place the value without them, then call "
+                f"reshard(x, {self.spec})"
+            )
         if Unconstrained.UNCONSTRAINED in self.spec:
             dim = self.spec.index(Unconstrained.UNCONSTRAINED)
             raise ShardingError(
@@ -318,7 +354,7 @@ class NamedSharding(Sharding):
 
     @property
     def is_fully_replicated(self) -> bool:
-        return self.mesh.axis_size(self.spec.all_axes()) == 1
+        return self.mesh.axis_size(self.spec.varying_axes()) == 1
 
     @property
     def is_fully_addressable(self) -> bool:
@@ -365,8 +401,8 @@ class PmapSharding(Sharding):
     def layout(self) -> Any:
         ids = tuple(d.id for d in self.devices)
         if len(ids) == 1 or self.sharded_dim is None:
-            return ids, (len(ids),) if len(ids) > 1 else (), ()
-        return ids, (len(ids),), (*[()] * self.sharded_dim, (0,))
+            return ids, (len(ids),) if len(ids) > 1 else (), (), ()
+        return ids, (len(ids),), (*[()] * self.sharded_dim, (0,)), ()
 
     @property
     def device_set(self) -> set[Device]:
@@ -388,6 +424,20 @@ class PmapSharding(Sharding):
 
     def __repr__(self) -> str:
         return f"PmapSharding(devices={list(self.devices)}, sharded_dim={self.sharded_dim})"
+
+
+def _check_sets_of_mesh(mesh: NamedAxes, spec: PartitionSpec) -> None:
+    """Raise unless all unreduced and reduced axes are such that types can speak of them."""
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for name, axes in ("unreduced", spec.unreduced), ("reduced", spec.reduced):
+        for axis in sorted(axes, key=repr):
+            mesh.axis_size((axis,))
+            if kinds[axis] is AxisType.Auto:
+                raise ShardingError(
+                    f"NamedSharding: {spec} has axis {axis!r} of {mesh} in {name}, and it is an "
+                    "Auto axis: there the compiler decides when sums are made; make the mesh with "
+                    "AxisType.Explicit, or leave the set out"
+                )
 
 
 def _spans(index: Index, size: int) -> tuple[Any, ...]:

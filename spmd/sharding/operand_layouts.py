@@ -28,9 +28,10 @@ def spec_over(mesh: Mesh, sharding: NamedSharding) -> PartitionSpec | None:
     """The spec by which a mesh lays arrays out as a sharding does; None if there is none."""
     if sharding.mesh == mesh:
         return sharding.spec
-    ids, sizes, dims = sharding.layout
+    ids, sizes, dims, unreduced = sharding.layout
     real = [axis for axis, size in mesh.shape.items() if size > 1]
     devices = tuple(d.id for d in mesh.flat_devices())
     if (ids, sizes) != (devices, tuple(mesh.shape[a] for a in real)):
         return None
-    return PartitionSpec(*(tuple(real[k] for k in places) or None for places in dims))
+    entries = (tuple(real[k] for k in places) or None for places in dims)
+    return PartitionSpec(*entries, unreduced={real[k] for k in unreduced})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.constraint import note_mesh_read
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
+from spmd.sharding.manual_sums import manual_sets
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.shard_map_rules import (
@@ -52,6 +53,7 @@ from spmd.sharding.shard_map_rules import (
     whole_aval,
 )
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh, scope
+from spmd.sharding.unreduced_types import speaks_of_sums
 from spmd.transport.flight_recorder import FLIGHT, TRACING
 
 # ---- the public function -----------------------------------------------------------------------
@@ -371,7 +373,7 @@ def _checked_outputs(
 
 def _check_manual(what: str, spec: PartitionSpec, manual: Manual) -> None:
     """Raise if a spec names an axis that is left to the compiler."""
-    for axis in spec.all_axes():
+    for axis in (*spec.varying_axes(), *spec.reduced):
         if manual is not None and axis not in manual:
             raise ShardingError(
                 f"{what}, {spec}, names {axis!r}, which is not among axis_names={set(manual)!r}; "
@@ -389,25 +391,37 @@ def _inferred_spec(what: str, aval: ShapedArray, mesh: Mesh, manual: Manual) -> 
     axes = axes_of_map(mesh, manual)
     if aval.sharding is None:
         return PartitionSpec()
-    split = map(aval.sharding.spec.axes_of, range(aval.ndim))
-    return PartitionSpec(*[tuple(a for a in own if a in axes) for own in split])
+    spec = aval.sharding.spec
+    split = map(spec.axes_of, range(aval.ndim))
+    entries = [tuple(a for a in own if a in axes) for own in split]
+    return spec.update(entries, spec.unreduced.intersection(axes), spec.reduced.intersection(axes))
 
 
 def _check_typed(
     what: str, name: str, aval: ShapedArray, mesh: Mesh, spec: PartitionSpec, manual: Manual
 ) -> None:
     """Raise if the type of an argument says that it is laid out otherwise than its spec."""
-    if aval.sharding is None or not any(aval.sharding.spec):
+    has_sums = spec.unreduced or spec.reduced
+    if aval.sharding is None or not (any(aval.sharding.spec) or speaks_of_sums(aval.sharding.spec)):
+        if has_sums:
+            _raise_not_typed(what, name, aval, spec)
         return
     kinds = zip(aval.sharding.mesh.axis_names, aval.sharding.mesh.axis_types, strict=True)
     explicit = [a for a, kind in kinds if kind is AxisType.Explicit]
     for d in range(aval.ndim):
         own = [a for a in aval.sharding.spec.axes_of(d) if manual is None or a in manual]
         if own != [a for a in spec.axes_of(d) if a in explicit]:
-            raise ShardingError(
-                f"{current_source()}: {what}: {name} is {aval.short()}, and its in_spec is {spec}; "
-                f"nothing is moved silently. Leave in_specs out, or pass reshard({name}, {spec})"
-            )
+            _raise_not_typed(what, name, aval, spec)
+    mine = _inferred_spec(what, aval, mesh, manual)
+    if (mine.unreduced, mine.reduced) != (spec.unreduced, spec.reduced):
+        _raise_not_typed(what, name, aval, spec)
+
+
+def _raise_not_typed(what: str, name: str, aval: ShapedArray, spec: PartitionSpec) -> NoReturn:
+    raise ShardingError(
+        f"{current_source()}: {what}: {name} is {aval.short()}, and its in_spec is {spec}; "
+        f"nothing is moved silently. Leave in_specs out, or pass reshard({name}, {spec})"
+    )
 
 
 def _check_out(
@@ -419,13 +433,29 @@ def _check_out(
             f"its out_spec {spec} has {len(spec)} entries; it may have at most one for each dim"
         )
     _sharding(what, mesh, spec)
-    loose = [a for a in axes if a in aval.vma and a not in spec.all_axes()]
+    _check_sum(f"{current_source()}: {what}: output {k}", aval, spec)
+    loose = [a for a in axes if a in aval.vma and a not in spec.varying_axes()]
     if loose:
         names = ", ".join(repr(a) for a in loose)
         raise ShardingError(
             f"{current_source()}: {what}: output {k} has out_spec {spec}, which says that it is "
             f"equal along mesh axis {names}, but it varies there (its type is {aval}). Combine it "
             f"first, e.g. lax.psum(x, {loose[0]!r}), or put {loose[0]!r} into the out_spec."
+        )
+
+
+def _check_sum(what: str, aval: ShapedArray, spec: PartitionSpec) -> None:
+    """Raise unless an output can be the terms of a sum, or reduced, where its spec says so."""
+    _, reduced = manual_sets(aval)
+    for axis in sorted(spec.unreduced - aval.vma, key=repr):
+        raise ShardingError(
+            f"{what} has out_spec {spec}, which says that each device along {axis!r} has a term "
+            f"of a sum, but it is equal there (its type is {aval}); leave {axis!r} out of unreduced"
+        )
+    for axis in sorted(reduced - spec.reduced, key=repr):
+        raise ShardingError(
+            f"{what} is {aval}, and its out_spec {spec} does not say that it is reduced along "
+            f"{axis!r}; write P(..., reduced={{{axis!r}}})"
         )
 
 

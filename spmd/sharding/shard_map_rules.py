@@ -22,7 +22,7 @@ from spmd.collectives.psum import psum_p
 from spmd.core.aval import ShapedArray, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.call import derived, nonzero, spread
-from spmd.core.explicit import stacked_aval
+from spmd.core.explicit import match_sharding, stacked_aval
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.jvp import jvp_jaxpr
 from spmd.core.linearize import LinearizeTrace, linearize_jaxpr
@@ -35,6 +35,7 @@ from spmd.lax.arithmetic import div
 from spmd.lax.control import inner_axes, inner_effects
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
 from spmd.sharding.lockstep_interpreter import Lockstep
+from spmd.sharding.manual_sums import aval_with_sets, without_sets
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.spec import Mesh, PartitionSpec
 
@@ -58,12 +59,15 @@ def piece_aval(
 ) -> ShapedArray:
     """The type of a global value on one device, or on those of one position along manual axes."""
     shape = tuple(size // mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
-    vma = aval.vma | frozenset(spec.all_axes()) if kind == "manual" else aval.vma
+    vma = aval.vma | frozenset(spec.varying_axes()) if kind == "manual" else aval.vma
     piece = aval.update(shape=shape, vma=vma)
-    if manual is None or aval.sharding is None:
+    if manual is not None and aval.sharding is not None:
+        left = aval.sharding.with_mesh(_mesh_inside(aval.sharding.mesh, manual))
+        piece = piece.update(sharding=left.explicit_part(aval.ndim))
+    if kind != "manual" or not (spec.unreduced or spec.reduced):
         return piece
-    left = NamedSharding(_mesh_inside(aval.sharding.mesh, manual), aval.sharding.spec)
-    return piece.update(sharding=left.explicit_part(aval.ndim))
+    inside = _mesh_inside(mesh.abstract_mesh, axes_of_map(mesh, manual))
+    return aval_with_sets(piece, spec.unreduced, spec.reduced, inside)
 
 
 def _mesh_inside(mesh: AbstractMesh, manual: tuple[Any, ...]) -> AbstractMesh:
@@ -78,7 +82,12 @@ def whole_aval(
     shape = tuple(size * mesh.axis_size(spec.axes_of(d)) for d, size in enumerate(aval.shape))
     bare = aval.update(shape=shape, vma=aval.vma - frozenset(axes_of_map(mesh, manual)))
     inside = aval.sharding.spec if aval.sharding is not None else PartitionSpec()
-    whole = PartitionSpec(*[(*spec.axes_of(d), *inside.axes_of(d)) for d in range(aval.ndim)])
+    left = [
+        axes.difference(axes_of_map(mesh, manual)) for axes in (inside.unreduced, inside.reduced)
+    ]
+    inside = inside.update(None, *left)
+    entries = [(*spec.axes_of(d), *inside.axes_of(d)) for d in range(aval.ndim)]
+    whole = (spec + inside).update(entries)
     around = frozenset(f.name for f in state.axes if f.kind == "manual")
     if not around.isdisjoint(mesh.axis_names):
         return NamedSharding(_mesh_inside(mesh.abstract_mesh, tuple(around)), whole).typed(bare)
@@ -116,15 +125,24 @@ def vary_outputs(
         tuple(a for a in s.all_axes() if a not in v.vma)
         for v, s in zip(closed.out_avals, specs, strict=True)
     ]
-    if not any(missing):
+    if not any(missing) and not any(s.unreduced or s.reduced for s in specs):
         return closed
 
     def f(*args: Any) -> list[Any]:
         outs = eval_closed(closed, *args)
-        return [pvary(x, axes) if axes else x for x, axes in zip(outs, missing, strict=True)]
+        outs = [pvary(x, axes) if axes else x for x, axes in zip(outs, missing, strict=True)]
+        return [_as_sum(x, s, inside) for x, s in zip(outs, specs, strict=True)]
 
+    inside = _mesh_inside(mesh.abstract_mesh, axes_of_map(mesh, manual))
     with mesh_axes(mesh, kind, manual):
         return close(f, closed.in_avals, closed.jaxpr.name, closed.jaxpr.arg_names)
+
+
+def _as_sum(x: Any, spec: PartitionSpec, mesh: AbstractMesh) -> Any:
+    """An output whose type says which axes a spec has as unreduced and reduced."""
+    if not spec.unreduced and not spec.reduced:
+        return x
+    return match_sharding(x, aval_with_sets(typeof(x), spec.unreduced, spec.reduced, mesh))
 
 
 def cut(value: np.ndarray, spec: PartitionSpec, mesh: Mesh) -> list[np.ndarray]:
@@ -240,17 +258,20 @@ def _stack_residuals(parts: Any, axes_here: tuple[Any, ...], kind: str) -> Any:
     def primal(*args: Any) -> list[Any]:
         outs = eval_closed(parts.primal, *args)
         residuals = [
-            broadcast_leading(x, 1) if s else x for x, s in zip(outs[n:], stacked, strict=True)
+            broadcast_leading(x, 1) if s else x
+            for x, s in zip(map(without_sets, outs[n:]), stacked, strict=True)
         ]
         return [*outs[:n], *residuals]
 
     def linear(*args: Any) -> list[Any]:
         residuals = [
-            reshape(x, a.shape) if s else x for x, a, s in zip(args, avals, stacked, strict=False)
+            match_sharding(reshape(x, a.shape) if s else x, a)
+            for x, a, s in zip(args, avals, stacked, strict=False)
         ]
         return eval_closed(parts.linear, *residuals, *args[len(avals) :])
 
-    shaped = [stacked_aval(a, 1) if s else a for a, s in zip(avals, stacked, strict=True)]
+    plain = [aval_with_sets(a) for a in avals]
+    shaped = [stacked_aval(a, 1) if s else a for a, s in zip(plain, stacked, strict=True)]
     tangent_avals = parts.linear.in_avals[len(avals) :]
     name = parts.primal.jaxpr.name
     return (
@@ -270,7 +291,7 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     def make() -> Any:
         with mesh_axes(mesh, kind, manual):
             backward, in_flags = transpose_jaxpr(jaxpr, linear, flags)
-            specs = _where(in_flags, _where(linear, ins))
+            specs = tuple(s.cotangent() for s in _where(in_flags, _where(linear, ins)))
             if kind != "manual":
                 backward = _untyped_sums(backward, mesh, _where(flags, outs), specs)
         return vary_outputs(backward, specs, mesh, kind, manual), in_flags, specs
@@ -282,7 +303,7 @@ def _transpose(cts: Any, *operands: Any, **params: Any) -> Any:
     known = [not lin for lin in linear]
     changes = {
         "jaxpr": backward,
-        "in_specs": (*_where(known, ins), *_where(flags, outs)),
+        "in_specs": (*_where(known, ins), *(s.cotangent() for s in _where(flags, outs))),
         "out_specs": specs,
         "name": f"transpose_{params['name']}",
     }

@@ -33,8 +33,9 @@ class PartitionSpec(tuple):
 
     `entries` may be fewer than the array has dims: the others are not split. The global shape must
     be a multiple of the sizes of the axes; specs do not depend on the dtype. The entry
-    `P.UNCONSTRAINED` leaves a dim to the compiler. `unreduced` and `reduced` are sets of axes, kept
-    for programs that read them. Specs are joined by `+`, and no spec equals a plain tuple.
+    `P.UNCONSTRAINED` leaves a dim to the compiler. Along the axes of the set `unreduced` the value
+    is the sum of what the devices hold; along those of `reduced` each device holds the value, and
+    cotangents are unreduced. Specs are joined by `+`, and no spec equals a plain tuple.
 
     Raises `ArgumentError` if `unreduced` or `reduced` is no set, and `ShardingError` if an axis is
     in both, or also splits a dim.
@@ -84,6 +85,16 @@ class PartitionSpec(tuple):
             unreduced=self.unreduced if unreduced is None else unreduced,
             reduced=self.reduced if reduced is None else reduced,
         )
+
+    def cotangent(self) -> PartitionSpec:
+        """How the cotangent of a value is laid out: `reduced` and `unreduced` change places."""
+        if not self.unreduced and not self.reduced:
+            return self
+        return self.update(unreduced=self.reduced, reduced=self.unreduced)
+
+    def varying_axes(self) -> tuple[Any, ...]:
+        """Every mesh axis along which devices hold different shards or terms."""
+        return (*self.all_axes(), *sorted(self.unreduced, key=repr))
 
     def axes_of(self, dim: int) -> tuple[Any, ...]:
         """The mesh axes that split one dim, major first."""

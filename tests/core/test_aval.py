@@ -47,8 +47,8 @@ def test_typeof_gives_the_aval_of_a_value(value, text):
 
 def test_avals_print_dtype_shape_and_axes():
     a = ShapedArray((2,), np.float32, vma=frozenset({"j", "i"}))
-    assert a.short() == "f32[2]{i,j}"
-    assert str(a) == "float32[2]{i,j}"
+    assert a.short() == "f32[2]{V:(i,j)}"
+    assert str(a) == "float32[2]{V:(i,j)}"
 
 
 def test_objects_with_the_array_protocol_are_arrays():

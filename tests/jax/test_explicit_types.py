@@ -9,19 +9,21 @@ import pytest
 
 pytest.importorskip("jax", reason="JAX is an oracle of these tests: pip install jax")
 
-from tests.sharding.explicit_programs import KINDER, PROGRAMS, REFUSED
+from tests.sharding import explicit_programs, unreduced_programs
+from tests.sharding.explicit_programs import REFUSED
 
 IN_JAX = """
 import json, jax, numpy as np, jax.numpy as jnp
 from jax import lax, nn, random
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, auto_axes, reshard
-from tests.sharding.explicit_programs import KINDER, PROGRAMS, operands
+from jax import grad, jit, vmap
+from tests.sharding.{table} import KINDER, PROGRAMS, operands
 
 mesh = jax.make_mesh((2, 2), ("x", "y"), (AxisType.Explicit,) * 2)
 jax.set_mesh(mesh)
 names = globals() | operands(jax, jnp, mesh, jax.sharding)
-found = {}
-for program in {**PROGRAMS, **KINDER}:
+found = {{}}
+for program in {{**PROGRAMS, **KINDER}}:
     try:
         leaves = jax.tree_util.tree_leaves(eval(program, names))
         found[program] = " ".join(str(jax.typeof(x)) for x in leaves)
@@ -31,12 +33,15 @@ print(json.dumps(found))
 """
 
 
-def test_jax_gives_the_types_of_the_table_and_refuses_what_it_says(run_python: Any):
+@pytest.mark.parametrize("table", [explicit_programs, unreduced_programs])
+def test_jax_gives_the_types_of_the_table_and_refuses_what_it_says(table: Any, run_python: Any):
+    name = table.__name__.rpartition(".")[2]
     env = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    done = run_python(["-c", IN_JAX], env=env, timeout=300)
+    done = run_python(["-c", IN_JAX.format(table=name)], env=env, timeout=300)
     assert done.returncode == 0, done.stderr
     in_jax = json.loads(done.stdout.splitlines()[-1])
     refused = {program for program, types in in_jax.items() if types.startswith("raises ")}
-    assert refused == {p for p, types in PROGRAMS.items() if types == REFUSED} | set(KINDER)
-    wrong = {p: in_jax[p] for p, types in PROGRAMS.items() if in_jax[p] != types != REFUSED}
+    programs = table.PROGRAMS
+    assert refused == {p for p, types in programs.items() if types == REFUSED} | set(table.KINDER)
+    wrong = {p: in_jax[p] for p, types in programs.items() if in_jax[p] != types != REFUSED}
     assert not wrong

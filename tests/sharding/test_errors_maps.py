@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "output varies": (
         mapped(g, P("i"), P(), X),
         "shard_map(g): output 0 has out_spec PartitionSpec(), which says that it is equal along "
-        "mesh axis 'i', but it varies there (its type is float32[1]{i}). Combine it first, e.g. "
+        "mesh axis 'i', but it varies there (its type is float32[1]{V:i}). Combine it first, e.g. "
         "lax.psum(x, 'i'), or put 'i' into the out_spec.",
     ),
     "output too small": (

@@ -396,11 +396,17 @@ def test_a_dim_that_is_left_to_the_compiler():
             place()
 
 
-def test_shardings_of_sums_are_not_supported():
+def test_layouts_of_terms_of_a_sum_differ_from_others():
     mesh = make_mesh((2, 2), ("x", "y"))
-    for spec in (P("x", unreduced={"y"}), P(reduced={"x"})):
-        with pytest.raises(ShardingError, match=r"not supported yet; sum them with lax\.psum"):
-            NamedSharding(mesh, spec)
+    whole, terms, reduced = (
+        NamedSharding(mesh, spec)
+        for spec in (P("x"), P("x", unreduced={"y"}), P("x", reduced={"y"}))
+    )
+    assert whole.layout == reduced.layout != terms.layout
+    assert terms.shard_shape((4, 4)) == (2, 4)
+    assert not NamedSharding(mesh, P(unreduced={"y"})).is_fully_replicated
+    assert NamedSharding(mesh, P(reduced={"y"})).is_fully_replicated
+    assert terms.cotangent() == reduced and whole.cotangent() is whole
 
 
 @pytest.mark.parametrize("wrong", [None, "x", ("x",)], ids=repr)

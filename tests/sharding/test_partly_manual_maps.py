@@ -83,7 +83,7 @@ def test_types_inside_say_what_is_left():
         spmd.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"x"})(
             put(X, mesh, "x", "y")
         )
-    assert seen == ["f32[4,4@y]{x}", "f32[4,4]{x}", "f32[4,4@y]{x}"]
+    assert seen == ["f32[4,4@y]{V:x}", "f32[4,4]{V:x}", "f32[4,4@y]{V:x}"]
 
 
 @pytest.mark.parametrize("split", [("x",), ("x", "y"), ()], ids=str)

@@ -206,13 +206,13 @@ def test_types_know_what_varies():
         X, np.float32(1)
     )
     assert seen == {
-        "x": "float32[4,2]{x,y}",
+        "x": "float32[4,2]{V:(x,y)}",
         "w": "float32[]",
-        "product": "float32[4,2]{x,y}",
-        "sum_x": "float32[4,2]{y}",
+        "product": "float32[4,2]{V:(x,y)}",
+        "sum_x": "float32[4,2]{V:y}",
         "sum_all": "float32[4,2]",
-        "index": "int32[]{y}",
-        "cast": "float32[]{x}",
+        "index": "int32[]{V:y}",
+        "cast": "float32[]{V:x}",
     }
 
 

@@ -42,6 +42,7 @@ from spmd.lax.slicing import slice_p
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array, alias, from_numpy, from_shards, shard_value
 from spmd.sharding.call_cache import hook
+from spmd.sharding.explicit_layouts import reshard_p
 from spmd.sharding.named import NamedSharding, meshes_of_types
 from spmd.sharding.operand_layouts import Layouts, layouts_of
 from spmd.sharding.shard_map_rules import shard_map_p
@@ -187,15 +188,18 @@ def _laid_out(prim: Primitive, x: Any, params: dict[str, Any]) -> Array | None:
         raise ShardingError(
             f"{prim.name}: {params['mesh']} has no devices; give a sharding over a Mesh"
         )
-    sharding = NamedSharding(mesh, params["spec"])
-    return shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())
+    spec = params["spec"]
+    sharding = NamedSharding(mesh, spec.update(unreduced=frozenset()))
+    placed = shard_value(to_numpy(x), typeof(x).strip_sharding(), sharding, process_index())
+    return reshard_p.bind(placed, mesh=mesh, spec=spec) if spec.unreduced else placed
 
 
 def _auto_alias(x: Any, now: NamedSharding, axes: tuple[Any, ...] | None) -> Array:
-    """The same array over a mesh some axes of which, or all, are `Auto`."""
+    """The same array over a mesh some axes of which, or all, are `Auto`; its sum is made."""
+    if now.spec.unreduced:
+        x = reshard_p.bind(x, mesh=now.mesh, spec=now.spec.update(unreduced=frozenset()))
     mesh = now.mesh
-    types = mesh.types_with(AxisType.Auto, axes)
-    sharding = NamedSharding(mesh.update(axis_types=types), now.spec)
+    sharding = now.with_mesh(mesh.update(axis_types=mesh.types_with(AxisType.Auto, axes)))
     return from_shards(x.aval, sharding, [alias(s) for s in x.shards])
 
 

@@ -43,7 +43,7 @@ from spmd.compile.native.program.stored import (
 from spmd.compile.native.runtime.allocator import Block, alloc
 from spmd.compile.native.runtime.async_queue import QUEUE, Job
 from spmd.compile.native.runtime.run import NativeProgram
-from spmd.core.aval import ShapedArray
+from spmd.core.aval import NO_AXES, ShapedArray
 from spmd.core.ir import ClosedJaxpr
 from spmd.core.trace import to_numpy
 from spmd.sharding.array import Array, from_memory, from_shards
@@ -81,7 +81,7 @@ class Executable:
         donated: Sequence[bool] = (),
     ):
         self.in_avals = tuple(closed.in_avals)
-        self.out_avals = tuple(closed.out_avals)
+        self.out_avals = tuple([a.update(vma=NO_AXES) if a.vma else a for a in closed.out_avals])
         self.donated = tuple(donated) or (False,) * len(self.in_avals)
         self._optimise = optimise
         # Executables are remembered with their jaxprs, weakly: they must not keep them alive.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from spmd.base.record import record
-from spmd.collectives.axis import pvary_p
+from spmd.collectives.axis import pcast_p, pvary_p
 from spmd.compile.expressions.scalar_ops import is_elementwise
 from spmd.compile.passes.algebra import (
     PRODUCERS,
@@ -83,7 +83,7 @@ class _Simplifier:
             ins, facts = writer.read_all(eqn.invars), facts_of(eqn)
             has_literal = Literal in map(type, ins)
             if len(eqn.outvars) == 1 and not eqn.effects:
-                if eqn.prim is pvary_p:  # variation matters to types, which have done their work
+                if eqn.prim in (pcast_p, pvary_p):  # types have done their work
                     writer.define(eqn.outvars[0], ins[0])
                     continue
                 found = self.rewrite(eqn, ins, facts, has_literal)

@@ -13,6 +13,26 @@ from spmd.errors import ShardingTypeError
 from tests.multiprocess.programs.partition import check
 
 
+def sums(X: np.ndarray, W: np.ndarray) -> None:
+    """Sums that are not made yet, and gradients of values that are reduced."""
+    along = P(None, "x"), P("x", None)
+    a, b = spmd.device_put(X[:, :12].T, along[0]), spmd.device_put(X, along[1])
+    terms = snp.matmul(a, b, out_sharding=P(unreduced={"x"}))
+    check(spmd.reshard(terms + terms, P()), 2 * X.T @ X, "a sum of terms")
+    check(spmd.jit(lambda t: spmd.reshard(2.0 * t, P("y")))(terms), 2 * X.T @ X, "scattered")
+    w = spmd.device_put(W, P(reduced={"x"}))
+
+    def loss(w: Any) -> Any:
+        layer = lambda x, w: x @ w  # noqa: E731
+        specs = P("x"), P(reduced={"x"})
+        return (spmd.shard_map(layer, in_specs=specs, out_specs=P("x"))(b, w) ** 2).sum()
+
+    for f in (spmd.grad(loss), spmd.jit(spmd.grad(loss))):
+        slope = f(w)
+        assert spmd.typeof(slope).sharding.spec.unreduced == {"x"}
+        check(spmd.reshard(slope, P()), 2 * X.T @ (X @ W), "an unreduced gradient")
+
+
 def main() -> None:
     """Products, reductions, gradients, resharding, and a partly manual map."""
     count = spmd.device_count()
@@ -46,6 +66,7 @@ def main() -> None:
                 pass
             else:
                 raise AssertionError("an ambiguous product is no error")
+        sums(X, W)
         total = spmd.shard_map(lambda x: lax.psum(x, "x"), out_specs=P(), axis_names={"x"})
         check(spmd.jit(total)(x), X.reshape(count // split, -1, 12).sum(0), "a partly manual map")
     if spmd.process_index() == 0:
