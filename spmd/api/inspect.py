@@ -22,11 +22,11 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.base.util import function_name
-from spmd.compile.dispatch.stages import ShapeDtypeStruct, describe
+from spmd.compile.dispatch.stages import describe
 from spmd.core.argument_names import (
     debug_info,
 )
-from spmd.core.aval import ShapedArray, is_arraylike, typeof
+from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear

@@ -238,3 +238,56 @@ for _kind in (bool, int, float, complex):
     register_array_type(_kind, _scalar_aval(_kind))
 register_array_type(np.ndarray, _numpy_aval)
 register_array_type(np.generic, _numpy_aval)
+
+
+# ---- ShapeDtypeStruct --------------------------------------------------------------------------
+
+
+class ShapeDtypeStruct:
+    """A shape and dtype without data: what `eval_shape` and `make_jaxpr` take and return.
+
+    `sharding` and `weak_type` are those of the array that it stands for.
+
+    >>> spmd.ShapeDtypeStruct((2, 3), np.float32)
+    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
+    """
+
+    __slots__ = ("dtype", "shape", "sharding", "weak_type")
+
+    def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
+        self.shape = tuple(shape)
+        self.dtype = np.dtype(dtype)
+        self.sharding = sharding
+        self.weak_type = weak_type
+
+    ndim = property(lambda self: len(self.shape))
+    size = property(lambda self: int(np.prod(self.shape)))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShapeDtypeStruct)
+            and (self.shape, self.dtype) == (other.shape, other.dtype)
+            and (self.sharding, self.weak_type) == (other.sharding, other.weak_type)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.sharding, self.weak_type))
+
+    def __repr__(self) -> str:
+        sharding = "" if self.sharding is None else f", sharding={self.sharding}"
+        dtype = dtypes.long_name(self.dtype)
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding})"
+
+    def update(self, **changes: Any) -> ShapeDtypeStruct:
+        """The same with some of `shape`, `dtype`, `sharding` and `weak_type` changed."""
+        kept = {name: getattr(self, name) for name in self.__slots__}
+        return ShapeDtypeStruct(**(kept | changes))
+
+
+def _aval_of(struct: ShapeDtypeStruct) -> ShapedArray:
+    aval = ShapedArray(struct.shape, struct.dtype, struct.weak_type)
+    typed = getattr(struct.sharding, "typed", None)  # what no sharding is says nothing
+    return aval if typed is None else typed(aval)
+
+
+register_array_type(ShapeDtypeStruct, _aval_of)

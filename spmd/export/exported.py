@@ -27,8 +27,7 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.compile.dispatch.jit import JitFunction
-from spmd.compile.dispatch.stages import ShapeDtypeStruct
-from spmd.core.aval import ShapedArray, typeof
+from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.check import check_jaxpr
 from spmd.core.custom_vjp import custom_vjp
 from spmd.core.rewrite import eval_closed

@@ -17,7 +17,7 @@ from spmd.base.errors import ArgumentError
 from spmd.base.tree import TreeDef, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from spmd.base.util import function_name
 from spmd.compile.dispatch.jit import JitFunction
-from spmd.compile.dispatch.stages import ShapeDtypeStruct
+from spmd.core.aval import ShapeDtypeStruct
 from spmd.export import onnx_control, onnx_index, onnx_rules, onnx_windows, unify  # noqa: F401
 from spmd.export.encode import decode_number, dtype_named
 from spmd.export.exported import constraints_of, info_at, info_of, symbols_of

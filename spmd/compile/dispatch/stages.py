@@ -10,15 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from spmd.base import dtypes
 from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import record
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.compile.dispatch.signature import Signature, Split
 from spmd.compile.lazy import cost_model, memory_analysis, pipeline, select
-from spmd.core.aval import ShapedArray, register_array_type, typeof
+from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array, check_donated
 from spmd.sharding.named import NamedSharding
@@ -29,56 +26,6 @@ if TYPE_CHECKING:
     from spmd.compile.executable.memory_analysis import MemoryAnalysis
     from spmd.compile.executable.select import MeshProgram
     from spmd.compile.passes.pipeline import Report
-
-
-class ShapeDtypeStruct:
-    """A shape and dtype without data: what `eval_shape` and `make_jaxpr` take and return.
-
-    `sharding` and `weak_type` are those of the array that it stands for.
-
-    >>> spmd.ShapeDtypeStruct((2, 3), np.float32)
-    ShapeDtypeStruct(shape=(2, 3), dtype=float32)
-    """
-
-    __slots__ = ("dtype", "shape", "sharding", "weak_type")
-
-    def __init__(self, shape: Any, dtype: Any, *, sharding: Any = None, weak_type: bool = False):
-        self.shape = tuple(shape)
-        self.dtype = np.dtype(dtype)
-        self.sharding = sharding
-        self.weak_type = weak_type
-
-    ndim = property(lambda self: len(self.shape))
-    size = property(lambda self: int(np.prod(self.shape)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShapeDtypeStruct)
-            and (self.shape, self.dtype) == (other.shape, other.dtype)
-            and (self.sharding, self.weak_type) == (other.sharding, other.weak_type)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, self.sharding, self.weak_type))
-
-    def __repr__(self) -> str:
-        sharding = "" if self.sharding is None else f", sharding={self.sharding}"
-        dtype = dtypes.long_name(self.dtype)
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtype}{sharding})"
-
-    def update(self, **changes: Any) -> ShapeDtypeStruct:
-        """The same with some of `shape`, `dtype`, `sharding` and `weak_type` changed."""
-        kept = {name: getattr(self, name) for name in self.__slots__}
-        return ShapeDtypeStruct(**(kept | changes))
-
-
-def _aval_of(struct: ShapeDtypeStruct) -> ShapedArray:
-    aval = ShapedArray(struct.shape, struct.dtype, struct.weak_type)
-    sharding = struct.sharding
-    return sharding.typed(aval) if isinstance(sharding, NamedSharding) else aval
-
-
-register_array_type(ShapeDtypeStruct, _aval_of)
 
 
 def describe(aval: ShapedArray) -> ShapeDtypeStruct:
