@@ -105,8 +105,9 @@ def expect_collectives(at_most: int | str | None = None, **counts: int) -> Colle
 def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Movement]:
     """Print how a call is laid out and what it moves: `sharding(f)(*args)`; it does not run.
 
-    The text has the type of each argument and result with the mesh axes that split its dims, and
-    below each line of the user's the collectives that it causes, with the bytes that a device
+    The text has the type of each argument and result with the mesh axes that split its dims. For
+    each line of the user's it has the same of the value that the line computes, and who decided how
+    that is split; below it stand the collectives that the line causes, with the bytes that a device
     receives. `args` are arrays of any shapes and dtypes. Returns an object with `collectives`, as
     `collectives` gives them, and `received`, the bytes in all; its `str` is the text, which
     `show=False` does not print.
@@ -116,6 +117,7 @@ def sharding(fun: Callable[..., Any], *, show: bool = True) -> Callable[..., Mov
     >>> spmd.debug.sharding(spmd.jit(lambda x: x * 2))(x).received
     <lambda> over Mesh('x': 4, axis_types=(Explicit,))
       x: f32[8@x,8]
+    ...   f32[8@x,8], by its type
       result: f32[8@x,8]
     0 collectives; each device receives 0 B
     0

@@ -10,11 +10,16 @@ from typing import Any
 from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source
 from spmd.base.tree import keystr, tree_flatten_with_path
-from spmd.compile.executable.select import MeshProgram
+from spmd.compile.executable.select import MeshProgram, partitioned
 from spmd.compile.lower.collective import KINDS
+from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs
 from spmd.debug.program import Program
+from spmd.partition.propagate import Cell, Plan, Scope
 from spmd.sharding.named import NamedSharding
+from spmd.sharding.operand_layouts import layouts_of
+
+NO_VALUES: Mapping[Source, str] = {}
 
 
 @record
@@ -89,16 +94,55 @@ def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
     return Collective(kind, axes, n, value, times, received, eqn.source or UNKNOWN)
 
 
-def by_line(found: Sequence[Collective]) -> list[str]:
-    """The collectives below the lines that ask for them."""
-    lines, last = [], None
+def by_line(found: Sequence[Collective], values: Mapping[Source, str] = NO_VALUES) -> list[str]:
+    """The collectives below the lines that ask for them, and what is said of lines' values."""
+    asked: dict[tuple[str, int], list[Collective]] = {}
+    lines = []
     for c in found:
-        if c.source != last:
-            text = linecache.getline(c.source.file, c.source.line).strip()
-            lines.append(f"{c.source.short}  {text}".rstrip())
-            last = c.source
-        lines.append(f"  {c}")
+        asked.setdefault(_line(c.source), []).append(c)
+    said = {_line(source): (source, text) for source, text in values.items()}
+    for c in found:
+        said.setdefault(_line(c.source), (c.source, ""))
+    for line, (source, text) in said.items():
+        code = linecache.getline(source.file, source.line).strip()
+        lines.append("    ".join(filter(None, [f"{source.short}  {code}".rstrip(), text])))
+        lines += [f"  {c}" for c in asked.get(line, ())]
     return lines
+
+
+def _line(source: Source) -> tuple[str, int]:
+    return source.file, source.line
+
+
+def values_of(program: Program) -> dict[Source, str]:
+    """For each line whose value is split: the value's type, and who decided that."""
+    plans: list[Plan] = []
+    traced = program.traced
+    partitioned(traced.jaxpr, layouts_of(traced.split.leaves), plans)
+    found: dict[tuple[str, int], tuple[Source, str]] = {}
+    left: set[tuple[str, int]] = set()
+    before = ("", 0)
+    for source, aval, cell in (row for plan in plans for row in _rows(plan.top)):
+        line = _line(source)
+        if line != before:
+            left.add(before)  # what a backward pass computes for the line comes later
+            before = line
+        if line not in left and any(cell.axes) and source.line:
+            split = [(axes, by) for axes, by in zip(cell.axes, cell.by, strict=True) if axes]
+            decided = " and ".join(dict.fromkeys(by for _, by in split if by))
+            text = f"{_type(aval, cell.axes)}{f', by {decided}' if decided else ''}"
+            found[line] = source, text
+    return dict(found.values())
+
+
+def _rows(scope: Scope) -> Iterator[tuple[Source, ShapedArray, Cell]]:
+    """The values of a program in its order, those of loops and calls in their place."""
+    for k, eqn in enumerate(scope.closed.eqns):
+        for inner in scope.inner.get(k, ()):
+            yield from _rows(inner)
+        for var in eqn.outvars:
+            if var in scope.cells:
+                yield eqn.source, var.aval, scope.cells[var]
 
 
 class Movement:
@@ -107,6 +151,7 @@ class Movement:
     def __init__(self, program: Program):
         self.program = program
         self.collectives = collectives_of(program)
+        self.values = values_of(program)
 
     @property
     def received(self) -> int:
@@ -123,23 +168,27 @@ class Movement:
         arguments = self.program.traced.jaxpr.jaxpr.arg_names
         for k, (sharding, aval) in enumerate(shardings):
             name = arguments[k] if k < len(arguments) else f"argument {k}"
-            lines.append(f"  {name}: {_type(aval, sharding)}")
-        lines += by_line(self.collectives)
+            lines.append(f"  {name}: {_laid_out(aval, sharding)}")
+        lines += by_line(self.collectives, self.values)
         tree = self.program.traced.out_tree
         paths, _ = tree_flatten_with_path(tree.unflatten(range(tree.num_leaves)))
         results = zip(paths, found.output_shardings, found.out_avals, strict=True)
-        lines += [f"  result{keystr(path)}: {_type(a, s)}" for (path, _), s, a in results]
+        lines += [f"  result{keystr(path)}: {_laid_out(a, s)}" for (path, _), s, a in results]
         count = sum(c.times for c in self.collectives)
         lines.append(f"{count} collectives; each device receives {size_text(self.received)}")
         return "\n".join(lines)
 
 
-def _type(aval: Any, sharding: NamedSharding | None) -> str:
-    """A type as explicit mode writes it, `f32[8@x,4]`."""
+def _laid_out(aval: Any, sharding: NamedSharding | None) -> str:
+    """The type of an argument or a result."""
     if sharding is None:
         return f"{aval.short()} unused"
+    return _type(aval, [sharding.spec.axes_of(d) for d in range(aval.ndim)])
+
+
+def _type(aval: Any, split: Sequence[Sequence[Any]]) -> str:
+    """A type as explicit mode writes it, `f32[8@x,4]`."""
     dims = []
-    for d, size in enumerate(aval.shape):
-        axes = sharding.spec.axes_of(d)
+    for size, axes in zip(aval.shape, split, strict=True):
         dims.append(f"{size}@{'+'.join(map(str, axes))}" if axes else str(size))
     return f"{aval.short().partition('[')[0]}[{','.join(dims)}]"

@@ -41,15 +41,26 @@ def compile_program(
             flat = pipeline.inline_calls(closed)
             if not set(flat.jaxpr.outvars) - set(flat.eqns[0].outvars):
                 return MeshProgram(flat, flat.eqns[0], donated)
-        mesh = _mesh_of(closed, layouts or ())
-        if mesh is not None:
-            given = layouts or [None] * len(closed.in_avals)
-            specs = [None if s is None else spec_over(mesh, s) for s in given]
-            made = partition.partition(closed, mesh, specs, [None] * len(closed.out_avals))
-            if made is not None:
-                return MeshProgram(made, made.eqns[0], donated)
+        made = partitioned(closed, layouts)
+        if made is not None:
+            return MeshProgram(made, made.eqns[0], donated)
         _check_no_partly_manual_map(closed)
         return compile_jaxpr(closed, donated, optimised)
+
+
+def partitioned(
+    closed: ClosedJaxpr, layouts: Layouts | None, plans: list[Any] | None = None
+) -> ClosedJaxpr | None:
+    """A program over a mesh as one `shard_map` equation; None if it is not over one.
+
+    The partitioner's plan is added to `plans`.
+    """
+    mesh = _mesh_of(closed, layouts or ())
+    if mesh is None:
+        return None
+    given = layouts or [None] * len(closed.in_avals)
+    specs = [None if s is None else spec_over(mesh, s) for s in given]
+    return partition.partition(closed, mesh, specs, [None] * len(closed.out_avals), plans)
 
 
 def _mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:

@@ -1,0 +1,78 @@
+"""`debug.sharding`: values by the user's lines, who decided how they are split, and what moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd
+import spmd.numpy as snp
+from spmd import NamedSharding, P, debug, lax
+from spmd.sharding import AxisType
+
+
+def laid_out(f: Any, *args: Any) -> list[str]:
+    """The lines of the text below those of arguments, each without its place in this file."""
+    text = str(debug.sharding(f, show=False)(*args)).splitlines()
+    lines = [line for line in text if "test_communication.py" in line]
+    return [line.split("  ", 1)[1] for line in lines]
+
+
+def put(x: np.ndarray, mesh: spmd.Mesh, *spec: Any) -> spmd.Array:
+    return spmd.device_put(x, NamedSharding(mesh, P(*spec)))
+
+
+X = np.ones((16, 8), np.float32)
+W = np.ones((8, 12), np.float32)
+
+
+def test_values_are_split_by_arguments_constraints_results_and_types():
+    mesh = spmd.make_mesh((2, 2), ("data", "model"), AxisType.Auto)
+    columns = NamedSharding(mesh, P(None, "model"))
+
+    def f(x: Any, w: dict[str, Any]) -> Any:
+        h = snp.tanh(x @ w["up"])
+        y = lax.with_sharding_constraint(snp.ones((4, 4)), columns)
+        return h.sum(1), y * 2
+
+    text = laid_out(f, put(X, mesh, "data"), {"up": put(W, mesh, None, "model")})
+    assert text[0] == ("""h = snp.tanh(x @ w["up"])    f32[16@data,12@model], by x and w['up']""")
+    assert text[1].startswith("y = lax.with_sharding_constraint(snp.ones((4, 4)), columns)    ")
+    assert "f32[4,4@model], by the constraint at " in text[1]
+    assert text[2].startswith("return h.sum(1), y * 2    f32[")
+
+    rows = NamedSharding(mesh, P("data"))
+    wanted = spmd.jit(lambda x: x * 2, out_shardings=rows)
+    assert "f32[16@data,8], by the constraint at " in laid_out(wanted, X)[0]
+
+
+def test_explicit_types_and_the_least_time_decide_too():
+    mesh = spmd.make_mesh((4,), ("x",), AxisType.Explicit)
+    (line,) = laid_out(lambda x: snp.sin(x) * 2, put(X, mesh, "x"))
+    assert line.endswith("f32[16@x,8], by its type")
+    auto = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+
+    def neighbours(x: Any) -> Any:
+        inner = x[1:-1] * 2
+        return inner.sum()
+
+    first, *_ = laid_out(neighbours, put(np.ones((4096, 64), np.float32), auto, "x"))
+    assert first == "inner = x[1:-1] * 2    f32[4094@x,64], by the least time"
+
+
+def test_what_a_line_moves_stands_below_it():
+    mesh = spmd.make_mesh((4,), ("x",), AxisType.Auto)
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        return y.sum(0)
+
+    text = str(debug.sharding(f, show=False)(put(X, mesh, "x"))).splitlines()
+    assert text[2].endswith("y = x * 2    f32[16@x,8], by x")
+    assert text[3].endswith("return y.sum(0)")
+    assert text[4] == "  all_reduce f32[8] over x (4): 48 B received"
+
+
+def test_a_program_of_one_device_says_so():
+    assert "a program of one device" in str(debug.sharding(lambda x: x + 1, show=False)(X))
