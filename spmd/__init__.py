@@ -111,6 +111,7 @@ if _typing.TYPE_CHECKING:
         checkpoints,
         custom_batching,
         custom_derivatives,
+        custom_partitioning,
         debug,
         distributed,
         export,
@@ -123,14 +124,15 @@ if _typing.TYPE_CHECKING:
         profiler,
         random,
         scipy,
+        shard_alike,
         typing,
     )
 
 # Not every program needs these: they are imported when they are first asked for.
 __getattr__, __dir__ = _attach(__name__, (
-    "ad_checkpoint", "checkify", "checkpoints", "custom_batching", "custom_derivatives", "debug",
-    "distributed", "export", "extend", "flatten_util", "jet", "multihost", "nn", "ops", "profiler",
-    "random", "scipy", "typing",
+    "ad_checkpoint", "checkify", "checkpoints", "custom_batching", "custom_derivatives",
+    "custom_partitioning", "debug", "distributed", "export", "extend", "flatten_util", "jet",
+    "multihost", "nn", "ops", "profiler", "random", "scipy", "shard_alike", "typing",
 ))  # fmt: skip
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.

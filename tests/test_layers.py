@@ -55,9 +55,9 @@ FLOORS = (
     "compile",
     "api",
     "numpy random nn scipy",
-    "ad_checkpoint checkify checkpoints custom_batching custom_derivatives tree tree_util "
-    "flatten_util dtypes errors distributed multihost ops jet extend export debug profiler testing "
-    "typing __main__",
+    "ad_checkpoint checkify checkpoints custom_batching custom_derivatives custom_partitioning "
+    "shard_alike tree tree_util flatten_util dtypes errors distributed multihost ops jet extend "
+    "export debug profiler testing typing __main__",
 )
 
 # Each optional or late package has one entrance.

@@ -49,6 +49,8 @@ MODULES = (
     "spmd.profiler",
     "spmd.checkpoints",
     "spmd.custom_batching",
+    "spmd.custom_partitioning",
+    "spmd.shard_alike",
     "spmd.export",
     "spmd.testing",
 )

@@ -23,6 +23,7 @@ NAMESPACES = (
     "spmd",
     "spmd.checkify",
     "spmd.custom_derivatives",
+    "spmd.custom_partitioning",
     "spmd.debug",
     "spmd.distributed",
     "spmd.dtypes",

@@ -116,8 +116,8 @@ def positional(
     if any(name in kwargs for name in bound.kwargs):
         names = ", ".join(bound.kwargs)
         raise ArgumentError(
-            f"{function_name(f)}: keyword-only arguments ({names}) are not supported by "
-            "custom derivative rules; make them positional"
+            f"{function_name(f)}: keyword-only arguments ({names}) are not supported "
+            "by functions with rules of their own; make them positional"
         )
     return list(bound.args)
 

@@ -19,16 +19,15 @@ from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
 from spmd.lax.control_scan import named_scan, scan_p
 from spmd.lax.control_while import named_while, while_p
-from spmd.partition.propagate import Axes, Cell, Scope, Split
+from spmd.partition.custom_calls import Run, write_custom_call
+from spmd.partition.propagate import Axes, Cell, Scope, Split, even
 from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.manual_sums import without_sets
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import PartitionSpec
-
-# Writes the equations of a scope on values, and gives its results.
-Run = Callable[[Scope, Sequence[Value]], list[Value]]
 
 
 def _write_constraint(
@@ -69,7 +68,7 @@ def _write_partly_manual(
         )
     ]
     outs = run(inner, values_of(inside, parts))
-    results = [inner.of(atom) for atom in body.jaxpr.outvars]
+    results = [even(inner.of(atom), inner.sizes) for atom in body.jaxpr.outvars]
     found = zip(eqn.outvars, outs, results, eqn.params["out_specs"], strict=True)
     return [
         Value(
@@ -112,6 +111,7 @@ def _write_scan(
         consts = [x.copy() for x in operands[:first]]
         outs = run(inner, [*consts, *values_of([*carried, *sliced], [*carry, *xs])])
         ends, ys = outs[: len(carry)], outs[len(carry) :]
+        stacked[:] = [even(cell, sizes) for cell in stacked]
         return read_as(ends, carried, sizes), read_as(ys, stacked, sizes)
 
     init = read_as(operands[first:last], carried, sizes)
@@ -186,4 +186,5 @@ STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
     reshard_p: _write_constraint,
     to_auto_p: _write_constraint,
     pcast_p: _write_constraint,
+    custom_partitioning_p: write_custom_call,
 }

@@ -13,9 +13,10 @@ from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Dims, Primitive
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.dot import dot_general_p
+from spmd.partition.halos import HALO, Windows
 from spmd.partition.indexing import ROWS, SLICES
 from spmd.partition.propagate import KEPT, Axes, Split
-from spmd.partition.rules import COMBINED, may_split
+from spmd.partition.rules import COMBINED, may_be_uneven, may_split
 
 # Seconds to move a byte from device to device, to begin an exchange, for one multiply-add of a
 # product and for one element of anything else.
@@ -30,7 +31,9 @@ class Choice:
 
     `have` are the splits of operands, `wanted` those that propagation decided for the results;
     `closed` are the labels of their dims that have to stay so, `terms` the axes along which readers
-    want the terms of a sum.
+    want the terms of a sum; `windows` are those of dims that halos may split. The results may be at
+    an `edge` of the program. `free` are, for each operand, the axes along which every device has it
+    whole already.
     """
 
     def __init__(
@@ -44,9 +47,16 @@ class Choice:
         closed: frozenset[int],
         sizes: Mapping[object, int],
         terms: Axes = (),
+        windows: Windows | None = None,
+        edge: bool = False,
+        free: Sequence[frozenset[object]] = (),
     ):
         self.rule = rule
         self.terms = terms
+        self.prim = prim
+        self.windows = {HALO + d: found for d, found in (windows or {}).items()}
+        self.edge = edge
+        self.free = free or (frozenset(),) * len(operands)
         self.closed = closed
         self.sizes = sizes
         self.operands = list(zip(operands, rule.operands, have, strict=True))
@@ -92,7 +102,8 @@ class Choice:
         for _, labels, split in (*self.results, *self.operands):
             for label, axes in zip(labels, split, strict=True):
                 if axis in axes:
-                    stays = may_split(self.rule, label) and not (label >= ROWS and self.slices)
+                    is_cut = label in self.windows or (label >= ROWS and self.slices)
+                    stays = may_split(self.rule, label) and not is_cut
                     every = (label,) if stays else labels
                     found.update({k: None for k in every if may_split(self.rule, k)})
         return [label for label in found if label in self.shared or self.combines]
@@ -102,13 +113,17 @@ class Choice:
         n = self.sizes[axis]
         if label is not None:
             count = n * math.prod(self.sizes[a] for a in chosen.get(label, ()))
-            if any(size % count for size in self.extent[label]):
+            if not self._fits(label, count):
                 return math.inf
         parts = math.prod(self.sizes[a] for axes in chosen.values() for a in axes)
         seconds = self.work / parts / (1 if label is None else n)
-        for aval, labels, split in self.operands:
+        if label in self.windows:
+            seconds += self._halos(label, count, chosen)
+        for (aval, labels, split), free in zip(self.operands, self.free, strict=True):
             before = _label_of(axis, labels, split)
             after = label if label in labels else None
+            if after is None and axis in free:
+                continue
             if before is not None and before != after:
                 seconds += self._move(aval, labels, chosen, n, scattered=after is not None)
         for aval, labels, split in self.results:
@@ -118,6 +133,33 @@ class Choice:
                     seconds += self._move(aval, labels, chosen, n, scattered=after is not None)
             elif label is not None and label not in labels and axis not in self.terms:
                 seconds += self._move(aval, labels, chosen, n, times=1 if after is not None else 2)
+        return seconds
+
+    def _fits(self, label: int, count: int) -> bool:
+        """Whether the dims with a label can be split in `count` parts, if need be uneven ones."""
+        for window in self.windows.get(label, {}).values():
+            if window.exchanges(count)[0] < 0:
+                return False
+        if not any(size % count for size in self.extent[label]):
+            return True
+        large = min(self.extent[label]) >= count
+        return large and label not in self.closed and may_be_uneven(self.prim, self.rule, label)
+
+    def _halos(self, label: int, count: int, chosen: Mapping[int, set[object]]) -> float:
+        """What it takes to get the rows of neighbours that windows read.
+
+        A result at an edge of the program is gathered if its parts have different sizes.
+        """
+        seconds = 0.0
+        others = {k: axes for k, axes in chosen.items() if k != label}
+        for k, window in self.windows[label].items():
+            aval, labels, _ = self.operands[k]
+            permutes, rows = window.exchanges(count)
+            parts = math.prod(self.sizes[a] for n in labels for a in others.get(n, ()))
+            seconds += permutes * EXCHANGE + BYTE * aval.nbytes / window.rows * rows / parts
+        aval, labels, _ = self.results[0]
+        if self.edge and aval.shape[labels.index(label)] % count:
+            seconds += self._move(aval, labels, others, count)
         return seconds
 
     def _move(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,13 +23,22 @@ from spmd.core.structural import (
 from spmd.lax.arithmetic import add, add_p, div_p, mul_p, neg_p, sub_p
 from spmd.lax.array import full, iota_p, squeeze_p
 from spmd.lax.attention import bind_attention
+from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type, convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.lax.slicing import pad_p
 from spmd.partition.callbacks import calls_once, write_callback
 from spmd.partition.cost import Choice
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
-from spmd.partition.indexing import split_rows, write_indexing
+from spmd.partition.halos import (
+    HALO,
+    masked,
+    windows_of,
+    with_halos,
+    write_concatenation,
+)
+from spmd.partition.indexing import ROWS, split_rows, write_indexing
+from spmd.partition.moves import is_uneven
 from spmd.partition.propagate import KEPT, Axes, Cell, Split
 from spmd.partition.rules import local_params, may_split
 from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
@@ -57,7 +67,7 @@ def write_equation(
         return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
     if any(x.cell.unreduced for x in operands):
         return _on_unreduced(eqn, rule, operands, cells, sizes)
-    kept = _kept_partial(eqn, rule, operands)
+    kept = _kept_partial(eqn, rule, operands, sizes)
     if kept:
         return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
     if not any(any(x.cell.axes) for x in operands) and not any(any(c.axes) for c in cells):
@@ -72,6 +82,9 @@ def write_equation(
         _closed_labels(rule, cells),
         sizes,
         cells[0].terms if cells else (),
+        windows_of(eqn),
+        any(cell.edge for cell in cells),
+        [x.axes_whole() for x in operands],
     )
     return _on_parts(eqn, rule, operands, cells, choice.axes(), sizes)
 
@@ -110,10 +123,13 @@ def _on_parts(
     over = tuple(a for label, own in axes.items() if label not in shared for a in own)
     for cell, split in zip(cells, splits, strict=True):
         for d, own in enumerate(split):
-            cell.offer(d, own, sizes)  # what was open is as it is made
+            # What was open is as it is made.
+            cell.offer(d, own, sizes, "the least time", uneven=True)
+    if over:
+        parts = _masked(eqn, rule, parts, axes, shared, sizes)
     if eqn.prim is scatter_add_p and over:
         return [_scattered(eqn, rule, operands[0], parts, cells[0], axes, over, sizes)]
-    outs = _bound(eqn, rule, parts, splits, sizes, split_rows(rule, axes))
+    outs = _bound(eqn, rule, parts, splits, sizes, axes)
     combine = (rule.reduces or "") if over else ""
     made = [
         Value(cell, {(split, over, combine): x})
@@ -123,13 +139,37 @@ def _on_parts(
     return made
 
 
+def _masked(
+    eqn: Eqn,
+    rule: Dims,
+    parts: Sequence[Any],
+    axes: Mapping[int, Axes],
+    shared: set[int],
+    sizes: Sizes,
+) -> list[Any]:
+    """Operands in which the rows that a device has too many do not count in a reduction."""
+    made = []
+    for x, atom, labels in zip(parts, eqn.invars, rule.operands, strict=True):
+        dtype = atom.aval.dtype
+        for d, label in enumerate(labels):
+            own, rows = axes.get(label, ()), atom.aval.shape[d]
+            if label not in shared and rows % math.prod(sizes[a] for a in own):
+                fill = np.zeros((), dtype)[()]
+                if rule.reduces in ("max", "min"):
+                    end = dtypes.min_value if rule.reduces == "max" else dtypes.max_value
+                    fill = end(dtype)[()]
+                x = masked(x, d, own, rows, fill)
+        made.append(x)
+    return made
+
+
 def _bound(
     eqn: Eqn,
     rule: Dims,
     parts: Sequence[Any],
     splits: Sequence[Split],
     sizes: Sizes,
-    rows: Mapping[int, Axes],
+    axes: Mapping[int, Axes],
 ) -> list[Any]:
     """The equation on parts of its operands; the parts of its results, split as given."""
     if eqn.prim in KEPT:
@@ -139,8 +179,15 @@ def _bound(
     if eqn.prim is iota_p:
         return [_iota(params, splits[0])]
     if eqn.prim in CUMULATIVE and splits[0][params["axis"]]:
-        axes = splits[0][params["axis"]]
-        return [write_cumulative(eqn.prim, parts[0], axes, params, sizes)]
+        along = splits[0][params["axis"]]
+        return [write_cumulative(eqn.prim, parts[0], along, params, sizes)]
+    labels = {label for own in rule.operands for label in own if HALO <= label < ROWS}
+    halos = {label - HALO: axes[label] for label in sorted(labels) if axes.get(label)}
+    if halos and eqn.prim is concatenate_p:
+        return [write_concatenation(eqn, parts, halos, sizes)]
+    if halos:
+        parts, params = with_halos(eqn, parts, windows_of(eqn), halos, params, sizes)
+    rows = split_rows(rule, axes)
     if rows:
         return [write_indexing(eqn, parts, rows, params, sizes)]
     found = eqn.prim.bind(*parts, **params)
@@ -172,7 +219,7 @@ def _scattered(
     """Each device adds its updates to zeros; the sum of these and of the operand is the result."""
     aval, split = typeof(parts[0]), _split_by(rule.results[0], axes)
     given = [full(aval.shape, 0, aval.dtype), *parts[1:]]
-    (terms,) = _bound(eqn, rule, given, [split], sizes, split_rows(rule, axes))
+    (terms,) = _bound(eqn, rule, given, [split], sizes, axes)
     made = Value(cell, {(split, over, "add"): terms})
     if operand.is_zero:
         return made
@@ -182,7 +229,7 @@ def _scattered(
 # ---- on terms of a sum -------------------------------------------------------------------------
 
 
-def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value]) -> tuple[int, ...]:
+def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value], sizes: Sizes) -> tuple[int, ...]:
     """The operands that stay partial, by number, as the result may then be partial like them.
 
     None do where that is not exact, where a total would have to be made more than once, or where a
@@ -192,6 +239,9 @@ def _kept_partial(eqn: Eqn, rule: Dims, operands: Sequence[Value]) -> tuple[int,
     partial = tuple(k for k, form in enumerate(forms) if form is not None)
     if any(form is not None and form[2] != "add" for form in forms):
         return ()
+    for x, form in zip(operands, forms, strict=True):
+        if form is not None and is_uneven(x.cell.shape, form[0], sizes):
+            return ()
     for form, labels in zip(forms, rule.operands, strict=True):
         pairs = zip(labels, form[0] if form else (), strict=False)
         if any(axes and not may_split(rule, label) for label, axes in pairs):
@@ -249,6 +299,8 @@ def _on_unreduced(
         unreduced = unreduced or x.cell.unreduced
         used.update(unreduced)
         for label, own in zip(labels, x.cell.split, strict=True):
+            if HALO <= label < ROWS:
+                continue
             if label not in axes and may_split(rule, label) and used.isdisjoint(own):
                 axes[label] = own
                 used.update(own)
@@ -261,6 +313,6 @@ def _on_unreduced(
     shared = {label for labels in rule.results for label in labels}
     over = (*unreduced, *(a for label, own in axes.items() if label not in shared for a in own))
     splits = [_split_by(labels, axes) for labels in rule.results]
-    outs = _bound(eqn, rule, parts, splits, sizes, split_rows(rule, axes))
+    outs = _bound(eqn, rule, parts, splits, sizes, axes)
     rows = zip(cells, splits, outs, strict=True)
     return [Value(cell, {(split, over, "add"): x}) for cell, split, x in rows]

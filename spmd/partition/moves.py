@@ -7,7 +7,7 @@ axis from one dim to another, which is one all_to_all; gather what is in the way
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,50 @@ from spmd.collectives.psum import pmax, pmin, psum
 from spmd.collectives.psum_scatter import psum_scatter
 from spmd.core.aval import typeof
 from spmd.lax.array import full
-from spmd.lax.dynamic import dynamic_slice, dynamic_update_slice
+from spmd.lax.dynamic import dynamic_slice, dynamic_slice_in_dim, dynamic_update_slice
 from spmd.lax.logic import eq, select
+from spmd.lax.slicing import pad, slice_in_dim
 from spmd.partition.propagate import Axes, Split
 
 _TOTALS = {"add": psum, "max": pmax, "min": pmin}
 
 
-def moved(x: Any, have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
-    """A device's part of a value as `want` splits it, from the part as `have` does."""
+def is_uneven(shape: Sequence[int], split: Split, sizes: Mapping[Any, int]) -> bool:
+    """Whether the parts of some dim have different sizes."""
+    pairs = zip(shape, split, strict=True)
+    return any(size % math.prod(sizes[a] for a in axes) for size, axes in pairs)
+
+
+def moved(x: Any, shape: Sequence[int], have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
+    """A device's part of a value of `shape` as `want` splits it, from the part as `have` does.
+
+    A dim whose parts have different sizes is whole in between.
+    """
+    if not is_uneven(shape, have, sizes) and not is_uneven(shape, want, sizes):
+        return _moved_evenly(x, have, want, sizes)
+    around, target = list(have), list(want)
+    for d, (size, own, wanted) in enumerate(zip(shape, have, want, strict=True)):
+        if own == wanted:
+            continue
+        if size % math.prod(sizes[a] for a in own):
+            x = slice_in_dim(all_gather(x, own, axis=d, tiled=True), 0, size, 1, d)
+            around[d] = ()
+        if size % math.prod(sizes[a] for a in wanted):
+            target[d] = ()
+    x = _moved_evenly(x, tuple(around), tuple(target), sizes)
+    for d, (size, now, wanted) in enumerate(zip(shape, target, want, strict=True)):
+        if now != wanted:
+            count = math.prod(sizes[a] for a in wanted)
+            rows = -(-size // count)
+            zero = np.zeros((), typeof(x).dtype)[()]
+            config = [(0, rows * count - size if k == d else 0, 0) for k in range(len(shape))]
+            x = dynamic_slice_in_dim(
+                pad(x, zero, config), axis_index(wanted) * np.int32(rows), rows, d
+            )
+    return x
+
+
+def _moved_evenly(x: Any, have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
     now = [list(axes) for axes in have]
     while True:
         x = _cut(x, now, want, sizes)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from spmd.base.errors import ShardingError
@@ -27,10 +28,19 @@ from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
-from spmd.partition.rules import LEVELS, RENAMES, level_of, may_split, rule_of
+from spmd.partition.rules import (
+    CONTRACTS,
+    LEVELS,
+    RENAMES,
+    is_row_by_row,
+    level_of,
+    may_split,
+    rule_of,
+)
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
+from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import spec_over
@@ -62,13 +72,16 @@ KEEPS_TERMS = frozenset(
 class Cell:
     """The axes that split each dim of a value; a closed dim keeps its axes."""
 
-    __slots__ = ("axes", "barred", "closed", "links", "shape", "terms", "unreduced")
+    __slots__ = ("axes", "barred", "by", "closed", "edge", "links", "shape", "terms", "unreduced")
 
     def __init__(self, aval: ShapedArray):
         self.shape = aval.shape
         self.axes: list[Axes] = [()] * aval.ndim
         self.closed = [False] * aval.ndim
+        self.by = [""] * aval.ndim  # who decided, in words
         self.links: list[Link] = []
+        # Whether the value, or one of its shape that is computed from it, leaves the program.
+        self.edge = False
         # The axes along which devices hold terms of a sum, as the type says, and those along which
         # a reader wants such terms.
         self.unreduced: Axes = ()
@@ -82,13 +95,14 @@ class Cell:
     def split(self) -> Split:
         return tuple(self.axes)
 
-    def close(self, spec: PartitionSpec) -> None:
-        """Fix the dims of which a spec speaks."""
+    def close(self, spec: PartitionSpec, by: str) -> None:
+        """Fix the dims of which a spec speaks, which is that of an argument, say."""
         for d in range(len(self.axes)):
             if d < len(spec) and spec[d] is PartitionSpec.UNCONSTRAINED:
                 continue
             self.axes[d] = spec.axes_of(d)
             self.closed[d] = True
+            self.by[d] = by
 
     def _close_typed(self, sharding: NamedSharding) -> None:
         """Fix what a type says; along other axes than explicit ones dims may be split further."""
@@ -96,22 +110,42 @@ class Cell:
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         self.barred = frozenset(a for a, kind in kinds.items() if kind is AxisType.Explicit)
         self.unreduced = self.terms = sharding.unreduced_axes
-        self.close(sharding.spec)
+        self.close(sharding.spec, "its type")
         if len(self.barred) < len(kinds):
             self.closed = [False] * len(self.axes)
 
-    def offer(self, d: int, axes: Axes, sizes: Mapping[Any, int]) -> bool:
-        """Split a dim over more axes if that is possible; whether it was done."""
+    def offer(
+        self, d: int, axes: Axes, sizes: Mapping[Any, int], by: str, uneven: bool = False
+    ) -> bool:
+        """Split a dim over more axes if that is possible; whether it was done.
+
+        In propagation parts are equally large; what is made `uneven` stays so for its readers.
+        """
         have = self.axes[d]
         if self.closed[d] or len(axes) <= len(have) or axes[: len(have)] != have:
             return False
         if not self.barred.isdisjoint(axes[len(have) :]):
             return False
         taken = {a for k, own in enumerate(self.axes) if k != d for a in own}
-        if not taken.isdisjoint(axes) or self.shape[d] % math.prod(sizes[a] for a in axes):
+        if not taken.isdisjoint(axes):
             return False
-        self.axes[d] = axes
+        if not uneven and self.shape[d] % math.prod(sizes[a] for a in axes):
+            return False
+        self.axes[d], self.by[d] = axes, by
         return True
+
+
+def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
+    """The cell, or one whose dims with unequal parts are whole, as at the edges of programs."""
+    parts = [math.prod(sizes[a] for a in axes) for axes in cell.axes]
+    if not any(size % count for size, count in zip(cell.shape, parts, strict=True)):
+        return cell
+    made = copy(cell)
+    made.axes = [
+        () if size % count else axes
+        for axes, size, count in zip(cell.axes, cell.shape, parts, strict=True)
+    ]
+    return made
 
 
 class Link:
@@ -138,7 +172,8 @@ class Link:
         for group in self.dims.values():
             axes = _agreed([cell.axes[d] for cell, d in group])
             if axes:
-                changed += [cell for cell, d in group if cell.offer(d, axes, sizes)]
+                by = next(cell.by[d] for cell, d in group if cell.axes[d] == axes)
+                changed += [cell for cell, d in group if cell.offer(d, axes, sizes, by)]
         return changed
 
 
@@ -161,11 +196,36 @@ class ShardLink(Link):
         outer, inner = self.cells
         changed = []
         for d, first in enumerate(self.first):
-            if inner.offer(d, outer.axes[d][len(first) :], sizes):
+            if inner.offer(d, outer.axes[d][len(first) :], sizes, outer.by[d]):
                 changed.append(inner)
-            if outer.offer(d, (*first, *inner.axes[d]), sizes):
+            if outer.offer(d, (*first, *inner.axes[d]), sizes, inner.by[d]):
                 changed.append(outer)
         return changed
+
+
+class CallbackLink(Link):
+    """Results whose splits a callback tells, from those of operands."""
+
+    def __init__(
+        self,
+        operands: Sequence[Cell],
+        results: Sequence[Cell],
+        tell: Callable[[list[Split]], Sequence[Split]],
+    ):
+        super().__init__([*operands, *results], [()] * (len(operands) + len(results)), CONTRACTS)
+        self.operands, self.results = operands, results
+        self.tell = tell
+        self.seen: list[Split] | None = None
+
+    def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
+        found = [cell.split for cell in self.operands]
+        if found == self.seen:
+            return []
+        self.seen = found
+        pairs = zip(self.results, self.tell(found), strict=True)
+        rows = [(cell, d, axes) for cell, split in pairs for d, axes in enumerate(split)]
+        by = "infer_sharding_from_operands"
+        return [cell for cell, d, axes in rows if cell.offer(d, axes, sizes, by)]
 
 
 def _agreed(found: Sequence[Axes]) -> Axes:
@@ -178,13 +238,16 @@ class Scope:
     """The cells of one jaxpr, and the scopes of the jaxprs inside, by the number of the equation.
 
     `uses` counts the readers of each variable, `rules` are those of the equations, by number;
-    `sizes` are those of the axes that are left to the compiler there.
+    `sizes` are those of the axes of the mesh that are left to the compiler there.
     """
 
-    __slots__ = ("cells", "closed", "inner", "rules", "sizes", "uses")
+    __slots__ = ("cells", "closed", "inner", "mesh", "rules", "sizes", "uses")
 
-    def __init__(self, closed: ClosedJaxpr, cells: dict[Var, Cell], sizes: Mapping[Any, int]):
+    def __init__(
+        self, closed: ClosedJaxpr, cells: dict[Var, Cell], mesh: Mesh, sizes: Mapping[Any, int]
+    ):
         self.closed = closed
+        self.mesh = mesh
         self.sizes = sizes
         self.cells = cells
         self.inner: dict[int, list[Scope]] = {}
@@ -206,7 +269,12 @@ def _uses(jaxpr: Jaxpr) -> dict[Var, int]:
 
 
 def called_jaxpr(eqn: Eqn) -> ClosedJaxpr | None:
-    """The jaxpr that a call stands for; attention is partitioned as it is."""
+    """The jaxpr that a call stands for; attention is partitioned as it is.
+
+    So is a function with a partition of its own.
+    """
+    if eqn.prim is custom_partitioning_p:
+        return None
     inside = eqn.prim.inline or (None if eqn.prim in KEPT else eqn.prim.expand)
     return None if inside is None else inside(eqn.params)
 
@@ -221,6 +289,7 @@ class Plan:
         self.mesh = mesh
         self.sizes: Mapping[Any, int] = mesh.shape  # inside of partly manual maps, of fewer axes
         self.links: list[Link] = []
+        self.scopes: list[Scope] = []  # those around before those inside
         # The constants that are arrays over the mesh, with their cells: operands of the program.
         self.placed: dict[int, tuple[Array, Cell]] = {}
         self.top = self.scope(closed, [Cell(a) for a in closed.in_avals])
@@ -231,13 +300,10 @@ class Plan:
         cells = dict(zip(jaxpr.invars, given, strict=True))
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True):
             cells[var] = self._constant(var, value)
-        scope = Scope(closed, cells, self.sizes)
+        scope = Scope(closed, cells, self.mesh, self.sizes)
+        self.scopes.append(scope)
         for k, eqn in enumerate(jaxpr.eqns):
             self._equation(scope, k, eqn)
-        for eqn in reversed(jaxpr.eqns):
-            if eqn.prim in KEEPS_TERMS and (terms := scope.cells[eqn.outvars[0]].terms):
-                for atom in eqn.invars:
-                    scope.of(atom).terms = terms
         return scope
 
     def _constant(self, var: Var, value: Any) -> Cell:
@@ -247,7 +313,7 @@ class Plan:
             return Cell(var.aval)
         if id(value) not in self.placed:
             cell = Cell(var.aval)
-            cell.close(spec)
+            cell.close(spec, "its own layout")
             self.placed[id(value)] = value, cell
         return self.placed[id(value)][1]
 
@@ -294,6 +360,8 @@ class Plan:
         inner = self.scope(body, inside)
         scope.inner[k] = [inner]
         outs = [inner.of(atom) for atom in body.jaxpr.outvars]
+        for cell in outs:
+            cell.edge = True
         made = self._new(scope, eqn)
         for n in range(first, last):
             for other in (given[n], outs[n - first], made[n - first]):
@@ -312,6 +380,8 @@ class Plan:
         scope.inner[k] = [self.scope(test, [*given[:tested], *carry]), inner]
         made = self._new(scope, eqn)
         returned = [inner.of(atom) for atom in body.jaxpr.outvars]
+        for cell in returned:
+            cell.edge = True
         for cell, *others in zip(carry, given[first:], returned, made, strict=True):
             for other in others:
                 self.same(cell, other)
@@ -321,6 +391,7 @@ class Plan:
         made = self._new(scope, eqn)
         for inner in scope.inner[k]:
             for atom, cell in zip(inner.closed.jaxpr.outvars, made, strict=True):
+                inner.of(atom).edge = True
                 self.same(inner.of(atom), cell)
 
     def _map(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
@@ -329,10 +400,10 @@ class Plan:
             return
         for cell, atom, spec in zip(given, eqn.invars, eqn.params["in_specs"], strict=True):
             wanted = Cell(atom.aval)
-            wanted.close(spec)
+            wanted.close(spec, _map_of(eqn))
             self.same(wanted, cell)
         for cell, spec in zip(self._new(scope, eqn), eqn.params["out_specs"], strict=True):
-            cell.close(spec)
+            cell.close(spec, _map_of(eqn))
 
     def _partly_manual_map(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
         """Values outside are split by the specs, and then as the values inside are."""
@@ -359,7 +430,7 @@ class Plan:
         spec = self._spec_here(eqn)
         (made,) = self._new(scope, eqn)
         if eqn.prim is sharding_constraint_p:
-            made.close(spec)
+            made.close(spec, f"the constraint at {eqn.source.short}")
         self.same(made, given[0])
 
     def results(self, specs: Sequence[PartitionSpec | None]) -> list[Cell]:
@@ -369,15 +440,47 @@ class Plan:
             cell = self.top.of(atom)
             if spec is not None:
                 wanted = Cell(atom.aval)
-                wanted.close(spec)
+                wanted.close(spec, "out_shardings")
                 self.same(wanted, cell)
                 cell = wanted
+            cell.edge = True
             found.append(cell)
+        self._look_back()
         return found
+
+    def _look_back(self) -> None:
+        """Tell operands what the readers of results want: terms of sums, parts of one size."""
+        for scope in self.scopes:
+            for k, eqn in reversed(list(enumerate(scope.closed.jaxpr.eqns))):
+                made = scope.cells[eqn.outvars[0]] if eqn.outvars else None
+                if made is None or not (made.edge or made.terms):
+                    continue
+                rule = scope.rules.get(k)
+                is_elementwise = rule is not None and is_row_by_row(rule)
+                for cell in map(scope.of, eqn.invars):
+                    if made.terms and eqn.prim in KEEPS_TERMS:
+                        cell.terms = made.terms
+                    cell.edge |= made.edge and is_elementwise and cell.shape == made.shape
 
     def _to_auto(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
         (made,) = self._new(scope, eqn)
         self.same(made, given[0])
+
+    def _custom_call(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
+        """A function whose user ties dims together by a rule, or tells how results lie."""
+        rules, made = eqn.params["_rules"], self._new(scope, eqn)
+        operands, results = [x.aval for x in eqn.invars], [v.aval for v in eqn.outvars]
+        rule = rules.dims(self.mesh, operands, results)
+        axes = tuple(self.sizes)
+        if rule is not None:
+            scope.rules[k] = rule
+            self._link([*given, *made], _labels(rule), level_of(eqn.prim, rule))
+        elif rules.infer is not None:
+
+            def tell(splits: list[Split]) -> Sequence[Split]:
+                return rules.inferred(self.mesh, operands, splits, results, axes)
+
+            self.links.append(CallbackLink(given, made, tell))
 
     def _spec_here(self, eqn: Eqn) -> PartitionSpec:
         """The spec of a constraint over this mesh."""
@@ -396,19 +499,23 @@ class Plan:
     # ---- the fixed point ----
 
     def spread(self) -> None:
-        """Spread all axes that are known until nothing changes, level by level."""
+        """Spread all axes that are known until nothing changes, level by level.
+
+        What a product decides spreads through all that only renames dims before the next product.
+        """
+        queues: list[deque[Link]] = [deque() for _ in range(LEVELS)]
         for level in range(LEVELS):
-            queue = deque(link for link in self.links if link.level == level)
-            for link in queue:
+            queues[level].extend(link for link in self.links if link.level == level)
+            for link in queues[level]:
                 link.queued = True
-            while queue:
+            while (queue := next(filter(None, queues), None)) is not None:
                 link = queue.popleft()
                 link.queued = False
                 for cell in link.spread(self.sizes):
                     for other in cell.links:
                         if other.level <= level and not other.queued:
                             other.queued = True
-                            queue.append(other)
+                            queues[other.level].append(other)
 
 
 _STRUCTURAL = {
@@ -420,7 +527,12 @@ _STRUCTURAL = {
     reshard_p: Plan._constraint,
     to_auto_p: Plan._to_auto,
     pcast_p: Plan._to_auto,
+    custom_partitioning_p: Plan._custom_call,
 }
+
+
+def _map_of(eqn: Eqn) -> str:
+    return f"shard_map({eqn.params['name']}) at {eqn.source.short}"
 
 
 def _labels(rule: Dims) -> Iterator[list[int]]:

@@ -14,16 +14,24 @@ from spmd.collectives.member_dims import member_dims
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims, Primitive, dims, is_refused
-from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reshape_p
-from spmd.lax.array import iota_p, squeeze_p
+from spmd.core.structural import broadcast_in_dim_p, permute_dims_p, reduce_sum_p, reshape_p
+from spmd.lax.array import iota_p, rev_p, squeeze_p
 from spmd.lax.attention import attention_grad_p, attention_p, attention_tangent_p
+from spmd.lax.concatenate import concatenate_p
 from spmd.lax.conv import conv_general_dilated_p
 from spmd.lax.convert import convert_element_type_p
 from spmd.lax.dot import dot_general_p
 from spmd.lax.dynamic import dynamic_slice_p
 from spmd.lax.gather import gather_p
-from spmd.lax.slicing import slice_p
+from spmd.lax.reduce import reduce_max_p, reduce_min_p
+from spmd.lax.reduce_window import (
+    reduce_window_max_p,
+    reduce_window_min_p,
+    reduce_window_sum_p,
+)
+from spmd.lax.slicing import pad_p, slice_p
 from spmd.partition.cumulative import CUMULATIVE
+from spmd.partition.halos import HALO, halo_rule, windows_of
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
 
 Shape = tuple[int, ...]
@@ -36,6 +44,27 @@ RENAMES, CHANGES_RANK, CONTRACTS = range(3)
 LEVELS = 3
 _RENAMES = (reshape_p, permute_dims_p, squeeze_p, convert_element_type_p)
 _CONTRACTS = (dot_general_p, conv_general_dilated_p)
+# Of these, rows are independent, or summed and masked; and of these they are not.
+_ROW_BY_ROW = frozenset(
+    {
+        broadcast_in_dim_p,
+        concatenate_p,
+        conv_general_dilated_p,
+        dot_general_p,
+        iota_p,
+        pad_p,
+        permute_dims_p,
+        reduce_max_p,
+        reduce_min_p,
+        reduce_sum_p,
+        reduce_window_max_p,
+        reduce_window_min_p,
+        reduce_window_sum_p,
+        slice_p,
+        squeeze_p,
+    }
+)
+_WITH_PLACES = frozenset({reshape_p, rev_p, *CUMULATIVE, *INDEXING})
 # Operands whose batch and heads are split alike; the others may have size 1 there.
 _ATTENTION = (attention_p, attention_tangent_p, attention_grad_p)
 
@@ -55,15 +84,16 @@ def rule_of(eqn: Eqn) -> Dims | None:
     if is_refused(eqn.prim.dims):
         return member_dims(eqn.prim, avals, [v.aval for v in eqn.outvars], eqn.params)
     found = eqn.prim.rule("dims")(*avals, **eqn.params)
-    return indexed_rule(eqn, found) if eqn.prim in INDEXING else found
+    if eqn.prim in INDEXING:
+        found = indexed_rule(eqn, found)
+    return halo_rule(found, windows_of(eqn))
 
 
 def level_of(prim: Primitive, rule: Dims) -> int:
     """When propagation takes an equation: one of the levels above."""
     if prim in _CONTRACTS:
         return CONTRACTS
-    names = {labels for labels in (*rule.operands, *rule.results) if labels}
-    return RENAMES if prim in _RENAMES or len(names) == 1 else CHANGES_RANK
+    return RENAMES if prim in _RENAMES or is_row_by_row(rule) else CHANGES_RANK
 
 
 def may_split(rule: Dims, label: int) -> bool:
@@ -71,6 +101,22 @@ def may_split(rule: Dims, label: int) -> bool:
     if label < 0 or label in rule.whole:
         return False
     return rule.reduces in COMBINED or any(label in labels for labels in rule.results)
+
+
+def may_be_uneven(prim: Primitive, rule: Dims, label: int) -> bool:
+    """Whether parts of dims with a label may have different sizes.
+
+    All parts are as large as the first, and what the last ones have too much means nothing: rows
+    must not depend on each other, or the equation has to mask what it adds up.
+    """
+    if HALO <= label < ROWS:
+        return True
+    return prim in _ROW_BY_ROW or (is_row_by_row(rule) and prim not in _WITH_PLACES)
+
+
+def is_row_by_row(rule: Dims) -> bool:
+    """Whether all operands and results have the same dims, as where elements are independent."""
+    return len({labels for labels in (*rule.operands, *rule.results) if labels}) == 1
 
 
 def _reshape_rule(old: Shape, new: Shape) -> Dims:
@@ -143,7 +189,7 @@ def _local_slice(params: dict[str, Any], operands: Any, rule: Dims, result: Shap
 
 def _spans(label: int) -> bool:
     """Whether every window spans the dims with a label."""
-    return 0 <= label < ROWS
+    return 0 <= label < HALO
 
 
 def _local_gather(params: dict[str, Any], operands: Any, rule: Dims, result: Shape) -> Any:

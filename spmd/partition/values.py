@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from spmd.base.context import state
 from spmd.core.aval import typeof
 from spmd.core.ir import Literal
 from spmd.lax.array import full
@@ -28,18 +29,27 @@ class Value:
     `is_zero` says that all its elements are known to be zero.
     """
 
-    __slots__ = ("cell", "forms", "is_zero", "uses")
+    __slots__ = ("cell", "forms", "is_zero", "source", "uses")
 
     def __init__(self, cell: Cell, forms: dict[Form, Any], is_zero: bool = False):
         self.cell = cell
         self.forms = forms
         self.is_zero = is_zero
         self.uses = 1
+        self.source = state.source  # the line that makes it
 
     def partial(self) -> Form | None:
         """The form that still has to be combined, if there is no other."""
         (form, *others) = self.forms
         return form if form[1] and not others else None
+
+    def axes_whole(self) -> frozenset[Any]:
+        """The axes along which devices have the value whole in some form, though not in its own."""
+        named = {a for axes in self.cell.axes for a in axes}
+        totals = [split for split, over, _ in self.forms if not over]
+        return frozenset(
+            a for a in named if any(all(a not in own for own in split) for split in totals)
+        )
 
     def copy(self) -> Value:
         """The same for a reader inside a nested trace: what is made there stays there."""
@@ -68,7 +78,7 @@ class Value:
                 return total
             totals = [(now, total)]
         split, x = min(totals, key=lambda pair: _distance(pair[0], want))
-        return moved(x, split, want, sizes)
+        return moved(x, self.cell.shape, split, want, sizes)
 
     def _totals(self) -> list[tuple[Split, Any]]:
         return [(split, x) for (split, over, _), x in self.forms.items() if not over]
@@ -86,7 +96,7 @@ class Value:
             if combine == "add" and set(unreduced) <= set(over):
                 more = tuple(a for a in over if a not in unreduced)
                 term, now = combined(x, split, more, "add", want, sizes)
-                return moved(term, now, want, sizes)
+                return moved(term, self.cell.shape, now, want, sizes)
         split = min((s for s, _ in self._totals()), key=lambda s: _distance(s, want), default=None)
         split = self.cell.split if split is None else split
         kept = [
@@ -99,9 +109,9 @@ class Value:
 
 
 def part_shape(shape: Sequence[int], split: Split, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of one device's part."""
+    """The shape of one device's part: where a dim does not divide, that of the first device's."""
     pairs = zip(shape, split, strict=True)
-    return tuple(size // math.prod(sizes[a] for a in axes) for size, axes in pairs)
+    return tuple(-(-size // math.prod(sizes[a] for a in axes)) for size, axes in pairs)
 
 
 def total_form(split: Split) -> Form:

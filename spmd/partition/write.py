@@ -16,8 +16,8 @@ from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
-from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr
-from spmd.partition.values import Value, literal, read_as, values_of, whole
+from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
+from spmd.partition.values import Sizes, Value, literal, values_of, whole
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.manual_sums import aval_with_sets
 from spmd.sharding.named import NamedSharding
@@ -30,19 +30,23 @@ def partition(
     mesh: Mesh,
     in_specs: Sequence[PartitionSpec | None],
     out_specs: Sequence[PartitionSpec | None],
+    plans: list[Plan] | None = None,
 ) -> ClosedJaxpr | None:
     """A program over a mesh: one `shard_map` equation, of which each device runs the jaxpr.
 
     A spec that is None is left to propagation. None if the program has effects outside of maps
-    that are no callbacks, or maps that are not over this mesh.
+    that are no callbacks, or maps that are not over this mesh. The plan is added to `plans`.
     """
     if not _can_partition(closed, mesh):
         return None
     plan = Plan(closed, mesh)
     jaxpr = closed.jaxpr
-    for var, spec in zip(jaxpr.invars, in_specs, strict=True):
+    if plans is not None:
+        plans.append(plan)
+    for k, (var, spec) in enumerate(zip(jaxpr.invars, in_specs, strict=True)):
         if spec is not None:
-            plan.top.cells[var].close(spec)
+            name = jaxpr.arg_names[k] if k < len(jaxpr.arg_names) else ""
+            plan.top.cells[var].close(spec, name or f"argument {k}")
     results = plan.results(out_specs)
     plan.spread()
     placed = list(plan.placed.values())
@@ -58,7 +62,8 @@ def partition(
         given = values_of(cells, parts)
         constants = {id(value): x for (value, _), x in zip(placed, given, strict=False)}
         outs = _Writer(constants).run(plan.top, given[len(placed) :])
-        found = read_as(outs, results, plan.sizes)
+        results[:] = [even(cell, plan.sizes) for cell in results]
+        found = [_left(x, cell, plan.sizes) for x, cell in zip(outs, results, strict=True)]
         types = zip(found, closed.out_avals, strict=True)
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
@@ -83,6 +88,15 @@ def partition(
     eqn = Eqn(shard_map_p, operands, outs, params, jaxpr.effects, source)
     made = jaxpr.replace(constvars=operands[: len(placed)], eqns=(eqn,), outvars=outs)
     return ClosedJaxpr(made, [value for value, _ in placed])
+
+
+def _left(x: Value, cell: Cell, sizes: Sizes) -> Any:
+    """A device's part of a result; its line asks for what has to be moved."""
+    before, state.source = state.source, x.source or state.source
+    try:
+        return x.read(cell.split, sizes, cell.unreduced)
+    finally:
+        state.source = before
 
 
 def spec_of_cell(

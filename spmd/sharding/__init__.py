@@ -1,6 +1,7 @@
 """Arrays over devices: meshes, partition specs, shardings, `shard_map` and `pmap`."""
 
 from spmd.sharding.abstract_mesh import AbstractMesh, AxisType
+from spmd.sharding.constraint import shard_alike
 from spmd.sharding.explicit_layouts import auto_axes, explicit_axes, reshard
 from spmd.sharding.mesh_scope import get_abstract_mesh, get_mesh, set_mesh, use_abstract_mesh
 from spmd.sharding.named import NamedSharding, PmapSharding, Sharding, SingleDeviceSharding
@@ -24,5 +25,6 @@ __all__ = [
     "make_mesh",
     "reshard",
     "set_mesh",
+    "shard_alike",
     "use_abstract_mesh",
 ]

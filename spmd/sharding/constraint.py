@@ -1,11 +1,17 @@
-"""`with_sharding_constraint`: how a value inside a jitted function is to be laid out."""
+"""`with_sharding_constraint` and `shard_alike`: how values inside of `jit` are to be laid out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from spmd.base.context import state
-from spmd.base.errors import ArgumentError, ShardingError, ShardingTypeError
+from spmd.base.errors import (
+    ArgumentError,
+    PytreeError,
+    ShapeError,
+    ShardingError,
+    ShardingTypeError,
+)
 from spmd.base.source import current_source
 from spmd.base.tree import (
     broadcast_prefix,
@@ -16,9 +22,14 @@ from spmd.base.tree import (
 )
 from spmd.core.argument_names import check_arrays
 from spmd.core.aval import typeof
+from spmd.core.axis import cast_to_vma
 from spmd.core.explicit import hooks
-from spmd.core.primitive import Primitive, dims, linear
+from spmd.core.jvp import is_float0, zero_tangent
+from spmd.core.primitive import Linear, Primitive, Zero, dims, linear
+from spmd.core.vmap import to_front
+from spmd.sharding.call_cache import is_evaluated
 from spmd.sharding.named import NamedSharding, Sharding, SingleDeviceSharding
+from spmd.sharding.operand_layouts import layouts_of
 from spmd.sharding.spec import Mesh, PartitionSpec, current_mesh
 
 if TYPE_CHECKING:
@@ -45,7 +56,7 @@ def constrain(name: str, x: Any, sharding: NamedSharding, asserts: bool = False)
             "the map"
         )
     aval = typeof(x)
-    sharding.check(aval.shape, what)
+    sharding.check(aval.shape, what, uneven=asserts and not is_evaluated())
     explicit = sharding.explicit_part(aval.ndim)
     if explicit is not None:
         if asserts and aval.sharding is not None and aval.sharding.spec != explicit.spec:
@@ -107,7 +118,8 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 
     Raises `ShardingTypeError` if it does not, `ShardingError` if a dim cannot be split evenly, if
     there is no mesh for a spec or if an axis is manual, as in `shard_map`, and `ArgumentError` if
-    `shardings` holds something else.
+    `shardings` holds something else. Inside of `jit` a dim need not divide: along automatic axes
+    the last parts are smaller, and such a value leaves the program whole.
 
     >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
     >>> f = spmd.jit(lambda x: lax.with_sharding_constraint(x * 2, rows))
@@ -162,4 +174,88 @@ sharding_constraint_p = Primitive(
     transpose=lambda ct, x, *, mesh, spec: [sharding_constraint_p.bind(ct, mesh=mesh, spec=spec)],
     batch=_batch,
     dims=_dims,
+)
+
+
+# ---- shard_alike -------------------------------------------------------------------------------
+
+
+def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
+    """Lay `x` and `y` out alike, in the way that the compiler chooses; return both.
+
+    They are arrays or pytrees of one structure, whose leaves have equal shapes; dtypes may differ,
+    and values, shapes and dtypes stay. Under `jit` each pair is split over the same mesh axes, so
+    that one of them need not be placed: it lies as the other does. Of two that are split
+    differently one is moved. Cotangents are laid out alike, too. Where no mesh is in play the
+    arguments are returned as they are. **Along `Explicit` axes the types must not differ.**
+
+    Raises `PytreeError` if the structures differ, `ShapeError` if shapes do, `ShardingTypeError` if
+    types split a dim differently, and `ArgumentError` if a leaf is no array.
+
+    >>> mesh = spmd.make_mesh((4,), ("i",), spmd.sharding.AxisType.Auto)
+    >>> x = spmd.device_put(np.arange(8.0), spmd.NamedSharding(mesh, spmd.P("i")))
+    >>> _, y = spmd.jit(lambda x, y: spmd.sharding.shard_alike(x, y))(x, np.ones(8))
+    >>> y.sharding.spec
+    PartitionSpec('i')
+    """
+    leaves, names, trees = [], [], []
+    for name, value in ("x", x), ("y", y):
+        pairs, tree = tree_flatten_with_path(value)
+        leaves.append([leaf for _, leaf in pairs])
+        names.append([f"{name}{keystr(path)}" for path, _ in pairs])
+        check_arrays("shard_alike", names[-1], leaves[-1])
+        trees.append(tree)
+    if trees[0] != trees[1]:
+        raise PytreeError(
+            f"{current_source()}: shard_alike: x has the structure {trees[0]}, and y has "
+            f"{trees[1]}; give two pytrees of one structure"
+        )
+    for one, other, a, b in zip(*leaves, *names, strict=True):
+        if typeof(one).shape != typeof(other).shape:
+            raise ShapeError(
+                f"{current_source()}: shard_alike: {a} has shape {typeof(one).shape}, and {b} has "
+                f"{typeof(other).shape}; only values of equal shapes can be laid out alike. "
+                "Reshape or broadcast one of them first"
+            )
+    if is_evaluated() and layouts_of([*leaves[0], *leaves[1]]) is None:
+        return x, y
+    done = [shard_alike_p.bind(one, other) for one, other in zip(*leaves, strict=True)]
+    firsts, seconds = [one for one, _ in done], [other for _, other in done]
+    return tree_unflatten(trees[0], firsts), tree_unflatten(trees[0], seconds)
+
+
+def _alike_jvp(primals: Any, tangents: Any) -> Any:
+    outs = shard_alike_p.bind(*primals)
+    is_zero = [isinstance(t, Zero) or is_float0(t) for t in tangents]
+    if not any(is_zero):
+        return outs, shard_alike_p.bind(*tangents)
+    return outs, [
+        zero_tangent(x) if zero else cast_to_vma(t, typeof(x).vma, typeof(t).vma)
+        for x, t, zero in zip(outs, tangents, is_zero, strict=True)
+    ]
+
+
+def _alike_transpose(cts: Any, *operands: Any) -> list[Any]:
+    linear_in = [isinstance(x, Linear) for x in operands]
+    if all(linear_in) and not any(isinstance(ct, Zero) for ct in cts):
+        return shard_alike_p.bind(*cts)
+    return [ct if lin else None for ct, lin in zip(cts, linear_in, strict=True)]
+
+
+def _alike_batch(axis: Any, operands: Any, at: Any) -> Any:
+    if at[0] == at[1]:
+        return shard_alike_p.bind(*operands), at
+    moved = [to_front(x, d, axis.size) for x, d in zip(operands, at, strict=True)]
+    return shard_alike_p.bind(*moved), (0, 0)
+
+
+shard_alike_p = Primitive(
+    "shard_alike",
+    abstract=lambda x, y: [x, y],
+    impl=lambda xp, x, y: [x, y],
+    jvp=_alike_jvp,
+    transpose=_alike_transpose,
+    batch=_alike_batch,
+    dims=lambda x, y: dims([range(x.ndim)] * 2, [range(x.ndim)] * 2),
+    multiple=True,
 )

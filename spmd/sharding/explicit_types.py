@@ -70,7 +70,12 @@ def split_of(aval: ShapedArray) -> Split:
     """How the dims of a value are split, as its type says."""
     if aval.sharding is None:
         return ((),) * aval.ndim
-    return tuple(map(aval.sharding.spec.axes_of, range(aval.ndim)))
+    return split_of_spec(aval.sharding.spec, aval.ndim)
+
+
+def split_of_spec(spec: PartitionSpec, ndim: int) -> Split:
+    """How a spec splits the dims of a value."""
+    return tuple(map(spec.axes_of, range(ndim)))
 
 
 def spec_of(split: Sequence[Sequence[Any]], **sets: Any) -> PartitionSpec:

@@ -274,8 +274,11 @@ class NamedSharding(Sharding):
         unreduced = tuple(real.index(a) for a in self.unreduced_axes if a in real)
         return ids, tuple(self.mesh.shape[a] for a in real), tuple(dims), unreduced
 
-    def check(self, shape: Sequence[int], what: str) -> None:
-        """Raise a ShardingError if an array of `shape` cannot be cut like this."""
+    def check(self, shape: Sequence[int], what: str, uneven: bool = False) -> None:
+        """Raise a ShardingError if an array of `shape` cannot be cut like this.
+
+        If `uneven` is true, dims along automatic axes need not be multiples of their parts.
+        """
         if len(self.spec) > len(shape):
             raise ShardingError(
                 f"{what} has shape {tuple(shape)} ({len(shape)} dims), but {self.spec} has "
@@ -284,13 +287,17 @@ class NamedSharding(Sharding):
         for d, size in enumerate(shape):
             axes = self.spec.axes_of(d)
             parts = self.mesh.axis_size(axes)
-            if size % parts:
+            if size % parts and not (uneven and self._are_auto(axes)):
                 up = -(-size // parts) * parts
                 raise ShardingError(
                     f"{what} has shape {tuple(shape)}, and {self.spec} splits dim {d} (size "
                     f"{size}) over mesh axis {_axes_text(axes)} (size {parts}); {size} is not a "
                     f"multiple of {parts}.\nPad dim {d} to {up}, or leave it whole with None."
                 )
+
+    def _are_auto(self, axes: Sequence[Any]) -> bool:
+        kinds = dict(zip(self.mesh.axis_names, self.mesh.axis_types, strict=True))
+        return all(kinds[a] is AxisType.Auto for a in axes)
 
     def check_placing(self, shape: Sequence[int], what: str) -> None:
         """Raise a ShardingError if a user cannot put an array of `shape` on devices like this."""

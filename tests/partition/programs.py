@@ -135,14 +135,46 @@ def _control(rng: np.random.Generator, values: list[Any]) -> Any:
     return found[1] if k == 0 else found
 
 
+def _windows(rng: np.random.Generator, values: list[Any]) -> Any:
+    """What cuts, pads or slides along a dim, of which parts may get different sizes."""
+    x = _one(rng, values, 1)
+    d = int(rng.integers(x.ndim))
+    size, low, high = x.shape[d], *(int(n) for n in rng.integers(0, 3, 2))
+
+    def cut(start: int, stop: int, step: int = 1) -> Any:
+        first = min(start, size - 1)
+        return lax.slice_in_dim(x, first, max(stop, first + 1), step, d)
+
+    config = [(low, high, 0) if n == d else (0, 0, 0) for n in range(x.ndim)]
+    window = tuple(2 + low % 2 if n == d else 1 for n in range(x.ndim))
+    f: list[Callable[[], Any]] = [
+        lambda: cut(low, size - high),
+        lambda: cut(1, size) - cut(0, size - 1),
+        lambda: cut(low % 2, size, 2),
+        lambda: lax.pad(x, np.float32(0.5), config),
+        lambda: lax.reduce_window(x, 0.0, lax.add, window, (1,) * x.ndim, "SAME") / 2,
+        lambda: lax.reduce_window(x, -np.inf, lax.max, window, window, "VALID"),
+        lambda: snp.roll(x, low - high, d) + x,
+        lambda: snp.concatenate([x, cut(0, 1 + low)], d),
+        lambda: snp.cumsum(cut(low, size), d) / 4,
+        lambda: nn.softmax(cut(low, size), d),
+        lambda: cut(low, size).sum(d),
+        lambda: snp.sort(cut(0, size - high), d),
+    ]
+    return f[rng.integers(len(f))]()
+
+
 OPERATIONS: Sequence[Operation] = (
     _elementwise, _binary, _outer, _matmul, _reduce, _transpose, _reshape, _softmax, _indexing,
     _rows, _control,
 )  # fmt: skip
+WINDOWED: Sequence[Operation] = (_elementwise, _binary, _matmul, _reduce, *[_windows] * 5)
 SHAPES = ((8, 16), (16, 8), (8,), (4, 8, 16), (16, 16), (2, 8, 4))
 
 
-def draw(seed: int, steps: int = 6) -> tuple[Callable[..., list[Any]], list[np.ndarray]]:
+def draw(
+    seed: int, steps: int = 6, operations: Sequence[Operation] = OPERATIONS
+) -> tuple[Callable[..., list[Any]], list[np.ndarray]]:
     """A program and its arguments: the operations are drawn again, alike, whenever it is traced."""
     rng = np.random.default_rng(seed)
     shapes = [SHAPES[rng.integers(len(SHAPES))] for _ in range(3)]
@@ -152,7 +184,7 @@ def draw(seed: int, steps: int = 6) -> tuple[Callable[..., list[Any]], list[np.n
         again = np.random.default_rng(seed + 1_000_000)
         values, made = [snp.asarray(x) for x in args], []
         for _ in range(steps):
-            out = OPERATIONS[again.integers(len(OPERATIONS))](again, values)
+            out = operations[again.integers(len(operations))](again, values)
             if out is not None and out.size and out.ndim <= 4:
                 values.append(out)
                 made.append(out)

@@ -12,7 +12,7 @@ import spmd
 import spmd.numpy as snp
 from spmd.errors import ShardingTypeError
 from spmd.sharding import AxisType
-from tests.partition.programs import draw, draw_spec
+from tests.partition.programs import WINDOWED, draw, draw_spec
 
 AUTO = AxisType.Auto
 MESHES: Sequence[dict[str, int]] = ({"x": 2, "y": 2}, {"x": 4}, {"y": 2, "x": 2})
@@ -47,6 +47,31 @@ def test_values_and_gradients_are_those_of_one_device(seed: int):
     over_mesh = placed(seed, arguments)
     for f in (program, spmd.grad(loss, (0, 1, 2))):
         assert_same(spmd.jit(f)(*over_mesh), spmd.jit(f)(*arguments))
+
+
+def assert_windows_are_right(seed: int) -> None:
+    """Only sums leave the program, so that parts inside may have different sizes."""
+    program, arguments = draw(seed, 5, WINDOWED)
+
+    def sums(*args: Any) -> Any:
+        weighted = [snp.arange(x.size, dtype=x.dtype).reshape(x.shape) % 5 for x in program(*args)]
+        pairs = zip(program(*args), weighted, strict=True)
+        return [(snp.tanh(x) * w).sum() / x.size for x, w in pairs]
+
+    over_mesh = placed(seed, arguments)
+    for f in (sums, program, spmd.grad(lambda *args: sum(sums(*args)), (0, 1, 2))):
+        assert_same(spmd.jit(f)(*over_mesh), spmd.jit(f)(*arguments))
+
+
+@pytest.mark.parametrize("seed", range(200, 240))
+def test_windows_of_parts_of_different_sizes(seed: int):
+    assert_windows_are_right(seed)
+
+
+@pytest.mark.nightly
+def test_more_windows_of_parts_of_different_sizes():
+    for seed in range(1000, 1500):
+        assert_windows_are_right(seed)
 
 
 @pytest.mark.parametrize("seed", range(60, 72))

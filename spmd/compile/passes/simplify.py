@@ -32,6 +32,7 @@ from spmd.core.structural import add_any_p, broadcast_in_dim_p
 from spmd.lax.arithmetic import add_p
 from spmd.lax.concatenate import split_p
 from spmd.lax.slicing import slice_p
+from spmd.sharding.constraint import shard_alike_p
 
 
 def simplify(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -90,6 +91,10 @@ class _Simplifier:
                 if found is not None:
                     writer.define(eqn.outvars[0], found)
                     continue
+            if eqn.prim is shard_alike_p:  # values are laid out by now
+                for out, operand in zip(eqn.outvars, ins, strict=True):
+                    writer.define(out, operand)
+                continue
             if eqn.prim is split_p:
                 self.slices(eqn, ins[0])
                 continue

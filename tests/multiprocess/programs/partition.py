@@ -47,6 +47,14 @@ def main(programs: int) -> None:
     y = spmd.device_put(x, spmd.NamedSharding(mesh, spmd.P(tuple(axes))))
     for f in (lambda a: a.T, lambda a: a.sum(), lambda a: a[3], lambda a: a @ a.T, snp.sort):
         check(f(y), f(snp.asarray(x)), "op by op")
+    windows = {
+        "neighbours": lambda a: (a[1:-1] + a[2:] + a[:-2]).sum(0),
+        "padded": lambda a: snp.pad(a[1:-1] * 2, ((1, 1), (0, 0)))[::2],
+        "rolled": lambda a: snp.roll(a, 1, 0) * a,
+        "a gradient": spmd.grad(lambda a: ((a[1:] - a[:-1]) ** 2).sum()),
+    }
+    for name, f in windows.items():
+        check(spmd.jit(f)(y), spmd.jit(f)(x), name)
     if spmd.process_index() == 0:
         print(f"partitioned over {spmd.process_count()} ranks, {count} devices: all right")
 
