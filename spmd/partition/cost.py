@@ -66,9 +66,9 @@ class Choice:
             for label, size in zip(labels, aval.shape, strict=True):
                 self.extent.setdefault(label, []).append(size)
         self.shared = {label for labels in rule.results for label in labels}
-        self.combines = rule.reduces in COMBINED and not any(
-            dtypes.is_bool(aval.dtype) for aval in results
-        )
+        adds = rule.reduces in ("add", "max", "min")
+        has_bools = any(dtypes.is_bool(aval.dtype) for aval in results)
+        self.combines = rule.reduces in COMBINED and not (adds and has_bools)
         self.slices = prim in SLICES
         self.work = self._work(prim)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from spmd.core.structural import (
     reshape_p,
 )
 from spmd.lax.arithmetic import add, add_p, div_p, mul_p, neg_p, sub_p
-from spmd.lax.array import full, iota_p, squeeze_p
+from spmd.lax.array import full, iota_p, rev_p, squeeze_p
 from spmd.lax.attention import bind_attention
 from spmd.lax.concatenate import concatenate_p
 from spmd.lax.convert import convert_element_type, convert_element_type_p
@@ -39,6 +39,7 @@ from spmd.partition.halos import (
 )
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
 from spmd.partition.moves import is_uneven
+from spmd.partition.ordering import PICKS, write_pick, write_reversal
 from spmd.partition.propagate import KEPT, Axes, Cell, Split
 from spmd.partition.rules import local_params, may_split
 from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
@@ -129,7 +130,10 @@ def _on_parts(
         parts = _masked(eqn, rule, parts, axes, shared, sizes)
     if eqn.prim is scatter_add_p and over:
         return [_scattered(eqn, rule, operands[0], parts, cells[0], axes, over, sizes)]
-    outs = _bound(eqn, rule, parts, splits, sizes, axes)
+    if eqn.prim in PICKS and over:
+        outs, over = write_pick(eqn, parts[0], over), ()
+    else:
+        outs = _bound(eqn, rule, parts, splits, sizes, axes)
     combine = (rule.reduces or "") if over else ""
     made = [
         Value(cell, {(split, over, combine): x})
@@ -137,6 +141,18 @@ def _on_parts(
     ]
     made[0].is_zero = eqn.prim is broadcast_in_dim_p and operands[0].is_zero
     return made
+
+
+# What changes nothing when it is combined.
+_NEUTRAL: dict[str, Callable[[np.dtype], Any]] = {
+    "add": lambda dtype: np.zeros((), dtype)[()],
+    "and": lambda dtype: ~np.zeros((), dtype)[()],
+    "max": lambda dtype: dtypes.min_value(dtype)[()],
+    "min": lambda dtype: dtypes.max_value(dtype)[()],
+    "mul": lambda dtype: np.ones((), dtype)[()],
+    "or": lambda dtype: np.zeros((), dtype)[()],
+    "xor": lambda dtype: np.zeros((), dtype)[()],
+}
 
 
 def _masked(
@@ -154,11 +170,7 @@ def _masked(
         for d, label in enumerate(labels):
             own, rows = axes.get(label, ()), atom.aval.shape[d]
             if label not in shared and rows % math.prod(sizes[a] for a in own):
-                fill = np.zeros((), dtype)[()]
-                if rule.reduces in ("max", "min"):
-                    end = dtypes.min_value if rule.reduces == "max" else dtypes.max_value
-                    fill = end(dtype)[()]
-                x = masked(x, d, own, rows, fill)
+                x = masked(x, d, own, rows, _NEUTRAL[rule.reduces or "add"](dtype))
         made.append(x)
     return made
 
@@ -181,6 +193,9 @@ def _bound(
     if eqn.prim in CUMULATIVE and splits[0][params["axis"]]:
         along = splits[0][params["axis"]]
         return [write_cumulative(eqn.prim, parts[0], along, params, sizes)]
+    if eqn.prim is rev_p:
+        split = dict(enumerate(splits[0]))
+        return [write_reversal(parts[0], split, params["dimensions"], sizes)]
     labels = {label for own in rule.operands for label in own if HALO <= label < ROWS}
     halos = {label - HALO: axes[label] for label in sorted(labels) if axes.get(label)}
     if halos and eqn.prim is concatenate_p:

@@ -7,7 +7,7 @@ axis from one dim to another, which is one all_to_all; gather what is in the way
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,32 @@ import numpy as np
 from spmd.collectives.all_gather import all_gather
 from spmd.collectives.all_to_all import all_to_all
 from spmd.collectives.axis import axis_index
+from spmd.collectives.ppermute import ppermute
 from spmd.collectives.psum import pmax, pmin, psum
 from spmd.collectives.psum_scatter import psum_scatter
 from spmd.core.aval import typeof
 from spmd.lax.array import full
 from spmd.lax.dynamic import dynamic_slice, dynamic_slice_in_dim, dynamic_update_slice
 from spmd.lax.logic import eq, select
+from spmd.lax.reduce import reduce_and, reduce_or, reduce_prod, reduce_xor
 from spmd.lax.slicing import pad, slice_in_dim
 from spmd.partition.propagate import Axes, Split
 
-_TOTALS = {"add": psum, "max": pmax, "min": pmin}
+
+def _gathered(reduce: Callable[[Any, tuple[int, ...]], Any]) -> Callable[[Any, Axes], Any]:
+    """The terms of all devices, combined by each."""
+    return lambda x, axes: reduce(all_gather(x, axes), (0,))
+
+
+_TOTALS: dict[str, Callable[[Any, Axes], Any]] = {
+    "add": psum,
+    "and": _gathered(reduce_and),
+    "max": pmax,
+    "min": pmin,
+    "mul": _gathered(reduce_prod),
+    "or": _gathered(reduce_or),
+    "xor": _gathered(reduce_xor),
+}
 
 
 def is_uneven(shape: Sequence[int], split: Split, sizes: Mapping[Any, int]) -> bool:
@@ -62,7 +78,34 @@ def moved(x: Any, shape: Sequence[int], have: Split, want: Split, sizes: Mapping
     return x
 
 
+def _renamed(
+    have: Split, want: Split, sizes: Mapping[Any, int]
+) -> tuple[Axes, list[tuple[int, int]]] | None:
+    """The permutation by which blocks go where other axes of the same sizes put them, and its axes.
+
+    None if the blocks are others.
+    """
+    from_axes, to_axes = ([a for axes in split for a in axes] for split in (have, want))
+    lengths = [len(own) == len(wanted) for own, wanted in zip(have, want, strict=True)]
+    if not all(lengths) or [sizes[a] for a in from_axes] != [sizes[a] for a in to_axes]:
+        return None
+    involved = [a for a in sizes if a in from_axes or a in to_axes]
+    from_axes += [a for a in involved if a not in from_axes]
+    to_axes += [a for a in involved if a not in to_axes]
+    if [sizes[a] for a in from_axes] != [sizes[a] for a in to_axes]:
+        return None
+    grid = tuple(sizes[a] for a in involved)
+    pairs = []
+    for k, place in enumerate(np.ndindex(*grid)):
+        at = dict(zip(involved, place, strict=True))
+        source = {a: at[b] for a, b in zip(from_axes, to_axes, strict=True)}
+        pairs.append((int(np.ravel_multi_index([source[a] for a in involved], grid)), k))
+    return tuple(involved), pairs
+
+
 def _moved_evenly(x: Any, have: Split, want: Split, sizes: Mapping[Any, int]) -> Any:
+    if have != want and (found := _renamed(have, want, sizes)) is not None:
+        return ppermute(x, *found)
     now = [list(axes) for axes in have]
     while True:
         x = _cut(x, now, want, sizes)

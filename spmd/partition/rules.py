@@ -33,11 +33,12 @@ from spmd.lax.slicing import pad_p, slice_p
 from spmd.partition.cumulative import CUMULATIVE
 from spmd.partition.halos import HALO, halo_rule, windows_of
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
+from spmd.partition.ordering import PICKS, pick_rule
 
 Shape = tuple[int, ...]
 
 # How a reduction over a split dim is finished, by the operator that its rule names.
-COMBINED = ("add", "max", "min")
+COMBINED = ("add", "max", "min", "mul", "and", "or", "xor", "pick")
 
 # Propagation takes equations by these levels: what only renames, what drops or adds dims, products.
 RENAMES, CHANGES_RANK, CONTRACTS = range(3)
@@ -64,7 +65,7 @@ _ROW_BY_ROW = frozenset(
         squeeze_p,
     }
 )
-_WITH_PLACES = frozenset({reshape_p, rev_p, *CUMULATIVE, *INDEXING})
+_WITH_PLACES = frozenset({reshape_p, rev_p, *CUMULATIVE, *INDEXING, *PICKS})
 # Operands whose batch and heads are split alike; the others may have size 1 there.
 _ATTENTION = (attention_p, attention_tangent_p, attention_grad_p)
 
@@ -80,6 +81,10 @@ def rule_of(eqn: Eqn) -> Dims | None:
         ndim = len(eqn.params["shape"])
         return dims([], [range(ndim)])
     if eqn.prim in CUMULATIVE:
+        return dims([range(avals[0].ndim)], [range(avals[0].ndim)])
+    if eqn.prim in PICKS:
+        return pick_rule(eqn)
+    if eqn.prim is rev_p:
         return dims([range(avals[0].ndim)], [range(avals[0].ndim)])
     if is_refused(eqn.prim.dims):
         return member_dims(eqn.prim, avals, [v.aval for v in eqn.outvars], eqn.params)

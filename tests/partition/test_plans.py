@@ -68,7 +68,7 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
     "sort of a dim beside a split one": (
         GRID, lambda a, b: snp.sort(a, 0), (("x", "y"), ()), {"all_to_all": 1},
     ),
-    "top_k": (RING, lambda a, b: lax.top_k(a, 3)[0], ((None, "x"), ()), {"all_to_all": 1}),
+    "top_k": (RING, lambda a, b: lax.top_k(a, 3)[0], ((None, "x"), ()), {"all_gather": 1}),
     "concatenate": (
         RING, lambda a, b: snp.concatenate([a, 2 * a]), (("x",), ()), {"all_to_all": 2},
     ),
