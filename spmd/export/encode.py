@@ -149,7 +149,9 @@ def encode_param(value: Any, where: str) -> Any:
         case Unconstrained():
             return {"unconstrained": True}
         case PartitionSpec():
-            return {"spec": [encode_param(e, where) for e in value]}
+            sets = {"unreduced": value.unreduced, "reduced": value.reduced}
+            node = {"spec": [encode_param(e, where) for e in value]}
+            return node | {name: sorted(axes) for name, axes in sets.items() if axes}
         case AutoAxis():
             return {"unnamed": _place_of(value)}
         case NamedAxes():
@@ -249,7 +251,8 @@ def decode_param(node: Any) -> Any:
         case "unconstrained":
             return PartitionSpec.UNCONSTRAINED
         case "spec":
-            return PartitionSpec(*(decode_param(e) for e in node["spec"]))
+            sets = {name: set(node.get(name, ())) for name in ("unreduced", "reduced")}
+            return PartitionSpec(*(decode_param(e) for e in node["spec"]), **sets)
         case "unnamed":
             return _unnamed.setdefault(tuple(node["unnamed"]), AutoAxis())
         case "mesh":

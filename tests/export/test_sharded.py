@@ -14,6 +14,7 @@ import spmd.numpy as snp
 from spmd import ShapeDtypeStruct, export, lax
 from spmd.errors import DeviceError
 from spmd.sharding import PartitionSpec as P
+from spmd.sharding import reshard
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 3)).astype(np.float32)
@@ -186,3 +187,28 @@ def test_programs_with_layouts_are_written_with_them(kind):
     np.testing.assert_array_equal(found, want)
     assert found.sharding == want.sharding
     assert spmd.typeof(found) is spmd.typeof(want)
+
+
+def test_sums_that_are_made_later_are_kept():
+    """The sets of specs, the types that have them, and the casts between them."""
+    terms = P(unreduced={"x"})
+
+    def f(a: Any, b: Any, w: Any) -> Any:
+        a, b = reshard(a, P(None, "x")), reshard(b, P("x"))
+        w = reshard(w, P(reduced={"x"}))
+        product = snp.matmul(a, b, out_sharding=terms)
+        cast = spmd.shard_map(lambda a, b: lax.pcast(a @ b, "x", to="unreduced"), out_specs=terms)(
+            a, b
+        )
+        slope = spmd.grad(lambda w: snp.sum((a.T @ w[:2]) ** 2))(w)
+        return reshard(product + cast, P()), slope, product
+
+    given = np.ones((2, 4), np.float32), np.ones((4, 2), np.float32), np.ones((4, 2), np.float32)
+    with spmd.set_mesh(spmd.make_mesh((2,), ("x",))):
+        expected = spmd.jit(f)(*given)
+        exported = export.deserialize(export.export(spmd.jit(f))(*given).serialize())
+        found = exported.call(*given)
+        for one, other in zip(found, expected, strict=True):
+            assert spmd.typeof(one) is spmd.typeof(other)
+            np.testing.assert_array_equal(reshard(one, P()), reshard(other, P()))
+    assert [spmd.typeof(x).short() for x in found[1:]] == ["f32[4,2]{U:x}", "f32[2,2]{U:x}"]
