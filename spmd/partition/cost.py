@@ -46,6 +46,7 @@ class Choice:
         wanted: Sequence[Split],
         closed: frozenset[int],
         sizes: Mapping[object, int],
+        *,
         terms: Axes = (),
         windows: Windows | None = None,
         edge: bool = False,

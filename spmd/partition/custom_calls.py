@@ -56,7 +56,7 @@ def _by_rule(
     labels = frozenset(label for own in (*rule.operands, *rule.results) for label in own)
     avals = [atom.aval for atom in eqn.invars], [v.aval for v in eqn.outvars]
     terms = cells[0].terms if cells else ()
-    choice = Choice(eqn.prim, rule, *avals, have, wanted, labels, sizes, terms)
+    choice = Choice(eqn.prim, rule, *avals, have, wanted, labels, sizes, terms=terms)
     axes = choice.axes()
     sides = rule.operands, rule.results
     ins, outs = ([tuple(axes.get(n, ()) for n in own) for own in side] for side in sides)

@@ -40,7 +40,7 @@ from spmd.partition.halos import (
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
 from spmd.partition.moves import is_uneven
 from spmd.partition.ordering import PICKS, write_pick, write_reversal
-from spmd.partition.propagate import KEPT, Axes, Cell, Split
+from spmd.partition.propagate import KEPT, Axes, Cell, Split, even
 from spmd.partition.rules import local_params, may_split
 from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
 
@@ -82,10 +82,10 @@ def write_equation(
         [cell.split for cell in cells],
         _closed_labels(rule, cells),
         sizes,
-        cells[0].terms if cells else (),
-        windows_of(eqn),
-        any(cell.edge for cell in cells),
-        [x.axes_whole() for x in operands],
+        terms=cells[0].terms if cells else (),
+        windows=windows_of(eqn),
+        edge=any(cell.edge for cell in cells),
+        free=[x.axes_whole() for x in operands],
     )
     return _on_parts(eqn, rule, operands, cells, choice.axes(), sizes)
 
@@ -313,10 +313,10 @@ def _on_unreduced(
     for x, labels in sorted(numbered, key=lambda pair: not pair[0].cell.unreduced):
         unreduced = unreduced or x.cell.unreduced
         used.update(unreduced)
-        for label, own in zip(labels, x.cell.split, strict=True):
-            if HALO <= label < ROWS:
-                continue
-            if label not in axes and may_split(rule, label) and used.isdisjoint(own):
+        for label, own in zip(labels, even(x.cell, sizes).split, strict=True):
+            # What halos would split is gathered.
+            stays = may_split(rule, label) and not HALO <= label < ROWS
+            if label not in axes and stays and used.isdisjoint(own):
                 axes[label] = own
                 used.update(own)
     # The padding, too, is to be counted once.
