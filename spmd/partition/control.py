@@ -70,13 +70,11 @@ def _write_partly_manual(
     outs = run(inner, values_of(inside, parts))
     results = [even(inner.of(atom), inner.sizes) for atom in body.jaxpr.outvars]
     found = zip(eqn.outvars, outs, results, eqn.params["out_specs"], strict=True)
-    return [
-        Value(
-            scope.cells[var],
-            {form_of(cell, _shard_split(spec, cell)): out.read(cell.split, sizes, cell.unreduced)},
-        )
-        for var, out, cell, spec in found
-    ]
+    made = []
+    for var, out, cell, spec in found:
+        outer, part = scope.cells[var], out.read(cell.split, sizes, cell.unreduced)
+        made.append(Value(outer, {form_of(outer, _shard_split(spec, cell)): part}))
+    return made
 
 
 def unreduced_of(eqn: Eqn, spec: PartitionSpec) -> Axes:

@@ -109,7 +109,9 @@ class Cell:
         mesh = sharding.mesh
         kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         self.barred = frozenset(a for a, kind in kinds.items() if kind is AxisType.Explicit)
-        self.unreduced = self.terms = sharding.unreduced_axes
+        # Along manual axes each device's term is its shard.
+        self.unreduced = tuple(a for a in sharding.unreduced_axes if a in self.barred)
+        self.terms = self.unreduced
         self.close(sharding.spec, "its type")
         if len(self.barred) < len(kinds):
             self.closed = [False] * len(self.axes)

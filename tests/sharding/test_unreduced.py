@@ -283,3 +283,59 @@ def test_axes_of_sums_have_to_be_known_and_explicit():
     with pytest.raises(ShardingError, match=r"then call reshard\(x, PartitionSpec"):
         explicit = spmd.make_mesh((2,), ("x",), (AxisType.Explicit,))
         spmd.device_put(np.ones(3), spmd.NamedSharding(explicit, P(unreduced={"x"})))
+
+
+# ---- beside automatic axes ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed() -> Iterator[tuple[Any, Any]]:
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto))
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 8), (8, 6)))
+    with spmd.set_mesh(mesh):
+        put = lambda x, spec: spmd.device_put(x, spmd.NamedSharding(mesh, spec))  # noqa: E731
+        yield put(a, P("y", "x")), put(b, P("x"))
+
+
+LINEAR: dict[str, Any] = {
+    "itself": lambda c: c,
+    "a sum": lambda c: c.sum(0),
+    "transposed": lambda c: c.T * 2,
+    "slices": lambda c: c[1:3] + c[:2],
+    "padded": lambda c: snp.pad(c, 1, constant_values=3.0),
+    "reshaped": lambda c: c.reshape(-1),
+    "cumulative": lambda c: snp.cumsum(c, 0),
+    "reversed": lambda c: snp.flip(c, 0),
+    "rows": lambda c: c[snp.array([3, 0])],
+    "carried": lambda c: lax.scan(lambda s, r: (s + r, r * 2), c[0], c),
+    "written": lambda c: lax.dynamic_update_slice(c, c[:1], (2, 0)),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_terms_that_the_compiler_splits_further(name: str, mixed: tuple[Any, Any]):
+    a, b = mixed
+    f = LINEAR[name]
+    found = spmd.jit(lambda a, b: f(snp.matmul(a, b, out_sharding=P(unreduced={"x"}))))(a, b)
+    expected = f(snp.asarray(np.asarray(a) @ np.asarray(b)))
+    for one, other in zip(spmd.tree.leaves(found), spmd.tree.leaves(expected), strict=True):
+        assert spmd.typeof(one).sharding.spec.unreduced == {"x"}
+        np.testing.assert_allclose(value_of(one), other, 1e-4, 1e-4)
+
+
+def test_maps_along_the_explicit_axis_only(mixed: tuple[Any, Any]):
+    a, b = mixed
+    terms = P(unreduced={"x"})
+    f = spmd.shard_map(
+        lambda a, b: lax.pcast(a @ b, "x", to="unreduced"),
+        in_specs=(P(None, "x"), P("x")), out_specs=terms, axis_names={"x"},
+    )  # fmt: skip
+    whole = np.asarray(a) @ np.asarray(b)
+    np.testing.assert_allclose(value_of(spmd.jit(f)(a, b)), whole, 1e-4, 1e-4)
+    slope = spmd.jit(spmd.grad(lambda a: (reshard(f(a, b), P()) ** 2).sum()))(a)
+    np.testing.assert_allclose(slope, 2 * whole @ np.asarray(b).T, 1e-4, 1e-4)
+    total = spmd.shard_map(
+        lambda c: lax.psum(2 * c, "x"), in_specs=terms, out_specs=P(), axis_names={"x"}
+    )
+    np.testing.assert_allclose(spmd.jit(lambda a, b: total(f(a, b)))(a, b), 2 * whole, 1e-4, 1e-4)
