@@ -30,7 +30,7 @@ from spmd.lax.dynamic import (
     dynamic_update_slice_p,
 )
 from spmd.lax.gather import gather, gather_p, scatter_add_p
-from spmd.lax.logic import bitwise_and, clamp, eq, ge, lt, select
+from spmd.lax.logic import bitwise_and, clamp, eq, ge, le, lt, select
 from spmd.lax.scatter import scatter_max_p, scatter_min_p, scatter_mul_p, scatter_p
 from spmd.lax.slicing import slice_in_dim, slice_p
 from spmd.lax.windows import GatherDimensionNumbers, GatherScatterMode, as_gather, window_sizes
@@ -150,19 +150,36 @@ def _gather(
     numbers, windows = _numbers(eqn), params["slice_sizes"]
     own, fits = _own_indices(eqn, operand, indices, rows, windows)
     fill = GatherScatterMode.FILL_OR_DROP
-    out = gather(operand, own, numbers, windows, mode=fill, fill_value=0)
+    # Rows of others are read somewhere and dropped: most are, and filling them takes longer.
+    out = gather(operand, own, numbers, windows, mode=GatherScatterMode.CLIP)
+    aval = typeof(out)
+    dims = [d for d in range(aval.ndim) if d not in numbers.offset_dims]
+    here = _inside(operand, own, numbers, windows)
+    mask = broadcast_in_dim(here, aval.shape, dims)
+    out = select(mask, out, full(aval.shape, 0, aval.dtype))
     if params["mode"] is not fill or params["fill_value"] in (0, None):
         return out
     # Windows that fit nowhere are filled by one device.
-    aval = typeof(out)
     over = tuple(a for axes in rows.values() for a in axes)
     value = dtypes.number(params["fill_value"], aval.dtype)
     is_first = eq(axis_index(over), np.int32(0))
     filled = select(is_first, full((), value, aval.dtype), full((), 0, aval.dtype))
-    dims = [d for d in range(aval.ndim) if d not in numbers.offset_dims]
     shape = typeof(fits).shape[:-1]
     where = broadcast_in_dim(fits.reshape(shape), aval.shape, dims)
     return select(where, out, broadcast_in_dim(filled, aval.shape, ()))
+
+
+def _inside(operand: Any, own: Any, numbers: Numbers, windows: Sequence[int]) -> Any:
+    """Which index vectors, counted from the device's rows, name windows that it has."""
+    last = typeof(own).ndim - 1
+    dtype, shape = typeof(own).dtype, typeof(own).shape[:-1]
+    inside = full(shape, True, np.dtype(bool))
+    for k, d in enumerate(numbers.start_index_map):
+        column = slice_in_dim(own, k, k + 1, 1, last).reshape(shape)
+        most = dtype.type(typeof(operand).shape[d] - windows[d])
+        fits = bitwise_and(ge(column, dtype.type(0)), le(column, most))
+        inside = bitwise_and(inside, fits)
+    return inside
 
 
 def _scatter(
