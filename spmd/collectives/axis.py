@@ -129,8 +129,7 @@ def pvary(x: Any, axis_name: Any) -> Any:
 def _pvary_transpose(ct: Any, x: Any, *, axes: Any) -> Any:
     # A jaxpr evaluated again on values that vary already has casts that change nothing. Cotangents
     # of a reduced value stay terms of a sum.
-    sharding = x.aval.sharding
-    reduced = () if sharding is None else sharding.manual_sets()[1]
+    reduced = x.aval.manual_sets()[1]
     new = tuple(a for a in axes if a not in x.aval.vma and a not in reduced)
     return [vma_hooks.total(ct, new) if new else ct]
 

@@ -192,8 +192,7 @@ def _psum_transpose(ct: Any, x: Any, *, axes: Any, groups: Groups | None) -> Any
     if groups is None and known:
         # In shard_map types tell that ct is equal on all devices: its share of each is ct itself.
         # That of a sum whose terms the type speaks of is the cotangent of the sum.
-        sharding = x.aval.sharding
-        terms = () if sharding is None else sharding.manual_sets()[0]
+        terms = x.aval.manual_sets()[0]
         typed = tuple(a for a in known if a not in terms)
         back = vma_hooks.cast(ct, typed) if typed else ct
         rest = tuple(a for a in axes if a not in known)

@@ -109,11 +109,15 @@ class ShapedArray:
             self._tangent = found
         return found
 
+    def manual_sets(self) -> tuple[frozenset[Any], frozenset[Any]]:
+        """The manual axes over which a value is unreduced, and those over which it is reduced."""
+        return (NO_AXES, NO_AXES) if self.sharding is None else self.sharding.manual_sets()
+
     def cotangent(self) -> ShapedArray:
         """The aval of this value's cotangents, of which the dtype is not changed."""
         if self.sharding is None:
             return self
-        unreduced, reduced = self.sharding.manual_sets()
+        unreduced, reduced = self.manual_sets()
         vma = (self.vma - unreduced) | reduced
         return self.update(vma=vma, sharding=self.sharding.cotangent())
 
@@ -139,7 +143,7 @@ class ShapedArray:
         sets: list[tuple[str, Any]] = [("V", self.vma)]
         if self.sharding is not None:
             spec = self.sharding.spec
-            varying = self.vma - self.sharding.manual_sets()[0]
+            varying = self.vma - self.manual_sets()[0]
             sets = [("V", varying), ("U", spec.unreduced), ("R", spec.reduced)]
         texts = [f"{letter}:{_axes_text(axes)}" for letter, axes in sets if axes]
         return f"[{dims}]{{{', '.join(texts)}}}" if texts else f"[{dims}]"

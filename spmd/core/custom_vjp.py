@@ -318,8 +318,7 @@ def _custom_lin_transpose(
 
 def match_vma(ct: Any, aval: ShapedArray) -> Any:
     """A cotangent that varies where its argument does not is summed over those axes."""
-    reduced = frozenset() if aval.sharding is None else aval.sharding.manual_sets()[1]
-    extra = tuple(sorted(typeof(ct).vma - aval.vma - reduced, key=str))
+    extra = tuple(sorted(typeof(ct).vma - aval.vma - aval.manual_sets()[1], key=str))
     return vma_hooks.total(ct, extra) if extra else cast_to_vma(ct, aval.vma, typeof(ct).vma)
 
 

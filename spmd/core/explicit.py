@@ -74,7 +74,7 @@ def align_sums(
     Beside terms of a sum the other operands stay as they are. Where one operand is reduced, the
     cotangents of those that are equal on all devices are unreduced until the cast's transpose.
     """
-    sets = [(NO_AXES, NO_AXES) if a.sharding is None else a.sharding.manual_sets() for a in avals]
+    sets = [a.manual_sets() for a in avals]
     terms = NO_AXES.union(*(unreduced for unreduced, _ in sets))
     reduced = NO_AXES.union(*(own for _, own in sets)) - axes
     if not reduced:

@@ -144,9 +144,7 @@ class JaxprTrace(Trace):
         union = NO_AXES.union(*(a.vma for a in avals))
         if any(a.sharding is not None for a in avals):
             union, operands = align_sums(union, operands, avals)
-        return [
-            cast_to_vma(x, union, typeof(x).vma) if isinstance(x, Tracer) else x for x in operands
-        ]
+        return [cast_to_vma(x, union, x.aval.vma) if isinstance(x, Tracer) else x for x in operands]
 
     def _with_vma(
         self, prim: Primitive, avals: Sequence[ShapedArray], outs: list[ShapedArray], params: Any

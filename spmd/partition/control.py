@@ -26,6 +26,7 @@ from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.custom_partitioning import custom_partitioning_p
 from spmd.sharding.explicit_layouts import reshard_p, to_auto_p
 from spmd.sharding.manual_sums import without_sets
+from spmd.sharding.named import NamedSharding
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import PartitionSpec
 
@@ -79,7 +80,7 @@ def _write_partly_manual(
 
 def unreduced_of(eqn: Eqn, spec: PartitionSpec) -> Axes:
     """The axes along which a map takes terms of a sum."""
-    return tuple(a for a in eqn.params["mesh"].axis_names if a in spec.unreduced)
+    return NamedSharding(eqn.params["mesh"], spec).unreduced_axes
 
 
 def _shard_split(spec: PartitionSpec, cell: Cell) -> Split:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from spmd.partition.cost import Choice
 from spmd.partition.cumulative import CUMULATIVE, write_cumulative
 from spmd.partition.halos import (
     HALO,
+    NEUTRAL,
     masked,
     windows_of,
     with_halos,
@@ -124,7 +125,7 @@ def _on_parts(
     over = tuple(a for label, own in axes.items() if label not in shared for a in own)
     for cell, split in zip(cells, splits, strict=True):
         for d, own in enumerate(split):
-            # What was open is as it is made.
+            # An open dim is split as the equation makes it.
             cell.offer(d, own, sizes, "the least time", uneven=True)
     if over:
         parts = _masked(eqn, rule, parts, axes, shared, sizes)
@@ -143,18 +144,6 @@ def _on_parts(
     return made
 
 
-# What changes nothing when it is combined.
-_NEUTRAL: dict[str, Callable[[np.dtype], Any]] = {
-    "add": lambda dtype: np.zeros((), dtype)[()],
-    "and": lambda dtype: ~np.zeros((), dtype)[()],
-    "max": lambda dtype: dtypes.min_value(dtype)[()],
-    "min": lambda dtype: dtypes.max_value(dtype)[()],
-    "mul": lambda dtype: np.ones((), dtype)[()],
-    "or": lambda dtype: np.zeros((), dtype)[()],
-    "xor": lambda dtype: np.zeros((), dtype)[()],
-}
-
-
 def _masked(
     eqn: Eqn,
     rule: Dims,
@@ -170,7 +159,7 @@ def _masked(
         for d, label in enumerate(labels):
             own, rows = axes.get(label, ()), atom.aval.shape[d]
             if label not in shared and rows % math.prod(sizes[a] for a in own):
-                x = masked(x, d, own, rows, _NEUTRAL[rule.reduces or "add"](dtype))
+                x = masked(x, d, own, rows, NEUTRAL[rule.reduces or "add"](dtype))
         made.append(x)
     return made
 
@@ -314,7 +303,7 @@ def _on_unreduced(
         unreduced = unreduced or x.cell.unreduced
         used.update(unreduced)
         for label, own in zip(labels, even(x.cell, sizes).split, strict=True):
-            # What halos would split is gathered.
+            # A dim that halos would split is gathered.
             stays = may_split(rule, label) and not HALO <= label < ROWS
             if label not in axes and stays and used.isdisjoint(own):
                 axes[label] = own

@@ -253,17 +253,24 @@ def with_halos(
     return [x, *rest], params
 
 
+# The neutral element of each operator that reduces.
+NEUTRAL: dict[str, Callable[[np.dtype], Any]] = {
+    "add": lambda dtype: np.zeros((), dtype)[()],
+    "and": lambda dtype: ~np.zeros((), dtype)[()],
+    "max": lambda dtype: dtypes.min_value(dtype)[()],
+    "min": lambda dtype: dtypes.max_value(dtype)[()],
+    "mul": lambda dtype: np.ones((), dtype)[()],
+    "or": lambda dtype: np.zeros((), dtype)[()],
+    "xor": lambda dtype: np.zeros((), dtype)[()],
+}
+_OPERATORS = {reduce_window_max_p: "max", reduce_window_min_p: "min"}
+
+
 def _fill(prim: Primitive, rest: Sequence[Any], dtype: np.dtype) -> Any:
-    """What windows read beyond the ends of a dim; None where they do not."""
+    """The value that windows read beyond the ends of a dim; None where they read none there."""
     if prim is slice_p:
         return None
-    if prim is pad_p:
-        return rest[0]
-    if prim is reduce_window_max_p:
-        return dtypes.min_value(dtype)[()]
-    if prim is reduce_window_min_p:
-        return dtypes.max_value(dtype)[()]
-    return np.zeros((), dtype)[()]
+    return rest[0] if prim is pad_p else NEUTRAL[_OPERATORS.get(prim, "add")](dtype)
 
 
 def _rows_of_windows(

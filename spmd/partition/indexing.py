@@ -113,8 +113,9 @@ def _count(axes: Axes, sizes: Sizes) -> int:
 
 def _own_indices(
     eqn: Eqn, operand: Any, indices: Any, rows: Mapping[int, Axes], windows: Sequence[int]
-) -> tuple[Any, Any]:
-    """Index vectors counted from the device's rows; and which windows fit the whole operand."""
+) -> tuple[Any, Any, Any]:
+    """Index vectors counted from the device's rows; which windows fit the whole operand, and which
+    the device has."""
     numbers = _numbers(eqn)
     whole = eqn.invars[0].aval.shape
     # A read that is promised to be in bounds is moved inside, too; such a write is dropped.
@@ -123,7 +124,7 @@ def _own_indices(
     last = typeof(indices).ndim - 1
     wide = np.dtype(np.int64 if typeof(indices).dtype.itemsize == 8 else np.int32)
     given = convert_element_type(indices, wide)
-    columns, fits = [], None
+    columns, fits, here = [], None, None
     for k, d in enumerate(numbers.start_index_map):
         column = slice_in_dim(given, k, k + 1, 1, last)
         most = wide.type(whole[d] - windows[d])
@@ -134,8 +135,11 @@ def _own_indices(
         if d in rows:
             first = convert_element_type(_first_row(rows[d], typeof(operand).shape[d]), wide)
             column = column - first
+            most = wide.type(typeof(operand).shape[d] - windows[d])
+            inside = bitwise_and(ge(column, wide.type(0)), le(column, most))
+        here = inside if here is None else bitwise_and(here, inside)
         columns.append(column)
-    return concatenate(columns, last), fits
+    return concatenate(columns, last), fits, here
 
 
 def _numbers(eqn: Eqn) -> Numbers:
@@ -148,14 +152,13 @@ def _gather(
 ) -> Any:
     operand, indices = parts
     numbers, windows = _numbers(eqn), params["slice_sizes"]
-    own, fits = _own_indices(eqn, operand, indices, rows, windows)
+    own, fits, here = _own_indices(eqn, operand, indices, rows, windows)
     fill = GatherScatterMode.FILL_OR_DROP
     # Rows of others are read somewhere and dropped: most are, and filling them takes longer.
     out = gather(operand, own, numbers, windows, mode=GatherScatterMode.CLIP)
     aval = typeof(out)
     dims = [d for d in range(aval.ndim) if d not in numbers.offset_dims]
-    here = _inside(operand, own, numbers, windows)
-    mask = broadcast_in_dim(here, aval.shape, dims)
+    mask = broadcast_in_dim(here.reshape(typeof(here).shape[:-1]), aval.shape, dims)
     out = select(mask, out, full(aval.shape, 0, aval.dtype))
     if params["mode"] is not fill or params["fill_value"] in (0, None):
         return out
@@ -169,25 +172,12 @@ def _gather(
     return select(where, out, broadcast_in_dim(filled, aval.shape, ()))
 
 
-def _inside(operand: Any, own: Any, numbers: Numbers, windows: Sequence[int]) -> Any:
-    """Which index vectors, counted from the device's rows, name windows that it has."""
-    last = typeof(own).ndim - 1
-    dtype, shape = typeof(own).dtype, typeof(own).shape[:-1]
-    inside = full(shape, True, np.dtype(bool))
-    for k, d in enumerate(numbers.start_index_map):
-        column = slice_in_dim(own, k, k + 1, 1, last).reshape(shape)
-        most = dtype.type(typeof(operand).shape[d] - windows[d])
-        fits = bitwise_and(ge(column, dtype.type(0)), le(column, most))
-        inside = bitwise_and(inside, fits)
-    return inside
-
-
 def _scatter(
     eqn: Eqn, parts: Sequence[Any], rows: Mapping[int, Axes], params: dict[str, Any], sizes: Sizes
 ) -> Any:
     operand, indices, updates = parts
     windows = window_sizes(_numbers(eqn), typeof(operand).shape, typeof(updates).shape)
-    own, _ = _own_indices(eqn, operand, indices, rows, windows)
+    own, *_ = _own_indices(eqn, operand, indices, rows, windows)
     changed = {"mode": GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
     return eqn.prim.bind(operand, own, updates, **(params | changed))
 

@@ -1,4 +1,4 @@
-"""What depends on the order along a split dim: the largest elements and their places, reversals."""
+"""Picks and reversals along a split dim: the largest elements, their places, the opposite order."""
 
 from __future__ import annotations
 

@@ -93,16 +93,21 @@ def call_laid_out(
         rest = tuple(None if a is not None else x for x, a in zip(args, arrays, strict=True))
         avals = tuple(None if a is None else typeof(a) for a in arrays)
         named = tuple(sorted(kwargs.items()))
-        try:
-            program = _program_laid_out(
-                f, avals, rest, named, place, (config.tracing, current_mesh())
-            )
-        except TypeError:  # an argument that cannot be a key, as a list of arrays
-            pass
-        else:
+        context = config.tracing, current_mesh()
+        if _is_key((rest, named, place)):
+            program = _program_laid_out(f, avals, rest, named, place, context)
             given = [a for a in arrays if a is not None]
             return jit_p.bind(*given, jaxpr=program, name=function_name(f))[0]
     return lay_out(f(*map(to_auto_if_array, args), **kwargs), place)
+
+
+def _is_key(x: Any) -> bool:
+    """Whether a cache can be asked for `x`; a list of arrays is no key."""
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_terms(f: Callable[..., Any], args: Sequence[Any], place: Any) -> None:

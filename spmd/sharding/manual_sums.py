@@ -35,7 +35,7 @@ def pcast(x: Any, axis_name: Any, to: str) -> Any:
 
     def one(leaf: Any) -> Any:
         aval = typeof(leaf)
-        unreduced, reduced = manual_sets(aval)
+        unreduced, reduced = aval.manual_sets()
         for axis in axes:
             if axis not in manual:
                 raise ArgumentError(
@@ -50,12 +50,6 @@ def pcast(x: Any, axis_name: Any, to: str) -> Any:
         return pcast_p.bind(leaf, axes=axes, to=to, mesh=_mesh_of(aval))
 
     return tree_map(one, x)
-
-
-def manual_sets(aval: ShapedArray) -> tuple[frozenset[Any], frozenset[Any]]:
-    """The manual axes over which a value is unreduced, and those over which it is reduced."""
-    sharding = aval.sharding
-    return (frozenset(), frozenset()) if sharding is None else sharding.manual_sets()
 
 
 def aval_with_sets(
@@ -87,7 +81,7 @@ def _mesh_of(aval: ShapedArray) -> AbstractMesh:
 
 def _cast_aval(x: ShapedArray, axes: Sequence[Any], to: str, mesh: Any) -> ShapedArray:
     """The type of a cast value; to "plain" it says nothing of these axes."""
-    unreduced, reduced = manual_sets(x)
+    unreduced, reduced = x.manual_sets()
     unreduced, reduced = unreduced.difference(axes), reduced.difference(axes)
     if to == "unreduced":
         unreduced |= frozenset(axes)
@@ -100,7 +94,7 @@ def match(x: Any, want: NamedSharding) -> Any:
     """`x`, a value or cotangent of the same shape, with the sharding of another's type."""
     unreduced, reduced = want.manual_sets()
     if unreduced or reduced:
-        own = manual_sets(typeof(x))
+        own = typeof(x).manual_sets()
         for axis in sorted(unreduced - own[0], key=repr):
             if axis not in typeof(x).vma:
                 # The value is counted once: one device has it, the others 0.
@@ -118,7 +112,7 @@ def match(x: Any, want: NamedSharding) -> Any:
 def without_sets(x: Any) -> Any:
     """`x`, whose type says nothing of sums along manual axes; terms of one just vary."""
     aval = typeof(x)
-    axes = tuple(sorted(frozenset().union(*manual_sets(aval)), key=repr))
+    axes = tuple(sorted(frozenset().union(*aval.manual_sets()), key=repr))
     return pcast_p.bind(x, axes=axes, to="plain", mesh=aval.sharding.mesh) if axes else x
 
 

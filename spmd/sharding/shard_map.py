@@ -39,7 +39,6 @@ from spmd.sharding.call_cache import FastCalls, MappedCall, is_evaluated
 from spmd.sharding.constraint import note_mesh_read
 from spmd.sharding.divergence_check import Given, check_divergence, is_suspect
 from spmd.sharding.eager_map import current_lockstep, run_lockstep, runs_eagerly
-from spmd.sharding.manual_sums import manual_sets
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.nested_maps import is_inside_map
 from spmd.sharding.shard_map_rules import (
@@ -446,7 +445,7 @@ def _check_out(
 
 def _check_sum(what: str, aval: ShapedArray, spec: PartitionSpec) -> None:
     """Raise unless an output can be the terms of a sum, or reduced, where its spec says so."""
-    _, reduced = manual_sets(aval)
+    _, reduced = aval.manual_sets()
     for axis in sorted(spec.unreduced - aval.vma, key=repr):
         raise ShardingError(
             f"{what} has out_spec {spec}, which says that each device along {axis!r} has a term "
