@@ -146,6 +146,23 @@ def sharding_cases() -> list[Case]:
         "softmax of split classes": (
             lambda side, a: side.nn.softmax(a), ring, ((large, (None, "x")),), None,
         ),
+        "three neighbours, summed": (
+            lambda side, a: side.np.abs(a[1:-1] + a[2:] + a[:-2]).sum(0),
+            ring, ((large, ("x",)),), None,
+        ),
+        "roll along the split dim": (
+            lambda side, a: side.np.roll(a, 1, 0) + a, ring, ((large, ("x",)),), None,
+        ),
+        "convolution, split along the height": (
+            lambda side, x, k: side.lax.conv_general_dilated(
+                x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            ),
+            ring, (((4, 128, 128, 16), (None, "x")), ((3, 3, 16, 16), ())), None,
+        ),
+        "top_k along the split dim": (
+            lambda side, a: side.lax.top_k(a, 8)[0], ring, ((large, (None, "x")),), None,
+        ),
+        "32 MiB reversed": (lambda side, a: side.np.flip(a, 0), ring, ((large, ("x",)),), ("x",)),
         "32 MiB from rows to columns": (lambda side, a: a, ring, ((large, ("x",)),), (None, "x")),
         "call of x + 1, 8 x 8": (lambda side, a: a + 1, grid, ((small, ("x", "y")),), None),
     }  # fmt: skip
