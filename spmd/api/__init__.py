@@ -8,7 +8,6 @@ from spmd.api.closure import closure_convert, custom_gradient
 from spmd.api.compiled import jit
 from spmd.api.forward import jvp, linearize
 from spmd.api.inspect import (
-    ShapeDtypeStruct,
     block_until_ready,
     device_get,
     disable_jit,
@@ -47,6 +46,7 @@ from spmd.api.settings import (
     process_indices,
 )
 from spmd.api.vectorize import vmap
+from spmd.core.aval import ShapeDtypeStruct
 
 __all__ = [
     "ShapeDtypeStruct",

@@ -22,11 +22,12 @@ from spmd.base.tree import (
     tree_unflatten,
 )
 from spmd.base.util import function_name
+from spmd.compile.dispatch.jit import JitFunction
 from spmd.compile.dispatch.stages import describe
 from spmd.core.argument_names import (
     debug_info,
 )
-from spmd.core.aval import ShapedArray, ShapeDtypeStruct, is_arraylike, typeof
+from spmd.core.aval import ShapedArray, is_arraylike, typeof
 from spmd.core.axis import AxisFrame, extend_axes
 from spmd.core.jvp import instantiate
 from spmd.core.primitive import Linear
@@ -88,8 +89,7 @@ def make_jaxpr(
             closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug)
         if not return_shape:
             return closed
-        shapes = [ShapeDtypeStruct(a.shape, a.dtype) for a in closed.out_avals]
-        return closed, flat_f.value(shapes)
+        return closed, flat_f.value([describe(a) for a in closed.out_avals])
 
     return jaxpr_of
 
@@ -98,13 +98,16 @@ def eval_shape(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Find the shapes and dtypes of `fun(*args, **kwargs)` without computing it.
 
     `args` and `kwargs` are pytrees of arrays, or of anything with a shape and a dtype; the result
-    is the pytree that `fun` returns, of `ShapeDtypeStruct`s. Raises `ArgumentError` if an argument
+    is the pytree that `fun` returns, of `ShapeDtypeStruct`s, with the shardings that types or
+    `jit(out_shardings=)` say. Raises `ArgumentError` if an argument
     is no array, and what `fun` itself raises while it is traced.
 
     >>> spmd.eval_shape(lambda x: x @ x.T, spmd.ShapeDtypeStruct((3, 5), "float32"))
     ShapeDtypeStruct(shape=(3, 3), dtype=float32)
     """
     flat, in_tree = tree_flatten((args, kwargs))
+    if isinstance(fun, JitFunction) and all(map(is_arraylike, flat)):
+        return fun.eval_shape(*args, **kwargs)  # which knows what out_shardings say
     flat_f = FlatFunction(fun, in_tree)
     closed = trace_to_jaxpr(flat_f, [_aval_like(x) for x in flat], debug_info(fun, args, kwargs))
     avals = closed.out_avals

@@ -25,7 +25,7 @@ import numpy as np
 
 from spmd.base import dtypes
 from spmd.base.device import too_few_devices
-from spmd.base.errors import ArgumentError
+from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.tree import LEAF, NONE, TreeDef, tree_flatten
 from spmd.core import custom_vmap, linear_call  # noqa: F401
 from spmd.core.aval import ShapedArray
@@ -92,11 +92,7 @@ def encode_aval(aval: ShapedArray) -> dict[str, Any]:
     if aval.vma:
         node["varies"] = sorted(aval.vma)
     if aval.sharding is not None:
-        where = f"the type {aval.short()}"
-        node["lies"] = [
-            encode_param(aval.sharding.mesh, where),
-            encode_param(aval.sharding.spec, where),
-        ]
+        node["lies"] = encode_lies(aval.sharding)
     return node | ({"weak": True} if aval.weak_type else {})
 
 
@@ -107,6 +103,27 @@ def decode_aval(node: dict[str, Any]) -> ShapedArray:
     sharding = NamedSharding(*lies) if lies else None
     dtype = dtype_named(node["dtype"])
     return ShapedArray(tuple(node["shape"]), dtype, "weak" in node, vma, sharding)
+
+
+def encode_lies(sharding: Any) -> list[Any] | None:
+    """A sharding over a mesh as its mesh and its spec; None for any other, and for None."""
+    if not isinstance(sharding, NamedSharding):
+        return None
+    where = f"the sharding {sharding}"
+    return [encode_param(sharding.mesh, where), encode_param(sharding.spec, where)]
+
+
+def lies_over(node: list[Any] | None, mesh: NamedAxes) -> NamedSharding | None:
+    """The written sharding over a mesh of the same axes."""
+    if node is None:
+        return None
+    written = {decode_param(name): size for name, size in node[0]["mesh"]}
+    if written != dict(mesh.shape):
+        raise ShardingError(
+            f"export: the sharding is over a mesh with axes {written}, and {mesh} has "
+            f"{dict(mesh.shape)}; give a mesh with the axes of the export"
+        )
+    return NamedSharding(mesh, decode_param(node[1]))
 
 
 def encode_array(x: Any) -> dict[str, Any]:
@@ -218,7 +235,7 @@ def _decode_mesh(node: dict[str, Any]) -> NamedAxes:
 
 def count_devices(document: Any) -> int:
     """How many devices a written program needs: as many as the last position of its meshes."""
-    if isinstance(document, list):
+    if isinstance(document, list | tuple):
         return max(map(count_devices, document), default=1)
     if not isinstance(document, dict):
         return 1

@@ -41,6 +41,10 @@ from spmd.export.symbolic import (
     solve,
     symbolic_shape,
 )
+from spmd.sharding.abstract_mesh import NamedAxes
+from spmd.sharding.constraint import constrain
+from spmd.sharding.explicit_layouts import to_auto_p
+from spmd.sharding.named import NamedSharding
 
 # The version that is written, and the oldest that is read. It grows when the meaning of a file
 # changes; a file says with its primitives its other needs.
@@ -54,7 +58,8 @@ class Exported:
     """A function with its shapes, as `export` makes it and `deserialize` reads it.
 
     `in_avals` and `out_avals` are the flat arguments and results with their sizes, of which some
-    may be symbolic. `call` runs it; `serialize` writes it; `vjp` is its reverse derivative.
+    may be symbolic, and their layouts along `Explicit` axes. `call` runs it; `serialize` writes it;
+    `vjp` is its reverse derivative.
     """
 
     fun_name: str
@@ -67,6 +72,9 @@ class Exported:
     _constraints: tuple[Constraint, ...] = field(repr=False, default=())
     _x64: bool = field(repr=False, default=False)
     _get_vjp: Callable[[], Exported] | None = field(repr=False, default=None)
+    # By argument and by result the sharding that is exported with it, as it is written, or None.
+    _in_lies: tuple[Any, ...] = field(repr=False, default=())
+    _out_lies: tuple[Any, ...] = field(repr=False, default=())
     _programs: dict[Any, Any] = field(repr=False, default_factory=dict)
 
     calling_convention_version = maximum_supported_calling_convention_version
@@ -74,15 +82,30 @@ class Exported:
     @property
     def nr_devices(self) -> int:
         """How many devices there must be to call it: those up to the last that its meshes name."""
-        return encode.count_devices(self.document)
+        return encode.count_devices([self.document, self._in_lies, self._out_lies])
+
+    def in_shardings_jax(self, mesh: NamedAxes) -> tuple[NamedSharding | None, ...]:
+        """The shardings of the flat arguments over `mesh`, which has the axes of the export's.
+
+        None stands for an argument that was exported without a sharding.
+        """
+        return tuple(encode.lies_over(node, mesh) for node in self._in_lies)
+
+    def out_shardings_jax(self, mesh: NamedAxes) -> tuple[NamedSharding | None, ...]:
+        """The shardings of the flat results over `mesh`, where types or `out_shardings` say them.
+
+        None stands for a result that the compiler lays out.
+        """
+        return tuple(encode.lies_over(node, mesh) for node in self._out_lies)
 
     # ---- running ----
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function; under any transformation too, with the derivative that was exported.
 
-        Raises a `PytreeError`, `ShapeError` or `DtypeError` that names the argument if the
-        arguments are not those of the export.
+        Arguments that were exported with a sharding are laid out by it, over the devices at the
+        same positions. Raises a `PytreeError`, `ShapeError` or `DtypeError` that names the argument
+        if the arguments are not those of the export.
         """
         pairs, tree = tree_flatten_with_path((args, kwargs))
         if tree != self.in_tree:
@@ -124,8 +147,15 @@ class Exported:
         if key not in self._programs:
             closed = self.closed_jaxpr(**sizes)
 
+            lies = [node and NamedSharding(*encode.decode_param(node)) for node in self._in_lies]
+            what = f"{self.fun_name}: exported argument"
+
             def run(*leaves: Any) -> list[Any]:
-                return eval_closed(closed, *leaves)
+                placed = [
+                    x if sharding is None else _laid_out(f"{what} {k}", x, sharding)
+                    for k, (x, sharding) in enumerate(zip(leaves, lies, strict=True))
+                ]
+                return eval_closed(closed, *placed)
 
             run.__name__ = self.fun_name
             self._programs[key] = self._differentiable(jit(run))
@@ -175,8 +205,8 @@ class Exported:
     def _as_json(self, vjp_order: int) -> dict[str, Any]:
         return {
             "function": self.fun_name,
-            "arguments": [encode.encode_tree(self.in_tree), *map(_encode_info, self.in_avals)],
-            "results": [encode.encode_tree(self.out_tree), *map(_encode_info, self.out_avals)],
+            "arguments": _encode_infos(self.in_tree, self.in_avals, self._in_lies),
+            "results": _encode_infos(self.out_tree, self.out_avals, self._out_lies),
             "constraints": [c.text for c in self._constraints],
             "enable_x64": self._x64,
             "platforms": list(self.platforms),
@@ -234,8 +264,9 @@ def export(
 def info_of(x: Any) -> ShapeDtypeStruct:
     """An argument's shape and dtype, of which sizes may be symbolic."""
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        weak = getattr(x, "weak_type", False)
-        return ShapeDtypeStruct(x.shape, dtypes.canonical(x.dtype), weak_type=weak)
+        weak, lies = getattr(x, "weak_type", False), getattr(x, "sharding", None)
+        lies = lies if isinstance(lies, NamedSharding) else None
+        return ShapeDtypeStruct(x.shape, dtypes.canonical(x.dtype), sharding=lies, weak_type=weak)
     aval = typeof(x)
     return ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
@@ -256,7 +287,7 @@ def constraints_of(infos: Sequence[ShapeDtypeStruct]) -> tuple[Constraint, ...]:
 def info_at(info: ShapeDtypeStruct, sizes: dict[str, int]) -> ShapeDtypeStruct:
     """Shape and dtype where the symbols have these sizes."""
     shape = [s.evaluate(sizes) if isinstance(s, DimExpr) else s for s in info.shape]
-    return ShapeDtypeStruct(shape, info.dtype, weak_type=info.weak_type)
+    return info.update(shape=shape)
 
 
 def _export(
@@ -273,6 +304,7 @@ def _export(
         flat = [(s, n, name) for info, at in pairs for s, n in zip(info.shape, at, strict=True)]
         solve(flat, constraints)
     documents, out_tree = [], None
+    out_lies: tuple[Any, ...] = ()
     for sizes in samples:
         args, kwargs = tree_unflatten(tree, [info_at(info, sizes) for info in infos])
         traced = fun_jit.trace(*args, **kwargs)
@@ -284,6 +316,10 @@ def _export(
         out_tree = traced.out_tree
         encoded = encode.encode_jaxpr(traced.jaxpr)
         results = [encode.encode_aval(a) for a in traced.jaxpr.out_avals]
+        out_lies = tuple(
+            encode.encode_lies(s or a.sharding)
+            for s, a in zip(traced.out_shardings, traced.jaxpr.out_avals, strict=True)
+        )
         documents.append({"program": encoded, "results": results})
     assert out_tree is not None
     both = unify.Unifier(symbols, samples, name)(documents)
@@ -292,10 +328,24 @@ def _export(
     def get_vjp() -> Exported:
         return _export_vjp(fun_jit, infos, tree, out_avals, platforms)
 
+    in_lies = tuple(encode.encode_lies(info.sharding) for info in infos)
     return Exported(
-        name, tree, tuple(infos), out_tree, out_avals, platforms, both["program"],
-        constraints, config.enable_x64, get_vjp,
+        name, tree, tuple(map(_typed, infos)), out_tree, out_avals, platforms, both["program"],
+        constraints, config.enable_x64, get_vjp, in_lies, out_lies,
     )  # fmt: skip
+
+
+def _laid_out(what: str, x: Any, sharding: NamedSharding) -> Any:
+    """An argument as it is exported: its type, too, says what the export's does."""
+    if typeof(x).sharding is not None and sharding.explicit_part(x.ndim) is None:
+        x = to_auto_p.bind(x, axes=None)
+    return constrain(what, x, sharding)
+
+
+def _typed(info: ShapeDtypeStruct) -> ShapeDtypeStruct:
+    """The same with what the type says of the sharding: its part along `Explicit` axes."""
+    lies = info.sharding
+    return info if lies is None else info.update(sharding=lies.explicit_part(info.ndim))
 
 
 def _export_vjp(
@@ -354,15 +404,28 @@ def symbolic_args_specs(
 # ---- files ---------------------------------------------------------------------------------------
 
 
-def _encode_info(info: ShapeDtypeStruct) -> dict[str, Any]:
+def _encode_infos(
+    tree: TreeDef, infos: Sequence[ShapeDtypeStruct], lies: Sequence[Any]
+) -> list[Any]:
+    """A structure and its leaves, each with the sharding that it is exported with."""
+    return [encode.encode_tree(tree), *map(_encode_info, infos, lies)]
+
+
+def _encode_info(info: ShapeDtypeStruct, lies: Any) -> dict[str, Any]:
     shape = [{"size": str(s)} if isinstance(s, DimExpr) else s for s in info.shape]
-    node = {"dtype": dtypes.long_name(info.dtype), "shape": shape}
+    node: dict[str, Any] = {"dtype": dtypes.long_name(info.dtype), "shape": shape}
+    if info.sharding is not None:
+        node["lies"] = encode.encode_lies(info.sharding)
+    if lies is not None:
+        node["placed"] = lies
     return node | ({"weak": True} if info.weak_type else {})
 
 
 def _decode_info(node: dict[str, Any]) -> ShapeDtypeStruct:
     shape = [parse(s["size"]) if isinstance(s, dict) else s for s in node["shape"]]
-    return ShapeDtypeStruct(shape, encode.dtype_named(node["dtype"]), weak_type="weak" in node)
+    lies = NamedSharding(*encode.decode_param(node["lies"])) if "lies" in node else None
+    dtype = encode.dtype_named(node["dtype"])
+    return ShapeDtypeStruct(shape, dtype, sharding=lies, weak_type="weak" in node)
 
 
 def pretty(node: Any, indent: int = 0) -> str:
@@ -416,4 +479,6 @@ def _from_json(node: dict[str, Any]) -> Exported:
         tuple(Constraint(text) for text in node["constraints"]),
         node["enable_x64"],
         None if derivative is None else (lambda: _from_json(derivative)),
+        tuple(info.get("placed") for info in in_avals),
+        tuple(info.get("placed") for info in out_avals),
     )

@@ -107,6 +107,12 @@ def constrain_tree(x: Any, shardings: Any, what: str, asserts: bool = False) -> 
     return tree_unflatten(tree, done)
 
 
+def shardings_of_leaves(x: Any, shardings: Any, what: str) -> list[Sharding | None]:
+    """What a pytree prefix of shardings says of each leaf of `x`."""
+    places = broadcast_prefix(shardings, x, what, is_placement)
+    return [as_sharding(what, p) if isinstance(p, PartitionSpec) else p for p in places]
+
+
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Lay `x`, an array or a pytree, out as `shardings` says, inside a jitted function too.
 

@@ -12,7 +12,7 @@ import pytest
 import spmd
 import spmd.numpy as snp
 from spmd import ShapeDtypeStruct, export, lax
-from spmd.errors import DeviceError
+from spmd.errors import DeviceError, ShardingError
 from spmd.sharding import PartitionSpec as P
 from spmd.sharding import reshard
 
@@ -212,3 +212,62 @@ def test_sums_that_are_made_later_are_kept():
             assert spmd.typeof(one) is spmd.typeof(other)
             np.testing.assert_array_equal(reshard(one, P()), reshard(other, P()))
     assert [spmd.typeof(x).short() for x in found[1:]] == ["f32[4,2]{U:x}", "f32[2,2]{U:x}"]
+
+
+@pytest.mark.parametrize("kind", [spmd.sharding.AxisType.Auto, spmd.sharding.AxisType.Explicit])
+def test_arguments_and_results_are_exported_with_their_shardings(kind: Any):
+    """However an argument of the call lies, results lie as those of the export do."""
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), kind)
+    rows, columns = (spmd.NamedSharding(mesh, P(*spec)) for spec in (("x",), (None, "y")))
+    is_typed = kind is spmd.sharding.AxisType.Explicit
+    f = spmd.jit(lambda x, w: (x @ w, x.sum(0)), out_shardings=(columns, None))
+    a, b = X[:, :2], W[:2]
+    made = export.export(f)(spmd.device_put(a, rows), b)
+    for e in (made, export.deserialize(made.serialize())):
+        assert e.nr_devices == 4
+        assert e.in_shardings_jax(mesh) == (rows, None)
+        assert e.out_shardings_jax(mesh)[0] == columns
+        assert [i.sharding and i.sharding.spec for i in e.in_avals] == (
+            [P("x", None), None] if is_typed else [None, None]
+        )
+        assert e.out_avals[0].sharding == (columns.explicit_part(2) if is_typed else None)
+        want = f(spmd.device_put(a, rows), b)
+        both = (spmd.sharding.AxisType.Auto, spmd.sharding.AxisType.Explicit)
+        others = [spmd.make_mesh((2, 2), ("x", "y"), other) for other in both]
+        for x in (a, *(spmd.device_put(a, spmd.NamedSharding(m, P("y"))) for m in others)):
+            for found, exact in zip(e.call(x, b), want, strict=True):
+                np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+                assert found.sharding.is_equivalent_to(exact.sharding, found.ndim)
+        other = spmd.make_mesh((4,), ("z",))
+        with pytest.raises(ShardingError, match=r"with axes \{'x': 2, 'y': 2\}.*has \{'z': 4\}"):
+            e.in_shardings_jax(other)
+
+
+@pytest.mark.parametrize("kind", [spmd.sharding.AxisType.Auto, spmd.sharding.AxisType.Explicit])
+def test_derivatives_of_exported_functions_over_a_mesh(kind: Any):
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), kind)
+    x = spmd.device_put(X[:, :2], spmd.NamedSharding(mesh, P("x")))
+    w = spmd.device_put(W[:2], spmd.NamedSharding(mesh, P(None, "y")))
+    f = spmd.jit(lambda x, w: snp.sin(x @ w))
+    loaded = export.deserialize(export.export(f)(x, w).serialize(vjp_order=1))
+
+    def loss(call: Any) -> Any:
+        return lambda x, w: snp.sum(call(x, w) ** 2)
+
+    want = spmd.grad(loss(f), (0, 1))(x, w)
+    for found, exact in zip(spmd.grad(loss(loaded.call), (0, 1))(x, w), want, strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-6)
+        assert found.sharding.is_equivalent_to(exact.sharding, 2)
+
+
+def test_all_sizes_over_a_mesh():
+    rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), P("x"))
+    shape = export.symbolic_shape("4*b, 3")
+    given = ShapeDtypeStruct(shape, "float32", sharding=rows)
+    loaded = export.deserialize(export.export(spmd.jit(lambda x: x * 2))(given).serialize())
+    assert [str(n) for n in loaded.in_avals[0].shape] == ["4*b", "3"]
+    for count in (4, 12):
+        x = RNG.normal(size=(count, 3)).astype(np.float32)
+        found = loaded.call(x)
+        np.testing.assert_array_equal(found, x * 2)
+        assert found.sharding.is_equivalent_to(rows, 2)

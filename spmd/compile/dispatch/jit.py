@@ -42,9 +42,10 @@ from spmd.sharding.constraint import (
     constrain_tree,
     is_placement,
     prefix_key,
+    shardings_of_leaves,
     specs_resolved,
 )
-from spmd.sharding.named import SingleDeviceSharding
+from spmd.sharding.named import Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import layouts_of
 from spmd.sharding.spec import current_mesh
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
@@ -62,6 +63,8 @@ class Entry:
     closed: ClosedJaxpr
     out_tree: TreeDef
     donated: tuple[bool, ...]
+    # By result, what `out_shardings` says of it.
+    out_shardings: tuple[Sharding | None, ...]
     # For each layout of the arguments; None stands for arguments that are over no mesh.
     executables: dict[Any, Executable | MeshProgram] = field(default_factory=dict)
     calls: dict[Any, int] = field(default_factory=dict)
@@ -275,14 +278,11 @@ class JitFunction:
         entry = self._entries.get(key)
         if entry is not None:
             return entry.closed, entry.out_tree, []
-        before = specs_resolved()
-        closed, out_tree = self._trace(split, avals, args, kwargs)
-        without, hoisted = hoist_tracers(closed)
+        made = self._trace(split, avals, args, kwargs)
+        without, hoisted = hoist_tracers(made.closed)
         if not hoisted:
-            donated = self._signature.donated(args, kwargs)
-            reads_mesh = specs_resolved() != before
-            self._entries[key] = Entry(closed, out_tree, donated, reads_mesh=reads_mesh)
-        return without, out_tree, hoisted
+            self._entries[key] = made
+        return without, made.out_tree, hoisted
 
     def _new_entry(
         self,
@@ -294,11 +294,7 @@ class JitFunction:
     ) -> Entry:
         if config.log_compiles or "1" in config.debug:
             self._explain(split, avals, args, kwargs)
-        before = specs_resolved()
-        closed, out_tree = self._trace(split, avals, args, kwargs)
-        donated, reads_mesh = self._signature.donated(args, kwargs), specs_resolved() != before
-        entry = Entry(closed, out_tree, donated, reads_mesh=reads_mesh)
-        self._entries[key] = entry
+        entry = self._entries[key] = self._trace(split, avals, args, kwargs)
         return entry
 
     def _trace(
@@ -307,16 +303,20 @@ class JitFunction:
         avals: Sequence[ShapedArray],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> tuple[ClosedJaxpr, TreeDef]:
+    ) -> Entry:
         signature, fun = self._signature, self._fun
         signature.check_arity(args, kwargs)
+        before = specs_resolved()
         trees: list[TreeDef] = []
+        places: list[Sharding | None] = []
 
         def flat(*tracers: Any) -> list[Any]:
             given, named = signature.join(split, self._constrained(split, tracers, args, kwargs))
             out = fun(*given, **named)
             if self._out_shardings is not None:
-                out = constrain_tree(out, self._out_shardings, f"{signature.what}: out_shardings")
+                what = f"{signature.what}: out_shardings"
+                out = constrain_tree(out, self._out_shardings, what)
+                places.extend(shardings_of_leaves(out, self._out_shardings, what))
             leaves, tree = tree_flatten(out)
             trees.append(tree)
             return leaves
@@ -324,7 +324,14 @@ class JitFunction:
         names = tuple(signature.leaf_names(args, kwargs))
         debug = Debug(signature.name, names, signature.source)
         with FLIGHT.phase(TRACING, "trace", signature.name), collector_paused():
-            return trace_to_jaxpr(flat, avals, debug), trees[0]
+            closed = trace_to_jaxpr(flat, avals, debug)
+        return Entry(
+            closed,
+            trees[0],
+            signature.donated(args, kwargs),
+            tuple(places) or (None,) * len(closed.out_avals),
+            reads_mesh=specs_resolved() != before,
+        )
 
     def _placed(self, split: Split) -> list[Any]:
         """The sharding, or spec, or None, that `in_shardings` has for each leaf."""
@@ -408,7 +415,13 @@ class JitFunction:
         key = self._key(split, avals)
         entry = self._entries.get(key) or self._new_entry(key, split, avals, args, kwargs)
         return Traced(
-            entry.closed, split.tree, entry.out_tree, entry.donated, self._signature, split
+            entry.closed,
+            split.tree,
+            entry.out_tree,
+            entry.donated,
+            self._signature,
+            split,
+            entry.out_shardings,
         )
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
@@ -416,7 +429,7 @@ class JitFunction:
         return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes and dtypes of the results, without computing them."""
+        """Shapes, dtypes and shardings of the results, without computing them."""
         return self.trace(*args, **kwargs).out_info
 
     def clear_cache(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import record
 from spmd.base.tree import TreeDef, tree_flatten
@@ -18,8 +20,9 @@ from spmd.compile.lazy import cost_model, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
 from spmd.sharding.array import Array, check_donated
-from spmd.sharding.named import NamedSharding
+from spmd.sharding.named import NamedSharding, Sharding
 from spmd.sharding.operand_layouts import Layouts, layouts_of
+from spmd.sharding.spec import Mesh
 
 if TYPE_CHECKING:
     from spmd.compile.executable.executable import Executable
@@ -28,28 +31,91 @@ if TYPE_CHECKING:
     from spmd.compile.passes.pipeline import Report
 
 
-def describe(aval: ShapedArray) -> ShapeDtypeStruct:
-    """The user's view of an aval."""
-    return ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=aval.sharding, weak_type=aval.weak_type
-    )
+def describe(aval: ShapedArray, sharding: Any = None) -> ShapeDtypeStruct:
+    """The user's view of an aval, with the sharding that it is known to have, or that of its type.
+
+    `sharding` is that of the value, where it is known.
+    """
+    lies = aval.sharding if sharding is None else sharding
+    return ShapeDtypeStruct(aval.shape, aval.dtype, sharding=lies, weak_type=aval.weak_type)
 
 
 @record
-class Traced:
+class ArgInfo:
+    """What a stage knows of one argument: its `shape`, its `dtype`, and whether it is `donated`."""
+
+    _aval: ShapedArray
+    donated: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self._aval.dtype
+
+
+class Stage:
+    """What all stages of a call say of its arguments."""
+
+    __slots__ = ()
+    traced: Any
+
+    @property
+    def in_tree(self) -> TreeDef:
+        """The structure of the arguments: positional ones, and those by name."""
+        return self.traced.given
+
+    @property
+    def in_avals(self) -> tuple[Any, dict[str, Any]]:
+        """The types of positional arguments and of those by name, in their structure."""
+        return self.in_tree.unflatten(self.traced.jaxpr.in_avals)
+
+    @property
+    def args_info(self) -> tuple[Any, dict[str, Any]]:
+        """Shape, dtype and donation of each argument, in their structure."""
+        avals = self.traced.jaxpr.in_avals
+        pairs = zip(avals, self.traced.donated or (False,) * len(avals), strict=True)
+        return self.in_tree.unflatten([ArgInfo(a, donated) for a, donated in pairs])
+
+    @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The numbers of the donated arrays among all arrays of the arguments."""
+        return tuple(k for k, is_donated in enumerate(self.traced.donated) if is_donated)
+
+
+@record
+class Traced(Stage):
     """A traced call: its jaxpr and the structures of its arguments and results."""
 
     jaxpr: ClosedJaxpr
-    in_tree: TreeDef
+    given: TreeDef
     out_tree: TreeDef
     donated: tuple[bool, ...]
     signature: Signature
     split: Split
+    # By result, what `out_shardings` says of it.
+    out_shardings: tuple[Sharding | None, ...]
+
+    @property
+    def traced(self) -> Traced:
+        """This stage, which later ones refer to."""
+        return self
+
+    @property
+    def out_avals(self) -> tuple[ShapedArray, ...]:
+        """The types of the results."""
+        return tuple(self.jaxpr.out_avals)
 
     @property
     def out_info(self) -> Any:
-        """Shapes and dtypes of the results."""
-        return self.out_tree.unflatten([describe(a) for a in self.jaxpr.out_avals])
+        """Shapes, dtypes and shardings of the results.
+
+        A sharding is that of `out_shardings`, else that of the type, over an abstract mesh.
+        """
+        pairs = zip(self.jaxpr.out_avals, self.out_shardings, strict=True)
+        return self.out_tree.unflatten([describe(a, s) for a, s in pairs])
 
     @property
     def fun_name(self) -> str:
@@ -62,7 +128,7 @@ class Traced:
 
 
 @record
-class Lowered:
+class Lowered(Stage):
     """A call after the compiler's passes, and their effects."""
 
     traced: Traced
@@ -70,16 +136,20 @@ class Lowered:
     report: Report
 
     @property
-    def in_tree(self) -> TreeDef:
-        return self.traced.in_tree
-
-    @property
     def out_tree(self) -> TreeDef:
         return self.traced.out_tree
 
     @property
     def out_info(self) -> Any:
-        return self.traced.out_info
+        """Shapes, dtypes and shardings of the results: those of types over the program's mesh."""
+        traced = self.traced
+        mesh = select.mesh_of(traced.jaxpr, _layouts_of(traced.split.leaves) or ())
+        found = [
+            _over(mesh, a.sharding) if s is None else s
+            for a, s in zip(traced.jaxpr.out_avals, traced.out_shardings, strict=True)
+        ]
+        pairs = zip(traced.jaxpr.out_avals, found, strict=True)
+        return self.out_tree.unflatten([describe(a, s) for a, s in pairs])
 
     def as_text(self) -> str:
         """The optimised jaxpr, in which fused groups are single equations."""
@@ -93,6 +163,13 @@ class Lowered:
         return Compiled(self.traced, program)
 
 
+def _over(mesh: Mesh | None, lies: NamedSharding | None) -> NamedSharding | None:
+    """The sharding of a type, over the mesh of the program where that has its axes."""
+    if lies is None or mesh is None or mesh.abstract_mesh != lies.mesh:
+        return lies
+    return NamedSharding(mesh, lies.spec)
+
+
 def _layouts_of(leaves: list[Any]) -> Layouts | None:
     """The shardings of arrays over a mesh, and of structures that stand for such arrays."""
     given = [x.sharding if type(x) is ShapeDtypeStruct else None for x in leaves]
@@ -104,15 +181,11 @@ def _layouts_of(leaves: list[Any]) -> Layouts | None:
 
 
 @record
-class Compiled:
+class Compiled(Stage):
     """A compiled call: accepts arguments of exactly the structure, shapes and dtypes given."""
 
     traced: Traced
     executable: Executable | MeshProgram
-
-    @property
-    def in_tree(self) -> TreeDef:
-        return self.traced.in_tree
 
     @property
     def out_tree(self) -> TreeDef:
@@ -120,12 +193,14 @@ class Compiled:
 
     @property
     def out_info(self) -> Any:
-        return self.traced.out_info
+        """Shapes, dtypes and shardings of the results."""
+        pairs = zip(self.traced.jaxpr.out_avals, self.executable.output_shardings, strict=True)
+        return self.out_tree.unflatten([describe(a, s) for a, s in pairs])
 
     @property
     def input_shardings(self) -> tuple[Any, dict[str, Any]]:
         """The shardings of positional arguments and of those by name, in their structure."""
-        args, kwargs = self.traced.in_tree.unflatten(self.executable.input_shardings)
+        args, kwargs = self.in_tree.unflatten(self.executable.input_shardings)
         return args, kwargs
 
     @property
@@ -150,8 +225,8 @@ class Compiled:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, tree = tree_flatten((args, kwargs))
         what = f"compiled {self.traced.fun_name}"
-        if tree != self.traced.in_tree:
-            raise ArgumentError(f"{what}: compiled for arguments {self.traced.in_tree}, got {tree}")
+        if tree != self.in_tree:
+            raise ArgumentError(f"{what}: compiled for arguments {self.in_tree}, got {tree}")
         for k, (leaf, expected) in enumerate(zip(leaves, self.traced.jaxpr.in_avals, strict=True)):
             seen = typeof(leaf)
             if seen.shape != expected.shape or seen.dtype != expected.dtype:

@@ -55,7 +55,7 @@ def partitioned(
 
     The partitioner's plan is added to `plans`.
     """
-    mesh = _mesh_of(closed, layouts or ())
+    mesh = mesh_of(closed, layouts or ())
     if mesh is None:
         return None
     given = layouts or [None] * len(closed.in_avals)
@@ -63,7 +63,7 @@ def partitioned(
     return partition.partition(closed, mesh, specs, [None] * len(closed.out_avals), plans)
 
 
-def _mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:
+def mesh_of(closed: ClosedJaxpr, layouts: Sequence[NamedSharding | None]) -> Mesh | None:
     """The mesh of a program: its first argument's, else that of its first map or constraint.
 
     Its axes have the types that those of arguments and results say.

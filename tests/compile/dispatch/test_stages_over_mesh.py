@@ -59,3 +59,49 @@ def test_copies_lie_where_the_array_lies():
     assert x.sharding.with_memory_kind("device") == x.sharding
     with pytest.raises(ArgumentError, match="'pinned_host' does not exist"):
         x.sharding.with_memory_kind("pinned_host")
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_what_is_known_of_results_before_they_are_there(kind: AxisType):
+    """Types before the compiler has run, `out_shardings` always, all of it after it has."""
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), kind)
+    x = spmd.device_put(X, NamedSharding(mesh, P("x")))
+    is_typed = kind is AxisType.Explicit
+    free = spmd.jit(lambda x: {"a": x * 2})
+    for found in (free.eval_shape(x), spmd.eval_shape(lambda x: {"a": x * 2}, x)):
+        assert found["a"].sharding == (
+            NamedSharding(mesh.abstract_mesh, P("x", None)) if is_typed else None
+        )
+    lowered = free.lower(x)
+    assert lowered.out_info["a"].sharding == (
+        NamedSharding(mesh, P("x", None)) if is_typed else None
+    )
+    compiled = lowered.compile()
+    assert compiled.out_info["a"].sharding == compiled.output_shardings["a"]
+    assert compiled.out_info["a"].sharding.is_equivalent_to(free(x)["a"].sharding, 2)
+
+    turned = NamedSharding(mesh, P("y"))
+    fixed = spmd.jit(lambda x: (x * 2, x.sum()), out_shardings=(turned, None))
+    stages = fixed.trace(x), fixed.lower(x), fixed.lower(x).compile()
+    for info in (fixed.eval_shape(x), spmd.eval_shape(fixed, x), *(s.out_info for s in stages)):
+        assert info[0].sharding.is_equivalent_to(turned, 2) and info[0].shape == (8, 4)
+    with spmd.set_mesh(mesh):
+        by_spec = spmd.jit(lambda x: x, out_shardings=P("y"))
+        assert by_spec.eval_shape(x).sharding == turned
+    one = spmd.jit(lambda x: x + 1).lower(X).compile()
+    assert one.out_info.sharding == one.output_shardings == SingleDeviceSharding(spmd.devices()[0])
+
+
+def test_stages_know_their_arguments():
+    mesh = spmd.make_mesh((2, 2), ("x", "y"))
+    x = spmd.device_put(X, NamedSharding(mesh, P("x")))
+    f = spmd.jit(lambda x, rest: x * rest["b"], donate_argnums=0)
+    traced = f.trace(x, {"b": 2.0})
+    for stage in (traced, traced.lower(), traced.lower().compile()):
+        args, kwargs = stage.in_avals
+        assert kwargs == {} and args[0].short() == "f32[8@x,4]" and args[1]["b"].shape == ()
+        (first, rest), _ = stage.args_info
+        assert (first.donated, rest["b"].donated, stage.donate_argnums) == (True, False, (0,))
+        assert (first.shape, first.dtype) == ((8, 4), np.float32)
+        assert stage.in_tree == traced.in_tree
+    assert [a.short() for a in traced.out_avals] == ["f32[8@x,4]"]
