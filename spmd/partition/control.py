@@ -36,7 +36,7 @@ def _write_constraint(
 ) -> list[Value]:
     (x,), cell = operands, scope.cells[eqn.outvars[0]]
     if eqn.prim is reshard_p and cell.unreduced:
-        x.read(cell.split, sizes, cell.unreduced)
+        x.read(cell.axes, sizes, cell.unreduced)
     return [Value(cell, x.forms)]
 
 
@@ -73,7 +73,7 @@ def _write_partly_manual(
     found = zip(eqn.outvars, outs, results, eqn.params["out_specs"], strict=True)
     made = []
     for var, out, cell, spec in found:
-        outer, part = scope.cells[var], out.read(cell.split, sizes, cell.unreduced)
+        outer, part = scope.cells[var], out.read(cell.axes, sizes, cell.unreduced)
         made.append(Value(outer, {form_of(outer, _shard_split(spec, cell)): part}))
     return made
 
@@ -85,7 +85,7 @@ def unreduced_of(eqn: Eqn, spec: PartitionSpec) -> Axes:
 
 def _shard_split(spec: PartitionSpec, cell: Cell) -> Split:
     """How the value is split of which a shard by this spec is split as a cell says."""
-    return tuple((*spec.axes_of(d), *axes) for d, axes in enumerate(cell.split))
+    return tuple((*spec.axes_of(d), *axes) for d, axes in enumerate(cell.axes))
 
 
 def _varying(x: Any, aval: ShapedArray) -> Any:
@@ -115,12 +115,12 @@ def _write_scan(
 
     init = read_as(operands[first:last], carried, sizes)
     xs = [
-        x.read(((), *c.split), sizes, c.unreduced)
+        x.read(((), *c.axes), sizes, c.unreduced)
         for x, c in zip(operands[last:], sliced, strict=True)
     ]
     length, reverse, unroll = (params[name] for name in ("length", "reverse", "unroll"))
     carry, ys = named_scan("lax.scan", None, body, init, xs, length, reverse=reverse, unroll=unroll)
-    splits = [*(c.split for c in carried), *(((), *c.split) for c in stacked)]
+    splits = [*(c.axes for c in carried), *(((), *c.axes) for c in stacked)]
     return _results(scope, eqn, splits, [*carry, *ys])
 
 
@@ -145,7 +145,7 @@ def _write_while(
 
     init = read_as(operands[first:], carried, sizes)
     outs = named_while("lax.while_loop", None, going, step, init)
-    return _results(scope, eqn, [c.split for c in carried], outs)
+    return _results(scope, eqn, [c.axes for c in carried], outs)
 
 
 def _write_cond(
@@ -167,7 +167,7 @@ def _make_totals(values: Sequence[Value], sizes: Sizes) -> None:
     """Finish sums that are read in a loop or a branch before it, once."""
     for x in values:
         if x.partial() is not None and not x.cell.unreduced:
-            x.read(x.cell.split, sizes)
+            x.read(x.cell.axes, sizes)
 
 
 def _results(scope: Scope, eqn: Eqn, splits: Sequence[Any], parts: Sequence[Any]) -> list[Value]:

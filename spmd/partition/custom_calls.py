@@ -23,11 +23,11 @@ def write_custom_call(
     mesh, axes = scope.mesh, tuple(sizes)
     cells = [scope.cells[v] for v in eqn.outvars]
     given, made = [atom.aval for atom in eqn.invars], [v.aval for v in eqn.outvars]
-    have = [even(x.cell, sizes).split for x in operands]
-    wanted: Sequence[Split] = [even(cell, sizes).split for cell in cells]
-    rule = scope.rules.get(k)
-    if rule is not None:
-        have, wanted = _by_rule(eqn, rule, have, wanted, cells, sizes)
+    have = [even(x.cell, sizes).axes for x in operands]
+    wanted: Sequence[Split] = [even(cell, sizes).axes for cell in cells]
+    kind = scope.kinds.get(k)
+    if kind is not None and kind.rule is not None:
+        have, wanted = _by_rule(eqn, kind.rule, have, wanted, cells, sizes)
     else:
         wanted = rules.wanted(mesh, made, wanted, axes)
     lowered = rules.lowered(mesh, given, have, made, wanted, axes)
@@ -36,7 +36,7 @@ def write_custom_call(
     for cell, split in zip(cells, lowered.results, strict=True):
         for d, own in enumerate(split):
             if cell.axes[d] != own:  # no result of a call is closed
-                cell.axes[d], cell.by[d] = own, f"the partition of {rules.name}"
+                cell.put(d, own, f"the partition of {rules.name}")
     rows = zip(cells, lowered.results, outs, strict=True)
     return [Value(cell, {total_form(split): x}) for cell, split, x in rows]
 

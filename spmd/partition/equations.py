@@ -39,6 +39,7 @@ from spmd.partition.halos import (
     write_concatenation,
 )
 from spmd.partition.indexing import ROWS, split_rows, write_indexing
+from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
 from spmd.partition.ordering import PICKS, write_pick, write_reversal
 from spmd.partition.propagate import KEPT, Axes, Cell, Split, even
@@ -54,12 +55,13 @@ _SCALINGS = {div_p: (0,), mul_p: (0, 1)}
 
 def write_equation(
     eqn: Eqn,
-    rule: Dims | None,
+    kind: Kind,
     operands: Sequence[Value],
     cells: Sequence[Cell],
     sizes: Sizes,
 ) -> list[Value]:
     """The results of an equation, which have the given cells; without a rule, of whole operands."""
+    rule = kind.rule
     if calls_once(eqn):
         outs = write_callback(eqn, [x.read(unsplit(x.cell), sizes) for x in operands], sizes)
         return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
@@ -79,12 +81,12 @@ def write_equation(
         rule,
         [atom.aval for atom in eqn.invars],
         [v.aval for v in eqn.outvars],
-        [x.cell.split for x in operands],
-        [cell.split for cell in cells],
+        [x.cell.axes for x in operands],
+        [cell.axes for cell in cells],
         _closed_labels(rule, cells),
         sizes,
         terms=cells[0].terms if cells else (),
-        windows=windows_of(eqn),
+        windows=kind.windows,
         edge=any(cell.edge for cell in cells),
         free=[x.axes_whole() for x in operands],
     )
@@ -302,7 +304,7 @@ def _on_unreduced(
     for x, labels in sorted(numbered, key=lambda pair: not pair[0].cell.unreduced):
         unreduced = unreduced or x.cell.unreduced
         used.update(unreduced)
-        for label, own in zip(labels, even(x.cell, sizes).split, strict=True):
+        for label, own in zip(labels, even(x.cell, sizes).axes, strict=True):
             # A dim that halos would split is gathered.
             stays = may_split(rule, label) and not HALO <= label < ROWS
             if label not in axes and stays and used.isdisjoint(own):

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from spmd.base.errors import ShardingError
 from spmd.collectives.axis import pcast_p
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Jaxpr, Var
-from spmd.core.primitive import Dims
 from spmd.core.structural import add_any_p, permute_dims_p, reshape_p
 from spmd.lax.arithmetic import add_p, neg_p, sub_p
 from spmd.lax.array import squeeze_p
@@ -28,15 +27,8 @@ from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
-from spmd.partition.rules import (
-    CONTRACTS,
-    LEVELS,
-    RENAMES,
-    is_row_by_row,
-    level_of,
-    may_split,
-    rule_of,
-)
+from spmd.partition.kinds import Groups, Kind, kind_of
+from spmd.partition.rules import CONTRACTS, LEVELS, RENAMES
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
 from spmd.sharding.constraint import sharding_constraint_p
@@ -46,6 +38,8 @@ from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import spec_over
 from spmd.sharding.shard_map_rules import shard_map_p
 from spmd.sharding.spec import Mesh, PartitionSpec
+
+T = TypeVar("T")
 
 Axes = tuple[Any, ...]
 # For each dim of a value the mesh axes that split it, major first.
@@ -70,15 +64,31 @@ KEEPS_TERMS = frozenset(
 
 
 class Cell:
-    """The axes that split each dim of a value; a closed dim keeps its axes."""
+    """The axes that split each dim of a value; a closed dim keeps its axes.
 
-    __slots__ = ("axes", "barred", "by", "closed", "edge", "links", "shape", "terms", "unreduced")
+    `changes` counts how often axes were given to it.
+    """
+
+    __slots__ = (
+        "axes",
+        "barred",
+        "by",
+        "changes",
+        "closed",
+        "edge",
+        "links",
+        "shape",
+        "terms",
+        "unreduced",
+    )
 
     def __init__(self, aval: ShapedArray):
+        ndim = aval.ndim
         self.shape = aval.shape
-        self.axes: list[Axes] = [()] * aval.ndim
-        self.closed = [False] * aval.ndim
-        self.by = [""] * aval.ndim  # who decided, in words
+        self.axes: Split = _NO_AXES[ndim]
+        self.closed: tuple[bool, ...] = _OPEN[ndim]
+        self.by: tuple[str, ...] = _BY_NOBODY[ndim]  # who decided, in words
+        self.changes = 0
         self.links: list[Link] = []
         # Whether the value, or one of its shape that is computed from it, leaves the program.
         self.edge = False
@@ -91,18 +101,19 @@ class Cell:
         if aval.sharding is not None:
             self._close_typed(aval.sharding)
 
-    @property
-    def split(self) -> Split:
-        return tuple(self.axes)
-
     def close(self, spec: PartitionSpec, by: str) -> None:
         """Fix the dims of which a spec speaks, which is that of an argument, say."""
         for d in range(len(self.axes)):
             if d < len(spec) and spec[d] is PartitionSpec.UNCONSTRAINED:
                 continue
-            self.axes[d] = spec.axes_of(d)
-            self.closed[d] = True
-            self.by[d] = by
+            self.closed = _with(self.closed, d, True)
+            self.put(d, spec.axes_of(d), by)
+
+    def put(self, d: int, axes: Axes, by: str) -> None:
+        """Say which axes split a dim, whatever was said before."""
+        self.axes = _with(self.axes, d, axes)
+        self.by = _with(self.by, d, by)
+        self.changes += 1
 
     def _close_typed(self, sharding: NamedSharding) -> None:
         """Fix what a type says; along other axes than explicit ones dims may be split further."""
@@ -114,7 +125,7 @@ class Cell:
         self.terms = self.unreduced
         self.close(sharding.spec, "its type")
         if len(self.barred) < len(kinds):
-            self.closed = [False] * len(self.axes)
+            self.closed = _OPEN[len(self.axes)]
 
     def offer(
         self, d: int, axes: Axes, sizes: Mapping[Any, int], by: str, uneven: bool = False
@@ -126,15 +137,26 @@ class Cell:
         have = self.axes[d]
         if self.closed[d] or len(axes) <= len(have) or axes[: len(have)] != have:
             return False
-        if not self.barred.isdisjoint(axes[len(have) :]):
+        if self.barred and not self.barred.isdisjoint(axes[len(have) :]):
             return False
-        taken = {a for k, own in enumerate(self.axes) if k != d for a in own}
-        if not taken.isdisjoint(axes):
+        for k, own in enumerate(self.axes):
+            if own and k != d and not set(own).isdisjoint(axes):
+                return False
+        if not uneven and self.shape[d] % math.prod([sizes[a] for a in axes]):
             return False
-        if not uneven and self.shape[d] % math.prod(sizes[a] for a in axes):
-            return False
-        self.axes[d], self.by[d] = axes, by
+        self.put(d, axes, by)
         return True
+
+
+# For each number of dims, what cells say at first.
+MOST_DIMS = 64
+_NO_AXES: list[Split] = [((),) * n for n in range(MOST_DIMS + 1)]
+_OPEN = [(False,) * n for n in range(MOST_DIMS + 1)]
+_BY_NOBODY = [("",) * n for n in range(MOST_DIMS + 1)]
+
+
+def _with(values: tuple[T, ...], d: int, value: T) -> tuple[T, ...]:
+    return (*values[:d], value, *values[d + 1 :])
 
 
 def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
@@ -143,40 +165,64 @@ def even(cell: Cell, sizes: Mapping[Any, int]) -> Cell:
     if not any(size % count for size, count in zip(cell.shape, parts, strict=True)):
         return cell
     made = copy(cell)
-    made.axes = [
-        () if size % count else axes
-        for axes, size, count in zip(cell.axes, cell.shape, parts, strict=True)
-    ]
+    rows = zip(cell.axes, cell.shape, parts, strict=True)
+    made.axes = tuple([() if size % count else axes for axes, size, count in rows])
     return made
 
 
 class Link:
-    """Cells whose dims with equal labels should be split alike."""
+    """Cells whose dims with equal labels should be split alike: `groups` are these dims."""
 
-    __slots__ = ("cells", "dims", "level", "queued")
+    __slots__ = ("_is_twice", "_seen", "cells", "groups", "level", "queued")
 
-    def __init__(self, cells: Sequence[Cell], labels: Sequence[Sequence[int]], level: int):
+    def __init__(self, cells: Sequence[Cell], groups: Groups, level: int):
         self.cells = cells
+        self.groups = groups
         self.level = level
         self.queued = False
-        # For each label: the dims that have it, as pairs of cell and dim.
-        self.dims: dict[int, list[tuple[Cell, int]]] = {}
-        for cell, own in zip(cells, labels, strict=True):
-            for d, label in enumerate(own):
-                if label >= 0:
-                    self.dims.setdefault(label, []).append((cell, d))
+        # How often the cells had changed when nothing was left to do.
+        self._seen = 0
+        self._is_twice = len(set(cells)) < len(cells)
         for cell in cells:
             cell.links.append(self)
 
-    def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
+    def spread(self, sizes: Mapping[Any, int]) -> Sequence[Cell]:
         """Offer the axes of each label to all dims that have it; the cells that changed."""
+        cells = self.cells
+        now = 0
+        for cell in cells:
+            now += cell.changes
+        if now == self._seen:
+            return ()
         changed = []
-        for group in self.dims.values():
-            axes = _agreed([cell.axes[d] for cell, d in group])
+        for group in self.groups:
+            axes = _agreed(cells, group)
             if axes:
-                by = next(cell.by[d] for cell, d in group if cell.axes[d] == axes)
-                changed += [cell for cell, d in group if cell.offer(d, axes, sizes, by)]
+                by = ""
+                for k, d in group:
+                    cell = cells[k]
+                    if len(cell.axes[d]) < len(axes):
+                        by = by or next(
+                            cells[n].by[m] for n, m in group if cells[n].axes[m] == axes
+                        )
+                        if cell.offer(d, axes, sizes, by):
+                            changed.append(cell)
+        # In a second turn there is more to do only if a cell has dims of two labels.
+        self._seen = now if self._is_twice else now + len(changed)
         return changed
+
+
+def _agreed(cells: Sequence[Cell], group: Sequence[tuple[int, int]]) -> Axes:
+    """The longest of some dims' axes if all others begin it, else none: a conflict stays open."""
+    longest: Axes = ()
+    for k, d in group:
+        axes = cells[k].axes[d]
+        if axes is longest or not axes or axes == longest[: len(axes)]:
+            continue
+        if axes[: len(longest)] != longest:
+            return ()
+        longest = axes
+    return longest
 
 
 class ShardLink(Link):
@@ -186,11 +232,11 @@ class ShardLink(Link):
     """
 
     def __init__(self, outer: Cell, inner: Cell, spec: PartitionSpec, manual: frozenset[Any]):
-        super().__init__([outer, inner], [[-1] * len(outer.axes), [-1] * len(inner.axes)], RENAMES)
+        super().__init__([outer, inner], (), RENAMES)
         self.first = [spec.axes_of(d) for d in range(len(outer.axes))]
         for d, axes in enumerate(self.first):
             if outer.axes[d][: len(axes)] != axes:
-                outer.axes[d] = axes
+                outer.put(d, axes, outer.by[d])
         for cell in self.cells:
             cell.barred = cell.barred | manual
 
@@ -214,13 +260,13 @@ class CallbackLink(Link):
         results: Sequence[Cell],
         tell: Callable[[list[Split]], Sequence[Split]],
     ):
-        super().__init__([*operands, *results], [()] * (len(operands) + len(results)), CONTRACTS)
+        super().__init__([*operands, *results], (), CONTRACTS)
         self.operands, self.results = operands, results
         self.tell = tell
         self.seen: list[Split] | None = None
 
     def spread(self, sizes: Mapping[Any, int]) -> list[Cell]:
-        found = [cell.split for cell in self.operands]
+        found = [cell.axes for cell in self.operands]
         if found == self.seen:
             return []
         self.seen = found
@@ -230,20 +276,14 @@ class CallbackLink(Link):
         return [cell for cell, d, axes in rows if cell.offer(d, axes, sizes, by)]
 
 
-def _agreed(found: Sequence[Axes]) -> Axes:
-    """The longest of some axes if all others begin it, else none: a conflict stays open."""
-    longest = max(found, key=len)
-    return longest if all(longest[: len(axes)] == axes for axes in found) else ()
-
-
 class Scope:
     """The cells of one jaxpr, and the scopes of the jaxprs inside, by the number of the equation.
 
-    `uses` counts the readers of each variable, `rules` are those of the equations, by number;
+    `uses` counts the readers of each variable, `kinds` are those of the equations, by number;
     `sizes` are those of the axes of the mesh that are left to the compiler there.
     """
 
-    __slots__ = ("cells", "closed", "inner", "mesh", "rules", "sizes", "uses")
+    __slots__ = ("cells", "closed", "inner", "kinds", "mesh", "sizes", "uses")
 
     def __init__(
         self, closed: ClosedJaxpr, cells: dict[Var, Cell], mesh: Mesh, sizes: Mapping[Any, int]
@@ -253,7 +293,7 @@ class Scope:
         self.sizes = sizes
         self.cells = cells
         self.inner: dict[int, list[Scope]] = {}
-        self.rules: dict[int, Dims] = {}
+        self.kinds: dict[int, Kind] = {}
         self.uses = _uses(closed.jaxpr)
 
     def of(self, atom: Atom) -> Cell:
@@ -333,24 +373,20 @@ class Plan:
             build(self, scope, k, eqn, given)
             return
         made = self._new(scope, eqn)
-        rule = rule_of(eqn)
-        if rule is not None:
-            scope.rules[k] = rule
-            self._link([*given, *made], _labels(rule), level_of(eqn.prim, rule))
+        kind = scope.kinds[k] = kind_of(eqn)
+        if kind.rule is not None:
+            self.links.append(Link([*given, *made], kind.groups, kind.level))
 
     def _new(self, scope: Scope, eqn: Eqn) -> list[Cell]:
         made = [Cell(v.aval) for v in eqn.outvars]
         scope.cells.update(zip(eqn.outvars, made, strict=True))
         return made
 
-    def _link(self, cells: Sequence[Cell], labels: Iterable[Sequence[int]], level: int) -> None:
-        self.links.append(Link(cells, list(labels), level))
-
     def same(self, one: Cell, other: Cell, skip: int = 0) -> None:
         """Let two cells be split alike, but for the first dims of the other."""
         if one is not other:
-            count = len(one.axes)
-            self._link([one, other], [range(count), [*[-1] * skip, *range(count)]], RENAMES)
+            groups = tuple([((0, d), (1, skip + d)) for d in range(len(one.axes))])
+            self.links.append(Link([one, other], groups, RENAMES))
 
     # ---- control flow, maps, constraints ----
 
@@ -457,8 +493,8 @@ class Plan:
                 made = scope.cells[eqn.outvars[0]] if eqn.outvars else None
                 if made is None or not (made.edge or made.terms):
                     continue
-                rule = scope.rules.get(k)
-                is_elementwise = rule is not None and is_row_by_row(rule)
+                kind = scope.kinds.get(k)
+                is_elementwise = kind is not None and kind.is_elementwise
                 for cell in map(scope.of, eqn.invars):
                     if made.terms and eqn.prim in KEEPS_TERMS:
                         cell.terms = made.terms
@@ -475,8 +511,8 @@ class Plan:
         rule = rules.dims(self.mesh, operands, results)
         axes = tuple(self.sizes)
         if rule is not None:
-            scope.rules[k] = rule
-            self._link([*given, *made], _labels(rule), level_of(eqn.prim, rule))
+            kind = scope.kinds[k] = Kind(eqn.prim, rule)
+            self.links.append(Link([*given, *made], kind.groups, kind.level))
         elif rules.infer is not None:
 
             def tell(splits: list[Split]) -> Sequence[Split]:
@@ -535,9 +571,3 @@ _STRUCTURAL = {
 
 def _map_of(eqn: Eqn) -> str:
     return f"shard_map({eqn.params['name']}) at {eqn.source.short}"
-
-
-def _labels(rule: Dims) -> Iterator[list[int]]:
-    """The labels of operands and results; those that may not be split as -1."""
-    for labels in (*rule.operands, *rule.results):
-        yield [label if may_split(rule, label) else -1 for label in labels]

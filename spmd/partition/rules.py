@@ -31,7 +31,7 @@ from spmd.lax.reduce_window import (
 )
 from spmd.lax.slicing import pad_p, slice_p
 from spmd.partition.cumulative import CUMULATIVE
-from spmd.partition.halos import HALO, halo_rule, windows_of
+from spmd.partition.halos import HALO, Windows, halo_rule
 from spmd.partition.indexing import INDEXING, ROWS, indexed_rule
 from spmd.partition.ordering import PICKS, pick_rule
 
@@ -70,8 +70,8 @@ _WITH_PLACES = frozenset({reshape_p, rev_p, *CUMULATIVE, *INDEXING, *PICKS})
 _ATTENTION = (attention_p, attention_tangent_p, attention_grad_p)
 
 
-def rule_of(eqn: Eqn) -> Dims | None:
-    """The rule of an equation; None if its operands have to be whole."""
+def rule_of(eqn: Eqn, windows: Windows) -> Dims | None:
+    """The rule of an equation with such windows; None if its operands have to be whole."""
     avals = [atom.aval for atom in eqn.invars]
     if eqn.prim is reshape_p:
         return _reshape_rule(avals[0].shape, eqn.params["new_sizes"])
@@ -91,7 +91,7 @@ def rule_of(eqn: Eqn) -> Dims | None:
     found = eqn.prim.rule("dims")(*avals, **eqn.params)
     if eqn.prim in INDEXING:
         found = indexed_rule(eqn, found)
-    return halo_rule(found, windows_of(eqn))
+    return halo_rule(found, windows)
 
 
 def level_of(prim: Primitive, rule: Dims) -> int:

@@ -72,7 +72,7 @@ class Value:
         if not totals:
             form = min(self.forms, key=lambda form: len(form[1]))
             split, over, combine = form
-            total, now = combined(self.forms[form], split, over, combine, self.cell.split, sizes)
+            total, now = combined(self.forms[form], split, over, combine, self.cell.axes, sizes)
             self.forms[total_form(now)] = total
             if now == want:
                 return total
@@ -98,7 +98,7 @@ class Value:
                 term, now = combined(x, split, more, "add", want, sizes)
                 return moved(term, self.cell.shape, now, want, sizes)
         split = min((s for s, _ in self._totals()), key=lambda s: _distance(s, want), default=None)
-        split = self.cell.split if split is None else split
+        split = self.cell.axes if split is None else split
         kept = [
             (*wanted, *(a for a in own[len(wanted) :] if a in unreduced))
             if own[: len(wanted)] == wanted
@@ -131,14 +131,12 @@ def _distance(have: Split, want: Split) -> int:
 
 def read_as(values: Sequence[Value], cells: Sequence[Cell], sizes: Sizes) -> list[Any]:
     """Some values, each split as a cell says, or a term of it."""
-    return [
-        x.read(cell.split, sizes, cell.unreduced) for x, cell in zip(values, cells, strict=True)
-    ]
+    return [x.read(cell.axes, sizes, cell.unreduced) for x, cell in zip(values, cells, strict=True)]
 
 
 def values_of(cells: Sequence[Cell], parts: Sequence[Any]) -> list[Value]:
     """The values of which these are the parts, split as the cells say."""
-    return [Value(c, {form_of(c, c.split): x}) for c, x in zip(cells, parts, strict=True)]
+    return [Value(c, {form_of(c, c.axes): x}) for c, x in zip(cells, parts, strict=True)]
 
 
 def whole(cell: Cell, x: Any) -> Value:

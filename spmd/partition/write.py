@@ -10,7 +10,7 @@ from typing import Any
 
 from spmd.base.context import state
 from spmd.base.source import UNKNOWN
-from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var
+from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var, subjaxprs
 from spmd.core.rewrite import close
 from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once
@@ -94,7 +94,7 @@ def _left(x: Value, cell: Cell, sizes: Sizes) -> Any:
     """A device's part of a result; its line asks for what has to be moved."""
     before, state.source = state.source, x.source or state.source
     try:
-        return x.read(cell.split, sizes, cell.unreduced)
+        return x.read(cell.axes, sizes, cell.unreduced)
     finally:
         state.source = before
 
@@ -107,7 +107,7 @@ def spec_of_cell(
     `sharding` is that of its type.
     """
     reduced = frozenset() if sharding is None else sharding.spec.reduced
-    spec = as_spec(cell.split, in_full)
+    spec = as_spec(cell.axes, in_full)
     return spec.update(unreduced=frozenset(cell.unreduced), reduced=reduced)
 
 
@@ -121,12 +121,14 @@ def as_spec(split: Split, in_full: bool = False) -> PartitionSpec:
 
 def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
     """Whether all maps of a program are over the mesh, and only callbacks else have effects."""
+    nested = closed.jaxpr.nested
     for eqn in closed.eqns:
         if eqn.prim is shard_map_p:
             if not mesh.has_grid_of(eqn.params["mesh"]) or eqn.params["kind"] != "manual":
                 return False
             continue
-        inner = _inner_jaxprs(eqn)
+        call = called_jaxpr(eqn)
+        inner = [call] if call is not None else _held(eqn) if eqn in nested else []
         if eqn.effects and not inner and not calls_once(eqn):
             return False
         if not all(_can_partition(found, mesh) for found in inner):
@@ -134,16 +136,9 @@ def _can_partition(closed: ClosedJaxpr, mesh: Mesh) -> bool:
     return True
 
 
-def _inner_jaxprs(eqn: Eqn) -> list[ClosedJaxpr]:
-    """The jaxprs of a call or of control flow."""
-    call = called_jaxpr(eqn)
-    if call is not None:
-        return [call]
-    found = []
-    for value in eqn.params.values():
-        held = value if isinstance(value, tuple) else (value,)
-        found += [x for x in held if isinstance(x, ClosedJaxpr)]
-    return found
+def _held(eqn: Eqn) -> list[ClosedJaxpr]:
+    """The jaxprs of control flow."""
+    return [x for _, x in subjaxprs(eqn.params) if isinstance(x, ClosedJaxpr)]
 
 
 class _Writer:
@@ -186,4 +181,4 @@ class _Writer:
         if special is not None:
             return special(self.run, scope, k, eqn, operands, scope.sizes)
         cells = [scope.cells[v] for v in eqn.outvars]
-        return write_equation(eqn, scope.rules.get(k), operands, cells, scope.sizes)
+        return write_equation(eqn, scope.kinds[k], operands, cells, scope.sizes)

@@ -1,0 +1,86 @@
+"""What equations of one kind have in common: the same primitive, types and parameters.
+
+Programs repeat equations, in each of their layers and whenever they are compiled again. What the
+partitioner finds out about one is kept for all of its kind: its rule, the dims that have to be
+split alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.base.config import config
+from spmd.core.ir import ClosedJaxpr, Eqn
+from spmd.core.primitive import Dims, Primitive, no_effects
+from spmd.partition.halos import Windows, windows_of
+from spmd.partition.rules import RENAMES, is_row_by_row, level_of, may_split, rule_of
+
+# For each label: the dims that have it, as numbers of a cell (operands, then results) and a dim.
+Groups = tuple[tuple[tuple[int, int], ...], ...]
+
+# How many kinds are kept.
+_MOST = 4096
+
+
+class Kind:
+    """The rule of some equations and what follows from it.
+
+    `windows` are those of dims that halos may split, `groups` the dims that should be split alike.
+    """
+
+    __slots__ = ("groups", "is_elementwise", "level", "rule", "windows")
+
+    def __init__(self, prim: Primitive, rule: Dims | None, windows: Windows | None = None):
+        self.rule = rule
+        self.windows: Windows = windows or {}
+        self.level = RENAMES if rule is None else level_of(prim, rule)
+        self.groups: Groups = () if rule is None else _groups(rule)
+        self.is_elementwise = rule is not None and is_row_by_row(rule)
+
+
+def kind_of(eqn: Eqn) -> Kind:
+    """The kind of an equation."""
+    try:
+        key = (
+            eqn.prim,
+            tuple([atom.aval for atom in eqn.invars]),
+            tuple([v.aval for v in eqn.outvars]),
+            tuple(eqn.params.items()),
+            config.enable_x64,
+        )
+        found = _kinds.get(key)
+    except TypeError:  # a parameter that has no hash
+        return _made(eqn)
+    if found is None:
+        found = _made(eqn)
+        if _may_be_kept(eqn):
+            if len(_kinds) >= _MOST:
+                _kinds.clear()
+            _kinds[key] = found
+    return found
+
+
+_kinds: dict[Any, Kind] = {}
+
+
+def _made(eqn: Eqn) -> Kind:
+    windows = windows_of(eqn)
+    return Kind(eqn.prim, rule_of(eqn, windows), windows)
+
+
+def _may_be_kept(eqn: Eqn) -> bool:
+    """Whether no program, function or array of a user's would be kept alive."""
+    if not eqn.prim.is_own or eqn.prim.effects is not no_effects:
+        return False
+    held = [x for v in eqn.params.values() for x in (v if isinstance(v, tuple) else (v,))]
+    return not any(isinstance(x, ClosedJaxpr) or callable(x) for x in held)
+
+
+def _groups(rule: Dims) -> Groups:
+    """The dims of each label that may be split."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for k, labels in enumerate((*rule.operands, *rule.results)):
+        for d, label in enumerate(labels):
+            if may_split(rule, label):
+                found.setdefault(label, []).append((k, d))
+    return tuple(map(tuple, found.values()))
