@@ -114,9 +114,11 @@ if _typing.TYPE_CHECKING:
         custom_partitioning,
         debug,
         distributed,
+        dlpack,
         export,
         extend,
         flatten_util,
+        image,
         jet,
         multihost,
         nn,
@@ -125,14 +127,16 @@ if _typing.TYPE_CHECKING:
         random,
         scipy,
         shard_alike,
+        stages,
         typing,
     )
 
 # Not every program needs these: they are imported when they are first asked for.
 __getattr__, __dir__ = _attach(__name__, (
     "ad_checkpoint", "checkify", "checkpoints", "custom_batching", "custom_derivatives",
-    "custom_partitioning", "debug", "distributed", "export", "extend", "flatten_util", "jet",
-    "multihost", "nn", "ops", "profiler", "random", "scipy", "shard_alike", "typing",
+    "custom_partitioning", "debug", "distributed", "dlpack", "export", "extend", "flatten_util",
+    "image", "jet", "multihost", "nn", "ops", "profiler", "random", "scipy", "shard_alike",
+    "stages", "typing",
 ))  # fmt: skip
 
 # The collectives live one floor above the operations, and belong to the namespace `spmd.lax`.

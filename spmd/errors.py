@@ -25,6 +25,7 @@ from spmd.base.errors import (
     LaunchError,
     MutationError,
     NonConcreteBooleanIndexError,
+    OptionError,
     PeerError,
     PytreeError,
     RefusedError,
@@ -40,4 +41,8 @@ from spmd.base.errors import (
     UnexpectedTracerError,
 )
 
+# What a program fails with: all errors here that come while one runs are RuntimeErrors.
+JaxRuntimeError = RuntimeError
 ConcretizationTypeError = ConcretizationError
+JAXTypeError = TypeError
+JAXIndexError = IndexError

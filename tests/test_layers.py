@@ -57,7 +57,7 @@ FLOORS = (
     "numpy random nn scipy",
     "ad_checkpoint checkify checkpoints custom_batching custom_derivatives custom_partitioning "
     "shard_alike tree tree_util flatten_util dtypes errors distributed multihost ops jet extend "
-    "export debug profiler testing typing __main__",
+    "export debug profiler testing typing dlpack image stages __main__",
 )
 
 # Each optional or late package has one entrance.

@@ -50,7 +50,11 @@ MODULES = (
     "spmd.checkpoints",
     "spmd.custom_batching",
     "spmd.custom_partitioning",
+    "spmd.dlpack",
+    "spmd.image",
     "spmd.shard_alike",
+    "spmd.stages",
+    "spmd.typing",
     "spmd.export",
     "spmd.testing",
 )

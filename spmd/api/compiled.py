@@ -44,6 +44,8 @@ def jit(
     inline: bool = False,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    backend: str | None = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Jitted[P, R]: ...
 
 
@@ -60,6 +62,8 @@ def jit(
     inline: bool = False,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    backend: str | None = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -75,6 +79,8 @@ def jit(
     inline: bool = False,
     in_shardings: Any = None,
     out_shardings: Any = None,
+    backend: str | None = None,
+    compiler_options: dict[str, Any] | None = None,
 ) -> Any:
     """Compile `fun`: trace it once for each signature of its arguments, and run machine code.
 
@@ -83,8 +89,9 @@ def jit(
     the parameters of `fun` and returns what `fun` does. Donated arguments (`donate_argnums`,
     `donate_argnames`) may be overwritten by the results and cannot be used afterwards. Results lie
     on `device` if it is given. With `inline`, a `jit` inside another leaves no call in its jaxpr.
-    `keep_unused` is accepted for JAX's sake. Without `fun` this is a decorator with options. Python
-    side effects happen only while tracing.
+    `backend` may be "cpu". `keep_unused`, and XLA's options in `compiler_options`, are accepted for
+    JAX's sake, without effect. Without `fun` this is a decorator with options. Python side effects
+    happen only while tracing.
 
     Arguments over a mesh (`device_put` with a `NamedSharding`) make a program of that mesh: the
     compiler splits the work and keeps results split. `in_shardings` and `out_shardings`, pytree
@@ -113,6 +120,8 @@ def jit(
         "inline": inline,
         "in_shardings": in_shardings,
         "out_shardings": out_shardings,
+        "backend": backend,
+        "compiler_options": compiler_options,
     }
     if fun is None:
         return functools.partial(jit, **options)

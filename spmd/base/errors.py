@@ -178,6 +178,10 @@ class DeletedError(SpmdError, RuntimeError):
     """A donated or deleted array was used."""
 
 
+class OptionError(SpmdError, RuntimeError, ValueError):
+    """The compiler has no such option, or not this value of it."""
+
+
 class InternalError(SpmdError, AssertionError):
     """An invariant of ours does not hold; never the user's mistake."""
 

@@ -22,6 +22,7 @@ select = Deferred("spmd.compile.executable.select")
 build = Deferred("spmd.compile.executable.build")
 encode = Deferred("spmd.compile.native.program.encode")
 partition = Deferred("spmd.partition.write")
+lowering = Deferred("spmd.compile.lower.lowering")
 pipeline = Deferred("spmd.compile.passes.pipeline")
 warm_up = Deferred("spmd.compile.cpu.assemble.warm_up")
 

@@ -17,12 +17,14 @@ from spmd.base.errors import ArgumentError, DtypeError
 from spmd.base.source import current_source
 from spmd.core.aval import typeof
 from spmd.core.trace import Tracer
-from spmd.numpy.creation import asarray
-from spmd.sharding.array import Array
+from spmd.numpy.creation import asarray, placed
+from spmd.sharding.array import Array, from_numpy
 
 API_VERSION = "2025.12"
 # A device of kind 1 of the DLPack protocol: memory that the CPU reads.
 _DLPACK_CPU = (1, 0)
+# What NumPy aligns to, and compiled code may rely on.
+_ALIGNMENT = 16
 
 # ---- what the namespace is ---------------------------------------------------------------------
 
@@ -134,11 +136,13 @@ def dlpack_device(self: Any) -> tuple[int, int]:
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
-    """Make an array with the values of another library's array.
+    """Make an array of another library's array, in the same memory where that can be.
 
     `x` is an object with `__dlpack__`, whose shape and dtype the result has; 64-bit dtypes are
-    halved unless x64 is on. The values are copied, as that array may change. `device` is a device
-    or sharding for the result. Raises an `ArgumentError` for `copy=False`, and if `x` is traced.
+    halved unless x64 is on. The memory is shared, and must not be written to as long as the result
+    is in use, unless `copy` is True, or None and a copy is needed. `device` is a device or sharding
+    for the result. Raises an `ArgumentError` if `copy` is False and a copy is needed, if `x` is
+    traced, or if it knows nothing of the protocol.
 
     >>> from_dlpack(np.arange(3.0, dtype=np.float32))
     Array([0., 1., 2.], dtype=float32)
@@ -147,9 +151,31 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
         raise ArgumentError(
             f"{current_source()}: from_dlpack: {typeof(x)} is traced, it has no memory"
         )
-    if copy is False:
+    if not hasattr(x, "__dlpack__") or not hasattr(x, "__dlpack_device__"):
         raise ArgumentError(
-            f"{current_source()}: from_dlpack: copy=False: arrays are immutable, and the other "
-            "library could change its memory"
+            f"{current_source()}: from_dlpack: {type(x).__name__} has no __dlpack__ or no "
+            "__dlpack_device__, which hand over the memory; asarray takes lists and numbers"
         )
-    return asarray(np.from_dlpack(x), copy=True, device=device)
+    value = np.from_dlpack(x)
+    obstacle = _why_copied(value)
+    if copy is False and obstacle is not None:
+        raise ArgumentError(
+            f"{current_source()}: from_dlpack: copy=False, but the result can't share the memory: "
+            f"{obstacle}. Leave copy None"
+        )
+    if copy or obstacle is not None:
+        return asarray(value, copy=True, device=device)
+    shared = from_numpy(value, copy=False)
+    return shared if device is None else placed(shared, device)
+
+
+def _why_copied(value: np.ndarray) -> str | None:
+    """What keeps an array from being read where it lies, None if nothing does."""
+    wanted = dtypes.canonical(value.dtype)
+    if wanted != value.dtype:
+        return f"{value.dtype.name} becomes {wanted.name}"
+    if not value.flags.c_contiguous:
+        return "its elements are not one after the other"
+    if value.ctypes.data % _ALIGNMENT:
+        return f"its address is no multiple of {_ALIGNMENT}"
+    return None

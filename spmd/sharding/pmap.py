@@ -114,6 +114,20 @@ def _numbers(given: int | Sequence[int]) -> tuple[int, ...]:
     return (given,) if isinstance(given, int) else tuple(given)
 
 
+# Set by `compile/dispatch/jit.py`, which has the stages of a call: its `JitFunction`.
+_stages: list[Callable[..., Any]] = []
+
+
+def set_stages(make: Callable[..., Any]) -> None:
+    """Say what takes a function through its stages, with the options of `jit`."""
+    _stages[:] = [make]
+
+
+def stages_of(fun: Callable[..., Any], **options: Any) -> Any:
+    """The object whose `trace` and `lower` take a call of `fun` through its stages."""
+    return _stages[0](fun, **options)
+
+
 class PmapFunction:
     """The result of `pmap`: call it with stacked arguments."""
 
@@ -142,9 +156,17 @@ class PmapFunction:
                 self._traced[key] = mapped
         return call.run(mapped, self._fast)
 
-    def lower(self, *args: Any, **kwargs: Any) -> ClosedJaxpr:
-        """The per-device jaxpr for arguments like these."""
-        return _PmapCall(self, args, kwargs).trace().jaxpr
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace a call with arguments like these, without running it."""
+        return self._jitted().trace(*args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace a call and run the compiler's passes; `.compile()` makes it callable."""
+        return self._jitted().lower(*args, **kwargs)
+
+    def _jitted(self) -> Any:
+        static, donated = self.options["static"], self.options["donated"]
+        return stages_of(self, static_argnums=static, donate_argnums=donated)
 
     def clear_cache(self) -> None:
         """Forget everything that was traced and compiled."""

@@ -24,7 +24,8 @@ MESH = "axes 'i': 4 over devices of ranks 0, 1, 2, 3"
 
 def schedule(f: Callable[..., Any], *args: Any, name: str = "step") -> Schedule:
     """The schedule of a pmapped function, as a rank would make it."""
-    closed = spmd.pmap(f, axis_name="i").lower(*args)
+    (mapped,) = spmd.pmap(f, axis_name="i").trace(*args).jaxpr.eqns
+    closed = mapped.params["jaxpr"]
     report = Report()
     final = run_passes(closed, report, PASSES_ACROSS)
     simple = report.jaxprs["simplify"]

@@ -7,6 +7,7 @@ imported, so their functions run in a process of their own.
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -61,11 +62,46 @@ def test_arrays_and_torch_exchange_values():
     np.testing.assert_array_equal(snp.from_dlpack(t + 1), np.arange(4) + 1)
 
 
-def test_what_comes_in_is_a_copy():
-    a = np.arange(3.0, dtype=np.float32)
-    x = snp.from_dlpack(a)
+def test_what_comes_in_is_shared_or_a_copy():
+    a = np.zeros(4096, np.float32)
+    for copy in (None, False):
+        x = spmd.dlpack.from_dlpack(a, copy=copy)
+        assert x.unsafe_buffer_pointer() == a.ctypes.data
+        assert not np.asarray(x).flags.writeable and a.flags.writeable
+    kept = snp.from_dlpack(a, copy=True)
     a[:] = 7
-    np.testing.assert_array_equal(x, [0, 1, 2])
+    np.testing.assert_array_equal(kept, np.zeros(4096))
+    np.testing.assert_array_equal(x + 1, np.full(4096, 8))  # the memory is the other library's
+    for obstacle in (a[1:], a[::2], np.zeros(3)):
+        assert snp.from_dlpack(obstacle).unsafe_buffer_pointer() != obstacle.ctypes.data
+
+
+def test_a_donated_array_of_another_library_is_not_written_over():
+    a = np.zeros(4096, np.float32)
+    spmd.jit(lambda x: x + 1, donate_argnums=0)(snp.from_dlpack(a))
+    np.testing.assert_array_equal(a, 0)
+
+
+def test_the_buffer_protocol_gives_memory_to_read():
+    x = snp.arange(6.0).reshape(2, 3)
+    view = x.__buffer__(0)
+    assert view.readonly and view.format == "f" and view.shape == (2, 3)
+    assert np.shares_memory(np.asarray(view), np.asarray(x))
+    if sys.version_info >= (3, 12):
+        assert bytes(memoryview(x)) == x.tobytes()
+
+
+def test_addresses_of_arrays_with_shards_are_refused():
+    x = spmd.device_put(
+        snp.arange(8.0),
+        spmd.NamedSharding(spmd.make_mesh((4,), ("i",)), spmd.P("i")),
+    )
+    with pytest.raises(errors.ShardingError, match="4 shards"):
+        x.unsafe_buffer_pointer()
+    gone = snp.arange(3.0)
+    gone.delete()
+    with pytest.raises(errors.DeletedError):
+        gone.unsafe_buffer_pointer()
 
 
 def test_dlpack_refuses_what_cannot_be():
@@ -79,8 +115,14 @@ def test_dlpack_refuses_what_cannot_be():
         x.astype(snp.bfloat16).__dlpack__()
     with pytest.raises(BufferError, match="read-only"):
         x.__dlpack__(copy=False)
-    with pytest.raises(errors.ArgumentError, match="copy=False"):
+    with pytest.raises(errors.ArgumentError, match="float64 becomes float32"):
         snp.from_dlpack(np.zeros(2), copy=False)
+    with pytest.raises(errors.ArgumentError, match="one after the other"):
+        snp.from_dlpack(np.zeros((2, 2), np.float32).T, copy=False)
+    with pytest.raises(errors.ArgumentError, match="no multiple of 16"):
+        snp.from_dlpack(np.zeros(4, np.float32)[1:], copy=False)
+    with pytest.raises(errors.ArgumentError, match="list has no __dlpack__"):
+        snp.from_dlpack([1, 2])
     with pytest.raises(errors.ArgumentError, match="traced"):
         spmd.jit(snp.from_dlpack)(x)
 

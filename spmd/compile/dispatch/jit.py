@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from spmd.base.config import config
 from spmd.base.context import busy, state
+from spmd.base.device import devices
 from spmd.base.errors import ArgumentError, ShardingError
 from spmd.base.record import field, record
 from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.base.util import MISS, MOST_MATCHERS, WeakCache, collector_paused, present_as
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.dispatch.stages import Lowered, Traced
+from spmd.compile.dispatch.stages import Lowered, Traced, check_compiler_options
 from spmd.compile.executable.nan_check import check_nans
 from spmd.compile.lazy import fast_call, mesh_fast_call, select
 from spmd.core.argument_names import spread_over_arguments
@@ -47,6 +48,7 @@ from spmd.sharding.constraint import (
 )
 from spmd.sharding.named import Sharding, SingleDeviceSharding
 from spmd.sharding.operand_layouts import layouts_of
+from spmd.sharding.pmap import set_stages
 from spmd.sharding.spec import current_mesh
 from spmd.transport.flight_recorder import COMPILING, FLIGHT, TRACING
 from spmd.transport.mpi import recovery
@@ -84,6 +86,15 @@ def _static_text(key: Any) -> str:
     return "(" + ", ".join(parts) + ")"
 
 
+def _home(what: str, device: Any, backend: str | None) -> SingleDeviceSharding | None:
+    """Where results lie, if `jit` says so; a backend must be there, and says no device."""
+    if backend is not None:
+        devices(backend)  # raises
+        if device is not None:
+            raise ArgumentError(f"{what}: can't specify both a device and a backend; use device=")
+    return None if device is None else SingleDeviceSharding(device)
+
+
 def _no_match(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return MISS
 
@@ -104,6 +115,8 @@ class JitFunction:
         inline: bool = False,
         in_shardings: Any = None,
         out_shardings: Any = None,
+        backend: str | None = None,
+        compiler_options: dict[str, Any] | None = None,
     ):
         if not callable(fun):
             raise ArgumentError(f"jit: {fun!r} of type {type(fun).__name__} is not callable")
@@ -114,7 +127,8 @@ class JitFunction:
             fun, "jit", static_argnums, static_argnames, donate_argnums, donate_argnames
         )
         self._inline = inline
-        self._home = None if device is None else SingleDeviceSharding(device)
+        self._home = _home(self._signature.what, device, backend)
+        check_compiler_options(self._signature.what, compiler_options)
         s = self._signature
         self._in_shardings, self._out_shardings = in_shardings, out_shardings
         shardings = prefix_key(in_shardings), prefix_key(out_shardings)
@@ -475,3 +489,4 @@ def _forget_fast_paths(_: Any) -> None:
 
 # The fast path's guards do not look at settings: a change of one that matters forgets it.
 config.on_program_update(_forget_fast_paths)
+set_stages(JitFunction)

@@ -7,18 +7,22 @@ compiled = lowered.compile()    # callable, for these shapes only
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from spmd.base.errors import ArgumentError, ShardingError
+from spmd.base.errors import ArgumentError, OptionError, ShardingError
 from spmd.base.record import record
+from spmd.base.source import current_source
 from spmd.base.tree import TreeDef, tree_flatten
 from spmd.compile.dispatch.signature import Signature, Split
-from spmd.compile.lazy import cost_model, memory_analysis, pipeline, select
+from spmd.compile.lazy import cost_model, lowering, memory_analysis, pipeline, select
 from spmd.core.aval import ShapedArray, ShapeDtypeStruct, typeof
 from spmd.core.ir import ClosedJaxpr
+from spmd.core.rewrite import eval_closed
+from spmd.core.trace import Tracer
 from spmd.sharding.array import Array, check_donated
 from spmd.sharding.named import NamedSharding, Sharding
 from spmd.sharding.operand_layouts import Layouts, layouts_of
@@ -104,9 +108,9 @@ class Traced(Stage):
         return self
 
     @property
-    def out_avals(self) -> tuple[ShapedArray, ...]:
-        """The types of the results."""
-        return tuple(self.jaxpr.out_avals)
+    def out_avals(self) -> Any:
+        """The types of the results, in their structure."""
+        return self.out_tree.unflatten(list(self.jaxpr.out_avals))
 
     @property
     def out_info(self) -> Any:
@@ -121,10 +125,35 @@ class Traced(Stage):
     def fun_name(self) -> str:
         return self.signature.name
 
-    def lower(self) -> Lowered:
-        """Run the compiler's passes."""
+    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Lowered:
+        """Run the compiler's passes. The platform is "cpu": an `ArgumentError` for others."""
+        for platform in lowering_platforms or ():
+            if platform != "cpu":
+                raise ArgumentError(
+                    f"{current_source()}: lower: lowering_platforms has {platform!r}; programs "
+                    "run on 'cpu', the only platform"
+                )
         report = pipeline.Report()
         return Lowered(self, pipeline.run_passes(self.jaxpr, report), report)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the results from arguments of the same structure, shapes and dtypes."""
+        leaves = _check_call(f"traced {self.fun_name}", self, args, kwargs)
+        return self.out_tree.unflatten(eval_closed(self.jaxpr, *leaves))
+
+
+def _check_call(what: str, traced: Traced, args: Any, kwargs: Any) -> list[Any]:
+    """The leaves of a call; an ArgumentError if they are others than it was traced for."""
+    leaves, tree = tree_flatten(traced.signature.without_static(args, kwargs, traced.split))
+    if tree != traced.in_tree:
+        raise ArgumentError(f"{what}: compiled for arguments {traced.in_tree}, got {tree}")
+    for k, (leaf, expected) in enumerate(zip(leaves, traced.jaxpr.in_avals, strict=True)):
+        seen = typeof(leaf)
+        if seen.shape != expected.shape or seen.dtype != expected.dtype:
+            names = traced.signature.leaf_names(args, kwargs)
+            name = names[k] if len(names) == len(leaves) else f"number {k}"
+            raise ArgumentError(f"{what}: argument {name} is {seen}, compiled for {expected}")
+    return leaves
 
 
 @record
@@ -151,16 +180,57 @@ class Lowered(Stage):
         pairs = zip(traced.jaxpr.out_avals, found, strict=True)
         return self.out_tree.unflatten([describe(a, s) for a, s in pairs])
 
-    def as_text(self) -> str:
-        """The optimised jaxpr, in which fused groups are single equations."""
-        return str(self.optimised)
+    def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
+        """The program as text: "jaxpr", in which fused groups are single equations, or "schedule".
 
-    def compile(self) -> Compiled:
-        """Make machine code."""
+        `debug_info` is accepted for JAX's sake. Raises `ArgumentError` for another dialect.
+        """
+        return str(self.compiler_ir(dialect))
+
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The program: the optimised "jaxpr", or the "schedule", steps over buffers.
+
+        Raises `ArgumentError` for a dialect that the compiler does not have.
+        """
+        if dialect in (None, "jaxpr"):
+            return self.optimised
+        if dialect == "schedule":
+            return lowering.lower(self.optimised)
+        raise ArgumentError(
+            f"{current_source()}: unknown dialect {dialect!r}; this compiler has 'jaxpr' and "
+            "'schedule'"
+        )
+
+    def cost_analysis(self) -> dict[str, float]:
+        """The least that a call computes and moves: "flops" and "bytes accessed"."""
+        return self.compile().cost_analysis()
+
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> Compiled:
+        """Make machine code. `compiler_options` are those of `jit`."""
+        check_compiler_options(f"lower({self.traced.fun_name}).compile", compiler_options)
         traced = self.traced
         layouts = _layouts_of(traced.split.leaves)
         program = select.compile_program(traced.jaxpr, traced.donated, self.optimised, layouts)
         return Compiled(self.traced, program)
+
+
+# Options of XLA that programs set; what they choose among is not there here.
+_XLA_OPTIONS = ("exec_time_optimization_effort", "memory_fitting_effort", "optimization_level")
+
+
+def check_compiler_options(what: str, options: dict[str, Any] | None) -> None:
+    """Raise an OptionError if an option is none of XLA's, which are accepted without effect."""
+    for name, value in (options or {}).items():
+        if not (name.startswith("xla_") or name in _XLA_OPTIONS):
+            raise OptionError(
+                f"{current_source()}: {what}: No such compile option: {name!r}. Those of XLA "
+                "(xla_...) are accepted and have no effect; SPMD_ variables are in docs/env_vars.md"
+            )
+        if not isinstance(value, (bool, int, float, str)):
+            raise OptionError(
+                f"{current_source()}: {what}: the compile option {name} must be a bool, a number "
+                f"or text, got {value!r}"
+            )
 
 
 def _over(mesh: Mesh | None, lies: NamedSharding | None) -> NamedSharding | None:
@@ -212,6 +282,10 @@ class Compiled(Stage):
         """The program: its steps, and where each operand lies."""
         return self.executable.as_text()
 
+    def runtime_executable(self) -> Any:
+        """The object that runs the program."""
+        return self.executable
+
     def memory_analysis(self) -> MemoryAnalysis:
         """The bytes that a call needs: arguments, results, temporaries; see its fields."""
         return memory_analysis.memory_of(self.executable)
@@ -223,16 +297,14 @@ class Compiled(Stage):
         return {"flops": float(found.flops), "bytes accessed": float(found.moved)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, tree = tree_flatten((args, kwargs))
         what = f"compiled {self.traced.fun_name}"
-        if tree != self.in_tree:
-            raise ArgumentError(f"{what}: compiled for arguments {self.in_tree}, got {tree}")
-        for k, (leaf, expected) in enumerate(zip(leaves, self.traced.jaxpr.in_avals, strict=True)):
-            seen = typeof(leaf)
-            if seen.shape != expected.shape or seen.dtype != expected.dtype:
-                names = self.traced.signature.leaf_names(args, kwargs)
-                name = names[k] if len(names) == len(leaves) else f"number {k}"
-                raise ArgumentError(f"{what}: argument {name} is {seen}, compiled for {expected}")
+        leaves = _check_call(what, self.traced, args, kwargs)
+        for x in leaves:
+            if isinstance(x, Tracer):
+                raise ArgumentError(
+                    f"{what}: cannot be transformed: it is machine code for one signature, and "
+                    f"was called with {x}. Transform the function that was jitted instead"
+                )
         self._check_layouts(what, leaves, args, kwargs)
         if True in self.traced.donated:
             names = partial(self.traced.signature.leaf_names, args, kwargs)
