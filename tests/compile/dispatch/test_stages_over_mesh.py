@@ -104,4 +104,4 @@ def test_stages_know_their_arguments():
         assert (first.donated, rest["b"].donated, stage.donate_argnums) == (True, False, (0,))
         assert (first.shape, first.dtype) == ((8, 4), np.float32)
         assert stage.in_tree == traced.in_tree
-    assert [a.short() for a in traced.out_avals] == ["f32[8@x,4]"]
+    assert traced.out_avals.short() == "f32[8@x,4]"
