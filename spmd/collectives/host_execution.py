@@ -18,6 +18,7 @@ from spmd.base import dtypes
 from spmd.base.errors import CollectiveError
 from spmd.base.source import UNKNOWN, Source
 from spmd.collectives import verify
+from spmd.collectives.exchange_across import Parcels
 from spmd.collectives.groups import Groups
 from spmd.core.aval import ShapedArray
 from spmd.core.primitive import Primitive
@@ -104,7 +105,12 @@ class Across:
         self.where = {k: j for j, k in enumerate(self.local)}
         # Positions of all members, process by process: the order of a gathered buffer.
         self.order = [k for p in ours for k, q in enumerate(processes) if q == p]
+        self.shape, self.dtype = aval.shape, aval.dtype
         self.nbytes = aval.nbytes * len(self.local)
+        # The ranks, in the communicator, of the processes of all devices.
+        self.ranks = {k: ours.index(processes[k]) for k in self.order}
+        if prim.name == "exchange":
+            self.nbytes = self._received()
         self.fields: dict[str, Any] = {
             "dtype": aval.dtype.name,
             "shape": aval.shape,
@@ -119,6 +125,17 @@ class Across:
         self.is_watched = verify.is_on() or verify.prints()
         self.move = verify.watched(self, self._choose(processes))
         self.run: Callable[..., None] = self._recorded(self.move)
+
+    def _received(self) -> int:
+        """The bytes that this process's devices get from other devices."""
+        counts = self.params["copies"].received()
+        got = [
+            counts.get(n, 0)
+            for group in self.groups
+            for n, k in enumerate(group)
+            if k in self.where
+        ]
+        return sum(got) * self.dtype.itemsize
 
     def label_of(self, **more: Any) -> int:
         """The number of its label in the flight recorder."""
@@ -145,6 +162,10 @@ class Across:
     def _choose(self, processes: Sequence[int]) -> Callable[..., None]:
         if self.prim.name in OPS:
             return self._reduce_one if len(self.groups) == len(self.local) == 1 else self._reduce
+        if self.prim.name == "exchange":
+            copies, shape = self.params["copies"], self.params["shape"]
+            how = self.groups, self.ranks, self.where, self.comm, self.origin
+            return Parcels(copies, shape, *how).run
         ranks = [processes[k] for k in self.groups[0]]
         one_each = len(self.groups) == 1 and ranks == sorted(ranks) and len(self.local) == 1
         if one_each and self.prim.name == "ppermute":

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from spmd.collectives.exchange_across import copies_of_groups, with_gaps
 from spmd.collectives.host_execution import OPS, Across
 from spmd.transport.communicator import ReduceOp
 from spmd.transport.reduction import accumulator
 from spmd.transport.shm.communicator import ShmCommunicator
 from spmd.transport.shm.plan import (
+    Clear,
     ExchangePlan,
     Member,
     Memory,
@@ -23,6 +26,8 @@ from spmd.transport.shm.plan import (
     Sum,
     Take,
 )
+from spmd.transport.shm.redistribution import Move, redistribution
+from spmd.transport.strided import strided
 
 # Native code reduces these; others (floats of eight bits) go through Python.
 NATIVE_DTYPES = frozenset(
@@ -47,7 +52,10 @@ def make_rounds(across: Across, operand: Operand) -> ExchangePlan | None:
     members = {k: Member(n // devices, n % devices) for n, k in enumerate(across.order)}
     groups = [[members[k] for k in group] for group in across.groups]
     planner = comm.planner(across.origin)
-    if name in OPS:
+    rounds: ExchangePlan | None
+    if name == "exchange":
+        rounds = _rectangles(planner, across, members)
+    elif name in OPS:
         op, _, identity = OPS[name]
         wide = accumulator(ReduceOp.SUM, operand.dtype)
         rounds = planner.all_reduce(op, operand, groups, np.asarray(identity(wide)).tobytes())
@@ -55,8 +63,33 @@ def make_rounds(across: Across, operand: Operand) -> ExchangePlan | None:
         rounds = _alone(planner, across, operand, [m.rank for m in groups[0]])
     else:
         rounds = _together(planner, across, operand, groups)
-    comm.announce(rounds.call)
+    if rounds is not None:
+        comm.announce(rounds.call)
     return rounds
+
+
+def _rectangles(
+    planner: Planner, across: Across, members: Mapping[int, Member]
+) -> ExchangePlan | None:
+    """The copies between devices as bytes; zeros where nobody sends."""
+    copies, shape = across.params["copies"], across.params["shape"]
+    itemsize = across.dtype.itemsize
+    moves = [
+        Move(
+            members[copy.source],
+            members[copy.target],
+            strided(across.shape, copy.start, shape, copy.place, copy.sizes, itemsize),
+        )
+        for copy in copies_of_groups(copies, across.groups)
+    ]
+    nbytes = math.prod(shape) * itemsize
+    clears = [
+        Clear(Place(Memory.OUTPUT, across.where[k]), nbytes)
+        for k in sorted(with_gaps(copies, across.groups, shape))
+        if k in across.where
+    ]
+    devices = len(across.local)
+    return redistribution(planner, across.dtype, devices, moves, clears, across.nbytes)
 
 
 def _alone(planner: Planner, across: Across, x: Operand, order: Sequence[int]) -> ExchangePlan:

@@ -26,11 +26,11 @@ NO_VALUES: Mapping[Source, str] = {}
 class Collective:
     """One collective of a program, as each device takes part in it.
 
-    `kind` is all_reduce, all_gather, reduce_scatter, all_to_all or permute; `axes` are mesh axes
-    and `devices` the product of their sizes. `value` is the type of its operand on one device,
-    `times` how often it runs in a call (a loop that only run time counts: once), `received` the
-    bytes that a device receives each time by the formula of its kind, and `source` the line that
-    asks for it.
+    `kind` is all_reduce, all_gather, reduce_scatter, all_to_all, permute or exchange; `axes` are
+    mesh axes and `devices` the product of their sizes. `value` is the type of its operand on one
+    device, `times` how often it runs in a call (a loop that only run time counts: once), `received`
+    the bytes that a device receives each time by the formula of its kind (of an exchange: that
+    device which receives the most), and `source` the line that asks for it.
     """
 
     kind: str
@@ -82,14 +82,18 @@ def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
     axes = axes if isinstance(axes, tuple) else (axes,)
     n = math.prod(sizes.get(a, 1) for a in axes)
     kind, size = KINDS[eqn.prim.name], eqn.invars[0].aval.nbytes
-    received = {
-        "all_reduce": 2 * size * (n - 1) // n,
-        "all_gather": size * (n - 1),
-        "reduce_scatter": size * (n - 1) // n,
-        "all_to_all": size * (n - 1) // n,
-        "permute": size,
-    }[kind]
     aval = eqn.invars[0].aval
+    if kind == "exchange":
+        most = max(eqn.params["copies"].received().values(), default=0)
+        received = most * aval.dtype.itemsize
+    else:
+        received = {
+            "all_reduce": 2 * size * (n - 1) // n,
+            "all_gather": size * (n - 1),
+            "reduce_scatter": size * (n - 1) // n,
+            "all_to_all": size * (n - 1) // n,
+            "permute": size,
+        }[kind]
     value = aval.update(vma=frozenset()).short()
     return Collective(kind, axes, n, value, times, received, eqn.source or UNKNOWN)
 

@@ -24,7 +24,7 @@ from spmd.transport.call_signature import (
     pairs_detail,
     ranks_text,
 )
-from spmd.transport.communicator import ReduceOp
+from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.failure_message import say
 from spmd.transport.flight_recorder import GroupLog
 from spmd.transport.origin import NOWHERE, Origin
@@ -79,8 +79,20 @@ class CheckedCommunicator(abc.ABC):
         call = make_call(Kind.REDUCE_SCATTER, op, dtype_name(buf.dtype), buf.size, "", origin)
         self._carry(self._reduce_scatter, call, buf, buf.reshape(-1), out.reshape(-1), op)
 
-    def all_to_all(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None:
-        """Send block `r` of `buf` to rank `r`; `out` holds the blocks sent here, in rank order."""
+    def all_to_all(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        origin: Origin = NOWHERE,
+        counts: Counts | None = None,
+    ) -> None:
+        """Send block `r` of `buf` to rank `r`; `out` holds the blocks sent here, in rank order.
+
+        Blocks are equally large, unless `counts` says how many elements each rank sends to each.
+        """
+        if counts is not None:
+            self._ragged(buf, out, origin, counts)
+            return
         self._check_pair(Kind.ALL_TO_ALL, buf, out, 1, 1)
         if buf.size % self.size:
             raise CollectiveError(
@@ -89,6 +101,26 @@ class CheckedCommunicator(abc.ABC):
             )
         call = make_call(Kind.ALL_TO_ALL, None, dtype_name(buf.dtype), buf.size, "", origin)
         self._carry(self._all_to_all, call, buf, buf.reshape(-1), out.reshape(-1))
+
+    def _ragged(self, buf: np.ndarray, out: np.ndarray, origin: Origin, counts: Counts) -> None:
+        check_buffer(Kind.ALL_TO_ALL, "buf", buf, writable=False)
+        check_buffer(Kind.ALL_TO_ALL, "out", out, writable=True)
+        if len(counts) != self.size or any(len(row) != self.size for row in counts):
+            raise CollectiveError(
+                f"all_to_all: counts must have {self.size} rows of {self.size}, one a rank"
+            )
+        given, got = sum(counts[self.rank]), sum(row[self.rank] for row in counts)
+        if buf.dtype != out.dtype or (buf.size, out.size) != (given, got):
+            raise CollectiveError(
+                f"all_to_all: buf is {buf.dtype.name}[{buf.size}] and out is "
+                f"{out.dtype.name}[{out.size}]; by counts rank {self.rank} gives {given} elements "
+                f"and gets {got}, of one dtype"
+            )
+        detail = "counts=" + ";".join([",".join(map(str, row)) for row in counts])
+        total = sum(map(sum, counts))
+        call = make_call(Kind.ALL_TO_ALL, None, dtype_name(buf.dtype), total, detail, origin)
+        flat = buf.reshape(-1), out.reshape(-1)
+        self._carry(self._all_to_all_of, call, buf, *flat, counts)
 
     def permute(
         self,
@@ -198,6 +230,11 @@ class CheckedCommunicator(abc.ABC):
     def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None: ...
 
     @abc.abstractmethod
+    def _all_to_all_of(
+        self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts
+    ) -> None: ...
+
+    @abc.abstractmethod
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]
     ) -> None: ...
@@ -271,6 +308,15 @@ class CheckedCommunicator(abc.ABC):
             if self.rank in members:
                 return index, members
         return None
+
+
+def blocks(flat: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """A flat array cut into consecutive blocks of these sizes."""
+    found, at = [], 0
+    for size in sizes:
+        found.append(flat[at : at + size])
+        at += size
+    return found
 
 
 def zero(out: np.ndarray) -> None:

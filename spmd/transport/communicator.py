@@ -9,6 +9,7 @@ makes the same calls in the same order. The meaning of the calls for rank `r` of
 | `all_gather(buf, out)` | `buf`, S elements | `out`, n*S elements: x_0, x_1, ..., x_(n-1) |
 | `reduce_scatter(buf, out, op)` | `buf`, n*S elements, a block a rank | `out`, S: block r reduced |
 | `all_to_all(buf, out)` | `buf`, n*S elements, a block a rank | `out`, n*S: block r of each rank |
+| `all_to_all(buf, out, counts=c)` | `buf`, c[r][q] elements for rank q | `out`, c[q][r] of rank q |
 | `permute(buf, out, pairs)` | `buf`, S elements | `out`, S: `buf` of its source, or zeros if none |
 | `broadcast(buf, root)` | `buf`, S elements | `buf` of rank `root`, in place |
 | `all_gather_object(obj)` | anything picklable | the list of all ranks' objects |
@@ -30,6 +31,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from spmd.transport.origin import NOWHERE, Origin
+
+# How many elements each rank (by row) sends to each: the same on all ranks.
+Counts = Sequence[Sequence[int]]
 
 
 class ReduceOp(enum.Enum):
@@ -75,7 +79,13 @@ class Communicator(Protocol):
         origin: Origin = NOWHERE,
     ) -> None: ...
 
-    def all_to_all(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None: ...
+    def all_to_all(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        origin: Origin = NOWHERE,
+        counts: Counts | None = None,
+    ) -> None: ...
 
     def permute(
         self,

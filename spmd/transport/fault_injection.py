@@ -23,7 +23,7 @@ from spmd.base.errors import LaunchError
 from spmd.base.record import record
 from spmd.transport.call_signature import Call
 from spmd.transport.checked import CheckedCommunicator
-from spmd.transport.communicator import ReduceOp
+from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.environment import FAULTS
 from spmd.transport.origin import NOWHERE, Origin
 
@@ -238,9 +238,15 @@ class InjectingCommunicator(CheckedCommunicator):
             lambda: self.inner.reduce_scatter(buf, out, other, origin),
         )
 
-    def all_to_all(self, buf: np.ndarray, out: np.ndarray, origin: Origin = NOWHERE) -> None:
+    def all_to_all(
+        self,
+        buf: np.ndarray,
+        out: np.ndarray,
+        origin: Origin = NOWHERE,
+        counts: Counts | None = None,
+    ) -> None:
         """See `CheckedCommunicator`."""
-        self._call(out, lambda: self.inner.all_to_all(buf, out, origin), self.inner.barrier)
+        self._call(out, lambda: self.inner.all_to_all(buf, out, origin, counts), self.inner.barrier)
 
     def permute(
         self,
@@ -310,6 +316,9 @@ class InjectingCommunicator(CheckedCommunicator):
 
     def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
         self.inner._all_to_all(call, buf, out)
+
+    def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
+        self.inner._all_to_all_of(call, buf, out, counts)
 
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]

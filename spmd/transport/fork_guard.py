@@ -27,7 +27,7 @@ class ForkedCommunicator(CheckedCommunicator):
         )
 
     _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _refuse
-    _permute = _broadcast = _barrier = _subgroup = _end_job = _refuse
+    _all_to_all_of = _permute = _broadcast = _barrier = _subgroup = _end_job = _refuse
 
 
 def disarm_children() -> None:

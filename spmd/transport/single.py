@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd.transport.call_signature import Call
 from spmd.transport.checked import CheckedCommunicator, zero
-from spmd.transport.communicator import ReduceOp
+from spmd.transport.communicator import Counts, ReduceOp
 
 
 class SingleCommunicator(CheckedCommunicator):
@@ -31,6 +31,9 @@ class SingleCommunicator(CheckedCommunicator):
         np.copyto(out, buf)
 
     def _all_to_all(self, call: Call, buf: np.ndarray, out: np.ndarray) -> None:
+        np.copyto(out, buf)
+
+    def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
         np.copyto(out, buf)
 
     def _permute(

@@ -17,8 +17,8 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, PeerError
 from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
-from spmd.transport.checked import CheckedCommunicator, zero
-from spmd.transport.communicator import ReduceOp
+from spmd.transport.checked import CheckedCommunicator, blocks, zero
+from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.failure_message import failure_text
 from spmd.transport.reduction import combine
 
@@ -129,6 +129,13 @@ class LocalCommunicator(CheckedCommunicator):
         block = buf.size // self.size
         mine = slice(self.rank * block, (self.rank + 1) * block)
         self._exchange(call, buf, lambda shown: np.concatenate([x[mine] for x in shown], out=out))
+
+    def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
+        def read(shown: list[np.ndarray]) -> None:
+            arrived = [blocks(x, row)[self.rank] for x, row in zip(shown, counts, strict=True)]
+            np.concatenate(arrived, out=out)
+
+        self._exchange(call, buf, read)
 
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]

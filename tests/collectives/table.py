@@ -14,6 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from spmd.collectives.exchange import exchange
+from spmd.collectives.rectangles import Copies, Copy, copies_between, held, part_sizes
+
 BOOLS = ("bool",)
 INTEGERS = ("int8", "int32", "uint8", "uint32")
 FLOATS = ("float32", "bfloat16", "float16")
@@ -75,6 +78,19 @@ def ring(n: int) -> list[tuple[int, int]]:
 def mixed(n: int) -> list[int]:
     """A permutation that is neither the identity nor its own inverse where n > 2."""
     return [(k + 1) % n for k in range(n)]
+
+
+def exchanged(before: str, after: str, whole: tuple[int, ...], n: int) -> Callable[[Any], Any]:
+    """The exchange between two ways to split a whole: the dims, of `ab`, that the axis splits."""
+    splits = [[(AXIS,) if d == "ab"[k] else () for k in range(2)] for d in (before, after)]
+    have, want = (held(whole, split, {AXIS: n}) for split in splits)
+    shape = part_sizes(whole, splits[1], {AXIS: n})
+    return lambda x: exchange(x, AXIS, copies_between(have, want), shape)
+
+
+def swapped_corners(n: int) -> Copies:
+    """Each gets two elements of the next, and leaves the others zero; they may be its own."""
+    return Copies(tuple(Copy(k, (k + 1) % n, (0, 1), (1, 0), (1, 2)) for k in range(n)))
 
 
 CASES = [
@@ -201,6 +217,28 @@ CASES = [
 # JAX has no counterpart that is spelled the same.
 OURS = [
     Case("pbroadcast", lambda lax, x, n: lax.pbroadcast(x, AXIS, n - 1)),
+    Case(
+        "exchange",
+        lambda lax, x, n: exchanged("a", "b", (2 * n, 3 * n), n)(x),
+        lambda n: (2, 3 * n),
+    ),
+    Case(
+        "exchange_uneven",
+        lambda lax, x, n: exchanged("a", "b", (2 * n - 1, n + 1), n)(x),
+        lambda n: (2, n + 1),
+    ),
+    Case(
+        "exchange_to_all",
+        lambda lax, x, n: exchanged("b", "", (2, 3 * n), n)(x),
+        lambda n: (2, 3),
+        dtypes=("float32", "int8", "complex64"),
+    ),
+    Case(
+        "exchange_some",
+        lambda lax, x, n: exchange(x, AXIS, swapped_corners(n), (2, 4)),
+        lambda n: (2, 3),
+        dtypes=("float32", "bool"),
+    ),
 ]
 
 

@@ -22,7 +22,9 @@ DTYPES = ("bool", *INTEGERS, *FLOATS, *COMPLEX)
 SIZES = (0, 1, 7, 1000, 100_000)
 ARITHMETIC = (ReduceOp.SUM, ReduceOp.PROD, ReduceOp.MAX, ReduceOp.MIN)
 BITWISE = (ReduceOp.AND, ReduceOp.OR, ReduceOp.XOR)
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast")
+KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "ragged",
+)  # fmt: skip
 
 STEP = {
     ReduceOp.SUM: np.add,
@@ -60,6 +62,8 @@ class Case:
         random = np.random.default_rng(seed)
         dtype = dtype_of(self.dtype)
         count = self.count * blocks
+        if self.kind == "ragged":
+            count = sum(self.counts(size)[rank])
         if self.dtype == "bool":
             return random.integers(0, 2, count).astype(bool)
         if self.dtype in INTEGERS:
@@ -69,6 +73,10 @@ class Case:
         if self.dtype in COMPLEX:
             return (real + 1j * random.normal(size=count)).astype(dtype)
         return real.astype(dtype)
+
+    def counts(self, size: int) -> list[list[int]]:
+        """What each rank sends to each: much, little or nothing, to itself too."""
+        return [[self.count * ((3 * r + 2 * q) % 4) // 2 for q in range(size)] for r in range(size)]
 
     def pairs(self, size: int) -> list[tuple[int, int]]:
         """A ring that leaves out its last hop, so that one rank sends nothing and one gets none."""
@@ -88,6 +96,11 @@ class Case:
             return np.concatenate([x[mine] for x in given])
         if self.kind == "broadcast":
             return given[size - 1]
+        if self.kind == "ragged":
+            table = np.array(self.counts(size))
+            starts = table[:, :rank].sum(1)
+            parts = zip(given, starts, table[:, rank], strict=True)
+            return np.concatenate([x[start : start + n] for x, start, n in parts])
         sources = [s for s, target in self.pairs(size) if target == rank]
         return given[sources[0]] if sources else np.zeros_like(given[0])
 
@@ -103,7 +116,11 @@ class Case:
         if self.kind == "broadcast":
             comm.broadcast(buf, comm.size - 1)
             return buf
-        if self.kind == "permute":
+        if self.kind == "ragged":
+            counts = self.counts(comm.size)
+            out = np.zeros(sum(row[comm.rank] for row in counts), buf.dtype)
+            comm.all_to_all(buf, out, counts=counts)
+        elif self.kind == "permute":
             comm.permute(buf, out, self.pairs(comm.size))
         elif self.kind == "reduce_scatter":
             comm.reduce_scatter(buf, out, self.op)

@@ -8,6 +8,7 @@ hosts, one Python call serves all local devices and the transport.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,18 @@ from spmd.collectives.async_collectives import Overlapped
 from spmd.collectives.groups import Groups, device_groups
 from spmd.collectives.host_execution import Across
 from spmd.collectives.order_check import entry_of
+from spmd.collectives.rectangles import Copies, gaps
 from spmd.collectives.shm_plans import make_rounds
 from spmd.compile.lower.lowering import Lowering, rule
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.lower.steps import Exchange, Host, RankExchange, Ref, view
+from spmd.compile.native.program.steps import Box
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import Eqn
 from spmd.transport.origin import Origin
 from spmd.transport.shm.communicator import ShmCommunicator
 from spmd.transport.shm.plan import Operand
+from spmd.transport.strided import strided
 
 
 def _topology(lowering: Lowering, eqn: Eqn) -> Topology:
@@ -43,7 +47,7 @@ def axis_index(lowering: Lowering, eqn: Eqn) -> None:
     lowering.copy(lowering.place(out), lowering.const(value, out.aval), out.aval.nbytes)
 
 
-@rule("psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "ppermute")
+@rule("psum", "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "ppermute", "exchange")
 def collective(lowering: Lowering, eqn: Eqn) -> None:
     """One exchange."""
     topology = _topology(lowering, eqn)
@@ -65,6 +69,7 @@ def collective(lowering: Lowering, eqn: Eqn) -> None:
             groups=groups,
             op=_OPS.get(eqn.prim.name),
             pairs=eqn.params.get("perm", ()),
+            boxes=_boxes(eqn, len(groups[0])) if kind == "exchange" else (),
             name=f"{eqn.prim.name} {eqn.source.short}",
         )
     )
@@ -118,6 +123,7 @@ KINDS = {
     "reduce_scatter": "reduce_scatter",
     "all_to_all": "all_to_all",
     "ppermute": "permute",
+    "exchange": "exchange",
 }
 _OPS = {"psum": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum"}
 
@@ -128,6 +134,30 @@ def _shape(eqn: Eqn, members: int) -> tuple[Any, int, int]:
     kind = KINDS[eqn.prim.name]
     if kind in ("all_reduce", "permute"):
         return kind, 1, aval.size
+    if kind == "exchange":
+        return kind, 1, eqn.outvars[0].aval.size
     rows = math.prod(aval.shape[: eqn.params["dim"]])
     parts = 1 if kind == "all_gather" else members
     return kind, rows, aval.size // max(rows * parts, 1)
+
+
+def _boxes(eqn: Eqn, members: int) -> tuple[Box, ...]:
+    aval, params = eqn.invars[0].aval, eqn.params
+    return boxes_of(params["copies"], aval.shape, params["shape"], aval.dtype.itemsize, members)
+
+
+def boxes_of(
+    copies: Copies, source: Sequence[int], target: Sequence[int], itemsize: int, members: int
+) -> tuple[Box, ...]:
+    """The rectangles of an exchange as bytes, and those that become zeros, of each member."""
+    found = [
+        Box(c.source, c.target, strided(source, c.start, target, c.place, c.sizes, itemsize))
+        for c in copies.items
+        if c.count
+    ]
+    for member in range(members):
+        for gap in gaps(copies, member, target):
+            place, sizes = [a for a, _ in gap], [b - a for a, b in gap]
+            zeros = strided(target, place, target, place, sizes, itemsize)
+            found.append(Box(-1, member, zeros))
+    return tuple(found)

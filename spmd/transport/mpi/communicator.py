@@ -22,8 +22,8 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, LaunchError, PeerError
 from spmd.transport.call_signature import CALL_BYTES, LAW_BYTES, Call, mismatch, ranks_text
-from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
-from spmd.transport.communicator import ReduceOp
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, blocks, zero
+from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.environment import started_mpi
 from spmd.transport.mpi.failure_notices import Notices, dead_text, is_death
 from spmd.transport.progress_thread import PROGRESS
@@ -40,6 +40,8 @@ MPI_ENVIRONMENT = {
 
 # Below this one all-gather and n reductions beat an all-to-all and an all-gather.
 REDUCE_PARTS_FROM_BYTES = 8 << 10
+# The most that one message holds: MPI counts bytes in 32 bits.
+MESSAGE_BYTES = 1 << 30
 # Temporary memory a collective may take.
 CHUNK_BYTES = 32 << 20
 
@@ -362,6 +364,24 @@ class MpiCommunicator(CheckedCommunicator):
         for at, count in self._chunks(block, buf.itemsize):
             chunk = np.ascontiguousarray(rows[:, at : at + count])
             np.copyto(arrived[:, at : at + count], self._exchange_rows(chunk))
+
+    def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
+        """By single messages: most ranks have something for a few others only."""
+        self._agree(call)
+        given = blocks(buf, counts[self.rank])
+        got = blocks(out, [row[self.rank] for row in counts])
+        np.copyto(got[self.rank], given[self.rank])
+        comm, requests = self._comm, []
+        for start, arrays in ((comm.Irecv, got), (comm.Isend, given)):
+            for other in self._others:
+                flat = arrays[other].view(np.uint8)
+                for at in range(0, flat.size, MESSAGE_BYTES):
+                    part = flat[at : at + MESSAGE_BYTES]
+                    requests.append(start([part, self._mpi.BYTE], other, _DATA_TAG))
+        if PROGRESS.is_here:
+            self._finish(*requests)
+        else:
+            self._mpi.Request.Waitall(requests)
 
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]

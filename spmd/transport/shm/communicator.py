@@ -18,8 +18,8 @@ import numpy as np
 from spmd.base.config import config
 from spmd.base.errors import CollectiveError, LaunchError, PeerError
 from spmd.transport.call_signature import Call, mismatch, ranks_text
-from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, zero
-from spmd.transport.communicator import ReduceOp
+from spmd.transport.checked import OPEN_GROUPS, CheckedCommunicator, blocks, zero
+from spmd.transport.communicator import Counts, ReduceOp
 from spmd.transport.origin import NOWHERE, Origin
 from spmd.transport.progress_thread import PROGRESS
 from spmd.transport.reduction import accumulator, combine
@@ -500,6 +500,21 @@ class ShmCommunicator(CheckedCommunicator):
             for r, part in enumerate(parts):
                 begin = r * block + at
                 np.copyto(out[begin : begin + count], part)
+
+    def _all_to_all_of(self, call: Call, buf: np.ndarray, out: np.ndarray, counts: Counts) -> None:
+        """Each shows its buffer, chunk by chunk, until the largest is done."""
+        self._enter(call)
+        arrived = blocks(out, [row[self.rank] for row in counts])
+        starts = [sum(row[: self.rank]) for row in counts]
+        for at, count in self._chunks(max(map(sum, counts)), buf.itemsize):
+            slots = self._next_slots(buf.dtype, count)
+            shown = buf[at : at + count]
+            np.copyto(slots[self.rank][: shown.size], shown)
+            self._meet(call, first=at == 0)
+            for slot, start, part in zip(slots, starts, arrived, strict=True):
+                low, high = max(start, at), min(start + part.size, at + count)
+                if low < high:
+                    np.copyto(part[low - start : high - start], slot[low - at : high - at])
 
     def _permute(
         self, call: Call, buf: np.ndarray, out: np.ndarray, pairs: Sequence[tuple[int, int]]

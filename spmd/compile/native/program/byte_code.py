@@ -26,12 +26,19 @@ BATCH_FIELDS = 2
 WHILE_FIELDS = 3  # level, test words, body words
 COND_FIELDS = 2  # bytes of the index, branches; behind the slot one word each: its words
 # kind, bytes of a block, rows, group size, groups, reduce kernel, elements, root, cost_ps,
-# word at which the members stand, word at which the sources of a permute stand
+# word at which the members stand, word at which the sources of a permute stand, whether it streams.
+# An exchange has its boxes where the sources would stand, their number in the place of the root and
+# the pieces of each in that of the elements.
 COLLECTIVE_FIELDS = 12
+# source (-1: zeros), target, start, place, width; then the loops, the first the outermost: trips,
+# distances in the source and in the target
+BOX_LOOPS = 4
+BOX_FIELDS = 5 + 3 * BOX_LOOPS
 SEGMENT_FIELDS = 1  # cost_ps of one device
 # address of the group's words, digest of the call, word at which the packed call stands, word at
 # which the actions stand, number of actions, word at which the constant stands, label and bytes for
 # the flight record; then the slots of input, output and scratch
 RANKS_FIELDS = 8
 
-KINDS = ("all_reduce", "reduce_scatter", "broadcast", "permute", "all_gather", "all_to_all")
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+KINDS = (*_REDUCTIONS, "broadcast", "permute", "all_gather", "all_to_all", "exchange")

@@ -20,6 +20,7 @@ from spmd.compile.native.program import encode_collectives
 from spmd.compile.native.program.byte_code import (
     BATCH,
     BATCH_FIELDS,
+    BOX_FIELDS,
     CALLBACK,
     COLLECTIVE,
     COLLECTIVE_FIELDS,
@@ -292,6 +293,8 @@ class Encoder:
 
     def _collective(self, step: Exchange[Slot]) -> tuple[list[int], int]:
         size = _check_collective(step, self._program.devices)
+        if step.kind == "exchange":
+            return self._exchange(step, size)
         given, made = _blocks_of(step)
         block = step.count * step.dtype.itemsize
         whole = block * step.rows
@@ -310,6 +313,22 @@ class Encoder:
         fields = [KINDS.index(step.kind), block, step.rows, size, len(step.groups), kernel]
         fields += [step.count, step.root, cost, members_at, sources_at, int(_streams(step))]
         return [*fields, *source, *target, *members, *sources], cost
+
+    def _exchange(self, step: Exchange[Slot], size: int) -> tuple[list[int], int]:
+        whole = step.rows * step.count * step.dtype.itemsize
+        boxes, pieces = encode_collectives.boxes(step.boxes, size, whole)
+        read = encode_collectives.bytes_read(step.boxes)
+        source = self._slot(step.input, read, step.name)
+        target = self._slot(step.output, whole, step.name)
+        members = [device for group in step.groups for device in group]
+        members_at = HEAD + COLLECTIVE_FIELDS + len(source) + len(target)
+        boxes_at = members_at + len(members)
+        cost = whole * 2 * _TRAFFIC_PS
+        streams = whole * sum(map(len, step.groups)) * 2 >= STREAM_FROM_BYTES
+        count = len(boxes) // BOX_FIELDS
+        fields = [KINDS.index(step.kind), whole, step.rows, size, len(step.groups), 0]
+        fields += [pieces, count, cost, members_at, boxes_at, int(streams)]
+        return [*fields, *source, *target, *members, *boxes], cost
 
     def _ranks(self, step: RankExchange[Slot]) -> tuple[list[int], int]:
         rounds, devices = step.rounds, self._program.devices

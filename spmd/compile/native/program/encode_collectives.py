@@ -1,5 +1,6 @@
-"""The rounds of a collective between processes as native words; see
-`native/runtime/ir/rank_collectives.py`.
+"""The words of the parts of collectives: rounds between processes, boxes between local devices.
+
+See `native/runtime/ir/rank_collectives.py` and `local_collectives.py`.
 
 A place becomes two words: the number of a memory in the table that the runtime keeps for a step
 (inputs of all devices, their outputs, scratch, the constant, this rank's coming slot, the slots of
@@ -9,11 +10,13 @@ all ranks), and an offset.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from spmd.compile.native.program.byte_code import BOX_LOOPS
 from spmd.compile.native.program.reduction_kernels import Reduction
+from spmd.compile.native.program.steps import Box
 from spmd.transport.shm import layout as shm_layout
 from spmd.transport.shm import native_state
 from spmd.transport.shm.plan import (
@@ -27,6 +30,7 @@ from spmd.transport.shm.plan import (
     Read,
     Reduce,
 )
+from spmd.transport.strided import Strided
 
 # [kind, words, ...]
 MEET, COPY, CLEAR, REDUCE, SHOW, READ = range(6)
@@ -136,3 +140,53 @@ def extents(rounds: ExchangePlan, devices: int) -> tuple[int, int]:
                 for target in action.targets:
                     touch(target, count * action.result.itemsize)
     return ends[Memory.INPUT], ends[Memory.OUTPUT]
+
+
+# ---- boxes of an exchange between local devices --------------------------------------------------
+
+# A piece of work: small enough to balance, large enough to be worth a look at the table.
+PIECE_BYTES = 64 * 1024
+MOST_PIECES = 256
+
+
+def boxes(given: Sequence[Box], members: int, whole: int) -> tuple[list[int], int]:
+    """The words of boxes, and into how many pieces each is cut; outputs have `whole` bytes."""
+    words: list[int] = []
+    largest = 1
+    for box in given:
+        end = _end(box.copy.place, box.copy, 2)
+        if not (-1 <= box.source < members and 0 <= box.target < members and end <= whole):
+            raise ValueError(f"no box of {members} devices with outputs of {whole} bytes: {box}")
+        for copy in _in_rows(box.copy):
+            largest = max(largest, copy.nbytes)
+            words += [box.source, box.target, copy.start, copy.place, copy.width]
+            for loop in ((1, 0, 0),) * (BOX_LOOPS - len(copy.loops)):
+                words += loop
+            for loop in copy.loops:
+                words += loop
+    return words, min(-(-largest // PIECE_BYTES), MOST_PIECES)
+
+
+def _in_rows(copy: Strided) -> Iterator[Strided]:
+    """A copy with few loops, whose rows are short enough to be shared out."""
+    for one in copy.flattened(BOX_LOOPS):
+        rows, rest = divmod(one.width, PIECE_BYTES)
+        if len(one.loops) == BOX_LOOPS or rows < 2:
+            yield one
+            continue
+        yield Strided(
+            one.start, one.place, PIECE_BYTES, (*one.loops, (rows, PIECE_BYTES, PIECE_BYTES))
+        )
+        if rest:
+            done = rows * PIECE_BYTES
+            yield Strided(one.start + done, one.place + done, rest, one.loops)
+
+
+def bytes_read(given: Sequence[Box]) -> int:
+    """How many bytes of an input some boxes touch."""
+    return max((_end(b.copy.start, b.copy, 1) for b in given if b.source >= 0), default=0)
+
+
+def _end(first: int, copy: Strided, side: int) -> int:
+    """The end of the bytes that a copy reads (side 1) or writes (side 2)."""
+    return first + sum((loop[0] - 1) * loop[side] for loop in copy.loops) + copy.width

@@ -31,9 +31,10 @@ from spmd.base.source import UNKNOWN, Source
 
 if TYPE_CHECKING:
     from spmd.transport.shm.plan import ExchangePlan
+    from spmd.transport.strided import Strided
 
 CollectiveKind = Literal[
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast"
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast", "exchange"
 ]
 
 # The "loop level" at which a slot moves with the lane of a `Parallel` loop.
@@ -150,6 +151,15 @@ class Host(Generic[P]):
 
 
 @record
+class Box:
+    """Bytes that member `source` of a group has, or zeros (-1), and their way to `target`."""
+
+    source: int
+    target: int
+    copy: Strided
+
+
+@record
 class Exchange(Generic[P]):
     """Combine or exchange a value between the local devices of each group.
 
@@ -167,9 +177,11 @@ class Exchange(Generic[P]):
     all_gather        (rows, count)         (rows, G, count)      out[:, j] = in of member j
     reduce_scatter    (rows, G, count)      (rows, count)         op over the members' in[:, d]
     all_to_all        (rows, G, count)      (rows, G, count)      out[:, j] = in of member j [:, d]
+    exchange          any                   (rows, count)         the `boxes` whose target is d
     ================  ====================  ====================  =================================
 
     `op` is one of sum, prod, max, min, and, or, xor. `pairs` hold positions within each group.
+    The boxes of an exchange do not overlap, and fill every output.
     Only all_reduce may have equal input and output slots; apart from that they must not overlap.
     A group of which only some devices arrive (their loops or branches differ) is a
     `CollectiveError`; `name` is its name for the step, best with the user's source line.
@@ -185,6 +197,7 @@ class Exchange(Generic[P]):
     op: str | None = None
     pairs: tuple[tuple[int, int], ...] = ()
     root: int = 0
+    boxes: tuple[Box, ...] = ()
     name: str = "collective"
 
 

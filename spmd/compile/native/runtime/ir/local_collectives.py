@@ -8,6 +8,8 @@ whatever thread does it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spmd.compile.native.llvm.function_builder import (
     STREAM_ALIGNMENT,
     STREAM_METADATA,
@@ -33,7 +35,7 @@ PIECE_BYTES = 64 * 1024
 # The job handed to the unit bodies: the step, the table of operand addresses, pieces per member.
 JOB_STEP, JOB_TABLE, JOB_PIECES = range(0, 24, 8)
 
-_ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _PERMUTE, _ALL_GATHER, _ALL_TO_ALL = range(6)
+(_ALL_REDUCE, _REDUCE_SCATTER, _BROADCAST, _PERMUTE, _ALL_GATHER, _ALL_TO_ALL, _EXCHANGE) = range(7)
 
 
 def exchange_texts() -> list[str]:
@@ -45,6 +47,8 @@ def exchange_texts() -> list[str]:
         _scatter_units(),
         _stream_copy(),
         _copy_units(),
+        _box_row(),
+        _box_units(),
         _collective(),
     )
     return [*(f.text() for f in functions), STREAM_METADATA]
@@ -202,6 +206,93 @@ def _copy_units() -> Function:
     return f
 
 
+def _box_row() -> Function:
+    """box_row(to, from, width, trips, far, near, streams): the innermost loop of a box.
+
+    Rows of one number of 4 or 8 bytes, as a dim cut in single columns has, are moved without a
+    call. Without `from` the rows become zeros.
+    """
+    params = ["ptr", "ptr", "i64", "i64", "i64", "i64", "i64"]
+    f = Function("box_row", "void", params, internal=True)
+    to, origin, width, trips, far, near, streams = f.params
+    with f.if_(origin.equals(f.null())):
+        with f.range(0, trips) as k:
+            f.call("memset", "ptr", f.at(to, k * far), f.value("i32", 0), width)
+        f.ret()
+    for bits in (32, 64):
+        with f.if_(width.equals(bits // 8)):
+            with f.range(0, trips) as k:
+                number = f.load(f"i{bits}", origin, k * near, align=1)
+                f.store(number, to, k * far, align=1)
+            f.ret()
+    with f.range(0, trips) as k:
+        place, start = f.at(to, k * far), f.at(origin, k * near)
+        with f.if_else(streams.differs(0)) as how:
+            f.call("stream_copy", "void", place, start, width)
+            how.otherwise()
+            f.call("memmove", "ptr", place, start, width)
+    f.ret()
+    return f
+
+
+def _box_units() -> Function:
+    """Pool body of an exchange: unit = (group, box, piece of its outermost loop)."""
+    f = Function("box_units", "void", ["ptr", "i64", "i64"], internal=True)
+    step, table, of, pieces, begin, end = _unit_job(f)
+    size, boxes = of["size"], of["root"]
+    with f.range(begin, end) as unit:
+        owner = unit // pieces
+        piece = unit - owner * pieces
+        group = owner // boxes
+        number = owner - group * boxes
+        box = f.at(step, (of["sources_at"] + number * layout.BOX_FIELDS) * 8)
+        source, target, start, place, width = (f.load("i64", box, 8 * k) for k in range(5))
+        loops = [
+            [f.load("i64", box, 8 * (5 + 3 * n + k)) for k in range(3)]
+            for n in range(layout.BOX_LOOPS)
+        ]
+        row = f.at(table, group * size * 16)
+        to = f.at(f.load("ptr", row, (size + target) * 8), place)
+        origin = f.var("ptr", f.null())
+        with f.if_(source >= 0):
+            origin.set(f.at(f.load("ptr", row, source * 8), start))
+        # The outermost loop that runs at all is the one that is cut.
+        cut = f.var("i64", layout.BOX_LOOPS - 1)
+        for n in reversed(range(layout.BOX_LOOPS - 1)):
+            with f.if_(loops[n][0] > 1):
+                cut.set(n)
+        bounds = []
+        for n, (trips, _, _) in enumerate(loops):
+            is_cut = cut.get().equals(n)
+            first = f.select(is_cut, trips * piece // pieces, 0)
+            bounds.append((first, f.select(is_cut, trips * (piece + 1) // pieces, trips)))
+        _box_loops(f, to, origin.get(), loops, bounds, width, of["streams"])
+    f.ret()
+    return f
+
+
+def _box_loops(
+    f: Function,
+    to: Value,
+    origin: Value,
+    loops: Sequence[Sequence[Value]],
+    bounds: Sequence[tuple[Value, Value]],
+    width: Value,
+    streams: Value,
+) -> None:
+    """The loops of a box, from outside to inside; zeros have no origin to move."""
+    (first, last), (_, near, far) = bounds[0], loops[0]
+    has_origin = origin.differs(f.null())
+    if len(loops) == 1:
+        place = f.at(to, first * far)
+        start = f.select(has_origin, f.at(origin, first * near), f.null())
+        f.call("box_row", "void", place, start, width, last - first, far, near, streams)
+        return
+    with f.range(first, last) as k:
+        start = f.select(has_origin, f.at(origin, k * near), f.null())
+        _box_loops(f, f.at(to, k * far), start, loops[1:], bounds[1:], width, streams)
+
+
 def _collective() -> Function:
     """Run a collective step for the groups whose devices are all active."""
     f = Function("run_collective", "i64", STEP_SIGNATURE, internal=True)
@@ -235,6 +326,8 @@ def _collective() -> Function:
     with f.if_(of["kind"].equals(_REDUCE_SCATTER)):
         pieces = (of["elements"] + (PIECE_ELEMENTS - 1)) // PIECE_ELEMENTS
         share("scatter_units", members, pieces)
+    with f.if_(of["kind"].equals(_EXCHANGE)):
+        share("box_units", rows * of["root"], of["elements"])
     share("copy_units", members, (of["block"] + (PIECE_BYTES - 1)) // PIECE_BYTES)
     f.ret(OK)
     return f

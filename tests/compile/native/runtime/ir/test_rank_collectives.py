@@ -88,9 +88,9 @@ def rounds_of(comm: ShmCommunicator, case: Case) -> ExchangePlan:
 
 
 def is_native(case: Case) -> bool:
-    # No program broadcasts from a rank. Complex numbers have no order, and NumPy rounds their
-    # products as the processor's instructions do.
-    return case.kind != "broadcast" and (
+    # No program broadcasts from a rank, or sends blocks of any size. Complex numbers have no order,
+    # and NumPy rounds their products as the processor's instructions do.
+    return case.kind not in ("broadcast", "ragged") and (
         "complex" not in case.dtype or case.op in (None, ReduceOp.SUM)
     )
 
