@@ -42,6 +42,14 @@ class Debug:
 NO_DEBUG = Debug()
 
 
+# What `process_again` knows, by the types of operands: the types of results, the effects, and the
+# axes over which operands have to vary, unless they all do.
+Known = dict[
+    tuple[ShapedArray, ...],
+    tuple[tuple[ShapedArray, ...], frozenset[str], frozenset[Any] | None],
+]
+
+
 class JaxprTracer(Tracer):
     """Stands for a variable of the jaxpr being written."""
 
@@ -130,6 +138,33 @@ class JaxprTrace(Trace):
         tracers = [JaxprTracer(self, v.aval, v) for v in outvars]
         return tracers if prim.multiple else tracers[0]
 
+    def process_again(
+        self, prim: Primitive, operands: Sequence[Any], params: dict[str, Any], known: Known
+    ) -> list[Any]:
+        """Process a primitive that others like it have been processed before, as a list of results.
+
+        `known` keeps what was found out about these: it is the caller's, for one primitive and for
+        parameters that give the same types, and at first empty.
+        """
+        avals = tuple([x.aval if type(x) is JaxprTracer else typeof(x) for x in operands])
+        found = known.get(avals)
+        if found is None:
+            out = self.process(prim, operands, params)
+            outs = list(out) if prim.multiple else [out]
+            types = tuple([x.aval for x in outs])
+            if prim.vma == "union" and not any(a.sharding for a in (*avals, *types)):
+                union = NO_AXES.union(*(a.vma for a in avals))
+                cast = any(a.vma != union for a in avals)
+                known[avals] = types, prim.effects(params), union if cast else None
+            return outs
+        types, effects, union = found
+        if union is not None:
+            operands = self._varying(operands, union)
+        source = state.source or current_source(3)
+        outvars = tuple([Var(a) for a in types])
+        self.eqns.append(Eqn(prim, self._atoms(operands), outvars, params, effects, source))
+        return [JaxprTracer(self, v.aval, v) for v in outvars]
+
     def _atoms(self, operands: Sequence[Any]) -> tuple[Atom, ...]:
         """The atom for each operand; most are tracers of this trace."""
         return tuple(
@@ -144,7 +179,11 @@ class JaxprTrace(Trace):
         union = NO_AXES.union(*(a.vma for a in avals))
         if any(a.sharding is not None for a in avals):
             union, operands = align_sums(union, operands, avals)
-        return [cast_to_vma(x, union, x.aval.vma) if isinstance(x, Tracer) else x for x in operands]
+        return self._varying(operands, union)
+
+    def _varying(self, operands: Sequence[Any], axes: frozenset[Any]) -> list[Any]:
+        """The operands, of which traced ones are cast to vary over all of some axes."""
+        return [cast_to_vma(x, axes, x.aval.vma) if isinstance(x, Tracer) else x for x in operands]
 
     def _with_vma(
         self, prim: Primitive, avals: Sequence[ShapedArray], outs: list[ShapedArray], params: Any

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from spmd.base import dtypes
-from spmd.collectives.axis import axis_index
-from spmd.core.aval import typeof
+from spmd.core.aval import NO_AXES, typeof
 from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims
 from spmd.core.structural import (
@@ -21,30 +17,21 @@ from spmd.core.structural import (
     reshape_p,
 )
 from spmd.lax.arithmetic import add, add_p, div_p, mul_p, neg_p, sub_p
-from spmd.lax.array import full, iota_p, rev_p, squeeze_p
-from spmd.lax.attention import bind_attention
-from spmd.lax.concatenate import concatenate_p
-from spmd.lax.convert import convert_element_type, convert_element_type_p
+from spmd.lax.array import full, squeeze_p
+from spmd.lax.convert import convert_element_type_p
 from spmd.lax.scatter import scatter_add_p
 from spmd.lax.slicing import pad_p
 from spmd.partition.callbacks import calls_once, write_callback
-from spmd.partition.cost import Choice
-from spmd.partition.cumulative import CUMULATIVE, write_cumulative
-from spmd.partition.halos import (
-    HALO,
-    NEUTRAL,
-    masked,
-    windows_of,
-    with_halos,
-    write_concatenation,
-)
-from spmd.partition.indexing import ROWS, split_rows, write_indexing
+from spmd.partition.halos import HALO
+from spmd.partition.indexing import ROWS
 from spmd.partition.kinds import Kind
 from spmd.partition.moves import is_uneven
-from spmd.partition.ordering import PICKS, write_pick, write_reversal
-from spmd.partition.propagate import KEPT, Axes, Cell, Split, even
-from spmd.partition.rules import local_params, may_split
-from spmd.partition.values import Sizes, Value, part_shape, total_form, unsplit, whole
+from spmd.partition.ordering import PICKS, write_pick
+from spmd.partition.parts import bound, split_by, without_padding
+from spmd.partition.propagate import Axes, Cell, even
+from spmd.partition.rules import may_split
+from spmd.partition.values import Sizes, Value, total_form, unsplit, whole
+from spmd.partition.ways import Way
 
 # Of these, a sum of terms of the operand is the sum of the results: the operand may stay partial.
 _UNARY_LINEAR = (neg_p, permute_dims_p, reshape_p, reduce_sum_p, squeeze_p)
@@ -59,52 +46,46 @@ def write_equation(
     operands: Sequence[Value],
     cells: Sequence[Cell],
     sizes: Sizes,
+    grid: Any,
 ) -> list[Value]:
-    """The results of an equation, which have the given cells; without a rule, of whole operands."""
+    """The results of an equation, which have the given cells; without a rule, of whole operands.
+
+    `grid` stands for `sizes`, and for the settings on which types depend.
+    """
     rule = kind.rule
-    if calls_once(eqn):
-        outs = write_callback(eqn, [x.read(unsplit(x.cell), sizes) for x in operands], sizes)
-        return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
     if rule is None:
-        found = eqn.prim.bind(*[x.read(unsplit(x.cell), sizes) for x in operands], **eqn.params)
-        outs = found if eqn.prim.multiple else [found]
+        parts = [x.read(unsplit(x.cell), sizes) for x in operands]
+        if calls_once(eqn):
+            outs = write_callback(eqn, parts, sizes)
+        else:
+            found = eqn.prim.bind(*parts, **eqn.params)
+            outs = found if eqn.prim.multiple else [found]
         return [whole(cell, x) for cell, x in zip(cells, outs, strict=True)]
-    if any(x.cell.unreduced for x in operands):
-        return _on_unreduced(eqn, rule, operands, cells, sizes)
-    kept = _kept_partial(eqn, rule, operands, sizes)
-    if kept:
-        return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
-    if not any(any(x.cell.axes) for x in operands) and not any(any(c.axes) for c in cells):
-        return _on_parts(eqn, rule, operands, cells, {}, sizes)
-    choice = Choice(
-        eqn.prim,
-        rule,
-        [atom.aval for atom in eqn.invars],
-        [v.aval for v in eqn.outvars],
-        [x.cell.axes for x in operands],
-        [cell.axes for cell in cells],
-        _closed_labels(rule, cells),
-        sizes,
-        terms=cells[0].terms if cells else (),
-        windows=kind.windows,
-        edge=any(cell.edge for cell in cells),
-        free=[x.axes_whole() for x in operands],
-    )
-    return _on_parts(eqn, rule, operands, cells, choice.axes(), sizes)
-
-
-def _closed_labels(rule: Dims, cells: Sequence[Cell]) -> frozenset[int]:
-    """The labels of those dims of results that have to be split as their cells say."""
-    return frozenset(
-        label
-        for cell, labels in zip(cells, rule.results, strict=True)
-        for label, closed in zip(labels, cell.closed, strict=True)
-        if closed
-    )
-
-
-def _split_by(labels: Sequence[int], axes: Mapping[int, Axes]) -> Split:
-    return tuple(axes.get(label, ()) for label in labels)
+    key, has_terms = [grid], False
+    for x in operands:
+        cell = x.cell
+        if cell.unreduced:
+            return _on_unreduced(eqn, rule, operands, cells, sizes)
+        free = NO_AXES
+        form = x.only_form()
+        if form is None:
+            free = x.axes_whole()
+        elif form[1]:
+            has_terms |= x.uses <= 1
+        elif form[0] != cell.axes:
+            free = x.axes_whole()
+        key.append(cell.axes)
+        key.append(free)
+    if has_terms:
+        kept = _kept_partial(eqn, rule, operands, sizes)
+        if kept:
+            return [_on_terms(eqn, rule, operands, cells[0], kept, sizes)]
+    for cell in cells:
+        key += (cell.axes, cell.closed, cell.edge, cell.terms)
+    way = kind.ways.get(found := tuple(key))
+    if way is None:
+        way = kind.keep(found, Way(eqn, kind, operands, cells, sizes))
+    return _on_parts(eqn, rule, way, operands, cells, sizes)
 
 
 # ---- on parts ----------------------------------------------------------------------------------
@@ -113,103 +94,53 @@ def _split_by(labels: Sequence[int], axes: Mapping[int, Axes]) -> Split:
 def _on_parts(
     eqn: Eqn,
     rule: Dims,
+    way: Way,
     operands: Sequence[Value],
     cells: Sequence[Cell],
-    axes: Mapping[int, Axes],
     sizes: Sizes,
 ) -> list[Value]:
-    parts = [
-        x.read(_split_by(labels, axes), sizes)
-        for x, labels in zip(operands, rule.operands, strict=True)
-    ]
-    splits = [_split_by(labels, axes) for labels in rule.results]
-    shared = {label for labels in rule.results for label in labels}
-    over = tuple(a for label, own in axes.items() if label not in shared for a in own)
-    for cell, split in zip(cells, splits, strict=True):
-        for d, own in enumerate(split):
-            # An open dim is split as the equation makes it.
-            cell.offer(d, own, sizes, "the least time", uneven=True)
-    if over:
-        parts = _masked(eqn, rule, parts, axes, shared, sizes)
-    if eqn.prim is scatter_add_p and over:
-        return [_scattered(eqn, rule, operands[0], parts, cells[0], axes, over, sizes)]
-    if eqn.prim in PICKS and over:
-        outs, over = write_pick(eqn, parts[0], over), ()
+    parts = []
+    for x, form in zip(operands, way.forms, strict=True):
+        part = x.forms.get(form)
+        parts.append(x.read(form[0], sizes) if part is None else part)
+    for cell, split in zip(cells, way.splits, strict=True):
+        if cell.axes != split:
+            for d, own in enumerate(split):
+                # An open dim is split as the equation makes it.
+                cell.offer(d, own, sizes, "the least time", uneven=True)
+    if way.is_plain:
+        outs = way.bound(eqn, parts)
+    elif not way.over:
+        outs = bound(eqn, rule, parts, way.splits, sizes, way.axes)
     else:
-        outs = _bound(eqn, rule, parts, splits, sizes, axes)
-    combine = (rule.reduces or "") if over else ""
-    made = [
-        Value(cell, {(split, over, combine): x})
-        for cell, split, x in zip(cells, splits, outs, strict=True)
-    ]
-    made[0].is_zero = eqn.prim is broadcast_in_dim_p and operands[0].is_zero
+        return _reduced(eqn, rule, way, operands[0], parts, cells, sizes)
+    made = [Value(cell, {form: x}) for cell, form, x in zip(cells, way.made, outs, strict=True)]
+    if eqn.prim is broadcast_in_dim_p:
+        made[0].is_zero = operands[0].is_zero
     return made
 
 
-def _masked(
+def _reduced(
     eqn: Eqn,
     rule: Dims,
+    way: Way,
+    first: Value,
     parts: Sequence[Any],
-    axes: Mapping[int, Axes],
-    shared: set[int],
+    cells: Sequence[Cell],
     sizes: Sizes,
-) -> list[Any]:
-    """Operands in which the rows that a device has too many do not count in a reduction."""
-    made = []
-    for x, atom, labels in zip(parts, eqn.invars, rule.operands, strict=True):
-        dtype = atom.aval.dtype
-        for d, label in enumerate(labels):
-            own, rows = axes.get(label, ()), atom.aval.shape[d]
-            if label not in shared and rows % math.prod(sizes[a] for a in own):
-                x = masked(x, d, own, rows, NEUTRAL[rule.reduces or "add"](dtype))
-        made.append(x)
-    return made
-
-
-def _bound(
-    eqn: Eqn,
-    rule: Dims,
-    parts: Sequence[Any],
-    splits: Sequence[Split],
-    sizes: Sizes,
-    axes: Mapping[int, Axes],
-) -> list[Any]:
-    """The equation on parts of its operands; the parts of its results, split as given."""
-    if eqn.prim in KEPT:
-        return bind_attention(eqn.prim, *parts, spec=eqn.params["spec"])
-    shape = part_shape(eqn.outvars[0].aval.shape, splits[0], sizes)
-    params = local_params(eqn, [typeof(x) for x in parts], rule, shape)
-    if eqn.prim is iota_p:
-        return [_iota(params, splits[0])]
-    if eqn.prim in CUMULATIVE and splits[0][params["axis"]]:
-        along = splits[0][params["axis"]]
-        return [write_cumulative(eqn.prim, parts[0], along, params, sizes)]
-    if eqn.prim is rev_p:
-        split = dict(enumerate(splits[0]))
-        return [write_reversal(parts[0], split, params["dimensions"], sizes)]
-    labels = {label for own in rule.operands for label in own if HALO <= label < ROWS}
-    halos = {label - HALO: axes[label] for label in sorted(labels) if axes.get(label)}
-    if halos and eqn.prim is concatenate_p:
-        return [write_concatenation(eqn, parts, halos, sizes)]
-    if halos:
-        parts, params = with_halos(eqn, parts, windows_of(eqn), halos, params, sizes)
-    rows = split_rows(rule, axes)
-    if rows:
-        return [write_indexing(eqn, parts, rows, params, sizes)]
-    found = eqn.prim.bind(*parts, **params)
-    return found if eqn.prim.multiple else [found]
-
-
-def _iota(params: dict[str, Any], split: Split) -> Any:
-    """A part of a count, which starts where the device's part does."""
-    d = params["dimension"]
-    if not split[d]:
-        return iota_p.bind(**params)
-    dtype = params["dtype"]
-    exact = dtype if dtypes.is_integer(dtype) else np.dtype(np.int32)
-    counts = iota_p.bind(**(params | {"dtype": exact}))
-    start = convert_element_type(axis_index(split[d]) * np.int32(params["shape"][d]), exact)
-    return convert_element_type(add(counts, full(params["shape"], start)), dtype)
+) -> list[Value]:
+    """Results of which each device makes a term; `first` is the first operand."""
+    shared = {label for labels in rule.results for label in labels}
+    parts = without_padding(eqn, rule, parts, way.axes, shared, sizes)
+    if eqn.prim is scatter_add_p:
+        return [_scattered(eqn, rule, first, parts, cells[0], way.axes, way.over, sizes)]
+    if eqn.prim in PICKS:
+        outs = write_pick(eqn, parts[0], way.over)
+        return [
+            Value(c, {total_form(s): x}) for c, s, x in zip(cells, way.splits, outs, strict=True)
+        ]
+    outs = bound(eqn, rule, parts, way.splits, sizes, way.axes)
+    return [Value(cell, {form: x}) for cell, form, x in zip(cells, way.made, outs, strict=True)]
 
 
 def _scattered(
@@ -223,9 +154,9 @@ def _scattered(
     sizes: Sizes,
 ) -> Value:
     """Each device adds its updates to zeros; the sum of these and of the operand is the result."""
-    aval, split = typeof(parts[0]), _split_by(rule.results[0], axes)
+    aval, split = typeof(parts[0]), split_by(rule.results[0], axes)
     given = [full(aval.shape, 0, aval.dtype), *parts[1:]]
-    (terms,) = _bound(eqn, rule, given, [split], sizes, axes)
+    (terms,) = bound(eqn, rule, given, [split], sizes, axes)
     made = Value(cell, {(split, over, "add"): terms})
     if operand.is_zero:
         return made
@@ -279,13 +210,13 @@ def _on_terms(
     split, over, combine = form
     axes = dict(zip(rule.operands[kept[0]], split, strict=True))
     parts = [
-        x.forms[form] if k in kept else x.read(_split_by(labels, axes), sizes)
+        x.forms[form] if k in kept else x.read(split_by(labels, axes), sizes)
         for k, (x, labels) in enumerate(zip(operands, rule.operands, strict=True))
     ]
     shared = set(rule.results[0])
     more = tuple(a for label, own in axes.items() if label not in shared for a in own)
-    out = _split_by(rule.results[0], axes)
-    (made,) = _bound(eqn, rule, parts, [out], sizes, {})
+    out = split_by(rule.results[0], axes)
+    (made,) = bound(eqn, rule, parts, [out], sizes, {})
     return Value(cell, {(out, (*over, *more), combine): made})
 
 
@@ -313,12 +244,12 @@ def _on_unreduced(
     # The padding, too, is to be counted once.
     together = unreduced if eqn.prim is pad_p else ()
     parts = [
-        x.read(_split_by(labels, axes), sizes, x.cell.unreduced or together)
+        x.read(split_by(labels, axes), sizes, x.cell.unreduced or together)
         for x, labels in zip(operands, rule.operands, strict=True)
     ]
     shared = {label for labels in rule.results for label in labels}
     over = (*unreduced, *(a for label, own in axes.items() if label not in shared for a in own))
-    splits = [_split_by(labels, axes) for labels in rule.results]
-    outs = _bound(eqn, rule, parts, splits, sizes, axes)
+    splits = [split_by(labels, axes) for labels in rule.results]
+    outs = bound(eqn, rule, parts, splits, sizes, axes)
     rows = zip(cells, splits, outs, strict=True)
     return [Value(cell, {(split, over, "add"): x}) for cell, split, x in rows]

@@ -7,7 +7,7 @@ split alike.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from spmd.base.config import config
 from spmd.core.ir import ClosedJaxpr, Eqn
@@ -15,20 +15,24 @@ from spmd.core.primitive import Dims, Primitive, no_effects
 from spmd.partition.halos import Windows, windows_of
 from spmd.partition.rules import RENAMES, is_row_by_row, level_of, may_split, rule_of
 
+T = TypeVar("T")
+
 # For each label: the dims that have it, as numbers of a cell (operands, then results) and a dim.
 Groups = tuple[tuple[tuple[int, int], ...], ...]
 
-# How many kinds are kept.
+# How many kinds are kept, and of each for how many layouts how it runs.
 _MOST = 4096
+_MOST_WAYS = 64
 
 
 class Kind:
     """The rule of some equations and what follows from it.
 
-    `windows` are those of dims that halos may split, `groups` the dims that should be split alike.
+    `windows` are those of dims that halos may split, `groups` the dims that should be split alike,
+    `ways` how the equations run on parts, by the layouts of operands and results.
     """
 
-    __slots__ = ("groups", "is_elementwise", "level", "rule", "windows")
+    __slots__ = ("groups", "is_elementwise", "level", "rule", "ways", "windows")
 
     def __init__(self, prim: Primitive, rule: Dims | None, windows: Windows | None = None):
         self.rule = rule
@@ -36,6 +40,14 @@ class Kind:
         self.level = RENAMES if rule is None else level_of(prim, rule)
         self.groups: Groups = () if rule is None else _groups(rule)
         self.is_elementwise = rule is not None and is_row_by_row(rule)
+        self.ways: dict[Any, Any] = {}
+
+    def keep(self, key: Any, way: T) -> T:
+        """Keep how the equations run on parts laid out like this."""
+        if len(self.ways) >= _MOST_WAYS:
+            self.ways.clear()
+        self.ways[key] = way
+        return way
 
 
 def kind_of(eqn: Eqn) -> Kind:

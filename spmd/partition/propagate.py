@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
+from spmd.base.config import config
 from spmd.base.errors import ShardingError
 from spmd.collectives.axis import pcast_p
 from spmd.core.aval import ShapedArray
@@ -280,10 +281,11 @@ class Scope:
     """The cells of one jaxpr, and the scopes of the jaxprs inside, by the number of the equation.
 
     `uses` counts the readers of each variable, `kinds` are those of the equations, by number;
-    `sizes` are those of the axes of the mesh that are left to the compiler there.
+    `sizes` are those of the axes of the mesh that are left to the compiler there, and `grid` stands
+    for them and for the setting on which types depend.
     """
 
-    __slots__ = ("cells", "closed", "inner", "kinds", "mesh", "sizes", "uses")
+    __slots__ = ("cells", "closed", "grid", "inner", "kinds", "mesh", "sizes", "uses")
 
     def __init__(
         self, closed: ClosedJaxpr, cells: dict[Var, Cell], mesh: Mesh, sizes: Mapping[Any, int]
@@ -291,6 +293,7 @@ class Scope:
         self.closed = closed
         self.mesh = mesh
         self.sizes = sizes
+        self.grid = (config.enable_x64, *sizes.items())
         self.cells = cells
         self.inner: dict[int, list[Scope]] = {}
         self.kinds: dict[int, Kind] = {}

@@ -183,8 +183,16 @@ def local_params(
 
     The parameters of a few primitives are sizes.
     """
+    change = local_sizes(eqn, operands, rule, result)
+    return eqn.params if change is None else eqn.params | change
+
+
+def local_sizes(
+    eqn: Eqn, operands: Sequence[ShapedArray], rule: Dims, result: Shape
+) -> dict[str, Any] | None:
+    """The parameters of an equation that are other ones for parts of its operands."""
     change = _LOCAL.get(eqn.prim)
-    return eqn.params if change is None else eqn.params | change(eqn.params, operands, rule, result)
+    return None if change is None else change(eqn.params, operands, rule, result)
 
 
 def _local_slice(params: dict[str, Any], operands: Any, rule: Dims, result: Shape) -> Any:

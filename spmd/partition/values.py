@@ -38,10 +38,17 @@ class Value:
         self.uses = 1
         self.source = state.source  # the line that makes it
 
+    def only_form(self) -> Form | None:
+        """The form that the value has, if there is no other."""
+        if len(self.forms) > 1:
+            return None
+        (form,) = self.forms
+        return form
+
     def partial(self) -> Form | None:
         """The form that still has to be combined, if there is no other."""
-        (form, *others) = self.forms
-        return form if form[1] and not others else None
+        form = self.only_form()
+        return form if form is not None and form[1] else None
 
     def axes_whole(self) -> frozenset[Any]:
         """The axes along which devices have the value whole in some form, though not in its own."""

@@ -181,4 +181,4 @@ class _Writer:
         if special is not None:
             return special(self.run, scope, k, eqn, operands, scope.sizes)
         cells = [scope.cells[v] for v in eqn.outvars]
-        return write_equation(eqn, scope.kinds[k], operands, cells, scope.sizes)
+        return write_equation(eqn, scope.kinds[k], operands, cells, scope.sizes, scope.grid)

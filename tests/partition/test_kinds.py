@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import spmd
 import spmd.numpy as snp
-from spmd import lax
-from spmd.core.ir import Eqn
+from spmd import NamedSharding, P, lax
+from spmd.compile.executable.select import partitioned
+from spmd.core.ir import Eqn, all_eqns
+from spmd.core.stage import JaxprTrace
+from spmd.partition import kinds, propagate
 from spmd.partition.kinds import kind_of
 from spmd.partition.rules import rule_of
+from spmd.sharding.operand_layouts import layouts_of
+from tests.partition.programs import auto_mesh, draw
+from tests.partition.test_random_programs import placed
 
 
 def equations(f: Any, *args: Any) -> tuple[Eqn, ...]:
@@ -23,8 +30,8 @@ def test_equations_that_differ_in_their_values_alone_share_a_kind():
     first, second = equations(lambda x: snp.exp(snp.exp(x)), x)
     assert kind_of(first) is kind_of(second)
     slices = equations(lambda x: (x[1:3], x[1:3], x[2:4], x[:, 1:3]), x)
-    kinds = [kind_of(eqn) for eqn in slices if eqn.prim.name == "slice"]
-    assert [kinds.index(kind) for kind in kinds] == [0, 0, 2, 3]
+    found = [kind_of(eqn) for eqn in slices if eqn.prim.name == "slice"]
+    assert [found.index(kind) for kind in found] == [0, 0, 2, 3]
 
 
 def test_the_dims_of_a_kind_are_those_with_equal_labels_that_may_be_split():
@@ -44,3 +51,51 @@ def test_what_a_user_made_is_not_kept_alive():
 
     scan = eqn(lambda x: x * 2)
     assert kind_of(scan) is not kind_of(scan)
+
+
+def partitioned_text(f: Any, *args: Any) -> str:
+    traced = spmd.jit(f).trace(*args)
+    made = partitioned(traced.jaxpr, layouts_of(spmd.tree.leaves(args)))
+    assert made is not None
+    return f"{made} {[eqn.source for eqn in all_eqns(made)]}"
+
+
+def texts(seeds: range) -> list[str]:
+    """Programs and gradients over meshes, as each device runs them."""
+    found = []
+    for seed in seeds:
+        program, arguments = draw(seed)
+
+        def loss(*args: Any, program: Any = program) -> Any:
+            return sum(snp.cos(x).sum() for x in program(*args))
+
+        over_mesh = placed(seed, arguments)
+        found += [partitioned_text(f, *over_mesh) for f in (program, spmd.grad(loss))]
+    return found
+
+
+def test_what_is_kept_of_kinds_changes_no_program(monkeypatch: pytest.MonkeyPatch):
+    """Twice with what is kept of all before, then with nothing that is kept."""
+    with_kinds = texts(range(30))
+    assert texts(range(30)) == with_kinds
+
+    def process(trace: JaxprTrace, prim: Any, operands: Any, params: Any, known: Any) -> Any:
+        found = trace.process(prim, operands, params)
+        return list(found) if prim.multiple else [found]
+
+    monkeypatch.setattr(propagate, "kind_of", kinds._made)
+    monkeypatch.setattr(JaxprTrace, "process_again", process)
+    assert texts(range(30)) == with_kinds
+
+
+def test_equal_parameters_of_other_types_stay_as_they_are():
+    """0 and -0.0 are equal, and make one kind; what is written differs."""
+    mesh = auto_mesh((4,), ("x",))
+    x = spmd.device_put(np.ones((8, 8), np.float32), NamedSharding(mesh, P("x")))
+    places = np.array([1, 9])
+
+    def f(fill: float) -> Any:
+        return spmd.jit(lambda x: x.T.at[places].get(mode="fill", fill_value=fill).T)
+
+    for fill in (0.0, -0.0, 0.0):
+        assert (np.signbit(np.asarray(f(fill)(x))[:, 1]) == np.signbit(fill)).all()

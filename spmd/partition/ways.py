@@ -1,0 +1,117 @@
+"""How an equation runs on parts: which axes split its dims, and what follows from that.
+
+A way serves all equations of a kind whose operands and results are laid out alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from spmd.base.context import state
+from spmd.core.ir import Eqn
+from spmd.core.primitive import Dims
+from spmd.core.stage import JaxprTrace, Known
+from spmd.lax.scatter import scatter_add_p
+from spmd.partition.cost import Choice
+from spmd.partition.kinds import Kind
+from spmd.partition.moves import is_uneven
+from spmd.partition.ordering import PICKS
+from spmd.partition.parts import split_by, writer_of
+from spmd.partition.propagate import Axes, Cell
+from spmd.partition.rules import local_sizes
+from spmd.partition.values import Sizes, Value, part_shape, total_form
+
+
+class Way:
+    """How an equation runs on parts: the axes that split its dims, and what follows from them.
+
+    `forms` are those in which operands are read; `splits` are those of results, which are terms
+    `over` some axes. A way `is_plain` if the equation only gets other parameters.
+    """
+
+    __slots__ = ("axes", "forms", "is_plain", "known", "made", "over", "params", "splits")
+
+    def __init__(
+        self,
+        eqn: Eqn,
+        kind: Kind,
+        operands: Sequence[Value],
+        cells: Sequence[Cell],
+        sizes: Sizes,
+    ):
+        rule = kind.rule
+        assert rule is not None
+        self.axes = axes = _chosen(eqn, kind, rule, operands, cells, sizes)
+        self.forms = [total_form(split_by(labels, axes)) for labels in rule.operands]
+        self.splits = [split_by(labels, axes) for labels in rule.results]
+        shared = {label for labels in rule.results for label in labels}
+        self.over: Axes = tuple(a for n, own in axes.items() if n not in shared for a in own)
+        combine = (rule.reduces or "") if self.over else ""
+        self.made = [(split, self.over, combine) for split in self.splits]
+        self.is_plain = self._is_plain(eqn, rule, sizes)
+        # The parameters that are other ones on parts: sizes.
+        self.params: dict[str, Any] | None = None
+        if self.is_plain:
+            avals = [
+                atom.aval.update(shape=part_shape(atom.aval.shape, form[0], sizes))
+                for atom, form in zip(eqn.invars, self.forms, strict=True)
+            ]
+            shape = part_shape(eqn.outvars[0].aval.shape, self.splits[0], sizes)
+            self.params = local_sizes(eqn, avals, rule, shape)
+        self.known: Known = {}
+
+    def _is_plain(self, eqn: Eqn, rule: Dims, sizes: Sizes) -> bool:
+        if writer_of(eqn, rule, self.splits, sizes, self.axes) is not None:
+            return False
+        if not self.over:
+            return True
+        rows = zip(eqn.invars, self.forms, strict=True)
+        has_padding = any(is_uneven(atom.aval.shape, form[0], sizes) for atom, form in rows)
+        return not has_padding and eqn.prim not in PICKS and eqn.prim is not scatter_add_p
+
+    def bound(self, eqn: Eqn, parts: Sequence[Any]) -> list[Any]:
+        """A plain equation on parts, with what is known from those of its kind before."""
+        params = eqn.params if self.params is None else eqn.params | self.params
+        trace = state.trace
+        if type(trace) is JaxprTrace:
+            return trace.process_again(eqn.prim, parts, params, self.known)
+        found = eqn.prim.bind(*parts, **params)
+        return found if eqn.prim.multiple else [found]
+
+
+def _chosen(
+    eqn: Eqn,
+    kind: Kind,
+    rule: Dims,
+    operands: Sequence[Value],
+    cells: Sequence[Cell],
+    sizes: Sizes,
+) -> dict[int, Axes]:
+    """For each label of a rule the axes that split its dims."""
+    if not any(any(x.cell.axes) for x in operands) and not any(any(c.axes) for c in cells):
+        return {}
+    return Choice(
+        eqn.prim,
+        rule,
+        [atom.aval for atom in eqn.invars],
+        [v.aval for v in eqn.outvars],
+        [x.cell.axes for x in operands],
+        [cell.axes for cell in cells],
+        _closed_labels(rule, cells),
+        sizes,
+        terms=cells[0].terms if cells else (),
+        windows=kind.windows,
+        edge=any(cell.edge for cell in cells),
+        free=[x.axes_whole() for x in operands],
+    ).axes()
+
+
+def _closed_labels(rule: Dims, cells: Sequence[Cell]) -> frozenset[int]:
+    """The labels of those dims of results that have to be split as their cells say."""
+    return frozenset(
+        label
+        for cell, labels in zip(cells, rule.results, strict=True)
+        for label, closed in zip(labels, cell.closed, strict=True)
+        if closed
+    )
