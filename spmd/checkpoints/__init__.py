@@ -1,47 +1,65 @@
-"""Checkpoints of a training run: a pytree in one file, written so that it is whole or not there.
+"""Checkpoints of a training run: a pytree on disk, written so that it is whole or not there.
 
-`save` writes to a temporary file beside the target, makes the disk have it, and renames it: a job
-that is killed at any moment leaves the former checkpoint untouched. `restore` checks every array
-against its digest, and falls back to the one before where the newest is damaged. Process 0 writes
-and reads; the others get everything from it, so the folder need not be shared between hosts.
+`save` writes a folder under a hidden name, makes the disk have it, and renames it: a job that is
+killed at any moment leaves the former checkpoint untouched. Of an array over the devices of several
+processes each writes the shards that it is the first to hold, and each reads what its own devices
+need, checked against digests. `restore` falls back to the step before where the newest is damaged.
 
 Not to be confused with `spmd.checkpoint`, JAX's name for rematerialisation.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import os
-import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from spmd import numpy as snp
-from spmd import random, tree_util
-from spmd.base import dtypes
+from spmd import tree_util
 from spmd.base.errors import ArgumentError
-from spmd.numpy.array_type import Array
+from spmd.base.source import current_source
+from spmd.checkpoints.folder import (
+    Step,
+    begin,
+    hidden_path,
+    open_step,
+    path_of,
+    publish,
+    steps,
+)
+from spmd.checkpoints.leaves import (
+    box_of,
+    check_fit,
+    check_leaf,
+    dtype_named,
+    is_spread,
+    made_like,
+    parts_of,
+)
+from spmd.checkpoints.parts import Box, write_parts
+from spmd.checkpoints.single_file import SingleFile
 from spmd.transport import world as bootstrap
+from spmd.transport.origin import Origin
 
 __all__ = ["latest_step", "restore", "save"]
 
-FORMAT = 1
-_NAME = re.compile(r"step-(\d+)\.npz")
-_MANIFEST = "manifest"
+T = TypeVar("T")
 
 
 def save(folder: str | os.PathLike, step: int, tree: Any, *, keep: int = 2) -> None:
     """Write a pytree as the checkpoint of a step; the newest `keep` stay in the folder.
 
-    Leaves are arrays (of any dtype, typed keys too) and Python numbers, whole on every process: of
-    a value that `pmap` keeps one a device, save one (`tree.map(lambda a: a[0], state)`). **Only
-    process 0 writes**; the others return at once, and may call or not. It takes the time of the
-    disk: the file and its folder are synced.
+    Leaves are arrays (of any dtype, typed keys too) and Python numbers. Of an array with shards on
+    other processes each process writes those that it is the first to hold, so **every process must
+    call it**, and hosts must share the folder. All other leaves are whole on each process, and
+    process 0 writes them: if there are no others, the rest return at once, and need not call. It
+    takes the time of the disk: files and folders are synced.
+
+    Raises `ArgumentError` that names the leaf if it cannot be saved, and `OSError` on every process
+    if one cannot write.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -50,24 +68,61 @@ def save(folder: str | os.PathLike, step: int, tree: Any, *, keep: int = 2) -> N
     (3, {'epoch': 1, 'w': array([0., 1., 2., 3.])})
     """
     if step < 0 or keep < 1:
-        raise ArgumentError(f"checkpoints.save: step={step}, keep={keep}; they start at 0 and 1")
-    if bootstrap.process_index():
-        return
-    leaves, manifest = [], []
-    for path, leaf in tree_util.tree_flatten_with_path(tree)[0]:
-        name = tree_util.keystr(path)
-        array, dtype = _as_plain(name, leaf)
-        leaves.append(array)
-        manifest.append(
-            {"path": name, "dtype": dtype, "shape": np.shape(leaf), "digest": _digest(array)}
+        raise ArgumentError(
+            f"{current_source()}: checkpoints.save: step={step}, keep={keep}; they start at 0 and 1"
         )
-    text = json.dumps({"format": FORMAT, "step": step, "leaves": manifest})
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    arrays = {_member(k): leaf for k, leaf in enumerate(leaves)}
-    _write(target / f"step-{step:08d}.npz", {_MANIFEST: np.array(text), **arrays})
-    for old in _steps(target)[keep:]:
-        _path(target, old).unlink(missing_ok=True)
+    rank = bootstrap.process_index()
+    pairs = [(tree_util.keystr(p), x) for p, x in tree_util.tree_flatten_with_path(tree)[0]]
+    spread = any(is_spread(leaf) for _, leaf in pairs)
+    if rank and not spread:
+        return
+    leaves = [check_leaf(name, leaf) for name, leaf in pairs]
+    target, everyone = Path(folder), _Everyone(spread)
+    everyone.do(lambda: begin(target, step) if rank == 0 else None)
+
+    def write() -> tuple[dict[str, Any], list[tuple[int, Box]]]:
+        """This process's file, and of which leaf each of its parts is, and which."""
+        parts = [(k, part) for k, (name, x) in enumerate(pairs) for part in parts_of(name, x, rank)]
+        path = hidden_path(target, step) / f"process-{rank:05d}.safetensors"
+        about = {"writer": "spmd.checkpoints", "step": str(step), "process": str(rank)}
+        file = write_parts(path, [part for _, part in parts], about)
+        return file, [(k, part.box) for k, part in parts]
+
+    written = everyone.do(write)
+    if rank == 0:
+        for said in leaves:
+            said["parts"] = []
+        for number, (_, parts) in enumerate(written):
+            for place, (k, box) in enumerate(parts):
+                leaves[k]["parts"].append({"file": number, "number": place, "box": box})
+    files = [file for file, _ in written]
+    everyone.do(lambda: publish(target, step, leaves, files, keep) if rank == 0 else None)
+
+
+class _Everyone:
+    """All processes that take part in a save: this one alone, or all."""
+
+    def __init__(self, spread: bool):
+        self._world = bootstrap.world() if spread else None
+
+    def do(self, work: Callable[[], T]) -> list[T]:
+        """Do this process's part; the results of all. Raises OSError if one could not do it."""
+        if self._world is None:
+            return [work()]
+        found, failure = None, None
+        try:
+            found = work()
+        except OSError as error:
+            failure = error
+        told = self._world.all_gather_object(
+            (found, None if failure is None else str(failure)), Origin("checkpoints.save")
+        )
+        if failure is not None:
+            raise failure
+        for rank, (_, text) in enumerate(told):
+            if text is not None:
+                raise OSError(f"checkpoints.save: process {rank} could not write: {text}")
+        return [result for result, _ in told]
 
 
 def restore(
@@ -75,163 +130,102 @@ def restore(
 ) -> tuple[int, Any] | None:
     """The newest whole checkpoint of a folder (or that of `step`) as `(step, tree)`, or None.
 
-    `like` gives the structure, and what each leaf becomes: an `spmd` array, a NumPy array, a Python
-    number. Shapes and dtypes must agree, else `ArgumentError` names the leaf. **Every process must
-    call it**, at the same place: process 0 reads, the others get the values from it.
+    `like` gives the structure, and what each leaf becomes: an array laid out as that of `like`,
+    over any mesh and any number of processes, a NumPy array, a Python number. A `ShapeDtypeStruct`
+    stands for an array with its `sharding`. Shapes and dtypes must agree, else `ArgumentError`
+    names the leaf; `ShardingError` does where a target cannot be split so. **Every process must
+    call it**, at the same place. Each reads the elements that its own devices need; on hosts that
+    do not share the folder they get them from process 0.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> save(folder, 1, np.arange(8.0, dtype=np.float32))
+    >>> rows = spmd.NamedSharding(spmd.make_mesh((4,), ("x",)), spmd.P("x"))
+    >>> step, x = restore(folder, spmd.ShapeDtypeStruct((8,), np.float32, sharding=rows))
+    >>> x.addressable_shards[3].data
+    Array([6., 7.], dtype=float32)
     """
-    world = bootstrap.world()
-    found = _find(Path(folder), step) if world.rank == 0 else None
-    agreed = world.all_gather_object(found and (found[0], found[1]))[0]
-    if agreed is None:
-        return None
-    number, manifest = agreed
+    world, place = bootstrap.world(), Path(folder)
     paths, structure = tree_util.tree_flatten_with_path(like)
-    _check(number, manifest, [(tree_util.keystr(path), leaf) for path, leaf in paths])
-    leaves = []
-    for k, (_, leaf) in enumerate(paths):
-        if found is not None:
-            array = np.asarray(found[2][k], order="C")
-        else:
-            array = np.empty(*_plain_kind(manifest[k]))
-        world.broadcast(array, 0)
-        leaves.append(_like(array, manifest[k]["dtype"], leaf))
-    return number, tree_util.tree_unflatten(structure, leaves)
+    wanted = [(tree_util.keystr(path), leaf) for path, leaf in paths]
+    numbers = [n for n in steps(place) if step in (None, n)] if world.rank == 0 else []
+    for number in world.all_gather_object(numbers, Origin("checkpoints.restore"))[0]:
+        leaves = _restored(place, number, wanted)
+        if leaves is not None:
+            return number, tree_util.tree_unflatten(structure, leaves)
+    return None
+
+
+def _restored(folder: Path, step: int, wanted: list[tuple[str, Any]]) -> list[Any] | None:
+    """The leaves of a checkpoint; None on all processes if one finds it damaged."""
+    world = bootstrap.world()
+    opened, state = _tried(folder, step, lambda: open_step(folder, step))
+    own = (opened.leaves if world.rank == 0 else None, opened.digest) if opened else (None, None)
+    told = world.all_gather_object(own, Origin("checkpoints.restore"))
+    said, digest = told[0]
+    if said is None:
+        return None  # which process 0 has said
+    check_fit(step, said, wanted)
+    made = None
+    if opened is not None and opened.digest == digest:
+        made, state = _tried(folder, step, lambda: _read_all(opened, wanted))
+    elif state == "whole":
+        state = "absent"  # another folder, with a checkpoint of its own
+    states = world.all_gather_object(state, Origin("checkpoints.restore"))
+    if all(state == "whole" for state in states):
+        return made
+    if states[0] != "whole" or "damaged" in states:
+        return None
+    return _sent(folder, step, opened, said, wanted)
+
+
+def _tried(folder: Path, step: int, work: Callable[[], T]) -> tuple[T | None, str]:
+    """What reading gives, and "whole", "absent" or "damaged", of which stderr tells."""
+    try:
+        return work(), "whole"
+    except FileNotFoundError as error:
+        found, why = "absent", error
+    except Exception as error:  # zipfile and json have many words for damage
+        found, why = "damaged", error
+    if found == "damaged" or bootstrap.process_index() == 0:
+        sys.stderr.write(f"spmd: {path_of(folder, step)} is damaged, not used: {why}\n")
+    return None, found
+
+
+def _read_all(opened: Step | SingleFile, wanted: list[tuple[str, Any]]) -> list[Any]:
+    """The leaves, as far as this process needs them, of the kinds that are wanted."""
+    return [
+        made_like(said, leaf, lambda box, k=k: opened.read(k, box))
+        for k, (said, (_, leaf)) in enumerate(zip(opened.leaves, wanted, strict=True))
+    ]
+
+
+def _sent(
+    folder: Path, step: int, opened: Any, said: list[dict[str, Any]], wanted: list[tuple[str, Any]]
+) -> list[Any] | None:
+    """The leaves, which process 0 alone can read and sends to all; None if it finds damage."""
+    world, made = bootstrap.world(), []
+    for k, (row, (_, leaf)) in enumerate(zip(said, wanted, strict=True)):
+        shape, dtype = tuple(row["shape"]), dtype_named(row["dtype"])
+        value, state = np.empty(shape, dtype), "whole"
+        if world.rank == 0:
+            box = box_of((), shape)
+            found, state = _tried(folder, step, lambda k=k, box=box: opened.read(k, box))
+            value = value if found is None else np.array(found)
+        if world.all_gather_object(state, Origin("checkpoints.restore"))[0] != "whole":
+            return None
+        if value.nbytes:
+            world.broadcast(value.reshape(-1).view(np.uint8), 0)
+        made.append(made_like(row, leaf, lambda box, v=value: v[tuple(slice(*s) for s in box)]))
+    return made
 
 
 def latest_step(folder: str | os.PathLike) -> int | None:
     """The step of the newest checkpoint in a folder, as process 0 sees it, or None.
 
-    **Every process must call it.** It looks at names only: `restore` may find the file damaged and
-    fall back to the one before.
+    **Every process must call it.** It looks at names only: `restore` may find the checkpoint
+    damaged and fall back to the one before.
     """
     world = bootstrap.world()
-    steps = _steps(Path(folder)) if world.rank == 0 else []
-    return world.all_gather_object(steps[0] if steps else None)[0]
-
-
-# ---- files ---------------------------------------------------------------------------------------
-
-
-def _steps(folder: Path) -> list[int]:
-    """The steps of a folder's checkpoints, the newest first."""
-    names = [_NAME.fullmatch(path.name) for path in folder.glob("step-*.npz")]
-    return sorted((int(match[1]) for match in names if match), reverse=True)
-
-
-def _path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:08d}.npz"
-
-
-def _member(k: int) -> str:
-    return f"leaf_{k:05d}"
-
-
-def _write(target: Path, members: dict[str, np.ndarray]) -> None:
-    """Write an .npz file that is whole as soon as it has its name."""
-    for left in target.parent.glob(".step-*.tmp"):
-        left.unlink(missing_ok=True)  # of a job that was killed while it wrote
-    temporary = target.with_name(f".{target.stem}.tmp")
-    with open(temporary, "wb") as file:
-        np.savez(file, allow_pickle=False, **members)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the new name, too, survives a crash of the host
-    finally:
-        os.close(directory)
-
-
-def _find(
-    folder: Path, wanted: int | None
-) -> tuple[int, list[dict[str, Any]], list[np.ndarray]] | None:
-    """The newest checkpoint that is whole: its step, its manifest, its arrays."""
-    for step in _steps(folder):
-        if wanted in (None, step):
-            try:
-                return step, *_read(_path(folder, step))
-            except Exception as error:  # zipfile and json have many words for damage
-                sys.stderr.write(f"spmd: {_path(folder, step)} is damaged, not used: {error}\n")
-    return None
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[np.ndarray]]:
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-        manifest = json.loads(str(file[_MANIFEST]))
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"format {manifest['format']}; this version reads {FORMAT}")
-        leaves = manifest["leaves"]
-        arrays = [file[_member(k)] for k in range(len(leaves))]
-    for said, array in zip(leaves, arrays, strict=True):
-        if _digest(array) != said["digest"]:
-            raise ValueError(f"{said['path'] or 'the value'} is not what was written")
-    return leaves, arrays
-
-
-def _digest(array: np.ndarray) -> str:
-    return hashlib.sha256(array.tobytes()).hexdigest()
-
-
-# ---- leaves --------------------------------------------------------------------------------------
-
-
-def _as_plain(name: str, leaf: Any) -> tuple[np.ndarray, str]:
-    """A leaf as an array that NumPy's format knows, and the dtype that it stands for."""
-    if isinstance(leaf, Array) and dtypes.is_key(leaf.dtype):
-        return np.asarray(random.key_data(leaf)), "key"
-    try:
-        array = np.asarray(leaf)
-    except Exception as error:
-        raise ArgumentError(f"checkpoints.save: tree{name} has no values here: {error}") from error
-    if array.dtype.hasobject:
-        raise ArgumentError(
-            f"checkpoints.save: tree{name} is {type(leaf).__name__}; leaves are arrays and numbers"
-        )
-    if array.dtype.isbuiltin != 1:  # NumPy would forget what bfloat16 is
-        return array.view(np.dtype(f"u{array.itemsize}")), array.dtype.name
-    return array, array.dtype.name
-
-
-def _plain_kind(said: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the array that stands in the file for a leaf."""
-    shape, name = tuple(said["shape"]), said["dtype"]
-    if name == "key":
-        return (*shape, 2), np.dtype(np.uint32)
-    dtype = np.dtype(name)
-    return shape, dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
-
-
-def _like(array: np.ndarray, name: str, leaf: Any) -> Any:
-    """The value of a leaf, of the kind that the template has there."""
-    if name == "key":
-        return random.wrap_key_data(snp.asarray(array))
-    array = array.view(np.dtype(name))
-    if isinstance(leaf, bool | int | float | complex):
-        return type(leaf)(array.item())
-    if isinstance(leaf, np.ndarray | np.generic):
-        return array
-    return snp.asarray(array)
-
-
-def _check(step: int, manifest: list[dict[str, Any]], leaves: list[tuple[str, Any]]) -> None:
-    """Raise unless the checkpoint fits the template; the same on every process."""
-    there, here = [said["path"] for said in manifest], [name for name, _ in leaves]
-    if there != here:
-        missing = [f"tree{name}" for name in here if name not in there][:3]
-        extra = [f"tree{name}" for name in there if name not in here][:3]
-        raise ArgumentError(
-            f"checkpoints.restore: the checkpoint of step {step} has another structure than like: "
-            f"it lacks {', '.join(missing) or 'nothing'}, and has {', '.join(extra) or 'nothing'} "
-            "besides"
-        )
-    for said, (name, leaf) in zip(manifest, leaves, strict=True):
-        is_number = isinstance(leaf, bool | int | float | complex)
-        is_key = not is_number and dtypes.is_key(leaf.dtype)
-        wanted = (said["dtype"], tuple(said["shape"]))
-        given = said["dtype"] if is_number else "key" if is_key else np.dtype(leaf.dtype).name
-        if (given, np.shape(leaf)) != wanted:
-            raise ArgumentError(
-                f"checkpoints.restore: tree{name} is {wanted[0]}{list(wanted[1])} in the "
-                f"checkpoint of step {step}, and {given}{list(np.shape(leaf))} in like"
-            )
+    found = steps(Path(folder)) if world.rank == 0 else []
+    return world.all_gather_object(found[0] if found else None)[0]

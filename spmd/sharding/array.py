@@ -487,6 +487,13 @@ def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: 
     """
     if isinstance(sharding, NamedSharding):
         sharding.check(aval.shape, "device_put: x")
+    return sharded(lambda index: value[index], aval, sharding, mine)
+
+
+def sharded(
+    part_of: Callable[[Index], np.ndarray], aval: ShapedArray, sharding: Sharding, mine: int
+) -> Array:
+    """The array of which `part_of` gives the values of some slices, as `shard_value` makes it."""
     shards = []
     copies: dict[tuple[Any, ...], Array] = {}
     part = aval.update(shape=sharding.shard_shape(aval.shape))
@@ -495,7 +502,7 @@ def shard_value(value: np.ndarray, aval: ShapedArray, sharding: Sharding, mine: 
             continue
         place = tuple((s.start, s.stop) for s in index)
         if place not in copies:
-            copies[place] = from_numpy(value[index], part, device)
+            copies[place] = from_numpy(part_of(index), part, device)
             shards.append(copies[place])
         else:
             shard = alias(copies[place])
