@@ -17,9 +17,10 @@ from spmd.core.ir import Eqn
 from spmd.core.primitive import Primitive
 from spmd.core.rewrite import eval_closed
 from spmd.lax.control_cond import cond_p, named_switch
-from spmd.lax.control_scan import named_scan, scan_p
+from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import named_while, while_p
 from spmd.partition.custom_calls import Run, write_custom_call
+from spmd.partition.loops import make_totals, results_of, write_scan
 from spmd.partition.propagate import Axes, Cell, Scope, Split, even
 from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.constraint import sharding_constraint_p
@@ -94,36 +95,6 @@ def _varying(x: Any, aval: ShapedArray) -> Any:
     return cast_to_vma(x, have | aval.vma, have)
 
 
-def _write_scan(
-    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
-) -> list[Value]:
-    params, (inner,) = eqn.params, scope.inner[k]
-    first = params["num_consts"]
-    last = first + params["num_carry"]
-    inside = [inner.cells[v] for v in inner.closed.jaxpr.invars]
-    results = [inner.of(atom) for atom in inner.closed.jaxpr.outvars]
-    carried, sliced, stacked = inside[first:last], inside[last:], results[last - first :]
-
-    _make_totals(operands[:first], sizes)
-
-    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        consts = [x.copy() for x in operands[:first]]
-        outs = run(inner, [*consts, *values_of([*carried, *sliced], [*carry, *xs])])
-        ends, ys = outs[: len(carry)], outs[len(carry) :]
-        stacked[:] = [even(cell, sizes) for cell in stacked]
-        return read_as(ends, carried, sizes), read_as(ys, stacked, sizes)
-
-    init = read_as(operands[first:last], carried, sizes)
-    xs = [
-        x.read(((), *c.axes), sizes, c.unreduced)
-        for x, c in zip(operands[last:], sliced, strict=True)
-    ]
-    length, reverse, unroll = (params[name] for name in ("length", "reverse", "unroll"))
-    carry, ys = named_scan("lax.scan", None, body, init, xs, length, reverse=reverse, unroll=unroll)
-    splits = [*(c.axes for c in carried), *(((), *c.axes) for c in stacked)]
-    return _results(scope, eqn, splits, [*carry, *ys])
-
-
 def _write_while(
     run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
 ) -> list[Value]:
@@ -132,7 +103,7 @@ def _write_while(
     first = tested + eqn.params["body_nconsts"]
     carried = [body.cells[v] for v in body.closed.jaxpr.invars[first - tested :]]
 
-    _make_totals(operands[:first], sizes)
+    make_totals(operands[:first], sizes)
 
     def going(carry: list[Any]) -> Any:
         consts = [x.copy() for x in operands[:tested]]
@@ -145,7 +116,7 @@ def _write_while(
 
     init = read_as(operands[first:], carried, sizes)
     outs = named_while("lax.while_loop", None, going, step, init)
-    return _results(scope, eqn, [c.axes for c in carried], outs)
+    return results_of([scope.cells[v] for v in eqn.outvars], [c.axes for c in carried], outs)
 
 
 def _write_cond(
@@ -153,7 +124,7 @@ def _write_cond(
 ) -> list[Value]:
     cells = [scope.cells[v] for v in eqn.outvars]
     index = operands[0].read((), sizes)
-    _make_totals(operands[1:], sizes)
+    make_totals(operands[1:], sizes)
 
     def branch(inner: Scope) -> Callable[[], list[Any]]:
         return lambda: read_as(run(inner, [x.copy() for x in operands[1:]]), cells, sizes)
@@ -163,21 +134,8 @@ def _write_cond(
     return values_of(cells, named_switch("lax.switch", index, functions, [], names))
 
 
-def _make_totals(values: Sequence[Value], sizes: Sizes) -> None:
-    """Finish sums that are read in a loop or a branch before it, once."""
-    for x in values:
-        if x.partial() is not None and not x.cell.unreduced:
-            x.read(x.cell.axes, sizes)
-
-
-def _results(scope: Scope, eqn: Eqn, splits: Sequence[Any], parts: Sequence[Any]) -> list[Value]:
-    cells = [scope.cells[v] for v in eqn.outvars]
-    rows = zip(cells, splits, parts, strict=True)
-    return [Value(cell, {form_of(cell, split): x}) for cell, split, x in rows]
-
-
 STRUCTURAL: dict[Primitive, Callable[..., list[Value]]] = {
-    scan_p: _write_scan,
+    scan_p: write_scan,
     while_p: _write_while,
     cond_p: _write_cond,
     shard_map_p: _write_map,

@@ -28,6 +28,7 @@ from spmd.lax.control_cond import cond_p
 from spmd.lax.control_scan import scan_p
 from spmd.lax.control_while import while_p
 from spmd.lax.convert import convert_element_type_p
+from spmd.partition.accumulating import addends
 from spmd.partition.kinds import Groups, Kind, kind_of
 from spmd.partition.rules import CONTRACTS, LEVELS, RENAMES
 from spmd.sharding.abstract_mesh import AxisType
@@ -282,22 +283,40 @@ class Scope:
 
     `uses` counts the readers of each variable, `kinds` are those of the equations, by number;
     `sizes` are those of the axes of the mesh that are left to the compiler there, and `grid` stands
-    for them and for the setting on which types depend.
+    for them and for the setting on which types depend. Of a scan, `sums` are the carries that only
+    add up, and `runs` the axes along which each device runs iterations of its own.
     """
 
-    __slots__ = ("cells", "closed", "grid", "inner", "kinds", "mesh", "sizes", "uses")
+    __slots__ = (
+        "cells",
+        "closed",
+        "grid",
+        "inner",
+        "kinds",
+        "mesh",
+        "runs",
+        "sizes",
+        "sums",
+        "uses",
+    )
 
     def __init__(
         self, closed: ClosedJaxpr, cells: dict[Var, Cell], mesh: Mesh, sizes: Mapping[Any, int]
     ):
         self.closed = closed
         self.mesh = mesh
-        self.sizes = sizes
-        self.grid = (config.enable_x64, *sizes.items())
+        self.leave(sizes)
         self.cells = cells
         self.inner: dict[int, list[Scope]] = {}
         self.kinds: dict[int, Kind] = {}
+        self.runs: dict[int, Axes] = {}
+        self.sums: dict[int, frozenset[int]] = {}
         self.uses = _uses(closed.jaxpr)
+
+    def leave(self, sizes: Mapping[Any, int]) -> None:
+        """Leave the axes of these sizes to the compiler."""
+        self.sizes = sizes
+        self.grid = (config.enable_x64, *sizes.items())
 
     def of(self, atom: Atom) -> Cell:
         """The cell of an atom; a literal has one of its own each time."""
@@ -394,12 +413,18 @@ class Plan:
     # ---- control flow, maps, constraints ----
 
     def _scan(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
-        body: ClosedJaxpr = eqn.params["jaxpr"]
-        first = eqn.params["num_consts"]
-        last = first + eqn.params["num_carry"]
+        first, count = eqn.params["num_consts"], eqn.params["num_carry"]
+        last = first + count
+        body, sums = addends(eqn.params["jaxpr"], first, count)
         inside = [*given[:first], *(Cell(a) for a in body.in_avals[first:])]
+        if len(sums) == count:
+            # Iterations may run on different devices: constants are read before, as inside.
+            inside[:first] = [Cell(a) for a in body.in_avals[:first]]
+            for n in range(first):
+                self.same(inside[n], given[n])
         inner = self.scope(body, inside)
         scope.inner[k] = [inner]
+        scope.sums[k] = sums
         outs = [inner.of(atom) for atom in body.jaxpr.outvars]
         for cell in outs:
             cell.edge = True
@@ -411,6 +436,10 @@ class Plan:
             self.same(inside[n], given[n], skip=1)
         for n in range(last - first, len(outs)):
             self.same(outs[n], made[n], skip=1)
+        stacks = [*given[last:], *made[count:]]
+        if len(sums) == count and stacks:
+            rows = tuple([(n, 0) for n in range(len(stacks))])
+            self.links.append(Link(stacks, (rows,), RENAMES))
 
     def _while(self, scope: Scope, k: int, eqn: Eqn, given: Sequence[Cell]) -> None:
         tested = eqn.params["cond_nconsts"]

@@ -74,7 +74,7 @@ class Value:
 
     def _made(self, want: Split, sizes: Sizes) -> Any:
         if self.is_zero:
-            return self._zeros(want, sizes)
+            return self.zeros(want, sizes)
         totals = self._totals()
         if not totals:
             form = min(self.forms, key=lambda form: len(form[1]))
@@ -90,7 +90,8 @@ class Value:
     def _totals(self) -> list[tuple[Split, Any]]:
         return [(split, x) for (split, over, _), x in self.forms.items() if not over]
 
-    def _zeros(self, want: Split, sizes: Sizes) -> Any:
+    def zeros(self, want: Split, sizes: Sizes) -> Any:
+        """Zeros like a device's part of the value as `want` splits it."""
         aval = typeof(next(iter(self.forms.values())))
         zeros = full(part_shape(self.cell.shape, want, sizes), 0, aval.dtype)
         return convert_element_type(zeros, aval.dtype, aval.weak_type)
@@ -98,7 +99,7 @@ class Value:
     def _term(self, want: Split, unreduced: Axes, sizes: Sizes) -> Any:
         """A term of the value: one that is there, or the value on one device of each group."""
         if self.is_zero:
-            return self._zeros(want, sizes)
+            return self.zeros(want, sizes)
         for (split, over, combine), x in self.forms.items():
             if combine == "add" and set(unreduced) <= set(over):
                 more = tuple(a for a in over if a not in unreduced)

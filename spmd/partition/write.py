@@ -16,6 +16,7 @@ from spmd.lax.convert import convert_element_type
 from spmd.partition.callbacks import calls_once
 from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
+from spmd.partition.loops import split_iterations
 from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
 from spmd.partition.values import Sizes, Value, literal, values_of, whole
 from spmd.sharding.abstract_mesh import AxisType
@@ -49,6 +50,7 @@ def partition(
             plan.top.cells[var].close(spec, name or f"argument {k}")
     results = plan.results(out_specs)
     plan.spread()
+    split_iterations(plan)
     placed = list(plan.placed.values())
     cells = [cell for _, cell in placed] + [plan.top.cells[v] for v in jaxpr.invars]
     operands = (*(Var(value.aval) for value, _ in placed), *jaxpr.invars)

@@ -90,6 +90,18 @@ CASES: dict[str, tuple[Mapping[str, int], Any, tuple[Any, ...], dict[str, int]]]
     "scan over rows": (
         RING, lambda a, b: lax.scan(lambda c, r: (c + r, c * r), a[0], a)[1], ((None, "x"), ()), {},
     ),
+    "map over split rows": (
+        RING, lambda a, b: lax.map(lambda r: snp.sin(r @ b), a), (("x",), ()), {},
+    ),
+    "gradient of a map over split rows": (
+        RING,
+        lambda a, b: spmd.grad(lambda b: (lax.map(lambda r: r @ b, a) ** 2).sum())(b / 8),
+        (("x",), ()), {"all_reduce": 1},
+    ),
+    "sum of split rows in a scan": (
+        RING, lambda a, b: lax.scan(lambda c, r: (c + r * r, None), a[0] * 0, a)[0],
+        (("x",), ()), {"all_reduce": 1},
+    ),
 }  # fmt: skip
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import spmd
 import spmd.numpy as snp
+from spmd import lax
 from tests.partition.programs import draw, draw_spec
 
 
@@ -22,6 +24,16 @@ def check(found: Any, expected: Any, what: str) -> None:
             np.testing.assert_allclose(
                 shard.data, whole[shard.index], rtol=2e-3, atol=2e-4, err_msg=what
             )
+
+
+# Functions of 24 rows that are split over all devices.
+STRATEGIES: dict[str, Callable[[Any], Any]] = {
+    "rows of a map": lambda a: lax.map(lambda r: snp.sin(r) * r.sum(), a),
+    "the gradient of a map": spmd.grad(
+        lambda a: (lax.map(lambda r: snp.sin(r * a[0]), a) ** 2).sum()
+    ),
+    "a sum in a scan": lambda a: lax.scan(lambda c, r: (c + r * r, r[0]), snp.zeros(12), a),
+}
 
 
 def main(programs: int) -> None:
@@ -54,6 +66,8 @@ def main(programs: int) -> None:
         "a gradient": spmd.grad(lambda a: ((a[1:] - a[:-1]) ** 2).sum()),
     }
     for name, f in windows.items():
+        check(spmd.jit(f)(y), spmd.jit(f)(x), name)
+    for name, f in STRATEGIES.items():
         check(spmd.jit(f)(y), spmd.jit(f)(x), name)
     if spmd.process_index() == 0:
         print(f"partitioned over {spmd.process_count()} ranks, {count} devices: all right")

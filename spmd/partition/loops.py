@@ -1,0 +1,185 @@
+"""Scans in the per-device program: iterations that are split over devices, sums made after loops.
+
+Iterations that need nothing of each other, but for sums, may run on the devices that have their
+rows: no row moves, and each sum is made once, behind the loop. Such a scan's body knows nothing of
+the axes that split its iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from spmd.core.ir import Eqn
+from spmd.lax.arithmetic import add
+from spmd.lax.control_scan import named_scan
+from spmd.partition.cost import BYTE, ELEMENT, EXCHANGE
+from spmd.partition.custom_calls import Run
+from spmd.partition.propagate import Axes, Cell, Plan, Scope, even
+from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
+from spmd.sharding.custom_partitioning import custom_partitioning_p
+from spmd.sharding.shard_map_rules import shard_map_p
+
+# ---- the choice --------------------------------------------------------------------------------
+
+
+def split_iterations(plan: Plan) -> None:
+    """Choose the scans whose iterations are split over devices, those around before those inside.
+
+    The bodies of these leave the axes alone.
+    """
+    for scope in plan.scopes:
+        for k, sums in scope.sums.items():
+            eqn = scope.closed.jaxpr.eqns[k]
+            if len(sums) < eqn.params["num_carry"]:
+                continue
+            axes = _leading(scope, eqn)
+            (inner,) = scope.inner[k]
+            if axes and _can_run_apart(inner, axes) and _is_cheaper(scope, eqn, inner, axes):
+                scope.runs[k] = axes
+                _leave_alone(inner, axes)
+
+
+def _leading(scope: Scope, eqn: Eqn) -> Axes:
+    """The axes that split the rows of the largest stacked operands or results."""
+    first = eqn.params["num_consts"] + eqn.params["num_carry"]
+    weights: dict[Axes, int] = {}
+    for atom in (*eqn.invars[first:], *eqn.outvars[eqn.params["num_carry"] :]):
+        axes = scope.of(atom).axes[0]
+        if axes and all(a in scope.sizes for a in axes):
+            weights[axes] = weights.get(axes, 0) + atom.aval.nbytes
+    return max(weights, key=lambda axes: weights[axes]) if weights else ()
+
+
+def _scopes(inner: Scope) -> Iterator[Scope]:
+    """A scope and all inside it."""
+    left = [inner]
+    while left:
+        scope = left.pop()
+        yield scope
+        left += [more for found in scope.inner.values() for more in found]
+
+
+def _can_run_apart(inner: Scope, axes: Axes) -> bool:
+    """Whether no part of a body has effects, or is fixed to devices along the axes."""
+    for scope in _scopes(inner):
+        for eqn in scope.closed.jaxpr.eqns:
+            if eqn.effects or eqn.prim in (custom_partitioning_p, shard_map_p):
+                return False
+        for cell in scope.cells.values():
+            fixed = [a for d, own in enumerate(cell.axes) if cell.closed[d] for a in own]
+            if not {*fixed, *cell.unreduced, *cell.terms}.isdisjoint(axes):
+                return False
+    return True
+
+
+def _is_cheaper(scope: Scope, eqn: Eqn, inner: Scope, axes: Axes) -> bool:
+    """Whether split iterations take fewer seconds than whole rows and a body that is split.
+
+    Split, devices gather constants and add up sums that the axes split; whole, they gather rows.
+    """
+    n = math.prod(scope.sizes[a] for a in axes)
+    params = eqn.params
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    share = BYTE * (n - 1) / n
+    split = whole = 0.0
+    for k, atom in enumerate(eqn.invars):
+        own = scope.of(atom).axes
+        if first <= k < last:
+            split += EXCHANGE + 2 * share * atom.aval.nbytes
+        elif k < first:
+            gathered = any(a in axes for held in own for a in held)
+            split += EXCHANGE + share * atom.aval.nbytes if gathered else 0
+        elif own[0] == axes:
+            whole += EXCHANGE + share * atom.aval.nbytes
+    cells = [(v, cell) for s in _scopes(inner) for v, cell in s.cells.items()]
+    work = ELEMENT * params["length"] * sum(v.aval.size for v, _ in cells)
+    uses = any(a in axes for _, cell in cells for own in cell.axes for a in own)
+    return split + work / n <= whole + work / (n if uses else 1)
+
+
+def _leave_alone(inner: Scope, axes: Axes) -> None:
+    """Take some axes from all values in a body: each device has iterations of its own there."""
+    for scope in _scopes(inner):
+        scope.leave({a: n for a, n in scope.sizes.items() if a not in axes})
+        for cell in scope.cells.values():
+            for d, own in enumerate(cell.axes):
+                if any(a in axes for a in own):
+                    cell.put(d, tuple(a for a in own if a not in axes), "")
+
+
+# ---- writing -----------------------------------------------------------------------------------
+
+
+def write_scan(
+    run: Run, scope: Scope, k: int, eqn: Eqn, operands: Sequence[Value], sizes: Sizes
+) -> list[Value]:
+    """A scan on parts. Sums that start at zero stay terms in the loop, and are made behind it."""
+    params, (inner,), runs = eqn.params, scope.inner[k], scope.runs.get(k, ())
+    first = params["num_consts"]
+    last = first + params["num_carry"]
+    inside = [inner.cells[v] for v in inner.closed.jaxpr.invars]
+    results = [inner.of(atom) for atom in inner.closed.jaxpr.outvars]
+    carried, sliced, stacked = inside[first:last], inside[last:], results[last - first :]
+    sums = scope.sums[k]
+    late = [n in sums and (bool(runs) or x.is_zero) for n, x in enumerate(operands[first:last])]
+    terms = [c.unreduced for c in carried]
+
+    make_totals(operands[:first], sizes)
+    fixed = read_as(operands[:first], inside[:first], sizes) if runs else []
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        consts = values_of(inside[:first], fixed) if runs else [x.copy() for x in operands[:first]]
+        outs = run(inner, [*consts, *values_of([*carried, *sliced], [*carry, *xs])])
+        ends, ys = outs[: len(carry)], outs[len(carry) :]
+        made = []
+        for n, (x, cell) in enumerate(zip(ends, carried, strict=True)):
+            if late[n]:
+                terms[n] = tuple(dict.fromkeys((*cell.unreduced, *_terms(x, cell))))
+            part = x.read(cell.axes, sizes, terms[n])
+            made.append(add(carry[n], part) if n in sums else part)
+        stacked[:] = [even(cell, sizes) for cell in stacked]
+        return made, read_as(ys, stacked, sizes)
+
+    init = [
+        x.zeros(c.axes, sizes) if is_late else x.read(c.axes, sizes, c.unreduced)
+        for x, c, is_late in zip(operands[first:last], carried, late, strict=True)
+    ]
+    xs = [
+        x.read((runs, *c.axes), sizes, c.unreduced)
+        for x, c in zip(operands[last:], sliced, strict=True)
+    ]
+    length = params["length"] // math.prod(sizes[a] for a in runs)
+    reverse, unroll = params["reverse"], params["unroll"]
+    carry, ys = named_scan("lax.scan", None, body, init, xs, length, reverse=reverse, unroll=unroll)
+    cells = [scope.cells[v] for v in eqn.outvars]
+    made = []
+    for n, (x, c) in enumerate(zip(operands[first:last], carried, strict=True)):
+        over = (*runs, *terms[n]) if late[n] else terms[n]
+        total = carry[n]
+        if late[n] and not x.is_zero:
+            total = add(x.read(c.axes, sizes, over), total)
+        made.append(Value(cells[n], {(c.axes, over, "add" if over else ""): total}))
+    return [*made, *results_of(cells[len(made) :], [(runs, *c.axes) for c in stacked], ys)]
+
+
+def _terms(x: Value, cell: Cell) -> Axes:
+    """The axes over which an addend of a sum is partial, but for those that split the sum."""
+    form = x.partial()
+    if form is None or form[2] != "add":
+        return ()
+    return tuple(a for a in form[1] if not any(a in own for own in cell.axes))
+
+
+def make_totals(values: Sequence[Value], sizes: Sizes) -> None:
+    """Finish sums that are read in a loop or a branch before it, once."""
+    for x in values:
+        if x.partial() is not None and not x.cell.unreduced:
+            x.read(x.cell.axes, sizes)
+
+
+def results_of(cells: Sequence[Cell], splits: Sequence[Any], parts: Sequence[Any]) -> list[Value]:
+    """The values of which these are the parts, split as given."""
+    rows = zip(cells, splits, parts, strict=True)
+    return [Value(cell, {form_of(cell, split): x}) for cell, split, x in rows]
