@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from spmd.base.amounts import bytes_of_text
 from spmd.base.errors import ArgumentError, SettingError
 from spmd.base.record import record
 
@@ -130,6 +131,21 @@ SETTINGS = (
         "never",
     ),
     Setting(
+        "unasked_gathers",
+        "SPMD_UNASKED_GATHERS",
+        "allow",
+        _one_of("allow", "warn", "raise"),
+        "moves between devices that no sharding asks for, in programs over a mesh: allow, warn or "
+        "raise",
+    ),
+    Setting(
+        "unasked_gathers_from",
+        "SPMD_UNASKED_GATHERS_FROM",
+        2**20,
+        bytes_of_text,
+        "bytes that a device receives, as a number or as '8 MB', from which unasked_gathers tells",
+    ),
+    Setting(
         "default_matmul_precision",
         "SPMD_MATMUL_PRECISION",
         "highest",
@@ -141,7 +157,13 @@ SETTINGS = (
 
 # Settings that change how functions are traced, beside `enable_x64`: a program compiled for one
 # value is not run under another.
-TRACING_SETTINGS = ("debug_key_reuse", "numpy_rank_promotion", "numpy_dtype_promotion")
+TRACING_SETTINGS = (
+    "debug_key_reuse",
+    "numpy_rank_promotion",
+    "numpy_dtype_promotion",
+    "unasked_gathers",
+    "unasked_gathers_from",
+)
 
 # Settings that the fast paths to compiled code do not check: a change discards these paths.
 PROGRAM_SETTINGS = (

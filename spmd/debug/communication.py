@@ -7,15 +7,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from spmd.base.amounts import size_text
 from spmd.base.record import record
 from spmd.base.source import UNKNOWN, Source
 from spmd.base.tree import keystr, tree_flatten_with_path
+from spmd.collectives.volume import KINDS, axes_of, received
 from spmd.compile.executable.select import MeshProgram, partitioned
-from spmd.compile.lower.collective import KINDS
 from spmd.core.aval import ShapedArray
 from spmd.core.ir import ClosedJaxpr, Eqn, subjaxprs
 from spmd.debug.program import Program
 from spmd.partition.propagate import Cell, Plan, Scope
+from spmd.partition.unasked import type_text
 from spmd.sharding.named import NamedSharding
 from spmd.sharding.operand_layouts import layouts_of
 
@@ -50,15 +52,6 @@ class Collective:
         return f"{size_text(self.received)} received"
 
 
-def size_text(count: float) -> str:
-    """Bytes as a user reads them."""
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
-
-
 def collectives_of(program: Program) -> list[Collective]:
     """The collectives of a compiled call, in the order of its program."""
     found = program.executable
@@ -78,24 +71,11 @@ def walk(closed: ClosedJaxpr, sizes: Mapping[Any, int], times: int) -> Iterator[
 
 
 def _collective(eqn: Eqn, sizes: Mapping[Any, int], times: int) -> Collective:
-    axes = eqn.params["axes"]
-    axes = axes if isinstance(axes, tuple) else (axes,)
+    axes, aval = axes_of(eqn), eqn.invars[0].aval
     n = math.prod(sizes.get(a, 1) for a in axes)
-    kind, size = KINDS[eqn.prim.name], eqn.invars[0].aval.nbytes
-    aval = eqn.invars[0].aval
-    if kind == "exchange":
-        most = max(eqn.params["copies"].received().values(), default=0)
-        received = most * aval.dtype.itemsize
-    else:
-        received = {
-            "all_reduce": 2 * size * (n - 1) // n,
-            "all_gather": size * (n - 1),
-            "reduce_scatter": size * (n - 1) // n,
-            "all_to_all": size * (n - 1) // n,
-            "permute": size,
-        }[kind]
     value = aval.update(vma=frozenset()).short()
-    return Collective(kind, axes, n, value, times, received, eqn.source or UNKNOWN)
+    kind, source = KINDS[eqn.prim.name], eqn.source or UNKNOWN
+    return Collective(kind, axes, n, value, times, received(eqn, sizes), source)
 
 
 def by_line(found: Sequence[Collective], values: Mapping[Source, str] = NO_VALUES) -> list[str]:
@@ -192,7 +172,4 @@ def _laid_out(aval: Any, sharding: NamedSharding | None) -> str:
 
 def _type(aval: Any, split: Sequence[Sequence[Any]]) -> str:
     """A type as explicit mode writes it, `f32[8@x,4]`."""
-    dims = []
-    for size, axes in zip(aval.shape, split, strict=True):
-        dims.append(f"{size}@{'+'.join(map(str, axes))}" if axes else str(size))
-    return f"{aval.short().partition('[')[0]}[{','.join(dims)}]"
+    return type_text(aval.short().partition("[")[0], aval.shape, split)

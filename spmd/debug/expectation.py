@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from spmd.base.amounts import UNITS, bytes_of_text, size_text
 from spmd.base.config import config
 from spmd.base.errors import ArgumentError, ExpectationError
 from spmd.base.source import current_source
+from spmd.collectives.volume import KINDS
 from spmd.compile.executable import mesh_executable
-from spmd.compile.lower.collective import KINDS
-from spmd.debug.communication import Collective, by_line, size_text, walk
-
-UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9}
+from spmd.debug.communication import Collective, by_line, walk
 
 
 class CollectivesExpected:
@@ -73,10 +72,9 @@ def _bytes(given: int | str) -> int:
     """A number of bytes, as a number or as text like "8 MB"."""
     if isinstance(given, int):
         return given
-    number, _, unit = given.strip().partition(" ")
     try:
-        return int(float(number) * UNITS[unit or "B"])
-    except (KeyError, ValueError):
+        return bytes_of_text(given)
+    except ValueError:
         raise ArgumentError(
             f"expect_collectives: at_most={given!r} must be a number of bytes, or text like '8 MB' "
             f"with one of {', '.join(UNITS)}"

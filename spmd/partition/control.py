@@ -22,6 +22,7 @@ from spmd.lax.control_while import named_while, while_p
 from spmd.partition.custom_calls import Run, write_custom_call
 from spmd.partition.loops import make_totals, results_of, write_scan
 from spmd.partition.propagate import Axes, Cell, Scope, Split, even
+from spmd.partition.unasked import asked
 from spmd.partition.values import Sizes, Value, form_of, read_as, values_of
 from spmd.sharding.constraint import sharding_constraint_p
 from spmd.sharding.custom_partitioning import custom_partitioning_p
@@ -51,7 +52,8 @@ def _write_map(
     parts = []
     for x, spec, aval in zip(operands, eqn.params["in_specs"], body.in_avals, strict=True):
         split = tuple(spec.axes_of(d) for d in range(len(x.cell.shape)))
-        part = x.read(split, sizes, unreduced_of(eqn, spec))
+        with asked():
+            part = x.read(split, sizes, unreduced_of(eqn, spec))
         parts.append(match_sharding(_varying(part, aval), aval))
     outs = [without_sets(x) for x in eval_closed(body, *parts)]
     return values_of([scope.cells[v] for v in eqn.outvars], outs)
@@ -63,12 +65,13 @@ def _write_partly_manual(
     """The body of a map on shards, which are split further along the compiler's axes."""
     body, (inner,) = eqn.params["jaxpr"], scope.inner[k]
     inside = [inner.cells[v] for v in body.jaxpr.invars]
-    parts = [
-        _varying(x.read(_shard_split(spec, cell), sizes, unreduced_of(eqn, spec)), aval)
-        for x, spec, cell, aval in zip(
-            operands, eqn.params["in_specs"], inside, body.in_avals, strict=True
-        )
-    ]
+    with asked():
+        parts = [
+            _varying(x.read(_shard_split(spec, cell), sizes, unreduced_of(eqn, spec)), aval)
+            for x, spec, cell, aval in zip(
+                operands, eqn.params["in_specs"], inside, body.in_avals, strict=True
+            )
+        ]
     outs = run(inner, values_of(inside, parts))
     results = [even(inner.of(atom), inner.sizes) for atom in body.jaxpr.outvars]
     found = zip(eqn.outvars, outs, results, eqn.params["out_specs"], strict=True)

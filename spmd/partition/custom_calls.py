@@ -8,6 +8,7 @@ from spmd.core.ir import Eqn
 from spmd.core.primitive import Dims
 from spmd.partition.cost import Choice
 from spmd.partition.propagate import Cell, Scope, Split, even
+from spmd.partition.unasked import asked
 from spmd.partition.values import Sizes, Value, total_form
 from spmd.sharding.custom_partitioning import Partitioning
 
@@ -31,7 +32,8 @@ def write_custom_call(
     else:
         wanted = rules.wanted(mesh, made, wanted, axes)
     lowered = rules.lowered(mesh, given, have, made, wanted, axes)
-    parts = [x.read(split, sizes) for x, split in zip(operands, lowered.operands, strict=True)]
+    with asked():
+        parts = [x.read(split, sizes) for x, split in zip(operands, lowered.operands, strict=True)]
     outs = lowered.run(*parts)
     for cell, split in zip(cells, lowered.results, strict=True):
         for d, own in enumerate(split):

@@ -17,6 +17,7 @@ from spmd.lax.array import full
 from spmd.lax.convert import convert_element_type
 from spmd.partition.moves import alone, combined, moved
 from spmd.partition.propagate import Axes, Cell, Split
+from spmd.partition.unasked import here
 
 # How a value is split, and over which axes it is partial, with which operator.
 Form = tuple[Split, Axes, str]
@@ -85,7 +86,13 @@ class Value:
                 return total
             totals = [(now, total)]
         split, x = min(totals, key=lambda pair: _distance(pair[0], want))
-        return moved(x, self.cell.shape, split, want, sizes)
+        return self._moved(x, split, want, sizes)
+
+    def _moved(self, x: Any, have: Split, want: Split, sizes: Sizes) -> Any:
+        """A form as another; `unasked.py` may want to know."""
+        if here.watch is not None:
+            return here.watch.moved(self, x, have, want, sizes)
+        return moved(x, self.cell.shape, have, want, sizes)
 
     def _totals(self) -> list[tuple[Split, Any]]:
         return [(split, x) for (split, over, _), x in self.forms.items() if not over]
@@ -104,7 +111,7 @@ class Value:
             if combine == "add" and set(unreduced) <= set(over):
                 more = tuple(a for a in over if a not in unreduced)
                 term, now = combined(x, split, more, "add", want, sizes)
-                return moved(term, self.cell.shape, now, want, sizes)
+                return self._moved(term, now, want, sizes)
         split = min((s for s, _ in self._totals()), key=lambda s: _distance(s, want), default=None)
         split = self.cell.axes if split is None else split
         kept = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spmd.base.config import config
 from spmd.base.context import state
 from spmd.base.source import UNKNOWN
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, Var, subjaxprs
@@ -18,6 +19,7 @@ from spmd.partition.control import STRUCTURAL
 from spmd.partition.equations import write_equation
 from spmd.partition.loops import split_iterations
 from spmd.partition.propagate import Cell, Plan, Scope, Split, called_jaxpr, even
+from spmd.partition.unasked import Watch, here, watching
 from spmd.partition.values import Sizes, Value, literal, values_of, whole
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.manual_sums import aval_with_sets
@@ -70,8 +72,14 @@ def partition(
         return [convert_element_type(x, a.dtype, a.weak_type) for x, a in types]
 
     names = (*("" for _ in placed), *jaxpr.arg_names)
-    with mesh_axes(mesh, "manual"):
+    watch = None
+    if config.unasked_gathers != "allow":
+        arguments = zip(jaxpr.invars, jaxpr.arg_names, strict=False)
+        watch = Watch(jaxpr.name, {id(plan.top.cells[v]): name for v, name in arguments})
+    with mesh_axes(mesh, "manual"), watching(watch):
         body = close(on_each, pieces, jaxpr.name, names)
+    if watch is not None:
+        watch.report()
     explicit = mesh.has_only(AxisType.Explicit)
     wanted = [
         spec_of_cell(cell, a.sharding, in_full=explicit)
@@ -95,6 +103,8 @@ def partition(
 def _left(x: Value, cell: Cell, sizes: Sizes) -> Any:
     """A device's part of a result; its line asks for what has to be moved."""
     before, state.source = state.source, x.source or state.source
+    if here.watch is not None:
+        here.watch.eqn = None
     try:
         return x.read(cell.axes, sizes, cell.unreduced)
     finally:
@@ -180,6 +190,8 @@ class _Writer:
         if called_jaxpr(eqn) is not None:
             return self.run(scope.inner[k][0], operands)
         special = STRUCTURAL.get(eqn.prim)
+        if here.watch is not None:
+            here.watch.eqn = eqn
         if special is not None:
             return special(self.run, scope, k, eqn, operands, scope.sizes)
         cells = [scope.cells[v] for v in eqn.outvars]

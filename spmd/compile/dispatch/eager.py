@@ -386,7 +386,15 @@ def _forget_closures(_: Any) -> None:
     _mesh_operations.clear()
 
 
+def _forget_programs(_: Any) -> None:
+    _calls.clear()
+    _loops.clear()
+
+
 # Closures do not look at settings.
 config.on_program_update(_forget_closures)
+# What is compiled once is not looked at again.
+config.on_update("unasked_gathers", _forget_programs)
+config.on_update("unasked_gathers_from", _forget_programs)
 set_eager(evaluate)
 hook.specialise = specialise_map

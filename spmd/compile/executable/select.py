@@ -9,15 +9,19 @@ is compiled as it is.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from spmd.base.amounts import size_text
+from spmd.base.config import config
 from spmd.base.errors import ShardingError
+from spmd.base.source import UNKNOWN, current_source
 from spmd.base.util import collector_paused
 from spmd.compile.executable.executable import Executable, common_home, compile_jaxpr
-from spmd.compile.lazy import mesh_executable, partition, pipeline
+from spmd.compile.lazy import mesh_executable, partition, pipeline, unasked
 from spmd.core.ir import Atom, ClosedJaxpr, Eqn, Literal, all_eqns
 from spmd.sharding.abstract_mesh import AxisType
 from spmd.sharding.array import Array
@@ -45,7 +49,32 @@ def compile_program(
         if made is not None:
             return MeshProgram(made, made.eqns[0], donated)
         _check_no_partly_manual_map(closed)
+        if layouts is not None and config.unasked_gathers != "allow":
+            _tell_of_gathers(closed, layouts)
         return compile_jaxpr(closed, donated, optimised)
+
+
+def _tell_of_gathers(closed: ClosedJaxpr, layouts: Layouts) -> None:
+    """Tell of the arguments that a program of one device gathers, as `unasked_gathers` says."""
+    rows = []
+    for k, (sharding, aval) in enumerate(zip(layouts, closed.in_avals, strict=True)):
+        if sharding is None:
+            continue
+        lacks = aval.nbytes - math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize
+        if lacks > config.unasked_gathers_from:
+            names = closed.jaxpr.arg_names
+            name = names[k] if k < len(names) else f"argument {k}"
+            rows.append(f"{name} ({aval.short()}, laid out by {sharding.spec}): {size_text(lacks)}")
+    if rows:
+        source = next((e.source for e in closed.eqns if e.source is not UNKNOWN), current_source())
+        text = "\n  ".join(rows)
+        unasked.tell(
+            f"{source}: {closed.jaxpr.name} is not partitioned, so its arguments are gathered on "
+            f"one device, for which no sharding asks (config.unasked_gathers="
+            f"{config.unasked_gathers!r}): there is a pmap, a check or a map over another mesh in "
+            f"it. Take that out of the jitted function\n  {text}",
+            source,
+        )
 
 
 def partitioned(

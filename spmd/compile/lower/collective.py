@@ -20,6 +20,7 @@ from spmd.collectives.host_execution import Across
 from spmd.collectives.order_check import entry_of
 from spmd.collectives.rectangles import Copies, gaps
 from spmd.collectives.shm_plans import make_rounds
+from spmd.collectives.volume import KINDS
 from spmd.compile.lower.lowering import Lowering, rule
 from spmd.compile.lower.mesh_layout import PerDevice, Topology
 from spmd.compile.lower.steps import Exchange, Host, RankExchange, Ref, view
@@ -114,17 +115,6 @@ def _between_processes(
     return Host(across.run, ins, outs, eqn.prim.name, eqn.source, together=True)
 
 
-# What XLA and NCCL call the primitives that move data.
-KINDS = {
-    "psum": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "ppermute": "permute",
-    "exchange": "exchange",
-}
 _OPS = {"psum": "sum", "pmax": "max", "pmin": "min", "reduce_scatter": "sum"}
 
 
